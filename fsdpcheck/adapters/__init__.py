@@ -1,0 +1,1 @@
+"""Implementations under test, one a file; found by scanning this folder or by dotted name."""

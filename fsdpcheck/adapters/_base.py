@@ -1,0 +1,175 @@
+"""What an adapter is: how one implementation shards a model and takes a step, and what it promises.
+
+A minimal adapter needs ``name``, ``features`` and ``build``; its trainer needs ``step`` and ``parameters``. Everything
+else is optional and declared in ``Features.observables``. Arithmetic conventions are declared, not guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fsdpcheck.case import MeshSpec, StepSpec
+from fsdpcheck.execution import Observable
+
+Promise = Literal["plain", "private", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms"]
+"""What an adapter can promise; each law names one.
+
+plain: a non-private step equals the single device. private: a per-sample-clipped step does. padding.zero: padding is
+zero after init, after reduce-scatter, after the optimizer step. padding.unread: padding is never read. deferred: norms
+may be computed after the first backward. global-norm: clips and returns the global gradient norm. partial-norms: can
+form each rank's own share of the squared norms of a replicated batch.
+"""
+
+Trait = Literal[
+    "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters", "keep-unsharded",
+    "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean", "momentum", "weight-decay",
+    "adamw", "float32", "rows<ranks", "uneven-rows",
+]  # fmt: skip
+"""What a case can demand of an implementation; ``Case.requires()`` gives the set, ``Features.accepts`` must cover it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FactorRule:
+    """How per-sample clip factors come from squared norms, elementwise, in the case's dtype.
+
+    "divide": C / (n + eps); "reciprocal": (n + eps).reciprocal() * C, which is what ``C / tensor`` is in PyTorch.
+    Then clamp to at most 1. ``nested``: n is the norm of per-parameter norms, not the root of the one squared norm, so
+    factors carry its rounding and clipped gradients are compared within a proven bound instead of bit for bit.
+    """
+
+    eps: float = 0.0
+    expression: Literal["divide", "reciprocal"] = "divide"
+    nested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalNormRule:
+    """How the global gradient norm is formed: dtype of the sums, and whether it is a norm of norms."""
+
+    nested: bool = True
+    dtype: Literal["case", "float32"] = "case"
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True)
+class Features:
+    """What an adapter promises, accepts and shows.
+
+    ``reasons`` says, by promise, why one is *not* made; it is printed. ``owns_loss_scale``: the implementation itself
+    turns per-sample losses into the released gradient (1/N) * sum; otherwise the adapter multiplies the local sum of
+    losses by ``Batch.loss_scale`` (W/N; 1/N when replicated). ``rank_local``: dotted names "pkg.mod:NAME" of module
+    globals that real ranks would each have for themselves.
+    """
+
+    promises: frozenset[Promise]
+    accepts: frozenset[Trait] = frozenset()
+    observables: frozenset[Observable] = frozenset({"params"})
+    owns_loss_scale: bool = False
+    factor: FactorRule = FactorRule()
+    global_norm: GlobalNormRule = GlobalNormRule()
+    max_world_size: int | None = None
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    rank_local: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples of one forward. ``inputs`` [b, d], [b, T, d] or int64 [b, T]; ``targets`` [b, F + R]; b may be 0.
+
+    ``indices`` are global sample numbers.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's share of one step. ``loss_scale`` is W/N, or 1/N when replicated (see Features.owns_loss_scale)."""
+
+    micro_batches: tuple[MicroBatch, ...]
+    loss_scale: float
+
+    @property
+    def size(self) -> int:
+        return sum(len(micro.indices) for micro in self.micro_batches)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that ``Adapter.build`` may know besides the model.
+
+    ``units``: canonical module names to shard, one tuple an inner unit, in forward order (one name each so far); the
+    root unit is implied. ``loss(output [b, F + R], targets [b, F + R])`` gives per-sample losses [b] (loss.reduction
+    == "none"); ``loss.with_reduction("mean" | "sum")`` gives the same loss reduced.
+    ``clip_norm`` is C itself (already in the units of the losses). ``notify(moment, trainer)`` announces the moments
+    after_forward, after_first_backward, after_norms, after_reduce, before_step, after_reshard; calling it is optional.
+    """
+
+    rank: int
+    world_size: int
+    mesh: MeshSpec
+    step: StepSpec
+    replicated: bool
+    units: tuple[tuple[str, ...], ...]
+    loss: nn.Module
+    clip_norm: float
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    device: torch.device
+    notify: Callable[[str, object], None]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rank's piece of one unit's flat buffer: ``data`` is live (a view), ``padding`` the slice of it that is padding."""
+
+    name: str
+    data: Tensor
+    padding: slice
+
+
+class Trainer(Protocol):
+    """What ``build`` returns. Both methods are called by all ranks together, so both may communicate."""
+
+    def step(self, batch: Batch) -> None:
+        """Take one whole optimizer step on this rank's micro-batches."""
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Full values by canonical name on every rank: new tensors, not views."""
+
+
+class Observed(Trainer, Protocol):
+    """The optional methods, each needed only by an adapter that lists its observable."""
+
+    def gradients(self) -> dict[str, Tensor]:
+        """"grads": the full gradient the optimizer used in the last step, by canonical name (trainable only)."""
+
+    def norms(self) -> Tensor:
+        """"norms": per-sample gradient norms [local samples] of the last step, in order of the micro-batches."""
+
+    def factors(self) -> Tensor:
+        """"factors": clip factors [local samples] of the last step."""
+
+    def grad_norm(self) -> Tensor:
+        """"grad_norm": the global gradient norm that clipping returned in the last step (0-dim)."""
+
+    def shards(self) -> list[Shard]:
+        """"shards": this rank's live flat shards with their padding."""
+
+    def local_tensors(self) -> list[Tensor]:
+        """The local parameter tensors the optimizer updates, live; needed for cases that project (see program.py)."""
+
+
+class Adapter(Protocol):
+    """One implementation under test. ``build`` shards ``model`` in place or not, and may communicate."""
+
+    name: str
+    features: Features
+
+    def build(self, model: nn.Module, setup: Setup) -> Trainer: ...

@@ -1,0 +1,163 @@
+"""Case: every input that decides the answer of one check, as frozen data with a versioned JSON form.
+
+Nothing here computes: models.py, layouts.py and values.py build what a case describes.
+Shapes: B samples in a logical batch, T positions of a sequence, d input and p output features, W ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fsdpcheck.errors import InvalidCase
+
+VERSION = 1
+
+Activation = Literal["identity", "relu", "leaky_relu", "hardtanh", "abs"]
+Freeze = Literal["none", "weight", "bias", "all"]
+InputKind = Literal["vector", "sequence", "tokens"]
+LayoutKind = Literal["replicated", "contiguous", "strided", "sampler", "ragged"]
+Loss = Literal["mse", "linear", "hinge", "l1"]
+Clipping = Literal["none", "unclipped", "exact", "probe"]
+NormMode = Literal["immediate", "deferred"]
+Contribution = Literal["complete", "partial", "mixed"]
+Dtype = Literal["float64", "float32"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One Linear layer (``width`` output features) and the activation behind it."""
+
+    width: int
+    bias: bool = False
+    activation: Activation = "identity"
+    frozen: Freeze = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """An ordinary model: an input stage, a chain of Linear layers, units for sharding.
+
+    ``features`` is the width d that reaches the first Linear. ``input``: "vector" is [B, d], "sequence" [B, T, d],
+    "tokens" [B, T] through an Embedding of ``vocabulary`` rows (row ``padding_idx`` is padding if not None).
+    ``layer_norm`` puts a LayerNorm on the raw input of "vector" and "sequence", whose rows are then balanced +-2^k.
+    ``tied`` names two layers (0-based, among ``layers``) that share one weight; -1 is the Embedding.
+    ``units``: sizes of the sharding units, counted over [input stage, if it has parameters] + layers, in order; what is
+    left over stays with the root unit, as does the instrument (see exactness.py).
+    """
+
+    layers: tuple[LayerSpec, ...]
+    input: InputKind = "vector"
+    features: int = 1
+    length: int = 1
+    vocabulary: int = 2
+    padding_idx: int | None = None
+    layer_norm: bool = False
+    tied: tuple[int, int] | None = None
+    units: tuple[int, ...] = ()
+
+    @property
+    def has_front(self) -> bool:
+        """Whether the input stage owns parameters (Embedding or LayerNorm)."""
+        return self.input == "tokens" or self.layer_norm
+
+
+@dataclass(frozen=True, slots=True)
+class MeshSpec:
+    """Axes of the device mesh. ``world_size`` is derived, never given."""
+
+    dp_shard: int = 1
+    dp_replicate: int = 1
+    reshard_after_forward: bool = True
+
+    @property
+    def world_size(self) -> int:
+        return self.dp_shard * self.dp_replicate
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """Which rank gets which samples of the logical batch of ``batch_size`` = B samples, at every step.
+
+    "replicated": every rank the whole batch. "contiguous", "strided": blocks or every W-th sample, B need not divide.
+    "sampler": as DistributedSampler does, with ``shuffle``, and ``drop_last`` or wrap-around duplicates.
+    "ragged": ``counts[r]`` consecutive samples on rank r; zeros allowed.
+    """
+
+    kind: LayoutKind = "contiguous"
+    batch_size: int = 1
+    shuffle: bool = False
+    drop_last: bool = False
+    counts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSpec:
+    """SGD with a learning rate 2**-lr_exponent, or AdamW; momentum and weight decay are dyadic."""
+
+    kind: Literal["sgd", "adamw"] = "sgd"
+    lr_exponent: int = 0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpec:
+    """What one training step does, and how many there are.
+
+    ``normaliser`` is N of the released gradient (1/N) * sum over the logical batch: a power of two, or one times W.
+    ``reduction``: "sum" backpropagates (W/N) * local sum; "mean" is FSDP's ordinary contract, each rank its local mean
+    (then N = W * local size, and all local sizes are equal powers of two).
+    ``clipping``: "none" is plain training; "unclipped" is private with C above every norm; "exact" private with norms
+    that the instrument makes powers of two or puts at the threshold; "probe" private with any C, the instrument
+    reading the coefficients. ``clip_norm`` is C in units of the per-sample loss scale (see exactness.py).
+    ``max_grad_norm`` clips the *global* gradient norm of plain training (None: no clipping).
+    ``sync_every`` reduces gradients after every micro-batch; otherwise only after the last (no_sync).
+    """
+
+    loss: Loss = "mse"
+    steps: int = 1
+    micro_batches: int = 1
+    sync_every: bool = True
+    normaliser: int = 1
+    reduction: Literal["sum", "mean"] = "sum"
+    clipping: Clipping = "none"
+    clip_norm: int = 1
+    norms: NormMode = "immediate"
+    contribution: Contribution = "complete"
+    max_grad_norm: float | None = None
+    optimizer: OptimizerSpec = OptimizerSpec()
+
+    @property
+    def private(self) -> bool:
+        return self.clipping != "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """dtype, the integer ranges values are drawn from, and whether parameters are projected to integers after a step."""
+
+    dtype: Dtype = "float64"
+    weights: int = 1
+    inputs: int = 1
+    project: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Every input that decides the answer. Equal cases give equal answers on every machine and torch version."""
+
+    model: ModelSpec
+    mesh: MeshSpec = MeshSpec()
+    layout: BatchLayout = BatchLayout()
+    step: StepSpec = StepSpec()
+    arithmetic: Arithmetic = Arithmetic()
+    seed: int = 0
+
+    @property
+    def world_size(self) -> int:
+        return self.mesh.world_size

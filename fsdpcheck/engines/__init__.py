@@ -1,0 +1,1 @@
+"""Ways of having ranks, one a file."""

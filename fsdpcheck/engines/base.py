@@ -1,0 +1,21 @@
+"""Engine: one way of having ranks. One driver, W followers; every engine passes tests/engines/test_contract.py."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from fsdpcheck.execution import Execution, RunRequest
+
+
+class Engine(Protocol):
+    """Runs requests one after another; ranks persist between runs, and a failed run leaks nothing into the next.
+
+    ``run`` never raises for what a rank does (that is ``Execution.failure``); it raises UsageError for a request it
+    cannot serve at all, and KeyboardInterrupt after cleaning up. ``close`` ends ranks; it may be called twice.
+    """
+
+    name: str
+
+    def run(self, request: RunRequest) -> Execution: ...
+
+    def close(self) -> None: ...

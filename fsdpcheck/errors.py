@@ -1,0 +1,75 @@
+"""Every error the project raises. A message says what was got, what was wanted, where, and what to do next."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+HOLDS, FINDING, USAGE, INTERNAL, NO_PROGRESS = 0, 1, 2, 3, 4
+"""The exit codes of every command: holds, a finding, a usage or adapter error, an internal error, no progress."""
+
+
+class FsdpcheckError(Exception):
+    """Base of all errors raised on purpose; ``exit_code`` is what a command that dies of it returns."""
+
+    exit_code: ClassVar[int] = INTERNAL
+
+
+class UsageError(FsdpcheckError):
+    """The caller asked for something that cannot be: an option, a name, a file."""
+
+    exit_code: ClassVar[int] = USAGE
+
+
+class InvalidCase(UsageError):
+    """A case contradicts itself (world size against mesh, tied layers of unequal shape, ...)."""
+
+
+class InvalidToken(UsageError):
+    """A replay token is cut short, of another version, or not one of ours. Nothing of it was run."""
+
+
+class AdapterError(UsageError):
+    """An adapter cannot be found or imported, or does not do what the adapter protocol asks."""
+
+
+class MissingDependency(AdapterError):
+    """An adapter needs a package that is not installed."""
+
+
+class NotSupported(UsageError):
+    """A program asked simulated ranks for something they do not offer."""
+
+
+class NotExact(FsdpcheckError):
+    """A case leaves the exact domain: the bit budget does not prove its sums. It is rejected and counted."""
+
+
+class NoProgress(FsdpcheckError):
+    """A budget that the user set ran out while some rank could still run. Never called a deadlock."""
+
+    exit_code: ClassVar[int] = NO_PROGRESS
+
+
+class Violation(FsdpcheckError, AssertionError):
+    """A law broke.
+
+    ``got`` and ``wanted`` are values as text, ``where`` names step, rank, parameter, sample or element, ``cause`` is a
+    probable cause in words or empty when nothing names one. The law's name and the replay token are added at the edge.
+    """
+
+    exit_code: ClassVar[int] = FINDING
+
+    def __init__(self, what: str, *, got: str, wanted: str, where: str, cause: str = "") -> None:
+        super().__init__(what, got, wanted, where, cause)
+        self.what, self.got, self.wanted, self.where, self.cause = what, got, wanted, where, cause
+
+    def __str__(self) -> str:
+        lines = [self.what, f"  got     {self.got}", f"  wanted  {self.wanted}", f"  where   {self.where}"]
+        return "\n".join(lines + ([f"  cause   probably: {self.cause}"] if self.cause else []))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _violation, (self.what, self.got, self.wanted, self.where, self.cause)
+
+
+def _violation(what: str, got: str, wanted: str, where: str, cause: str) -> Violation:
+    return Violation(what, got=got, wanted=wanted, where=where, cause=cause)

@@ -1,0 +1,108 @@
+"""RunRequest and Execution: what an engine is asked for, and what one run gave back. Plain data; both pickle.
+
+No module, DTensor or closure is ever in them: tensors, numbers, strings and tuples only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fsdpcheck.case import Case
+from fsdpcheck.trace import Trace
+
+Observable = Literal["params", "grads", "norms", "factors", "shards", "grad_norm"]
+FailureKind = Literal["deadlock", "mismatch", "unsafe", "in-flight", "raised", "exited", "lost", "no progress", "adapter"]
+SchedulePolicy = Literal["forward", "reversed"]
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """One run. Everything but ``case`` that decides it: who, with what planted, watched how, in which order.
+
+    ``adapter``: a name, "pkg.mod:attr" or "file.py:attr". ``observe``: what to record beyond "params".
+    ``observers``: dotted names "pkg.mod:function", called at named moments inside each rank (see program.py).
+    ``installs``: dotted names "pkg.mod:attr" of context managers put in place inside each process for the run's length.
+    ``instrument``: targets u of the instrument, float64 [steps, D, R], D the samples of the dataset (see exactness.py);
+    None means zeros. ``schedule`` is the order in which simulated ranks get to run.
+    """
+
+    case: Case
+    adapter: str
+    observe: frozenset[Observable] = frozenset({"params"})
+    observers: tuple[str, ...] = ()
+    installs: tuple[str, ...] = ()
+    instrument: Tensor | None = None
+    schedule: SchedulePolicy = "forward"
+
+
+@dataclass
+class StepRecord:
+    """What one rank showed after one step; a field is None when it was not asked for or not offered.
+
+    ``params`` and ``grads``: full (unsharded) tensors by canonical name, params *before* any projection.
+    ``norms`` and ``factors``: [local samples of this step], in the order of the rank's micro-batches.
+    ``grad_norm``: the global gradient norm the implementation returned.
+    ``losses``: unused by laws of observability level ``params``.
+    """
+
+    params: dict[str, Tensor]
+    grads: dict[str, Tensor] | None = None
+    norms: Tensor | None = None
+    factors: Tensor | None = None
+    grad_norm: Tensor | None = None
+
+
+@dataclass
+class RankResult:
+    """One rank's side of a run. ``observations`` are (observer, moment, step, value) in the order they were made."""
+
+    rank: int
+    initial: dict[str, Tensor] = field(default_factory=dict)
+    steps: list[StepRecord] = field(default_factory=list)
+    observations: list[tuple[str, str, int, Any]] = field(default_factory=list)
+    trace: Trace = ()
+
+
+@dataclass(frozen=True)
+class RankState:
+    """Where a rank stood when a run failed. ``waiting_for``: the collective it is blocked in, as text."""
+
+    rank: int
+    state: str
+    waiting_for: str = ""
+    where: str = ""
+    """file:line of the innermost frame outside torch and fsdpcheck."""
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run did not complete: one failure however many ranks it touched.
+
+    ``text`` is the whole report for people; ``ranks`` the same as data. ``seconds`` from the last possible move to the
+    report (deadlocks only). ``exception``: type name of what a rank raised ("raised" only).
+    """
+
+    kind: FailureKind
+    text: str
+    ranks: tuple[RankState, ...] = ()
+    exception: str = ""
+    seconds: float | None = None
+
+
+@dataclass
+class Execution:
+    """What one run gave back. ``failure`` is None when all ranks finished; then every rank has every step."""
+
+    engine: str
+    request: RunRequest
+    ranks: list[RankResult]
+    failure: Failure | None = None
+    install_hits: dict[str, int] = field(default_factory=dict)
+    """How often each install's patched code ran, summed over processes; 0 means the fault was ineffective."""
+    voids: tuple[str, ...] = ()
+    """Why this one schedule is no proof for all (store use after init, poll, wildcard, second group in flight)."""
+    hand_overs: int = 0

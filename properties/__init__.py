@@ -1,0 +1,1 @@
+"""The laws: one law a function, one chapter a file."""
