@@ -161,3 +161,16 @@ class Case:
     @property
     def world_size(self) -> int:
         return self.mesh.world_size
+
+    @property
+    def local_sizes(self) -> tuple[int, ...]:
+        """How many samples each rank has at every step, wrap-around duplicates included."""
+        layout, world = self.layout, self.world_size
+        base, extra = divmod(layout.batch_size, world)
+        if layout.kind == "ragged":
+            return layout.counts
+        if layout.kind == "replicated":
+            return (layout.batch_size,) * world
+        if layout.kind == "sampler":
+            return (base if layout.drop_last or not extra else base + 1,) * world
+        return tuple(base + (rank < extra) for rank in range(world))

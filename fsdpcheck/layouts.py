@@ -1,0 +1,121 @@
+"""The dataset of a case, and which rank gets which samples of it at which step and in which micro-batch.
+
+Legend: B samples of a logical batch, b of a micro-batch, D = B * steps of the dataset, T positions, d input features,
+F features of the flattened body output, R rows of the instrument, W ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from fsdpcheck import models, values
+from fsdpcheck.adapters._base import Batch, MicroBatch
+from fsdpcheck.case import Case
+
+Indices = tuple[tuple[tuple[int, ...], ...], ...]
+
+
+def indices(case: Case, step: int) -> Indices:
+    """Global sample indices of one step: per rank, per micro-batch. Step k uses samples k*B .. (k+1)*B-1.
+
+    Micro-batches are near-equal consecutive chunks of the rank's list, the longer ones first; chunks may be empty.
+    """
+    return tuple(_chunks(local, case.step.micro_batches) for local in _per_rank(case, step))
+
+
+def logical_batch(case: Case, step: int) -> Counter[int]:
+    """Multiset of the samples of one step: a replicated batch once, wrap-around duplicates with multiplicity."""
+    ranks = _per_rank(case, step)
+    return Counter(ranks[0]) if case.layout.kind == "replicated" else Counter(i for local in ranks for i in local)
+
+
+def inputs(case: Case) -> Tensor:
+    """The dataset's inputs: [D, d], [D, T, d], or int64 tokens [D, T].
+
+    With a LayerNorm in front every row is balanced: half +2^k, half -2^k, with 2^k <= arithmetic.inputs. Then mean 0,
+    variance 4^k and the normalised row +-1 are exact.
+    """
+    spec, samples, bound = case.model, _samples(case), case.arithmetic.inputs
+    if spec.input == "tokens":
+        shape: tuple[int, ...] = (samples, spec.length)
+        return torch.from_numpy(values.integers(case.seed, "tokens", shape, 0, spec.vocabulary - 1))
+    shape = (samples, spec.features) if spec.input == "vector" else (samples, spec.length, spec.features)
+    if spec.layer_norm:
+        return _balanced(case, shape).to(models.DTYPES[case.arithmetic.dtype])
+    drawn = torch.from_numpy(values.integers(case.seed, "inputs", shape, -bound, bound))
+    return drawn.to(models.DTYPES[case.arithmetic.dtype])
+
+
+def targets(case: Case) -> Tensor:
+    """The dataset's targets of the body, integers in [-inputs, inputs], [D, F]."""
+    bound, shape = case.arithmetic.inputs, (_samples(case), models.body_features(case))
+    drawn = torch.from_numpy(values.integers(case.seed, "targets", shape, -bound, bound))
+    return drawn.to(models.DTYPES[case.arithmetic.dtype])
+
+
+def batch(case: Case, step: int, rank: int, instrument: Tensor | None = None) -> Batch:
+    """What one rank is given at one step.
+
+    ``instrument`` [steps, D, R] are the targets of the instrument, zeros if None. Packed targets are [b, F + R];
+    ``loss_scale`` is W/N, or 1/N when the batch is replicated.
+    """
+    all_inputs, body_DF = inputs(case), targets(case)
+    if instrument is None:
+        rows_DR = body_DF.new_zeros(len(body_DF), models.instrument_rows(case))
+    else:
+        rows_DR = instrument[step].to(body_DF.dtype)
+    packed_DP = torch.cat([body_DF, rows_DR], dim=1)
+    micro_batches = tuple(
+        MicroBatch(all_inputs[list(chunk)], packed_DP[list(chunk)], chunk) for chunk in indices(case, step)[rank]
+    )
+    ranks = 1 if case.layout.kind == "replicated" else case.world_size
+    return Batch(micro_batches, ranks / case.step.normaliser)
+
+
+def _samples(case: Case) -> int:
+    return case.layout.batch_size * case.step.steps
+
+
+def _per_rank(case: Case, step: int) -> list[list[int]]:
+    """Every rank's samples at one step, in order."""
+    layout, world = case.layout, case.world_size
+    order = list(range(step * layout.batch_size, (step + 1) * layout.batch_size))
+    if layout.kind == "replicated":
+        return [order] * world
+    if layout.kind == "strided":
+        return [order[rank::world] for rank in range(world)]
+    if layout.kind == "sampler":
+        shuffled = [order[i] for i in values.permutation(case.seed, f"shuffle {step}", len(order))]
+        return _sampler(shuffled if layout.shuffle else order, world, layout.drop_last)
+    sizes = case.local_sizes
+    starts = [sum(sizes[:rank]) for rank in range(world)]
+    return [order[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+def _sampler(order: list[int], world: int, drop_last: bool) -> list[list[int]]:
+    """torch.utils.data.DistributedSampler: strided shares of equal length, by dropping or by wrapping around."""
+    size = len(order) // world if drop_last else -(-len(order) // world)
+    padded = (order * math.ceil(size * world / len(order)))[: size * world]
+    return [padded[rank::world] for rank in range(world)]
+
+
+def _chunks(local: list[int], count: int) -> tuple[tuple[int, ...], ...]:
+    """``count`` consecutive chunks whose lengths differ by at most one."""
+    base, extra = divmod(len(local), count)
+    starts = [chunk * base + min(chunk, extra) for chunk in range(count + 1)]
+    return tuple(tuple(local[a:b]) for a, b in itertools.pairwise(starts))
+
+
+def _balanced(case: Case, shape: tuple[int, ...]) -> Tensor:
+    """Rows of even length, half of them +2^k and half -2^k in hashed order, int64."""
+    keys = torch.from_numpy(values.integers(case.seed, "inputs", shape, 0, (1 << 31) - 1))
+    places = keys.argsort(dim=-1, stable=True).argsort(dim=-1, stable=True)
+    signs = torch.where(places < shape[-1] // 2, 1, -1)
+    largest = case.arithmetic.inputs.bit_length() - 1
+    exponents = torch.from_numpy(values.integers(case.seed, "input exponents", shape[:-1], 0, largest))
+    return signs * (2**exponents).unsqueeze(-1)

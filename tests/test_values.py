@@ -1,0 +1,65 @@
+"""Golden vectors: a change of one of these is a change of every replay token."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fsdpcheck
+from fsdpcheck import values
+
+
+def test_integers_are_frozen() -> None:
+    assert values.integers(0, "a", (5,), -3, 3).tolist() == [-1, 3, 0, -2, -1]
+    wide = values.integers(2**63 + 5, "b", (2, 3), 0, 10**6)
+    assert wide.tolist() == [[155399, 353066, 35164], [239660, 952433, 581327]]
+    assert values.integers(7, "parameter linear0.weight", (2, 2), -1, 1).dtype == np.int64
+
+
+def test_permutation_is_frozen() -> None:
+    assert values.permutation(1, "p", 8) == (5, 4, 2, 7, 0, 6, 1, 3)
+    assert values.permutation(1, "p", 0) == ()
+
+
+def test_another_process_gives_the_same_values() -> None:
+    script = "from fsdpcheck import values; print(values.integers(3, 'stream', (4,), 0, 999).tolist())"
+    beside = {**os.environ, "PYTHONPATH": str(Path(fsdpcheck.__file__).parent.parent)}
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=beside)
+    assert other.stdout.strip() == str(values.integers(3, "stream", (4,), 0, 999).tolist())
+
+
+def test_a_longer_stream_begins_with_the_shorter_one() -> None:
+    longer = values.integers(5, "x", (40,), -9, 9)
+    assert values.integers(5, "x", (7,), -9, 9).tolist() == longer[:7].tolist()
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 0), (-1, 1), (-3, 4), (0, 2**31)])
+def test_both_ends_are_included_and_nothing_beyond(low: int, high: int) -> None:
+    drawn = values.integers(11, "range", (4000,), low, high)
+    assert drawn.min() >= low
+    assert drawn.max() <= high
+    if high - low < 100:
+        assert set(drawn.tolist()) == set(range(low, high + 1))
+
+
+def test_streams_and_seeds_differ() -> None:
+    one = values.integers(0, "a", (64,), 0, 999).tolist()
+    assert one != values.integers(1, "a", (64,), 0, 999).tolist()
+    assert one != values.integers(0, "b", (64,), 0, 999).tolist()
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 0), (0, 2**32)])
+def test_a_range_that_cannot_be_drawn_is_refused(low: int, high: int) -> None:
+    with pytest.raises(ValueError, match="wanted low <= high"):
+        values.integers(0, "a", (1,), low, high)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 100])
+def test_permutations_are_permutations(n: int) -> None:
+    assert sorted(values.permutation(n, "order", n)) == list(range(n))
+
