@@ -1,0 +1,106 @@
+"""PyTorch FSDP1: ``FullyShardedDataParallel``, FULL_SHARD, each unit one flat parameter."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp.wrap import CustomPolicy
+
+from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup
+from fsdpcheck.adapters._plain import local_loss, units_apart
+
+_WRAPPER = "_fsdp_wrapped_module."
+
+
+class _Trainer:
+    """An ordinary FSDP1 training loop, one step at a time.
+
+    ``use_orig_params=True`` throughout: it is what PyTorch recommends, the only mode in which a unit may mix frozen and
+    trainable parameters, and the one whose optimizer sees parameters (False lets the optimizer update padding too).
+    """
+
+    def __init__(self, model: FullyShardedDataParallel, setup: Setup) -> None:
+        self._model, self._setup = model, setup
+        self._optimizer = setup.optimizer(model.parameters())
+        self._grad_norm: Tensor | None = None
+
+    def step(self, batch: Batch) -> None:
+        self._optimizer.zero_grad()
+        last = len(batch.micro_batches) - 1
+        for number, micro in enumerate(batch.micro_batches):
+            sync = self._setup.step.sync_every or number == last
+            with nullcontext() if sync else self._model.no_sync():
+                loss = local_loss(self._model, micro, batch, self._setup)
+                self._setup.notify("after_forward", self)
+                loss.backward()
+        self._setup.notify("after_reduce", self)
+        if self._setup.step.max_grad_norm is not None:
+            self._grad_norm = self._model.clip_grad_norm_(self._setup.step.max_grad_norm).detach().clone()
+        self._setup.notify("before_step", self)
+        self._optimizer.step()
+
+    def parameters(self) -> dict[str, Tensor]:
+        with FullyShardedDataParallel.summon_full_params(self._model, writeback=False):
+            return {_canonical(name): value.detach().clone() for name, value in self._model.named_parameters()}
+
+    def gradients(self) -> dict[str, Tensor]:
+        with FullyShardedDataParallel.summon_full_params(self._model, writeback=False, with_grads=True):
+            named = self._model.named_parameters()
+            return {_canonical(name): value.grad.detach().clone() for name, value in named if value.grad is not None}
+
+    def grad_norm(self) -> Tensor:
+        assert self._grad_norm is not None, "asked for a gradient norm in a step that does not clip"
+        return self._grad_norm
+
+    def local_tensors(self) -> list[Tensor]:
+        return [parameter.detach() for parameter in self._model.parameters()]
+
+
+def _canonical(name: str) -> str:
+    return name.replace(_WRAPPER, "")
+
+
+class FullyShardedDataParallelAdapter:
+    """Units wrapped through a CustomPolicy, then the root; units that share a parameter stay with the root."""
+
+    name = "fsdp1"
+    features = Features(
+        promises=frozenset({"plain", "global-norm"}),
+        accepts=frozenset(
+            {
+                "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
+                "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync",
+                "mean", "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows",
+            }
+        ),  # fmt: skip
+        observables=frozenset({"params", "grads", "grad_norm"}),
+        global_norm=GlobalNormRule(nested=True, dtype="float32", eps=1e-6),
+        reasons={
+            "private": "trains plainly: it has no per-sample clipping",
+            "padding.zero": "fills its padding with 42 on purpose (_FLAT_PARAM_PADDING_VALUE), so that a leak is seen",
+            "padding.unread": "has no public view of its padding",
+            "deferred": "has no per-sample norms",
+            "partial-norms": "has no per-sample norms",
+        },
+    )
+
+    def build(self, model: nn.Module, setup: Setup) -> _Trainer:
+        alone, _ = units_apart(model, setup.units)
+        units = {id(model.get_submodule(name)) for names in alone for name in names}
+        strategy = (
+            ShardingStrategy.FULL_SHARD if setup.mesh.reshard_after_forward else ShardingStrategy.SHARD_GRAD_OP
+        )
+        wrapped = FullyShardedDataParallel(
+            model,
+            sharding_strategy=strategy,
+            auto_wrap_policy=CustomPolicy(lambda module: id(module) in units),
+            device_id=setup.device if setup.device.type != "cpu" else torch.device("cpu"),
+            use_orig_params=True,
+        )
+        return _Trainer(wrapped, setup)
+
+
+adapter = FullyShardedDataParallelAdapter()

@@ -1,0 +1,100 @@
+"""PyTorch FSDP2: ``torch.distributed.fsdp.fully_shard``, parameters sharded one by one on their first dimension."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup
+from fsdpcheck.adapters._plain import local_loss, units_apart
+
+
+def _full(tensor: Tensor) -> Tensor:
+    """The unsharded value as a new tensor; a collective, so every rank calls it for the same tensors in one order."""
+    detached = tensor.detach()
+    return (detached.full_tensor() if isinstance(detached, DTensor) else detached).clone()
+
+
+class _Trainer:
+    """An ordinary FSDP2 training loop, one step at a time."""
+
+    def __init__(self, model: nn.Module, setup: Setup) -> None:
+        assert isinstance(model, FSDPModule)
+        self._model, self._setup = model, setup
+        self._optimizer = setup.optimizer(model.parameters())
+        self._grad_norm: Tensor | None = None
+
+    def step(self, batch: Batch) -> None:
+        self._optimizer.zero_grad()
+        last = len(batch.micro_batches) - 1
+        for number, micro in enumerate(batch.micro_batches):
+            self._model.set_requires_gradient_sync(self._setup.step.sync_every or number == last)
+            loss = local_loss(self._model, micro, batch, self._setup)
+            self._setup.notify("after_forward", self)
+            loss.backward()
+        self._setup.notify("after_reduce", self)
+        self._clip()
+        self._setup.notify("before_step", self)
+        self._optimizer.step()
+
+    def _clip(self) -> None:
+        limit = self._setup.step.max_grad_norm
+        if limit is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+            self._grad_norm = _full(norm)
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {name: _full(parameter) for name, parameter in self._model.named_parameters()}
+
+    def gradients(self) -> dict[str, Tensor]:
+        named = self._model.named_parameters()
+        return {name: _full(parameter.grad) for name, parameter in named if parameter.grad is not None}
+
+    def grad_norm(self) -> Tensor:
+        assert self._grad_norm is not None, "asked for a gradient norm in a step that does not clip"
+        return self._grad_norm
+
+    def local_tensors(self) -> list[Tensor]:
+        parameters = (parameter.detach() for parameter in self._model.parameters())
+        return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in parameters]
+
+
+class FullyShard:
+    """Each unit by ``fully_shard``, then the root; units that share a parameter become one group with it."""
+
+    name = "fully_shard"
+    features = Features(
+        promises=frozenset({"plain", "global-norm"}),
+        accepts=frozenset(
+            {
+                "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
+                "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync",
+                "mean", "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows",
+            }
+        ),  # fmt: skip
+        observables=frozenset({"params", "grads", "grad_norm"}),
+        global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
+        reasons={
+            "private": "trains plainly: it has no per-sample clipping",
+            "padding.zero": "a DTensor hides the padding of its last shard; it has no public view of it",
+            "padding.unread": "a DTensor hides the padding of its last shard; it has no public view of it",
+            "deferred": "has no per-sample norms",
+            "partial-norms": "has no per-sample norms",
+        },
+    )
+
+    def build(self, model: nn.Module, setup: Setup) -> _Trainer:
+        mesh = init_device_mesh(setup.device.type, (setup.world_size,))
+        reshard = setup.mesh.reshard_after_forward
+        alone, _ = units_apart(model, setup.units)  # units that share a parameter stay with the root
+        for names in alone:
+            modules = [model.get_submodule(name) for name in names]
+            fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+        return _Trainer(model, setup)
+
+
+adapter = FullyShard()

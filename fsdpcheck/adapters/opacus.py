@@ -1,0 +1,148 @@
+"""Opacus' ghost clipping over FSDP2 (``grad_sample_mode="ghost_fsdp"``), wired by ``PrivacyEngine.make_private``.
+
+Needs the extra ``fsdpcheck[opacus]``. Noise is switched off (noise_multiplier 0), so that a step has one right answer.
+What is wired is what Opacus' own examples do (fsdp_example.py, fsdp_llama3.py): FSDP2Wrapper around every layer, an
+ordinary optimizer, make_private, then zero_grad, forward, criterion, backward, step; virtual steps are signalled as its
+BatchMemoryManager signals them. Tried with opacus 1.6.0.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from opacus import PrivacyEngine
+from opacus.utils.fsdp_utils import FSDP2Wrapper
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from fsdpcheck.adapters._base import Batch, FactorRule, Features, Setup, Trait
+
+_REASONS = {
+    "plain": "clips every step: it has no plain training",
+    "padding.zero": "shards by FSDP2, which hides the padding of a last shard",
+    "padding.unread": "shards by FSDP2, which hides the padding of a last shard",
+    "deferred": "computes norms inside the first backward",
+    "global-norm": "clips per sample: it has no global gradient norm",
+    "partial-norms": "every rank forms whole norms of its own samples",
+}
+_ACCEPTS: frozenset[Trait] = frozenset(
+    {
+        "bias", "tokens", "sequence", "padding_idx", "layer-norm", "frozen", "root-parameters", "keep-unsharded",
+        "ragged", "empty-rank", "wrap-around", "micro-batches", "mean", "momentum", "weight-decay", "adamw", "float32",
+        "rows<ranks", "uneven-rows",
+    }
+)  # fmt: skip
+"""Not "tied": "Parameter tying is not supported with FSDP" (GradSampleHooksFastGradientClippingFSDP). Not "no-sync" and
+not "replicated": nowhere documented; data loaders are sharded."""
+
+
+def _full(tensor: Tensor) -> Tensor:
+    detached = tensor.detach()
+    return (detached.full_tensor() if isinstance(detached, DTensor) else detached).clone()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Opacus' reminders (secure RNG, backward hooks of a first layer), which are no findings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class _Trainer:
+    """Opacus' documented training loop, one logical batch at a time."""
+
+    def __init__(self, module: nn.Module, private: Any, optimizer: Any, criterion: Any, setup: Setup) -> None:
+        self._module, self._private, self._optimizer, self._criterion = module, private, optimizer, criterion
+        self._setup = setup
+        self._norms: list[Tensor] = []
+        self._factors: list[Tensor] = []
+
+    def step(self, batch: Batch) -> None:
+        with _quiet():
+            self._step(batch)
+
+    def _step(self, batch: Batch) -> None:
+        self._norms, self._factors = [], []
+        last = len(batch.micro_batches) - 1
+        for number, micro in enumerate(batch.micro_batches):
+            if last:
+                self._optimizer.signal_skip_step(do_skip=number < last)
+            self._optimizer.zero_grad()
+            loss = self._criterion(self._private(micro.inputs), micro.targets)
+            self._setup.notify("after_forward", self)
+            loss.backward()
+            self._factors.append(self._private.get_clipping_coef().detach().clone())
+            self._norms.append(self._private.per_sample_gradient_norms.detach().clone())
+            self._optimizer.step()
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {name: _full(parameter) for name, parameter in self._module.named_parameters()}
+
+    def gradients(self) -> dict[str, Tensor]:
+        named = self._module.named_parameters()
+        return {name: _full(value.grad) for name, value in named if value.requires_grad and value.grad is not None}
+
+    def norms(self) -> Tensor:
+        return torch.cat(self._norms)
+
+    def factors(self) -> Tensor:
+        return torch.cat(self._factors)
+
+    def local_tensors(self) -> list[Tensor]:
+        parameters = (parameter.detach() for parameter in self._module.parameters())
+        return [value.to_local() if isinstance(value, DTensor) else value for value in parameters]
+
+
+class GhostFsdp:
+    """Every layer a unit of its own: FSDP2Wrapper decides, ``Setup.units`` has no say.
+
+    ``loss_reduction`` is Opacus' word for how it normalises. "mean" (its default): FSDP averages the ranks' clipped
+    sums, the optimizer divides by ``expected_batch_size``, which is *per worker* (a comment in make_private), so
+    N = W * expected_batch_size. "sum": documented as "Does nothing" beyond summing, so N = 1.
+    """
+
+    def __init__(self, loss_reduction: Literal["mean", "sum"] = "mean", accepts: frozenset[Trait] = _ACCEPTS) -> None:
+        self.name = "opacus" if loss_reduction == "mean" else "opacus-sum"
+        self._reduction = loss_reduction
+        self.features = Features(
+            promises=frozenset({"private"}),
+            accepts=accepts,
+            observables=frozenset({"params", "grads", "norms", "factors"}),
+            owns_loss_scale=True,
+            factor=FactorRule(eps=1e-6, expression="reciprocal", nested=True),
+            reasons=_REASONS,
+        )
+
+    def build(self, model: nn.Module, setup: Setup) -> _Trainer:
+        module = FSDP2Wrapper(model)
+        assert isinstance(module, FSDPModule)
+        module.set_reshard_after_forward(setup.mesh.reshard_after_forward)
+        with _quiet():
+            private, optimizer, criterion, _ = PrivacyEngine().make_private(  # type: ignore[misc]
+                module=module,
+                optimizer=setup.optimizer(module.parameters()),
+                criterion=setup.loss.with_reduction(self._reduction),  # type: ignore[operator]
+                data_loader=_loader(setup.step.normaliser),
+                noise_multiplier=0.0,
+                max_grad_norm=setup.clip_norm,
+                loss_reduction=self._reduction,
+                poisson_sampling=False,
+                grad_sample_mode="ghost_fsdp",
+            )
+        return _Trainer(module, private, optimizer, criterion, setup)
+
+
+def _loader(normaliser: int) -> DataLoader[Any]:
+    """A loader that is never iterated: make_private reads N off it, as len(dataset) / len(loader)."""
+    return DataLoader(TensorDataset(torch.zeros(normaliser)), batch_size=normaliser)
+
+
+adapter = GhostFsdp()
+with_sum = GhostFsdp("sum")
