@@ -6,14 +6,10 @@ Shapes: B samples in a logical batch, T positions of a sequence, d input and p o
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import types
-import typing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from fsdpcheck.errors import InvalidCase
+from fsdpcheck import case_rules, case_text
 
 VERSION = 1
 
@@ -26,6 +22,17 @@ Clipping = Literal["none", "unclipped", "exact", "probe"]
 NormMode = Literal["immediate", "deferred"]
 Contribution = Literal["complete", "partial", "mixed"]
 Dtype = Literal["float64", "float32"]
+
+Trait = Literal[
+    "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters", "keep-unsharded",
+    "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean", "momentum", "weight-decay",
+    "adamw", "float32", "rows<ranks", "uneven-rows", "hsdp",
+]  # fmt: skip
+"""What a case can demand of an implementation; ``Case.requires()`` gives the set, ``Features.accepts`` must cover it.
+
+"sequence": Linear layers see [b, T, d], so tokens need it too. "root-parameters": layers of the body are left to the
+root unit (the instrument always is). "rows<ranks", "uneven-rows": W exceeds, or does not divide, the rows of a weight.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +146,7 @@ class StepSpec:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """dtype, the integer ranges values are drawn from, and whether parameters are projected to integers after a step."""
+    """dtype, ranges of the integers that are drawn, and whether parameters are projected to integers after a step."""
 
     dtype: Dtype = "float64"
     weights: int = 1
@@ -157,6 +164,31 @@ class Case:
     step: StepSpec = StepSpec()
     arithmetic: Arithmetic = Arithmetic()
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Raises InvalidCase when the case contradicts itself; every Case that exists has passed."""
+        case_rules.validate(self)
+
+    def requires(self) -> frozenset[Trait]:
+        """What the case demands of an implementation."""
+        return case_rules.requires(self)
+
+    def describe(self) -> str:
+        """The case in words: model, ranks and batch, step, numbers; a line each."""
+        return case_text.describe(self)
+
+    def to_json(self) -> str:
+        """One line of JSON with every field and the version; ``from_json`` gives an equal case back."""
+        return case_text.encode(self, VERSION)
+
+    @classmethod
+    def from_json(cls, text: str) -> Case:
+        """The case a text names. Raises InvalidCase for anything else: unknown, missing or repeated keys, wrong types,
+        numbers out of range, another version. Nothing of the text is run."""
+        return case_text.decode(cls, text, VERSION)
 
     @property
     def world_size(self) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.case import MeshSpec, StepSpec
+from fsdpcheck.case import Trait as Trait
 from fsdpcheck.execution import Observable
 
 Promise = Literal["plain", "private", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms"]
@@ -24,13 +25,6 @@ zero after init, after reduce-scatter, after the optimizer step. padding.unread:
 may be computed after the first backward. global-norm: clips and returns the global gradient norm. partial-norms: can
 form each rank's own share of the squared norms of a replicated batch.
 """
-
-Trait = Literal[
-    "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters", "keep-unsharded",
-    "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean", "momentum", "weight-decay",
-    "adamw", "float32", "rows<ranks", "uneven-rows",
-]  # fmt: skip
-"""What a case can demand of an implementation; ``Case.requires()`` gives the set, ``Features.accepts`` must cover it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +121,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's piece of one unit's flat buffer: ``data`` is live (a view), ``padding`` the slice of it that is padding."""
+    """A rank's piece of one unit's flat buffer: ``data`` is live (a view), ``padding`` its slice that is padding."""
 
     name: str
     data: Tensor

@@ -1,0 +1,151 @@
+"""A Case as text: strict, versioned JSON, and words for people. Used by ``Case`` alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fsdpcheck.errors import InvalidCase
+
+if TYPE_CHECKING:
+    from fsdpcheck.case import Case, ModelSpec
+
+_LONGEST = 1 << 20
+"""Characters of the longest text that is looked at."""
+
+
+def encode(case: Case, version: int) -> str:
+    """The case as one line of JSON, every field written out."""
+    return json.dumps({"version": version, **dataclasses.asdict(case)}, separators=(",", ":"), allow_nan=False)
+
+
+def decode(kind: type[Case], text: str, version: int) -> Case:
+    """The inverse of ``encode``. Any text gives a valid case or InvalidCase; nothing of it is ever run."""
+    if not isinstance(text, str) or len(text) > _LONGEST:
+        _refuse("the text", "not a string, or a very long one", f"a string of at most {_LONGEST} characters")
+    try:
+        data = json.loads(text, object_pairs_hook=_unique, parse_constant=_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidCase(f"the case: got text that is no JSON ({error}); was it cut short? copy it whole") from None
+    if not isinstance(data, dict) or type(data.get("version")) is not int:
+        _refuse("the case", type(data).__name__ + " without a version", f'an object with "version": {version}')
+    found = data.pop("version")
+    if found != version:
+        _refuse("the case's version", found, f"{version}, the one this release reads; use a matching release")
+    case: Case = _value(kind, data, "case")
+    return case
+
+
+def describe(case: Case) -> str:
+    """The case in words, a few lines, no line break at the end."""
+    lines = _describe_model(case.model), _describe_ranks(case), _describe_step(case), _describe_numbers(case)
+    return "\n".join(lines)
+
+
+def _refuse(where: str, got: object, wanted: str) -> NoReturn:
+    text = repr(got)
+    raise InvalidCase(f"{where}: got {text[:80] + '...' if len(text) > 80 else text}, wanted {wanted}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key appears twice")
+    return found
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _value(kind: Any, data: Any, where: str) -> Any:
+    """``data`` as a value of the annotated type ``kind``, or InvalidCase naming the field."""
+    if dataclasses.is_dataclass(kind):
+        return _object(kind, data, where)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        if type(data) is not str or data not in arguments:
+            _refuse(where, data, f"one of {', '.join(arguments)}")
+        return data
+    if origin is types.UnionType:
+        return None if data is None else _value(arguments[0], data, where)
+    if origin is tuple:
+        return _tuple(arguments, data, where)
+    if type(data) is not kind or (kind is float and not math.isfinite(data)):
+        _refuse(where, data, f"a value of type {kind.__name__}")
+    return data
+
+
+def _object(kind: Any, data: Any, where: str) -> Any:
+    fields = typing.get_type_hints(kind)
+    if not isinstance(data, dict):
+        _refuse(where, data, "an object")
+    if data.keys() != fields.keys():
+        unknown, missing = sorted(data.keys() - fields.keys()), sorted(fields.keys() - data.keys())
+        _refuse(where, f"unknown keys {unknown}, missing keys {missing}", f"exactly {', '.join(fields)}")
+    return kind(**{name: _value(fields[name], data[name], f"{where}.{name}") for name in fields})
+
+
+def _tuple(arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(data, list):
+        _refuse(where, data, "a list")
+    kinds = [arguments[0]] * len(data) if arguments[-1] is Ellipsis else list(arguments)
+    if len(kinds) != len(data):
+        _refuse(where, data, f"a list of {len(kinds)}")
+    return tuple(_value(kinds[index], item, f"{where}[{index}]") for index, item in enumerate(data))
+
+
+def _describe_model(spec: ModelSpec) -> str:
+    shape = {"vector": "[B, {d}]", "sequence": "[B, {t}, {d}]", "tokens": "[B, {t}]"}[spec.input]
+    parts = [f"{spec.input} inputs {shape.format(d=spec.features, t=spec.length)}"]
+    if spec.input == "tokens":
+        padding = "" if spec.padding_idx is None else f", padding_idx={spec.padding_idx}"
+        parts.append(f"Embedding({spec.vocabulary}, {spec.features}{padding})")
+    elif spec.layer_norm:
+        parts.append(f"LayerNorm({spec.features})")
+    width = spec.features
+    for layer in spec.layers:
+        extra = ", bias" * layer.bias + (f", {layer.frozen} frozen" if layer.frozen != "none" else "")
+        parts.append(f"Linear({width}, {layer.width}{extra})")
+        parts += [layer.activation] * (layer.activation != "identity")
+        width = layer.width
+    tied = "" if spec.tied is None else f"; layers {spec.tied[0]} and {spec.tied[1]} share one weight"
+    left = len(spec.layers) + spec.has_front - sum(spec.units)
+    units = f"units of {', '.join(map(str, spec.units))} layers" if spec.units else "no inner unit"
+    return f"model: {' -> '.join(parts)}{tied}; {units}, {left} left to the root"
+
+
+def _describe_ranks(case: Case) -> str:
+    mesh, layout, step = case.mesh, case.layout, case.step
+    axes = f" (dp_shard {mesh.dp_shard} x dp_replicate {mesh.dp_replicate})" if mesh.dp_replicate > 1 else ""
+    kept = "" if mesh.reshard_after_forward else ", parameters kept unsharded after forward"
+    how = layout.kind + " shuffled" * layout.shuffle + " drop_last" * layout.drop_last
+    sizes = "+".join(map(str, case.local_sizes))
+    chunks = f", in {step.micro_batches} micro-batches, gradients reduced " if step.micro_batches > 1 else ""
+    chunks += ("after each" if step.sync_every else "after the last") if chunks else ""
+    return f"ranks: W = {case.world_size}{axes}{kept}; batch of {layout.batch_size}, {how} as {sizes}{chunks}"
+
+
+def _describe_step(case: Case) -> str:
+    step, optimizer = case.step, case.step.optimizer
+    what = "plain training"
+    if step.private:
+        what = f"private, clipping family {step.clipping}, C = {step.clip_norm}, {step.norms} norms"
+        what += f", {step.contribution} contributions" if step.contribution != "complete" else ""
+    elif step.max_grad_norm is not None:
+        what += f", global gradient norm clipped to {step.max_grad_norm}"
+    rule = f"{optimizer.kind} lr={2.0**-optimizer.lr_exponent}"
+    rule += f" momentum={optimizer.momentum}" if optimizer.momentum else ""
+    rule += f" weight_decay={optimizer.weight_decay}" if optimizer.weight_decay else ""
+    count = f"{step.steps} step" + "s" * (step.steps > 1)
+    return f"step: {count}, {what}; {step.loss} loss, {step.reduction}, N = {step.normaliser}; {rule}"
+
+
+def _describe_numbers(case: Case) -> str:
+    rule = case.arithmetic
+    projected = ", projected to integers after each step" if rule.project else ""
+    return f"numbers: {rule.dtype}, weights in +-{rule.weights}, inputs in +-{rule.inputs}{projected}; seed {case.seed}"
