@@ -1,0 +1,51 @@
+"""Grids of dyadic numbers: every entry of a tensor is an integer times 2**exponent. All results are exact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fsdpcheck.errors import NotExact
+
+EMPTY = 1 << 20
+"""Grid exponent of a tensor of zeros: zero lies on every grid. Larger than any exponent a float has."""
+
+
+def grid_exponent(tensor: Tensor) -> int:
+    """The largest e such that every entry is an integer times 2**e; EMPTY for zeros.
+
+    Raises NotExact if an entry is not finite, since no grid holds it.
+    """
+    entries = tensor.detach().to(torch.float64).numpy().ravel()
+    entries = entries[entries != 0]
+    if entries.size == 0:
+        return EMPTY
+    if not np.isfinite(entries).all():
+        raise NotExact(f"got {entries[~np.isfinite(entries)][0]} among the values; wanted finite numbers")
+    mantissas, exponents = np.frexp(entries)
+    integers = np.abs(np.ldexp(mantissas, 53)).astype(np.int64)
+    lowest = np.frexp((integers & -integers).astype(np.float64))[1] - 1
+    return int((lowest + exponents).min()) - 53
+
+
+def bits(bound: float, exponent: int) -> int:
+    """Bits that the integer bound / 2**exponent takes: the least b with bound / 2**exponent < 2**b; 0 for no bound."""
+    if bound == 0 or exponent >= EMPTY // 2:
+        return 0
+    return math.frexp(bound)[1] - exponent if math.isfinite(bound) else EMPTY
+
+
+def exact_square_sum(tensors: Iterable[Tensor]) -> Fraction:
+    """Sum of squares of all entries, exactly."""
+    total = Fraction(0)
+    for tensor in tensors:
+        exponent = grid_exponent(tensor)
+        if exponent < EMPTY:
+            integers = [int(value) for value in np.ldexp(tensor.double().numpy().ravel(), -exponent).tolist()]
+            total += sum(value * value for value in integers) * Fraction(2) ** (2 * exponent)
+    return total

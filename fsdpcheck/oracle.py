@@ -1,0 +1,254 @@
+"""The slow, obviously right answer to a case: one sample at a time, plain autograd, no sharding, no ghost trick.
+
+Sums are taken in float64; exactness.py proves for each case that they are exact, so that no order of summation could
+have given other bits. Elementwise stages (norm, clip factor, optimizer) are computed in the case's dtype, with the
+expression the implementation under test declares, because only equal expressions give equal bits.
+
+Legend: B samples of a logical batch, n distinct ones among them, D of the dataset, R rows of the instrument, W ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fsdpcheck import layouts, models, values
+from fsdpcheck.adapters._base import FactorRule
+from fsdpcheck.case import Case
+from fsdpcheck.errors import NotExact
+from fsdpcheck.four_squares import four_squares, slack_targets
+from fsdpcheck.grid import exact_square_sum, grid_exponent
+from fsdpcheck.program import make_optimizer, project_
+
+INSTRUMENT = "instrument.weight"
+
+Named = dict[str, Tensor]
+"""Tensors by canonical parameter name; a shared parameter once, under its first name."""
+
+
+@dataclass(frozen=True)
+class StepAnswer:
+    """What one step of the single device does. Gradients, norms and losses carry the case's loss scale.
+
+    ``samples``: the n distinct samples of the logical batch, ascending; ``multiplicity`` how often each is in it.
+    All per-sample fields have n rows in that order. float64 unless said otherwise; frozen parameters have no gradient.
+    """
+
+    before: Named
+    """Parameters at the start of the step, case dtype."""
+    samples: tuple[int, ...]
+    multiplicity: tuple[int, ...]
+    losses: Tensor
+    gradients: Named
+    """Per-sample gradients, [n, *shape]."""
+    squared_norms: Tensor
+    targets: Tensor
+    """Targets u of the instrument, [n, R]."""
+    norms: Tensor
+    """sqrt(squared_norms), case dtype."""
+    factors: Tensor
+    """Clip factors, case dtype; ones in plain training."""
+    clipped_sum: Named
+    """Sum over the logical batch of factor * gradient."""
+    released: Named
+    """clipped_sum / N: the released gradient, case dtype."""
+    grad_norm: Tensor
+    """Norm of the released gradient over all parameters, 0-dim, case dtype: one root of the one exact square sum."""
+    used: Named
+    """What the optimizer was given: ``released``, scaled to ``max_grad_norm`` if the case has one; case dtype."""
+    after: Named
+    """Parameters after the optimizer's update and *before* any projection, case dtype: what the laws compare."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The single device's answer. ``clip_norm`` is C in the units of the losses (infinite in plain training).
+
+    ``instrument`` [steps, D, R], float64: targets of the instrument for RunRequest.instrument.
+    """
+
+    case: Case
+    rule: FactorRule
+    clip_norm: float
+    instrument: Tensor
+    steps: tuple[StepAnswer, ...]
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """Canonical names of the parameters that have a gradient."""
+        return tuple(self.steps[0].gradients)
+
+
+def answer(case: Case, rule: FactorRule | None = None) -> Answer:
+    """The single device's answer to ``case`` under ``rule``, the expression of the clip factors (default: C / norm).
+
+    It is the exact answer if ``exactness.prove(case, answer)`` returns. In the "unclipped" family C is the power of two
+    above twice every norm of every step.
+    """
+    rule = rule or FactorRule()
+    device = _SingleDevice(case, rule)
+    steps = tuple(device.step(k) for k in range(case.step.steps))
+    rows_KDR = torch.zeros(case.step.steps, len(device.inputs), models.instrument_rows(case), dtype=torch.float64)
+    for k, step in enumerate(steps):
+        rows_KDR[k, list(step.samples)] = step.targets
+    return Answer(case, rule, _clip_norm(case, steps), rows_KDR, steps)
+
+
+def factors(norms: Tensor, clip_norm: float, rule: FactorRule) -> Tensor:
+    """Clip factors min(1, C / (n + eps)) of norms [n], elementwise in their dtype, by the rule's own expression."""
+    shifted = norms + rule.eps if rule.eps else norms
+    if rule.expression == "reciprocal":
+        return (shifted.reciprocal() * clip_norm).clamp(max=1.0)
+    return torch.div(torch.full_like(shifted, clip_norm), shifted).clamp(max=1.0)
+
+
+def global_factor(grad_norm: Tensor, max_grad_norm: float, eps: float) -> Tensor:
+    """What ``torch.nn.utils.clip_grad_norm_`` multiplies gradients by, given the norm it returned; 0-dim."""
+    return torch.clamp(max_grad_norm / (grad_norm + eps), max=1.0)
+
+
+def update(case: Case, before: Named, gradients: Named) -> Named:
+    """Parameters after one *first* optimizer step (fresh state) from ``before`` with ``gradients``, all case dtype."""
+    parameters = {name: nn.Parameter(before[name].clone()) for name in gradients}
+    optimizer = make_optimizer(case.step.optimizer, parameters.values())
+    for name, parameter in parameters.items():
+        parameter.grad = gradients[name].clone()
+    optimizer.step()
+    return {name: parameters[name].detach() if name in parameters else value for name, value in before.items()}
+
+
+class _SingleDevice:
+    """The model, its optimizer and the data, stepping. ``model`` is in float64, ``parameters`` in the case's dtype."""
+
+    def __init__(self, case: Case, rule: FactorRule) -> None:
+        self.case, self.rule = case, rule
+        self.dtype = models.DTYPES[case.arithmetic.dtype]
+        self.parameters = {name: nn.Parameter(value) for name, value in models.initial_parameters(case).items()}
+        self.model = models.build(case).double()
+        self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.loss = models.loss_for(case)
+        self.inputs = layouts.inputs(case)
+        self.inputs = self.inputs.double() if self.inputs.is_floating_point() else self.inputs
+        self.targets = layouts.targets(case).double()
+        self.optimizer = make_optimizer(case.step.optimizer, [self.parameters[name] for name in self.trained])
+
+    def step(self, k: int) -> StepAnswer:
+        self._load()
+        batch = sorted(layouts.logical_batch(self.case, k).items())
+        samples = tuple(index for index, _ in batch)
+        multiplicity = tuple(count for _, count in batch)
+        losses, gradients = self._per_sample(samples)
+        targets_nR = _instrument_targets(self.case, k, samples, gradients)
+        gradients[INSTRUMENT] = (targets_nR * self.loss.scale).unsqueeze(-1)
+        squared = _square_sums(gradients, len(samples))
+        norms = squared.to(self.dtype).sqrt()
+        coefficients = self._factors(norms)
+        total = _weighted(gradients, coefficients.double() * torch.tensor(multiplicity, dtype=torch.float64))
+        released = {name: (value / self.case.step.normaliser).to(self.dtype) for name, value in total.items()}
+        grad_norm = torch.tensor(math.sqrt(exact_square_sum(released.values())), dtype=self.dtype)
+        used = self._clip_globally(released, grad_norm)
+        before = {name: p.detach().clone() for name, p in self.parameters.items()}
+        after = self._update(used)
+        return StepAnswer(
+            before, samples, multiplicity, losses, gradients, squared, targets_nR, norms, coefficients, total, released,
+            grad_norm, used, after,
+        )  # fmt: skip
+
+    def _load(self) -> None:
+        """Give the float64 model the values of the parameters."""
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(self.parameters[name])
+
+    def _per_sample(self, samples: tuple[int, ...]) -> tuple[Tensor, Named]:
+        """Losses [n] and gradients [n, *shape] of the samples, each alone, with the instrument's targets at zero."""
+        packed = torch.zeros(1, self.targets.shape[1] + models.instrument_rows(self.case), dtype=torch.float64)
+        losses = []
+        gradients: dict[str, list[Tensor]] = {name: [] for name in self.trained}
+        for index in samples:
+            packed[0, : self.targets.shape[1]] = self.targets[index]
+            loss = self.loss(self.model(self.inputs[index : index + 1]), packed)[0]
+            found = torch.autograd.grad(loss, list(self.trained.values()), allow_unused=True, materialize_grads=True)
+            losses.append(loss.detach())
+            for name, gradient in zip(self.trained, found, strict=True):
+                gradients[name].append(gradient)
+        shapes = {name: p.shape for name, p in self.trained.items()}
+        stacked = {
+            name: torch.stack(rows) if rows else torch.zeros(0, *shapes[name], dtype=torch.float64)
+            for name, rows in gradients.items()
+        }
+        return torch.stack(losses) if losses else torch.zeros(0, dtype=torch.float64), stacked
+
+    def _factors(self, norms: Tensor) -> Tensor:
+        if self.case.step.clipping in ("none", "unclipped"):
+            return torch.ones_like(norms)
+        return factors(norms, self.case.step.clip_norm * self.loss.scale, self.rule)
+
+    def _clip_globally(self, released: Named, grad_norm: Tensor) -> Named:
+        if self.case.step.max_grad_norm is None:
+            return released
+        factor = global_factor(grad_norm, self.case.step.max_grad_norm, 1e-6)
+        return {name: value * factor for name, value in released.items()}
+
+    def _update(self, gradients: Named) -> Named:
+        for name, gradient in gradients.items():
+            self.parameters[name].grad = gradient.clone()
+        self.optimizer.step()
+        after = {name: p.detach().clone() for name, p in self.parameters.items()}
+        if self.case.arithmetic.project:
+            project_(self.parameters.values(), self.case)
+        return after
+
+
+def _square_sums(gradients: Named, count: int) -> Tensor:
+    """Squared norm of each sample's gradient over all parameters, [n]."""
+    total = torch.zeros(count, dtype=torch.float64)
+    for gradient in gradients.values():
+        total += gradient.reshape(count, -1).square().sum(1) if count else 0
+    return total
+
+
+def _weighted(gradients: Named, weights: Tensor) -> Named:
+    """Sum over samples of weight * gradient."""
+    return {name: torch.tensordot(weights, gradient, dims=1) for name, gradient in gradients.items()}
+
+
+def _clip_norm(case: Case, steps: Iterable[StepAnswer]) -> float:
+    if case.step.clipping == "none":
+        return math.inf
+    if case.step.clipping != "unclipped":
+        return case.step.clip_norm * models.loss_scale(case)
+    largest = max((float(step.norms.max()) for step in steps if len(step.norms)), default=1.0)
+    return 2.0 ** (math.frexp(max(largest, 1.0))[1] + 1)
+
+
+def _instrument_targets(case: Case, k: int, samples: tuple[int, ...], gradients: Named) -> Tensor:
+    """Targets u of the instrument, [n, R]: zeros, one-hot by sample ("probe"), or slack ("exact")."""
+    rows_nR = torch.zeros(len(samples), models.instrument_rows(case), dtype=torch.float64)
+    if case.step.clipping == "probe":
+        for row, index in enumerate(samples):
+            rows_nR[row, index - k * case.layout.batch_size] = 1.0
+    elif case.step.clipping == "exact" and samples:
+        _fill_slack(rows_nR, case, k, samples, gradients)
+    return rows_nR
+
+
+def _fill_slack(rows_nR: Tensor, case: Case, k: int, samples: tuple[int, ...], gradients: Named) -> None:
+    """Four-square slack for each sample's norm; the four values start at another row for each sample."""
+    scale = models.loss_scale(case)
+    body = {name: gradient / scale for name, gradient in gradients.items() if name != INSTRUMENT}
+    fraction_bits = max(0, -min((grid_exponent(g) for g in body.values()), default=0))
+    unit = 4**fraction_bits
+    squared = [int(value) for value in (_square_sums(body, len(samples)) * unit).tolist()]
+    choices = values.integers(case.seed, f"slack {k}", (case.layout.batch_size,), 0, 1 << 16)
+    picked = [int(choices[index - k * case.layout.batch_size]) for index in samples]
+    for row, target in enumerate(slack_targets(squared, case.step.clip_norm**2 * unit, unit, picked)):
+        if target is not None:
+            if target.bit_length() > 53:
+                raise NotExact(f"step {k}, slack: sample {samples[row]} needs {target.bit_length()} bits; had 53")
+            for place, value in enumerate(four_squares(target - squared[row])):
+                rows_nR[row, (samples[row] + place) % rows_nR.shape[1]] = value / 2**fraction_bits
