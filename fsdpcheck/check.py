@@ -1,0 +1,199 @@
+"""check_law: draw cases for one law, judge each, and keep the smallest that breaks it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import hypothesis
+from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
+
+from fsdpcheck import census
+from fsdpcheck.case import Case
+from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, FsdpcheckError, NotExact, Violation
+from fsdpcheck.law import Law
+from fsdpcheck.plan import PROFILES, WORLD_SIZES
+from fsdpcheck.replay import Token, encode
+from fsdpcheck.runner import Run
+from fsdpcheck.verdict import Finding, Verdict
+
+OnCase = Callable[[Law, Run, Case], None]
+
+
+def check_law(
+    law: Law,
+    run: Run,
+    profile: str = "quick",
+    world_sizes: tuple[int, ...] = WORLD_SIZES,
+    *,
+    seed: int = 0,
+    deadline: float | None = None,
+    on_case: OnCase | None = None,
+) -> Verdict:
+    """Judge ``law`` on up to PROFILES[profile] distinct cases; the same arguments give the same verdict.
+
+    ``on_case`` is called before each case runs. ``deadline`` (time.monotonic) stops drawing, never turns into a verdict
+    of its own. Raises nothing but KeyboardInterrupt: what goes wrong is in the verdict.
+    """
+    reason = law.not_promised(run.features)
+    if reason:
+        return Verdict(law.name, run.adapter_ref, "not promised", reason=reason)
+    started = time.monotonic()
+    check = _Check(law, run.watching(law.observe), on_case, deadline)
+    verdict = check.verdict(_explore(check, profile, world_sizes, seed))
+    return replace(verdict, seconds=time.monotonic() - started)
+
+
+def finding_of(
+    law: Law, run: Run, case: Case, violation: Violation, failure: Failure | None, note: str = ""
+) -> Finding:
+    """The finding that ``violation`` of ``law`` on ``case`` is."""
+    token = encode(Token(law.name, run.adapter_ref, case, run.installs, run.schedule, run.engine.name))
+    return Finding(
+        law=law.name,
+        guarantee=law.guarantee,
+        adapter=run.adapter_ref,
+        engine=run.engine.name,
+        kind=failure.kind if failure else "value",
+        place=next((rank.where for rank in failure.ranks if rank.where), "") if failure else "",
+        what=violation.what,
+        got=violation.got,
+        wanted=violation.wanted,
+        where=violation.where,
+        cause=violation.cause,
+        case=json.loads(case.to_json()),
+        words=case.describe(),
+        token=token,
+    )
+
+
+class _Stop(BaseException):
+    """Leaves Hypothesis at once, whatever it is doing. ``error`` is None when the budget is spent."""
+
+    def __init__(self, error: Exception | None, case: Case | None) -> None:
+        super().__init__(error, case)
+        self.error, self.case = error, case
+
+
+@dataclass
+class _Check:
+    """One law on one run while Hypothesis draws: what was judged, rejected, broken."""
+
+    law: Law
+    run: Run
+    on_case: OnCase | None
+    deadline: float | None
+    judged: set[Case] = field(default_factory=set)
+    rejected: set[Case] = field(default_factory=set)
+    census: Counter[str] = field(default_factory=Counter)
+    broken: Finding | None = None
+
+    def judge(self, case: Case) -> None:
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise _Stop(None, None)
+        if self.on_case is not None:
+            self.on_case(self.law, self.run, case)
+        self.run.last.clear()
+        try:
+            self.law.body(case, self.run)
+        except NotExact:
+            self.rejected.add(case)
+            hypothesis.reject()
+        except Violation as violation:
+            self.broken = finding_of(self.law, self.run, case, violation)
+            self._count(case)
+            raise
+        except HypothesisException:
+            raise
+        except Exception as error:
+            raise _Stop(error, case) from error
+        self._count(case)
+
+    def _count(self, case: Case) -> None:
+        if case not in self.judged:
+            self.judged.add(case)
+            self.census.update(census.labels(case, self.run.answer(case)))
+
+    def verdict(self, stop: BaseException | None) -> Verdict:
+        """The verdict, given what ended the drawing (None: Hypothesis is done)."""
+        if isinstance(stop, _Stop) and stop.error is not None:
+            return self._error(stop.error, stop.case)
+        if isinstance(stop, Flaky) and self.broken is not None:
+            return self._flaky(self.broken)
+        spent = isinstance(stop, _Stop)
+        if self.broken is not None:
+            return self._finding(
+                self.broken, "the budget ended the shrinking; a smaller case may exist" if spent else ""
+            )
+        if stop is not None and not spent and not isinstance(stop, Unsatisfiable):
+            return self._error(stop, None)
+        if not self.judged:
+            return self._no_case(spent)
+        return replace(self._held, reason="the budget was spent before all cases were drawn" if spent else "")
+
+    @property
+    def _held(self) -> Verdict:
+        """What would be said if nothing had gone wrong."""
+        census = dict(sorted(self.census.items()))
+        counts = (len(self.judged), len(self.rejected))
+        return Verdict(self.law.name, self.run.adapter_ref, "holds", *counts, census=census)
+
+    def _finding(self, found: Finding, note: str) -> Verdict:
+        return replace(self._held, status="finding", finding=replace(found, note=note), exit_code=FINDING)
+
+    def _flaky(self, found: Finding) -> Verdict:
+        reason = (
+            f"the law broke and then held on the same case, so the run is not deterministic ({found.what});"
+            f" state that outlives a case in the adapter, or an error of fsdpcheck: fsdpcheck replay '{found.token}'"
+        )
+        return replace(self._held, status="error", reason=reason, exit_code=INTERNAL)
+
+    def _no_case(self, spent: bool) -> Verdict:
+        if spent:
+            return replace(
+                self._held, status="no case", reason="the budget was spent before the first case", exit_code=NO_PROGRESS
+            )
+        reason = f"promised, but no case could be judged: {len(self.rejected)} drawn and rejected as not exact"
+        return replace(self._held, status="no case", reason=reason, exit_code=INTERNAL)
+
+    def _error(self, error: BaseException, case: Case | None) -> Verdict:
+        reason = str(error)
+        if not isinstance(error, FsdpcheckError):
+            reason = "".join(traceback.format_exception(error)).rstrip()
+        if case is not None:
+            token = encode(Token(self.law.name, self.run.adapter_ref, case, self.run.installs))
+            reason += f"\nin case {case.describe()}\nreplay with: fsdpcheck replay '{token}'"
+        return replace(self._held, status="error", reason=reason, exit_code=getattr(error, "exit_code", INTERNAL))
+
+
+def _explore(check: _Check, profile: str, world_sizes: tuple[int, ...], seed: int) -> BaseException | None:
+    """Let Hypothesis draw; what ended it, or None when it drew all it wanted."""
+    settings = hypothesis.settings(
+        max_examples=PROFILES[profile],
+        derandomize=True,
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        print_blob=False,
+        verbosity=hypothesis.Verbosity.quiet,
+        phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink),
+        suppress_health_check=list(hypothesis.HealthCheck),  # time is the engine's, acceptance is counted by us
+    )
+    try:
+        cases = check.law.draw(check.run.features, world_sizes)
+        body = hypothesis.given(case=cases)(lambda case: check.judge(case))
+        hypothesis.seed(_seed(check.law.name, seed))(settings(body))()
+    except Violation:
+        return None
+    except (Exception, _Stop) as stop:
+        return stop
+    return None
+
+
+def _seed(law: str, seed: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{law}:{seed}".encode()).digest()[:8])

@@ -1,0 +1,145 @@
+"""Law: a sentence that must hold of every implementation that promises it, and how to draw cases for it.
+
+A law is written once, as a function of (case, run); ``@law`` makes it a pytest test and an entry of the registry that
+the command line reads.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, get_args
+
+from fsdpcheck.adapters._base import Features, Promise, Trait
+from fsdpcheck.errors import UsageError
+from fsdpcheck.execution import Observable
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from fsdpcheck.case import Case
+    from fsdpcheck.runner import Run
+
+    Draw = Callable[[Features, tuple[int, ...]], SearchStrategy[Case]]
+    Body = Callable[[Case, Run], None]
+
+
+@dataclass(frozen=True)
+class Law:
+    """One law.
+
+    ``body(case, run)`` returns or raises Violation. ``draw(features, world_sizes)`` gives a strategy of cases that an
+    implementation with these features accepts, on one of these numbers of ranks. ``needs_traits``: what every case of
+    this law demands. ``statement``: the law in words (the docstring). ``where``: file:line of the body.
+    """
+
+    name: str
+    promise: Promise
+    observe: frozenset[Observable]
+    draw: Draw
+    needs_traits: frozenset[Trait]
+    body: Body
+    statement: str
+    where: str
+
+    @property
+    def guarantee(self) -> str:
+        """The first paragraph of the statement, on one line."""
+        return " ".join(self.statement.split("\n\n")[0].split())
+
+    def not_promised(self, features: Features) -> str:
+        """Why an implementation with these features does not answer for this law; "" when it does."""
+        if self.promise not in features.promises:
+            reason = features.reasons.get(self.promise, "the adapter gives no reason")
+            return f"no promise {self.promise!r}: {reason}"
+        if hidden := self.observe - features.observables - {"params"}:
+            return f"the adapter does not show {', '.join(sorted(hidden))}"
+        if unmet := self.needs_traits - features.accepts:
+            return f"the adapter does not accept {', '.join(sorted(unmet))}"
+        return ""
+
+
+class Collected(Protocol):
+    """What ``@law`` returns: a function pytest collects, with its law attached."""
+
+    law: Law
+
+    def __call__(self, run: Run) -> None: ...
+
+
+LAWS: dict[str, Law] = {}
+
+
+def law(
+    name: str,
+    *,
+    promise: Promise,
+    draw: Draw,
+    observe: Iterable[Observable] = ("params",),
+    needs_traits: Iterable[Trait] = (),
+) -> Callable[[Body], Collected]:
+    """Register the decorated ``body(case, run)`` as the law ``name`` ("chapter.law").
+
+    The result takes only ``run``; pytest collects it, and the plugin runs it with the profile of the session. Called
+    by hand it checks the quick profile and raises what it finds. Raises UsageError when the name is taken.
+    """
+    if promise not in get_args(Promise):
+        raise UsageError(f"law {name!r}: no promise is called {promise!r}; known: {', '.join(get_args(Promise))}")
+
+    def decorate(body: Body) -> Collected:
+        found = Law(
+            name=name,
+            promise=promise,
+            observe=frozenset(observe),
+            draw=draw,
+            needs_traits=frozenset(needs_traits),
+            body=body,
+            statement=inspect.getdoc(body) or "",
+            where=_place(body),
+        )
+        _register(found)
+        return _test(found)
+
+    return decorate
+
+
+def chapters() -> dict[str, Law]:
+    """All laws by name, after importing every chapter of fsdpcheck.properties. Sorted by chapter, as written."""
+    import fsdpcheck.properties as properties
+
+    for module in pkgutil.iter_modules(properties.__path__):
+        if module.name.startswith("test_"):
+            importlib.import_module(f"{properties.__name__}.{module.name}")
+    return LAWS
+
+
+def _register(found: Law) -> None:
+    if found.name in LAWS:
+        raise UsageError(f"two laws are called {found.name!r}: {LAWS[found.name].where} and {found.where}")
+    if not found.statement:
+        raise UsageError(f"law {found.name!r} at {found.where} has no docstring: say what it guarantees")
+    LAWS[found.name] = found
+
+
+def _place(body: Body) -> str:
+    code = inspect.unwrap(body).__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _test(found: Law) -> Collected:
+    def check(run: Run) -> None:
+        from fsdpcheck.check import check_law
+
+        check_law(found, run).raise_if_broken()
+
+    test: Collected = check  # type: ignore[assignment]
+    test.law = found
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(check, attribute, getattr(found.body, attribute))
+    run_parameter = inspect.Parameter("run", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    setattr(check, "__wrapped__", found.body)  # noqa: B010 - pytest shows the law's own file and line
+    setattr(check, "__signature__", inspect.Signature([run_parameter]))  # noqa: B010
+    return test

@@ -1,0 +1,49 @@
+"""Plan: what one session is asked to check, as plain data; imports neither torch nor hypothesis."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from fsdpcheck.case_rules import MAX_WORLD_SIZE
+from fsdpcheck.errors import UsageError
+
+PROFILES: Final[dict[str, int]] = {"quick": 15, "ci": 60, "nightly": 600}
+"""Profile -> the most cases drawn for one law and one adapter."""
+
+WORLD_SIZES: Final = (1, 2, 3, 4, 5)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which laws are checked on which adapters, on what ranks, how hard.
+
+    ``adapters``: references (see adapters.load). ``laws``: globs over law names. ``installs``: dotted names put in
+    place in every run. ``seed`` 0 is the set of cases everybody sees; another explores elsewhere. ``budget``: seconds
+    after which no further case is drawn, or None. ``confirm``: run each minimal case again on real gloo processes.
+    """
+
+    adapters: tuple[str, ...]
+    laws: tuple[str, ...] = ("*",)
+    engine: str = "simulated"
+    world_sizes: tuple[int, ...] = WORLD_SIZES
+    profile: str = "quick"
+    installs: tuple[str, ...] = ()
+    seed: int = 0
+    budget: float | None = None
+    confirm: bool = True
+
+
+def parse_world_sizes(text: str) -> tuple[int, ...]:
+    """(1, 2, 3) from "1-3", (2, 4) from "2,4". Raises UsageError naming what is wrong."""
+    sizes: set[int] = set()
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,4})(?:\s*-\s*(\d{1,4}))?\s*", part)
+        if not found:
+            raise UsageError(f"world size {text!r}: wanted a number, a range or a list, such as 3, 1-5 or 2,4")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if not 1 <= first <= last <= MAX_WORLD_SIZE:
+            raise UsageError(f"world size {text!r}: wanted 1 <= first <= last <= {MAX_WORLD_SIZE}, got {first}-{last}")
+        sizes.update(range(first, last + 1))
+    return tuple(sorted(sizes))

@@ -1,0 +1,105 @@
+"""Run: one engine and one adapter, bound; the only glue between a case and what came of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from fsdpcheck import adapters, exactness, oracle
+from fsdpcheck.adapters._base import Adapter, FactorRule, Features
+from fsdpcheck.case import Case
+from fsdpcheck.engines.base import Engine
+from fsdpcheck.errors import AdapterError, NoProgress, NotSupported
+from fsdpcheck.execution import Execution, Failure, Observable, RunRequest, SchedulePolicy
+
+_REMEMBERED = 1024  # answers kept; one is a few small tensors
+
+
+@dataclass(frozen=True)
+class Run:
+    """Runs cases of one adapter on one engine: ``run(case) -> Execution``, ``run.answer(case) -> oracle.Answer``.
+
+    ``installs`` are in place in every run; ``observe`` is what a run records when its caller names nothing.
+    Cheap to copy; copies share the engine. Session-scoped in pytest.
+    """
+
+    engine: Engine
+    adapter_ref: str
+    installs: tuple[str, ...] = ()
+    observe: frozenset[Observable] = frozenset({"params"})
+    schedule: SchedulePolicy = "forward"
+    last: list[Execution] = field(default_factory=list, compare=False, repr=False)
+    """The newest execution, alone; what a finding says about failures is read from it."""
+
+    def __call__(
+        self,
+        case: Case,
+        observe: Iterable[Observable] | None = None,
+        observers: tuple[str, ...] = (),
+        installs: tuple[str, ...] = (),
+        schedule: SchedulePolicy | None = None,
+    ) -> Execution:
+        """One execution of ``case`` on all its ranks.
+
+        Raises NotExact (the case is outside the exact domain), AdapterError (the adapter breaks its protocol),
+        NotSupported, NoProgress. What the implementation itself does wrong is in ``Execution.failure``.
+        """
+        answer = self.answer(case)
+        request = RunRequest(
+            case=case,
+            adapter=adapters.canonical(self.adapter_ref),
+            observe=self.observe if observe is None else frozenset(observe) | {"params"},
+            observers=observers,
+            installs=self.installs + installs,
+            instrument=answer.instrument,
+            clip_norm=answer.clip_norm,
+            schedule=schedule or self.schedule,
+        )
+        execution = self.engine.run(request)
+        self.last[:] = [execution]
+        _raise_what_is_no_finding(execution.failure)
+        return execution
+
+    def answer(self, case: Case) -> oracle.Answer:
+        """The single device's answer, proved exact. Computed once a case. Raises NotExact."""
+        return _proved(case, self.features.factor)
+
+    def watching(self, observe: Iterable[Observable]) -> Run:
+        """This run, recording ``observe`` (beside the parameters) unless a call says otherwise."""
+        return replace(self, observe=frozenset(observe) | {"params"})
+
+    def on(self, engine: Engine) -> Run:
+        """This run on another engine."""
+        return replace(self, engine=engine, last=[])
+
+    @property
+    def adapter(self) -> Adapter:
+        return adapters.load(self.adapter_ref)
+
+    @property
+    def features(self) -> Features:
+        return self.adapter.features
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the newest execution did not complete, if it did not."""
+        return self.last[0].failure if self.last else None
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _proved(case: Case, factor: FactorRule) -> oracle.Answer:
+    answer = oracle.answer(case, factor)
+    exactness.prove(case, answer)
+    return answer
+
+
+def _raise_what_is_no_finding(failure: Failure | None) -> None:
+    if failure is None:
+        return
+    if failure.kind == "adapter":
+        raise AdapterError(failure.text)
+    if failure.kind == "no progress":
+        raise NoProgress(failure.text)
+    if failure.kind == "raised" and failure.exception.rpartition(".")[2] == "NotSupported":
+        raise NotSupported(failure.text)

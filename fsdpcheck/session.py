@@ -1,0 +1,158 @@
+"""One session: every law on every adapter of a Plan, told as events. Draws and runs; prints nothing.
+
+Events are dicts of JSON data, in this order: one "plan"; for each law and adapter a "law", a "case" before each case,
+a "verdict" and, for a finding, a "confirmation"; one "end". Whoever listens sees what was running when a process died.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import time
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from typing import Any
+
+from fsdpcheck import adapters, engines, law, replay
+from fsdpcheck.case import Case
+from fsdpcheck.check import check_law, finding_of
+from fsdpcheck.engines.base import Engine
+from fsdpcheck.errors import FINDING, INTERNAL, USAGE, FsdpcheckError, NotExact, UsageError, Violation
+from fsdpcheck.law import Law
+from fsdpcheck.plan import Plan
+from fsdpcheck.runner import Run
+from fsdpcheck.verdict import Confirmation, Finding, Verdict
+
+Emit = Callable[[dict[str, Any]], None]
+CONFIRMING = "processes"
+
+
+def run_session(plan: Plan, emit: Emit, done: Collection[tuple[str, str]] = (), engine: Engine | None = None) -> None:
+    """Check ``plan``, emitting every event. Pairs (law, adapter) in ``done`` are left out: an earlier process did them.
+
+    Raises UsageError for a plan that cannot begin; everything later is a verdict. ``engine`` overrules the plan's name;
+    the caller closes it.
+    """
+    laws = chosen_laws(plan.laws)
+    for ref in plan.adapters:
+        adapters.load(ref)
+    emit({"event": "plan", "adapters": list(plan.adapters), "laws": [found.name for found in laws]})
+    with ExitStack() as stack:
+        used = engine or _opened(stack, plan.engine, plan.budget)
+        confirm = _Confirmation(stack, plan, used)
+        deadline = None if plan.budget is None else time.monotonic() + plan.budget
+        for ref in plan.adapters:
+            _one_adapter(plan, Run(used, ref, plan.installs), laws, done, emit, confirm, deadline)
+
+
+def replayed(token: replay.Token, engine_name: str, budget: float | None = None) -> Verdict:
+    """Run the one case of ``token`` on an engine. The token has passed ``replay.trusted``. Raises UsageError."""
+    known = law.chapters()
+    if token.law not in known:
+        raise UsageError(f"the token is about the law {token.law!r}, which this release does not have")
+    with ExitStack() as stack:
+        run = Run(_opened(stack, engine_name, budget), token.adapter, token.installs, schedule=token.schedule)
+        return _judged(known[token.law], run, token.case)
+
+
+def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
+    """The laws that any of ``globs`` matches, in the order of their chapters. Raises UsageError when one matches none."""
+    known = law.chapters()
+    for glob in globs:
+        if not fnmatch.filter(known, glob):
+            raise UsageError(f"no law matches {glob!r}; known: {', '.join(known) or 'none'}")
+    return [found for name, found in known.items() if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+
+
+def _opened(stack: ExitStack, name: str, budget: float | None) -> Engine:
+    engine = engines.open_engine(name, budget)
+    stack.callback(engine.close)
+    return engine
+
+
+def _one_adapter(
+    plan: Plan,
+    run: Run,
+    laws: list[Law],
+    done: Collection[tuple[str, str]],
+    emit: Emit,
+    confirm: _Confirmation,
+    deadline: float | None,
+) -> None:
+    refused = ""
+    for found in laws:
+        if (found.name, run.adapter_ref) in done:
+            continue
+        if refused:
+            verdict = Verdict(found.name, run.adapter_ref, "error", reason=refused, exit_code=USAGE)
+        else:
+            emit({"event": "law", "law": found.name, "adapter": run.adapter_ref})
+            verdict = check_law(
+                found, run, plan.profile, plan.world_sizes, seed=plan.seed, deadline=deadline, on_case=_telling(emit)
+            )
+        emit({"event": "verdict", **verdict.to_data()})
+        if verdict.exit_code == USAGE and not refused:
+            refused = f"not checked: the adapter broke its protocol in {found.name}"
+        if verdict.finding is not None:
+            emit({"event": "confirmation", "law": found.name, "adapter": run.adapter_ref, **confirm(found, verdict)})
+
+
+def _telling(emit: Emit) -> Callable[[Law, Run, Case], None]:
+    return lambda found, run, case: emit(
+        {"event": "case", "law": found.name, "adapter": run.adapter_ref, "case": case.to_json()}
+    )
+
+
+class _Confirmation:
+    """Runs minimal cases again on real gloo processes, which start when the first finding needs them."""
+
+    def __init__(self, stack: ExitStack, plan: Plan, used: Engine) -> None:
+        self._stack, self._plan, self._used = stack, plan, used
+        self._engine: Engine | None = None
+
+    def __call__(self, found: Law, verdict: Verdict) -> dict[str, str]:
+        assert verdict.finding is not None
+        confirmed, note = self._confirm(found, verdict.finding)
+        notes = [text for text in (verdict.finding.note, note) if text]
+        return {"confirmed": confirmed, "note": "; ".join(notes)}
+
+    def _confirm(self, found: Law, finding: Finding) -> tuple[Confirmation, str]:
+        if self._used.name != "simulated":
+            return "yes", f"found on {self._used.name}"
+        if not self._plan.confirm:
+            return "not tried", "--no-confirm"
+        try:
+            if self._engine is None:
+                self._engine = _opened(self._stack, CONFIRMING, self._plan.budget)
+            case = Case.from_json(json.dumps(finding.case))
+            verdict = _judged(found, Run(self._engine, finding.adapter, self._plan.installs), case)
+        except FsdpcheckError as error:
+            return "not tried", str(error)
+        return _compared(finding, verdict)
+
+
+def _compared(finding: Finding, verdict: Verdict) -> tuple[Confirmation, str]:
+    there = verdict.finding
+    if there is None:
+        return "no", f"on gloo: {verdict.status} {verdict.reason}".rstrip()
+    if there.kind == "value" and there.got != finding.got:
+        return "yes", f"the law breaks on gloo too, with other numbers: got {there.got}"
+    return "yes", "" if there.kind == finding.kind else f"on gloo it fails as: {there.kind}"
+
+
+def _judged(found: Law, run: Run, case: Case) -> Verdict:
+    """The verdict of one case. Raises UsageError and NoProgress."""
+    started = time.monotonic()
+    watching = run.watching(found.observe)
+    common: dict[str, Any] = {"law": found.name, "adapter": run.adapter_ref, "cases": 1}
+    try:
+        found.body(case, watching)
+    except Violation as violation:
+        broken = finding_of(found, watching, case, violation)
+        return Verdict(
+            **common, status="finding", finding=broken, exit_code=FINDING, seconds=time.monotonic() - started
+        )
+    except NotExact as error:
+        reason = f"the case is outside the exact domain: {error}"
+        return Verdict(**{**common, "cases": 0}, status="no case", rejected=1, reason=reason, exit_code=INTERNAL)
+    return Verdict(**common, status="holds", seconds=time.monotonic() - started)

@@ -1,0 +1,95 @@
+"""Verdict and Finding: what became of one law on one adapter, as plain data that goes through JSON unchanged."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fsdpcheck.errors import FINDING, HOLDS, INTERNAL, NO_PROGRESS, USAGE, Violation
+
+Status = Literal["holds", "finding", "not promised", "no case", "error"]
+Confirmation = Literal["yes", "no", "not tried"]
+
+_WORST_FIRST = (INTERNAL, USAGE, FINDING, NO_PROGRESS)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken law, with the smallest case that breaks it.
+
+    ``what, got, wanted, where, cause`` are those of the Violation. ``kind`` is the Execution's failure kind, or
+    "value" when all ranks finished with a wrong number; ``place`` is file:line of the innermost frame outside torch,
+    when a failure has one. ``case`` is the case as JSON, ``words`` the same for people. ``confirmed``: did real gloo
+    processes break the same law on the same case; ``note`` says why not, or what else must be known.
+    """
+
+    law: str
+    guarantee: str
+    adapter: str
+    engine: str
+    kind: str
+    place: str
+    what: str
+    got: str
+    wanted: str
+    where: str
+    cause: str
+    case: Mapping[str, Any]
+    words: str
+    token: str
+    confirmed: Confirmation = "not tried"
+    note: str = ""
+
+    @property
+    def root(self) -> tuple[str, ...]:
+        """Findings with one root are one defect seen by several laws."""
+        if self.kind == "value":
+            return (self.adapter, self.kind, self.what, self.cause)
+        return (self.adapter, self.kind, self.place or self.got)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one law on one adapter.
+
+    ``cases`` distinct cases were judged, ``rejected`` distinct cases were outside the exact domain. ``reason``: why a
+    law is not promised, ran no case, or stopped with an error; ``exit_code`` is what this verdict alone asks for.
+    ``census`` counts the judged cases by what they demand.
+    """
+
+    law: str
+    adapter: str
+    status: Status
+    cases: int = 0
+    rejected: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+    census: Mapping[str, int] = field(default_factory=dict)
+    finding: Finding | None = None
+    exit_code: int = HOLDS
+
+    def raise_if_broken(self) -> None:
+        """Raise Violation for a finding, AssertionError for anything else that is neither a pass nor unpromised."""
+        if self.finding is not None:
+            found = self.finding
+            where = f"{found.where}; replay with: fsdpcheck replay '{found.token}'"
+            raise Violation(found.what, got=found.got, wanted=found.wanted, where=where, cause=found.cause)
+        if self.exit_code != HOLDS:
+            raise AssertionError(f"{self.law} on {self.adapter}: {self.status}: {self.reason}")
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON data; ``from_data`` is its inverse."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> Verdict:
+        finding = data["finding"]
+        return Verdict(**{**data, "finding": Finding(**finding) if finding else None})
+
+
+def exit_code(codes: Iterable[int]) -> int:
+    """The code of a session: an internal error before a usage error before a finding before no progress."""
+    seen = set(codes)
+    return next((code for code in _WORST_FIRST if code in seen), HOLDS)
