@@ -49,10 +49,9 @@ def check_law(
     return replace(verdict, seconds=time.monotonic() - started)
 
 
-def finding_of(
-    law: Law, run: Run, case: Case, violation: Violation, failure: Failure | None, note: str = ""
-) -> Finding:
-    """The finding that ``violation`` of ``law`` on ``case`` is."""
+def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:
+    """The finding that ``violation`` of ``law`` on ``case`` is, right after the run that broke it."""
+    failure = run.failure
     token = encode(Token(law.name, run.adapter_ref, case, run.installs, run.schedule, run.engine.name))
     return Finding(
         law=law.name,

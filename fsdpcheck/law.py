@@ -108,8 +108,7 @@ def law(
 
 def chapters() -> dict[str, Law]:
     """All laws by name, after importing every chapter of fsdpcheck.properties. Sorted by chapter, as written."""
-    import fsdpcheck.properties as properties
-
+    properties = importlib.import_module("fsdpcheck.properties")
     for module in pkgutil.iter_modules(properties.__path__):
         if module.name.startswith("test_"):
             importlib.import_module(f"{properties.__name__}.{module.name}")

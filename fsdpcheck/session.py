@@ -56,7 +56,7 @@ def replayed(token: replay.Token, engine_name: str, budget: float | None = None)
 
 
 def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
-    """The laws that any of ``globs`` matches, in the order of their chapters. Raises UsageError when one matches none."""
+    """The laws that any of ``globs`` matches, in the order of their chapters. Raises UsageError for an empty glob."""
     known = law.chapters()
     for glob in globs:
         if not fnmatch.filter(known, glob):
