@@ -26,7 +26,7 @@ from fsdpcheck.matching import (
     mismatch_text,
     ranks_text,
 )
-from fsdpcheck.trace import Collective, Trace
+from fsdpcheck.trace import Collective
 
 LEAVES_EARLY = {"broadcast": "root", "scatter": "root", "gather": "others", "reduce": "others"}
 """Who may return before the other members come, on a backend that buffers."""
@@ -87,7 +87,7 @@ class Lost:
 State = Running | Blocked | Finished | Raised | Exited | Lost
 
 
-def nobody_can_move(states: Mapping[int, State], traces: Mapping[int, Trace] | None = None) -> bool:
+def nobody_can_move(states: Mapping[int, State], traces: Mapping[int, Sequence[Collective]] | None = None) -> bool:
     """Whether every rank has ended or is blocked in an incomplete instance, and at least one is blocked.
 
     ``traces``: calls issued so far by rank; they make calls in flight (issued, not waited for) count as present.
@@ -101,7 +101,7 @@ def nobody_can_move(states: Mapping[int, State], traces: Mapping[int, Trace] | N
 
 
 def explain(
-    states: Mapping[int, State], traces: Mapping[int, Trace] | None = None, seconds: float | None = None
+    states: Mapping[int, State], traces: Mapping[int, Sequence[Collective]] | None = None, seconds: float | None = None
 ) -> Failure:
     """The one failure that these states are: mismatch, else lost, exited, raised, else deadlock or unsafe.
 
@@ -116,7 +116,7 @@ def explain(
     return Failure(kind, "\n".join(lines), ranks, exception, seconds if kind in _HANGS else None)
 
 
-def analyse(traces: Mapping[int, Trace]) -> Failure | None:
+def analyse(traces: Mapping[int, Sequence[Collective]]) -> Failure | None:
     """What is wrong with the calls of a run that *completed*; None when every legal schedule completes as well.
 
     Finds calls that disagree (many backends let them pass), calls that some member never made, and orders across groups
@@ -138,7 +138,7 @@ def analyse(traces: Mapping[int, Trace]) -> Failure | None:
 _HANGS = ("deadlock", "mismatch", "unsafe")
 
 
-def _issued(states: Mapping[int, State], traces: Mapping[int, Trace] | None) -> Sides:
+def _issued(states: Mapping[int, State], traces: Mapping[int, Sequence[Collective]] | None) -> Sides:
     blocked = {rank: (state.collective,) for rank, state in states.items() if isinstance(state, Blocked)}
     known = traces or {}
     return match({rank: (*known.get(rank, ()), *blocked.get(rank, ())) for rank in {*known, *blocked}})
@@ -252,7 +252,7 @@ def _ring(graph: Any) -> list[Any]:
         return []
 
 
-def _program_order(traces: Mapping[int, Trace]) -> Any:
+def _program_order(traces: Mapping[int, Sequence[Collective]]) -> Any:
     """Graph of instances: an edge from each blocking call to the calls behind it, up to the next blocking one."""
     graph = nx.DiGraph()
     for trace in traces.values():

@@ -35,6 +35,8 @@ class RunRequest:
     observers: tuple[str, ...] = ()
     installs: tuple[str, ...] = ()
     instrument: Tensor | None = None
+    clip_norm: float = float("inf")
+    """C in the units of the losses, as the oracle derived it (Setup.clip_norm)."""
     schedule: SchedulePolicy = "forward"
 
 

@@ -1,5 +1,153 @@
 """What every rank runs, on every engine: build the model a case describes, shard it, take its steps, record.
 
 Moments: after_init, then in each step those the implementation announces (Setup.notify), then after_step.
+An observer "pkg.mod:function" is called as function(moment, trainer, rank) and returns plain data, or None for nothing.
 """
-# Contract (to be implemented): rank_program(request: RunRequest, rank: int, device: torch.device) -> RankResult
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fsdpcheck import adapters, layouts, models
+from fsdpcheck.adapters._base import Adapter, Batch, MicroBatch, Observed, Setup, Trainer
+from fsdpcheck.case import Case, OptimizerSpec
+from fsdpcheck.errors import AdapterError
+from fsdpcheck.execution import RankResult, RunRequest, StepRecord
+
+Observer = Callable[[str, Any, int], Any]
+
+
+def rank_program(request: RunRequest, rank: int, device: torch.device, result: RankResult) -> None:
+    """Run ``request`` as ``rank`` of an initialised default group of world_size ranks, filling ``result`` as it goes.
+
+    Raises whatever the implementation raises, and AdapterError for what breaks the adapter protocol.
+    """
+    case, adapter = request.case, adapters.load(request.adapter)
+    watch = _Watch(request, rank, result)
+    setup = _setup(request, adapter, rank, device, watch.moment)
+    trainer = _checked(adapter.build(models.build(case).to(device), setup), adapter, request)
+    result.initial = _named_tensors(trainer.parameters(), "parameters", adapter)
+    watch.moment("after_init", trainer)
+    for step in range(case.step.steps):
+        watch.step = step
+        trainer.step(_on(device, layouts.batch(case, step, rank, request.instrument)))
+        result.steps.append(_record(trainer, adapter, request))
+        watch.moment("after_step", trainer)
+        if case.arithmetic.project:
+            project_(cast(Observed, trainer).local_tensors(), case)
+
+
+def make_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer a case asks for, one parameter at a time: the fused kernels' bits depend on a buffer's position."""
+    lr = 2.0**-spec.lr_exponent
+    if spec.kind == "adamw":
+        return torch.optim.AdamW(parameters, lr=lr, weight_decay=spec.weight_decay, foreach=False)
+    return torch.optim.SGD(
+        parameters, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, foreach=False, maximize=False
+    )
+
+
+@torch.no_grad()
+def project_(tensors: Iterable[Tensor], case: Case) -> None:
+    """Round to integers and clamp to the range weights were drawn from, elementwise and in place.
+
+    Equal bits in, equal bits out, whatever the sharding: the next step starts in the exact domain again, and the laws
+    compare what was recorded *before*.
+    """
+    bound = case.arithmetic.weights
+    for tensor in tensors:
+        tensor.round_().clamp_(-bound, bound)
+
+
+def _on(device: torch.device, batch: Batch) -> Batch:
+    micro = [MicroBatch(m.inputs.to(device), m.targets.to(device), m.indices) for m in batch.micro_batches]
+    return Batch(tuple(micro), batch.loss_scale)
+
+
+class _Watch:
+    """Calls the run's observers at each moment and stores what they return."""
+
+    def __init__(self, request: RunRequest, rank: int, result: RankResult) -> None:
+        self.observers = [(name, _resolve(name)) for name in request.observers]
+        self.rank, self.result, self.step = rank, result, -1
+
+    def moment(self, name: str, trainer: object) -> None:
+        for observer, function in self.observers:
+            value = function(name, trainer, self.rank)
+            if value is not None:
+                self.result.observations.append((observer, name, self.step, value))
+
+
+def _resolve(dotted: str) -> Observer:
+    module, _, attribute = dotted.partition(":")
+    return cast(Observer, getattr(importlib.import_module(module), attribute))
+
+
+def _setup(
+    request: RunRequest, adapter: Adapter, rank: int, device: torch.device, notify: Callable[[str, object], None]
+) -> Setup:
+    case = request.case
+    return Setup(
+        rank=rank,
+        world_size=case.world_size,
+        mesh=case.mesh,
+        step=case.step,
+        replicated=case.layout.kind == "replicated",
+        units=models.unit_names(case),
+        loss=models.loss_for(case),
+        clip_norm=request.clip_norm,
+        optimizer=lambda parameters: make_optimizer(case.step.optimizer, parameters),
+        device=device,
+        notify=notify,
+    )
+
+
+_METHODS = {"grads": "gradients", "norms": "norms", "factors": "factors", "shards": "shards", "grad_norm": "grad_norm"}
+
+
+def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest) -> Trainer:
+    """``trainer``, if it has the methods that this run will call."""
+    needed = ["step", "parameters"] + [_METHODS[name] for name in sorted(request.observe) if name in _METHODS]
+    if request.case.arithmetic.project:
+        needed.append("local_tensors")
+    missing = [name for name in needed if not callable(getattr(trainer, name, None))]
+    if missing:
+        raise AdapterError(
+            f"the trainer that adapter {adapter.name!r} built lacks a method\n"
+            f"  got     {type(trainer).__qualname__} without {', '.join(missing)}\n"
+            f"  wanted  {', '.join(needed)}\n"
+            f"  next    add it (see fsdpcheck.adapters._base.Trainer), or do not list its observable in Features"
+        )
+    return trainer
+
+
+def _record(trainer: Trainer, adapter: Adapter, request: RunRequest) -> StepRecord:
+    observed, wanted = cast(Observed, trainer), request.observe
+    record = StepRecord(_named_tensors(trainer.parameters(), "parameters", adapter))
+    if "grads" in wanted:
+        record.grads = _named_tensors(observed.gradients(), "gradients", adapter)
+    if "norms" in wanted:
+        record.norms = observed.norms().detach().clone()
+    if "factors" in wanted:
+        record.factors = observed.factors().detach().clone()
+    if "grad_norm" in wanted:
+        record.grad_norm = observed.grad_norm().detach().clone()
+    return record
+
+
+def _named_tensors(values: object, method: str, adapter: Adapter) -> dict[str, Tensor]:
+    """Detached plain tensors by name, or AdapterError: what leaves a rank is plain data."""
+    if not isinstance(values, dict) or not all(type(value) in (Tensor, nn.Parameter) for value in values.values()):
+        kinds = sorted({type(v).__name__ for v in values.values()}) if isinstance(values, dict) else type(values)
+        raise AdapterError(
+            f"{method}() of adapter {adapter.name!r} returned something else than plain tensors by name\n"
+            f"  got     {kinds}\n"
+            f"  wanted  dict[str, torch.Tensor]\n"
+            f"  next    return full values (DTensor.full_tensor()) by canonical parameter name"
+        )
+    return {name: value.detach().cpu() for name, value in values.items()}

@@ -1,12 +1,19 @@
 """The one home of everything private in torch that the project touches, with the releases each was tried on.
 
-Nothing here is imported at module level from torch's private modules: a name that moved must break the one function
+Nothing private is imported at module level: a name that moved must break the one function
 that needs it, with its message, and not the import of the package. Tried: 2.13.0 unless a line says otherwise.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
 
 SUBJECT_LOCALS = ("self", "handle")
 """Names of local variables worth giving to ``subject_of`` when a call stack is walked from a collective outwards.
@@ -55,3 +62,63 @@ def _attribute(thing: object, name: str) -> Any:
         return object.__getattribute__(thing, name)
     except AttributeError:
         return None
+
+
+BACKEND = "fsdpcheck"
+"""Name under which recorded process groups are registered with torch.distributed."""
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_UNITS = (os.path.join("distributed", "fsdp", ""), os.path.join("distributed", "_composable", ""))
+_OURS = str(Path(__file__).parent) + os.sep
+_IMPLEMENTATIONS = tuple(_OURS + name + os.sep for name in ("impl", "adapters"))
+
+
+def is_plumbing(filename: str) -> bool:
+    """Whether a file is no part of an implementation: torch outside its FSDP folders, the harness, frozen code."""
+    if filename.startswith(_TORCH):
+        return not any(part in filename for part in _UNITS)
+    if filename.startswith(_OURS):
+        return not filename.startswith(_IMPLEMENTATIONS)
+    return filename.startswith("<")
+
+
+def group_identity(group: Any) -> tuple[str, tuple[int, ...]]:
+    """(name, ascending global ranks) of a registered process group. Tried: 2.13.0."""
+    world = dist.distributed_c10d._world
+    return world.pg_names[group], tuple(sorted(world.pg_group_ranks[group]))
+
+
+def thread_local_world() -> object:
+    """A stand-in for c10d's ``_world`` that gives each thread process groups of its own. Tried: 2.13.0."""
+    from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
+
+    return ThreadLocalWorld()
+
+
+@contextmanager
+def isolated_threads(world: object) -> Iterator[None]:
+    """While open, each thread sees its own process groups: in Python through ``world``, in C++ by isolation mode.
+
+    Both are put back on leaving, so that other programs of this process see their own groups again. Tried: 2.13.0.
+    """
+    c10d: Any = torch._C._distributed_c10d
+    module = dist.distributed_c10d
+    before = module._world
+    module._world = cast(Any, world)
+    c10d._set_thread_isolation_mode(True)
+    try:
+        yield
+    finally:
+        c10d._set_thread_isolation_mode(False)
+        module._world = before
+
+
+def groups_of_this_thread() -> frozenset[Any]:
+    """The process groups this rank knows now. Tried: 2.13.0."""
+    return frozenset(dist.distributed_c10d._world.pg_map)
+
+
+def forget_groups_but(keep: frozenset[Any]) -> None:
+    """Drop the groups that a case made, so that the next case of this rank finds the world as new. Tried: 2.13.0."""
+    for group in [group for group in dist.distributed_c10d._world.pg_map if group not in keep]:
+        dist.destroy_process_group(group)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup
-from fsdpcheck.adapters._plain import local_loss, units_apart
+from fsdpcheck.adapters._plain import local_loss
 
 _WRAPPER = "_fsdp_wrapped_module."
 
@@ -47,9 +49,13 @@ class _Trainer:
             return {_canonical(name): value.detach().clone() for name, value in self._model.named_parameters()}
 
     def gradients(self) -> dict[str, Tensor]:
-        with FullyShardedDataParallel.summon_full_params(self._model, writeback=False, with_grads=True):
-            named = self._model.named_parameters()
-            return {_canonical(name): value.grad.detach().clone() for name, value in named if value.grad is not None}
+        dtype = next(self._model.parameters()).dtype
+        with (
+            _default_dtype(dtype),
+            FullyShardedDataParallel.summon_full_params(self._model, writeback=False, with_grads=True),
+        ):
+            trained = [(name, value) for name, value in self._model.named_parameters() if value.requires_grad]
+            return {_canonical(name): value.grad.detach().clone() for name, value in trained if value.grad is not None}
 
     def grad_norm(self) -> Tensor:
         assert self._grad_norm is not None, "asked for a gradient norm in a step that does not clip"
@@ -59,21 +65,55 @@ class _Trainer:
         return [parameter.detach() for parameter in self._model.parameters()]
 
 
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Around a gather of gradients: a rank whose shard has none sends ``torch.zeros`` of the *default* dtype.
+
+    That is FlatParamHandle.unshard_grad in torch 2.13; other ranks send the parameters' dtype, and in a float64 model
+    the all-gather is torn. A unit that mixes frozen and trainable parameters has such ranks.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def _canonical(name: str) -> str:
     return name.replace(_WRAPPER, "")
 
 
 class FullyShardedDataParallelAdapter:
-    """Units wrapped through a CustomPolicy, then the root; units that share a parameter stay with the root."""
+    """Units wrapped through a CustomPolicy, then the root. Tied layers must be in one unit (torch.distributed.fsdp.wrap)."""
 
     name = "fsdp1"
     features = Features(
         promises=frozenset({"plain", "global-norm"}),
         accepts=frozenset(
             {
-                "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
-                "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync",
-                "mean", "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows",
+                "bias",
+                "tokens",
+                "sequence",
+                "padding_idx",
+                "layer-norm",
+                "tied",
+                "frozen",
+                "root-parameters",
+                "keep-unsharded",
+                "replicated",
+                "ragged",
+                "empty-rank",
+                "wrap-around",
+                "micro-batches",
+                "no-sync",
+                "mean",
+                "momentum",
+                "weight-decay",
+                "adamw",
+                "float32",
+                "rows<ranks",
+                "uneven-rows",
             }
         ),  # fmt: skip
         observables=frozenset({"params", "grads", "grad_norm"}),
@@ -88,18 +128,17 @@ class FullyShardedDataParallelAdapter:
     )
 
     def build(self, model: nn.Module, setup: Setup) -> _Trainer:
-        alone, _ = units_apart(model, setup.units)
-        units = {id(model.get_submodule(name)) for names in alone for name in names}
-        strategy = (
-            ShardingStrategy.FULL_SHARD if setup.mesh.reshard_after_forward else ShardingStrategy.SHARD_GRAD_OP
-        )
-        wrapped = FullyShardedDataParallel(
-            model,
-            sharding_strategy=strategy,
-            auto_wrap_policy=CustomPolicy(lambda module: id(module) in units),
-            device_id=setup.device if setup.device.type != "cpu" else torch.device("cpu"),
-            use_orig_params=True,
-        )
+        units = {id(model.get_submodule(name)) for names in setup.units for name in names}
+        strategy = ShardingStrategy.FULL_SHARD if setup.mesh.reshard_after_forward else ShardingStrategy.SHARD_GRAD_OP
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"\s*.* has both parameters with requires_grad=True and False")
+            wrapped = FullyShardedDataParallel(
+                model,
+                sharding_strategy=strategy,
+                auto_wrap_policy=CustomPolicy(lambda module: id(module) in units),
+                device_id=setup.device,
+                use_orig_params=True,
+            )
         return _Trainer(wrapped, setup)
 
 

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup
-from fsdpcheck.adapters._plain import local_loss, units_apart
+from fsdpcheck.adapters._plain import local_loss
 
 
 def _full(tensor: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class _Trainer:
 
 
 class FullyShard:
-    """Each unit by ``fully_shard``, then the root; units that share a parameter become one group with it."""
+    """Each unit by ``fully_shard``, then the root. Tied layers must be in one unit: sharding them apart unties them."""
 
     name = "fully_shard"
     features = Features(
@@ -89,8 +89,7 @@ class FullyShard:
     def build(self, model: nn.Module, setup: Setup) -> _Trainer:
         mesh = init_device_mesh(setup.device.type, (setup.world_size,))
         reshard = setup.mesh.reshard_after_forward
-        alone, _ = units_apart(model, setup.units)  # units that share a parameter stay with the root
-        for names in alone:
+        for names in setup.units:
             modules = [model.get_submodule(name) for name in names]
             fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, reshard_after_forward=reshard)

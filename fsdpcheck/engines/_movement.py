@@ -1,0 +1,113 @@
+"""What each collective computes: from the inputs of all members to the outputs of each, in one fixed order of ranks.
+
+Reductions add in rank order in the tensors' own dtype. AVG is the sum, then one division (what gloo does: fl(S/W)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fsdpcheck.engines._recording import Call
+from fsdpcheck.errors import NotSupported
+
+Results = list[list[Tensor]]
+"""Per member, in group order: the values of its outputs ([] when it has none)."""
+
+
+def move(calls: Sequence[Call]) -> Results:
+    """The results of one complete, matching instance. ``calls`` in group order."""
+    return _MOVES[calls[0].collective.op](calls)
+
+
+def _all_reduce(calls: Sequence[Call]) -> Results:
+    reduced = [_reduced([call.inputs[i] for call in calls], calls[0]) for i in range(len(calls[0].inputs))]
+    return [reduced for _ in calls]
+
+
+def _reduce(calls: Sequence[Call]) -> Results:
+    root = _root(calls)
+    return [result if member == root else [] for member, result in enumerate(_all_reduce(calls))]
+
+
+def _broadcast(calls: Sequence[Call]) -> Results:
+    root = _root(calls)
+    sent = [tensor.clone() for tensor in calls[root].inputs]
+    return [[] if member == root else sent for member in range(len(calls))]
+
+
+def _barrier(calls: Sequence[Call]) -> Results:
+    return [[] for _ in calls]
+
+
+def _all_gather(calls: Sequence[Call]) -> Results:
+    count = len(calls[0].inputs)
+    gathered = [call.inputs[i].clone() for i in range(count) for call in calls]
+    return [gathered for _ in calls]
+
+
+def _reduce_scatter(calls: Sequence[Call]) -> Results:
+    size, count = len(calls), len(calls[0].outputs)
+    return [
+        [_reduced([call.inputs[i * size + member] for call in calls], calls[0]) for i in range(count)]
+        for member in range(size)
+    ]
+
+
+def _gather(calls: Sequence[Call]) -> Results:
+    root = _root(calls)
+    gathered = [call.inputs[0].clone() for call in calls]
+    return [gathered if member == root else [] for member in range(len(calls))]
+
+
+def _scatter(calls: Sequence[Call]) -> Results:
+    pieces = calls[_root(calls)].inputs
+    return [[pieces[member].clone()] for member in range(len(calls))]
+
+
+def _all_to_all(calls: Sequence[Call]) -> Results:
+    return [[call.inputs[member].clone() for call in calls] for member in range(len(calls))]
+
+
+_MOVES: dict[str, Callable[[Sequence[Call]], Results]] = {
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "broadcast": _broadcast,
+    "barrier": _barrier,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
+}
+
+_COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": Tensor.add_,
+    "avg": Tensor.add_,
+    "product": Tensor.mul_,
+    "min": lambda total, term: torch.minimum(total, term, out=total),
+    "max": lambda total, term: torch.maximum(total, term, out=total),
+    "band": Tensor.bitwise_and_,
+    "bor": Tensor.bitwise_or_,
+    "bxor": Tensor.bitwise_xor_,
+}
+
+
+def _reduced(terms: Sequence[Tensor], call: Call) -> Tensor:
+    name = call.collective.reduce_op
+    combine = _COMBINE.get(name)
+    if combine is None:
+        raise NotSupported(
+            f"simulated ranks cannot reduce with {name}\n  got     {call.collective}\n"
+            f"  wanted  one of {', '.join(_COMBINE)}\n  next    use one of these, or run on real ranks"
+        )
+    total = terms[0].clone()
+    for term in terms[1:]:
+        combine(total, term)
+    return total.div_(len(terms)) if name == "avg" and len(terms) > 1 else total
+
+
+def _root(calls: Sequence[Call]) -> int:
+    return calls[0].collective.group.index(calls[0].collective.root)

@@ -1,0 +1,255 @@
+"""Where simulated ranks meet: instances of collectives, their works, and what goes wrong at them.
+
+A call is *issued* without blocking; its outputs are written when the rank *waits* for it. Until then the outputs of an
+asynchronous call hold a poison, so reading them early is seen, and inputs and outputs are compared at the wait, so
+writing to a buffer in flight is seen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch._C._distributed_c10d as c10d
+from torch import Tensor
+
+from fsdpcheck import deadlock
+from fsdpcheck.engines._baton import Baton, place
+from fsdpcheck.engines._movement import move
+from fsdpcheck.engines._recording import Call, RecordingGroup
+from fsdpcheck.errors import NotSupported
+from fsdpcheck.execution import Failure
+from fsdpcheck.trace import Collective
+
+_rank = threading.local()
+
+
+def current_rank() -> int | None:
+    """The global rank this thread is, or None outside rank threads."""
+    return getattr(_rank, "number", None)
+
+
+def set_current_rank(rank: int) -> None:
+    _rank.number = rank
+
+
+@dataclass(slots=True)
+class Instance:
+    """One collective of all its members; complete when the last has issued it."""
+
+    members: tuple[int, ...]
+    calls: dict[int, Call] = field(default_factory=dict)
+    results: dict[int, list[Tensor]] = field(default_factory=dict)
+    complete: bool = False
+    waiting: list[int] = field(default_factory=list)
+
+
+class Run(Protocol):
+    """What a meeting needs of the run it is part of."""
+
+    baton: Baton
+    blocked_in: dict[int, Collective]
+    instances: dict[tuple[object, ...], Instance]
+    traces: dict[int, list[Collective]]
+    voids: set[str]
+
+    def fail(self, failure: Failure) -> None: ...
+
+
+class Meeting(RecordingGroup):
+    """A recorded process group whose members meet in memory."""
+
+    def __init__(self, rank: int, size: int, run: Callable[[], Run]) -> None:
+        super().__init__(rank, size)
+        self._run = run
+        self._counted: Run | None = None
+
+    def _sequence(self) -> int:
+        """Calls are numbered anew in each run, although groups outlive it."""
+        run = self._run()
+        if run is not self._counted:
+            self._counted, self._calls = run, 0
+        return super()._sequence()
+
+    def _rank_of_thread(self) -> int:
+        rank = current_rank()
+        if rank is None:
+            raise NotSupported(
+                "a collective was called from a thread that is no rank\n  got     a thread the program started itself\n"
+                "  wanted  the rank's own thread\n  next    call collectives where the rank's program runs"
+            )
+        return rank
+
+    def _perform(self, call: Call) -> MetWork:
+        run, rank = self._run(), self._rank_of_thread()
+        run.traces[rank].append(call.collective)
+        if run.baton.aborting:
+            run.baton.block(rank)
+        key = deadlock.instance(call.collective)
+        there = run.instances.get(key)
+        if there is None:
+            there = run.instances[key] = Instance(call.collective.group)
+        work = MetWork(run, rank, there, call)
+        there.calls[rank] = call
+        if len(there.calls) == len(there.members):
+            del run.instances[key]
+            _complete(run, there)
+        return work
+
+
+def _complete(run: Run, there: Instance) -> None:
+    """The last member has come: check that all sides agree, compute, let the waiting members go on."""
+    calls = [there.calls[member] for member in there.members]
+    if any(not _agree(call.collective, calls[0].collective) for call in calls):
+        _refuse(run, there)
+    with torch.no_grad():
+        results = move(calls)
+    there.results = dict(zip(there.members, results, strict=True))
+    there.complete = True
+    for rank in there.waiting:
+        run.baton.wake(rank)
+
+
+def _agree(one: Collective, other: Collective) -> bool:
+    """Equal in all that is computed with, and not known to be about different units."""
+    same_subject = one.subject == other.subject or not one.subject or not other.subject
+    return same_subject and one.fingerprint == other.fingerprint
+
+
+def _refuse(run: Run, there: Instance) -> None:
+    """All sides of a mismatch, once; then every rank is unwound."""
+    states: dict[int, deadlock.State] = {}
+    for rank, call in there.calls.items():
+        where, stack = place(run.baton.frame(rank))
+        states[rank] = deadlock.Blocked(rank, call.collective, where, stack)
+    run.fail(deadlock.explain(states))
+    current = current_rank()
+    assert current is not None
+    run.baton.block(current)
+
+
+class MetWork(c10d.Work):
+    """A call under way on one rank."""
+
+    def __init__(self, run: Run, rank: int, there: Instance, call: Call) -> None:
+        super().__init__()
+        self._run, self._rank, self._there, self._call = run, rank, there, call
+        self._delivered = False
+        self._flight = _Flight(call) if call.collective.asynchronous else None
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until all members have issued the call, then write this rank's outputs."""
+        if not self._delivered:
+            self._delivered = True
+            if not self._there.complete:
+                self._block()
+            self._deliver()
+        return True
+
+    def is_completed(self) -> bool:
+        """A poll: its answer depends on the schedule, so it voids the claim for all schedules."""
+        self._run.voids.add("a work was polled")
+        if not self._there.complete:
+            self._run.baton.pause(self._rank)
+        return self._there.complete
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """A completed future of the outputs; waits for them, which is stronger than real backends."""
+        self.wait()
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        future.set_result(self._call.outputs)
+        return future
+
+    def result(self) -> list[Tensor]:
+        self.wait()
+        return self._call.outputs
+
+    def _block(self) -> None:
+        run = self._run
+        self._there.waiting.append(self._rank)
+        run.blocked_in[self._rank] = self._call.collective
+        run.baton.block(self._rank)
+        del run.blocked_in[self._rank]
+
+    def _deliver(self) -> None:
+        touched = self._flight.touched() if self._flight is not None else ""
+        if touched:
+            self._run.fail(_written_in_flight(self._call.collective, self._rank, touched))
+            self._run.baton.block(self._rank)
+        results = self._there.results.pop(self._rank)
+        with torch.no_grad():
+            for output, value in zip(self._call.outputs, results, strict=False):
+                output.detach().copy_(value.view_as(output))
+
+
+class _Flight:
+    """Guards the buffers of one asynchronous call from issue to wait; gives the call private copies of its inputs."""
+
+    def __init__(self, call: Call) -> None:
+        with torch.no_grad():
+            self._inputs = [(tensor, tensor.detach().clone()) for tensor in call.inputs]
+            self._outputs = call.outputs
+            call.inputs = [copy for _, copy in self._inputs]
+            for tensor in call.outputs:
+                _poison_(tensor)
+            # an input may share memory with an output (FSDP2 gathers in place): what it holds now is the baseline
+            self._now = [tensor.detach().clone() for tensor, _ in self._inputs]
+        self._tensors = [t for t in [*(tensor for tensor, _ in self._inputs), *self._outputs] if not t.is_inference()]
+        self._versions = self._read_versions()
+
+    def touched(self) -> str:
+        """Which buffer was written since the call was issued; "" when none was.
+
+        A version counter is shared by all views of a storage, so it only decides for a tensor that is its whole
+        storage; for others the values do (arithmetic on poison leaves poison, so some writes to views stay unseen).
+        """
+        changed = [now != then for now, then in zip(self._read_versions(), self._versions, strict=True)]
+        if not any(changed):
+            return ""
+        for tensor, written in zip(self._tensors, changed, strict=True):
+            if written and _is_whole_storage(tensor):
+                return f"a buffer of shape {list(tensor.shape)}"
+        for (tensor, _), before in zip(self._inputs, self._now, strict=True):
+            if not _same_bits(tensor, before):
+                return f"an input of shape {list(tensor.shape)}"
+        for tensor in self._outputs:
+            if not bool(_is_poison(tensor).all()):
+                return f"an output of shape {list(tensor.shape)}"
+        return ""
+
+    def _read_versions(self) -> list[int]:
+        return [tensor._version for tensor in self._tensors]
+
+
+def _is_whole_storage(tensor: Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+
+
+def _poison_(tensor: Tensor) -> None:
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.detach().fill_(float("nan"))
+    elif tensor.dtype is not torch.bool:
+        tensor.detach().fill_(torch.iinfo(tensor.dtype).max)
+
+
+def _is_poison(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.isnan()
+    if tensor.dtype is torch.bool:
+        return torch.ones_like(tensor)
+    return tensor == torch.iinfo(tensor.dtype).max
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _written_in_flight(collective: Collective, rank: int, touched: str) -> Failure:
+    return Failure(
+        "in-flight",
+        f"rank {rank} wrote to {touched} of a call before waiting for it\n  call    {collective}\n"
+        f"  next    wait for the work before its buffers are reused",
+    )
