@@ -26,12 +26,14 @@ Dtype = Literal["float64", "float32"]
 Trait = Literal[
     "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters", "keep-unsharded",
     "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean", "momentum", "weight-decay",
-    "adamw", "float32", "rows<ranks", "uneven-rows", "hsdp",
+    "adamw", "float32", "rows<ranks", "uneven-rows", "project", "hsdp",
 ]  # fmt: skip
 """What a case can demand of an implementation; ``Case.requires()`` gives the set, ``Features.accepts`` must cover it.
 
-"sequence": Linear layers see [b, T, d], so tokens need it too. "root-parameters": layers of the body are left to the
-root unit (the instrument always is). "rows<ranks", "uneven-rows": W exceeds, or does not divide, the rows of a weight.
+"sequence": Linear layers see [b, T, d], so tokens need it too. "empty-rank": some forward of some rank sees no sample.
+"project": parameters are projected between steps, so the trainer has ``local_tensors``. "root-parameters": layers of
+the body are left to the root unit (the instrument always is). "rows<ranks", "uneven-rows": the number of ranks exceeds,
+or does not divide, the rows of a weight.
 """
 
 
@@ -100,6 +102,17 @@ class BatchLayout:
     shuffle: bool = False
     drop_last: bool = False
     counts: tuple[int, ...] = ()
+
+    def local_sizes(self, world_size: int) -> tuple[int, ...]:
+        """How many samples each of the ranks has, wrap-around duplicates included."""
+        base, extra = divmod(self.batch_size, world_size)
+        if self.kind == "ragged":
+            return self.counts
+        if self.kind == "replicated":
+            return (self.batch_size,) * world_size
+        if self.kind == "sampler":
+            return (base if self.drop_last or not extra else base + 1,) * world_size
+        return tuple(base + (rank < extra) for rank in range(world_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +210,4 @@ class Case:
     @property
     def local_sizes(self) -> tuple[int, ...]:
         """How many samples each rank has at every step, wrap-around duplicates included."""
-        layout, world = self.layout, self.world_size
-        base, extra = divmod(layout.batch_size, world)
-        if layout.kind == "ragged":
-            return layout.counts
-        if layout.kind == "replicated":
-            return (layout.batch_size,) * world
-        if layout.kind == "sampler":
-            return (base if layout.drop_last or not extra else base + 1,) * world
-        return tuple(base + (rank < extra) for rank in range(world))
+        return self.layout.local_sizes(self.world_size)

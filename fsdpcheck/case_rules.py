@@ -208,7 +208,7 @@ def _layout_traits(case: Case) -> Iterator[Trait]:
     facts: dict[Trait, Any] = {
         "replicated": layout.kind == "replicated" and case.world_size > 1,
         "ragged": len(set(sizes)) > 1,
-        "empty-rank": 0 in sizes,
+        "empty-rank": min(sizes) < case.step.micro_batches,
         "wrap-around": wraps,
     }
     yield from (trait for trait, holds in facts.items() if holds)
@@ -223,5 +223,6 @@ def _step_traits(case: Case) -> Iterator[Trait]:
         "momentum": step.optimizer.momentum > 0,
         "weight-decay": step.optimizer.weight_decay > 0,
         "adamw": step.optimizer.kind == "adamw",
+        "project": case.arithmetic.project,
     }
     yield from (trait for trait, holds in facts.items() if holds)

@@ -58,8 +58,10 @@ def targets(case: Case) -> Tensor:
     return drawn.to(models.DTYPES[case.arithmetic.dtype])
 
 
-def batch(case: Case, step: int, rank: int, instrument: Tensor | None = None) -> Batch:
-    """What one rank is given at one step.
+def batch(
+    case: Case, step: int, rank: int, instrument: Tensor | None = None, device: torch.device | None = None
+) -> Batch:
+    """What one rank is given at one step, on ``device`` (CPU if None).
 
     ``instrument`` [steps, D, R] are the targets of the instrument, zeros if None. Packed targets are [b, F + R];
     ``loss_scale`` is W/N, or 1/N when the batch is replicated.
@@ -71,7 +73,8 @@ def batch(case: Case, step: int, rank: int, instrument: Tensor | None = None) ->
         rows_DR = instrument[step].to(body_DF.dtype)
     packed_DP = torch.cat([body_DF, rows_DR], dim=1)
     micro_batches = tuple(
-        MicroBatch(all_inputs[list(chunk)], packed_DP[list(chunk)], chunk) for chunk in indices(case, step)[rank]
+        MicroBatch(all_inputs[list(chunk)].to(device), packed_DP[list(chunk)].to(device), chunk)
+        for chunk in indices(case, step)[rank]
     )
     ranks = 1 if case.layout.kind == "replicated" else case.world_size
     return Batch(micro_batches, ranks / case.step.normaliser)
