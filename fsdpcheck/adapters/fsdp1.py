@@ -114,6 +114,7 @@ class FullyShardedDataParallelAdapter:
                 "float32",
                 "rows<ranks",
                 "uneven-rows",
+                "project",
             }
         ),  # fmt: skip
         observables=frozenset({"params", "grads", "grad_norm"}),

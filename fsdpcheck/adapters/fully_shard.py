@@ -73,6 +73,7 @@ class FullyShard:
                 "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
                 "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync",
                 "mean", "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows",
+                "project",
             }
         ),  # fmt: skip
         observables=frozenset({"params", "grads", "grad_norm"}),

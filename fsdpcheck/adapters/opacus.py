@@ -35,7 +35,7 @@ _ACCEPTS: frozenset[Trait] = frozenset(
     {
         "bias", "tokens", "sequence", "padding_idx", "layer-norm", "frozen", "root-parameters", "keep-unsharded",
         "ragged", "empty-rank", "wrap-around", "micro-batches", "mean", "momentum", "weight-decay", "adamw", "float32",
-        "rows<ranks", "uneven-rows",
+        "rows<ranks", "uneven-rows", "project",
     }
 )  # fmt: skip
 """Not "tied": "Parameter tying is not supported with FSDP" (GradSampleHooksFastGradientClippingFSDP). Not "no-sync" and
