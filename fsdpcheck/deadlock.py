@@ -7,7 +7,7 @@ is stronger than some backends; a hang that a buffering backend may get past is 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import networkx as nx  # type: ignore[import-untyped]
 
 from fsdpcheck.execution import Failure, FailureKind, RankState
 from fsdpcheck.matching import (
+    LOCAL,
     POINT_TO_POINT,
     Instance,
     Sides,
@@ -111,7 +112,8 @@ def explain(
     sides = _issued(states, traces)
     kind, headline, exception = _verdict(states, sides)
     lines = [headline, *_rank_lines(states, sides), *_missing_lines(states, sides), *_ring_line(states, sides)]
-    lines += [f"rank {state.rank} raised:\n{state.text.rstrip()}" for state in _first_of_each_exception(states)]
+    if kind in ("raised", "mismatch"):
+        lines += [f"rank {state.rank} raised:\n{state.text.rstrip()}" for state in _first_of_each_exception(states)]
     ranks = tuple(_rank_state(states[rank], sides) for rank in sorted(states))
     return Failure(kind, "\n".join(lines), ranks, exception, seconds if kind in _HANGS else None)
 
@@ -145,8 +147,8 @@ def _issued(states: Mapping[int, State], traces: Mapping[int, Sequence[Collectiv
 
 
 def _is_stuck(collective: Collective, sides: Sides) -> bool:
-    if collective.op in POINT_TO_POINT:
-        return False
+    if collective.op in LOCAL:
+        return collective.op not in POINT_TO_POINT
     key = instance(collective)
     return bool(absent(key, sides)) or disagrees(sides[key])
 
@@ -174,10 +176,16 @@ def _hopeless(states: Mapping[int, State], sides: Sides) -> set[int]:
     may_move = {rank for rank, state in states.items() if isinstance(state, Running) or _leaves_early(state)}
     while True:
         waits = set(blocked) - may_move
-        freed = {rank for rank in waits if may_move.issuperset(absent(instance(blocked[rank].collective), sides))}
+        freed = {rank for rank in waits if _may_be_freed(blocked[rank].collective, may_move, sides)}
         if not freed:
             return waits
         may_move |= freed
+
+
+def _may_be_freed(collective: Collective, may_move: set[int], sides: Sides) -> bool:
+    if collective.op in LOCAL:
+        return bool(may_move)
+    return may_move.issuperset(absent(instance(collective), sides))
 
 
 def _leaves_early(state: State) -> bool:
@@ -212,8 +220,8 @@ def _describe(state: State, sides: Sides) -> str:
 
 
 def _waits_for(collective: Collective, sides: Sides) -> str:
-    if collective.op in POINT_TO_POINT:
-        return "waiting for its peer"
+    if collective.op in LOCAL:
+        return "waiting for another rank to act"
     missing = absent(instance(collective), sides)
     return f"waiting for {ranks_text(missing)}" if missing else "all members present"
 
@@ -238,7 +246,7 @@ def _ring_line(states: Mapping[int, State], sides: Sides) -> list[str]:
     """The story of a deadlock across groups: ranks that wait for one another in a ring."""
     graph = nx.DiGraph()
     for rank, state in sorted(states.items()):
-        if isinstance(state, Blocked) and state.collective.op not in POINT_TO_POINT:
+        if isinstance(state, Blocked) and state.collective.op not in LOCAL:
             others = absent(instance(state.collective), sides)
             graph.add_edges_from((rank, other) for other in others if isinstance(states.get(other), Blocked))
     ring = _ring(graph)
@@ -257,7 +265,7 @@ def _program_order(traces: Mapping[int, Sequence[Collective]]) -> Any:
     graph = nx.DiGraph()
     for trace in traces.values():
         previous: Instance | None = None
-        for collective in (call for call in trace if call.op not in POINT_TO_POINT):
+        for collective in (call for call in trace if call.op not in LOCAL):
             if previous is not None:
                 graph.add_edge(previous, instance(collective))
             if not collective.asynchronous:

@@ -7,12 +7,15 @@ from an instance until it issues the call. An instance is complete when every me
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from fsdpcheck.trace import Collective, Trace
+from fsdpcheck.trace import Collective
 
 POINT_TO_POINT = frozenset({"send", "recv", "recv_anysource"})
-"""Not collectives: they have no instance, and a rank blocked in one is never part of a proof."""
+"""A rank blocked in one is never part of a proof: its peer is not known here."""
+
+LOCAL = POINT_TO_POINT | {"store.get"}
+"""Waits that are no collective: they have no instance."""
 
 _ONE_SIDED = {
     "gather": ("output dtype", "output shape"),
@@ -53,12 +56,12 @@ def _fields(collective: Collective) -> Iterator[tuple[str, object]]:
         yield f"{name} shape", tuple(shape for _, shape in tensors)
 
 
-def match(traces: Mapping[int, Trace]) -> Sides:
+def match(traces: Mapping[int, Sequence[Collective]]) -> Sides:
     """Sort the calls of all ranks into instances."""
     sides: dict[Instance, dict[int, Collective]] = defaultdict(dict)
     for rank in sorted(traces):
         for collective in traces[rank]:
-            if collective.op not in POINT_TO_POINT:
+            if collective.op not in LOCAL:
                 sides[instance(collective)].setdefault(rank, collective)
     return dict(sides)
 

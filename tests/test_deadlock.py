@@ -71,6 +71,14 @@ def test_point_to_point_is_never_part_of_a_proof() -> None:
     assert not nobody_can_move(by_rank(Blocked(0, call("recv")), Finished(1)))
 
 
+def test_ranks_that_wait_for_a_store_key_nobody_sets_are_a_deadlock() -> None:
+    waits = [Blocked(rank, Collective("store.get", PAIR, "store key 'x'", 0)) for rank in PAIR]
+    assert nobody_can_move(by_rank(*waits))
+    failure = explain(by_rank(*waits))
+    assert failure.kind == "deadlock"
+    assert "waiting for another rank to act" in failure.text
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
