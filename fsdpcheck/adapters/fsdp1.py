@@ -11,10 +11,19 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup
+from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup, Trait
 from fsdpcheck.adapters._plain import local_loss
 
 _WRAPPER = "_fsdp_wrapped_module."
+
+
+_ACCEPTS: frozenset[Trait] = frozenset(
+    {
+        "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
+        "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
+        "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows",
+    }
+)  # fmt: skip
 
 
 class _Trainer:
@@ -37,7 +46,7 @@ class _Trainer:
             with nullcontext() if sync else self._model.no_sync():
                 loss = local_loss(self._model, micro, batch, self._setup)
                 self._setup.notify("after_forward", self)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
         self._setup.notify("after_reduce", self)
         if self._setup.step.max_grad_norm is not None:
             self._grad_norm = self._model.clip_grad_norm_(self._setup.step.max_grad_norm).detach().clone()
@@ -85,38 +94,12 @@ def _canonical(name: str) -> str:
 
 
 class FullyShardedDataParallelAdapter:
-    """Units wrapped through a CustomPolicy, then the root. Tied layers must be in one unit (torch.distributed.fsdp.wrap)."""
+    """Units wrapped through a CustomPolicy, then the root. Tied layers must be in one unit (see fsdp.wrap)."""
 
     name = "fsdp1"
     features = Features(
         promises=frozenset({"plain", "global-norm"}),
-        accepts=frozenset(
-            {
-                "bias",
-                "tokens",
-                "sequence",
-                "padding_idx",
-                "layer-norm",
-                "tied",
-                "frozen",
-                "root-parameters",
-                "keep-unsharded",
-                "replicated",
-                "ragged",
-                "empty-rank",
-                "wrap-around",
-                "micro-batches",
-                "no-sync",
-                "mean",
-                "momentum",
-                "weight-decay",
-                "adamw",
-                "float32",
-                "rows<ranks",
-                "uneven-rows",
-                "project",
-            }
-        ),  # fmt: skip
+        accepts=_ACCEPTS,
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="float32", eps=1e-6),
         reasons={

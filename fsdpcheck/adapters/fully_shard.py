@@ -8,8 +8,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup
+from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup, Trait
 from fsdpcheck.adapters._plain import local_loss
+
+_ACCEPTS: frozenset[Trait] = frozenset(
+    {
+        "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
+        "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
+        "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows",
+    }
+)  # fmt: skip
 
 
 def _full(tensor: Tensor) -> Tensor:
@@ -34,7 +42,7 @@ class _Trainer:
             self._model.set_requires_gradient_sync(self._setup.step.sync_every or number == last)
             loss = local_loss(self._model, micro, batch, self._setup)
             self._setup.notify("after_forward", self)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         self._setup.notify("after_reduce", self)
         self._clip()
         self._setup.notify("before_step", self)
@@ -68,14 +76,7 @@ class FullyShard:
     name = "fully_shard"
     features = Features(
         promises=frozenset({"plain", "global-norm"}),
-        accepts=frozenset(
-            {
-                "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
-                "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync",
-                "mean", "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows",
-                "project",
-            }
-        ),  # fmt: skip
+        accepts=_ACCEPTS,
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         reasons={

@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from opacus import PrivacyEngine
-from opacus.utils.fsdp_utils import FSDP2Wrapper
+from opacus import PrivacyEngine  # type: ignore[import-untyped,import-not-found,unused-ignore]
+from opacus.utils.fsdp_utils import FSDP2Wrapper  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -121,14 +120,14 @@ class GhostFsdp:
         )
 
     def build(self, model: nn.Module, setup: Setup) -> _Trainer:
-        module = FSDP2Wrapper(model)
-        assert isinstance(module, FSDPModule)
-        module.set_reshard_after_forward(setup.mesh.reshard_after_forward)
+        module: Any = FSDP2Wrapper(model)
+        module.set_reshard_after_forward(setup.mesh.reshard_after_forward)  # the wrapper has no such option
+        loss: Any = setup.loss
         with _quiet():
-            private, optimizer, criterion, _ = PrivacyEngine().make_private(  # type: ignore[misc]
+            private, optimizer, criterion, _ = PrivacyEngine().make_private(
                 module=module,
                 optimizer=setup.optimizer(module.parameters()),
-                criterion=setup.loss.with_reduction(self._reduction),  # type: ignore[operator]
+                criterion=loss.with_reduction(self._reduction),
                 data_loader=_loader(setup.step.normaliser),
                 noise_multiplier=0.0,
                 max_grad_norm=setup.clip_norm,
