@@ -70,16 +70,22 @@ BACKEND = "fsdpcheck"
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _UNITS = (os.path.join("distributed", "fsdp", ""), os.path.join("distributed", "_composable", ""))
 _OURS = str(Path(__file__).parent) + os.sep
+_STANDARD = str(Path(os.__file__).parent) + os.sep
+_GLUE = "typing_extensions.py"
 _IMPLEMENTATIONS = tuple(_OURS + name + os.sep for name in ("impl", "adapters"))
 
 
 def is_plumbing(filename: str) -> bool:
-    """Whether a file is no part of an implementation: torch outside its FSDP folders, the harness, frozen code."""
+    """Whether a file is no part of an implementation: torch outside its FSDP folders, the harness, Python's own."""
     if filename.startswith(_TORCH):
         return not any(part in filename for part in _UNITS)
     if filename.startswith(_OURS):
         return not filename.startswith(_IMPLEMENTATIONS)
-    return filename.startswith("<")
+    return filename.startswith("<") or filename.endswith(_GLUE) or _is_standard_library(filename)
+
+
+def _is_standard_library(filename: str) -> bool:
+    return filename.startswith(_STANDARD) and "site-packages" not in filename
 
 
 def group_identity(group: Any) -> tuple[str, tuple[int, ...]]:

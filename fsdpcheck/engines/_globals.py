@@ -27,12 +27,16 @@ _WORLD_ENVIRONMENT = ("GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_AD
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """One piece of global state. ``cheap``: to read costs less than to write, so it is written only when it differs."""
+    """One piece of global state. ``cheap``: to read costs less than to write, so it is written only when it differs.
+
+    ``mutable``: a thing that ranks change in place; it is another one when it is another object.
+    """
 
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
     cheap: bool = True
+    mutable: bool = False
 
 
 def _cuda_swaps() -> list[Swap]:
@@ -49,15 +53,15 @@ def _swaps() -> list[Swap]:
     return [
         Swap("torch.rng", torch.default_generator.get_state, torch.default_generator.set_state, cheap=False),
         Swap("random", random.getstate, random.setstate, cheap=False),
-        Swap("numpy.random", _numpy.get_bit_generator, _numpy.set_bit_generator),
+        Swap("numpy.random", _numpy.get_bit_generator, _numpy.set_bit_generator, mutable=True),
         Swap("environment", lambda: _read(_RANK_ENVIRONMENT), lambda values: _write(_RANK_ENVIRONMENT, values)),
         Swap("default dtype", torch.get_default_dtype, torch.set_default_dtype),
         Swap("deterministic", _read_deterministic, _write_deterministic),
         Swap("matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
         Swap("mkldnn", lambda: torch.backends.mkldnn.enabled, lambda on: setattr(torch.backends.mkldnn, "enabled", on)),
-        Swap("warnings.filters", lambda: warnings.filters, _write_filters),
-        Swap("stdout", lambda: sys.stdout, lambda stream: setattr(sys, "stdout", stream)),
-        Swap("stderr", lambda: sys.stderr, lambda stream: setattr(sys, "stderr", stream)),
+        Swap("warnings.filters", lambda: warnings.filters, _write_filters, mutable=True),
+        Swap("stdout", lambda: sys.stdout, lambda stream: setattr(sys, "stdout", stream), mutable=True),
+        Swap("stderr", lambda: sys.stderr, lambda stream: setattr(sys, "stderr", stream), mutable=True),
         Swap("logging.disable", lambda: logging.root.manager.disable, logging.disable),
         Swap("working directory", os.getcwd, os.chdir),
         *_cuda_swaps(),
@@ -92,21 +96,28 @@ class RankGlobals:
 
     def _put_back(self, values: list[Any]) -> None:
         for swap, value in zip(self._swaps, values, strict=True):
-            if not swap.cheap or swap.read() != value:
+            if not swap.cheap or _differ(swap, swap.read(), value):
                 swap.write(value)
 
     def _fresh(self, rank: int) -> list[Any]:
-        """What a newly started process of this rank would have: fixed seeds, its environment, copies of the rest."""
+        """What a newly started process of this rank would have: fixed seeds, its environment, copies of the rest.
+
+        Warnings are ignored: W ranks would give each W times, and the caller's "error" filter would fail a rank for it.
+        """
         state = dict(zip((swap.name for swap in self._swaps), self._outside, strict=True))
         state["torch.rng"] = torch.Generator().manual_seed(0).get_state()
         state["random"] = random.Random(0).getstate()
         state["numpy.random"] = np.random.MT19937(0)
         state["environment"] = (str(rank), str(rank))
-        state["warnings.filters"] = list(warnings.filters)
+        state["warnings.filters"] = [("ignore", None, Warning, None, 0)]
         for swap in self._swaps:
             if isinstance(swap, _ModuleGlobal):
                 state[swap.name] = swap.fresh()
         return list(state.values())
+
+
+def _differ(swap: Swap, now: Any, then: Any) -> bool:
+    return now is not then and (swap.mutable or bool(now != then))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,12 @@ def installed(names: Sequence[str]) -> Iterator[Hits]:
         yield Hits(counters)
 
 
+def check(names: Sequence[str]) -> None:
+    """Raise UsageError for a name that is no install, without putting anything in place."""
+    for name in names:
+        _resolve(name)
+
+
 def _resolve(name: str) -> Any:
     module, _, attribute = name.partition(":")
     try:

@@ -45,7 +45,7 @@ class SimulatedStore(_Store):
         assert rank is not None
         while key not in self._values:
             self._waiting[rank] = key
-            run.blocked_in[rank] = Collective("store.get", tuple(run.traces), f"store key {key!r}", 0)
+            run.blocked_in[rank] = Collective("store.get", tuple(run.traces), "store", 0, subject=f"key {key!r}")
             run.baton.block(rank)
             del run.blocked_in[rank]
         return self._values[key]

@@ -13,8 +13,9 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -31,6 +32,8 @@ from fsdpcheck.execution import Execution, Failure, RankResult, RankState, RunRe
 from fsdpcheck.program import rank_program
 from fsdpcheck.trace import Collective
 
+Program = Callable[[RunRequest, int, torch.device, RankResult], None]
+
 _COLLECT_ALL_EVERY = 100
 _ANALYSED_WHOLE = 10_000
 """Calls of a run up to which a stand-still is explained with every rank's number of calls."""
@@ -40,13 +43,18 @@ class SimulatedEngine:
     """Runs requests on simulated ranks; one pool of rank threads a world size, replaced after any failure.
 
     ``budget_seconds``: a limit the user sets on one run for ranks that never stop computing; the failure is then
-    "no progress" with every rank's stack, and never a deadlock. None: no limit.
+    "no progress" with every rank's stack, and never a deadlock. None: no limit. ``program`` is what each rank runs.
     """
 
     name = "simulated"
 
-    def __init__(self, device: str | torch.device = "cpu", budget_seconds: float | None = None) -> None:
-        self._device, self._budget = torch.device(device), budget_seconds
+    def __init__(
+        self,
+        device: str | torch.device = "cpu",
+        budget_seconds: float | None = None,
+        program: Program = rank_program,
+    ) -> None:
+        self._device, self._budget, self._program = torch.device(device), budget_seconds, program
         self._pools: dict[int, Pool] = {}
         self._runs = 0
 
@@ -63,7 +71,8 @@ class SimulatedEngine:
             with ExitStack() as stack:
                 stack.enter_context(_quiet_collector(self._sweep))
                 hits = stack.enter_context(_installs.installed(request.installs))
-                run = pool.run(request, adapter.features.rank_local, self._device, self._budget)
+                job = partial(self._program, request)
+                run = pool.run(SimulatedRun(request, adapter.features.rank_local), job, self._device, self._budget)
                 run.execution.install_hits = hits.read()
         except BaseException:
             self._discard(world_size)
@@ -102,8 +111,8 @@ def _quiet_collector(sweep: Any) -> Iterator[None]:
 class SimulatedRun:
     """The state of one run, shared by its ranks; only the rank that holds the baton touches it."""
 
-    def __init__(self, request: RunRequest, world_size: int, rank_local: tuple[str, ...]) -> None:
-        self.request = request
+    def __init__(self, request: RunRequest, rank_local: tuple[str, ...]) -> None:
+        world_size = request.case.world_size
         self.globals = RankGlobals(world_size, rank_local)
         choose = CHOICES[request.schedule]
         self.baton = Baton(world_size, choose, self.globals.leave, self.globals.enter, self._stuck)
@@ -177,20 +186,24 @@ class Pool:
         self._started = False
 
     def run(
-        self, request: RunRequest, rank_local: tuple[str, ...], device: torch.device, budget: float | None
+        self,
+        run: SimulatedRun,
+        program: Callable[[int, torch.device, RankResult], None],
+        device: torch.device,
+        budget: float | None,
     ) -> SimulatedRun:
-        """Run one request to its end or failure. Raises only what the caller's own thread does (KeyboardInterrupt)."""
-        run = self.current = SimulatedRun(request, self.world_size, rank_local)
+        """Run to the end or a failure. Raises only what the caller's own thread does (KeyboardInterrupt)."""
+        self.current = run
         first, self._started = not self._started, True
 
         def job(rank: int) -> None:
             if first:
                 dist.init_process_group(
-                    torch_private.BACKEND, rank=rank, world_size=self.world_size, store=cast(dist.Store, self.store)
+                    torch_private.BACKEND, rank=rank, world_size=self.world_size, store=cast(Any, self.store)
                 )
             groups = torch_private.groups_of_this_thread()
             run.initialised.add(rank)
-            rank_program(request, rank, device, run.results[rank])
+            program(rank, device, run.results[rank])
             torch_private.forget_groups_but(groups)
 
         self._job = job
