@@ -1,4 +1,12 @@
-"""The reference implementation: flat-parameter sharding with ghost clipping, written to be read."""
+"""The reference implementation: flat-parameter sharding with ghost clipping, written to be read.
+
+Reading order: ``flat`` (one buffer, its shards and padding), ``shard`` (a unit: gather, free, reduce), ``wrap`` (a
+model of units: what happens around forward and backward), ``norms/`` (per-sample squared norms, one layer type a
+file), ``hooks`` (activations and backprops), ``aggregate`` (norms over ranks), ``clip``, ``step`` (the training step).
+``collectives`` is the only file that talks to other ranks; ``fault`` and ``faults`` plant bugs on purpose.
+
+Files call one another through the module (``clip.factors(...)``), so that a planted fault is seen by every caller.
+"""
 
 if __name__ != "fsdpcheck.impl":  # a second copy of the code: a fault planted in one is invisible in the other
     raise ImportError(f"import this package as fsdpcheck.impl, never as {__name__}: one module object a source file")

@@ -1,0 +1,107 @@
+"""The reference implementation: ``fsdpcheck.impl``, flat-parameter sharding with ghost clipping."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fsdpcheck.adapters._base import Batch, FactorRule, Features, GlobalNormRule, Setup, Shard, Trait
+from fsdpcheck.errors import NotSupported
+
+if TYPE_CHECKING:
+    from fsdpcheck.impl.step import Trainer
+
+_ACCEPTS: frozenset[Trait] = frozenset(
+    {
+        "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
+        "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
+        "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
+    }
+)  # fmt: skip
+
+
+class _Trainer:
+    """``impl.step.Trainer`` behind the adapter protocol, with every observable. ``impl`` is public for observers."""
+
+    def __init__(self, impl: Trainer) -> None:
+        self.impl = impl
+
+    def step(self, batch: Batch) -> None:
+        from fsdpcheck.impl.step import MicroBatch
+
+        self.impl.step([MicroBatch(micro.inputs, micro.targets, micro.indices) for micro in batch.micro_batches])
+
+    def parameters(self) -> dict[str, Tensor]:
+        return self.impl.model.full_values()
+
+    def gradients(self) -> dict[str, Tensor]:
+        return self.impl.model.full_gradients()
+
+    def norms(self) -> Tensor:
+        return torch.cat(self.impl.report.norms)
+
+    def factors(self) -> Tensor:
+        return torch.cat(self.impl.report.factors)
+
+    def grad_norm(self) -> Tensor:
+        assert self.impl.report.grad_norm is not None, "asked for a gradient norm in a step that does not clip"
+        return self.impl.report.grad_norm
+
+    def shards(self) -> list[Shard]:
+        """Live shards of every buffer: of parameters, and of gradients once they are reduced."""
+        found = []
+        for unit in self.impl.model.units:
+            for buffer in unit.buffers:
+                name = unit.fqn if buffer.trainable else f"{unit.fqn} frozen"
+                found.append(Shard(name, buffer.shard.detach(), buffer.padding))
+                if buffer.shard.grad is not None:
+                    found.append(Shard(f"{name} gradient", buffer.shard.grad.detach(), buffer.padding))
+        return found
+
+    def local_tensors(self) -> list[Tensor]:
+        return [shard.detach() for shard in self.impl.model.shards()]
+
+
+class Reference:
+    """Promises everything, exactly: its clip factors are a function of the one squared norm."""
+
+    name = "reference"
+    features = Features(
+        promises=frozenset(
+            {"plain", "private", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms"}
+        ),
+        accepts=_ACCEPTS,
+        observables=frozenset({"params", "grads", "norms", "factors", "shards", "grad_norm"}),
+        owns_loss_scale=True,
+        factor=FactorRule(eps=1e-6, expression="divide", nested=False),
+        global_norm=GlobalNormRule(nested=False, dtype="case", eps=1e-6),
+    )
+
+    def build(self, model: nn.Module, setup: Setup) -> _Trainer:
+        from fsdpcheck.impl import step
+
+        if setup.mesh.dp_replicate != 1:
+            raise NotSupported(f"the reference shards over one axis, got dp_replicate={setup.mesh.dp_replicate}")
+        options = step.Options(
+            normaliser=setup.step.normaliser,
+            replicated=setup.replicated,
+            clip_norm=setup.clip_norm if setup.step.private else None,
+            max_grad_norm=setup.step.max_grad_norm,
+            sync_every=setup.step.sync_every,
+            reshard_after_forward=setup.mesh.reshard_after_forward,
+            contribution=setup.step.contribution,
+            deferred=setup.step.norms == "deferred",
+        )
+        units = [name for names in setup.units for name in names]
+        trainer: _Trainer
+
+        def notify(moment: step.Moment) -> None:
+            setup.notify(moment, trainer)
+
+        trainer = _Trainer(step.Trainer(model, units, setup.loss, setup.optimizer, options, notify=notify))
+        return trainer
+
+
+adapter = Reference()

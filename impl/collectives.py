@@ -1,0 +1,76 @@
+"""Every message between ranks, by name. Nothing else in this package calls ``torch.distributed`` collectives.
+
+Each function takes ``unit``: the object, with a canonical name ``fqn``, whose data travels. It is not used for the
+arithmetic; it is in the frame so that a tracer can tell two equally shaped collectives apart (bug class "same shape,
+other order", PyTorch pull request 75902).
+
+Averages are one exact sum followed by one division where the backend does so (gloo). A group of one rank communicates
+nothing and divides by nothing; an empty buffer is not sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# torch 2.13 renamed the two flat-buffer collectives and deprecated the old names.
+_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+_reduce_scatter = dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
+
+
+class Named(Protocol):
+    """Anything with a canonical name."""
+
+    @property
+    def fqn(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The name of data that belongs to no unit, such as a vector of norms."""
+
+    fqn: str
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One mesh axis as this rank sees it: its process group, the rank inside it and the number W of its ranks."""
+
+    group: dist.ProcessGroup | None
+    rank: int
+    size: int
+
+
+def axis(group: dist.ProcessGroup | None = None) -> Axis:
+    """The axis of ``group`` (None: the default group; without ``init_process_group``, an axis of one rank)."""
+    if not dist.is_initialized():
+        return Axis(None, 0, 1)
+    return Axis(group, dist.get_rank(group), dist.get_world_size(group))
+
+
+def all_gather(unit: Named, full: Tensor, shard: Tensor, axis: Axis) -> None:
+    """``full`` [W*s] becomes the shards [s] of all ranks, end to end in rank order."""
+    if axis.size == 1 or full.numel() == 0:
+        full.copy_(shard)
+    else:
+        _all_gather(full, shard, group=axis.group)
+
+
+def reduce_scatter_average(unit: Named, full: Tensor, axis: Axis) -> Tensor:
+    """This rank's piece [s] of the mean over ranks of ``full`` [W*s]; with one rank, ``full`` itself."""
+    if axis.size == 1 or full.numel() == 0:
+        return full
+    shard = torch.empty(full.numel() // axis.size, dtype=full.dtype, device=full.device)
+    _reduce_scatter(shard, full, op=dist.ReduceOp.AVG, group=axis.group)
+    return shard
+
+
+def all_reduce_sum(unit: Named, values: Tensor, axis: Axis) -> Tensor:
+    """``values`` summed over the ranks, in place; returned for convenience."""
+    if axis.size > 1:
+        dist.all_reduce(values, op=dist.ReduceOp.SUM, group=axis.group)
+    return values

@@ -1,0 +1,111 @@
+"""FlatBuffer: parameters laid end to end in one 1-D buffer, of which each rank keeps one shard.
+
+n = elements of all parameters, W = ranks, s = ceil(n / W) = elements of a shard, the same on every rank::
+
+    parameters   |--- weight ---|- bias -|
+    full [W*s]   |--- weight ---|- bias -|00|      n=10, W=3: s=4, shards 4 + 4 + 2, and 2 elements of padding
+    shards [s]   | rank 0  | rank 1  | rank 2 |
+
+Guarantees. Padding is zero after construction, after a gradient has been reduced (gradients are packed into zeros) and
+after any optimizer that maps (value 0, gradient 0) to 0; it is never read: parameters are views of the first n
+elements. When n < W, whole shards are padding. With one rank the shard *is* the full buffer, not a copy.
+
+Source: FlatParameter of FSDP, Zhao et al. 2023, arXiv:2304.11277, section 3.2; ZeRO, Rajbhandari et al. 2019,
+arXiv:1910.02054.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .collectives import Axis
+
+
+class FlatBuffer:
+    """One rank's side of a sharded buffer of ``named`` parameters (at least one; one dtype, one device).
+
+    ``shard`` [s] is what persists and, if ``trainable``, what the optimizer updates. ``full`` [W*s] holds memory only
+    while allocated. The parameters stay the same objects for ever: allocated, each views its piece of ``full``; freed,
+    each is an empty tensor, because reading a view of a freed storage would crash the process.
+    """
+
+    def __init__(self, named: Mapping[str, nn.Parameter], axis: Axis, trainable: bool) -> None:
+        self.names = list(named)
+        self.parameters = list(named.values())
+        _check_uniform(named)
+        self.axis = axis
+        self.trainable = trainable
+        self.shapes = [parameter.shape for parameter in self.parameters]
+        self.sizes = [parameter.numel() for parameter in self.parameters]
+        self.numel = sum(self.sizes)
+        self.shard_numel = -(-self.numel // axis.size)
+        self.full = self.pack([parameter.detach() for parameter in self.parameters])
+        shard = self.full if axis.size == 1 else self.full[self.start : self.start + self.shard_numel].clone()
+        self.shard = nn.Parameter(shard, requires_grad=trainable)
+        self.attach()
+
+    @property
+    def start(self) -> int:
+        """Position in the full buffer of this rank's first element."""
+        return self.axis.rank * self.shard_numel
+
+    @property
+    def real(self) -> int:
+        """How many elements of this rank's shard are parameters: the first ``real`` ones. 0 if it is all padding."""
+        return min(max(self.numel - self.start, 0), self.shard_numel)
+
+    @property
+    def padding(self) -> slice:
+        """The slice of a shard that is padding; empty on most ranks."""
+        return slice(self.real, self.shard_numel)
+
+    def pack(self, pieces: Sequence[Tensor | None]) -> Tensor:
+        """A new buffer [W*s] with one piece a parameter, in order; a missing piece and the padding are zero."""
+        first = self.parameters[0]
+        flat = torch.zeros(self.shard_numel * self.axis.size, dtype=first.dtype, device=first.device)
+        for view, piece in zip(self.views(flat), pieces, strict=True):
+            if piece is not None:
+                view.copy_(piece)
+        return flat
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Views of ``flat`` [W*s], one a parameter, in the parameter's shape. They end before the padding."""
+        pieces = torch.split_with_sizes(flat[: self.numel], self.sizes)
+        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+    def position(self, parameter: nn.Parameter) -> int:
+        """The number of ``parameter`` in this buffer."""
+        return next(i for i, own in enumerate(self.parameters) if own is parameter)
+
+    def owned(self, position: int) -> slice:
+        """The part of the flattened parameter number ``position`` that lies in this rank's shard; maybe empty."""
+        offset = sum(self.sizes[:position])
+        stop = self.start + self.real - offset
+        first = min(max(self.start - offset, 0), self.sizes[position])
+        return slice(first, max(first, min(stop, self.sizes[position])))
+
+    def allocate(self) -> Tensor:
+        """Give ``full`` its memory back, contents undefined, and return it."""
+        self.full.untyped_storage().resize_(self.full.numel() * self.full.element_size())
+        return self.full
+
+    def attach(self) -> None:
+        """Let every parameter view its piece of ``full``."""
+        for parameter, view in zip(self.parameters, self.views(self.full), strict=True):
+            parameter.data = view
+
+    def free(self) -> None:
+        """Return the memory of ``full``. Views that autograd saved survive: they read the storage refilled later."""
+        for parameter in self.parameters:
+            parameter.data = self.full.new_empty(0)
+        self.full.untyped_storage().resize_(0)
+
+
+def _check_uniform(named: Mapping[str, nn.Parameter]) -> None:
+    kinds = {(parameter.dtype, parameter.device): name for name, parameter in named.items()}
+    if len(kinds) > 1:
+        seen = ", ".join(f"{name} is {dtype} on {device}" for (dtype, device), name in kinds.items())
+        raise TypeError(f"parameters of one unit need one dtype and one device, got: {seen}; put them in other units")

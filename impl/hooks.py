@@ -1,0 +1,167 @@
+"""Recorder: captures activations and outputs in forward, turns backprops into squared-norm terms in a first backward.
+
+The first backward asks autograd for gradients with respect to layer *outputs* only, so no weight gradient is formed and
+no parameter's ``.grad`` is touched: nothing unclipped exists that could leak.
+
+*Immediate*: each layer's term is computed inside the backward, when its backprop arrives. *Deferred*: after the whole
+backward. Both add the same terms in the same order, so they agree bit for bit. Neither touches a parameter: a term
+needs activations, backprops and flags only, so no rank can be made to gather anything inside a hook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import norms
+from .aggregate import Contribution, Terms
+from .shard import FlatUnit
+from .wrap import ShardedModel
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with trainable parameters, its norm rule, the unit that shards it, and what this rank contributes."""
+
+    name: str
+    module: nn.Module
+    rule: ModuleType
+    unit: FlatUnit
+    contribution: Contribution
+
+
+@dataclass(frozen=True)
+class Record:
+    """One layer in one forward: ``activations`` is its input, ``output`` still hangs on the graph."""
+
+    layer: Layer
+    activations: Tensor
+    output: Tensor
+    version: int
+
+
+class Recorder:
+    """Records every forward of ``layers`` that builds a graph, until ``squared_norm_terms`` uses the records up."""
+
+    def __init__(self, layers: Sequence[Layer], deferred: bool) -> None:
+        self.deferred = deferred
+        self.records: list[Record] = []
+        for layer in layers:
+            layer.module.register_forward_hook(partial(self._record, layer))
+
+    def squared_norm_terms(self, losses: Tensor) -> Terms:
+        """First backward: the terms [b] of this rank's squared per-sample gradient norms of ``losses`` [b].
+
+        The graph stays for a second backward.
+        """
+        records, self.records = self.records, []
+        for record in records:
+            if record.output._version != record.version:
+                raise RuntimeError(f"the output of {record.layer.name} was changed in place: its gradient is lost")
+        backward = self._deferred if self.deferred else self._immediate
+        return _sum_terms(records, backward(records, losses), losses)
+
+    def _deferred(self, records: Sequence[Record], losses: Tensor) -> list[Tensor | None]:
+        gradients = backprops(records, losses)
+        return [None if g is None else term(record, g) for record, g in zip(records, gradients, strict=True)]
+
+    def _immediate(self, records: Sequence[Record], losses: Tensor) -> list[Tensor | None]:
+        terms: list[Tensor | None] = [None] * len(records)
+
+        def arrived(position: int, gradient: Tensor) -> None:
+            terms[position] = term(records[position], gradient)
+
+        handles = [
+            record.output.register_hook(partial(arrived, position))  # type: ignore[no-untyped-call]
+            for position, record in enumerate(records)
+        ]
+        backprops(records, losses)
+        for handle in handles:
+            handle.remove()
+        return terms
+
+    def _record(self, layer: Layer, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if any(record.layer is layer for record in self.records):
+            raise NotImplementedError(f"{layer.name} runs twice in one forward: its norm is that of a sum, not covered")
+        self.records.append(Record(layer, inputs[0].detach(), output, output._version))
+
+
+def backprops(records: Sequence[Record], losses: Tensor) -> Sequence[Tensor | None]:
+    """Gradients of sum(losses) with respect to each recorded output; None where the loss does not depend on it."""
+    if not records or not losses.requires_grad:
+        return [None] * len(records)
+    outputs = [record.output for record in records]
+    return torch.autograd.grad(losses, outputs, torch.ones_like(losses), retain_graph=True, allow_unused=True)
+
+
+def term(record: Record, backprop: Tensor) -> Tensor:
+    """[b]: the squared norm of this layer's per-sample gradients, or of the part of them this rank's shard owns."""
+    layer = record.layer
+    with torch.no_grad():
+        if layer.contribution == "complete":
+            squared: Tensor = layer.rule.squared_norm(layer.module, record.activations, backprop.detach())
+            return squared
+        gradients = layer.rule.per_sample_gradient(layer.module, record.activations, backprop.detach())
+        return owned_squared_norm(layer, gradients, backprop)
+
+
+def owned_squared_norm(layer: Layer, gradients: dict[str, Tensor], backprop: Tensor) -> Tensor:
+    """[b]: squared sum over those elements of the per-sample gradients that lie in this rank's shard."""
+    squared = backprop.new_zeros(len(backprop))
+    flat = layer.unit.trainable
+    assert flat is not None
+    for attribute, gradient in gradients.items():
+        part = flat.owned(flat.position(getattr(layer.module, attribute)))
+        squared = squared + gradient.flatten(1)[:, part].square().sum(1)
+    return squared
+
+
+def layers_of(model: ShardedModel, contribution: str) -> list[Layer]:
+    """The layers whose norms make up a sample's norm, or an error that says why there is no right answer.
+
+    ``contribution``: "complete", "partial", or "mixed" (inner units partial, the root's own parameters complete).
+    """
+    if model.tied:
+        raise NotImplementedError(f"tied parameters {model.tied}: private training needs the norm of the sum of uses")
+    owner = {id(module): unit for unit in model.units for module in {slot.module for slot, *_ in unit.slots}}
+    layers = []
+    for name, module in model.module.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise NotImplementedError(f"{name} is a {type(module).__name__}: it mixes the samples of a batch")
+        if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+            unit = owner[id(module)]
+            partial_here = contribution == "partial" or (contribution == "mixed" and unit is not model.units[0])
+            layers.append(Layer(name, module, _rule(name, module), unit, "partial" if partial_here else "complete"))
+    return layers
+
+
+def _rule(name: str, module: nn.Module) -> ModuleType:
+    rule = norms.rule_for(module)
+    if rule is None:
+        known = ", ".join(sorted(layer.__name__ for layer in norms.rules()))
+        kind = type(module).__name__
+        raise NotImplementedError(f"{name} is a {kind} with trainable parameters, norm rules cover: {known}")
+    if reason := getattr(rule, "refusal", lambda _: "")(module):
+        raise NotImplementedError(f"{name}: {reason}")
+    return rule
+
+
+def _sum_terms(records: Sequence[Record], terms: Sequence[Tensor | None], losses: Tensor) -> Terms:
+    """Terms added up by contribution, in the order of the forward; no partial sum if no layer contributes that way."""
+    zero = torch.zeros_like(losses, requires_grad=False)
+    complete, partial_sum = zero, zero
+    for record, squared in zip(records, terms, strict=True):
+        if record.layer.contribution == "complete":
+            complete = complete + (zero if squared is None else squared)
+        else:
+            partial_sum = partial_sum + (zero if squared is None else squared)
+    has_partial = any(record.layer.contribution == "partial" for record in records)
+    return Terms(complete, partial_sum if has_partial else None)

@@ -1,0 +1,73 @@
+"""Embedding: row k of sample i's gradient is the sum of g_t over the positions t whose token is k.
+
+The rows of one token are added *before* squaring, so a token that occurs twice counts with its cross term; the row of
+``padding_idx`` has no gradient.
+
+Source: Li et al. 2021, arXiv:2110.05679, appendix F.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+LAYER = nn.Embedding
+
+
+def refusal(module: nn.Embedding) -> str:
+    """Options under which a sample's gradient is not a function of that sample alone, or is not dense."""
+    if module.max_norm is not None:
+        return "max_norm changes the weight during forward"
+    if module.scale_grad_by_freq:
+        return "scale_grad_by_freq divides by counts over the whole batch"
+    return "sparse gradients cannot be sharded flat" if module.sparse else ""
+
+
+def squared_norm(module: nn.Embedding, activations: Tensor, backprops: Tensor) -> Tensor:
+    """[B]: squared gradient norms; ``activations`` are tokens, int64 [B] or [B, ...], ``backprops`` [B, ..., p].
+
+    Memory is one row for each distinct (sample, token), never B times the vocabulary.
+    """
+    tokens_BT, g_BTp = _as_sequence(module, activations, backprops)
+    squared_B = torch.zeros(len(g_BTp), dtype=g_BTp.dtype, device=g_BTp.device)
+    if not module.weight.requires_grad:
+        return squared_B
+    pairs, place = pair_of_each_position(tokens_BT, module.num_embeddings)
+    rows = g_BTp.new_zeros(len(pairs), g_BTp.shape[2]).index_add_(0, place, g_BTp.flatten(0, 1))
+    return squared_B.index_add_(0, pairs // module.num_embeddings, rows.square().sum(1))
+
+
+def per_sample_gradient(module: nn.Embedding, activations: Tensor, backprops: Tensor) -> dict[str, Tensor]:
+    """{"weight": [B, vocabulary, p]} if it is trainable."""
+    if not module.weight.requires_grad:
+        return {}
+    tokens_BT, g_BTp = _as_sequence(module, activations, backprops)
+    samples, rows = len(tokens_BT), module.num_embeddings
+    flat = g_BTp.new_zeros(samples * rows, g_BTp.shape[2])
+    flat.index_add_(0, _pair_number(tokens_BT, rows), g_BTp.flatten(0, 1))
+    return {"weight": flat.view(samples, rows, g_BTp.shape[2])}
+
+
+def pair_of_each_position(tokens_BT: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """The distinct (sample, token) pairs as numbers sample * rows + token, and for each position which one it is."""
+    pairs, place = torch.unique(_pair_number(tokens_BT, rows), return_inverse=True)
+    return pairs, place
+
+
+def without_padding(module: nn.Embedding, tokens_BT: Tensor, g_BTp: Tensor) -> Tensor:
+    """Backprops with zeros where the token is ``padding_idx``."""
+    if module.padding_idx is None:
+        return g_BTp
+    return g_BTp.masked_fill((tokens_BT == module.padding_idx).unsqueeze(-1), 0)
+
+
+def _pair_number(tokens_BT: Tensor, rows: int) -> Tensor:
+    samples = torch.arange(len(tokens_BT), device=tokens_BT.device).unsqueeze(1)
+    return (samples * rows + tokens_BT).flatten()
+
+
+def _as_sequence(module: nn.Embedding, activations: Tensor, backprops: Tensor) -> tuple[Tensor, Tensor]:
+    positions = activations.shape[1:].numel()
+    tokens_BT = activations.reshape(activations.shape[0], positions)
+    g_BTp = backprops.reshape(activations.shape[0], positions, backprops.shape[-1])
+    return tokens_BT, without_padding(module, tokens_BT, g_BTp)

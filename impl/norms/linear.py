@@ -1,0 +1,74 @@
+"""Linear: y = x W^T + b. Sample i's weight gradient is sum_t g_t a_t^T [p, d], its bias gradient sum_t g_t [p].
+
+Two exact forms of the weight's squared norm, with A = activations [B, T, d] and G = backprops [B, T, p]:
+
+* direct: ||G^T A||_F^2. 2 T d p operations, d p numbers of memory a sample; error about kappa * eps.
+* Gram: <A A^T, G G^T>. 2 T^2 (d + p) operations, 2 T^2 numbers; error about kappa^2 * eps, so it loses digits (and in
+  low precision may come out negative) when the sum over t cancels.
+
+The Gram form is used for T = 1, where it is |a|^2 |g|^2 and nothing can cancel, and where it is at most half as
+expensive: T <= d p / (2 (d + p)). Otherwise the direct form.
+
+Source: Li et al. 2021, arXiv:2110.05679, section 4; Goodfellow 2015, arXiv:1510.01799.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+LAYER = nn.Linear
+
+
+def squared_norm(module: nn.Linear, activations: Tensor, backprops: Tensor) -> Tensor:
+    """[B]: squared gradient norms over the trainable ones of weight and bias; inputs [B, ..., d] and [B, ..., p]."""
+    a_BTd, g_BTp = _as_sequence(activations), _as_sequence(backprops)
+    squared_B = torch.zeros(len(g_BTp), dtype=g_BTp.dtype, device=g_BTp.device)
+    if module.weight.requires_grad:
+        squared_B = squared_B + weight_squared_norm(a_BTd, g_BTp)
+    if module.bias is not None and module.bias.requires_grad:
+        squared_B = squared_B + bias_squared_norm(g_BTp)
+    return squared_B
+
+
+def per_sample_gradient(module: nn.Linear, activations: Tensor, backprops: Tensor) -> dict[str, Tensor]:
+    """{"weight": [B, p, d], "bias": [B, p]}, trainable ones only."""
+    a_BTd, g_BTp = _as_sequence(activations), _as_sequence(backprops)
+    gradients = {}
+    if module.weight.requires_grad:
+        gradients["weight"] = g_BTp.transpose(1, 2) @ a_BTd
+    if module.bias is not None and module.bias.requires_grad:
+        gradients["bias"] = g_BTp.sum(1)
+    return gradients
+
+
+def weight_squared_norm(a_BTd: Tensor, g_BTp: Tensor) -> Tensor:
+    """[B], by the form that ``prefers_gram`` chooses."""
+    chosen = gram if prefers_gram(a_BTd.shape[1], a_BTd.shape[2], g_BTp.shape[2]) else direct
+    return chosen(a_BTd, g_BTp)
+
+
+def prefers_gram(T: int, d: int, p: int) -> bool:
+    """Whether the Gram form is the better one for sequences of T."""
+    return T == 1 or 2 * T * (d + p) <= d * p
+
+
+def direct(a_BTd: Tensor, g_BTp: Tensor) -> Tensor:
+    """[B]: || sum_t g_t a_t^T ||_F^2. The sum over t is complete before anything is squared."""
+    return (g_BTp.transpose(1, 2) @ a_BTd).square().sum((1, 2))
+
+
+def gram(a_BTd: Tensor, g_BTp: Tensor) -> Tensor:
+    """[B]: sum over t, t' of <a_t, a_t'> <g_t, g_t'>."""
+    return ((a_BTd @ a_BTd.transpose(1, 2)) * (g_BTp @ g_BTp.transpose(1, 2))).sum((1, 2))
+
+
+def bias_squared_norm(g_BTp: Tensor) -> Tensor:
+    """[B]: || sum_t g_t ||^2."""
+    return g_BTp.sum(1).square().sum(1)
+
+
+def _as_sequence(x: Tensor) -> Tensor:
+    """[B, T, f] from [B, f] (T = 1) or from [B, ..., f], whose middle axes are positions."""
+    positions = x.shape[1:-1].numel()
+    return x.reshape(x.shape[0], positions, x.shape[-1])

@@ -1,0 +1,136 @@
+"""FlatUnit: the parameters that are gathered and freed together, and the collectives that do it.
+
+A unit owns at most two flat buffers: its trainable parameters, and its frozen ones, which have no gradient and are
+never reduced. Between uses only the shards hold memory; ``unshard`` all-gathers, ``reshard`` frees, and
+``reduce_gradients`` turns the full local gradient into this rank's shard of the averaged one.
+
+Source: FSDP, Zhao et al. 2023, arXiv:2304.11277; the freed-and-refilled storage under unchanged parameter objects is
+what ``torch.distributed.fsdp.fully_shard`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from . import collectives, flat
+from .collectives import Axis
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place where a module holds a parameter. A tied parameter has several."""
+
+    module: nn.Module
+    attribute: str
+    name: str
+
+
+class FlatUnit:
+    """``named`` parameters of ``module``, by canonical name, sharded over ``axis``; it may be empty.
+
+    ``fqn`` is the canonical name of the module, "(root)" for the root. Every rank must pass equal values.
+    """
+
+    def __init__(
+        self, fqn: str, module: nn.Module, named: Mapping[str, nn.Parameter], slots: list[Slot], axis: Axis
+    ) -> None:
+        self.fqn = fqn or "(root)"
+        self.module = module
+        self.slots = [(slot, parameter_at(slot), parameter_at(slot).requires_grad) for slot in slots]
+        self.axis = axis
+        self.trainable = _buffer(named, axis, trainable=True)
+        self.frozen = _buffer(named, axis, trainable=False)
+        self.buffers = [buffer for buffer in (self.trainable, self.frozen) if buffer is not None]
+        self.is_unsharded = True
+        self.reshard()
+
+    def unshard(self) -> None:
+        """All-gather the parameters; nothing if they are there already. Raises if somebody replaced one."""
+        self._check_unchanged()
+        if self.is_unsharded:
+            return
+        for buffer in self.buffers:
+            collectives.all_gather(self, buffer.allocate(), buffer.shard.detach(), self.axis)
+            buffer.attach()
+        self.is_unsharded = True
+
+    def reshard(self) -> None:
+        """Free the gathered parameters, keep the shard. With one rank there is nothing to free: they are the shard."""
+        if self.axis.size == 1 or not self.is_unsharded:
+            return
+        for buffer in self.buffers:
+            buffer.free()
+        self.is_unsharded = False
+
+    def reduce_gradients(self) -> None:
+        """Average the full local gradients over the ranks and add this rank's piece [s] to the shard's gradient.
+
+        Every rank of the axis must call it, in the same order of units, whatever gradients it has: a parameter without
+        one counts as zero. Local gradients are released.
+        """
+        if self.trainable is None:
+            return
+        full = self.trainable.pack([parameter.grad for parameter in self.trainable.parameters])
+        self.drop_local_gradients()
+        self.accumulate(collectives.reduce_scatter_average(self, full, self.axis))
+
+    def accumulate(self, gradient: Tensor) -> None:
+        """Add a reduced ``gradient`` [s] to the shard's: several micro-batches of one step may be reduced apart."""
+        assert self.trainable is not None
+        shard = self.trainable.shard
+        shard.grad = gradient if shard.grad is None else shard.grad + gradient
+
+    def drop_local_gradients(self) -> None:
+        """Forget unreduced gradients."""
+        for buffer in self.buffers:
+            for parameter in buffer.parameters:
+                parameter.grad = None
+
+    def full_values(self) -> dict[str, Tensor]:
+        """Whole parameters by canonical name, as new tensors. All ranks must call it."""
+        return {
+            name: view.clone()
+            for buffer in self.buffers
+            for name, view in zip(buffer.names, self._gathered(buffer, buffer.shard.detach()), strict=True)
+        }
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """Whole reduced gradients of the trainable parameters, as new tensors (zeros before the first reduction)."""
+        if self.trainable is None:
+            return {}
+        shard = self.trainable.shard
+        gradient = torch.zeros_like(shard) if shard.grad is None else shard.grad
+        views = self._gathered(self.trainable, gradient.detach())
+        return {name: view.clone() for name, view in zip(self.trainable.names, views, strict=True)}
+
+    def _gathered(self, buffer: flat.FlatBuffer, shard: Tensor) -> list[Tensor]:
+        full = shard.new_empty(shard.numel() * self.axis.size)
+        collectives.all_gather(self, full, shard, self.axis)
+        return buffer.views(full)
+
+    def _check_unchanged(self) -> None:
+        for slot, parameter, requires_grad in self.slots:
+            current = slot.module._parameters.get(slot.attribute)
+            if current is not parameter:
+                raise RuntimeError(f"parameter {slot.name} was replaced after sharding: change it before wrapping")
+            if current.requires_grad != requires_grad:
+                raise RuntimeError(
+                    f"requires_grad of {slot.name} was {requires_grad} when it was sharded and is now "
+                    f"{current.requires_grad}: freeze and unfreeze before wrapping"
+                )
+
+
+def parameter_at(slot: Slot) -> nn.Parameter:
+    """The parameter that a slot holds."""
+    parameter = slot.module._parameters[slot.attribute]
+    assert parameter is not None
+    return parameter
+
+
+def _buffer(named: Mapping[str, nn.Parameter], axis: Axis, trainable: bool) -> flat.FlatBuffer | None:
+    chosen = {name: p for name, p in named.items() if p.requires_grad == trainable}
+    return flat.FlatBuffer(chosen, axis, trainable) if chosen else None

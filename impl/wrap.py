@@ -1,0 +1,163 @@
+"""ShardedModel: a model whose parameters are gathered unit by unit around forward and backward.
+
+Per unit: gather before its forward, free after it (unless ``reshard_after_forward`` is off; the root unit is always
+kept, it is needed again at once), gather when the gradient of its output arrives, free when the gradients of its inputs
+are complete. Gathers follow the order in which the model runs, which is the same on every rank as long as control flow
+does not depend on the data; a micro-batch of zero rows runs the same forward and backward.
+
+Reductions are *not* issued from autograd. They come after the backward, in one fixed order, for every unit, whether or
+not this rank has a gradient for it. No set of used parameters, no number of rows and no completion order can make two
+ranks disagree (bug classes: PyTorch issues 158719, 64629).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+
+from .collectives import Axis
+from .shard import FlatUnit, Slot, parameter_at
+
+
+class ShardedModel:
+    """``module`` sharded in place: one unit for each module named in ``unit_names``, and the root unit for the rest.
+
+    A parameter belongs to the innermost unit that contains all of its uses; one that is tied across units therefore
+    belongs to the root. Gradients accumulate, full-sized, over backwards until ``reduce_gradients`` is called.
+    """
+
+    def __init__(self, module: nn.Module, unit_names: Sequence[str], axis: Axis, reshard_after_forward: bool) -> None:
+        self.module = module
+        self.axis = axis
+        self.reshard_after_forward = reshard_after_forward
+        self._frees_after_backward = True
+        self.units = make_units(module, unit_names, axis)
+        self.tied = [slot.name for slots in shared_slots(module) for slot in slots[:1] if len(slots) > 1]
+        for unit in self.units:
+            unit.module.register_forward_pre_hook(partial(self._before_forward, unit), prepend=True)
+            unit.module.register_forward_hook(partial(self._after_forward, unit))
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The module's forward, each unit gathered when its turn comes. All ranks must call it together."""
+        return self.module(*inputs)
+
+    def backward(self, outputs: Tensor, gradients: Tensor) -> None:
+        """Backpropagate ``gradients`` from ``outputs`` (equal shapes); gradients stay local and full-sized.
+
+        Outputs that depend on no trainable parameter are allowed: then there is nothing to do, on any rank.
+        """
+        if outputs.requires_grad:
+            torch.autograd.backward(outputs, gradients)
+
+    def reduce_gradients(self) -> None:
+        """Average the gradients accumulated so far over the ranks, unit by unit, in the fixed order."""
+        for unit in reduction_order(self.units):
+            unit.reduce_gradients()
+
+    def reshard(self) -> None:
+        """Free whatever is still gathered."""
+        for unit in self.units:
+            unit.reshard()
+
+    @contextmanager
+    def another_backward_follows(self) -> Iterator[None]:
+        """Around a backward that is not the last on its graph: units kept after forward stay gathered."""
+        self._frees_after_backward = False
+        try:
+            yield
+        finally:
+            self._frees_after_backward = True
+            for unit in self.units:
+                self._free_unless_kept(unit)
+
+    def shards(self) -> list[nn.Parameter]:
+        """The trainable shards: what an optimizer updates. All of them, also those that are wholly padding."""
+        return [unit.trainable.shard for unit in self.units if unit.trainable is not None]
+
+    def zero_grad(self) -> None:
+        """Forget reduced and unreduced gradients."""
+        for unit in self.units:
+            unit.drop_local_gradients()
+            if unit.trainable is not None:
+                unit.trainable.shard.grad = None
+
+    def full_values(self) -> dict[str, Tensor]:
+        """Every parameter, whole, by canonical name. Communicates."""
+        return {name: value for unit in self.units for name, value in unit.full_values().items()}
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """Every reduced gradient, whole, by canonical name. Communicates."""
+        return {name: value for unit in self.units for name, value in unit.full_gradients().items()}
+
+    def _free_unless_kept(self, unit: FlatUnit) -> None:
+        if self.reshard_after_forward and unit is not self.units[0]:
+            unit.reshard()
+
+    def _before_forward(self, unit: FlatUnit, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        unit.unshard()
+        tensors = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
+        if torch.is_grad_enabled() and tensors and not any(tensor.is_leaf for tensor in tensors):
+            register_multi_grad_hook(tensors, lambda _: self._after_backward(unit))
+
+    def _after_forward(self, unit: FlatUnit, module: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
+        for tensor in tensors_in(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _: unit.unshard())  # type: ignore[no-untyped-call]
+        self._free_unless_kept(unit)
+
+    def _after_backward(self, unit: FlatUnit) -> None:
+        if self._frees_after_backward:
+            unit.reshard()
+        else:
+            self._free_unless_kept(unit)
+
+
+def reduction_order(units: Sequence[FlatUnit]) -> list[FlatUnit]:
+    """The one order in which every rank reduces gradients: last unit of the forward first, root last."""
+    return list(reversed(units))
+
+
+def make_units(module: nn.Module, unit_names: Sequence[str], axis: Axis) -> list[FlatUnit]:
+    """The root unit, then one unit a name, in the given (forward) order. Raises KeyError for an unknown module."""
+    modules = dict(module.named_modules(remove_duplicate=False))
+    names = ["", *unit_names]
+    if unknown := sorted(set(names) - set(modules)):
+        raise KeyError(f"no modules named {unknown} to shard; there are {sorted(modules)}")
+    slots: dict[str, list[Slot]] = {name: [] for name in names}
+    for uses in shared_slots(module):
+        slots[max(_containing(names, uses), key=len)].extend(uses)
+    units = []
+    for name in names:
+        first = {id(parameter_at(slot)): slot.name for slot in reversed(slots[name])}
+        named = {first[id(parameter_at(slot))]: parameter_at(slot) for slot in slots[name]}
+        units.append(FlatUnit(name, modules[name], named, slots[name], axis))
+    return units
+
+
+def shared_slots(module: nn.Module) -> list[list[Slot]]:
+    """All places of each parameter, parameters in canonical order; more than one place means that it is tied."""
+    places: dict[int, list[Slot]] = {}
+    for prefix, child in module.named_modules(remove_duplicate=False):
+        for attribute, parameter in child._parameters.items():
+            if parameter is not None:
+                name = f"{prefix}.{attribute}" if prefix else attribute
+                places.setdefault(id(parameter), []).append(Slot(child, attribute, name))
+    return list(places.values())
+
+
+def _containing(names: Sequence[str], uses: Sequence[Slot]) -> list[str]:
+    return [name for name in names if all(not name or slot.name.startswith(f"{name}.") for slot in uses)]
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Tensors in nested tuples, lists and dicts, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return [tensor for item in items for tensor in tensors_in(item)]
