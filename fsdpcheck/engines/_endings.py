@@ -1,0 +1,36 @@
+"""How a rank's program ended, as data: what it raised, and whether that is the adapter's fault or a finding."""
+
+from __future__ import annotations
+
+import traceback
+from types import TracebackType
+
+from fsdpcheck import torch_private
+from fsdpcheck.deadlock import Exited, Raised
+from fsdpcheck.errors import AdapterError, NotSupported
+from fsdpcheck.execution import Failure, RankState
+
+
+def ending(rank: int, error: BaseException) -> Raised | Exited:
+    """The state of a rank whose program ended by ``error``; sys.exit is leaving, everything else raising."""
+    if isinstance(error, SystemExit):
+        return Exited(rank, error.code if isinstance(error.code, int) else int(error.code is not None))
+    text = "".join(traceback.format_exception(error))
+    return Raised(rank, text, type(error).__name__, _where(error.__traceback__))
+
+
+def adapter_failure(rank: int, error: BaseException) -> Failure | None:
+    """The failure of kind "adapter" that ``error`` is, or None when it is a finding."""
+    if not isinstance(error, AdapterError | NotSupported):
+        return None
+    return Failure("adapter", str(error), (RankState(rank, "raised"),), type(error).__name__)
+
+
+def _where(trace: TracebackType | None) -> str:
+    where = ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not torch_private.is_plumbing(code.co_filename):
+            where = f"{code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return where
