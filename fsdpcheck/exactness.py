@@ -18,7 +18,7 @@ Legend: n samples of a step, T positions, d and p features, F flattened body out
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from fsdpcheck import layouts, models
 from fsdpcheck.case import Case
 from fsdpcheck.errors import NotExact
-from fsdpcheck.grid import bits, grid_exponent
+from fsdpcheck.grid import EMPTY, bits, grid_exponent
 from fsdpcheck.oracle import INSTRUMENT, Answer, StepAnswer
 
 PRECISION = {"float64": 53, "float32": 24}
@@ -266,3 +266,35 @@ def _weighted_sums(case: Case, step: StepAnswer, bounds: dict[str, GradientBound
     for name, bound in bounds.items():
         terms = torch.tensordot(weights, bound.terms, dims=1)
         budget.spend(f"weighted sum of {name}", terms, bound.exponent + budget.weight_exponent)
+
+
+def absolute_gradients(case: Case, step: StepAnswer) -> dict[str, Tensor]:
+    """Per-sample gradients [n, *shape] with every path's absolute value added up, loss scale 1, trainable only.
+
+    The backward pass of |weights| on |cotangents|: what rounding errors committed anywhere in a weighted backward pass
+    are relative to. Frozen parameters are passed through but not listed.
+    """
+    free = Budget(had=EMPTY)
+    model = models.build(case).double()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[str, Tensor] = {}
+    cotangent: Tensor | None = None
+    for visit in reversed(_visits(case, step, model, free)):
+        cotangent = visit.cotangent.abs() if cotangent is None else cotangent
+        for parameter, bound in _layer(replace(visit, cotangent=cotangent), free):
+            if parameter.requires_grad:
+                name = names[id(parameter)]
+                found[name] = found[name] + bound.terms if name in found else bound.terms
+        if not visit.first:
+            cotangent = _absolute_backward(visit, cotangent)
+    found[INSTRUMENT] = step.targets.abs().unsqueeze(-1)
+    return found
+
+
+def _absolute_backward(visit: _Visit, cotangent: Tensor) -> Tensor:
+    """Bound on the cotangent of a module's input, given one on the cotangent of its output."""
+    if isinstance(visit.module, nn.Linear):
+        return cotangent @ visit.module.weight.detach().abs()
+    source = visit.input.clone().requires_grad_()
+    slope: Tensor = torch.autograd.grad(visit.module(source).sum(), source)[0]
+    return cotangent * slope.abs()

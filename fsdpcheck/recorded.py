@@ -1,0 +1,65 @@
+"""Reading an Execution: what was recorded, by step and rank, with a clear error for what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fsdpcheck import layouts
+from fsdpcheck.case import Case
+from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.execution import Execution, RankResult
+
+Field = Literal["grads", "norms", "factors", "grad_norm"]
+
+
+def completed(execution: Execution) -> list[RankResult]:
+    """The ranks of a run that took every step. Raises Violation with the failure's report otherwise."""
+    failure, wanted = execution.failure, execution.request.case.step.steps
+    if failure is not None:
+        stood = ", ".join(f"rank {state.rank} {state.state}" for state in failure.ranks) or "unknown"
+        raise Violation("the run did not complete", got=failure.text, wanted="all ranks finish", where=stood)
+    for result in execution.ranks:
+        if len(result.steps) != wanted:
+            raise Violation(
+                "a rank did not take every step",
+                got=f"{len(result.steps)} steps",
+                wanted=f"{wanted} steps",
+                where=f"rank {result.rank}",
+            )
+    if len(execution.ranks) != execution.request.case.world_size:
+        got, world = len(execution.ranks), execution.request.case.world_size
+        raise Violation("ranks are missing", got=f"{got} ranks", wanted=f"{world} ranks", where="the run as a whole")
+    return execution.ranks
+
+
+def shows(execution: Execution, step: int, field: Field) -> bool:
+    """Whether every rank recorded ``field`` at ``step``."""
+    return all(getattr(result.steps[step], field) is not None for result in execution.ranks)
+
+
+def recorded(execution: Execution, step: int, field: Field) -> Iterator[tuple[int, Any]]:
+    """(rank, value) of ``field`` at ``step``. Raises UsageError when the run did not record it."""
+    for result in execution.ranks:
+        value = getattr(result.steps[step], field)
+        if value is None:
+            raise UsageError(f"the run recorded no {field} (rank {result.rank}, step {step}); next: observe {field!r}")
+        yield result.rank, value
+
+
+def local_samples(case: Case, step: int, rank: int) -> tuple[int, ...]:
+    """Global indices of a rank's samples at one step, in the order of its micro-batches."""
+    return tuple(index for chunk in layouts.indices(case, step)[rank] for index in chunk)
+
+
+def local_rows(case: Case, step: int, rank: int, samples: tuple[int, ...]) -> list[int]:
+    """Places in ``samples`` of a rank's samples, in the order of its micro-batches."""
+    place = {sample: row for row, sample in enumerate(samples)}
+    return [place[index] for index in local_samples(case, step, rank)]
+
+
+def pick(values: Tensor, rows: list[int]) -> Tensor:
+    """``values`` [n, ...] at ``rows``; works for none."""
+    return values[rows] if rows else values[:0]
