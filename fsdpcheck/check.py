@@ -15,7 +15,7 @@ from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 
 from fsdpcheck import census
 from fsdpcheck.case import Case
-from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, FsdpcheckError, NotExact, Violation
+from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Violation
 from fsdpcheck.law import Law
 from fsdpcheck.plan import PROFILES, WORLD_SIZES
 from fsdpcheck.replay import Token, encode
@@ -43,6 +43,10 @@ def check_law(
     reason = law.not_promised(run.features)
     if reason:
         return Verdict(law.name, run.adapter_ref, "not promised", reason=reason)
+    largest = run.features.max_world_size
+    if largest is not None and largest < min(world_sizes):
+        reason = f"the adapter takes at most {largest} ranks, asked were {', '.join(map(str, world_sizes))}"
+        return Verdict(law.name, run.adapter_ref, "no case", reason=reason, exit_code=USAGE)
     started = time.monotonic()
     check = _Check(law, run.watching(law.observe), on_case, deadline)
     verdict = check.verdict(_explore(check, profile, world_sizes, seed))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from fsdpcheck.case_rules import MAX_WORLD_SIZE
 from fsdpcheck.errors import UsageError
@@ -33,6 +35,16 @@ class Plan:
     seed: int = 0
     budget: float | None = None
     confirm: bool = True
+
+    def to_json(self) -> str:
+        """One line of JSON; ``from_json`` is its inverse."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        data: dict[str, Any] = json.loads(text)
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
+        return Plan(**fields)
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:

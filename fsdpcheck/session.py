@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import platform
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from typing import Any
+
+import hypothesis
+import torch
 
 from fsdpcheck import adapters, engines, law, replay
 from fsdpcheck.case import Case
@@ -33,10 +37,11 @@ def run_session(plan: Plan, emit: Emit, done: Collection[tuple[str, str]] = (), 
     Raises UsageError for a plan that cannot begin; everything later is a verdict. ``engine`` overrules the plan's name;
     the caller closes it.
     """
-    laws = chosen_laws(plan.laws)
+    torch.set_num_threads(1)
     for ref in plan.adapters:
-        adapters.load(ref)
-    emit({"event": "plan", "adapters": list(plan.adapters), "laws": [found.name for found in laws]})
+        adapters.load(ref)  # first: a user's file may hold laws of its own
+    laws = chosen_laws(plan.laws)
+    emit(_plan_event(laws))
     with ExitStack() as stack:
         used = engine or _opened(stack, plan.engine, plan.budget)
         confirm = _Confirmation(stack, plan, used)
@@ -47,6 +52,8 @@ def run_session(plan: Plan, emit: Emit, done: Collection[tuple[str, str]] = (), 
 
 def replayed(token: replay.Token, engine_name: str, budget: float | None = None) -> Verdict:
     """Run the one case of ``token`` on an engine. The token has passed ``replay.trusted``. Raises UsageError."""
+    torch.set_num_threads(1)
+    adapters.load(token.adapter)
     known = law.chapters()
     if token.law not in known:
         raise UsageError(f"the token is about the law {token.law!r}, which this release does not have")
@@ -62,6 +69,12 @@ def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
         if not fnmatch.filter(known, glob):
             raise UsageError(f"no law matches {glob!r}; known: {', '.join(known) or 'none'}")
     return [found for name, found in known.items() if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+
+
+def _plan_event(laws: list[Law]) -> dict[str, Any]:
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "hypothesis": hypothesis.__version__}
+    guarantees = {found.name: found.guarantee for found in laws}
+    return {"event": "plan", "laws": [found.name for found in laws], "guarantees": guarantees, "versions": versions}
 
 
 def _opened(stack: ExitStack, name: str, budget: float | None) -> Engine:

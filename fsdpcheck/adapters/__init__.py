@@ -21,13 +21,18 @@ if TYPE_CHECKING:
     from fsdpcheck.adapters._base import Adapter
 
 _FOLDER = Path(__file__).parent
-_EXTRAS = {"opacus": "opacus"}  # top-level package -> extra of fsdpcheck that installs it
+_EXTRAS = {"opacus": "opacus"}  # package (and adapter of that name) -> extra of fsdpcheck that installs it
 _loaded: dict[str, Adapter] = {}
 
 
 def names() -> tuple[str, ...]:
     """The built-in adapters, sorted: every module of this folder that does not start with an underscore."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.py") if not path.stem.startswith("_")))
+
+
+def default_names() -> tuple[str, ...]:
+    """The built-in adapters that need nothing beyond fsdpcheck's own dependencies: the main job."""
+    return tuple(name for name in names() if name not in _EXTRAS)
 
 
 def is_builtin(ref: str) -> bool:

@@ -1,0 +1,203 @@
+"""The command line: parse, call, print. Nothing here imports torch or hypothesis before a command needs it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from fsdpcheck import __version__, adapters
+from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
+from fsdpcheck.ledger import INTERRUPTED, Ledger
+from fsdpcheck.plan import PROFILES, WORLD_SIZES, Plan, parse_world_sizes
+from fsdpcheck.report import colour, document, ending, finding
+from fsdpcheck.report.progress import progress
+
+_EPILOG = """exit codes:
+  0 every promised law holds   1 a finding   2 usage or adapter error   3 internal error   4 no progress
+  130 interrupted; findings so far are printed and kept"""
+
+_RUN_EPILOG = """examples:
+  fsdpcheck run                                        the built-in implementations, quick profile
+  fsdpcheck run --adapter fully_shard --law 'norms.*'  one adapter, one chapter
+  fsdpcheck run --adapter train.py:MyAdapter           your own (see CONTRIBUTING.md: an adapter is one file)
+  fsdpcheck run --world-size 2,4 --profile ci --json report.json
+  torchrun --nproc-per-node 4 -m fsdpcheck run         real ranks, world size 4
+"""
+
+_REPLAY_EPILOG = """examples:
+  fsdpcheck replay 'v1:AAAA...'                        the case of a finding, on simulated ranks
+  fsdpcheck replay 'v1:AAAA...' --engine processes     the same on real gloo processes
+  fsdpcheck replay report.json                         every finding of a report, a journal or a log
+A token only names things; what is not part of fsdpcheck is imported only if you repeat it with --adapter or --install.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    options = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except FsdpcheckError as error:
+        print(f"fsdpcheck: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("fsdpcheck: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `fsdpcheck list | head`
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return USAGE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fsdpcheck",
+        description="Does a sharded, private training step compute exactly what one device would, and can it hang?",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"fsdpcheck {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="{run,replay,list}")
+    _add_run(commands)
+    _add_replay(commands)
+    _add_list(commands)
+    return parser
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = commands.add_parser(
+        "run",
+        help="check laws on implementations",
+        epilog=_RUN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.set_defaults(command=_run)
+    several = partial(run.add_argument, action="append", default=[])
+    several("--adapter", metavar="NAME", help="a built-in name, pkg.mod:attr or file.py:attr; repeatable")
+    run.add_argument("--engine", choices=("simulated", "processes"), default="simulated", help="how ranks are had")
+    run.add_argument("--world-size", type=_world_sizes, default=WORLD_SIZES, metavar="1-5", help="3, 1-5 or 2,4")
+    several("--law", metavar="GLOB", help="only laws that match, such as 'norms.*'; repeatable")
+    run.add_argument("--profile", choices=tuple(PROFILES), default="quick", help=f"cases a law: {_profiles()}")
+    run.add_argument("--json", type=Path, metavar="FILE", help="write the whole session as JSON, after Ctrl-C too")
+    several("--install", metavar="NAME", help="plant a fault, by name or as pkg.mod:attr; repeatable")
+    run.add_argument("--seed", type=int, default=0, metavar="N", help="draw other cases than everybody's (0)")
+    run.add_argument("--no-confirm", action="store_true", help="do not run findings again on real gloo processes")
+    run.add_argument("--budget", type=_seconds, metavar="SECONDS", help="draw no further case after so many seconds")
+
+
+def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="run the case of a finding again",
+        epilog=_REPLAY_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    replay.set_defaults(command=_replay)
+    replay.add_argument("what", metavar="TOKEN|FILE", help="a token (v1:...) or a file that holds tokens")
+    replay.add_argument("--engine", choices=("simulated", "processes"), help="default: the one the token names")
+    replay.add_argument("--adapter", metavar="NAME", help="run this one, instead of the adapter the token names")
+    replay.add_argument("--install", action="append", default=[], metavar="NAME", help="allow or add an install")
+    replay.add_argument("--budget", type=_seconds, metavar="SECONDS", help="give up on a run after so many seconds")
+
+
+def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    listing = commands.add_parser("list", help="what there is: adapters, laws, faults, engines")
+    listing.set_defaults(command=_list)
+    listing.add_argument("what", nargs="?", choices=("adapters", "laws", "faults", "engines"), help="default: all")
+
+
+def _run(options: argparse.Namespace) -> int:
+    plan = Plan(
+        adapters=tuple(dict.fromkeys(options.adapter)) or adapters.default_names(),
+        laws=tuple(options.law) or ("*",),
+        engine=options.engine,
+        world_sizes=options.world_size,
+        profile=options.profile,
+        installs=tuple(options.install),
+        seed=options.seed,
+        budget=options.budget,
+        confirm=not options.no_confirm,
+    )
+    journal = document.Journal(options.json) if options.json else None
+    shown = progress()
+
+    def listen(ledger: Ledger, event: dict[str, object]) -> None:
+        if journal is not None:
+            journal.note(event)
+        shown(ledger, event)
+
+    try:
+        ledger = _session(plan, listen)
+    finally:
+        shown.close()
+    if ledger is None:  # a rank of torchrun that serves
+        return 0
+    if journal is not None:
+        journal.close(ledger)
+    print(ending.ending(ledger, colour.painter(sys.stdout)), flush=True)
+    return ledger.exit_code
+
+
+def _session(plan: Plan, listen: Callable[..., None]) -> Ledger | None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun owns the processes: this one is a rank
+        from fsdpcheck import under_torchrun
+
+        return under_torchrun.session(plan, listen)
+    from fsdpcheck.supervise import supervise
+
+    return supervise(plan, listen)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from fsdpcheck import replay
+
+    texts = [options.what] if replay.looks_like_token(options.what) else replay.tokens_in(Path(options.what))
+    tokens = [replay.trusted(replay.decode(text), options.adapter, options.install) for text in texts]
+    from fsdpcheck import session, verdict
+
+    paint, codes = colour.painter(sys.stdout), []
+    for token in tokens:
+        found = session.replayed(token, options.engine or token.engine, options.budget)
+        codes.append(found.exit_code)
+        if found.finding is not None:
+            print(finding.render([found.finding], len(codes), paint, token.installs))
+        elif found.status == "holds":
+            print(f"{paint('holds', 'green')}: {found.law} on {found.adapter}, for the case\n{token.case.describe()}")
+        else:
+            print(finding.trouble(found))
+    return verdict.exit_code(codes)
+
+
+def _list(options: argparse.Namespace) -> int:
+    from fsdpcheck.report import listing
+
+    wanted = [options.what] if options.what else ["adapters", "laws", "faults", "engines"]
+    print("\n\n".join(listing.text(what, heading=not options.what) for what in wanted))
+    return 0
+
+
+def _world_sizes(text: str) -> tuple[int, ...]:
+    try:
+        return parse_world_sizes(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r}: wanted a number of seconds above 0")
+    return seconds
+
+
+def _profiles() -> str:
+    return ", ".join(f"{name} {count}" for name, count in PROFILES.items())

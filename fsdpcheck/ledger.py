@@ -1,0 +1,111 @@
+"""Ledger: what a session has told so far, kept by the process that survives it, without torch or hypothesis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fsdpcheck.case import Case
+from fsdpcheck.errors import FINDING, INTERNAL
+from fsdpcheck.plan import Plan
+from fsdpcheck.replay import Token, encode
+from fsdpcheck.verdict import Finding, Verdict, exit_code
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+
+@dataclass
+class Ledger:
+    """The events of one session (see session.py), taken one by one; a finding is kept the moment it is told.
+
+    ``running`` is the (law, adapter) now being checked, ``case`` the JSON of the case that ranks are running.
+    ``errors`` are what ended the session early.
+    """
+
+    plan: Plan
+    laws: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    guarantees: dict[str, str] = field(default_factory=dict)
+    verdicts: dict[tuple[str, str], Verdict] = field(default_factory=dict)
+    running: tuple[str, str] | None = None
+    case: str = ""
+    cases_of_running: int = 0
+    errors: list[tuple[str, int]] = field(default_factory=list)
+    ended: bool = False
+    interrupted: bool = False
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take in one event."""
+        kind = event["event"]
+        if kind == "plan":
+            self.laws, self.guarantees = tuple(event["laws"]), dict(event["guarantees"])
+            self.versions = dict(event["versions"])
+        elif kind == "law":
+            self.running, self.case, self.cases_of_running = (event["law"], event["adapter"]), "", 0
+        elif kind == "case":
+            self.case, self.cases_of_running = event["case"], self.cases_of_running + 1
+        elif kind == "verdict":
+            self._judge(Verdict.from_data({name: event[name] for name in event if name != "event"}))
+        elif kind == "confirmation":
+            self._confirm(event)
+        elif kind == "error":
+            self.errors.append((event["text"], event["exit_code"]))
+        elif kind == "end":
+            self.ended, self.interrupted = True, event["interrupted"]
+
+    @property
+    def total(self) -> int:
+        """How many verdicts a complete session has."""
+        return len(self.laws) * len(self.plan.adapters)
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [verdict.finding for verdict in self.verdicts.values() if verdict.finding is not None]
+
+    @property
+    def exit_code(self) -> int:
+        """The code of the session so far; 130 after an interrupt, whatever was found."""
+        if self.interrupted:
+            return INTERRUPTED
+        codes = [verdict.exit_code for verdict in self.verdicts.values()] + [code for _, code in self.errors]
+        missing = self.ended and len(self.verdicts) < self.total
+        return exit_code([*codes, *([INTERNAL] if missing else [])])
+
+    def lose(self, how: str) -> bool:
+        """The process died ``how``: make that the verdict of what was running. False when no case was."""
+        if self.running is None or not self.case or self.running in self.verdicts:
+            return False
+        law, adapter = self.running
+        case = Case.from_json(self.case)
+        finding = Finding(
+            law=law,
+            guarantee=self.guarantees.get(law, ""),
+            adapter=adapter,
+            engine=self.plan.engine,
+            kind="lost",
+            place="",
+            what="the process that ran the ranks died",
+            got=how,
+            wanted="a step that returns or raises",
+            where=f"while ranks ran this case, number {self.cases_of_running} of the law; it was not made smaller",
+            cause="",
+            case=json.loads(self.case),
+            words=case.describe(),
+            token=encode(Token(law, adapter, case, self.plan.installs, engine=self.plan.engine)),
+        )
+        self._judge(Verdict(law, adapter, "finding", self.cases_of_running, finding=finding, exit_code=FINDING))
+        return True
+
+    def _judge(self, verdict: Verdict) -> None:
+        self.verdicts[verdict.law, verdict.adapter] = verdict
+        self.running, self.case = None, ""
+
+    def _confirm(self, event: Mapping[str, Any]) -> None:
+        key = (event["law"], event["adapter"])
+        verdict = self.verdicts[key]
+        assert verdict.finding is not None
+        finding = replace(verdict.finding, confirmed=event["confirmed"], note=event["note"])
+        self.verdicts[key] = replace(verdict, finding=finding)

@@ -1,0 +1,214 @@
+"""The pytest plugin: laws as tests, one for each adapter, and an account of what was promised and what was checked.
+
+It loads in every pytest run on the machine, so it imports neither torch nor hypothesis and does nothing where no law is
+collected.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fsdpcheck import adapters, engines
+from fsdpcheck.errors import FsdpcheckError
+from fsdpcheck.plan import PROFILES, Plan, parse_world_sizes
+from fsdpcheck.report import colour, finding
+
+if TYPE_CHECKING:
+    from fsdpcheck.law import Law
+    from fsdpcheck.runner import Run
+    from fsdpcheck.verdict import Verdict
+
+_PLAN = pytest.StashKey[Plan]()
+_ACCOUNT = pytest.StashKey["_Account"]()
+_PROPERTY = "fsdpcheck"
+_PROMISED = "fsdpcheck_promised"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("fsdpcheck", "fsdpcheck: laws of sharded training")
+    group.addoption(
+        "--fsdpcheck-adapter",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="check this implementation: a built-in name, pkg.mod:attr or file.py:attr (repeatable)",
+    )
+    group.addoption("--fsdpcheck-engine", choices=("simulated", "processes"), default="simulated")
+    group.addoption("--fsdpcheck-profile", choices=tuple(PROFILES), default="quick")
+    group.addoption("--fsdpcheck-world-size", default="1-5", metavar="1-5", help="3, 1-5 or 2,4")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    asked = tuple(dict.fromkeys(config.getoption("--fsdpcheck-adapter")))
+    try:
+        sizes = parse_world_sizes(config.getoption("--fsdpcheck-world-size"))
+        for ref in asked:  # imports torch, which is right where somebody names an adapter
+            adapters.load(ref)
+    except FsdpcheckError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[_PLAN] = Plan(
+        adapters=asked or adapters.default_names(),
+        engine=config.getoption("--fsdpcheck-engine"),
+        world_sizes=sizes,
+        profile=config.getoption("--fsdpcheck-profile"),
+    )
+    config.stash[_ACCOUNT] = _Account()
+    config.pluginmanager.register(_Accountant(config.stash[_ACCOUNT]))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if _law_of(metafunc.function) is not None:
+        metafunc.parametrize("run", metafunc.config.stash[_PLAN].adapters, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def _fsdpcheck_engine(request: pytest.FixtureRequest) -> Iterator[Any]:
+    import torch
+
+    torch.set_num_threads(1)
+    engine = engines.open_engine(request.config.stash[_PLAN].engine)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def run(request: pytest.FixtureRequest, _fsdpcheck_engine: Any) -> Run:
+    """One implementation under test on the session's engine; a law runs once for each --fsdpcheck-adapter."""
+    from fsdpcheck.runner import Run
+
+    return Run(_fsdpcheck_engine, getattr(request, "param", request.config.stash[_PLAN].adapters[0]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    law = _law_of(pyfuncitem.obj)
+    if law is None:
+        return None
+    from fsdpcheck.check import check_law
+
+    plan = pyfuncitem.config.stash[_PLAN]
+    bound: Any = pyfuncitem.funcargs["run"]
+    verdict = check_law(law, bound, plan.profile, plan.world_sizes)
+    told = {"status": verdict.status, "cases": verdict.cases, "rejected": verdict.rejected, "adapter": verdict.adapter}
+    pyfuncitem.user_properties.append((_PROPERTY, told))
+    _conclude(verdict)
+    return True
+
+
+def _conclude(verdict: Verdict) -> None:
+    if verdict.status == "not promised":
+        pytest.skip(f"not promised: {verdict.reason}")
+    if verdict.finding is not None:
+        pytest.fail(finding.render([verdict.finding], 1, colour.painter(sys.stdout)), pytrace=False)
+    if verdict.status != "holds":
+        pytest.fail(finding.trouble(verdict), pytrace=False)
+
+
+class _Account:
+    """How many checks were promised, and how many ran; a check is a law on an adapter that promises it.
+
+    A skip that silently turned 47 checks into 1 and stayed green is the trap (scikit-learn #33003).
+    """
+
+    def __init__(self) -> None:
+        self.promised = 0
+        self.verdicts: Counter[str] = Counter()
+        self.cases = 0
+
+    @property
+    def ran(self) -> int:
+        return self.verdicts.total() - self.verdicts["not promised"] - self.verdicts["no case"]
+
+    def add(self, told: dict[str, Any]) -> None:
+        self.verdicts[told["status"]] += 1
+        self.cases += told["cases"]
+
+    def __str__(self) -> str:
+        statuses = ", ".join(f"{count} {status}" for status, count in sorted(self.verdicts.items()))
+        return f"{self.promised} checks promised, {self.ran} ran, {self.cases} distinct cases ({statuses or 'none'})"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    for item in session.items:
+        law = _law_of(getattr(item, "obj", None))
+        callspec = getattr(item, "callspec", None)
+        if law is not None and callspec is not None:
+            promised = not law.not_promised(adapters.load(callspec.params["run"]).features)
+            session.config.stash[_ACCOUNT].promised += promised
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    account = session.config.stash[_ACCOUNT]
+    workeroutput = getattr(session.config, "workeroutput", None)
+    if workeroutput is not None:
+        workeroutput[_PROMISED] = account.promised
+    elif account.ran < account.promised and session.exitstatus == 0 and not session.config.option.collectonly:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    account = config.stash[_ACCOUNT]
+    if not account.promised and not account.verdicts:
+        return
+    terminalreporter.section("fsdpcheck")
+    terminalreporter.line(str(account))
+    if account.ran < account.promised:
+        terminalreporter.line(
+            f"only {account.ran} of {account.promised} promised checks ran: this is a failure", red=True
+        )
+
+
+class _Accountant:
+    """Fills in the account from the reports of this session, which under pytest-xdist come from all its workers."""
+
+    def __init__(self, account: _Account) -> None:
+        self._account = account
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            for name, told in report.user_properties:
+                if name == _PROPERTY and isinstance(told, dict):
+                    self._account.add(told)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """A worker of pytest-xdist ended; each collects everything, so the largest number of promises counts."""
+        promised = getattr(node, "workeroutput", {}).get(_PROMISED, 0)
+        self._account.promised = max(self._account.promised, promised)
+
+
+def _law_of(function: object) -> Law | None:
+    module = sys.modules.get("fsdpcheck.law")  # where it was never imported no law can be
+    law = getattr(function, "law", None)
+    return law if module is not None and isinstance(law, module.Law) else None
+
+
+def _properties() -> Path | None:
+    spec = importlib.util.find_spec("fsdpcheck.properties")
+    return Path(spec.submodule_search_locations[0]).resolve() if spec and spec.submodule_search_locations else None
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    # A plain folder, not a Package: pytest would import its __init__.py by the name it guesses from the path, and in a
+    # checkout that is the second copy ``properties``.
+    return pytest.Dir.from_parent(parent, path=path) if path.resolve() == _properties() else None
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    return _Chapter.from_parent(parent, path=module_path) if module_path.resolve().parent == _properties() else None
+
+
+class _Chapter(pytest.Module):
+    """A chapter of laws, imported by its canonical name wherever its file lies."""
+
+    def _getobj(self) -> Any:
+        return importlib.import_module(f"fsdpcheck.properties.{self.path.stem}")

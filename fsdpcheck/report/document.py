@@ -1,0 +1,56 @@
+"""The JSON document of a session, and the journal that has every finding before the document exists."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from fsdpcheck import __version__
+from fsdpcheck.errors import UsageError
+from fsdpcheck.ledger import Ledger
+
+SCHEMA: Final = 1
+"""Version of the document; it grows with every change that a reader could notice."""
+
+_KEPT = ("verdict", "confirmation", "error")
+
+
+def document(ledger: Ledger) -> dict[str, Any]:
+    """The whole session as JSON data: {schema, fsdpcheck, versions, plan, exit_code, interrupted, verdicts, errors}."""
+    return {
+        "schema": SCHEMA,
+        "fsdpcheck": __version__,
+        "versions": ledger.versions,
+        "plan": dataclasses.asdict(ledger.plan),
+        "exit_code": ledger.exit_code,
+        "interrupted": ledger.interrupted,
+        "verdicts": [verdict.to_data() for verdict in ledger.verdicts.values()],
+        "errors": [{"text": text, "exit_code": code} for text, code in ledger.errors],
+    }
+
+
+class Journal:
+    """Appends each verdict as a line of JSON to FILE.journal; ``close`` writes the document and removes the journal."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._path = file, file.with_name(file.name + ".journal")
+        try:
+            self._lines = self._path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--json {file}: cannot be written: {error.strerror}") from error
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        if event["event"] in _KEPT:
+            self._lines.write(json.dumps(dict(event)) + "\n")
+            self._lines.flush()
+
+    def close(self, ledger: Ledger) -> None:
+        whole = self._file.with_name(self._file.name + ".part")
+        whole.write_text(json.dumps(document(ledger), indent=1) + "\n", encoding="utf-8")
+        os.replace(whole, self._file)
+        self._lines.close()
+        self._path.unlink()

@@ -1,0 +1,21 @@
+"""How a session ends on paper: the table, the findings by root, what went wrong, one line that sums it up."""
+
+from __future__ import annotations
+
+from fsdpcheck.ledger import Ledger
+from fsdpcheck.report import finding, table
+from fsdpcheck.report.colour import Paint
+
+
+def ending(ledger: Ledger, paint: Paint) -> str:
+    """All that ``fsdpcheck run`` prints on stdout."""
+    parts = [table.table(ledger, paint)]
+    groups = finding.grouped(ledger.findings)
+    parts += [finding.render(group, number, paint, ledger.plan.installs) for number, group in enumerate(groups, 1)]
+    parts += [
+        finding.trouble(verdict) for verdict in ledger.verdicts.values() if verdict.status in ("error", "no case")
+    ]
+    parts += [f"ERROR: {text}" for text, _ in ledger.errors]
+    if ledger.laws:
+        parts.append(("interrupted: " if ledger.interrupted else "") + table.summary(ledger))
+    return "\n\n".join(part for part in parts if part)

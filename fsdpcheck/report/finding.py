@@ -1,0 +1,60 @@
+"""One finding in words: the law, the smallest case, what was got and wanted, and the line that replays it."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from fsdpcheck import adapters
+from fsdpcheck.replay import FAULTS
+from fsdpcheck.report.colour import Paint
+from fsdpcheck.verdict import Finding, Verdict
+
+
+def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Findings by root, in the order their roots were found; the first of a group is told in full."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(finding.root, []).append(finding)
+    return list(groups.values())
+
+
+def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[str] = ()) -> str:
+    """One root as text: its first finding in full, the other laws it breaks in a line each."""
+    first, *others = group
+    lines = [paint(f"FINDING {number}: {first.adapter} breaks {first.law}", "red")]
+    lines += _entry("guarantee", first.guarantee)
+    lines += _entry("case", first.words)
+    lines += _entry("broken", first.what)
+    lines += _entry("got", first.got) + _entry("wanted", first.wanted) + _entry("where", first.where)
+    lines += _entry("cause", f"probably: {first.cause}") if first.cause else []
+    lines += _entry("confirmed on gloo", first.confirmed + (f" ({first.note})" if first.note else ""))
+    lines += [f"  replay with: {replay_command(first, installs)}"]
+    lines += [f"  the same root breaks {other.law}: {replay_command(other, installs)}" for other in others]
+    return "\n".join(lines)
+
+
+def replay_command(finding: Finding, installs: Iterable[str] = ()) -> str:
+    """The command that runs the finding's case again; it repeats whatever a token alone may not import."""
+    parts = ["fsdpcheck", "replay", f"'{finding.token}'"]
+    if not adapters.is_builtin(finding.adapter):
+        parts += ["--adapter", shlex.quote(finding.adapter)]
+    for name in installs:
+        parts += [] if name.startswith(FAULTS) else ["--install", shlex.quote(name)]
+    return " ".join(parts)
+
+
+def trouble(verdict: Verdict) -> str:
+    """A verdict that is an error or ran no case, in words."""
+    head = f"{verdict.status.upper()}: {verdict.law} on {verdict.adapter}"
+    return f"{head}\n{textwrap.indent(verdict.reason, '  ')}"
+
+
+def _entry(name: str, text: str) -> list[str]:
+    return list(_indented(f"{name:<9} ", text))
+
+
+def _indented(label: str, text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines() or [""]):
+        yield f"  {label if number == 0 else ' ' * len(label)}{line}"

@@ -1,0 +1,49 @@
+"""``fsdpcheck list``: what there is."""
+
+from __future__ import annotations
+
+from fsdpcheck import adapters, engines
+from fsdpcheck.errors import AdapterError
+from fsdpcheck.report.colour import Paint
+from fsdpcheck.report.table import aligned
+
+
+def text(what: str, heading: bool) -> str:
+    """The list of adapters, laws, faults or engines; ``heading`` puts its name above it."""
+    lines = {"adapters": _adapters, "laws": _laws, "faults": _faults, "engines": _engines}[what]()
+    return f"{what}:\n{lines}" if heading else lines
+
+
+def _adapters() -> str:
+    return "\n".join(f"{name:<14} {_promises(name)}" for name in adapters.names())
+
+
+def _promises(name: str) -> str:
+    try:
+        features = adapters.load(name).features
+    except AdapterError as error:
+        return f"cannot be loaded: {error}"
+    return f"promises {', '.join(sorted(features.promises)) or 'nothing'}"
+
+
+def _laws() -> str:
+    from fsdpcheck import law
+
+    rows = [(found.name, found.promise, found.guarantee) for found in law.chapters().values()]
+    return _columns([("law", "promise", "guarantee"), *rows]) if rows else "none"
+
+
+def _faults() -> str:
+    from fsdpcheck import planted
+
+    rows = [(fault.name, fault.adapter, fault.caught_by, fault.summary) for fault in planted.faults()]
+    return _columns([("fault", "adapter", "caught by", "what it does"), *rows]) if rows else "none"
+
+
+def _engines() -> str:
+    return "\n".join(engines.names())
+
+
+def _columns(rows: list[tuple[str, ...]]) -> str:
+    no_paint: Paint = lambda text, colour: text  # noqa: E731
+    return aligned(rows, no_paint)

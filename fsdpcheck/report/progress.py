@@ -1,0 +1,63 @@
+"""Progress while running, on stderr: one live line on a terminal, one plain line a verdict otherwise."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from fsdpcheck.ledger import Ledger
+
+
+class Progress(Protocol):
+    """Listens to a session; ``close`` leaves the terminal as it was."""
+
+    def __call__(self, ledger: Ledger, event: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def progress() -> Progress:
+    """The progress that suits stderr."""
+    return _Live() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _Lines()
+
+
+class _Lines:
+    """A line when a verdict is there."""
+
+    def __call__(self, ledger: Ledger, event: Mapping[str, Any]) -> None:
+        if event["event"] == "verdict":
+            count = f"[{len(ledger.verdicts)}/{ledger.total}]"
+            print(f"{count} {_told(event)}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class _Live:
+    """One line that counts cases; findings stay above it as they come."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR")), highlight=False, markup=False)
+        self._status = self._console.status("starting")
+        self._status.start()
+
+    def __call__(self, ledger: Ledger, event: Mapping[str, Any]) -> None:
+        if event["event"] == "verdict" and event["status"] in ("finding", "error", "no case"):
+            self._console.print(_told(event))
+        if ledger.running is not None:
+            law, adapter = ledger.running
+            count = f"{len(ledger.verdicts) + 1}/{ledger.total}"
+            self._status.update(f"{count} {adapter}: {law}, case {ledger.cases_of_running}")
+
+    def close(self) -> None:
+        self._status.stop()
+
+
+def _told(event: Mapping[str, Any]) -> str:
+    numbers = f"{event['cases']} cases, {event['seconds']:.1f} s"
+    text = f"{event['adapter']}: {event['law']}: {event['status']}"
+    return text if event["status"] == "not promised" else f"{text} ({numbers})"

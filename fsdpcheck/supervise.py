@@ -1,0 +1,94 @@
+"""Supervision: the session runs in a child, so a crash of simulated ranks is a finding and not the end of the run.
+
+This process imports neither torch nor hypothesis. It reads the child's events; when the child dies it says which case
+was running, keeps every finding, and starts a new child for what is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from fsdpcheck.errors import INTERNAL
+from fsdpcheck.ledger import Ledger
+from fsdpcheck.plan import Plan
+
+Listen = Callable[[Ledger, Mapping[str, Any]], None]
+
+
+def supervise(plan: Plan, listen: Listen) -> Ledger:
+    """Run ``plan`` in children until it is done; ``listen(ledger, event)`` hears every event after the ledger."""
+    ledger = Ledger(plan)
+    with _Child.forwarding_interrupts() as state:
+        while not ledger.ended and not ledger.errors:
+            code = _one_child(plan, ledger, listen, state)
+            if ledger.ended:
+                break
+            if state.interrupted:
+                ledger.take({"event": "end", "interrupted": True})
+            elif not ledger.lose(_death(code)):
+                text = f"the checking process died outside any case: {_death(code)}"
+                ledger.take({"event": "error", "text": text, "exit_code": INTERNAL})
+            else:
+                listen(ledger, {"event": "verdict", **list(ledger.verdicts.values())[-1].to_data()})
+    return ledger
+
+
+class _Child:
+    """The child that is running now, and whether the user asked to stop."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.interrupted = False
+
+    def interrupt(self, number: int, frame: object) -> None:
+        """First time: ask the child to clean up and end. Second time: end it."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL if self.interrupted else signal.SIGINT)
+        self.interrupted = True
+
+    @staticmethod
+    @contextmanager
+    def forwarding_interrupts() -> Iterator[_Child]:
+        state = _Child()
+        kept = {number: signal.signal(number, state.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield state
+        finally:
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+
+
+def _one_child(plan: Plan, ledger: Ledger, listen: Listen, state: _Child) -> int:
+    """Start a child on what is left and take its events until its pipe ends; returns its exit code."""
+    read, write = os.pipe()
+    arguments = [str(write), plan.to_json(), json.dumps(list(ledger.verdicts))]
+    state.process = subprocess.Popen(
+        [sys.executable, "-m", "fsdpcheck.worker", *arguments],
+        pass_fds=[write],
+        stdout=sys.stderr.fileno(),  # what an implementation prints is not our answer
+        env={"OMP_NUM_THREADS": "1", **os.environ},
+    )
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as pipe:
+        for line in pipe:
+            if line.endswith("\n"):  # the last line of a child that died may be half a line
+                event = json.loads(line)
+                ledger.take(event)
+                listen(ledger, event)
+    return state.process.wait()
+
+
+def _death(code: int) -> str:
+    if code >= 0:
+        return f"it exited with code {code} (os._exit, or a library that ends the process)"
+    try:
+        return f"it was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"it was ended by signal {-code}"

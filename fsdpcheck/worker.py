@@ -1,0 +1,62 @@
+"""The process that a supervised session runs in: ``python -m fsdpcheck.worker FD PLAN DONE``, events to the pipe FD.
+
+Everything that may crash, hang or print happens here; the parent (supervise.py) stays light and survives.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+from fsdpcheck.errors import INTERNAL, FsdpcheckError
+from fsdpcheck.plan import Plan
+
+
+def main() -> int:
+    """Run the session; returns the process's exit code, which the parent only needs when the pipe ended early."""
+    faulthandler.enable(all_threads=False)
+    signal.signal(signal.SIGINT, _interrupt_once)
+    pipe = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1)
+    plan, done = Plan.from_json(sys.argv[2]), {(law, adapter) for law, adapter in json.loads(sys.argv[3])}
+
+    def emit(event: dict[str, Any]) -> None:
+        try:
+            pipe.write(json.dumps(event) + "\n")
+        except BrokenPipeError:  # the parent is gone, and so is everybody who would read on
+            raise KeyboardInterrupt from None
+
+    try:
+        emit(_session(plan, emit, done))
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _session(plan: Plan, emit: Any, done: set[tuple[str, str]]) -> dict[str, Any]:
+    """Run all of it; returns the last event."""
+    interrupted = False
+    try:
+        from fsdpcheck import session  # here, so that a broken torch is reported like any other error
+
+        session.run_session(plan, emit, done)
+    except KeyboardInterrupt:
+        interrupted = True
+    except FsdpcheckError as error:
+        emit({"event": "error", "text": str(error), "exit_code": error.exit_code})
+    except Exception:
+        emit({"event": "error", "text": traceback.format_exc().rstrip(), "exit_code": INTERNAL})
+    return {"event": "end", "interrupted": interrupted}
+
+
+def _interrupt_once(number: int, frame: object) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal and the parent both send it; cleaning up is not redone
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
