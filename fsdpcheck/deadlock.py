@@ -20,6 +20,7 @@ from fsdpcheck.matching import (
     Instance,
     Sides,
     absent,
+    call_text,
     disagrees,
     first_mismatch,
     instance,
@@ -127,7 +128,7 @@ def analyse(traces: Mapping[int, Sequence[Collective]]) -> Failure | None:
     sides = match(traces)
     ranks = tuple(RankState(rank, "finished") for rank in sorted(traces))
     if (found := first_mismatch(sides)) is not None:
-        return Failure("mismatch", mismatch_text(found, sides[found]), ranks)
+        return Failure("mismatch", mismatch_text(found, sides), ranks)
     if unmatched := [key for key in sides if absent(key, sides)]:
         head = "unsafe: a call was never matched; a backend that waits for all members hangs"
         return Failure("unsafe", "\n".join([head, *(f"  {_missing_line(key, sides, {})}" for key in unmatched)]), ranks)
@@ -156,7 +157,7 @@ def _is_stuck(collective: Collective, sides: Sides) -> bool:
 def _verdict(states: Mapping[int, State], sides: Sides) -> tuple[FailureKind, str, str]:
     ordered = [states[rank] for rank in sorted(states)]
     if (found := first_mismatch(sides)) is not None:
-        return "mismatch", mismatch_text(found, sides[found]), ""
+        return "mismatch", mismatch_text(found, sides), ""
     if lost := [state for state in ordered if isinstance(state, Lost)]:
         return "lost", f"rank {lost[0].rank} was lost: killed by {lost[0].signal}", ""
     if left := [state for state in ordered if isinstance(state, Exited)]:
@@ -208,7 +209,7 @@ def _describe(state: State, sides: Sides) -> str:
         case Running():
             return f"running{where}"
         case Blocked():
-            return f"in {state.collective}, {_waits_for(state.collective, sides)}{where}"
+            return f"in {call_text(state.collective, sides)}, {_waits_for(state.collective, sides)}{where}"
         case Finished():
             return "finished"
         case Raised():
@@ -232,14 +233,17 @@ def _missing_lines(states: Mapping[int, State], sides: Sides) -> list[str]:
 
 
 def _missing_line(key: Instance, sides: Sides, states: Mapping[int, State]) -> str:
-    call = min(sides[key].items())[1]
     who = []
     for rank in absent(key, sides):
         made = sum(1 for other in sides if other[:2] == key[:2] and rank in sides[other])
         state = states.get(rank)
-        ended = "" if state is None or isinstance(state, Running | Blocked) else f", {_describe(state, {})}"
+        ended = "" if state is None or isinstance(state, Running | Blocked) else f"; {_name(state)}"
         who.append(f"rank {rank} ({made} call{'' if made == 1 else 's'} on this group{ended})")
-    return f"missing: {call} was never called by {', '.join(who)}"
+    return f"missing: {call_text(min(sides[key].items())[1], sides)} was never called by {', '.join(who)}"
+
+
+def _name(state: State) -> str:
+    return type(state).__name__.lower()
 
 
 def _ring_line(states: Mapping[int, State], sides: Sides) -> list[str]:
@@ -275,7 +279,7 @@ def _program_order(traces: Mapping[int, Sequence[Collective]]) -> Any:
 
 def _order_text(order: Any, sides: Sides) -> str:
     head = "unsafe: calls on several groups come in different orders; a backend that waits for all members hangs"
-    lines = [f"  {min(sides[key].items())[1]} comes before" for key in _ring(order)]
+    lines = [f"  {call_text(min(sides[key].items())[1], sides)} comes before" for key in _ring(order)]
     return "\n".join([head, *lines, "  the first again"])
 
 
@@ -288,7 +292,7 @@ def _first_of_each_exception(states: Mapping[int, State]) -> list[Raised]:
 
 
 def _rank_state(state: State, sides: Sides) -> RankState:
-    name = type(state).__name__.lower()
+    name = _name(state)
     match state:
         case Blocked():
             return RankState(state.rank, name, str(state.collective), state.where, state.stack)

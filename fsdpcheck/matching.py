@@ -83,15 +83,22 @@ def first_mismatch(sides: Sides) -> Instance | None:
     return next((key for key, calls in sides.items() if len(calls) > 1 and disagrees(calls)), None)
 
 
-def mismatch_text(key: Instance, calls: Mapping[int, Collective]) -> str:
+def call_text(call: Collective, sides: Sides) -> str:
+    """A call in words, with the name of its group where another group has the same ranks."""
+    twins = any(name != call.group_name and ranks == call.group for name, ranks, _ in sides)
+    return f"{call} (group {call.group_name!r})" if twins else str(call)
+
+
+def mismatch_text(key: Instance, sides: Sides) -> str:
     """One finding with all sides, naming the fields that differ."""
+    calls = sides[key]
     ordered = [calls[rank] for rank in sorted(calls)]
     pairs = [(one, other) for place, one in enumerate(ordered) for other in ordered[:place]]
     fields = dict.fromkeys(name for one, other in pairs for name in differing(one, other))
     into = any(name.startswith("output") for name in fields)
     ranks_by_call: dict[str, list[int]] = defaultdict(list)
     for rank, call in sorted(calls.items()):
-        ranks_by_call[f"{call}{_into(call) if into else ''}"].append(rank)
+        ranks_by_call[f"{call_text(call, sides)}{_into(call) if into else ''}"].append(rank)
     head = f"mismatch: call #{key[2]} on ranks {list(key[1])} differs between its members in {', '.join(fields)}"
     return "\n".join([head] + [f"  {ranks_text(ranks)}: {call}" for call, ranks in ranks_by_call.items()])
 

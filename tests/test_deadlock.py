@@ -41,7 +41,7 @@ def test_a_call_the_other_rank_never_makes_is_a_deadlock() -> None:
     failure = explain(states, {1: (call(sequence=0),)}, seconds=0.5)
     assert (failure.kind, failure.seconds) == ("deadlock", 0.5)
     assert "waiting for rank 1, at train.py:12" in failure.text
-    assert "was never called by rank 1 (1 call on this group, finished)" in failure.text
+    assert "was never called by rank 1 (1 call on this group; finished)" in failure.text
     assert failure.ranks[0].waiting_for == str(call(sequence=3))
     assert failure.ranks[0].stack == ("frame",)
     assert failure.ranks[1].state == "finished"
@@ -197,6 +197,7 @@ def test_orders_that_differ_across_groups_are_unsafe_unless_asynchronous() -> No
     failure = analyse({0: (one, other), 1: (other, one)})
     assert failure is not None
     assert failure.kind == "unsafe"
+    assert "(group 'a')" in failure.text, "groups of the same ranks are told apart"
     loose = tuple(dataclasses.replace(collective, asynchronous=True) for collective in (one, other))
     assert analyse({0: loose, 1: loose[::-1]}) is None
 

@@ -38,6 +38,8 @@ _PRELOADED = [
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "torch.distributed._functional_collectives",
+    "torch._dynamo",
+    "torch.onnx",
 ]
 """Imported once by the server that workers are forked from, before it has any thread of its own."""
 
