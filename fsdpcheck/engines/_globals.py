@@ -2,7 +2,7 @@
 
 One table: what each thing is called, how it is read, how it is put back. Thread-local state (grad mode, default device,
 dispatch modes) needs nothing. Costs decide the form: numpy's generator is swapped by reference (0.3 us instead of
-70 us), Python's by value (11 us), torch's by value (1 us).
+70 us), Python's as one block of memory (_twister.py), torch's by value (1 us).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import random
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,6 +19,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.random.mtrand as _numpy
 import torch
+
+from fsdpcheck.engines import _twister
 
 _RANK_ENVIRONMENT = ("RANK", "LOCAL_RANK")
 _WORLD_ENVIRONMENT = ("GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -52,9 +53,8 @@ def _cuda_swaps() -> list[Swap]:
 def _swaps() -> list[Swap]:
     return [
         Swap("torch.rng", torch.default_generator.get_state, torch.default_generator.set_state, cheap=False),
-        Swap("random", random.getstate, random.setstate, cheap=False),
+        Swap("random", _twister.read, _twister.write, cheap=False),
         Swap("numpy.random", _numpy.get_bit_generator, _numpy.set_bit_generator, mutable=True),
-        Swap("environment", lambda: _read(_RANK_ENVIRONMENT), lambda values: _write(_RANK_ENVIRONMENT, values)),
         Swap("default dtype", torch.get_default_dtype, torch.set_default_dtype),
         Swap("deterministic", _read_deterministic, _write_deterministic),
         Swap("matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
@@ -76,7 +76,8 @@ class RankGlobals:
 
     def __init__(self, world_size: int, extra: Sequence[str] = ()) -> None:
         self._swaps = [*_swaps(), *(_module_global(dotted) for dotted in extra)]
-        self._outside, self._outside_world = self._read(), _read(_WORLD_ENVIRONMENT)
+        self._outside, self._outside_environment = self._read(), _read(_RANK_ENVIRONMENT + _WORLD_ENVIRONMENT)
+        self._names = [str(rank) for rank in range(world_size)]
         _write(_WORLD_ENVIRONMENT, ("0", str(world_size), str(world_size), "127.0.0.1", "0"))
         self._saved = [self._fresh(rank) for rank in range(world_size)]
 
@@ -85,11 +86,13 @@ class RankGlobals:
 
     def enter(self, rank: int) -> None:
         self._put_back(self._saved[rank])
+        for name in _RANK_ENVIRONMENT:  # always as torchrun sets them: to read them first would cost more
+            os.environ[name] = self._names[rank]
 
     def restore(self) -> None:
         """Put back what the process had before the run."""
         self._put_back(self._outside)
-        _write(_WORLD_ENVIRONMENT, self._outside_world)
+        _write(_RANK_ENVIRONMENT + _WORLD_ENVIRONMENT, self._outside_environment)
 
     def _read(self) -> list[Any]:
         return [swap.read() for swap in self._swaps]
@@ -106,9 +109,8 @@ class RankGlobals:
         """
         state = dict(zip((swap.name for swap in self._swaps), self._outside, strict=True))
         state["torch.rng"] = torch.Generator().manual_seed(0).get_state()
-        state["random"] = random.Random(0).getstate()
+        state["random"] = _twister.seeded(0)
         state["numpy.random"] = np.random.MT19937(0)
-        state["environment"] = (str(rank), str(rank))
         state["warnings.filters"] = [("ignore", None, Warning, None, 0)]
         for swap in self._swaps:
             if isinstance(swap, _ModuleGlobal):

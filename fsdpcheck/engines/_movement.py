@@ -34,7 +34,7 @@ def _reduce(calls: Sequence[Call]) -> Results:
 
 def _broadcast(calls: Sequence[Call]) -> Results:
     root = _root(calls)
-    sent = [tensor.clone() for tensor in calls[root].inputs]
+    sent = [_copy(tensor) for tensor in calls[root].inputs]
     return [[] if member == root else sent for member in range(len(calls))]
 
 
@@ -44,7 +44,7 @@ def _barrier(calls: Sequence[Call]) -> Results:
 
 def _all_gather(calls: Sequence[Call]) -> Results:
     count = len(calls[0].inputs)
-    gathered = [call.inputs[i].clone() for i in range(count) for call in calls]
+    gathered = [_copy(call.inputs[i]) for i in range(count) for call in calls]
     return [gathered for _ in calls]
 
 
@@ -58,17 +58,17 @@ def _reduce_scatter(calls: Sequence[Call]) -> Results:
 
 def _gather(calls: Sequence[Call]) -> Results:
     root = _root(calls)
-    gathered = [call.inputs[0].clone() for call in calls]
+    gathered = [_copy(call.inputs[0]) for call in calls]
     return [gathered if member == root else [] for member in range(len(calls))]
 
 
 def _scatter(calls: Sequence[Call]) -> Results:
     pieces = calls[_root(calls)].inputs
-    return [[pieces[member].clone()] for member in range(len(calls))]
+    return [[_copy(pieces[member])] for member in range(len(calls))]
 
 
 def _all_to_all(calls: Sequence[Call]) -> Results:
-    return [[call.inputs[member].clone() for call in calls] for member in range(len(calls))]
+    return [[_copy(call.inputs[member]) for call in calls] for member in range(len(calls))]
 
 
 _MOVES: dict[str, Callable[[Sequence[Call]], Results]] = {
@@ -103,10 +103,14 @@ def _reduced(terms: Sequence[Tensor], call: Call) -> Tensor:
             f"simulated ranks cannot reduce with {name}\n  got     {call.collective}\n"
             f"  wanted  one of {', '.join(_COMBINE)}\n  next    use one of these, or run on real ranks"
         )
-    total = terms[0].clone()
+    total = terms[0].detach().clone()
     for term in terms[1:]:
-        combine(total, term)
+        combine(total, term.detach())
     return total.div_(len(terms)) if name == "avg" and len(terms) > 1 else total
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
 
 
 def _root(calls: Sequence[Call]) -> int:

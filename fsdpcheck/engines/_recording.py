@@ -220,6 +220,8 @@ class RecordingGroup(_Group):
         """Record the call, then perform it. ``signed``: the tensors whose shapes all members must agree on."""
         name, ranks = self.identity
         signed_inputs, signed_outputs = signed if signed is not None else (inputs, outputs)
+        read = _signature(signed_inputs)
+        written = read if signed_outputs is signed_inputs else _signature(signed_outputs)
         collective = Collective(
             op,
             ranks,
@@ -227,8 +229,8 @@ class RecordingGroup(_Group):
             self._sequence(),
             reduce_op,
             root,
-            _signature(signed_inputs),
-            _signature(signed_outputs),
+            read,
+            written,
             bool(getattr(opts, "asyncOp", False)),
             subject(sys._getframe(2)),
         )

@@ -103,10 +103,9 @@ class Meeting(RecordingGroup):
 def _complete(run: Run, there: Instance) -> None:
     """The last member has come: check that all sides agree, compute, let the waiting members go on."""
     calls = [there.calls[member] for member in there.members]
-    if any(not _agree(call.collective, calls[0].collective) for call in calls):
+    if any(not _agree(call.collective, calls[0].collective) for call in calls[1:]):
         _refuse(run, there)
-    with torch.no_grad():
-        results = move(calls)
+    results = move(calls)
     there.results = dict(zip(there.members, results, strict=True))
     there.complete = True
     for rank in there.waiting:
@@ -180,9 +179,8 @@ class MetWork(c10d.Work):
             self._run.fail(_written_in_flight(self._call.collective, self._rank, touched))
             self._run.baton.block(self._rank)
         results = self._there.results.pop(self._rank)
-        with torch.no_grad():
-            for output, value in zip(self._call.outputs, results, strict=False):
-                output.detach().copy_(value.view_as(output))
+        for output, value in zip(self._call.outputs, results, strict=False):
+            output.detach().copy_(value if value.shape == output.shape else value.view_as(output))
 
 
 class _Flight:

@@ -1,0 +1,93 @@
+"""What a test author has today, as engines of ours: the same rank program on torch's threaded group, and mp.spawn."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from fsdpcheck.engines.simulated import Program
+from fsdpcheck.execution import Execution, RankResult, RunRequest
+from fsdpcheck.program import rank_program
+
+
+class ThreadedGroupEngine:
+    """torch.testing's threaded process group, used as its MultiThreadedTestCase does: fresh threads every case."""
+
+    name = "threaded group"
+
+    def __init__(self, program: Program = rank_program) -> None:
+        from torch.testing._internal.distributed import multi_threaded_pg
+
+        self._threaded, self._program = multi_threaded_pg, program
+
+    def run(self, request: RunRequest) -> Execution:
+        """Run every rank on a thread of its own; raises what the first rank raised."""
+        world_size = request.case.world_size
+        results = [RankResult(rank) for rank in range(world_size)]
+        errors: list[BaseException] = []
+        self._threaded._install_threaded_pg()
+        torch._C._distributed_c10d._set_thread_isolation_mode(True)
+        store = dist.HashStore()
+        threads = [
+            threading.Thread(target=self._rank, args=(request, rank, store, results, errors))
+            for rank in range(world_size)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        self._threaded._uninstall_threaded_pg()
+        if errors:
+            raise errors[0]
+        return Execution(self.name, request, results)
+
+    def _rank(
+        self, request: RunRequest, rank: int, store: dist.Store, results: list[RankResult], errors: list[BaseException]
+    ) -> None:
+        dist.init_process_group("threaded", rank=rank, world_size=request.case.world_size, store=store)
+        try:
+            self._program(request, rank, torch.device("cpu"), results[rank])
+            results[rank].observations.append(("backend", "end", 0, dist.get_backend()))
+        except BaseException as error:
+            errors.append(error)
+            self._threaded.ProcessLocalGroup.exception_handle(error)
+        finally:
+            dist.destroy_process_group()
+
+    def close(self) -> None:
+        """Nothing outlives a run."""
+
+
+def _spawned(rank: int, request: RunRequest, path: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(os.path.join(path, "store"), request.case.world_size)
+    dist.init_process_group("gloo", rank=rank, world_size=request.case.world_size, store=store)
+    result = RankResult(rank)
+    rank_program(request, rank, torch.device("cpu"), result)
+    torch.save(result, os.path.join(path, f"rank{rank}"))
+    dist.destroy_process_group()
+
+
+class SpawnEngine:
+    """A new world of gloo processes for every case, as most multi-process tests are written."""
+
+    name = "mp.spawn gloo"
+
+    def run(self, request: RunRequest) -> Execution:
+        """Start W processes, run, and read their results back."""
+        with tempfile.TemporaryDirectory() as path:
+            mp.spawn(_spawned, (request, path), nprocs=request.case.world_size)
+            results = [
+                torch.load(os.path.join(path, f"rank{rank}"), weights_only=False)
+                for rank in range(request.case.world_size)
+            ]
+        return Execution(self.name, request, results)
+
+    def close(self) -> None:
+        """Nothing outlives a run."""
