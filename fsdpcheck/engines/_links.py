@@ -1,0 +1,83 @@
+"""Link: how the driver of real ranks reaches one of them. A link to a worker of this process is a pipe."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from fsdpcheck.engines._follower import Place, serve
+
+_PRELOADED = [
+    "fsdpcheck.engines._follower",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.distributed._functional_collectives",
+    "torch._dynamo",
+    "torch.onnx",
+]
+"""Imported once by the server that workers are forked from, before it runs anything."""
+
+
+class Link(Protocol):
+    """One worker as its driver sees it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send(self, payload: bytes) -> None:
+        """Give it a request. A worker that has died meanwhile is no error here: ``exit_code`` tells."""
+
+    def receive(self) -> bytes | None:
+        """What it has sent, if anything. Never blocks."""
+
+    def exit_code(self) -> int | None:
+        """None while it lives; negative: minus the signal that killed it."""
+
+    def sources(self) -> list[Any]:
+        """What to wait on for news of it (multiprocessing.connection.wait); may be empty."""
+
+    def end(self) -> None:
+        """Kill it, if it lives, and reap it. May be called twice."""
+
+
+class LocalLink:
+    """A worker started by this process. ``start_method``: see ProcessesEngine."""
+
+    def __init__(self, place: Place, start_method: str = "forkserver") -> None:
+        context: Any = multiprocessing.get_context(start_method)
+        if start_method == "forkserver":
+            context.set_forkserver_preload(_PRELOADED)
+        self._pipe: Connection
+        self._pipe, theirs = context.Pipe()
+        self._worker = context.Process(target=serve, args=(place, theirs), name=f"rank {place.rank}", daemon=True)
+        self._worker.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return int(self._worker.pid)
+
+    def send(self, payload: bytes) -> None:
+        try:
+            self._pipe.send_bytes(payload)
+        except ConnectionError:
+            self._worker.join()
+
+    def receive(self) -> bytes | None:
+        try:
+            return self._pipe.recv_bytes() if self._pipe.poll() else None
+        except (EOFError, ConnectionError):
+            return None
+
+    def exit_code(self) -> int | None:
+        code: int | None = self._worker.exitcode
+        return code
+
+    def sources(self) -> list[Any]:
+        return [self._pipe, self._worker.sentinel]
+
+    def end(self) -> None:
+        self._worker.kill()
+        self._worker.join()
+        self._pipe.close()

@@ -1,0 +1,149 @@
+"""Watch: follows one run of real ranks from outside until it is over, and says what ended it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fsdpcheck import deadlock
+from fsdpcheck.engines import _stacks, _table
+from fsdpcheck.engines._follower import Reply
+from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest
+from fsdpcheck.trace import Trace
+
+if TYPE_CHECKING:
+    from fsdpcheck.engines._pool import Pool
+
+
+class Watch:
+    """One run, number ``run`` of ``pool``."""
+
+    def __init__(self, pool: Pool, run: int, budget: float | None) -> None:
+        self._pool, self._run, self._budget = pool, run, budget
+        self._ranks = range(pool.world_size)
+        self._began = time.monotonic()
+        self._seen: tuple[_table.Header, ...] = ()
+        self.replies: dict[int, Reply] = {}
+        self.dead: set[int] = set()
+
+    def until_over(self) -> Failure | None:
+        """Wait for the end; None when every rank finished and their calls match."""
+        while len(self.replies) < len(self._ranks):
+            self._pool.wait()
+            self._collect()
+            if self.dead:
+                return self._lost()
+            if (failure := self._stuck()) is not None:
+                return failure
+            if self._budget is not None and time.monotonic() - self._began > self._budget:
+                return self._no_progress()
+        return self._ended()
+
+    def execution(self, engine: str, request: RunRequest, failure: Failure | None) -> Execution:
+        """What the run gave back; a rank that sent nothing has its trace only."""
+        traces = self._traces(self._pool.table.read())
+        results = [self.replies[rank].result if rank in self.replies else RankResult(rank) for rank in self._ranks]
+        for rank, result in enumerate(results):
+            result.trace = traces[rank]
+        hits = [reply.hits for reply in self.replies.values()]
+        summed = {name: sum(one.get(name, 0) for one in hits) for name in request.installs}
+        return Execution(engine, request, results, failure, summed)
+
+    def _collect(self) -> None:
+        for rank in self._ranks:
+            if rank not in self.replies and (reply := self._pool.collect(rank)) is not None:
+                self.replies[rank] = reply
+        self.dead |= {rank for rank in self._ranks if self._pool.links[rank].exit_code() is not None}
+
+    def _ended(self) -> Failure | None:
+        states = self._states(())
+        if all(isinstance(state, deadlock.Finished) for state in states.values()):
+            return deadlock.analyse(self._traces(self._pool.table.read()))
+        return self._adapter() or deadlock.explain(states, self._traces(self._pool.table.read()))
+
+    def _stuck(self) -> Failure | None:
+        """A failure once it is proved that no rank can move; the proof is one consistent snapshot."""
+        headers = self._pool.table.snapshot()
+        settled, self._seen = headers is not None and headers == self._seen, headers or ()
+        if headers is None or not settled:
+            return None
+        states, traces = self._states(headers), self._traces(headers)
+        if not deadlock.nobody_can_move(states, traces):
+            return None
+        seconds = time.monotonic() - max(header.moved for header in headers) / 1e9
+        stacks = self._pool.stacks([rank for rank, state in states.items() if isinstance(state, deadlock.Blocked)])
+        self._collect()
+        if self.dead:
+            return self._lost()
+        return self._adapter() or deadlock.explain(_placed(states, stacks), traces, seconds)
+
+    def _lost(self) -> Failure:
+        headers = self._pool.table.read()
+        failure = deadlock.explain(self._states(headers), self._traces(headers))
+        words = {rank: self._pool.last_words(rank) for rank in sorted(self.dead)}
+        said = [f"rank {rank} wrote last:\n{text}" for rank, text in words.items() if text]
+        return Failure(failure.kind, "\n".join([failure.text, *said]), failure.ranks, failure.exception)
+
+    def _no_progress(self) -> Failure:
+        states = self._states(self._pool.table.read())
+        alive = [rank for rank, state in states.items() if isinstance(state, deadlock.Running | deadlock.Blocked)]
+        placed = _placed(states, self._pool.stacks(alive))
+        shown = deadlock.explain(placed, self._traces(self._pool.table.read()))
+        lines = [f"no progress: the budget of {self._budget} s ran out while a rank could still run"]
+        lines += [f"  rank {rank}: {_brief(placed[rank])}" for rank in self._ranks]
+        return Failure("no progress", "\n".join(lines), shown.ranks)
+
+    def _adapter(self) -> Failure | None:
+        found = (self.replies[rank].adapter for rank in sorted(self.replies))
+        return next((failure for failure in found if failure is not None), None)
+
+    def _states(self, headers: tuple[_table.Header, ...]) -> dict[int, deadlock.State]:
+        states: dict[int, deadlock.State] = {}
+        for rank in self._ranks:
+            if rank in self.replies:
+                states[rank] = self.replies[rank].state
+            elif rank in self.dead:
+                states[rank] = _death(rank, self._pool.links[rank].exit_code())
+            else:
+                states[rank] = self._live(rank, headers[rank])
+        return states
+
+    def _live(self, rank: int, header: _table.Header) -> deadlock.State:
+        if header.run != self._run or header.blocked_in is None:
+            return deadlock.Running(rank)
+        return deadlock.Blocked(rank, self._pool.table.trace(rank, header)[header.blocked_in])
+
+    def _traces(self, headers: tuple[_table.Header, ...]) -> dict[int, Trace]:
+        current = {rank: header for rank, header in enumerate(headers) if header.run == self._run}
+        return {rank: self._pool.table.trace(rank, current[rank]) if rank in current else () for rank in self._ranks}
+
+
+def _death(rank: int, code: int | None) -> deadlock.Exited | deadlock.Lost:
+    if code is not None and code < 0:
+        return deadlock.Lost(rank, signal.Signals(-code).name)
+    return deadlock.Exited(rank, code or 0)
+
+
+def _placed(states: Mapping[int, deadlock.State], stacks: Mapping[int, _stacks.Stack]) -> dict[int, deadlock.State]:
+    """The states, with where each rank stands where that is known."""
+    placed = dict(states)
+    for rank, stack in stacks.items():
+        match states[rank]:
+            case deadlock.Blocked(_, collective):
+                placed[rank] = deadlock.Blocked(rank, collective, stack.where, stack.lines)
+            case deadlock.Running():
+                placed[rank] = deadlock.Running(rank, stack.where, stack.lines)
+    return placed
+
+
+def _brief(state: deadlock.State) -> str:
+    name = type(state).__name__.lower()
+    match state:
+        case deadlock.Blocked():
+            return f"{name} in {state.collective}, at {state.where or 'an unknown place'}"
+        case deadlock.Running():
+            return f"{name}, at {state.where or 'an unknown place'}"
+        case _:
+            return name
