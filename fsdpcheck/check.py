@@ -9,6 +9,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import hypothesis
 from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
@@ -16,13 +17,15 @@ from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 from fsdpcheck import census
 from fsdpcheck.case import Case
 from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Violation
-from fsdpcheck.law import Law
 from fsdpcheck.plan import PROFILES, WORLD_SIZES
 from fsdpcheck.replay import Token, encode
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Finding, Verdict
 
-OnCase = Callable[[Law, Run, Case], None]
+if TYPE_CHECKING:
+    from fsdpcheck.law import Law
+
+OnCase = Callable[["Law", Run, Case], None]
 
 
 def check_law(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fsdpcheck import __version__, adapters
 from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
@@ -16,6 +17,9 @@ from fsdpcheck.ledger import INTERRUPTED, Ledger
 from fsdpcheck.plan import PROFILES, WORLD_SIZES, Plan, parse_world_sizes
 from fsdpcheck.report import colour, document, ending, finding
 from fsdpcheck.report.progress import progress
+from fsdpcheck.supervise import Listen, supervise
+
+_HINTS = {"processes": "processes", "torchrun": "processes"}  # engine of a token -> the one that replays it
 
 _EPILOG = """exit codes:
   0 every promised law holds   1 a finding   2 usage or adapter error   3 internal error   4 no progress
@@ -127,7 +131,7 @@ def _run(options: argparse.Namespace) -> int:
     journal = document.Journal(options.json) if options.json else None
     shown = progress()
 
-    def listen(ledger: Ledger, event: dict[str, object]) -> None:
+    def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
         if journal is not None:
             journal.note(event)
         shown(ledger, event)
@@ -144,13 +148,11 @@ def _run(options: argparse.Namespace) -> int:
     return ledger.exit_code
 
 
-def _session(plan: Plan, listen: Callable[..., None]) -> Ledger | None:
+def _session(plan: Plan, listen: Listen) -> Ledger | None:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun owns the processes: this one is a rank
         from fsdpcheck import under_torchrun
 
         return under_torchrun.session(plan, listen)
-    from fsdpcheck.supervise import supervise
-
     return supervise(plan, listen)
 
 
@@ -163,7 +165,7 @@ def _replay(options: argparse.Namespace) -> int:
 
     paint, codes = colour.painter(sys.stdout), []
     for token in tokens:
-        found = session.replayed(token, options.engine or token.engine, options.budget)
+        found = session.replayed(token, options.engine or _HINTS.get(token.engine, "simulated"), options.budget)
         codes.append(found.exit_code)
         if found.finding is not None:
             print(finding.render([found.finding], len(codes), paint, token.installs))

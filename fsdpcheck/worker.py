@@ -11,10 +11,15 @@ import os
 import signal
 import sys
 import traceback
-from typing import Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 from fsdpcheck.errors import INTERNAL, FsdpcheckError
 from fsdpcheck.plan import Plan
+
+if TYPE_CHECKING:
+    from fsdpcheck.engines.base import Engine
+    from fsdpcheck.session import Emit
 
 
 def main() -> int:
@@ -31,19 +36,21 @@ def main() -> int:
             raise KeyboardInterrupt from None
 
     try:
-        emit(_session(plan, emit, done))
+        emit(told_session(plan, emit, done))
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-def _session(plan: Plan, emit: Any, done: set[tuple[str, str]]) -> dict[str, Any]:
-    """Run all of it; returns the last event."""
+def told_session(
+    plan: Plan, emit: Emit, done: Collection[tuple[str, str]] = (), engine: Engine | None = None
+) -> dict[str, Any]:
+    """Run a session (see session.run_session), errors as events; returns the last event, for the caller to emit."""
     interrupted = False
     try:
         from fsdpcheck import session  # here, so that a broken torch is reported like any other error
 
-        session.run_session(plan, emit, done)
+        session.run_session(plan, emit, done, engine)
     except KeyboardInterrupt:
         interrupted = True
     except FsdpcheckError as error:
