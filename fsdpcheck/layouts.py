@@ -47,14 +47,14 @@ def inputs(case: Case) -> Tensor:
     shape = (samples, spec.features) if spec.input == "vector" else (samples, spec.length, spec.features)
     if spec.layer_norm:
         return _balanced(case, shape).to(models.DTYPES[case.arithmetic.dtype])
-    drawn = torch.from_numpy(values.integers(case.seed, "inputs", shape, -bound, bound))
+    drawn = torch.from_numpy(values.symmetric(case.seed, "inputs", shape, bound))
     return drawn.to(models.DTYPES[case.arithmetic.dtype])
 
 
 def targets(case: Case) -> Tensor:
-    """The dataset's targets of the body, integers in [-inputs, inputs], [D, F]."""
-    bound, shape = case.arithmetic.inputs, (_samples(case), models.body_features(case))
-    drawn = torch.from_numpy(values.integers(case.seed, "targets", shape, -bound, bound))
+    """The dataset's targets of the body, [D, F]: integers in [-inputs - 1, inputs + 1], so that few errors vanish."""
+    bound, shape = case.arithmetic.inputs + 1, (_samples(case), models.body_features(case))
+    drawn = torch.from_numpy(values.symmetric(case.seed, "targets", shape, bound))
     return drawn.to(models.DTYPES[case.arithmetic.dtype])
 
 

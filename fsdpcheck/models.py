@@ -128,9 +128,7 @@ def initial_parameters(case: Case) -> dict[str, Tensor]:
     """
     bound, dtype = case.arithmetic.weights, DTYPES[case.arithmetic.dtype]
     return {
-        name: torch.from_numpy(
-            values.integers(case.seed, "parameter " + _local(name), shape, -bound, bound)
-        ).to(dtype)
+        name: torch.from_numpy(values.symmetric(case.seed, "parameter " + _local(name), shape, bound)).to(dtype)
         for name, shape in parameter_shapes(case).items()
     }
 

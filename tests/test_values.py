@@ -15,14 +15,27 @@ from fsdpcheck import values
 
 
 def test_integers_are_frozen() -> None:
-    assert values.integers(0, "a", (5,), -3, 3).tolist() == [-1, 3, 0, -2, -1]
+    assert values.integers(0, "a", (5,), -3, 3).tolist() == [2, 2, 0, -1, -2]
     wide = values.integers(2**63 + 5, "b", (2, 3), 0, 10**6)
-    assert wide.tolist() == [[155399, 353066, 35164], [239660, 952433, 581327]]
+    assert wide.tolist() == [[832931, 874075, 478072], [862016, 915886, 82028]]
     assert values.integers(7, "parameter linear0.weight", (2, 2), -1, 1).dtype == np.int64
 
 
+def test_symmetric_integers_are_frozen() -> None:
+    assert values.symmetric(0, "a", (12,), 1).tolist() == [1, 1, 0, -1, -1, 1, -1, -1, 1, 1, -1, -1]
+    assert values.symmetric(9, "b", (12,), 3).tolist() == [-3, -1, 1, 1, 1, -3, 3, -2, 3, 3, -2, -2]
+
+
+@pytest.mark.parametrize("bound", [1, 2, 5])
+def test_symmetric_draws_zero_half_as_often(bound: int) -> None:
+    drawn = values.symmetric(3, "x", (20_000,), bound).tolist()
+    assert set(drawn) == set(range(-bound, bound + 1))
+    others = (len(drawn) - drawn.count(0)) / (2 * bound)
+    assert 0.4 < drawn.count(0) / others < 0.6
+
+
 def test_permutation_is_frozen() -> None:
-    assert values.permutation(1, "p", 8) == (5, 4, 2, 7, 0, 6, 1, 3)
+    assert values.permutation(1, "p", 8) == (6, 5, 1, 3, 0, 2, 7, 4)
     assert values.permutation(1, "p", 0) == ()
 
 
@@ -62,4 +75,3 @@ def test_a_range_that_cannot_be_drawn_is_refused(low: int, high: int) -> None:
 @pytest.mark.parametrize("n", [1, 2, 7, 100])
 def test_permutations_are_permutations(n: int) -> None:
     assert sorted(values.permutation(n, "order", n)) == list(range(n))
-
