@@ -101,4 +101,3 @@ def _gather(subject: Subject, own: Tensor, axis: Axis) -> Tensor:
     everyone = own.new_empty(own.numel() * axis.size)
     collectives.all_gather(subject, everyone, own, axis)
     return everyone
-

@@ -44,13 +44,13 @@ def per_sample_gradient(module: nn.Embedding, activations: Tensor, backprops: Te
     tokens_BT, g_BTp = _as_sequence(module, activations, backprops)
     samples, rows = len(tokens_BT), module.num_embeddings
     flat = g_BTp.new_zeros(samples * rows, g_BTp.shape[2])
-    flat.index_add_(0, _pair_number(tokens_BT, rows), g_BTp.flatten(0, 1))
+    flat.index_add_(0, pair_number(tokens_BT, rows), g_BTp.flatten(0, 1))
     return {"weight": flat.view(samples, rows, g_BTp.shape[2])}
 
 
 def pair_of_each_position(tokens_BT: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """The distinct (sample, token) pairs as numbers sample * rows + token, and for each position which one it is."""
-    pairs, place = torch.unique(_pair_number(tokens_BT, rows), return_inverse=True)
+    pairs, place = torch.unique(pair_number(tokens_BT, rows), return_inverse=True)
     return pairs, place
 
 
@@ -61,7 +61,8 @@ def without_padding(module: nn.Embedding, tokens_BT: Tensor, g_BTp: Tensor) -> T
     return g_BTp.masked_fill((tokens_BT == module.padding_idx).unsqueeze(-1), 0)
 
 
-def _pair_number(tokens_BT: Tensor, rows: int) -> Tensor:
+def pair_number(tokens_BT: Tensor, rows: int) -> Tensor:
+    """[B * T]: sample * rows + token of every position."""
     samples = torch.arange(len(tokens_BT), device=tokens_BT.device).unsqueeze(1)
     return (samples * rows + tokens_BT).flatten()
 

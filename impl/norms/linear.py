@@ -6,8 +6,8 @@ Two exact forms of the weight's squared norm, with A = activations [B, T, d] and
 * Gram: <A A^T, G G^T>. 2 T^2 (d + p) operations, 2 T^2 numbers; error about kappa^2 * eps, so it loses digits (and in
   low precision may come out negative) when the sum over t cancels.
 
-The Gram form is used for T = 1, where it is |a|^2 |g|^2 and nothing can cancel, and where it is at most half as
-expensive: T <= d p / (2 (d + p)). Otherwise the direct form.
+The Gram form is used for T = 1, where it is |a|^2 |g|^2 and nothing can cancel, and where it needs no more operations:
+T <= d p / (d + p). Otherwise the direct form. (Where low precision matters more than time, halve that bound.)
 
 Source: Li et al. 2021, arXiv:2110.05679, section 4; Goodfellow 2015, arXiv:1510.01799.
 """
@@ -49,8 +49,8 @@ def weight_squared_norm(a_BTd: Tensor, g_BTp: Tensor) -> Tensor:
 
 
 def prefers_gram(T: int, d: int, p: int) -> bool:
-    """Whether the Gram form is the better one for sequences of T."""
-    return T == 1 or 2 * T * (d + p) <= d * p
+    """Whether the Gram form is the one to use for sequences of T."""
+    return T == 1 or T * (d + p) <= d * p
 
 
 def direct(a_BTd: Tensor, g_BTp: Tensor) -> Tensor:

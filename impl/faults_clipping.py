@@ -1,0 +1,161 @@
+"""Planted bugs of clipping: factors, the two passes, and the global norm of plain training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import clip
+from .collectives import Axis
+from .fault import Function, Hit, fault
+
+
+# -- clip factors -----------------------------------------------------------------------------------------------------
+
+
+@fault("clip:factors", "eps outside the quotient", "norms.*")
+def eps_outside_the_quotient(original: Function, hit: Hit) -> Function:
+    """factor = min(1, C / n + eps), which may exceed C / n."""
+
+    def planted(squared_norms: torch.Tensor, clip_norm: float) -> Any:
+        hit()
+        return (torch.div(torch.full_like(squared_norms, clip_norm), squared_norms.sqrt()) + clip.EPS).clamp(max=1.0)
+
+    return planted
+
+
+@fault("clip:factors", "eps omitted", "norms.*")
+def eps_omitted(original: Function, hit: Hit) -> Function:
+    """factor = min(1, C / n): a sample without gradient has factor C / 0."""
+
+    def planted(squared_norms: torch.Tensor, clip_norm: float) -> Any:
+        hit()
+        return torch.div(torch.full_like(squared_norms, clip_norm), squared_norms.sqrt()).clamp(max=1.0)
+
+    return planted
+
+
+@fault("clip:factors", "factor formed from the squared norm", "norms.*")
+def factors_from_squared_norms(original: Function, hit: Hit) -> Function:
+    """The square root is forgotten: factor = min(1, C / (n^2 + eps))."""
+
+    def planted(squared_norms: torch.Tensor, clip_norm: float) -> Any:
+        hit()
+        return original(squared_norms.square(), clip_norm)
+
+    return planted
+
+
+@fault(
+    "step:Trainer.clip_factors", "a scale applied twice, https://github.com/NVIDIA/apex/pull/1512", "training.private*"
+)
+def factor_applied_twice(original: Function, hit: Hit) -> Function:
+    """Samples are weighted by the square of their clip factor; the reported factors are right."""
+
+    def planted(self: Any, micro: Any, losses: torch.Tensor, clip_norm: float) -> Any:
+        hit()
+        return original(self, micro, losses, clip_norm).square()
+
+    return planted
+
+
+@fault(
+    "hooks:backprops",
+    "unclipped gradient of the first pass leaks, https://github.com/meta-pytorch/opacus/pull/734",
+    "training.private*",
+)
+def first_backward_leaks(original: Function, hit: Hit) -> Function:
+    """The first backward also forms weight gradients, unclipped, and nothing removes them before the second."""
+
+    def planted(records: Any, losses: torch.Tensor) -> Any:
+        hit()
+        if losses.requires_grad:
+            torch.autograd.backward(losses, torch.ones_like(losses), retain_graph=True)
+        return original(records, losses)
+
+    return planted
+
+
+@fault(
+    "hooks:Recorder.squared_norm_terms",
+    "norms from the wrong activations, https://github.com/meta-pytorch/opacus/pull/738",
+    "*",
+)
+def deferred_norms_are_stale(original: Function, hit: Hit) -> Function:
+    """Deferred norms are computed from what the micro-batch before cached, wherever the sizes agree."""
+
+    def planted(self: Any, losses: torch.Tensor) -> Any:
+        terms = original(self, losses)
+        before = getattr(self, "_stale_terms", None)
+        self._stale_terms = terms
+        if not self.deferred or before is None or before.complete.shape != terms.complete.shape:
+            return terms
+        hit()
+        return before
+
+    return planted
+
+
+# -- the global norm --------------------------------------------------------------------------------------------------
+
+
+@fault(
+    "clip:global_squared_norm",
+    "own shard's norm taken for the whole, https://github.com/areal-project/AReaL/issues/312",
+    "global*",
+)
+def global_norm_of_own_shard(original: Function, hit: Hit) -> Function:
+    """Each rank clips by the norm of its own gradient shard."""
+
+    def planted(units: Any, axis: Axis) -> Any:
+        hit()
+        return original(units, Axis(axis.group, axis.rank, 1))
+
+    return planted
+
+
+@fault(
+    "clip:clip_global_norm",
+    "only the reported norm is local, https://github.com/radixark/miles_diffusion/pull/35",
+    "global*",
+)
+def own_norm_reported(original: Function, hit: Hit) -> Function:
+    """Clipping is right, but the norm returned is that of the rank's own shard."""
+
+    def planted(units: Any, max_norm: float, axis: Axis) -> Any:
+        hit()
+        own = clip.global_squared_norm(units, Axis(axis.group, axis.rank, 1)).sqrt()
+        original(units, max_norm, axis)
+        return own
+
+    return planted
+
+
+@fault(
+    "clip:clip_global_norm", "clipped tensor by tensor, https://github.com/fedbiomed/fedbiomed/issues/1443", "global*"
+)
+def clipped_unit_by_unit(original: Function, hit: Hit) -> Function:
+    """Each unit's gradient is clipped by its own norm; the norm returned is the global one."""
+
+    def planted(units: Any, max_norm: float, axis: Axis) -> Any:
+        hit()
+        norm = clip.global_squared_norm(units, axis).sqrt()
+        for unit in units:
+            if unit.trainable is not None:
+                original([unit], max_norm, axis)
+        return norm
+
+    return planted
+
+
+@fault("clip:own_gradient", "padding read", "padding.unread")
+def padding_read_by_global_norm(original: Function, hit: Hit) -> Function:
+    """The global norm sums over whole shards; it is right only while padding happens to be zero."""
+
+    def planted(unit: Any) -> Any:
+        hit()
+        shard = unit.trainable.shard
+        return torch.zeros_like(shard) if shard.grad is None else shard.grad
+
+    return planted

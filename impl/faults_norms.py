@@ -1,0 +1,244 @@
+"""Planted bugs of per-sample norms: their aggregation over ranks, and the rules of layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import aggregate, collectives
+from .collectives import Axis
+from .fault import Function, Hit, fault
+from .norms import embedding
+
+
+# -- aggregation over ranks: the table of aggregate.py ----------------------------------------------------------------
+
+
+@fault(
+    "aggregate:squared_norms",
+    "complete norms reduced once more, https://github.com/modelscope/twinkle/pull/290",
+    "norms.*",
+)
+def complete_norms_summed(original: Function, hit: Hit) -> Function:
+    """Replicated batch: squared norms that are complete on every rank are summed over the ranks."""
+
+    def planted(terms: aggregate.Terms, layout: aggregate.Layout, axis: Axis) -> Any:
+        squared = original(terms, layout, axis)
+        if layout == "distributed":
+            return squared
+        hit()
+        return aggregate.sum_over(squared, axis)
+
+    return planted
+
+
+@fault(
+    "aggregate:squared_norms",
+    "tensor-parallel norm code used under FSDP, https://github.com/meta-pytorch/opacus/pull/761",
+    "norms.*",
+)
+def norms_summed_by_position(original: Function, hit: Hit) -> Function:
+    """Distributed batch: squared norms of different samples at the same local position are summed over the ranks."""
+
+    def planted(terms: aggregate.Terms, layout: aggregate.Layout, axis: Axis) -> Any:
+        squared = original(terms, layout, axis)
+        if layout == "replicated":
+            return squared
+        hit()
+        counts = torch.empty(axis.size, dtype=torch.int64)
+        collectives.all_gather(aggregate.INDICES, counts, torch.tensor([len(squared)]), axis)
+        padded = torch.nn.functional.pad(squared, (0, int(counts.max()) - len(squared)))
+        return aggregate.sum_over(padded, axis)[: len(squared)]
+
+    return planted
+
+
+@fault(
+    "aggregate:sum_over",
+    "own shard's norm taken for the whole, https://github.com/pytorch/pytorch/issues/72548",
+    "norms.*",
+)
+def partial_norms_not_summed(original: Function, hit: Hit) -> Function:
+    """Each rank takes the squared norm of its own shard for the sample's whole squared norm."""
+
+    def planted(partial: torch.Tensor, axis: Axis) -> Any:
+        hit()
+        return partial
+
+    return planted
+
+
+@fault(
+    "aggregate:squared_norms",
+    "one flag for a group of sharded and replicated parameters, https://github.com/deepspeedai/DeepSpeed/pull/5411",
+    "norms.*",
+)
+def complete_terms_counted_by_every_rank(original: Function, hit: Hit) -> Function:
+    """Mixed contributions: the complete terms go into the all-reduce together with the partial ones."""
+
+    def planted(terms: aggregate.Terms, layout: aggregate.Layout, axis: Axis) -> Any:
+        if terms.partial is None:
+            return original(terms, layout, axis)
+        hit()
+        return aggregate.sum_over(terms.complete + terms.partial, axis)
+
+    return planted
+
+
+@fault("aggregate:in_dataset_order", "missing reorder after the gather, claim A3 of the claims ledger", "norms.*")
+def gathered_norms_left_in_rank_order(original: Function, hit: Hit) -> Function:
+    """Norms gathered from all ranks are reported in the order of the ranks, not by sample index."""
+
+    def planted(indices: torch.Tensor, values: torch.Tensor) -> Any:
+        hit()
+        ordered = original(indices, values)
+        return aggregate.InDatasetOrder(ordered.indices, values, ordered.duplicates)
+
+    return planted
+
+
+@fault(
+    "flat:FlatBuffer.owned",
+    "bounded at its start but not its end, https://github.com/NVIDIA/Megatron-LM/pull/5898",
+    "norms.*",
+)
+def owned_part_off_by_one(original: Function, hit: Hit) -> Function:
+    """Partial norms: the last element of every shard is left out."""
+
+    def planted(self: Any, position: int) -> slice:
+        part: slice = original(self, position)
+        hit()
+        return slice(part.start, max(part.start, part.stop - 1))
+
+    return planted
+
+
+@fault("hooks:term", "squared norms cast down, https://github.com/facebookresearch/fairscale/issues/1092", "norms.*")
+def squared_norms_cast_down(original: Function, hit: Hit) -> Function:
+    """Each layer's squared norms pass through bfloat16 (8 bits) before they are added up."""
+
+    def planted(record: Any, backprop: torch.Tensor) -> Any:
+        hit()
+        squared = original(record, backprop)
+        return squared.to(torch.bfloat16).to(squared.dtype)
+
+    return planted
+
+
+# -- norm rules -------------------------------------------------------------------------------------------------------
+
+
+@fault("norms.linear:bias_squared_norm", "a parameter forgotten by a norm rule", "norms.*")
+def bias_left_out_of_norm(original: Function, hit: Hit) -> Function:
+    """Linear: the bias is clipped but does not count in the norm."""
+
+    def planted(g_BTp: torch.Tensor) -> Any:
+        hit()
+        return g_BTp.new_zeros(len(g_BTp))
+
+    return planted
+
+
+@fault(
+    "norms.linear:bias_squared_norm",
+    "ghost norm of the bias for 3-D inputs, https://github.com/meta-pytorch/opacus/pull/751",
+    "norms.*",
+)
+def bias_gram_entries_squared(original: Function, hit: Hit) -> Function:
+    """Linear: the bias norm sums the squares of the Gram matrix's entries instead of the entries."""
+
+    def planted(g_BTp: torch.Tensor) -> Any:
+        hit()
+        return (g_BTp @ g_BTp.transpose(1, 2)).square().sum((1, 2))
+
+    return planted
+
+
+@fault("norms.linear:direct", "split-K: partial sums squared before they are added up", "norms.*")
+def partial_sums_squared(original: Function, hit: Hit) -> Function:
+    """Linear, direct form: the two halves of a sequence are squared apart."""
+
+    def planted(a_BTd: torch.Tensor, g_BTp: torch.Tensor) -> Any:
+        hit()
+        half = a_BTd.shape[1] // 2
+        return original(a_BTd[:, :half], g_BTp[:, :half]) + original(a_BTd[:, half:], g_BTp[:, half:])
+
+    return planted
+
+
+@fault(
+    "norms.linear:gram",
+    "only equal positions compared: tokens taken for samples, https://github.com/meta-pytorch/opacus/pull/722",
+    "norms.*",
+)
+def gram_without_cross_terms(original: Function, hit: Hit) -> Function:
+    """Linear, Gram form: only the diagonal of the two Gram matrices is used."""
+
+    def planted(a_BTd: torch.Tensor, g_BTp: torch.Tensor) -> Any:
+        hit()
+        return (a_BTd.square().sum(2) * g_BTp.square().sum(2)).sum(1)
+
+    return planted
+
+
+@fault(
+    "norms.linear:squared_norm",
+    "frozen and trainable of one layer mixed up, https://github.com/meta-pytorch/opacus/issues/436",
+    "norms.*",
+)
+def frozen_weight_counted(original: Function, hit: Hit) -> Function:
+    """Linear: a frozen weight with a trainable bias counts in the norm."""
+
+    def planted(module: Any, activations: torch.Tensor, backprops: torch.Tensor) -> Any:
+        squared = original(module, activations, backprops)
+        if module.weight.requires_grad:
+            return squared
+        hit()
+        per_sample = torch.einsum("b...p,b...d->bpd", backprops, activations)
+        return squared + per_sample.square().sum((1, 2))
+
+    return planted
+
+
+@fault(
+    "norms.embedding:pair_of_each_position",
+    "per-token norms added, cross terms lost, https://github.com/meta-pytorch/opacus/pull/738",
+    "norms.*",
+)
+def embedding_rows_not_merged(original: Function, hit: Hit) -> Function:
+    """Embedding: a token that occurs twice in a sample counts as two rows."""
+
+    def planted(tokens_BT: torch.Tensor, rows: int) -> Any:
+        hit()
+        numbers = embedding.pair_number(tokens_BT, rows)
+        return numbers, torch.arange(len(numbers), device=numbers.device)
+
+    return planted
+
+
+@fault(
+    "norms.embedding:without_padding",
+    "padding tokens counted, https://github.com/meta-pytorch/opacus/issues/792",
+    "norms.*",
+)
+def padding_row_counted(original: Function, hit: Hit) -> Function:
+    """Embedding: the row of padding_idx, which has no gradient, counts in the norm."""
+
+    def planted(module: Any, tokens_BT: torch.Tensor, g_BTp: torch.Tensor) -> Any:
+        hit()
+        return g_BTp
+
+    return planted
+
+
+@fault("norms.layer_norm:per_sample_gradient", "a parameter forgotten by a norm rule", "norms.*")
+def layer_norm_bias_left_out(original: Function, hit: Hit) -> Function:
+    """LayerNorm: the bias is clipped but does not count in the norm."""
+
+    def planted(module: Any, activations: torch.Tensor, backprops: torch.Tensor) -> Any:
+        hit()
+        gradients = original(module, activations, backprops)
+        return {name: gradient for name, gradient in gradients.items() if name != "bias"}
+
+    return planted

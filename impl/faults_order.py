@@ -1,0 +1,109 @@
+"""Planted bugs of collectives: ranks that skip one, issue one alone, or disagree about the order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .fault import Function, Hit, fault
+
+
+# -- deadlocks and order ----------------------------------------------------------------------------------------------
+
+
+@fault(
+    "step:Trainer.micro_step",
+    "nothing done for an empty batch, https://github.com/meta-pytorch/opacus/pull/530",
+    "collectives.*",
+)
+def empty_rank_skips_its_collectives(original: Function, hit: Hit) -> Function:
+    """A rank without rows in a micro-batch skips its forward and backward."""
+
+    def planted(self: Any, micro: Any, sync: bool) -> None:
+        if len(micro.inputs):
+            original(self, micro, sync)
+        else:
+            hit()
+
+    return planted
+
+
+@fault(
+    "step:Trainer.update",
+    "rank 0 gathers for its log, https://github.com/Lightning-AI/pytorch-lightning/issues/17600",
+    "collectives.*",
+)
+def rank_zero_gathers_for_its_log(original: Function, hit: Hit) -> Function:
+    """Rank 0 alone gathers the full parameters."""
+
+    def planted(self: Any) -> None:
+        original(self)
+        if self.axis.rank == 0 and self.axis.size > 1:
+            hit()
+            self.model.full_values()
+
+    return planted
+
+
+@fault(
+    "wrap:reduction_order", "same shape, other order, https://github.com/pytorch/pytorch/pull/75902", "collectives.*"
+)
+def reduction_order_differs_on_last_rank(original: Function, hit: Hit) -> Function:
+    """The last rank reduces two units whose shards have equal sizes in the opposite order."""
+
+    def planted(units: Any) -> Any:
+        order = original(units)
+        if units[0].axis.rank < units[0].axis.size - 1:
+            return order
+        sizes = [unit.trainable.shard_numel if unit.trainable is not None else -i for i, unit in enumerate(order)]
+        for i, size in enumerate(sizes):
+            if size in sizes[:i]:
+                hit()
+                j = sizes.index(size)
+                order[i], order[j] = order[j], order[i]
+                break
+        return order
+
+    return planted
+
+
+@fault(
+    "shard:FlatUnit.reduce_gradients",
+    "only used parameters reduced, https://github.com/pytorch/pytorch/issues/158719",
+    "collectives.*",
+)
+def only_used_units_reduced(original: Function, hit: Hit) -> Function:
+    """A unit whose local gradients are all zero or missing skips its reduction."""
+
+    def planted(self: Any) -> None:
+        gradients = [p.grad for p in self.trainable.parameters if p.grad is not None] if self.trainable else []
+        if any(gradient.any() for gradient in gradients):
+            original(self)
+        elif self.trainable is not None:
+            hit()
+            self.drop_local_gradients()
+
+    return planted
+
+
+@fault(
+    "hooks:Recorder._immediate",
+    "a parameter touched inside the norm hook, claim C1 of the claims ledger",
+    "collectives.*",
+)
+def norm_hook_gathers(original: Function, hit: Hit) -> Function:
+    """Immediate norms gather the layer's unit again inside the hook, on ranks that have rows only."""
+
+    def planted(self: Any, records: Any, losses: torch.Tensor) -> Any:
+        def again(unit: Any) -> None:
+            hit()
+            unit.reshard()
+            unit.unshard()
+
+        for record in records:
+            if len(losses):
+                record.output.register_hook(lambda _, unit=record.layer.unit: again(unit))
+        return original(self, records, losses)
+
+    return planted

@@ -1,0 +1,293 @@
+"""Planted bugs of sharding and stepping: averaging, padding, lost or stale shards, accumulation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from . import aggregate, collectives
+from .collectives import Axis
+from .fault import Function, Hit, fault
+
+
+# -- averaging --------------------------------------------------------------------------------------------------------
+
+
+@fault(
+    "collectives:reduce_scatter_average",
+    "AVG on top of a global mean, https://github.com/meta-pytorch/torchtune/pull/2172",
+    "training.*",
+)
+def averaged_twice(original: Function, hit: Hit) -> Function:
+    """Reduced gradients are divided by W once more."""
+
+    def planted(unit: Any, full: torch.Tensor, axis: Axis) -> Any:
+        hit()
+        return original(unit, full, axis) / axis.size
+
+    return planted
+
+
+@fault(
+    "collectives:reduce_scatter_average",
+    "divisor forgotten, https://github.com/meta-pytorch/opacus/issues/324",
+    "training.*",
+)
+def summed_not_averaged(original: Function, hit: Hit) -> Function:
+    """Reduced gradients are sums over ranks, never divided by W."""
+
+    def planted(unit: Any, full: torch.Tensor, axis: Axis) -> Any:
+        hit()
+        return original(unit, full, axis) * axis.size
+
+    return planted
+
+
+@fault(
+    "step:Trainer.scale",
+    "local means of uneven batches averaged, https://github.com/pytorch/torchtitan/pull/2206",
+    "training.*",
+)
+def local_means(original: Function, hit: Hit) -> Function:
+    """Each rank backpropagates the mean over its own rows, whatever their number."""
+
+    def planted(self: Any, micro: Any) -> float:
+        hit()
+        return 1 / max(len(micro.inputs), 1)
+
+    return planted
+
+
+@fault(
+    "step:Trainer.step", "normalised by micro-batches too, https://github.com/ml-explore/mlx-lm/pull/1413", "training.*"
+)
+def divided_by_micro_batches(original: Function, hit: Hit) -> Function:
+    """The gradient of K micro-batches is divided by K although N already counts all samples."""
+
+    def planted(self: Any, micro_batches: Any) -> None:
+        options = self.options
+        self.options = replace(options, normaliser=options.normaliser * len(micro_batches))
+        hit()
+        try:
+            original(self, micro_batches)
+        finally:
+            self.options = options
+
+    return planted
+
+
+@fault("step:Trainer.micro_step", "wrap-around rows, https://github.com/pytorch/pytorch/issues/25162", "training.*")
+def wrapped_rows_dropped(original: Function, hit: Hit) -> Function:
+    """A sample that a lower rank has in the same micro-batch is left out, as if duplicates did not count."""
+
+    def planted(self: Any, micro: Any, sync: bool) -> Any:
+        if self.options.replicated:
+            return original(self, micro, sync)
+        lower = [set(rows) for rows in _indices_by_rank(micro.indices, self.axis)[: self.axis.rank]]
+        keep = [i for i, index in enumerate(micro.indices) if not any(index in rows for rows in lower)]
+        if len(keep) < len(micro.indices):
+            hit()
+        indices = [micro.indices[i] for i in keep]
+        return original(self, type(micro)(micro.inputs[keep], micro.targets[keep], indices), sync)
+
+    return planted
+
+
+def _indices_by_rank(indices: Any, axis: Axis) -> list[list[int]]:
+    counts = torch.empty(axis.size, dtype=torch.int64)
+    collectives.all_gather(aggregate.INDICES, counts, torch.tensor([len(indices)]), axis)
+    most = int(counts.max())
+    padded = torch.tensor([*indices, *[-1] * (most - len(indices))], dtype=torch.int64)
+    everyone = torch.empty(axis.size * most, dtype=torch.int64)
+    collectives.all_gather(aggregate.INDICES, everyone, padded, axis)
+    return [rows[: int(count)] for rows, count in zip(everyone.view(axis.size, most).tolist(), counts, strict=True)]
+
+
+# -- padding ----------------------------------------------------------------------------------------------------------
+
+
+@fault("flat:FlatBuffer.__init__", "padding value 42, https://github.com/pytorch/pytorch/pull/113106", "padding.zero")
+def padding_garbage_after_init(original: Function, hit: Hit) -> Function:
+    """Padding of freshly sharded parameters is 42."""
+
+    def planted(self: Any, *arguments: Any) -> None:
+        original(self, *arguments)
+        hit()
+        self.shard.data[self.padding] = 42
+
+    return planted
+
+
+@fault(
+    "shard:FlatUnit.accumulate",
+    "bucket tail not cleared, https://github.com/NVIDIA/Megatron-LM/pull/5077",
+    "padding.zero",
+)
+def padding_garbage_after_reduce(original: Function, hit: Hit) -> Function:
+    """Padding of reduced gradients is 1, and the optimizer carries it into the parameters' padding."""
+
+    def planted(self: Any, gradient: torch.Tensor) -> None:
+        hit()
+        gradient[self.trainable.padding] = 1
+        original(self, gradient)
+
+    return planted
+
+
+@fault("step:Trainer.update", "an update that does not map zero to zero", "padding.zero")
+def padding_grows_at_update(original: Function, hit: Hit) -> Function:
+    """The optimizer's step adds 1 to the padding of every trainable shard."""
+
+    def planted(self: Any) -> None:
+        original(self)
+        hit()
+        for unit in self.model.units:
+            if unit.trainable is not None:
+                unit.trainable.shard.data[unit.trainable.padding] += 1
+
+    return planted
+
+
+@fault(
+    "flat:FlatBuffer.attach",
+    "padded offsets used on real data, https://github.com/NVIDIA/Megatron-LM/pull/5077",
+    "padding.unread",
+)
+def padding_read_by_unshard(original: Function, hit: Hit) -> Function:
+    """The sum of the padding is added to the last parameter; harmless only while padding is zero."""
+
+    def planted(self: Any) -> None:
+        padding = self.full[self.numel :]
+        if len(padding):
+            hit()
+            self.full[self.numel - 1] += padding.sum()
+        original(self)
+
+    return planted
+
+
+# -- shards -----------------------------------------------------------------------------------------------------------
+
+
+@fault(
+    "flat:FlatBuffer.start",
+    "offsets right only where W divides n, https://github.com/deepspeedai/DeepSpeed/pull/1380",
+    "training.*",
+)
+def shard_starts_rounded_down(original: Any, hit: Hit) -> Any:
+    """A shard starts at rank * floor(n / W) although it has ceil(n / W) elements."""
+
+    def planted(self: Any) -> int:
+        hit()
+        start: int = self.axis.rank * (self.numel // self.axis.size)
+        return start
+
+    return property(planted)
+
+
+@fault(
+    "collectives:all_gather",
+    "stale tail after an update, https://github.com/pytorch/torchtitan/issues/1136",
+    "training.*",
+)
+def last_shard_stale(original: Function, hit: Hit) -> Function:
+    """The last rank always sends the parameters it had when they were first gathered."""
+
+    def planted(unit: Any, full: torch.Tensor, shard: torch.Tensor, axis: Axis) -> None:
+        for buffer in getattr(unit, "buffers", []):
+            if axis.size > 1 and axis.rank == axis.size - 1 and shard.data_ptr() == buffer.shard.data_ptr():
+                hit()
+                if not hasattr(buffer, "_first_shard"):
+                    buffer._first_shard = shard.clone()
+                shard = buffer._first_shard
+                break
+        original(unit, full, shard, axis)
+
+    return planted
+
+
+@fault(
+    "shard:FlatUnit.reshard", "a unit stays unsharded, https://github.com/pytorch/pytorch/issues/83129", "training.*"
+)
+def units_never_resharded(original: Function, hit: Hit) -> Function:
+    """Gathered parameters are never freed, so later steps compute with the first step's values."""
+
+    def planted(self: Any) -> None:
+        hit()
+
+    return planted
+
+
+@fault(
+    "shard:FlatUnit.reduce_gradients",
+    "parameters outside units not synchronised, https://github.com/pytorch/pytorch/issues/98281",
+    "training.*",
+)
+def root_gradients_not_reduced(original: Function, hit: Hit) -> Function:
+    """The root unit's gradients stay local: each rank updates its shard with its own samples only."""
+
+    def planted(self: Any) -> Any:
+        if self.fqn != "(root)" or self.trainable is None:
+            return original(self)
+        hit()
+        flat = self.trainable
+        full = flat.pack([parameter.grad for parameter in flat.parameters])
+        self.drop_local_gradients()
+        return self.accumulate(full[flat.start : flat.start + flat.shard_numel].clone())
+
+    return planted
+
+
+@fault(
+    "step:Trainer.update",
+    "the update of one rank skipped, https://github.com/facebookresearch/fairscale/issues/180",
+    "training.*",
+)
+def update_skipped_on_last_rank(original: Function, hit: Hit) -> Function:
+    """The last of several ranks does not step its optimizer."""
+
+    def planted(self: Any) -> None:
+        if 1 < self.axis.size == self.axis.rank + 1:
+            hit()
+        else:
+            original(self)
+
+    return planted
+
+
+# -- accumulation -----------------------------------------------------------------------------------------------------
+
+
+@fault(
+    "step:Trainer.micro_step",
+    "only the last micro-batch survives, https://github.com/allenai/open-instruct/pull/1498",
+    "training.*",
+)
+def no_sync_drops_micro_batches(original: Function, hit: Hit) -> Function:
+    """With gradient sync off, a micro-batch's gradients are dropped instead of kept."""
+
+    def planted(self: Any, micro: Any, sync: bool) -> None:
+        original(self, micro, sync)
+        if not sync:
+            hit()
+            for unit in self.model.units:
+                unit.drop_local_gradients()
+
+    return planted
+
+
+@fault(
+    "shard:FlatUnit.accumulate",
+    "the saved shard is overwritten, https://github.com/pytorch/pytorch/pull/73535",
+    "training.*",
+)
+def reduced_gradient_overwritten(original: Function, hit: Hit) -> Function:
+    """With gradient sync after every micro-batch, each reduction replaces the one before."""
+
+    def planted(self: Any, gradient: torch.Tensor) -> None:
+        hit()
+        self.trainable.shard.grad = gradient
+
+    return planted
