@@ -8,7 +8,7 @@ then not used.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -36,6 +36,7 @@ from fsdpcheck.case import (
 from fsdpcheck.case_rules import is_power_of_two, unit_of_layers
 
 T = TypeVar("T")
+Draw = Callable[[Features, Sequence[int]], st.SearchStrategy[Case]]
 WORLD_SIZES = (1, 2, 3, 4, 5)
 _ACTIVATIONS: tuple[Activation, ...] = ("identity", "relu", "leaky_relu", "hardtanh", "abs")
 _LOSSES: tuple[Loss, ...] = ("mse", "linear", "hinge", "l1")
@@ -67,6 +68,16 @@ def private_probe(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) 
     return cases(features, clipping=("probe",), world_sizes=world_sizes)
 
 
+def with_readable_updates(draw: Draw) -> Draw:
+    """``draw``, but with an optimizer whose update shows its gradient: SGD without momentum and weight decay."""
+    hiding: frozenset[Trait] = frozenset({"momentum", "weight-decay", "adamw"})
+
+    def readable(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.SearchStrategy[Case]:
+        return draw(replace(features, accepts=features.accepts - hiding), world_sizes)
+
+    return readable
+
+
 @st.composite
 def cases(
     draw: st.DrawFn,
@@ -77,12 +88,14 @@ def cases(
     norms: Sequence[NormMode] = ("immediate", "deferred"),
     contributions: Sequence[Contribution] = ("complete", "partial", "mixed"),
     global_norm: bool = False,
+    replicated: bool | None = None,
 ) -> Case:
     """Cases that ``features.accepts`` covers, in the given clipping families and world sizes.
 
     "deferred" norms are drawn only if promised; "partial" and "mixed" contributions only if "partial-norms" is, and
     then with a replicated batch (with distributed samples they are not computable). ``norms`` and ``contributions``
-    narrow both further. If no size in ``world_sizes`` is below ``features.max_world_size`` there is no case.
+    narrow both further; ``replicated`` asks for replicated batches only, or none. If no size in ``world_sizes`` is
+    within ``features.max_world_size`` there is no case.
     """
     limit = features.max_world_size or max(world_sizes)
     world = draw(st.sampled_from([size for size in world_sizes if size <= limit]))
@@ -91,7 +104,7 @@ def cases(
     contribution = _contribution(draw, features, family, contributions)
     tie = ("tied" if family == "none" else "tied-private") in features.accepts
     model = _model(draw, features.accepts, world, tiny, tie)
-    layout = _layout(draw, features.accepts, world, tiny, replicated=contribution != "complete")
+    layout = _layout(draw, features.accepts, world, tiny, True if contribution != "complete" else replicated)
     step = _step(draw, features, layout, world, family)
     step = replace(step, contribution=contribution)
     if family != "none":
@@ -198,13 +211,13 @@ def _thawed(spec: ModelSpec) -> ModelSpec:
 
 
 def _groupings(spec: ModelSpec, to_root: bool) -> list[tuple[int, ...]]:
-    """Ways to group the layers into units, fewest units first; those with several units stand twice."""
+    """Ways to group the layers into units, fewest units first; those with several units stand thrice."""
     items = len(spec.layers) + spec.has_front
     totals = range(items + 1) if to_root else [items]
     found = sorted((sizes for total in totals for sizes in _compositions(total)), key=len)
     if spec.tied is not None:
         found = [sizes for sizes in found if _together(spec, sizes)]
-    return found + [sizes for sizes in found if len(sizes) > 1]
+    return found + [sizes for sizes in found if len(sizes) > 1] * 2
 
 
 def _compositions(total: int) -> list[tuple[int, ...]]:
@@ -221,13 +234,13 @@ def _together(spec: ModelSpec, sizes: tuple[int, ...]) -> bool:
     return units[spec.tied[0] + shift] == units[spec.tied[1] + shift]
 
 
-def _layout(draw: st.DrawFn, accepts: frozenset[Trait], world: int, tiny: bool, replicated: bool) -> BatchLayout:
+def _layout(draw: st.DrawFn, accepts: frozenset[Trait], world: int, tiny: bool, replicated: bool | None) -> BatchLayout:
     largest = 4 if tiny else _LARGEST_BATCH
-    kinds = ["contiguous", "strided", "sampler", "sampler drop_last"]
+    kinds = ["contiguous", "strided", "sampler", "sampler", "sampler drop_last"]
     kinds += ["ragged"] * 3 if "ragged" in accepts else []
-    kinds += ["replicated"] if "replicated" in accepts or world == 1 else []
-    kind = draw(st.sampled_from(kinds))
-    if kind == "replicated" or replicated:
+    kinds += ["replicated"] if replicated is None and ("replicated" in accepts or world == 1) else []
+    kind = "replicated" if replicated else draw(st.sampled_from(kinds))
+    if kind == "replicated":
         return BatchLayout("replicated", draw(st.integers(1, largest)))
     if kind == "ragged":
         return _ragged(draw, world, 2 if tiny else 4, "empty-rank" in accepts)
