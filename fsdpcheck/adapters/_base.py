@@ -17,13 +17,16 @@ from fsdpcheck.case import MeshSpec, StepSpec
 from fsdpcheck.case import Trait as Trait
 from fsdpcheck.execution import Observable
 
-Promise = Literal["plain", "private", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms"]
+Promise = Literal[
+    "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms"
+]  # fmt: skip
 """What an adapter can promise; each law names one.
 
-plain: a non-private step equals the single device. private: a per-sample-clipped step does. padding.zero: padding is
-zero after init, after reduce-scatter, after the optimizer step. padding.unread: padding is never read. deferred: norms
-may be computed after the first backward. global-norm: clips and returns the global gradient norm. partial-norms: can
-form each rank's own share of the squared norms of a replicated batch.
+plain: a non-private step equals the single device. private: a per-sample-clipped step does, within the rounding of its
+own clip factors. exact-factors: factors are a function of the one squared norm of a sample, so clipped steps are equal
+bit for bit. padding.zero: padding is zero after init, after reduce-scatter, after the optimizer step. padding.unread:
+padding is never read. deferred: norms may be computed after the first backward. global-norm: clips and returns the
+global gradient norm. partial-norms: can form each rank's own share of the squared norms of a replicated batch.
 """
 
 

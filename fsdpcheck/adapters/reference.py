@@ -70,7 +70,10 @@ class Reference:
     name = "reference"
     features = Features(
         promises=frozenset(
-            {"plain", "private", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms"}
+            {
+                *("plain", "private", "exact-factors", "padding.zero", "padding.unread"),
+                *("deferred", "global-norm", "partial-norms"),
+            }
         ),
         accepts=_ACCEPTS,
         observables=frozenset({"params", "grads", "norms", "factors", "shards", "grad_norm"}),

@@ -1,0 +1,32 @@
+"""Observers that the laws use: importable functions called at named moments inside each rank (see program.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PADDING = "fsdpcheck.observers:padding"
+POISON_PADDING = "fsdpcheck.observers:poison_padding"
+
+_MOMENTS = ("after_init", "after_reduce", "after_step")
+
+
+def padding(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | None:
+    """Copies of all padding, by shard name, at the three moments at which it is promised to be zero.
+
+    A rank without padding gives empty slices, so a law can tell "none" from "not looked".
+    """
+    if moment not in _MOMENTS:
+        return None
+    return {shard.name: shard.data[shard.padding].clone() for shard in trainer.shards()}
+
+
+def poison_padding(moment: str, trainer: Any, rank: int) -> None:
+    """Writes NaN into all padding before everything that has no business with it: forward, clipping, the optimizer."""
+    if moment not in (*_MOMENTS, "before_step"):
+        return
+    with torch.no_grad():
+        for shard in trainer.shards():
+            shard.data[shard.padding] = float("nan")

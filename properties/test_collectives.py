@@ -1,0 +1,42 @@
+"""Collectives: every rank finishes, all ranks call the same things, and no order of ranks changes anything."""
+
+from __future__ import annotations
+
+from hypothesis.strategies import SearchStrategy
+
+from fsdpcheck import strategies
+from fsdpcheck.adapters._base import Features
+from fsdpcheck.case import Case
+from fsdpcheck.checks import assert_collectives_equal, assert_completed, assert_same_execution
+from fsdpcheck.law import law
+from fsdpcheck.runner import Run
+
+
+def _private(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    return strategies.cases(features, clipping=("unclipped", "exact", "probe"), world_sizes=world_sizes)
+
+
+def _same_calls_in_every_order(case: Case, run: Run) -> None:
+    forward = run(case)
+    assert_completed(forward)
+    assert_collectives_equal(forward)
+    assert_same_execution(forward, run(case, schedule="reversed"))
+
+
+@law("collectives.plain", promise="plain", draw=strategies.plain)
+def test_plain_training_never_hangs(case: Case, run: Run) -> None:
+    """Plain training finishes on every rank with equal collectives, and ranks run in reverse give the same bits.
+
+    Deterministic ranks joined by blocking collectives form a Kahn network: one schedule stands for all, and the second
+    run tests the hypothesis. Source: Kahn 1974; pytorch#158719, pytorch#75902.
+    """
+    _same_calls_in_every_order(case, run)
+
+
+@law("collectives.private", promise="private", draw=_private)
+def test_private_training_never_hangs(case: Case, run: Run) -> None:
+    """Private training finishes on every rank with equal collectives, and ranks run in reverse give the same bits.
+
+    Also with ranks that have no sample, as Poisson sampling gives them. Source: Opacus#164, Opacus#516.
+    """
+    _same_calls_in_every_order(case, run)

@@ -1,0 +1,41 @@
+"""Deferred norms: computed after the first backward instead of inside its hooks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis.strategies import SearchStrategy
+
+from fsdpcheck import strategies
+from fsdpcheck.adapters._base import Features
+from fsdpcheck.case import Case
+from fsdpcheck.checks import assert_completed, assert_deferred_equals_immediate
+from fsdpcheck.law import law
+from fsdpcheck.runner import Run
+
+
+def _deferred(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    return strategies.cases(
+        features, clipping=("unclipped", "exact", "probe"), world_sizes=world_sizes, norms=("deferred",)
+    )
+
+
+@law("deferred.equals-immediate", promise="deferred", draw=_deferred, observe=("grads", "norms", "factors"))
+def test_deferred_norms_are_the_immediate_ones(case: Case, run: Run) -> None:
+    """Deferred and immediate norms give the same norms, factors, gradients and parameters, bit for bit.
+
+    Source: claims C2 and C5.
+    """
+    immediate = replace(case, step=replace(case.step, norms="immediate"))
+    assert_deferred_equals_immediate(run(case), run(immediate))
+
+
+@law("deferred.completes", promise="deferred", draw=_deferred)
+def test_deferred_norms_never_hang(case: Case, run: Run) -> None:
+    """With unequal batches, ranks without samples, and gradient sync off in the first backward, every rank finishes.
+
+    In every order in which ranks can run: the run used no store, no poll and no wildcard, and the reversed schedule
+    finishes too. Source: claims C1 and C6; Opacus' empty Poisson batches, Opacus#164.
+    """
+    for schedule in ("forward", "reversed"):
+        assert_completed(run(case, schedule=schedule))

@@ -1,0 +1,27 @@
+"""The global gradient norm of plain sharded training: what is returned, and what is done with it."""
+
+from __future__ import annotations
+
+from fsdpcheck import strategies
+from fsdpcheck.case import Case
+from fsdpcheck.checks import assert_clipped_update, assert_global_norm, assert_ranks_agree
+from fsdpcheck.law import law
+from fsdpcheck.runner import Run
+
+
+@law("global-norm.returned", promise="global-norm", draw=strategies.global_norm, observe=("grad_norm",))
+def test_the_returned_norm_is_that_of_the_whole_gradient(case: Case, run: Run) -> None:
+    """The returned global gradient norm is the single device's, on every rank.
+
+    Within the bound that follows from the declared nesting of roots and dtype. Source: pytorch#72548, VeOmni#184,
+    torchtitan#766; returned values are part of the contract (miles_diffusion#35).
+    """
+    execution = run(case)
+    assert_global_norm(execution, run.answer(case), run.features.global_norm)
+    assert_ranks_agree(execution)
+
+
+@law("global-norm.update", promise="global-norm", draw=strategies.global_norm, observe=("grad_norm",))
+def test_the_update_is_that_of_the_clipped_gradient(case: Case, run: Run) -> None:
+    """The update is the optimizer's for gradient * min(1, C / (returned norm + eps)), bit for bit."""
+    assert_clipped_update(run(case), run.answer(case), run.features.global_norm)

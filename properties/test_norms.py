@@ -1,0 +1,84 @@
+"""Aggregation of squared per-sample norms: one law a row of the table in docs/claims.md, section A."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis.strategies import SearchStrategy
+
+from fsdpcheck import strategies
+from fsdpcheck.adapters._base import Features
+from fsdpcheck.case import Case, Contribution
+from fsdpcheck.checks import assert_norms_exact
+from fsdpcheck.law import law
+from fsdpcheck.runner import Run
+
+if TYPE_CHECKING:
+    from fsdpcheck.law import Draw
+
+
+def _rows(contribution: Contribution, replicated: bool) -> Draw:
+    def draw(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+        return strategies.cases(
+            features,
+            clipping=("unclipped", "probe"),
+            world_sizes=world_sizes,
+            contributions=(contribution,),
+            replicated=replicated,
+        )
+
+    return draw
+
+
+@law(
+    "norms.replicated-partial",
+    promise="partial-norms",
+    draw=_rows("partial", replicated=True),
+    observe=("norms",),
+    needs_traits=("replicated",),
+)
+def test_partial_terms_of_a_replicated_batch_are_summed(case: Case, run: Run) -> None:
+    """A replicated batch, each rank the norm of its own shard: squared norms summed over ranks, then one root.
+
+    Without the sum each rank reports about 1/sqrt(W) of the norm. Source: claim A1; AReaL#312, pytorch#72548.
+    """
+    assert_norms_exact(run(case), run.answer(case))
+
+
+@law(
+    "norms.replicated-complete",
+    promise="private",
+    draw=_rows("complete", replicated=True),
+    observe=("norms",),
+    needs_traits=("replicated",),
+)
+def test_complete_terms_of_a_replicated_batch_are_not_summed(case: Case, run: Run) -> None:
+    """A replicated batch, each rank the whole norm: nothing to aggregate, and all ranks agree.
+
+    A sum makes every norm exactly sqrt(W) too big. Source: claim A1; twinkle#290.
+    """
+    assert_norms_exact(run(case), run.answer(case))
+
+
+@law("norms.distributed-complete", promise="private", draw=_rows("complete", replicated=False), observe=("norms",))
+def test_norms_of_a_distributed_batch_stay_local(case: Case, run: Run) -> None:
+    """A distributed batch: each rank has the norms of its own samples, in their order; nothing is summed.
+
+    A sum by position mixes samples, sqrt(a^2 + b^2). Source: claims A2 and A3; Opacus#761.
+    """
+    assert_norms_exact(run(case), run.answer(case))
+
+
+@law(
+    "norms.mixed",
+    promise="partial-norms",
+    draw=_rows("mixed", replicated=True),
+    observe=("norms",),
+    needs_traits=("replicated",),
+)
+def test_complete_terms_are_counted_once_beside_partial_ones(case: Case, run: Run) -> None:
+    """Some parameters sharded, some replicated: partial terms summed, complete terms added once, before the root.
+
+    Otherwise complete terms count W times. Source: pytorch#88955, DeepSpeed#5411.
+    """
+    assert_norms_exact(run(case), run.answer(case))

@@ -1,0 +1,49 @@
+"""Equality: sharded training is single-device training."""
+
+from __future__ import annotations
+
+from fsdpcheck import strategies
+from fsdpcheck.case import Case
+from fsdpcheck.checks import assert_gradients_equal, assert_parameters_equal
+from fsdpcheck.law import law
+from fsdpcheck.runner import Run
+
+
+@law("training.plain", promise="plain", draw=strategies.plain)
+def test_plain_training_is_the_single_device_one(case: Case, run: Run) -> None:
+    """After every step of plain training, every rank's parameters are the single device's, bit for bit.
+
+    For every layout of the batch, sum or mean reduction, micro-batches, frozen and tied parameters. Does not see errors
+    that both sides make alike: model and optimizer are the same code. Source: ZeRO, arXiv:1910.02054; FSDP,
+    arXiv:2304.11277; wrong divisors shipped as in torchtune#2172 and torchtitan#2206.
+    """
+    assert_parameters_equal(run(case), run.answer(case))
+
+
+@law("training.gradients", promise="plain", draw=strategies.plain, observe=("grads",))
+def test_the_averaged_gradient_is_the_single_device_one(case: Case, run: Run) -> None:
+    """The gradient given to the optimizer is the released gradient (1/N) * sum over the logical batch, bit for bit.
+
+    Sees a wrong scale that an optimizer such as Adam hides. Source: torchtitan#800.
+    """
+    assert_gradients_equal(run(case), run.answer(case))
+
+
+@law("training.private-unclipped", promise="private", draw=strategies.private_unclipped)
+def test_private_training_below_the_clip_norm_is_plain_training(case: Case, run: Run) -> None:
+    """With C above every per-sample norm, private training is single-device training, bit for bit.
+
+    Asked of every private implementation: all factors are 1 whatever the rounding of its norms. Noise is off.
+    Source: DP-SGD, arXiv:1607.00133.
+    """
+    assert_parameters_equal(run(case), run.answer(case))
+
+
+@law("training.private-clipped", promise="exact-factors", draw=strategies.private_exact)
+def test_clipped_training_is_the_single_device_one(case: Case, run: Run) -> None:
+    """With samples above, at and just below the clip norm, private training is single-device training, bit for bit.
+
+    Needs factors that are a function of the one squared norm of a sample: nested square roots miss the exact power of
+    two by an ulp. Source: ghost clipping, arXiv:2110.05679.
+    """
+    assert_parameters_equal(run(case), run.answer(case))
