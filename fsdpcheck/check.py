@@ -17,6 +17,7 @@ from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 from fsdpcheck import census
 from fsdpcheck.case import Case
 from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Violation
+from fsdpcheck.hypothesis_private import without_local_constants
 from fsdpcheck.plan import PROFILES, WORLD_SIZES
 from fsdpcheck.replay import Token, encode
 from fsdpcheck.runner import Run
@@ -97,6 +98,7 @@ class _Check:
     judged: set[Case] = field(default_factory=set)
     rejected: set[Case] = field(default_factory=set)
     census: Counter[str] = field(default_factory=Counter)
+    hits: Counter[str] = field(default_factory=Counter)
     broken: Finding | None = None
 
     def judge(self, case: Case) -> None:
@@ -121,6 +123,8 @@ class _Check:
         self._count(case)
 
     def _count(self, case: Case) -> None:
+        for execution in self.run.last:
+            self.hits.update(execution.install_hits)
         if case not in self.judged:
             self.judged.add(case)
             self.census.update(census.labels(case, self.run.answer(case)))
@@ -140,7 +144,10 @@ class _Check:
             return self._error(stop, None)
         if not self.judged:
             return self._no_case(spent)
-        return replace(self._held, reason="the budget was spent before all cases were drawn" if spent else "")
+        never = [name for name in self.run.installs if not self.hits[name]]
+        notes = ["the budget was spent before all cases were drawn"] * spent
+        notes += [f"never hit, so this says nothing of it: {', '.join(never)}"] * bool(never)
+        return replace(self._held, reason="; ".join(notes))
 
     @property
     def _held(self) -> Verdict:
@@ -193,7 +200,8 @@ def _explore(check: _Check, profile: str, world_sizes: tuple[int, ...], seed: in
     try:
         cases = check.law.draw(check.run.features, world_sizes)
         body = hypothesis.given(case=cases)(lambda case: check.judge(case))
-        hypothesis.seed(_seed(check.law.name, seed))(settings(body))()
+        with without_local_constants():
+            hypothesis.seed(_seed(check.law.name, seed))(settings(body))()
     except Violation:
         return None
     except (Exception, _Stop) as stop:

@@ -157,12 +157,12 @@ def _session(plan: Plan, listen: Listen) -> Ledger | None:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from fsdpcheck import replay
+    from fsdpcheck import planted, replay, session, verdict
 
     texts = [options.what] if replay.looks_like_token(options.what) else replay.tokens_in(Path(options.what))
-    tokens = [replay.trusted(replay.decode(text), options.adapter, options.install) for text in texts]
-    from fsdpcheck import session, verdict
-
+    tokens = [replay.decode(text) for text in texts]
+    installs = [planted.resolved(name) for name in options.install]
+    tokens = [replay.trusted(token, options.adapter, installs) for token in tokens]
     paint, codes = colour.painter(sys.stdout), []
     for token in tokens:
         found = session.replayed(token, options.engine or _HINTS.get(token.engine, "simulated"), options.budget)

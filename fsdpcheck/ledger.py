@@ -43,6 +43,7 @@ class Ledger:
         if kind == "plan":
             self.laws, self.guarantees = tuple(event["laws"]), dict(event["guarantees"])
             self.versions = dict(event["versions"])
+            self.plan = replace(self.plan, installs=tuple(event["installs"]))
         elif kind == "law":
             self.running, self.case, self.cases_of_running = (event["law"], event["adapter"]), "", 0
         elif kind == "case":

@@ -12,12 +12,13 @@ import platform
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import hypothesis
 import torch
 
-from fsdpcheck import adapters, engines, law, replay
+from fsdpcheck import adapters, engines, law, planted, replay
 from fsdpcheck.case import Case
 from fsdpcheck.check import check_law, finding_of
 from fsdpcheck.engines.base import Engine
@@ -41,7 +42,8 @@ def run_session(plan: Plan, emit: Emit, done: Collection[tuple[str, str]] = (), 
     for ref in plan.adapters:
         adapters.load(ref)  # first: a user's file may hold laws of its own
     laws = chosen_laws(plan.laws)
-    emit(_plan_event(laws))
+    plan = replace(plan, installs=tuple(planted.resolved(name) for name in plan.installs))
+    emit(_plan_event(plan, laws))
     with ExitStack() as stack:
         used = engine or _opened(stack, plan.engine, plan.budget)
         confirm = _Confirmation(stack, plan, used)
@@ -71,10 +73,16 @@ def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
     return [found for name, found in known.items() if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
 
 
-def _plan_event(laws: list[Law]) -> dict[str, Any]:
+def _plan_event(plan: Plan, laws: list[Law]) -> dict[str, Any]:
     versions = {"python": platform.python_version(), "torch": torch.__version__, "hypothesis": hypothesis.__version__}
     guarantees = {found.name: found.guarantee for found in laws}
-    return {"event": "plan", "laws": [found.name for found in laws], "guarantees": guarantees, "versions": versions}
+    return {
+        "event": "plan",
+        "laws": [found.name for found in laws],
+        "installs": plan.installs,
+        "guarantees": guarantees,
+        "versions": versions,
+    }
 
 
 def _opened(stack: ExitStack, name: str, budget: float | None) -> Engine:

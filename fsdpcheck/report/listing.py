@@ -36,8 +36,8 @@ def _laws() -> str:
 def _faults() -> str:
     from fsdpcheck import planted
 
-    rows = [(fault.name, fault.adapter, fault.caught_by, fault.summary) for fault in planted.faults()]
-    return _columns([("fault", "adapter", "caught by", "what it does"), *rows]) if rows else "none"
+    rows = [(name, fault.caught_by, fault.plants) for name, fault in sorted(planted.faults().items())]
+    return _columns([("fault", "caught by", "what it plants"), *rows]) if rows else "none"
 
 
 def _engines() -> str:

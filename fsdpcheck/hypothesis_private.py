@@ -1,0 +1,30 @@
+"""The one place that touches Hypothesis' internals, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hypothesis.internal.conjecture import providers
+
+
+@contextmanager
+def without_local_constants() -> Iterator[None]:
+    """Draw without the constants that Hypothesis finds in the source files of the working folder (since 6.131).
+
+    They make the same seed give other cases in a checkout than in an installed package, and after any edit; and they
+    leave a ``.hypothesis`` folder where the user happens to be. Does nothing where Hypothesis has no such constants.
+    """
+    name = "_get_local_constants"
+    original = getattr(providers, name, None)
+    if original is None:
+        yield
+        return
+    none = providers.Constants()
+    setattr(providers, name, lambda: none)
+    providers.CONSTANTS_CACHE.cache.clear()
+    try:
+        yield
+    finally:
+        setattr(providers, name, original)
+        providers.CONSTANTS_CACHE.cache.clear()

@@ -1,0 +1,35 @@
+"""Planted: the bugs of fsdpcheck.impl that can be switched on, and what ``--install NAME`` means.
+
+``fsdpcheck.impl`` is reached by dotted name, like any other implementation.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from fsdpcheck.errors import UsageError
+from fsdpcheck.replay import FAULTS
+
+
+def faults() -> Mapping[str, Any]:
+    """Every planted fault by name (see impl/fault.py)."""
+    registry: Mapping[str, Any] = importlib.import_module(FAULTS.rstrip(":")).ALL
+    return registry
+
+
+def resolved(name: str) -> str:
+    """The dotted name that ``--install name`` stands for: a fault's, or ``name`` itself when it is "pkg.mod:attr".
+
+    Raises UsageError for a name that is no fault.
+    """
+    if ":" in name:
+        return name
+    known = faults()
+    if name in known:
+        return FAULTS + name
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise UsageError(f"unknown fault {name!r}.{hint} `fsdpcheck list faults` shows all; your own is pkg.mod:attr")

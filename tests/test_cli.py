@@ -1,0 +1,239 @@
+"""The command line: its options, its exit codes, what it says to bad input, and what survives a crash or Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fsdpcheck
+from fsdpcheck import adapters, cli
+
+TOY = f"{Path(__file__).parent / 'toys' / 'laws.py'}:adapter"
+_SOURCES = str(Path(fsdpcheck.__file__).parent.parent)
+
+OPTIONS = {
+    "run": {
+        "--adapter", "--budget", "--engine", "--help", "--install", "--json", "--law", "--no-confirm", "--profile",
+        "--seed", "--world-size", "-h",
+    },
+    "replay": {"--adapter", "--budget", "--engine", "--help", "--install", "-h", "TOKEN|FILE"},
+    "list": {"--help", "-h", "what"},
+}  # fmt: skip
+"""Options only grow: take none away, for somebody's continuous integration names it."""
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": _SOURCES, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+
+
+def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fsdpcheck", *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, env=_environment(), stdout=pipe, stderr=pipe, text=True)
+
+
+def _run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    process = _start(folder, *arguments)
+    out, err = process.communicate()
+    return process.returncode, out, err
+
+
+def _subcommands() -> dict[str, argparse.ArgumentParser]:
+    actions = cli._parser()._actions
+    return next(dict(action.choices) for action in actions if isinstance(action, argparse._SubParsersAction))
+
+
+def test_the_options_are_frozen() -> None:
+    found = {
+        name: {text for action in parser._actions for text in action.option_strings or [action.metavar or action.dest]}
+        for name, parser in _subcommands().items()
+    }
+    assert found == OPTIONS
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["replay", "--help"], ["list", "--help"]])
+def test_help_ends_well_and_shows_an_example_or_the_codes(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(arguments)
+    assert leaving.value.code == 0
+    assert "fsdpcheck" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "--world-size", "0"], "wanted 1 <= first <= last <= 64, got 0-0"),
+        (["run", "--world-size", "3-1"], "got 3-1"),
+        (["run", "--world-size", "two"], "wanted a number, a range or a list"),
+        (["run", "--budget", "-1"], "wanted a number of seconds above 0"),
+        (["run", "--profile", "thorough"], "invalid choice: 'thorough'"),
+        (["run", "--engine", "quantum"], "invalid choice: 'quantum'"),
+        (["list", "everything"], "invalid choice: 'everything'"),
+        ([], "the following arguments are required"),
+    ],
+)
+def test_usage_errors_have_code_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(arguments)
+    assert leaving.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["replay", "v1:AAAA"], "cut short"),
+        (["replay", "v9:AAAA"], "version 9"),
+        (["replay", "no-such-file"], "cannot be read"),
+        (["run", "--json", "/no/such/folder/report.json"], "cannot be written"),
+    ],
+)
+def test_bad_names_and_files_have_code_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_bad_adapters_have_code_2(tmp_path: Path) -> None:
+    code, out, _ = _run(tmp_path, "run", "--adapter", "refrence")
+    assert code == 2
+    assert "unknown adapter 'refrence'. Did you mean 'reference'?" in out
+
+
+def test_a_glob_without_a_law_has_code_2(tmp_path: Path) -> None:
+    code, out, _ = _run(tmp_path, "run", "--adapter", TOY, "--law", "zzz.*")
+    assert code == 2
+    assert "no law matches 'zzz.*'" in out
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, str, dict[str, Any]]:
+    """One session over laws that hold, break, crash the process, are not promised, and have a bug."""
+    folder = tmp_path_factory.mktemp("session")
+    laws = ["completes", "crashes", "small", "secret", "broken", "agrees"]
+    chosen = [word for name in laws for word in ("--law", f"toy.{name}")]
+    arguments = ["--world-size", "1-2", "--no-confirm", "--json", "out.json"]
+    code, out, err = _run(folder, "run", "--adapter", TOY, *chosen, *arguments)
+    assert sorted(path.name for path in folder.iterdir()) == ["out.json"], err
+    return code, out, err, json.loads((folder / "out.json").read_text())
+
+
+def _verdict(session: tuple[int, str, str, dict[str, Any]], law: str) -> dict[str, Any]:
+    return next(verdict for verdict in session[3]["verdicts"] if verdict["law"] == law)
+
+
+def test_every_law_has_its_verdict(session: tuple[int, str, str, dict[str, Any]]) -> None:
+    statuses = {verdict["law"]: verdict["status"] for verdict in session[3]["verdicts"]}
+    assert statuses == {
+        "toy.completes": "holds",
+        "toy.crashes": "finding",
+        "toy.small": "finding",
+        "toy.secret": "not promised",
+        "toy.broken": "error",
+        "toy.agrees": "finding",
+    }
+
+
+def test_an_internal_error_is_worse_than_a_finding(session: tuple[int, str, str, dict[str, Any]]) -> None:
+    code, out, _, data = session
+    assert code == data["exit_code"] == 3
+    assert "ZeroDivisionError: a bug of the law" in out
+
+
+def test_a_law_that_is_not_promised_shows_the_reason_and_no_cases(
+    session: tuple[int, str, str, dict[str, Any]],
+) -> None:
+    row = next(line for line in session[1].splitlines() if "toy.secret" in line)
+    assert "not promised" in row
+    assert "a toy has no secrets" in row
+    assert _verdict(session, "toy.secret")["cases"] == 0
+
+
+def test_a_crash_of_the_ranks_is_a_finding_that_names_its_case(session: tuple[int, str, str, dict[str, Any]]) -> None:
+    finding = _verdict(session, "toy.crashes")["finding"]
+    assert finding["got"] == "it was ended by SIGSEGV"
+    assert finding["case"]["layout"]["batch_size"] > 3
+    assert finding["token"] in session[1]
+
+
+def test_a_finding_is_the_smallest_case_in_words(session: tuple[int, str, str, dict[str, Any]]) -> None:
+    finding = _verdict(session, "toy.small")["finding"]
+    assert (finding["got"], finding["case"]["layout"]["batch_size"]) == ("4", 4)
+    assert finding["case"]["mesh"]["dp_shard"] == 1
+    for text in ("No batch is larger than three samples.", "W = 1; batch of 4", "at most 3", "probably: its size"):
+        assert text in session[1]
+    assert f"replay with: fsdpcheck replay '{finding['token']}' --adapter" in session[1]
+    assert "confirmed on gloo not tried (--no-confirm)" in session[1]
+
+
+def test_a_wrong_implementation_is_found(session: tuple[int, str, str, dict[str, Any]]) -> None:
+    assert _verdict(session, "toy.agrees")["finding"]["case"]["mesh"]["dp_shard"] == 2
+
+
+def test_output_without_a_terminal_has_no_colours(session: tuple[int, str, str, dict[str, Any]]) -> None:
+    assert "\x1b" not in session[1] + session[2]
+
+
+def test_a_report_is_replayed_finding_by_finding(
+    session: tuple[int, str, str, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = session[3]
+    data["verdicts"] = [verdict for verdict in data["verdicts"] if verdict["law"] in ("toy.small", "toy.agrees")]
+    (tmp_path / "report.json").write_text(json.dumps(data))
+    code = cli.main(["replay", str(tmp_path / "report.json"), "--adapter", TOY])
+    out = capsys.readouterr().out
+    assert code == 1
+    assert "breaks toy.small" in out
+    assert "breaks toy.agrees" in out
+
+
+def test_a_foreign_adapter_of_a_token_is_not_imported(
+    session: tuple[int, str, str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = _verdict(session, "toy.small")["finding"]["token"]
+    assert cli.main(["replay", token]) == 2
+    assert "nothing was imported" in capsys.readouterr().err
+
+
+def _interrupt(folder: Path, end: Callable[[subprocess.Popen[str]], None]) -> tuple[int, str, str]:
+    laws = ["--law", "toy.small", "--law", "toy.waits"]
+    process = _start(folder, "run", "--adapter", TOY, *laws, "--no-confirm", "--json", "out.json")
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    while "toy.small: finding" not in line:
+        assert line, "the session ended before its first verdict"
+        line = process.stderr.readline()
+    end(process)
+    out, err = process.communicate()
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_was_found(tmp_path: Path, number: signal.Signals) -> None:
+    code, out, err = _interrupt(tmp_path, lambda process: process.send_signal(number))
+    assert code == 130
+    assert "interrupted: 0 checks hold, 1 finding of 1 root, 1 not reached" in out
+    assert "Traceback" not in out + err
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert data["interrupted"]
+    assert [verdict["status"] for verdict in data["verdicts"]] == ["finding"]
+
+
+def test_the_main_job_is_every_adapter_without_an_extra() -> None:
+    assert adapters.default_names() == ("fsdp1", "fully_shard", "reference")
+
+
+@pytest.mark.parametrize("what", ["adapters", "engines", "laws", "faults"])
+def test_list_names_what_there_is(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", what]) == 0
+    assert capsys.readouterr().out.strip()

@@ -1,0 +1,116 @@
+"""Imports point down only: the ways in > uses of a run > runner, checks > engines, oracle, strategies > data > case."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fsdpcheck
+
+ROOT = Path(fsdpcheck.__file__).parent
+IMPL = Path(__import__("fsdpcheck.impl", fromlist=["impl"]).__file__).parent
+
+FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
+    {"words": ("fsdpcheck", "errors", "trace", "values", "four_squares", "grid", "torch_private", "hypothesis_private")},
+    {"case": ("case", "case_rules", "case_text")},
+    {
+        "data": (
+            "execution", "matching", "deadlock", "adapters", "adapters._base", "models", "layouts", "program", "plan",
+            "verdict", "floors",
+        )
+    },
+    {
+        "adapters": ("adapters.*",),
+        "engines": ("engines", "engines.*"),
+        "oracle": ("oracle", "exactness"),
+        "observers": ("observers",),
+        "strategies": ("strategies",),
+    },
+    {
+        "runner": ("runner",),
+        "checks": ("checks", "bounded_checks", "bounds", "comparing", "recorded", "diagnosis"),
+    },
+    {"uses": ("replay", "census", "check", "law", "planted", "session", "ledger")},
+    {"report": ("report", "report.*")},
+    {"ways in": ("cli", "__main__", "pytest_plugin", "supervise", "worker", "under_torchrun")},
+)  # fmt: skip
+"""From the bottom up. On one floor, a room may use its own modules and no other room's."""
+
+
+def _modules() -> dict[str, Path]:
+    """Every module of fsdpcheck by its name without the prefix."""
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts[0] not in ("impl", "properties"):
+            found[".".join(parts).removesuffix(".__init__").replace("__init__", "fsdpcheck")] = path
+    return found
+
+
+def _place(module: str) -> tuple[int, str]:
+    """(floor, room) of a module; an exact name goes before a folder."""
+    rooms = [(number, room, names) for number, floor in enumerate(FLOORS) for room, names in floor.items()]
+    for wanted in (module, f"{module.rpartition('.')[0]}.*"):
+        for number, room, names in rooms:
+            if wanted in names:
+                return number, room
+    pytest.fail(f"fsdpcheck.{module} has no room yet: name it in FLOORS of {__file__}")
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """Every module that a file imports when it runs, at the top or inside a function, as an absolute dotted name."""
+    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            pending += node.orelse
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        else:
+            pending += ast.iter_child_nodes(node)
+
+
+def _known(dotted: str, modules: dict[str, Path]) -> str | None:
+    """The module of fsdpcheck that "fsdpcheck.case.Case" or "fsdpcheck.case" is about."""
+    name = dotted.removeprefix("fsdpcheck.")
+    if dotted.split(".")[0] != "fsdpcheck" or name.split(".")[0] in ("impl", "properties"):
+        return None
+    return name if name in modules else name.rpartition(".")[0] or "fsdpcheck"
+
+
+@pytest.mark.parametrize("module", sorted(_modules()))
+def test_imports_point_down(module: str) -> None:
+    modules = _modules()
+    floor, room = _place(module)
+    for dotted in _imported(modules[module]):
+        used = _known(dotted, modules)
+        if used is not None and used != module:
+            used_floor, used_room = _place(used)
+            assert used_floor < floor or used_room == room, (
+                f"fsdpcheck.{module} ({room}, floor {floor}) imports fsdpcheck.{used} ({used_room}, floor {used_floor})"
+            )
+
+
+@pytest.mark.parametrize("path", sorted(IMPL.rglob("*.py")), ids=lambda path: path.name)
+def test_impl_never_imports_fsdpcheck(path: Path) -> None:
+    assert [name for name in _imported(path) if name.split(".")[0] in ("fsdpcheck", "impl")] == []
+
+
+def test_impl_is_reached_only_by_its_adapter_and_by_name() -> None:
+    users = {
+        module
+        for module, path in _modules().items()
+        if any(f"{name}.".startswith("fsdpcheck.impl.") for name in _imported(path))
+    }
+    assert users == {"adapters.reference"}
+
+
+def test_the_reference_adapter_reaches_impl_lazily() -> None:
+    tree = ast.parse(_modules()["adapters.reference"].read_text(encoding="utf-8"))
+    at_the_top = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert not [module for module in at_the_top if module and module.startswith("fsdpcheck.impl")]

@@ -1,0 +1,114 @@
+"""Toy laws on a toy implementation, named ``laws.py:adapter`` on the command line; each ends in another way."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fsdpcheck.adapters._base import Batch, Features, Setup
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.errors import Violation
+from fsdpcheck.law import law
+from fsdpcheck.runner import Run
+
+
+class Unsharded:
+    """The whole model on every rank; right for one rank, wrong for more."""
+
+    def __init__(self, model: nn.Module, setup: Setup) -> None:
+        self.model, self.setup = model, setup
+        self.optimizer = setup.optimizer(model.parameters())
+
+    def step(self, batch: Batch) -> None:
+        self.optimizer.zero_grad()
+        for micro in batch.micro_batches:
+            losses = self.setup.loss(self.model(micro.inputs), micro.targets)
+            (losses.sum() * batch.loss_scale).backward()
+        self.optimizer.step()
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self.model.named_parameters()}
+
+
+class Toy:
+    name = "toy"
+    features = Features(
+        promises=frozenset({"plain"}),
+        accepts=frozenset({"ragged", "empty-rank", "rows<ranks", "uneven-rows", "root-parameters"}),
+        reasons={"private": "a toy has no secrets"},
+    )
+
+    def build(self, model: nn.Module, setup: Setup) -> Unsharded:
+        return Unsharded(model, setup)
+
+
+adapter = Toy()
+
+
+def draw(features: Features, world_sizes: tuple[int, ...]) -> st.SearchStrategy[Case]:
+    return st.builds(
+        lambda world, batch, seed: Case(
+            model=ModelSpec(layers=(LayerSpec(width=2),)),
+            mesh=MeshSpec(dp_shard=world),
+            layout=BatchLayout(batch_size=batch),
+            arithmetic=Arithmetic(project=False),
+            seed=seed,
+        ),
+        st.sampled_from(world_sizes),
+        st.integers(1, 8),
+        st.integers(0, 1000),
+    )
+
+
+@law("toy.completes", promise="plain", draw=draw)
+def completes(case: Case, run: Run) -> None:
+    """Every step comes to its end."""
+    assert run(case).failure is None
+
+
+@law("toy.agrees", promise="plain", draw=draw)
+def agrees(case: Case, run: Run) -> None:
+    """All ranks show the same parameters."""
+    first, *others = run(case).ranks
+    for other in others:
+        for name, value in first.steps[0].params.items():
+            if not torch.equal(value, other.steps[0].params[name]):
+                where = f"parameter {name}, ranks 0 and {other.rank}"
+                raise Violation("two ranks disagree", got=str(other.rank), wanted="the same", where=where)
+
+
+@law("toy.small", promise="plain", draw=draw)
+def small(case: Case, run: Run) -> None:
+    """No batch is larger than three samples."""
+    if case.layout.batch_size > 3:
+        got = str(case.layout.batch_size)
+        raise Violation("the batch is too large", got=got, wanted="at most 3", where="the layout", cause="its size")
+
+
+@law("toy.crashes", promise="plain", draw=draw)
+def crashes(case: Case, run: Run) -> None:
+    """The process stays alive."""
+    if case.layout.batch_size > 3:
+        ctypes.string_at(0)
+
+
+@law("toy.secret", promise="private", draw=draw)
+def secret(case: Case, run: Run) -> None:
+    """Never asked of the toy."""
+    raise AssertionError("a law that is not promised was run")
+
+
+@law("toy.broken", promise="plain", draw=draw)
+def broken(case: Case, run: Run) -> None:
+    """The law itself has a bug."""
+    raise ZeroDivisionError("a bug of the law")
+
+
+@law("toy.waits", promise="plain", draw=draw)
+def waits(case: Case, run: Run) -> None:
+    """Never ends by itself."""
+    threading.Event().wait()
