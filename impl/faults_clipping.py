@@ -10,7 +10,6 @@ from . import clip
 from .collectives import Axis
 from .fault import Function, Hit, fault
 
-
 # -- clip factors -----------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,6 @@ from .collectives import Axis
 from .fault import Function, Hit, fault
 from .norms import embedding
 
-
 # -- aggregation over ranks: the table of aggregate.py ----------------------------------------------------------------
 
 

@@ -8,7 +8,6 @@ import torch
 
 from .fault import Function, Hit, fault
 
-
 # -- deadlocks and order ----------------------------------------------------------------------------------------------
 
 

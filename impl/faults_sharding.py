@@ -11,7 +11,6 @@ from . import aggregate, collectives
 from .collectives import Axis
 from .fault import Function, Hit, fault
 
-
 # -- averaging --------------------------------------------------------------------------------------------------------
 
 
@@ -114,8 +113,9 @@ def padding_garbage_after_init(original: Function, hit: Hit) -> Function:
 
     def planted(self: Any, *arguments: Any) -> None:
         original(self, *arguments)
-        hit()
-        self.shard.data[self.padding] = 42
+        if self.real < self.shard_numel:
+            hit()
+            self.shard.data[self.padding] = 42
 
     return planted
 
@@ -129,8 +129,9 @@ def padding_garbage_after_reduce(original: Function, hit: Hit) -> Function:
     """Padding of reduced gradients is 1, and the optimizer carries it into the parameters' padding."""
 
     def planted(self: Any, gradient: torch.Tensor) -> None:
-        hit()
-        gradient[self.trainable.padding] = 1
+        if self.trainable.real < self.trainable.shard_numel:
+            hit()
+            gradient[self.trainable.padding] = 1
         original(self, gradient)
 
     return planted
@@ -142,9 +143,9 @@ def padding_grows_at_update(original: Function, hit: Hit) -> Function:
 
     def planted(self: Any) -> None:
         original(self)
-        hit()
         for unit in self.model.units:
-            if unit.trainable is not None:
+            if unit.trainable is not None and unit.trainable.real < unit.trainable.shard_numel:
+                hit()
                 unit.trainable.shard.data[unit.trainable.padding] += 1
 
     return planted
