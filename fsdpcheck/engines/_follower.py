@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -65,7 +66,7 @@ class Place:
 def serve(place: Place, pipe: Connection) -> None:
     """The whole life of a worker process: say "ready", then answer each request with a Reply."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle: it ends its workers itself
-    _follow_parent_into_death()
+    _follow_parent_into_death(place.folder)
     _keep_own_stderr(place)
     with place.stack.open("w") as stack_file:
         faulthandler.register(STACK_SIGNAL, stack_file, all_threads=False)
@@ -99,13 +100,14 @@ def follow(request: RunRequest, run: int, world: World) -> Reply:
     return reply
 
 
-def _follow_parent_into_death() -> None:
+def _follow_parent_into_death(folder: Path) -> None:
     """A driver that is killed takes its workers along, even those that hang in a collective."""
     parent = parent_process()
     assert parent is not None
 
     def watch() -> None:
         connection.wait([parent.sentinel])
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, name="watch parent", daemon=True).start()

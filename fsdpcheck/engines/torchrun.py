@@ -18,7 +18,7 @@ from multiprocessing import connection
 from typing import Any
 
 import torch._C._distributed_c10d as c10d
-import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from fsdpcheck import adapters
 from fsdpcheck.engines import _installs
@@ -206,8 +206,7 @@ def _taken(store: Any, key: str) -> bytes | None:
 
 def _control_store() -> Any:
     """torchrun's store. Typed loosely: the stubs deny that a store takes bytes."""
-    rendezvous: Any = dist.distributed_c10d.rendezvous
-    store, _, _ = next(rendezvous("env://"))
+    store: Any = next(rendezvous("env://"))[0]
     store.set_timeout(_NEVER)
     return c10d.PrefixStore("fsdpcheck", store)
 

@@ -1,0 +1,205 @@
+"""Adapters as users write them, loaded as "file.py:attr": an honest one, and one for each way of going wrong.
+
+All train a replicated model and average its gradients, so that the only thing they need is torch.distributed. What is
+wrong with one happens once, on one rank, in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fsdpcheck.adapters._base import Batch, Features, Setup
+
+WRONG_RANK = 1
+Trouble = Callable[[int], None]
+
+
+class Averaging:
+    """Every rank has the whole model; ``trouble(rank)`` runs between backward and the averaging of gradients."""
+
+    def __init__(self, model: nn.Module, setup: Setup, trouble: Trouble) -> None:
+        self._model, self._setup, self._trouble = model, setup, trouble
+        self._optimizer = setup.optimizer(model.parameters())
+
+    def step(self, batch: Batch) -> None:
+        self._optimizer.zero_grad()
+        for micro in batch.micro_batches:
+            losses = self._setup.loss(self._model(micro.inputs), micro.targets)
+            (losses.sum() * batch.loss_scale).backward()
+        self._trouble(self._setup.rank)
+        for parameter in self._trainable():
+            dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+        self._optimizer.step()
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self._model.named_parameters()}
+
+    def gradients(self) -> dict[str, Tensor]:
+        named = self._model.named_parameters()
+        return {name: value.grad.detach().clone() for name, value in named if value.grad is not None}
+
+    def local_tensors(self) -> list[Tensor]:
+        return [parameter.detach() for parameter in self._model.parameters()]
+
+    def _trainable(self) -> Sequence[nn.Parameter]:
+        return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+
+
+class AveragingAdapter:
+    """An adapter whose ranks have this trouble."""
+
+    features = Features(promises=frozenset({"plain"}), observables=frozenset({"params", "grads"}))
+
+    def __init__(self, trouble: Trouble) -> None:
+        self.name = trouble.__name__
+        self._trouble = trouble
+
+    def build(self, model: nn.Module, setup: Setup) -> Averaging:
+        return Averaging(model, setup, self._trouble)
+
+
+def _numbers(count: int = 4, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.ones(count, dtype=dtype)
+
+
+@AveragingAdapter
+def honest(rank: int) -> None:
+    """Nothing is wrong."""
+
+
+@AveragingAdapter
+def killed(rank: int) -> None:
+    if rank == WRONG_RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@AveragingAdapter
+def leaves_at_once(rank: int) -> None:
+    if rank == WRONG_RANK:
+        os._exit(7)
+
+
+@AveragingAdapter
+def leaves(rank: int) -> None:
+    if rank == WRONG_RANK:
+        sys.exit(3)
+
+
+@AveragingAdapter
+def segfaults(rank: int) -> None:
+    if rank == WRONG_RANK:
+        ctypes.string_at(0)
+
+
+@AveragingAdapter
+def raises(rank: int) -> None:
+    if rank == WRONG_RANK:
+        raise ValueError("a bad shard")
+
+
+@AveragingAdapter
+def one_sided(rank: int) -> None:
+    """The classic: a collective under ``if rank == 0``."""
+    if rank == 0:
+        dist.all_reduce(_numbers(2))
+
+
+@AveragingAdapter
+def late_alone(rank: int) -> None:
+    """All but one rank come to a barrier that the other never makes, on a group of its own."""
+    group = dist.new_group([0, 1])
+    if rank != WRONG_RANK:
+        dist.barrier(group)
+
+
+@AveragingAdapter
+def crossed(rank: int) -> None:
+    """Two groups, entered in opposite orders."""
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+    for group in groups if rank == 0 else groups[::-1]:
+        dist.all_reduce(_numbers(), group=group)
+
+
+@AveragingAdapter
+def crossed_in_flight(rank: int) -> None:
+    """Two groups in opposite orders, but neither rank waits before it has issued both: nothing is wrong."""
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+    order = groups if rank == 0 else groups[::-1]
+    works = [dist.all_reduce(_numbers(), group=group, async_op=True) for group in order]
+    for work in works:
+        work.wait()
+
+
+@AveragingAdapter
+def other_shape(rank: int) -> None:
+    dist.all_reduce(_numbers(6 if rank == WRONG_RANK else 4))
+
+
+@AveragingAdapter
+def other_op(rank: int) -> None:
+    values = _numbers()
+    if rank == WRONG_RANK:
+        dist.broadcast(values, 0)
+    else:
+        dist.all_reduce(values)
+
+
+@AveragingAdapter
+def other_reduce_op(rank: int) -> None:
+    dist.all_reduce(_numbers(), dist.ReduceOp.MAX if rank == WRONG_RANK else dist.ReduceOp.SUM)
+
+
+@AveragingAdapter
+def other_dtype(rank: int) -> None:
+    dist.all_reduce(_numbers(4, torch.float32 if rank == WRONG_RANK else torch.float64))
+
+
+@AveragingAdapter
+def other_root(rank: int) -> None:
+    dist.broadcast(_numbers(), src=rank)
+
+
+@AveragingAdapter
+def spins(rank: int) -> None:
+    """One rank computes for ever; nothing proves that it will not come."""
+    while rank == WRONG_RANK:
+        pass
+
+
+@AveragingAdapter
+def leaves_marks(rank: int) -> None:
+    """Changes what a process has for all its runs: generators, default dtype, environment, working directory."""
+    torch.manual_seed(rank + 99)
+    torch.set_default_dtype(torch.float64)
+    os.environ["RANK"] = "77"
+    os.chdir("/")
+
+
+@AveragingAdapter
+def tells_marks(rank: int) -> None:
+    """Raises what a run that leaves marks has left, if anything."""
+    fresh = torch.Generator().manual_seed(0).get_state()
+    assert torch.default_generator.get_state().equal(fresh)
+    assert torch.get_default_dtype() is torch.float32
+    assert os.environ["RANK"] == str(rank)
+    assert Path.cwd() != Path("/")
+
+
+@AveragingAdapter
+def keeps_the_machine(rank: int) -> None:
+    """One rank never lets Python run again; not even a thread of its own could tell where it is."""
+    if rank == WRONG_RANK:
+        ctypes.PyDLL(None).pause()
+
+
+def not_an_adapter() -> None:
+    """Has neither features nor build."""

@@ -1,0 +1,201 @@
+"""What every engine owes its caller: the same requests give the same Execution, whatever the ranks are."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.engines.base import Engine
+from fsdpcheck.engines.processes import ProcessesEngine
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import AdapterError, UsageError
+from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest
+
+ENGINES: dict[str, Callable[[], Engine]] = {"simulated": SimulatedEngine, "processes": ProcessesEngine}
+ADAPTERS = f"{Path(__file__).with_name('adapters_for_tests.py')}"
+HERE = "installs_for_tests"
+"""Found beside the adapter's file, by every rank of every engine."""
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    opened = ENGINES[request.param]()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Iterator[Engine]:
+    opened = SimulatedEngine()
+    yield opened
+    opened.close()
+
+
+def case(world_size: int = 2, **changes: Any) -> Case:
+    model = ModelSpec((LayerSpec(3, bias=True, activation="relu"), LayerSpec(2)), features=3, units=(1,))
+    plain = Case(model, MeshSpec(world_size), BatchLayout("contiguous", 2 * world_size), StepSpec(steps=2))
+    return replace(plain, **changes)
+
+
+def own(attribute: str, world_size: int = 2, **changes: Any) -> RunRequest:
+    observe = frozenset({"params", "grads"})
+    return replace(RunRequest(case(world_size), f"{ADAPTERS}:{attribute}", observe), **changes)
+
+
+def failed(execution: Execution) -> Failure:
+    assert execution.failure is not None, "the run completed"
+    return execution.failure
+
+
+def plain(value: Any) -> Any:
+    """``value`` with tensors as bytes, so that equality is equality of bits."""
+    match value:
+        case torch.Tensor():
+            return str(value.dtype), tuple(value.shape), value.contiguous().numpy().tobytes()
+        case dict():
+            return {key: plain(entry) for key, entry in value.items()}
+        case list() | tuple():
+            return [plain(entry) for entry in value]
+        case _:
+            return value
+
+
+def content(result: RankResult) -> list[Any]:
+    steps = [[record.params, record.grads, record.norms, record.factors, record.grad_norm] for record in result.steps]
+    return [result.rank, plain(result.initial), plain(steps), plain(result.observations), result.trace]
+
+
+def contents(execution: Execution) -> list[list[Any]]:
+    assert execution.failure is None, execution.failure.text
+    return [content(result) for result in execution.ranks]
+
+
+@pytest.mark.parametrize("adapter", ["fully_shard", "fsdp1", f"{ADAPTERS}:honest"])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_the_same_request_gives_the_same_bits_and_calls(
+    engine: Engine, simulated: Engine, adapter: str, world_size: int
+) -> None:
+    request = RunRequest(case(world_size), adapter, frozenset({"params", "grads"}))
+    execution = engine.run(request)
+    assert contents(execution) == contents(simulated.run(request))
+    assert [len(result.steps) for result in execution.ranks] == [2] * world_size
+    assert execution.engine == engine.name
+    assert execution.request is request
+
+
+def test_a_run_repeats(engine: Engine) -> None:
+    assert contents(engine.run(own("honest"))) == contents(engine.run(own("honest")))
+
+
+def test_an_execution_is_plain_data(engine: Engine) -> None:
+    execution = engine.run(own("honest", observers=(f"{HERE}:watch",), installs=(f"{HERE}:counting",)))
+    assert contents(pickle.loads(pickle.dumps(execution))) == contents(execution)
+
+
+@pytest.mark.parametrize("attribute", ["raises", "late_alone", "leaves", "other_reduce_op"])
+def test_a_failed_run_leaks_nothing_into_the_next(engine: Engine, attribute: str) -> None:
+    before = contents(engine.run(own("honest")))
+    failed(engine.run(own(attribute)))
+    assert contents(engine.run(own("honest"))) == before
+
+
+@pytest.mark.parametrize(
+    ("attribute", "kind"),
+    [
+        ("raises", "raised"),
+        ("leaves", "exited"),
+        ("late_alone", "deadlock"),
+        ("crossed", "deadlock"),
+        ("one_sided", "mismatch"),
+        ("other_shape", "mismatch"),
+        ("other_dtype", "mismatch"),
+        ("other_op", "mismatch"),
+        ("other_reduce_op", "mismatch"),
+        ("other_root", "mismatch"),
+    ],
+)
+def test_what_goes_wrong_is_called_the_same(engine: Engine, attribute: str, kind: str) -> None:
+    failure = failed(engine.run(own(attribute)))
+    assert failure.kind == kind, failure.text
+    assert failure.text.startswith(
+        {"raised": "rank 1 raised ValueError", "exited": "rank 1 left with exit code 3"}.get(kind, kind)
+    )
+    assert [state.rank for state in failure.ranks] == [0, 1]
+
+
+def test_an_exception_is_reported_with_its_traceback(engine: Engine) -> None:
+    failure = failed(engine.run(own("raises")))
+    assert failure.exception == "ValueError"
+    assert "ValueError: a bad shard" in failure.text
+    assert "rank 0: in all_reduce" in failure.text
+    assert [state.state for state in failure.ranks] == ["blocked", "raised"]
+
+
+def test_a_deadlock_says_who_waits_where_for_whom(engine: Engine) -> None:
+    failure = failed(engine.run(own("late_alone")))
+    assert "rank 0: in barrier() #0 on ranks [0, 1]" in failure.text
+    assert "waiting for rank 1" in failure.text
+    assert "was never called by rank 1" in failure.text
+    waiting = failure.ranks[0]
+    assert waiting.waiting_for.startswith("barrier()")
+    assert Path(waiting.where.rpartition(":")[0]).name == "adapters_for_tests.py"
+    assert any("late_alone" in line for line in waiting.stack)
+
+
+def test_calls_in_flight_on_two_groups_may_cross(engine: Engine) -> None:
+    assert engine.run(own("crossed_in_flight")).failure is None
+
+
+def test_ranks_start_each_run_with_the_globals_of_a_new_process(engine: Engine) -> None:
+    assert engine.run(own("leaves_marks")).failure is None
+    execution = engine.run(own("tells_marks"))
+    assert execution.failure is None, execution.failure.text
+
+
+def test_installs_are_in_place_for_one_run_and_their_hits_are_summed(engine: Engine) -> None:
+    name = f"{HERE}:counting"
+    execution = engine.run(own("honest", installs=(name,)))
+    calls = sum(len(result.trace) for result in execution.ranks)
+    assert calls > 0
+    assert execution.install_hits == {name: calls}
+    assert engine.run(own("honest")).install_hits == {}
+
+
+def test_observers_are_called_on_every_rank(engine: Engine) -> None:
+    name = f"{HERE}:watch"
+    execution = engine.run(own("honest", observers=(name,)))
+    parameters = len(execution.ranks[0].initial)
+    for rank, result in enumerate(execution.ranks):
+        moments = [("after_init", -1), ("after_step", 0), ("after_step", 1)]
+        assert result.observations == [(name, moment, step, (rank, parameters)) for moment, step in moments]
+
+
+@pytest.mark.parametrize("adapter", ["no_such_adapter", f"{ADAPTERS}:not_an_adapter", "no/such/file.py:adapter"])
+def test_a_request_for_no_adapter_is_refused(engine: Engine, adapter: str) -> None:
+    with pytest.raises(AdapterError):
+        engine.run(RunRequest(case(), adapter))
+
+
+def test_a_request_for_no_install_is_refused(engine: Engine) -> None:
+    with pytest.raises(UsageError, match="no install"):
+        engine.run(own("honest", installs=("fsdpcheck.trace:no_such_thing",)))
+
+
+def test_an_adapter_that_breaks_the_protocol_is_no_finding(engine: Engine) -> None:
+    failure = failed(engine.run(own("honest", observe=frozenset({"params", "norms"}))))
+    assert failure.kind == "adapter"
+    assert "lacks a method" in failure.text
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_closes_twice_and_before_any_run(name: str) -> None:
+    opened = ENGINES[name]()
+    opened.close()
+    opened.close()

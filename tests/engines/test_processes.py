@@ -1,0 +1,171 @@
+"""Real processes: what only they can suffer, and that none is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing import connection
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.engines import _pool, _watch
+from fsdpcheck.engines.processes import ProcessesEngine
+from fsdpcheck.execution import Execution, Failure, RunRequest
+
+ADAPTERS = Path(__file__).with_name("adapters_for_tests.py")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ProcessesEngine]:
+    opened = ProcessesEngine()
+    yield opened
+    opened.close()
+
+
+def request_for(attribute: str, world_size: int = 2) -> RunRequest:
+    case = Case(ModelSpec((LayerSpec(2),)), MeshSpec(world_size), BatchLayout("contiguous", world_size))
+    return RunRequest(case, f"{ADAPTERS}:{attribute}")
+
+
+def failed(execution: Execution) -> Failure:
+    assert execution.failure is not None, "the run completed"
+    return execution.failure
+
+
+def pids(engine: ProcessesEngine) -> list[int]:
+    return [link.pid for pool in engine._pools.values() for link in pool.links]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("attribute", "kind", "words"),
+    [
+        ("killed", "lost", "rank 1 was lost: killed by SIGKILL"),
+        ("segfaults", "lost", "rank 1 was lost: killed by SIGSEGV"),
+        ("leaves_at_once", "exited", "rank 1 left with exit code 7"),
+    ],
+)
+def test_a_worker_that_dies_is_a_failure_and_the_next_run_has_new_ones(
+    engine: ProcessesEngine, attribute: str, kind: str, words: str
+) -> None:
+    assert engine.run(request_for("honest")).failure is None
+    before = pids(engine)
+    failure = failed(engine.run(request_for(attribute)))
+    assert (failure.kind, failure.text.splitlines()[0].startswith(words)) == (kind, True), failure.text
+    assert not any(map(is_alive, before)), "every worker of a failed pool is reaped"
+    assert engine.run(request_for("honest")).failure is None
+    assert set(before).isdisjoint(pids(engine))
+
+
+def test_a_worker_killed_between_two_runs_is_a_failure_of_the_next(engine: ProcessesEngine) -> None:
+    engine.run(request_for("honest"))
+    os.kill(pids(engine)[0], 9)
+    assert failed(engine.run(request_for("honest"))).kind == "lost"
+    assert engine.run(request_for("honest")).failure is None
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_deadlock_is_proved_in_under_a_second(engine: ProcessesEngine, world_size: int) -> None:
+    failure = failed(engine.run(request_for("late_alone", world_size)))
+    assert failure.kind == "deadlock"
+    assert failure.seconds is not None
+    assert failure.seconds < 1
+
+
+def test_a_deadlock_is_proved_from_the_table_and_by_no_clock(
+    engine: ProcessesEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the clock standing still there is no time that could run out."""
+    monkeypatch.setattr(_watch, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    assert failed(engine.run(request_for("late_alone"))).kind == "deadlock"
+
+
+def test_gloos_own_words_are_kept(engine: ProcessesEngine) -> None:
+    """gloo aborts a process that gets more bytes than it expects; whichever comes first, it is a mismatch."""
+    failure = failed(engine.run(request_for("other_dtype")))
+    assert failure.kind == "mismatch"
+    assert "differs between its members in input dtype, output dtype" in failure.text
+
+
+@pytest.mark.parametrize("attribute", ["spins", "keeps_the_machine"])
+def test_a_budget_that_runs_out_is_no_progress_and_shows_all_stacks(attribute: str) -> None:
+    engine = ProcessesEngine(budget_seconds=0.5)
+    failure = failed(engine.run(request_for(attribute)))
+    assert failure.kind == "no progress"
+    assert failure.seconds is None
+    waiting, running = failure.ranks
+    assert (waiting.state, running.state) == ("blocked", "running")
+    assert any(f"in {attribute}" in line for line in running.stack)
+    assert any("in step" in line for line in waiting.stack)
+    engine.close()
+
+
+def test_closing_reaps_every_worker_and_removes_what_they_shared() -> None:
+    engine = ProcessesEngine()
+    for world_size in (1, 3):
+        engine.run(request_for("honest", world_size))
+    workers, folders = pids(engine), [pool.folder for pool in engine._pools.values()]
+    assert len(workers) == 4
+    assert all(map(is_alive, workers))
+    engine.close()
+    assert not any(map(is_alive, workers))
+    assert not any(folder.exists() for folder in folders)
+    engine.close()
+
+
+def test_an_interrupt_leaves_no_worker(engine: ProcessesEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.run(request_for("honest"))
+    workers = pids(engine)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_pool.Pool, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.run(request_for("spins"))
+    assert not any(map(is_alive, workers))
+    assert engine.run(request_for("honest")).failure is None
+
+
+def test_a_driver_that_dies_takes_its_workers_along() -> None:
+    """Also those that hang in a collective: a thread of each watches the driver."""
+    program = (
+        f"import os, sys; sys.path[:0] = {sys.path!r}\n"
+        "if __name__ == '__main__':\n"
+        "    from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec\n"
+        "    from fsdpcheck.engines.processes import ProcessesEngine\n"
+        "    from fsdpcheck.execution import RunRequest\n"
+        "    engine = ProcessesEngine()\n"
+        "    case = Case(ModelSpec((LayerSpec(2),)), MeshSpec(2), BatchLayout('contiguous', 2))\n"
+        f"    engine.run(RunRequest(case, {f'{ADAPTERS}:honest'!r}))\n"
+        "    print(*[link.pid for link in engine._pools[2].links], flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    driver = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
+    assert driver.returncode == -9
+    workers = [int(pid) for pid in driver.stdout.split()]
+    assert len(workers) == 2
+    for pid in workers:
+        _wait_until_gone(pid)
+
+
+def _wait_until_gone(pid: int) -> None:
+    """Return when the process has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        connection.wait([descriptor])
+        os.close(descriptor)

@@ -1,0 +1,107 @@
+"""The table of real ranks: what a rank publishes is read back, and only a consistent reading counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fsdpcheck.engines import _table
+from fsdpcheck.engines._table import Row, Table
+from fsdpcheck.errors import FsdpcheckError
+from fsdpcheck.trace import Collective
+
+
+def call(sequence: int) -> Collective:
+    return Collective("all_reduce", (0, 1), "0", sequence, "sum")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    _table.create(tmp_path / "table", 2)
+    return Table(tmp_path / "table", 2)
+
+
+@pytest.fixture
+def rows(tmp_path: Path, table: Table) -> list[Row]:
+    return [Row(tmp_path / "table", rank) for rank in range(2)]
+
+
+def test_calls_are_read_back_in_order_as_they_come(table: Table, rows: list[Row]) -> None:
+    rows[1].begin(1)
+    for sequence in range(3):
+        assert rows[1].issue(call(sequence)) == sequence
+        calls = tuple(call(number) for number in range(sequence + 1))
+        assert table.trace(1, table.read()[1]) == calls
+    assert table.trace(0, table.read()[0]) == ()
+
+
+def test_an_older_header_gives_the_calls_of_its_time(table: Table, rows: list[Row]) -> None:
+    rows[0].begin(1)
+    rows[0].issue(call(0))
+    before = table.read()[0]
+    rows[0].issue(call(1))
+    assert table.trace(0, table.read()[0]) == (call(0), call(1))
+    assert table.trace(0, before) == (call(0),)
+
+
+def test_a_new_run_forgets_the_calls_of_the_last(table: Table, rows: list[Row]) -> None:
+    rows[0].begin(1)
+    rows[0].issue(call(0))
+    table.trace(0, table.read()[0])
+    rows[0].begin(2)
+    rows[0].issue(call(7))
+    header = table.read()[0]
+    assert (header.run, table.trace(0, header)) == (2, (call(7),))
+
+
+def test_a_rank_is_blocked_only_while_it_waits(table: Table, rows: list[Row]) -> None:
+    rows[0].begin(1)
+    rows[0].issue(call(0))
+    assert table.read()[0].blocked_in is None
+    with rows[0].blocked(0):
+        assert table.read()[0].blocked_in == 0
+        with rows[0].blocked(0):
+            pass
+        assert table.read()[0].blocked_in == 0
+    assert table.read()[0].blocked_in is None
+
+
+def test_every_change_moves_the_counter_forward(table: Table, rows: list[Row]) -> None:
+    counters = [table.read()[0].counter]
+    for change in (lambda: rows[0].begin(1), lambda: rows[0].issue(call(0)), rows[0].end):
+        change()
+        counters.append(table.read()[0].counter)
+    assert counters == sorted(set(counters))
+    assert all(counter % 2 == 0 for counter in counters)
+
+
+def test_a_snapshot_is_refused_while_a_rank_changes_its_row(table: Table, rows: list[Row]) -> None:
+    assert table.snapshot() is not None
+    with rows[1]._change():
+        assert table.snapshot() is None
+    assert table.snapshot() is not None
+
+
+def test_a_snapshot_is_refused_when_a_rank_moved_between_its_readings(
+    table: Table, rows: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = table.read
+
+    def read_and_move() -> tuple[_table.Header, ...]:
+        headers = read()
+        rows[0].issue(call(0))
+        return headers
+
+    monkeypatch.setattr(table, "read", read_and_move)
+    assert table.snapshot() is None
+
+
+def test_a_full_row_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_table, "ROW", 4096)
+    _table.create(tmp_path / "small", 1)
+    row = Row(tmp_path / "small", 0)
+    row.begin(1)
+    fill = (row.issue(call(sequence)) for sequence in range(4096))
+    with pytest.raises(FsdpcheckError, match="the row is full"):
+        list(fill)
