@@ -14,7 +14,11 @@ ROOT = Path(fsdpcheck.__file__).parent
 IMPL = Path(__import__("fsdpcheck.impl", fromlist=["impl"]).__file__).parent
 
 FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
-    {"words": ("fsdpcheck", "errors", "trace", "values", "four_squares", "grid", "torch_private", "hypothesis_private")},
+    {
+        "words": (
+            "fsdpcheck", "errors", "trace", "values", "four_squares", "grid", "torch_private", "hypothesis_private",
+        )
+    },
     {"case": ("case", "case_rules", "case_text")},
     {
         "data": (

@@ -1,0 +1,139 @@
+"""Finding adapters: by name, by dotted name, by file; and what is said when there is none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fsdpcheck import adapters
+from fsdpcheck.errors import AdapterError, MissingDependency
+
+SOURCE = """
+from fsdpcheck.adapters._base import Features
+
+class Mine:
+    name = "mine"
+    features = Features(promises=frozenset())
+    def build(self, model, setup): ...
+
+mine = Mine()
+def make(): return Mine()
+class NoBuild:
+    name, features = "x", Features(promises=frozenset())
+class NoFeatures:
+    name = "x"
+    def build(self, model, setup): ...
+class NoName:
+    features = Features(promises=frozenset())
+    def build(self, model, setup): ...
+class Fussy(Mine):
+    def __init__(self, needed): ...
+loaded = []
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "my_adapter.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_names_are_the_modules_of_the_folder() -> None:
+    assert set(adapters.names()) >= {"reference", "fully_shard", "fsdp1", "opacus"}
+    assert not [name for name in adapters.names() if name.startswith("_")]
+
+
+def test_a_name_gives_the_same_object_every_time() -> None:
+    assert adapters.load("fully_shard") is adapters.load("fully_shard")
+    assert adapters.load("fully_shard").name == "fully_shard"
+
+
+@pytest.mark.parametrize("attr", ["mine", "make", "Mine"])
+def test_a_file_may_hold_an_object_a_factory_or_a_class(file: Path, attr: str) -> None:
+    assert adapters.load(f"{file}:{attr}").name == "mine"
+
+
+def test_a_file_is_loaded_once_whatever_path_leads_to_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    first, second = adapters.load(f"{file}:mine"), adapters.load("my_adapter.py:mine")
+    assert first is second
+    assert sys.modules[type(first).__module__].mine is first
+
+
+def test_two_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
+    found = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same.py").write_text(SOURCE)
+        found.append(adapters.load(f"{tmp_path / folder / 'same.py'}:mine"))
+    assert type(found[0]) is not type(found[1])
+
+
+def test_a_dotted_name_is_found_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_package_of_mine.py").write_text(SOURCE)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.chdir(tmp_path)
+    assert adapters.load("some_package_of_mine:mine").name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("attr", "said"),
+    [
+        ("NoBuild", "has no method build"),
+        ("NoFeatures", "has no features"),
+        ("NoName", "has no name"),
+        ("Fussy", "could not be called without arguments"),
+        ("loaded", "has no method build"),
+        ("mime", "Did you mean 'mine'"),
+        ("", "is not of the form"),
+    ],
+)
+def test_a_malformed_adapter_is_named_with_what_it_lacks(file: Path, attr: str, said: str) -> None:
+    with pytest.raises(AdapterError, match=said):
+        adapters.load(f"{file}:{attr}")
+
+
+@pytest.mark.parametrize(
+    ("ref", "said"),
+    [
+        ("fuly_shard", r"Did you mean 'fully_shard'\? Known: .*reference"),
+        ("no_such_package.module:x", "no module 'no_such_package'"),
+        ("/no/such/file.py:x", "there is no file"),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_is(ref: str, said: str) -> None:
+    with pytest.raises(AdapterError, match=said):
+        adapters.load(ref)
+
+
+def test_an_error_while_importing_shows_its_own_message(tmp_path: Path) -> None:
+    path = tmp_path / "raises.py"
+    path.write_text("raise ValueError('the moon is full')")
+    for _ in range(2):  # and a failed import leaves no half module behind
+        with pytest.raises(AdapterError, match="ValueError: the moon is full"):
+            adapters.load(f"{path}:x")
+
+
+def test_an_adapter_that_exits_while_importing_does_not_end_us(tmp_path: Path) -> None:
+    path = tmp_path / "leaves.py"
+    path.write_text("import sys; sys.exit(3)")
+    with pytest.raises(AdapterError, match="SystemExit: 3"):
+        adapters.load(f"{path}:x")
+
+
+def test_a_missing_package_is_told_from_a_missing_module(tmp_path: Path) -> None:
+    path = tmp_path / "needs.py"
+    path.write_text("import a_package_nobody_has.part")
+    with pytest.raises(MissingDependency, match="pip install a_package_nobody_has"):
+        adapters.load(f"{path}:x")
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opacus", None)
+    monkeypatch.delitem(sys.modules, "fsdpcheck.adapters.opacus", raising=False)
+    monkeypatch.setattr(adapters, "_loaded", {})
+    with pytest.raises(MissingDependency, match=r"pip install 'fsdpcheck\[opacus\]'"):
+        adapters.load("opacus")

@@ -1,0 +1,261 @@
+"""check_law: what becomes of a law that holds, breaks, rejects everything, is flaky, is not promised, or has a bug."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from fsdpcheck.adapters._base import Features
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.check import check_law
+from fsdpcheck.errors import AdapterError, NoProgress, NotExact, UsageError, Violation
+from fsdpcheck.execution import Execution, Failure, RankState, RunRequest
+from fsdpcheck.law import LAWS, Law, law
+from fsdpcheck.replay import decode
+from fsdpcheck.runner import Run
+
+
+class FakeEngine:
+    """Gives the failure it is told to give; no rank runs."""
+
+    name = "simulated"
+
+    def __init__(self, failure: Failure | None = None) -> None:
+        self.failure, self.requests = failure, list[RunRequest]()
+
+    def run(self, request: RunRequest) -> Execution:
+        self.requests.append(request)
+        return Execution(self.name, request, [], self.failure, install_hits=dict.fromkeys(request.installs, 0))
+
+    def close(self) -> None:
+        pass
+
+
+def a_case(world: int, batch: int, seed: int = 0) -> Case:
+    return Case(
+        model=ModelSpec(layers=(LayerSpec(width=1),)),
+        mesh=MeshSpec(dp_shard=world),
+        layout=BatchLayout(batch_size=batch),
+        arithmetic=Arithmetic(project=False),
+        seed=seed,
+    )
+
+
+def draw(features: Features, world_sizes: tuple[int, ...]) -> st.SearchStrategy[Case]:
+    return st.builds(a_case, st.sampled_from(world_sizes), st.integers(1, 8), st.integers(0, 1000))
+
+
+def a_law(body: Callable[[Case, Run], None], **changes: Any) -> Law:
+    fields = {"name": "fake.law", "promise": "plain", "observe": frozenset({"params"}), "draw": draw}
+    fields |= {"needs_traits": frozenset(), "body": body, "statement": "A law\nin words.\n\nMore.", "where": "here:1"}
+    return Law(**{**fields, **changes})
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run(FakeEngine(), "fully_shard")
+
+
+def too_large(case: Case, run: Run) -> None:
+    if case.layout.batch_size > 3:
+        raise Violation("too large", got=str(case.layout.batch_size), wanted="<= 3", where="layout")
+
+
+def test_a_law_that_holds_counts_distinct_cases(run: Run) -> None:
+    seen = list[Case]()
+    verdict = check_law(a_law(lambda case, run: seen.append(case)), run, "ci")
+    assert (verdict.status, verdict.exit_code, verdict.cases) == ("holds", 0, len(set(seen)))
+    assert verdict.cases > 40
+    assert sum(verdict.census[f"W={world}"] for world in range(1, 6)) == verdict.cases
+    verdict.raise_if_broken()
+
+
+def test_the_same_arguments_give_the_same_cases_and_another_seed_others(run: Run) -> None:
+    def cases(**more: int) -> list[Case]:
+        seen = list[Case]()
+        check_law(a_law(lambda case, run: seen.append(case)), run, **more)
+        return seen
+
+    assert cases() == cases()
+    assert cases() != cases(seed=1)
+
+
+def test_a_finding_is_the_smallest_case(run: Run) -> None:
+    verdict = check_law(a_law(too_large), run, "ci")
+    assert (verdict.status, verdict.exit_code) == ("finding", 1)
+    assert verdict.finding is not None
+    token = decode(verdict.finding.token)
+    assert token.case == a_case(world=1, batch=4)
+    assert (verdict.finding.got, verdict.finding.guarantee, verdict.finding.kind) == ("4", "A law in words.", "value")
+    with pytest.raises(Violation, match="fsdpcheck replay 'v1:"):
+        verdict.raise_if_broken()
+
+
+def test_on_case_hears_of_every_case_before_it_runs(run: Run) -> None:
+    heard, ran = list[Case](), list[Case]()
+
+    def body(case: Case, run: Run) -> None:
+        assert heard[-1] == case
+        ran.append(case)
+
+    assert check_law(a_law(body), run, on_case=lambda law, run, case: heard.append(case)).status == "holds"
+    assert heard == ran != []
+
+
+def test_only_the_asked_world_sizes_are_drawn(run: Run) -> None:
+    verdict = check_law(a_law(lambda case, run: None), run, world_sizes=(3,))
+    assert verdict.census["W=3"] == verdict.cases > 0
+
+
+def test_a_law_that_is_not_promised_is_never_run(run: Run) -> None:
+    verdict = check_law(a_law(too_large, promise="private"), run)
+    assert (verdict.status, verdict.cases, verdict.exit_code) == ("not promised", 0, 0)
+    assert "no promise 'private': trains plainly" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"observe": frozenset({"norms"})}, "does not show norms"),
+        ({"needs_traits": frozenset({"nonsense"})}, "does not accept nonsense"),
+    ],
+)
+def test_a_law_that_needs_what_the_adapter_lacks_is_not_promised(run: Run, changes: dict[str, Any], said: str) -> None:
+    verdict = check_law(a_law(too_large, **changes), run)
+    assert (verdict.status, said in verdict.reason) == ("not promised", True)
+
+
+def test_a_promised_law_that_judges_no_case_is_a_failure(run: Run) -> None:
+    def body(case: Case, run: Run) -> None:
+        raise NotExact("too many bits")
+
+    verdict = check_law(a_law(body), run)
+    assert (verdict.status, verdict.cases, verdict.exit_code) == ("no case", 0, 3)
+    assert verdict.rejected > 0
+    with pytest.raises(AssertionError, match="no case could be judged"):
+        verdict.raise_if_broken()
+
+
+def test_rejected_cases_are_counted_apart(run: Run) -> None:
+    def body(case: Case, run: Run) -> None:
+        if case.world_size == 1:
+            raise NotExact("too many bits")
+
+    verdict = check_law(a_law(body), run, "ci")
+    assert (verdict.status, "W=1" in verdict.census) == ("holds", False)
+    assert verdict.rejected > 0
+
+
+def test_a_law_that_breaks_only_once_is_an_error_that_says_so(run: Run) -> None:
+    seen = set[Case]()
+
+    def body(case: Case, run: Run) -> None:
+        if case not in seen:
+            seen.add(case)
+            raise Violation("sometimes", got="1", wanted="0", where="here")
+
+    verdict = check_law(a_law(body), run)
+    assert (verdict.status, verdict.exit_code) == ("error", 3)
+    assert "not deterministic (sometimes)" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ZeroDivisionError("oops"), 3), (AdapterError("no step"), 2), (UsageError("no"), 2), (NoProgress("slow"), 4)],
+)
+def test_what_is_no_violation_is_an_error_and_not_made_smaller(run: Run, error: Exception, code: int) -> None:
+    calls = list[Case]()
+
+    def body(case: Case, run: Run) -> None:
+        calls.append(case)
+        raise error
+
+    verdict = check_law(a_law(body), run)
+    assert (verdict.status, verdict.exit_code, len(calls)) == ("error", code, 1)
+    assert str(error) in verdict.reason
+    assert "replay with: fsdpcheck replay 'v1:" in verdict.reason
+
+
+@pytest.mark.parametrize(("kind", "code"), [("adapter", 2), ("no progress", 4)])
+def test_a_run_that_says_nothing_of_the_law_is_no_finding(kind: Any, code: int) -> None:
+    run = Run(FakeEngine(Failure(kind, "a report")), "fully_shard")
+    verdict = check_law(a_law(lambda case, run: run(case) and None), run)
+    assert (verdict.status, verdict.exit_code) == ("error", code)
+
+
+def test_a_finding_carries_the_kind_and_place_of_the_runs_failure() -> None:
+    failure = Failure("deadlock", "a report", (RankState(0, "done"), RankState(1, "blocked", where="train.py:7")))
+
+    def body(case: Case, run: Run) -> None:
+        raise Violation("did not complete", got=run(case).failure.text, wanted="an end", where="everywhere")
+
+    finding = check_law(a_law(body), Run(FakeEngine(failure), "fully_shard")).finding
+    assert finding is not None
+    assert (finding.kind, finding.place, finding.got) == ("deadlock", "train.py:7", "a report")
+
+
+def test_a_spent_budget_ends_the_drawing_and_is_said(run: Run) -> None:
+    verdict = check_law(a_law(lambda case, run: None), run, deadline=0.0)
+    assert (verdict.status, verdict.exit_code) == ("no case", 4)
+
+
+def test_a_budget_spent_while_shrinking_keeps_the_finding(run: Run) -> None:
+    limits = iter([float("inf")])
+
+    class Clock(float):
+        """Never reached until the law has broken once."""
+
+        def __lt__(self, now: float) -> bool:
+            return now > next(limits, 0.0)
+
+    def body(case: Case, run: Run) -> None:
+        raise Violation("broken", got="1", wanted="0", where="here")
+
+    verdict = check_law(a_law(body), run, deadline=Clock(0))
+    assert verdict.finding is not None
+    assert "a smaller case may exist" in verdict.finding.note
+
+
+def test_an_install_that_is_never_hit_is_said(run: Run) -> None:
+    planted = replace(run, installs=("fsdpcheck.impl.faults:averaged_twice",))
+    verdict = check_law(a_law(lambda case, run: run(case) and None), planted)
+    assert verdict.status == "holds"
+    assert "never hit" in verdict.reason
+
+
+def test_a_law_asks_for_what_it_observes() -> None:
+    engine = FakeEngine()
+    run = Run(engine, "reference")
+    check_law(a_law(lambda case, run: run(case) and None, observe=frozenset({"grads"})), run)
+    assert {request.observe for request in engine.requests} == {frozenset({"params", "grads"})}
+
+
+def test_ctrl_c_gets_through(run: Run) -> None:
+    def body(case: Case, run: Run) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check_law(a_law(body), run)
+
+
+def test_two_laws_of_one_name_raise() -> None:
+    def body(case: Case, run: Run) -> None:
+        """A statement."""
+
+    law("fake.twice", promise="plain", draw=draw)(body)
+    try:
+        with pytest.raises(UsageError, match=r"two laws are called 'fake\.twice'"):
+            law("fake.twice", promise="plain", draw=draw)(body)
+    finally:
+        del LAWS["fake.twice"]
+
+
+def test_a_law_without_a_statement_or_with_an_unknown_promise_raises() -> None:
+    with pytest.raises(UsageError, match="no docstring"):
+        law("fake.silent", promise="plain", draw=draw)(lambda case, run: None)
+    with pytest.raises(UsageError, match="no promise is called 'perfect'"):
+        law("fake.perfect", promise="perfect", draw=draw)  # type: ignore[arg-type]

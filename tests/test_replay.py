@@ -1,0 +1,178 @@
+"""Replay tokens: they survive the way there, and nothing that arrives instead of one does any harm."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdpcheck import replay
+from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.errors import InvalidToken
+from fsdpcheck.replay import Token, decode, encode
+
+CASE = Case(
+    model=ModelSpec(layers=(LayerSpec(width=4, bias=True), LayerSpec(width=3, activation="relu")), units=(1,)),
+    mesh=MeshSpec(dp_shard=3),
+    layout=BatchLayout(kind="ragged", batch_size=3, counts=(2, 0, 1)),
+    seed=12345678901234567890,
+)
+TOKEN = Token("training.plain", "fully_shard", CASE, ("fsdpcheck.impl.faults:averaged_twice",), "reversed", "processes")
+
+GOLDEN = (
+    "v1:AAAAgW6b5hV4-VmiiuirRsoZqEUEXfKJMVI-MdIx0DHEl1ngpQ05GcV4EGQUSLDgyCcmtTpo-qHFJjGZzJi8TGaIM5"
+    "cZGhmbmJqZW1gaIFijGY-EjIdcjyJlPBy1fCLQkERg4o4vKc8E1l_w7FlSBKz0QfU8uPYHuQSoN6UUlPYRTYdaAIX4R0c"
+)
+"""A token as version 1 wrote it. It must stay readable: change the version rather than this line."""
+
+
+def _wrapped(data: bytes, version: int = 1) -> str:
+    """``data`` compressed and framed as a token is."""
+    deflate = zlib.compressobj(9, zdict=replay._DICTIONARY)
+    packed = deflate.compress(data) + deflate.flush()
+    body = struct.pack(">II", len(packed), zlib.crc32(packed)) + packed
+    return f"v{version}:{base64.urlsafe_b64encode(body).decode().rstrip('=')}"
+
+
+def _forged(**changes: Any) -> str:
+    data = {
+        "law": "training.plain",
+        "adapter": "fully_shard",
+        "case": json.loads(CASE.to_json()),
+        "installs": [],
+        "schedule": "forward",
+        "engine": "simulated",
+    }
+    return _wrapped(json.dumps({**data, **changes}).encode())
+
+
+def test_a_token_comes_back_as_it_went() -> None:
+    assert decode(encode(TOKEN)) == TOKEN
+
+
+@pytest.mark.parametrize("around", ["'{}'", '"{}"', "  {}\n"])
+def test_quotes_and_blanks_around_a_token_do_no_harm(around: str) -> None:
+    assert decode(around.format(encode(TOKEN))) == TOKEN
+
+
+def test_a_token_of_this_version_stays_readable() -> None:
+    assert decode(GOLDEN) == TOKEN
+
+
+def test_a_token_fits_on_a_line() -> None:
+    assert len(encode(TOKEN)) < 250
+
+
+def test_a_token_cut_short_is_told_from_garbage() -> None:
+    text = encode(TOKEN)
+    for length in range(len("v1:"), len(text) - 2):
+        with pytest.raises(InvalidToken, match="cut short"):
+            decode(text[:length])
+
+
+def test_a_changed_character_is_noticed() -> None:
+    text = encode(TOKEN)
+    for place in range(len("v1:") + 11, len(text) - 1):
+        changed = text[:place] + ("A" if text[place] != "A" else "B") + text[place + 1 :]
+        with pytest.raises(InvalidToken, match="damaged"):
+            decode(changed)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not a replay token"),
+        ("hello", "not a replay token"),
+        ("v1:", "cut short"),
+        ("v1:!!!", "not a replay token"),
+        ("v2:AAAA", "version 2, this fsdpcheck reads version 1"),
+        ("v1:" + "A" * (1 << 16), "more than 65536"),
+        (_wrapped(b"not json"), "no JSON of ours"),
+        (_wrapped(b"[1]"), "the token holds list"),
+        (_wrapped(b"[" * 100_000), "no JSON of ours"),
+        (_wrapped(b"1" * 10_000), "no JSON of ours"),
+        (_wrapped(b'{"law": NaN}'), "none of ours"),
+        (_wrapped(b"\xff\xfe"), "no JSON of ours"),
+        (_forged(extra=1), "wanted exactly"),
+        (_forged(law=1), "'law' is no short text"),
+        (_forged(adapter="x" * 1001), "'adapter' is no short text"),
+        (_forged(installs="os:system"), "'installs' is no short list"),
+        (_forged(installs=[1]), "'installs' is no short list"),
+        (_forged(schedule="sideways"), "its schedule is 'sideways'"),
+        (_forged(case={}), "case is not valid"),
+        (_forged(case=None), "case is not valid"),
+        (_forged(case={**json.loads(CASE.to_json()), "mesh": {"dp_shard": 10**9}}), "case is not valid"),
+    ],
+)
+def test_what_is_no_token_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InvalidToken, match=said):
+        decode(text)
+
+
+def test_a_case_too_large_to_run_is_refused() -> None:
+    case = json.loads(CASE.to_json())
+    case["mesh"]["dp_shard"] = 10**6
+    with pytest.raises(InvalidToken, match="case is not valid"):
+        decode(_forged(case=case))
+
+
+def test_a_zip_bomb_is_not_unpacked() -> None:
+    text = _wrapped(b" " * (64 << 20))
+    assert len(text) < replay.MAX_TOKEN * 2
+    with pytest.raises(InvalidToken):
+        decode(text)
+    with pytest.raises(InvalidToken, match="unpacks to more than"):
+        decode(_wrapped(b" " * (replay.MAX_JSON + 1)))
+
+
+def test_a_builtin_adapter_and_a_fault_of_ours_are_trusted() -> None:
+    assert replay.trusted(TOKEN) == TOKEN
+
+
+def test_a_foreign_adapter_must_be_repeated() -> None:
+    foreign = replace(TOKEN, adapter="os:system")
+    with pytest.raises(InvalidToken, match="nothing was imported"):
+        replay.trusted(foreign)
+    assert replay.trusted(foreign, adapter="os:system").adapter == "os:system"
+
+
+def test_the_adapter_of_the_command_line_overrules_the_tokens() -> None:
+    assert replay.trusted(replace(TOKEN, adapter="evil.py:x"), adapter="reference").adapter == "reference"
+
+
+@pytest.mark.parametrize("name", ["os:abort", "fsdpcheck.impl.faultsx:y", "fsdpcheck.impl.faults"])
+def test_a_foreign_install_must_be_repeated(name: str) -> None:
+    foreign = replace(TOKEN, installs=(name,))
+    with pytest.raises(InvalidToken, match="nothing was imported"):
+        replay.trusted(foreign)
+    assert replay.trusted(foreign, installs=[name]).installs == (name,)
+
+
+def test_an_install_of_the_command_line_is_added() -> None:
+    assert replay.trusted(TOKEN, installs=["mine:it"]).installs == (*TOKEN.installs, "mine:it")
+
+
+def test_tokens_are_found_in_any_text_once_each(tmp_path: Path) -> None:
+    one, two = encode(TOKEN), encode(replace(TOKEN, law="padding.zero"))
+    file = tmp_path / "log.txt"
+    file.write_text(f"replay with: fsdpcheck replay '{one}'\n{json.dumps({'token': two})}\nagain {one}\n")
+    assert replay.tokens_in(file) == [one, two]
+
+
+@pytest.mark.parametrize("content", ["", "nothing here", "v1:short"])
+def test_a_file_without_a_token_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "log.txt"
+    file.write_text(content)
+    with pytest.raises(InvalidToken, match="holds no replay token"):
+        replay.tokens_in(file)
+
+
+@pytest.mark.parametrize(("text", "is_token"), [("v1:AAAA", True), (" 'v12:x'", True), ("v1.json", False), ("", False)])
+def test_a_token_is_told_from_a_file_name(text: str, is_token: bool) -> None:
+    assert replay.looks_like_token(text) is is_token
