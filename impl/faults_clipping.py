@@ -13,7 +13,7 @@ from .fault import Function, Hit, fault
 # -- clip factors -----------------------------------------------------------------------------------------------------
 
 
-@fault("clip:factors", "eps outside the quotient", "norms.*")
+@fault("clip:factors", "eps outside the quotient", "clipping.factors")
 def eps_outside_the_quotient(original: Function, hit: Hit) -> Function:
     """factor = min(1, C / n + eps), which may exceed C / n."""
 
@@ -24,7 +24,7 @@ def eps_outside_the_quotient(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("clip:factors", "eps omitted", "norms.*")
+@fault("clip:factors", "eps omitted", "clipping.factors")
 def eps_omitted(original: Function, hit: Hit) -> Function:
     """factor = min(1, C / n): a sample without gradient has factor C / 0."""
 
@@ -35,7 +35,7 @@ def eps_omitted(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("clip:factors", "factor formed from the squared norm", "norms.*")
+@fault("clip:factors", "factor formed from the squared norm", "clipping.factors")
 def factors_from_squared_norms(original: Function, hit: Hit) -> Function:
     """The square root is forgotten: factor = min(1, C / (n^2 + eps))."""
 
@@ -47,7 +47,9 @@ def factors_from_squared_norms(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "step:Trainer.clip_factors", "a scale applied twice, https://github.com/NVIDIA/apex/pull/1512", "training.private*"
+    "step:Trainer.clip_factors",
+    "a scale applied twice, https://github.com/NVIDIA/apex/pull/1512",
+    "training.private-clipped",
 )
 def factor_applied_twice(original: Function, hit: Hit) -> Function:
     """Samples are weighted by the square of their clip factor; the reported factors are right."""
@@ -62,7 +64,7 @@ def factor_applied_twice(original: Function, hit: Hit) -> Function:
 @fault(
     "hooks:backprops",
     "unclipped gradient of the first pass leaks, https://github.com/meta-pytorch/opacus/pull/734",
-    "training.private*",
+    "training.private-unclipped",
 )
 def first_backward_leaks(original: Function, hit: Hit) -> Function:
     """The first backward also forms weight gradients, unclipped, and nothing removes them before the second."""
@@ -79,7 +81,7 @@ def first_backward_leaks(original: Function, hit: Hit) -> Function:
 @fault(
     "hooks:Recorder.squared_norm_terms",
     "norms from the wrong activations, https://github.com/meta-pytorch/opacus/pull/738",
-    "*",
+    "deferred.equals-immediate",
 )
 def deferred_norms_are_stale(original: Function, hit: Hit) -> Function:
     """Deferred norms are computed from what the micro-batch before cached, wherever the sizes agree."""
@@ -102,7 +104,7 @@ def deferred_norms_are_stale(original: Function, hit: Hit) -> Function:
 @fault(
     "clip:global_squared_norm",
     "own shard's norm taken for the whole, https://github.com/areal-project/AReaL/issues/312",
-    "global*",
+    "global-norm.returned",
 )
 def global_norm_of_own_shard(original: Function, hit: Hit) -> Function:
     """Each rank clips by the norm of its own gradient shard."""
@@ -117,7 +119,7 @@ def global_norm_of_own_shard(original: Function, hit: Hit) -> Function:
 @fault(
     "clip:clip_global_norm",
     "only the reported norm is local, https://github.com/radixark/miles_diffusion/pull/35",
-    "global*",
+    "global-norm.returned",
 )
 def own_norm_reported(original: Function, hit: Hit) -> Function:
     """Clipping is right, but the norm returned is that of the rank's own shard."""
@@ -132,7 +134,9 @@ def own_norm_reported(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "clip:clip_global_norm", "clipped tensor by tensor, https://github.com/fedbiomed/fedbiomed/issues/1443", "global*"
+    "clip:clip_global_norm",
+    "clipped tensor by tensor, https://github.com/fedbiomed/fedbiomed/issues/1443",
+    "global-norm.update",
 )
 def clipped_unit_by_unit(original: Function, hit: Hit) -> Function:
     """Each unit's gradient is clipped by its own norm; the norm returned is the global one."""
@@ -148,7 +152,7 @@ def clipped_unit_by_unit(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("clip:own_gradient", "padding read", "padding.unread")
+@fault("clip:own_gradient", "padding read", "padding.unread-global-norm")
 def padding_read_by_global_norm(original: Function, hit: Hit) -> Function:
     """The global norm sums over whole shards; it is right only while padding happens to be zero."""
 

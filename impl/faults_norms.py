@@ -17,7 +17,7 @@ from .norms import embedding
 @fault(
     "aggregate:squared_norms",
     "complete norms reduced once more, https://github.com/modelscope/twinkle/pull/290",
-    "norms.*",
+    "norms.replicated-complete",
 )
 def complete_norms_summed(original: Function, hit: Hit) -> Function:
     """Replicated batch: squared norms that are complete on every rank are summed over the ranks."""
@@ -35,7 +35,7 @@ def complete_norms_summed(original: Function, hit: Hit) -> Function:
 @fault(
     "aggregate:squared_norms",
     "tensor-parallel norm code used under FSDP, https://github.com/meta-pytorch/opacus/pull/761",
-    "norms.*",
+    "norms.distributed-complete",
 )
 def norms_summed_by_position(original: Function, hit: Hit) -> Function:
     """Distributed batch: squared norms of different samples at the same local position are summed over the ranks."""
@@ -56,7 +56,7 @@ def norms_summed_by_position(original: Function, hit: Hit) -> Function:
 @fault(
     "aggregate:sum_over",
     "own shard's norm taken for the whole, https://github.com/pytorch/pytorch/issues/72548",
-    "norms.*",
+    "norms.replicated-partial",
 )
 def partial_norms_not_summed(original: Function, hit: Hit) -> Function:
     """Each rank takes the squared norm of its own shard for the sample's whole squared norm."""
@@ -71,7 +71,7 @@ def partial_norms_not_summed(original: Function, hit: Hit) -> Function:
 @fault(
     "aggregate:squared_norms",
     "one flag for a group of sharded and replicated parameters, https://github.com/deepspeedai/DeepSpeed/pull/5411",
-    "norms.*",
+    "norms.mixed",
 )
 def complete_terms_counted_by_every_rank(original: Function, hit: Hit) -> Function:
     """Mixed contributions: the complete terms go into the all-reduce together with the partial ones."""
@@ -85,7 +85,11 @@ def complete_terms_counted_by_every_rank(original: Function, hit: Hit) -> Functi
     return planted
 
 
-@fault("aggregate:in_dataset_order", "missing reorder after the gather, claim A3 of the claims ledger", "norms.*")
+@fault(
+    "aggregate:in_dataset_order",
+    "missing reorder after the gather, claim A3 of the claims ledger",
+    "norms.dataset-order",
+)
 def gathered_norms_left_in_rank_order(original: Function, hit: Hit) -> Function:
     """Norms gathered from all ranks are reported in the order of the ranks, not by sample index."""
 
@@ -100,7 +104,7 @@ def gathered_norms_left_in_rank_order(original: Function, hit: Hit) -> Function:
 @fault(
     "flat:FlatBuffer.owned",
     "bounded at its start but not its end, https://github.com/NVIDIA/Megatron-LM/pull/5898",
-    "norms.*",
+    "norms.replicated-partial",
 )
 def owned_part_off_by_one(original: Function, hit: Hit) -> Function:
     """Partial norms: the last element of every shard is left out."""
@@ -113,7 +117,9 @@ def owned_part_off_by_one(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("hooks:term", "squared norms cast down, https://github.com/facebookresearch/fairscale/issues/1092", "norms.*")
+@fault(
+    "hooks:term", "squared norms cast down, https://github.com/facebookresearch/fairscale/issues/1092", "clipping.norms"
+)
 def squared_norms_cast_down(original: Function, hit: Hit) -> Function:
     """Each layer's squared norms pass through bfloat16 (8 bits) before they are added up."""
 
@@ -128,7 +134,7 @@ def squared_norms_cast_down(original: Function, hit: Hit) -> Function:
 # -- norm rules -------------------------------------------------------------------------------------------------------
 
 
-@fault("norms.linear:bias_squared_norm", "a parameter forgotten by a norm rule", "norms.*")
+@fault("norms.linear:bias_squared_norm", "a parameter forgotten by a norm rule", "clipping.norms")
 def bias_left_out_of_norm(original: Function, hit: Hit) -> Function:
     """Linear: the bias is clipped but does not count in the norm."""
 
@@ -142,7 +148,7 @@ def bias_left_out_of_norm(original: Function, hit: Hit) -> Function:
 @fault(
     "norms.linear:bias_squared_norm",
     "ghost norm of the bias for 3-D inputs, https://github.com/meta-pytorch/opacus/pull/751",
-    "norms.*",
+    "clipping.norms",
 )
 def bias_gram_entries_squared(original: Function, hit: Hit) -> Function:
     """Linear: the bias norm sums the squares of the Gram matrix's entries instead of the entries."""
@@ -154,7 +160,7 @@ def bias_gram_entries_squared(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("norms.linear:direct", "split-K: partial sums squared before they are added up", "norms.*")
+@fault("norms.linear:direct", "split-K: partial sums squared before they are added up", "clipping.norms")
 def partial_sums_squared(original: Function, hit: Hit) -> Function:
     """Linear, direct form: the two halves of a sequence are squared apart."""
 
@@ -169,7 +175,7 @@ def partial_sums_squared(original: Function, hit: Hit) -> Function:
 @fault(
     "norms.linear:gram",
     "only equal positions compared: tokens taken for samples, https://github.com/meta-pytorch/opacus/pull/722",
-    "norms.*",
+    "clipping.norms",
 )
 def gram_without_cross_terms(original: Function, hit: Hit) -> Function:
     """Linear, Gram form: only the diagonal of the two Gram matrices is used."""
@@ -184,7 +190,7 @@ def gram_without_cross_terms(original: Function, hit: Hit) -> Function:
 @fault(
     "norms.linear:squared_norm",
     "frozen and trainable of one layer mixed up, https://github.com/meta-pytorch/opacus/issues/436",
-    "norms.*",
+    "clipping.norms",
 )
 def frozen_weight_counted(original: Function, hit: Hit) -> Function:
     """Linear: a frozen weight with a trainable bias counts in the norm."""
@@ -203,7 +209,7 @@ def frozen_weight_counted(original: Function, hit: Hit) -> Function:
 @fault(
     "norms.embedding:pair_of_each_position",
     "per-token norms added, cross terms lost, https://github.com/meta-pytorch/opacus/pull/738",
-    "norms.*",
+    "clipping.norms",
 )
 def embedding_rows_not_merged(original: Function, hit: Hit) -> Function:
     """Embedding: a token that occurs twice in a sample counts as two rows."""
@@ -219,7 +225,7 @@ def embedding_rows_not_merged(original: Function, hit: Hit) -> Function:
 @fault(
     "norms.embedding:without_padding",
     "padding tokens counted, https://github.com/meta-pytorch/opacus/issues/792",
-    "norms.*",
+    "clipping.norms",
 )
 def padding_row_counted(original: Function, hit: Hit) -> Function:
     """Embedding: the row of padding_idx, which has no gradient, counts in the norm."""
@@ -231,7 +237,7 @@ def padding_row_counted(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("norms.layer_norm:per_sample_gradient", "a parameter forgotten by a norm rule", "norms.*")
+@fault("norms.layer_norm:per_sample_gradient", "a parameter forgotten by a norm rule", "clipping.norms")
 def layer_norm_bias_left_out(original: Function, hit: Hit) -> Function:
     """LayerNorm: the bias is clipped but does not count in the norm."""
 

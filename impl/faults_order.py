@@ -14,7 +14,7 @@ from .fault import Function, Hit, fault
 @fault(
     "step:Trainer.micro_step",
     "nothing done for an empty batch, https://github.com/meta-pytorch/opacus/pull/530",
-    "collectives.*",
+    "collectives.plain",
 )
 def empty_rank_skips_its_collectives(original: Function, hit: Hit) -> Function:
     """A rank without rows in a micro-batch skips its forward and backward."""
@@ -31,7 +31,7 @@ def empty_rank_skips_its_collectives(original: Function, hit: Hit) -> Function:
 @fault(
     "step:Trainer.update",
     "rank 0 gathers for its log, https://github.com/Lightning-AI/pytorch-lightning/issues/17600",
-    "collectives.*",
+    "collectives.plain",
 )
 def rank_zero_gathers_for_its_log(original: Function, hit: Hit) -> Function:
     """Rank 0 alone gathers the full parameters."""
@@ -46,7 +46,9 @@ def rank_zero_gathers_for_its_log(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "wrap:reduction_order", "same shape, other order, https://github.com/pytorch/pytorch/pull/75902", "collectives.*"
+    "wrap:reduction_order",
+    "same shape, other order, https://github.com/pytorch/pytorch/pull/75902",
+    "collectives.plain",
 )
 def reduction_order_differs_on_last_rank(original: Function, hit: Hit) -> Function:
     """The last rank reduces two units whose shards have equal sizes in the opposite order."""
@@ -70,7 +72,7 @@ def reduction_order_differs_on_last_rank(original: Function, hit: Hit) -> Functi
 @fault(
     "shard:FlatUnit.reduce_gradients",
     "only used parameters reduced, https://github.com/pytorch/pytorch/issues/158719",
-    "collectives.*",
+    "collectives.plain",
 )
 def only_used_units_reduced(original: Function, hit: Hit) -> Function:
     """A unit whose local gradients are all zero or missing skips its reduction."""
@@ -89,7 +91,7 @@ def only_used_units_reduced(original: Function, hit: Hit) -> Function:
 @fault(
     "hooks:Recorder._immediate",
     "a parameter touched inside the norm hook, claim C1 of the claims ledger",
-    "collectives.*",
+    "collectives.private",
 )
 def norm_hook_gathers(original: Function, hit: Hit) -> Function:
     """Immediate norms gather the layer's unit again inside the hook, on ranks that have rows only."""

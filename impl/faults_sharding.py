@@ -17,7 +17,7 @@ from .fault import Function, Hit, fault
 @fault(
     "collectives:reduce_scatter_average",
     "AVG on top of a global mean, https://github.com/meta-pytorch/torchtune/pull/2172",
-    "training.*",
+    "training.plain",
 )
 def averaged_twice(original: Function, hit: Hit) -> Function:
     """Reduced gradients are divided by W once more."""
@@ -32,7 +32,7 @@ def averaged_twice(original: Function, hit: Hit) -> Function:
 @fault(
     "collectives:reduce_scatter_average",
     "divisor forgotten, https://github.com/meta-pytorch/opacus/issues/324",
-    "training.*",
+    "training.plain",
 )
 def summed_not_averaged(original: Function, hit: Hit) -> Function:
     """Reduced gradients are sums over ranks, never divided by W."""
@@ -47,7 +47,7 @@ def summed_not_averaged(original: Function, hit: Hit) -> Function:
 @fault(
     "step:Trainer.scale",
     "local means of uneven batches averaged, https://github.com/pytorch/torchtitan/pull/2206",
-    "training.*",
+    "training.plain",
 )
 def local_means(original: Function, hit: Hit) -> Function:
     """Each rank backpropagates the mean over its own rows, whatever their number."""
@@ -60,7 +60,9 @@ def local_means(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "step:Trainer.step", "normalised by micro-batches too, https://github.com/ml-explore/mlx-lm/pull/1413", "training.*"
+    "step:Trainer.step",
+    "normalised by micro-batches too, https://github.com/ml-explore/mlx-lm/pull/1413",
+    "training.plain",
 )
 def divided_by_micro_batches(original: Function, hit: Hit) -> Function:
     """The gradient of K micro-batches is divided by K although N already counts all samples."""
@@ -77,7 +79,7 @@ def divided_by_micro_batches(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("step:Trainer.micro_step", "wrap-around rows, https://github.com/pytorch/pytorch/issues/25162", "training.*")
+@fault("step:Trainer.micro_step", "wrap-around rows, https://github.com/pytorch/pytorch/issues/25162", "training.plain")
 def wrapped_rows_dropped(original: Function, hit: Hit) -> Function:
     """A sample that a lower rank has in the same micro-batch is left out, as if duplicates did not count."""
 
@@ -175,7 +177,7 @@ def padding_read_by_unshard(original: Function, hit: Hit) -> Function:
 @fault(
     "flat:FlatBuffer.start",
     "offsets right only where W divides n, https://github.com/deepspeedai/DeepSpeed/pull/1380",
-    "training.*",
+    "training.plain",
 )
 def shard_starts_rounded_down(original: Any, hit: Hit) -> Any:
     """A shard starts at rank * floor(n / W) although it has ceil(n / W) elements."""
@@ -191,7 +193,7 @@ def shard_starts_rounded_down(original: Any, hit: Hit) -> Any:
 @fault(
     "collectives:all_gather",
     "stale tail after an update, https://github.com/pytorch/torchtitan/issues/1136",
-    "training.*",
+    "training.plain",
 )
 def last_shard_stale(original: Function, hit: Hit) -> Function:
     """The last rank always sends the parameters it had when they were first gathered."""
@@ -210,7 +212,9 @@ def last_shard_stale(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "shard:FlatUnit.reshard", "a unit stays unsharded, https://github.com/pytorch/pytorch/issues/83129", "training.*"
+    "shard:FlatUnit.reshard",
+    "a unit stays unsharded, https://github.com/pytorch/pytorch/issues/83129",
+    "training.plain",
 )
 def units_never_resharded(original: Function, hit: Hit) -> Function:
     """Gathered parameters are never freed, so later steps compute with the first step's values."""
@@ -224,7 +228,7 @@ def units_never_resharded(original: Function, hit: Hit) -> Function:
 @fault(
     "shard:FlatUnit.reduce_gradients",
     "parameters outside units not synchronised, https://github.com/pytorch/pytorch/issues/98281",
-    "training.*",
+    "training.plain",
 )
 def root_gradients_not_reduced(original: Function, hit: Hit) -> Function:
     """The root unit's gradients stay local: each rank updates its shard with its own samples only."""
@@ -244,7 +248,7 @@ def root_gradients_not_reduced(original: Function, hit: Hit) -> Function:
 @fault(
     "step:Trainer.update",
     "the update of one rank skipped, https://github.com/facebookresearch/fairscale/issues/180",
-    "training.*",
+    "training.plain",
 )
 def update_skipped_on_last_rank(original: Function, hit: Hit) -> Function:
     """The last of several ranks does not step its optimizer."""
@@ -264,7 +268,7 @@ def update_skipped_on_last_rank(original: Function, hit: Hit) -> Function:
 @fault(
     "step:Trainer.micro_step",
     "only the last micro-batch survives, https://github.com/allenai/open-instruct/pull/1498",
-    "training.*",
+    "training.plain",
 )
 def no_sync_drops_micro_batches(original: Function, hit: Hit) -> Function:
     """With gradient sync off, a micro-batch's gradients are dropped instead of kept."""
@@ -282,7 +286,7 @@ def no_sync_drops_micro_batches(original: Function, hit: Hit) -> Function:
 @fault(
     "shard:FlatUnit.accumulate",
     "the saved shard is overwritten, https://github.com/pytorch/pytorch/pull/73535",
-    "training.*",
+    "training.plain",
 )
 def reduced_gradient_overwritten(original: Function, hit: Hit) -> Function:
     """With gradient sync after every micro-batch, each reduction replaces the one before."""

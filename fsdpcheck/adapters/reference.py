@@ -21,6 +21,8 @@ _ACCEPTS: frozenset[Trait] = frozenset(
     }
 )  # fmt: skip
 
+_PUBLIC_BOUND = 4096  # no case has a larger batch
+
 
 class _Trainer:
     """``impl.step.Trainer`` behind the adapter protocol, with every observable. ``impl`` is public for observers."""
@@ -108,3 +110,11 @@ class Reference:
 
 
 adapter = Reference()
+
+
+def norms_in_dataset_order(moment: str, trainer: _Trainer, rank: int) -> dict[str, Tensor] | None:
+    """An observer: after each step, every rank's view of all norms by global sample index. Private steps only."""
+    if moment != "after_step":
+        return None
+    found = trainer.impl.norms_in_dataset_order(_PUBLIC_BOUND)
+    return {"indices": found.indices, "norms": found.values, "duplicates": torch.tensor(found.duplicates)}
