@@ -60,7 +60,7 @@ def _attribute(thing: object, name: str) -> Any:
     """``thing.name`` from its own dict, slots or class; no user-defined __getattr__ runs. None when absent."""
     try:
         return object.__getattribute__(thing, name)
-    except AttributeError:
+    except Exception:  # a property of the implementation may raise anything
         return None
 
 
@@ -79,9 +79,14 @@ def is_plumbing(filename: str) -> bool:
     """Whether a file is no part of an implementation: torch outside its FSDP folders, the harness, Python's own."""
     if filename.startswith(_TORCH):
         return not any(part in filename for part in _UNITS)
-    if filename.startswith(_OURS):
-        return not filename.startswith(_IMPLEMENTATIONS)
+    if is_harness(filename):
+        return True
     return filename.startswith("<") or filename.endswith(_GLUE) or _is_standard_library(filename)
+
+
+def is_harness(filename: str) -> bool:
+    """Whether a file is the harness itself, and neither the reference implementation nor an adapter."""
+    return filename.startswith(_OURS) and not filename.startswith(_IMPLEMENTATIONS)
 
 
 def _is_standard_library(filename: str) -> bool:

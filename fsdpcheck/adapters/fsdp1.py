@@ -104,6 +104,7 @@ class FullyShardedDataParallelAdapter:
         global_norm=GlobalNormRule(nested=True, dtype="float32", eps=1e-6),
         reasons={
             "private": "trains plainly: it has no per-sample clipping",
+            "exact-factors": "trains plainly: it has no per-sample clipping",
             "padding.zero": "fills its padding with 42 on purpose (_FLAT_PARAM_PADDING_VALUE), so that a leak is seen",
             "padding.unread": "has no public view of its padding",
             "deferred": "has no per-sample norms",

@@ -81,6 +81,7 @@ class FullyShard:
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         reasons={
             "private": "trains plainly: it has no per-sample clipping",
+            "exact-factors": "trains plainly: it has no per-sample clipping",
             "padding.zero": "a DTensor hides the padding of its last shard; it has no public view of it",
             "padding.unread": "a DTensor hides the padding of its last shard; it has no public view of it",
             "deferred": "has no per-sample norms",
