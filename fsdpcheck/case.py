@@ -25,8 +25,8 @@ Dtype = Literal["float64", "float32"]
 
 Trait = Literal[
     "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "tied-private", "frozen", "root-parameters",
-    "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean", "momentum", "weight-decay",
-    "adamw", "float32", "rows<ranks", "uneven-rows", "project", "hsdp",
+    "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
+    "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project", "hsdp",
 ]  # fmt: skip
 """What a case can demand of an implementation; ``Case.requires()`` gives the set, ``Features.accepts`` must cover it.
 

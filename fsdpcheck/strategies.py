@@ -41,6 +41,7 @@ WORLD_SIZES = (1, 2, 3, 4, 5)
 _ACTIVATIONS: tuple[Activation, ...] = ("identity", "relu", "leaky_relu", "hardtanh", "abs")
 _LOSSES: tuple[Loss, ...] = ("mse", "linear", "hinge", "l1")
 _LARGEST_WIDTH, _LARGEST_BATCH = 7, 9
+_RARELY, _OFTEN = (False, False, False, True), (False, True, True)
 
 
 def plain(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.SearchStrategy[Case]:
@@ -95,11 +96,12 @@ def cases(
     "deferred" norms are drawn only if promised; "partial" and "mixed" contributions only if "partial-norms" is, and
     then with a replicated batch (with distributed samples they are not computable). ``norms`` and ``contributions``
     narrow both further; ``replicated`` asks for replicated batches only, or none. If no size in ``world_sizes`` is
-    within ``features.max_world_size`` there is no case.
+    within ``features.max_world_size`` there is no case. A global norm summed in float32 is asked of float32 cases only.
     """
     limit = features.max_world_size or max(world_sizes)
     world = draw(st.sampled_from([size for size in world_sizes if size <= limit]))
-    tiny = _flag(draw, "float32" in features.accepts, rare=True)
+    narrow = global_norm and features.global_norm.dtype == "float32"
+    tiny = narrow or _flag(draw, "float32" in features.accepts, _RARELY)
     family = draw(st.sampled_from(clipping))
     contribution = _contribution(draw, features, family, contributions)
     tie = ("tied" if family == "none" else "tied-private") in features.accepts
@@ -126,7 +128,7 @@ def _contribution(
     draw: st.DrawFn, features: Features, family: Clipping, wanted: Sequence[Contribution]
 ) -> Contribution:
     possible = family != "none" and "partial-norms" in features.promises and "replicated" in features.accepts
-    kinds = [kind for kind in wanted for _ in range(8 if kind == "complete" else possible)]
+    kinds = [kind for kind in wanted for _ in range(20 if kind == "complete" else possible)]
     return draw(st.sampled_from(kinds))
 
 
@@ -137,7 +139,7 @@ def _model(draw: st.DrawFn, accepts: frozenset[Trait], world: int, tiny: bool, t
     balanced = [width for width in (2, 4) if width in rows]
     layer_norm = kind != "tokens" and _flag(draw, "layer-norm" in accepts and bool(balanced))
     pairs = _tied_pairs(depth, kind) if tie else []
-    tied = bool(pairs) and _flag(draw, True, rare=True)
+    tied = bool(pairs) and _flag(draw, True, _RARELY)
     widths = balanced if layer_norm else rows if tied else range(1, 4 if tiny else _LARGEST_WIDTH + 1)
     features = draw(st.sampled_from(widths))
     several = [count for count in rows if count > 1] or [2 * world]
@@ -239,8 +241,8 @@ def _layout(draw: st.DrawFn, accepts: frozenset[Trait], world: int, tiny: bool, 
     kinds = ["contiguous", "strided", "sampler", "sampler", "sampler drop_last"]
     kinds += ["ragged"] * 3 if "ragged" in accepts else []
     kinds += ["replicated"] if replicated is None and ("replicated" in accepts or world == 1) else []
-    kind = "replicated" if replicated else draw(st.sampled_from(kinds))
-    if kind == "replicated":
+    kind = draw(st.sampled_from(kinds))
+    if replicated or kind == "replicated":
         return BatchLayout("replicated", draw(st.integers(1, largest)))
     if kind == "ragged":
         return _ragged(draw, world, 2 if tiny else 4, "empty-rank" in accepts)
@@ -252,7 +254,7 @@ def _layout(draw: st.DrawFn, accepts: frozenset[Trait], world: int, tiny: bool, 
 
 
 def _batch_sizes(accepts: frozenset[Trait], world: int, largest: int, kind: str) -> list[int]:
-    """Sizes B of a logical batch that give only accepted shares; every step has a sample. Never none."""
+    """Sizes B of a logical batch that give only accepted shares, uneven ones twice; every step has a sample."""
     sizes = [size for size in range(1, largest + 1)]
     if kind == "sampler":
         sizes = [size for size in sizes if "wrap-around" in accepts or size % world == 0]
@@ -261,7 +263,7 @@ def _batch_sizes(accepts: frozenset[Trait], world: int, largest: int, kind: str)
     else:
         sizes = [size for size in sizes if "ragged" in accepts or size % world == 0]
         sizes = [size for size in sizes if "empty-rank" in accepts or size >= world]
-    return sizes or [world]
+    return sizes + [size for size in sizes if size % world] or [world]
 
 
 def _ragged(draw: st.DrawFn, world: int, largest: int, empty: bool) -> BatchLayout:
@@ -279,11 +281,11 @@ def _step(draw: st.DrawFn, features: Features, layout: BatchLayout, world: int, 
     step = StepSpec(draw(st.sampled_from(_LOSSES)), steps, clipping=family, optimizer=optimizer)
     if family in ("exact", "probe"):
         step = replace(step, clip_norm=_clip_norm(draw, family))
-    mean = _flag(draw, "mean" in accepts and family == "none")
+    mean = _flag(draw, "mean" in accepts and family == "none", _RARELY)
     powers = (1, 2, 4, 8)
     normalisers = powers if layout.kind == "replicated" else (*powers, *(world * power for power in powers[:3]))
     step = replace(step, normaliser=draw(st.sampled_from(normalisers)))
-    several = _flag(draw, "micro-batches" in accepts)
+    several = _flag(draw, "micro-batches" in accepts, _OFTEN)
     if mean and len(set(sizes)) == 1 and is_power_of_two(sizes[0]) and layout.kind != "replicated":
         return replace(step, reduction="mean", normaliser=world * sizes[0])
     most = 3 if "empty-rank" in accepts else min(3, *sizes)
@@ -313,6 +315,6 @@ def _arithmetic(draw: st.DrawFn, tiny: bool, project: bool) -> Arithmetic:
     return Arithmetic("float32", project=project) if tiny else Arithmetic("float64", weights, inputs, project)
 
 
-def _flag(draw: st.DrawFn, allowed: bool, rare: bool = False) -> bool:
-    """False if not allowed, else either one; False is the simpler. ``rare``: one draw in five."""
-    return allowed and draw(st.sampled_from((False,) * 4 + (True,)) if rare else st.booleans())
+def _flag(draw: st.DrawFn, allowed: bool, odds: Sequence[bool] = (False, True)) -> bool:
+    """False if not allowed, else one of ``odds``; False is the simpler."""
+    return allowed and draw(st.sampled_from(odds))

@@ -209,6 +209,10 @@ NEEDED: list[tuple[Trait, Case]] = [
     ("padding_idx", Case(ModelSpec((LayerSpec(1),), "tokens", padding_idx=1))),
     ("layer-norm", Case(ModelSpec((LayerSpec(1),), features=2, layer_norm=True))),
     ("tied", Case(ModelSpec(TWO, features=2, tied=(0, 1)))),
+    (
+        "tied-private",
+        Case(ModelSpec(TWO, features=2, tied=(0, 1)), step=StepSpec(clipping="probe")),
+    ),
     ("frozen", Case(ModelSpec((LayerSpec(1), LayerSpec(1, frozen="weight"))))),
     ("root-parameters", SMALLEST),
     ("keep-unsharded", replace(SMALLEST, mesh=MeshSpec(reshard_after_forward=False))),

@@ -133,13 +133,13 @@ def test_values_do_not_depend_on_the_grouping() -> None:
 
 @pytest.mark.parametrize("kind", ["mse", "linear", "hinge", "l1"])
 def test_per_sample_losses_are_their_definitions(kind: str) -> None:
-    y, t = [[1.0, -2.0, 0.0], [3.0, 1.0, 2.0]], [[0.0, 1.0, -2.0], [3.0, -1.0, 2.0]]
+    y, t = [[1.0, -2.0, 0.0], [3.0, 1.0, 2.0]], [[0.0, 2.0, -2.0], [3.0, -1.0, 2.0]]
     v, u = [[5.0], [7.0]], [[2.0], [-1.0]]
     wanted = {
-        "mse": [0.5 * (1 + 9 + 4), 0.5 * 4],
-        "linear": [-2.0, 12.0],
+        "mse": [0.5 * (1 + 16 + 4), 0.5 * 4],
+        "linear": [-4.0, 12.0],
         "hinge": [1.0 + 3.0 + 1.0, 0.0 + 2.0 + 0.0],
-        "l1": [1.0 + 3 + 2, 2.0],
+        "l1": [1.0 + 4 + 2, 2.0],
     }[kind]
     outputs, targets = torch.tensor([a + b for a, b in zip(y, v)]), torch.tensor([a + b for a, b in zip(t, u)])  # noqa: B905
     loss = PerSampleLoss(kind, 3, scale=4.0)  # type: ignore[arg-type]
