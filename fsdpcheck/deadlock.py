@@ -62,12 +62,13 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """Ended by an exception: ``exception`` its type name, ``text`` its traceback."""
+    """Ended by an exception: ``exception`` its type name, ``text`` its traceback, ``message`` its first line."""
 
     rank: int
     text: str
     exception: str = ""
     where: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ def _describe(state: State, sides: Sides) -> str:
         case Finished():
             return "finished"
         case Raised():
-            return f"raised {state.exception or 'an exception'}{where}"
+            return f"raised {state.message or state.exception or 'an exception'}{where}"
         case Exited():
             return f"exited with code {state.code}"
         case Lost():
@@ -233,13 +234,14 @@ def _missing_lines(states: Mapping[int, State], sides: Sides) -> list[str]:
 
 
 def _missing_line(key: Instance, sides: Sides, states: Mapping[int, State]) -> str:
-    who = []
+    who: dict[str, list[int]] = {}
     for rank in absent(key, sides):
         made = sum(1 for other in sides if other[:2] == key[:2] and rank in sides[other])
         state = states.get(rank)
         ended = "" if state is None or isinstance(state, Running | Blocked) else f"; {_name(state)}"
-        who.append(f"rank {rank} ({made} call{'' if made == 1 else 's'} on this group{ended})")
-    return f"missing: {call_text(min(sides[key].items())[1], sides)} was never called by {', '.join(who)}"
+        who.setdefault(f"{made} call{'' if made == 1 else 's'} on this group{ended}", []).append(rank)
+    missing = ", ".join(f"{ranks_text(ranks)} ({made})" for made, ranks in who.items())
+    return f"missing: {call_text(min(sides[key].items())[1], sides)} was never called by {missing}"
 
 
 def _name(state: State) -> str:

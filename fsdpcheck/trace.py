@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+_SHOWN = 8
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """One rank's call. Two ranks match when their ``fingerprint`` is equal at the same (group, sequence)."""
@@ -32,9 +35,18 @@ class Collective:
 
     def __str__(self) -> str:
         arguments = ", ".join(f"{dtype}{list(shape)}" for dtype, shape in self.inputs)
-        extra = "".join([f" {self.reduce_op}" if self.reduce_op else "", f" root={self.root}" if self.root >= 0 else ""])
+        extra = "".join(
+            [f" {self.reduce_op}" if self.reduce_op else "", f" root={self.root}" if self.root >= 0 else ""]
+        )
         of = f" of {self.subject}" if self.subject else ""
-        return f"{self.op}({arguments}){extra}{of} #{self.sequence} on ranks {list(self.group)}"
+        return f"{self.op}({arguments}){extra}{of} #{self.sequence} on ranks {_folded(self.group)}"
+
+
+def _folded(ranks: tuple[int, ...]) -> str:
+    """Ranks in full when they are few, else an unbroken run by its ends."""
+    if len(ranks) > _SHOWN and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"{ranks[0]}-{ranks[-1]}"
+    return str(list(ranks))
 
 
 Trace = tuple[Collective, ...]

@@ -15,8 +15,8 @@ def ending(rank: int, error: BaseException) -> Raised | Exited:
     """The state of a rank whose program ended by ``error``; sys.exit is leaving, everything else raising."""
     if isinstance(error, SystemExit):
         return Exited(rank, error.code if isinstance(error.code, int) else int(error.code is not None))
-    text = "".join(traceback.format_exception(error))
-    return Raised(rank, text, type(error).__name__, _where(error.__traceback__))
+    message = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
+    return Raised(rank, _text(error), type(error).__name__, _where(error.__traceback__), message)
 
 
 def adapter_failure(rank: int, error: BaseException) -> Failure | None:
@@ -24,6 +24,16 @@ def adapter_failure(rank: int, error: BaseException) -> Failure | None:
     if not isinstance(error, AdapterError | NotSupported):
         return None
     return Failure("adapter", str(error), (RankState(rank, "raised"),), type(error).__name__)
+
+
+def _text(error: BaseException) -> str:
+    """The traceback of the program alone, without the harness around it; a cause only by its message."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not torch_private.is_harness(f.filename)]
+    lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None:
+        lines += ["caused by ", *traceback.format_exception_only(cause)]
+    return "".join(lines)
 
 
 def _where(trace: TracebackType | None) -> str:

@@ -22,6 +22,7 @@ from fsdpcheck.engines._movement import move
 from fsdpcheck.engines._recording import Call, RecordingGroup
 from fsdpcheck.errors import NotSupported
 from fsdpcheck.execution import Failure
+from fsdpcheck.matching import instance
 from fsdpcheck.trace import Collective
 
 _rank = threading.local()
@@ -88,7 +89,7 @@ class Meeting(RecordingGroup):
         run.traces[rank].append(call.collective)
         if run.baton.aborting:
             run.baton.block(rank)
-        key = deadlock.instance(call.collective)
+        key = instance(call.collective)
         there = run.instances.get(key)
         if there is None:
             there = run.instances[key] = Instance(call.collective.group)

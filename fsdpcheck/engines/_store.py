@@ -13,7 +13,7 @@ from fsdpcheck.errors import NotSupported
 from fsdpcheck.trace import Collective
 
 if TYPE_CHECKING:
-    from fsdpcheck.engines.simulated import SimulatedRun
+    from fsdpcheck.engines._simulated_run import SimulatedRun
 
 
 if TYPE_CHECKING:

@@ -1,0 +1,145 @@
+"""Rank threads: one pool a world size, W persistent threads in one isolated world, waiting for runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from fsdpcheck import deadlock, torch_private
+from fsdpcheck.engines._baton import Aborted
+from fsdpcheck.engines._endings import adapter_failure, ending
+from fsdpcheck.engines._rendezvous import Meeting, current_rank, set_current_rank
+from fsdpcheck.engines._simulated_run import SimulatedRun, no_progress
+from fsdpcheck.engines._store import SimulatedStore
+from fsdpcheck.execution import Failure, RankResult
+
+
+class Pool:
+    """W rank threads inside one isolated world, waiting for runs. After a failure it must be closed, never reused."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.store = SimulatedStore(lambda: self.current)
+        self.current: SimulatedRun | None = None
+        self._world = torch_private.thread_local_world()
+        self._job: Any = None
+        self._go = [threading.Lock() for _ in range(world_size)]
+        for lock in self._go:
+            lock.acquire()
+        _register_backend()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(rank,), name=f"rank {rank}", daemon=True)
+            for rank in range(world_size)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._started = False
+
+    def run(
+        self,
+        run: SimulatedRun,
+        program: Callable[[int, torch.device, RankResult], None],
+        device: torch.device,
+        budget: float | None,
+    ) -> SimulatedRun:
+        """Run to the end or a failure. Raises only what the caller's own thread does (KeyboardInterrupt)."""
+        self.current = run
+        first, self._started = not self._started, True
+
+        def job(rank: int) -> None:
+            if first:
+                dist.init_process_group(
+                    torch_private.BACKEND, rank=rank, world_size=self.world_size, store=cast(Any, self.store)
+                )
+            groups = torch_private.groups_of_this_thread()
+            run.initialised.add(rank)
+            program(rank, device, run.results[rank])
+            torch_private.forget_groups_but(groups)
+
+        self._job = job
+        with torch_private.isolated_threads(self._world), _guarded_exits():
+            for lock in self._go:
+                lock.release()
+            run.baton.begin()
+            try:
+                ended = run.baton.join(budget)
+            except BaseException:
+                run.fail(Failure("exited", "interrupted by the user"))
+                raise
+            finally:
+                run.globals.restore()
+        if not ended:
+            run.execution.failure = no_progress(run, budget)
+            run.baton.abort()
+            return run
+        run.finish()
+        return run
+
+    def close(self) -> None:
+        """Let idle rank threads end. A thread that is still computing is left behind as a daemon."""
+        self._job = None
+        for lock in self._go:
+            if lock.locked():
+                lock.release()
+
+    def _serve(self, rank: int) -> None:
+        set_current_rank(rank)
+        keep_on_this_thread = torch.autograd.set_multithreading_enabled(False)
+        while True:
+            self._go[rank].acquire()
+            if self._job is None:
+                break
+            self._one(rank)
+        del keep_on_this_thread
+
+    def _one(self, rank: int) -> None:
+        run, job = self.current, self._job
+        assert run is not None
+        state: deadlock.State = deadlock.Finished(rank)
+        try:
+            run.baton.start(rank)
+            job(rank)
+        except Aborted:
+            state = deadlock.Raised(rank, "unwound after another rank's failure", "Aborted")
+        except BaseException as error:
+            state = ending(rank, error)
+            run.adapter_error = run.adapter_error or adapter_failure(rank, error)
+        finally:
+            run.end_rank(rank, state)
+            run.baton.end(rank)
+
+
+@contextmanager
+def _guarded_exits() -> Iterator[None]:
+    """os._exit and os.abort on a rank's thread end that rank, not the process that simulates all of them."""
+    exit_now, abort = os._exit, os.abort
+
+    def leave(code: int) -> None:
+        if current_rank() is None:
+            exit_now(code)
+        raise SystemExit(code)
+
+    os._exit = leave  # type: ignore[assignment]
+    os.abort = lambda: leave(134)  # type: ignore[assignment,return-value]
+    try:
+        yield
+    finally:
+        os._exit, os.abort = exit_now, abort
+
+
+def _register_backend() -> None:
+    if torch_private.BACKEND.upper() in dist.Backend.__dict__:
+        return
+    dist.Backend.register_backend(torch_private.BACKEND, _create_group, devices=["cpu", "cuda"])
+
+
+def _create_group(store: Any, rank: int, size: int, timeout: Any) -> Meeting:
+    thread = threading.current_thread()
+    pool: Pool = thread._target.__self__  # type: ignore[attr-defined]
+    return Meeting(rank, size, lambda: pool.current)  # type: ignore[arg-type,return-value]

@@ -1,0 +1,84 @@
+"""The state of one simulated run, and how its stand-still becomes a report."""
+
+from __future__ import annotations
+
+import time
+
+from fsdpcheck import deadlock
+from fsdpcheck.engines._baton import CHOICES, Baton, place
+from fsdpcheck.engines._globals import RankGlobals
+from fsdpcheck.engines._rendezvous import Instance
+from fsdpcheck.execution import Execution, Failure, RankResult, RankState, RunRequest
+from fsdpcheck.trace import Collective
+
+_ANALYSED_WHOLE = 10_000
+"""Calls of a run up to which a stand-still is explained with every rank's number of calls."""
+
+
+class SimulatedRun:
+    """The state of one run, shared by its ranks; only the rank that holds the baton touches it."""
+
+    def __init__(self, request: RunRequest, rank_local: tuple[str, ...]) -> None:
+        world_size = request.case.world_size
+        self.globals = RankGlobals(world_size, rank_local)
+        choose = CHOICES[request.schedule]
+        self.baton = Baton(world_size, choose, self.globals.leave, self.globals.enter, self._stuck)
+        self.blocked_in: dict[int, Collective] = {}
+        self.instances: dict[tuple[object, ...], Instance] = {}
+        self.traces: dict[int, list[Collective]] = {rank: [] for rank in range(world_size)}
+        self.voids: set[str] = set()
+        self.initialised: set[int] = set()
+        """Ranks past group initialisation: from here on the use of the store is the program's own."""
+        self.ended: dict[int, deadlock.State] = {}
+        self.adapter_error: Failure | None = None
+        self.results = [RankResult(rank) for rank in range(world_size)]
+        self.execution = Execution("simulated", request, self.results)
+
+    def fail(self, failure: Failure) -> None:
+        """Record the run's one failure (the first wins) and unwind all ranks."""
+        if self.execution.failure is None:
+            self.execution.failure = failure
+        self.baton.abort()
+
+    def end_rank(self, rank: int, state: deadlock.State) -> None:
+        self.ended[rank] = state
+
+    def finish(self) -> None:
+        """After all ranks have ended: fill in the execution."""
+        self.execution.hand_overs = self.baton.hand_overs
+        self.execution.voids = tuple(sorted(self.voids))
+        for rank, result in enumerate(self.results):
+            result.trace = tuple(self.traces[rank])
+        if self.execution.failure is None and not all(isinstance(s, deadlock.Finished) for s in self.ended.values()):
+            self.execution.failure = self.adapter_error or deadlock.explain(self.ended)
+
+    def _stuck(self, since: float) -> None:
+        states: dict[int, deadlock.State] = dict(self.ended)
+        for rank, collective in self.blocked_in.items():
+            where, stack = place(self.baton.frame(rank))
+            states[rank] = deadlock.Blocked(rank, collective, where, stack)
+        failure = self.adapter_error or deadlock.explain(states, self._issued(), time.perf_counter() - since)
+        self.fail(failure)
+
+    def _issued(self) -> dict[int, list[Collective]]:
+        """The calls that the analysis of a stand-still needs: all, or in a very long run only the unmatched ones."""
+        if sum(map(len, self.traces.values())) <= _ANALYSED_WHOLE:
+            return self.traces
+        calls: dict[int, list[Collective]] = {rank: [] for rank in self.traces}
+        for there in self.instances.values():
+            for rank, call in there.calls.items():
+                calls[rank].append(call.collective)
+        return calls
+
+
+def no_progress(run: SimulatedRun, budget: float | None) -> Failure:
+    """The failure of a run whose budget of seconds ran out, with the stack of every rank that had not ended."""
+    stacks = {rank: place(run.baton.frame(rank)) for rank in range(len(run.results))}
+    states = tuple(
+        RankState(rank, "blocked" if rank in run.blocked_in else "running", str(run.blocked_in.get(rank, "")), *at)
+        for rank, at in stacks.items()
+        if rank not in run.ended
+    )
+    text = [f"no progress: the budget of {budget} s ran out while a rank could still run"]
+    text += [f"  rank {state.rank}: {state.state} at {state.where or 'its start'}" for state in states]
+    return Failure("no progress", "\n".join(text), states)
