@@ -33,9 +33,10 @@ def integers(seed: int, stream: str, shape: tuple[int, ...], low: int, high: int
 
 
 def symmetric(seed: int, stream: str, shape: tuple[int, ...], bound: int) -> NDArray[np.int64]:
-    """Integers in [-bound, bound], 0 half as likely as each other value: zeros hide errors by annihilating gradients."""
+    """Integers in [-bound, bound], 0 half as likely as each other value: zeros annihilate gradients and hide errors."""
     doubled = integers(seed, stream, shape, -2 * bound, 2 * bound)
-    return np.sign(doubled) * ((np.abs(doubled) + 1) // 2)
+    halved: NDArray[np.int64] = np.sign(doubled) * ((np.abs(doubled) + 1) // 2)
+    return halved
 
 
 def permutation(seed: int, stream: str, n: int) -> tuple[int, ...]:
