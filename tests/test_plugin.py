@@ -1,0 +1,101 @@
+"""The pytest plugin: laws as tests, skips with reasons, and an account that fails a session of too few checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fsdpcheck
+
+TOYS = Path(__file__).parent / "toys"
+TOY = f"{TOYS / 'laws.py'}:adapter"
+
+CHAPTER = f"""
+from fsdpcheck import adapters
+adapters.load({TOY!r})
+from fsdpcheck.law import LAWS, _test
+
+test_completes = _test(LAWS["toy.completes"])
+test_small = _test(LAWS["toy.small"])
+test_secret = _test(LAWS["toy.secret"])
+"""
+
+
+@pytest.fixture
+def chapter(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A folder with one chapter of toy laws: one holds, one breaks, one is not promised."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(fsdpcheck.__file__).parent.parent))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    pytester.makepyfile(test_chapter=CHAPTER)
+    return pytester
+
+
+def _pytest(where: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    """A session in a process of its own; the plugin by its name, as conftest.py and the entry point have it."""
+    common = ("-p", "fsdpcheck.pytest_plugin", "-p", "no:cacheprovider", "--fsdpcheck-world-size", "1")
+    return where.runpytest_subprocess(*common, *arguments)
+
+
+@pytest.mark.parametrize("parallel", [("-p", "no:xdist"), ("-n", "2")])
+def test_laws_are_tests_and_are_accounted_for(chapter: pytest.Pytester, parallel: tuple[str, ...]) -> None:
+    result = _pytest(chapter, *parallel, "--fsdpcheck-adapter", TOY, "-rs")
+    result.assert_outcomes(passed=1, failed=1, skipped=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "*FINDING 1: *breaks toy.small",
+            "*replay with: fsdpcheck replay 'v1:*",
+            "2 checks promised, 2 ran, * distinct cases (1 finding, 1 holds, 1 not promised)",
+            "*SKIPPED*not promised: no promise 'private': a toy has no secrets*",
+        ]
+    )
+
+
+def test_each_adapter_is_a_test(chapter: pytest.Pytester) -> None:
+    result = _pytest(
+        chapter, "-p", "no:xdist", "--fsdpcheck-adapter", TOY, "--fsdpcheck-adapter", "fully_shard", "-k", "completes"
+    )
+    result.assert_outcomes(passed=2, deselected=2 * 2)
+
+
+def test_a_skip_of_a_promised_check_fails_the_session(chapter: pytest.Pytester) -> None:
+    chapter.makeconftest("import pytest\ndef pytest_runtest_setup(item): pytest.skip('a hardware we do not have')")
+    result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", TOY)
+    result.assert_outcomes(skipped=3)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["only 0 of 2 promised checks ran: this is a failure"])
+
+
+def test_collecting_alone_fails_nothing(chapter: pytest.Pytester) -> None:
+    assert _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", TOY, "--collect-only").ret == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--fsdpcheck-adapter", "no_such"), "unknown adapter 'no_such'"),
+        (("--fsdpcheck-world-size", "0"), "wanted 1 <= first <= last"),
+        (("--fsdpcheck-profile", "huge"), "invalid choice: 'huge'"),
+    ],
+)
+def test_bad_options_are_usage_errors(chapter: pytest.Pytester, arguments: tuple[str, str], said: str) -> None:
+    result = _pytest(chapter, "-p", "no:xdist", *arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{said}*"])
+
+
+def test_the_plugin_is_silent_where_no_law_is(chapter: pytest.Pytester) -> None:
+    chapter.path.joinpath("test_chapter.py").write_text("def test_nothing(): pass")
+    result = _pytest(chapter, "-p", "no:xdist")
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*fsdpcheck*promised*")
+
+
+def test_the_laws_run_from_anywhere_by_their_canonical_name(chapter: pytest.Pytester) -> None:
+    """One light law of fsdpcheck itself, collected as ``--pyargs fsdpcheck.properties``."""
+    chapter.path.joinpath("test_chapter.py").unlink()
+    chosen = ("--fsdpcheck-adapter", "reference", "-k", "plain_training_is")
+    result = _pytest(chapter, "-p", "no:xdist", "--pyargs", "fsdpcheck.properties", *chosen)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["1 checks promised, 1 ran, *"])
