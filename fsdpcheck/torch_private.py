@@ -15,9 +15,10 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-SUBJECT_LOCALS = ("self", "handle")
+SUBJECT_LOCALS = ("self", "handle", "unit")
 """Names of local variables worth giving to ``subject_of`` when a call stack is walked from a collective outwards.
 
+The reference passes the ``unit`` whose data travels to plain functions (impl/collectives.py).
 FSDP2 gathers and reduces inside methods of FSDPParamGroup; FSDP1 gathers inside methods of FlatParamHandle but reduces
 inside the free function ``_runtime_utils._reduce_grad(state, handle)``. Tried: 2.13.0.
 """

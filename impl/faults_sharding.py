@@ -214,7 +214,7 @@ def last_shard_stale(original: Function, hit: Hit) -> Function:
 @fault(
     "shard:FlatUnit.reshard",
     "a unit stays unsharded, https://github.com/pytorch/pytorch/issues/83129",
-    "training.plain",
+    "training.*",
 )
 def units_never_resharded(original: Function, hit: Hit) -> Function:
     """Gathered parameters are never freed, so later steps compute with the first step's values."""
