@@ -1,0 +1,213 @@
+"""The ledger, and what the reports make of it: nothing that was told is lost, nothing is counted as more than it is."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdpcheck.case import BatchLayout, Case, LayerSpec, ModelSpec
+from fsdpcheck.errors import UsageError
+from fsdpcheck.ledger import Ledger
+from fsdpcheck.plan import Plan, parse_world_sizes
+from fsdpcheck.replay import decode
+from fsdpcheck.report import colour, document, ending, finding, table
+from fsdpcheck.verdict import Finding, Verdict, exit_code
+
+CASE = Case(model=ModelSpec(layers=(LayerSpec(width=2),)), layout=BatchLayout(batch_size=2))
+
+FINDING = Finding(
+    law="norms.sum",
+    guarantee="Norms are norms.",
+    adapter="opacus",
+    engine="simulated",
+    kind="raised",
+    place="opacus/x.py:7",
+    what="the run did not complete",
+    got="ValueError\nin two lines",
+    wanted="all ranks finish",
+    where="rank 1",
+    cause="W times too large",
+    case=json.loads(CASE.to_json()),
+    words=CASE.describe(),
+    token="v1:token",
+)
+
+
+def plain(text: str, colour: str) -> str:
+    return text
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    ledger = Ledger(Plan(adapters=("opacus",)))
+    laws = ["a.holds", "norms.sum", "c.reserved", "d.unreached"]
+    ledger.take({"event": "plan", "laws": laws, "guarantees": {}, "versions": {"torch": "2"}, "installs": ["x:y"]})
+    for verdict in (
+        Verdict("a.holds", "opacus", "holds", cases=12, rejected=3, seconds=1.5, census={"W=1": 12}),
+        Verdict("norms.sum", "opacus", "finding", cases=2, finding=FINDING, exit_code=1),
+        Verdict("c.reserved", "opacus", "not promised", reason="no promise 'plain': cannot"),
+    ):
+        ledger.take({"event": "law", "law": verdict.law, "adapter": verdict.adapter})
+        ledger.take({"event": "case", "law": verdict.law, "adapter": verdict.adapter, "case": CASE.to_json()})
+        ledger.take(json.loads(json.dumps({"event": "verdict", **verdict.to_data()})))
+    return ledger
+
+
+def test_verdicts_go_through_json_unchanged(ledger: Ledger) -> None:
+    assert ledger.verdicts["norms.sum", "opacus"].finding == FINDING
+    assert ledger.verdicts["a.holds", "opacus"].census == {"W=1": 12}
+
+
+def test_a_confirmation_reaches_its_finding(ledger: Ledger) -> None:
+    told = {"event": "confirmation", "law": "norms.sum", "adapter": "opacus", "confirmed": "no", "note": "why"}
+    ledger.take(told)
+    assert (ledger.findings[0].confirmed, ledger.findings[0].note) == ("no", "why")
+
+
+def test_a_lost_process_is_a_finding_of_the_case_that_ran(ledger: Ledger) -> None:
+    ledger.take({"event": "law", "law": "d.unreached", "adapter": "opacus"})
+    ledger.take({"event": "case", "law": "d.unreached", "adapter": "opacus", "case": CASE.to_json()})
+    assert ledger.lose("it was ended by SIGSEGV")
+    lost = ledger.findings[-1]
+    assert (lost.kind, lost.got, decode(lost.token).case) == ("lost", "it was ended by SIGSEGV", CASE)
+    assert decode(lost.token).installs == ("x:y",)
+
+
+def test_a_process_lost_outside_any_case_is_no_finding(ledger: Ledger) -> None:
+    assert not ledger.lose("it exited with code 1")
+    ledger.take({"event": "law", "law": "d.unreached", "adapter": "opacus"})
+    assert not ledger.lose("it exited with code 1")
+
+
+def test_a_complete_session_that_left_something_out_is_an_error(ledger: Ledger) -> None:
+    assert ledger.exit_code == 1
+    ledger.take({"event": "end", "interrupted": False})
+    assert ledger.exit_code == 3
+
+
+def test_an_interrupted_session_has_its_own_code(ledger: Ledger) -> None:
+    ledger.take({"event": "end", "interrupted": True})
+    assert ledger.exit_code == 130
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"), [([], 0), ([0, 0], 0), ([0, 4], 4), ([4, 1], 1), ([1, 2, 4], 2), ([2, 3, 1], 3)]
+)
+def test_the_worst_code_counts(codes: list[int], code: int) -> None:
+    assert exit_code(codes) == code
+
+
+def test_the_table_shows_every_law_and_never_a_pass_that_was_none(ledger: Ledger) -> None:
+    lines = table.table(ledger, plain).splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["opacus", law] for law in ledger.laws]
+    assert lines[1].split()[2:6] == ["holds", "12", "3", "1.5"]
+    assert "not promised" in lines[3]
+    assert "cannot" in lines[3]
+    assert "not reached" in lines[4]
+
+
+def test_the_summary_counts_each_kind(ledger: Ledger) -> None:
+    wanted = "1 checks hold, 1 finding of 1 root, 1 not promised, 1 not reached; 14 distinct cases judged, 3 rejected"
+    assert table.summary(ledger).startswith(wanted)
+
+
+def test_findings_of_one_root_are_told_once() -> None:
+    again = replace(FINDING, law="norms.other", got="another text", token="v1:other")
+    elsewhere = replace(FINDING, law="norms.third", place="opacus/y.py:1")
+    groups = finding.grouped([FINDING, again, elsewhere])
+    assert groups == [[FINDING, again], [elsewhere]]
+    text = finding.render(groups[0], 1, plain)
+    assert "the same root breaks norms.other: fsdpcheck replay 'v1:other'" in text
+    assert text.count("guarantee") == 1
+
+
+def test_a_wrong_value_is_no_one_elses_root() -> None:
+    value = replace(FINDING, kind="value", place="")
+    assert value.root == replace(value, law="other", got="7").root
+    assert value.root != replace(value, cause="").root
+    assert value.root != replace(value, adapter="mine").root
+
+
+def test_a_finding_is_told_in_full() -> None:
+    text = finding.render([FINDING], 3, plain)
+    for line in (
+        "FINDING 3: opacus breaks norms.sum",
+        "  guarantee Norms are norms.",
+        "  got       ValueError",
+        "            in two lines",
+        "  cause     probably: W times too large",
+        "  replay with: fsdpcheck replay 'v1:token'",
+    ):
+        assert line in text.splitlines()
+
+
+def test_the_replay_line_repeats_what_a_token_alone_may_not_import() -> None:
+    foreign = replace(FINDING, adapter="my file.py:x")
+    command = finding.replay_command(foreign, ["fsdpcheck.impl.faults:f", "mine:y"])
+    assert command == "fsdpcheck replay 'v1:token' --adapter 'my file.py:x' --install mine:y"
+
+
+def test_the_ending_says_what_was_interrupted(ledger: Ledger) -> None:
+    ledger.take({"event": "error", "text": "the moon is full", "exit_code": 3})
+    ledger.take({"event": "end", "interrupted": True})
+    text = ending.ending(ledger, plain)
+    assert "ERROR: the moon is full" in text
+    assert text.splitlines()[-1].startswith("interrupted: 1 checks hold")
+
+
+def test_the_journal_holds_every_verdict_until_the_document_does(ledger: Ledger, tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    journal = document.Journal(file)
+    journal.note({"event": "case", "case": "left out"})
+    journal.note({"event": "verdict", **ledger.verdicts["norms.sum", "opacus"].to_data()})
+    (line,) = (tmp_path / "out.json.journal").read_text().splitlines()
+    assert json.loads(line)["finding"]["token"] == "v1:token"
+    journal.close(ledger)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+    data = json.loads(file.read_text())
+    assert (data["schema"], data["exit_code"], len(data["verdicts"])) == (1, 1, 3)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "stream", "coloured"),
+    [
+        ({}, Terminal(), True),
+        ({"NO_COLOR": "1"}, Terminal(), False),
+        ({"TERM": "dumb"}, Terminal(), False),
+        ({}, io.StringIO(), False),
+    ],
+)
+def test_colours_only_on_a_terminal_that_wants_them(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], stream: Any, coloured: bool
+) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert ("\x1b" in colour.painter(stream)("text", "red")) is coloured
+
+
+def test_a_plan_goes_through_json_unchanged() -> None:
+    plan = Plan(adapters=("a", "b"), laws=("x.*",), world_sizes=(2, 4), installs=("m:n",), seed=3, budget=1.5)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(("text", "sizes"), [("3", (3,)), ("1-3", (1, 2, 3)), ("4,2", (2, 4)), ("1-2, 2-3", (1, 2, 3))])
+def test_world_sizes(text: str, sizes: tuple[int, ...]) -> None:
+    assert parse_world_sizes(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["", "0", "2-1", "65", "1-", "-1", "a", "1;2", "9" * 9])
+def test_bad_world_sizes(text: str) -> None:
+    with pytest.raises(UsageError, match="world size"):
+        parse_world_sizes(text)
