@@ -1,4 +1,7 @@
-"""Print every ratio as one table: ``python -m benchmarks [rendezvous|engines]``."""
+"""``python -m benchmarks [GROUP [ARGUMENT ...]]``: ratios against peers, and studies of agreement and of shares.
+
+Groups: rendezvous, engines, agreement [schedules|processes] [N], shares. Without a group: both groups of ratios.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,28 @@ import warnings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def main(chosen: list[str]) -> None:
-    """Run the chosen groups of ratios (all when none is named), one line each as it is measured."""
+def main(arguments: list[str]) -> None:
+    """Run one group, or both groups of ratios, and print a line a measurement."""
     import torch
-
-    from benchmarks import engines
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    groups = {"rendezvous": engines.rendezvous_ratios, "engines": engines.engine_ratios}
-    for name in chosen or groups:
-        for ratio in groups[name]():
-            print(ratio, flush=True)
+    group, *rest = arguments or ["ratios"]
+    if group == "agreement":
+        from benchmarks import agreement
+
+        print(getattr(agreement, rest[0])(int(rest[1])))
+    elif group == "shares":
+        from benchmarks import shares
+
+        print(shares.report(*map(int, rest)))
+    else:
+        from benchmarks import engines
+
+        groups = {"rendezvous": engines.rendezvous_ratios, "engines": engines.engine_ratios}
+        for measure in [groups[group]] if group in groups else groups.values():
+            for ratio in measure():
+                print(ratio, flush=True)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,10 @@ class Baton:
         self.hand_overs += 1
         self._locks[following].release()
 
+    @property
+    def all_ended(self) -> bool:
+        return not self._alive
+
     def abort(self) -> None:
         """From now on every rank that gets the baton raises Aborted."""
         self.aborting = True

@@ -82,11 +82,17 @@ class Pool:
         return run
 
     def close(self) -> None:
-        """Let idle rank threads end. A thread that is still computing is left behind as a daemon."""
+        """End idle rank threads and wait for them: one that outlives the interpreter's end would abort the process.
+
+        A thread that is still computing (its run made no progress) cannot be ended; it is left behind as a daemon.
+        """
         self._job = None
         for lock in self._go:
             if lock.locked():
                 lock.release()
+        if self.current is None or self.current.baton.all_ended:
+            for thread in self._threads:
+                thread.join()
 
     def _serve(self, rank: int) -> None:
         set_current_rank(rank)

@@ -9,6 +9,7 @@ non-wildcard collectives form a Kahn network, whose traces and results do not de
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -46,6 +47,7 @@ class SimulatedEngine:
     ) -> None:
         self._device, self._budget, self._program = torch.device(device), budget_seconds, program
         self._pools: dict[int, Pool] = {}
+        weakref.finalize(self, _close_all, self._pools)  # also at the interpreter's exit
         self._runs = 0
 
     def run(self, request: RunRequest) -> Execution:
@@ -72,8 +74,7 @@ class SimulatedEngine:
         return run.execution
 
     def close(self) -> None:
-        for world_size in list(self._pools):
-            self._discard(world_size)
+        _close_all(self._pools)
 
     def _discard(self, world_size: int) -> None:
         pool = self._pools.pop(world_size, None)
@@ -83,6 +84,11 @@ class SimulatedEngine:
     def _sweep(self) -> None:
         self._runs += 1
         gc.collect(2 if self._runs % _COLLECT_ALL_EVERY == 0 else 0)
+
+
+def _close_all(pools: dict[int, Pool]) -> None:
+    while pools:
+        pools.popitem()[1].close()
 
 
 @contextmanager

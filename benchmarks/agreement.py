@@ -1,0 +1,105 @@
+"""Do runs agree? N drawn cases run twice, under the reversed schedule, and on real gloo processes; bits and traces.
+
+``python -m benchmarks agreement [schedules|processes] [N]``. Prints how many agreed and each case that did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import hypothesis
+from hypothesis import HealthCheck, Phase
+
+from fsdpcheck import strategies
+from fsdpcheck.case import Case
+from fsdpcheck.checks import assert_same_execution
+from fsdpcheck.engines.processes import ProcessesEngine
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.runner import Run
+
+_FAMILIES = {
+    "reference": (strategies.plain, strategies.private_exact, strategies.private_unclipped, strategies.global_norm),
+    "fully_shard": (strategies.plain, strategies.global_norm),
+    "fsdp1": (strategies.plain,),
+}
+_OBSERVED = {"reference": ("grads",), "fully_shard": ("grads",), "fsdp1": ("grads",)}
+
+
+def schedules(count: int) -> str:
+    """Each case run twice forward and once reversed: are the three equal in every recorded bit and every trace?"""
+    engine = SimulatedEngine()
+
+    def disagrees(run: Run, case: Case) -> bool:
+        first, again, turned = run(case), run(case), run(case, schedule="reversed")
+        return _differ(first, again) or _differ(first, turned)
+
+    text = _study(engine, count, disagrees, "run twice and reversed")
+    engine.close()
+    return text
+
+
+def processes(count: int) -> str:
+    """Each case simulated and on gloo processes: are the two equal in every recorded bit and every trace?"""
+    engine, real = SimulatedEngine(), ProcessesEngine()
+    text = _study(engine, count, lambda run, case: _differ(run(case), run.on(real)(case)), "simulated against gloo")
+    engine.close()
+    real.close()
+    return text
+
+
+def _differ(one: object, other: object) -> bool:
+    try:
+        assert_same_execution(one, other)  # type: ignore[arg-type]
+    except Violation as violation:
+        print(violation)
+        return True
+    return False
+
+
+def _study(engine: SimulatedEngine, count: int, disagrees: Callable[[Run, Case], bool], title: str) -> str:
+    judged, wrong, rejected = 0, 0, 0
+    for run, case in _drawn(engine, count):
+        try:
+            differs = disagrees(run, case)
+        except NotExact:
+            rejected += 1
+            continue
+        judged += 1
+        if differs:
+            wrong += 1
+            print(f"{run.adapter_ref}: {case.describe()}\n{case.to_json()}")
+    return (
+        f"{title}: {judged - wrong} of {judged} cases agree in every bit and trace ({rejected} rejected as not exact)"
+    )
+
+
+def _drawn(engine: SimulatedEngine, count: int) -> Iterator[tuple[Run, Case]]:
+    """``count`` distinct cases, spread evenly over adapters and families; the same every time."""
+    kinds = [(name, draw) for name, draws in _FAMILIES.items() for draw in draws]
+    for number, (name, draw) in enumerate(kinds):
+        share = count // len(kinds) + (number < count % len(kinds))
+        run = Run(engine, name).watching(_OBSERVED[name])  # type: ignore[arg-type]
+        for case in distinct(draw(run.features, strategies.WORLD_SIZES), share):
+            yield run, case
+
+
+def distinct(strategy: hypothesis.strategies.SearchStrategy[Case], count: int) -> list[Case]:
+    """The first ``count`` distinct cases of a strategy, drawn without randomness."""
+    cases: dict[Case, None] = {}
+
+    @hypothesis.settings(
+        max_examples=4 * count + 100,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.given(strategy)
+    def draw(case: Case) -> None:
+        if len(cases) < count:
+            cases[case] = None
+
+    draw()
+    return list(cases)

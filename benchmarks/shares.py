@@ -1,0 +1,48 @@
+"""Where the time of a check goes: drawing, the oracle with its proof, the engine, the comparison. Process time."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from benchmarks.agreement import distinct
+from fsdpcheck import exactness, oracle, strategies
+from fsdpcheck.checks import assert_parameters_equal
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import NotExact
+from fsdpcheck.runner import Run
+
+
+def report(count: int = 100) -> str:
+    """A line an adapter: cases a second of process time, and the share of each part."""
+    engine = SimulatedEngine()
+    lines = []
+    for name in ("reference", "fully_shard", "fsdp1"):
+        run = Run(engine, name)
+        started = time.process_time()
+        cases = distinct(strategies.plain(run.features, strategies.WORLD_SIZES), count)
+        parts: Counter[str] = Counter({"draw": time.process_time() - started})  # type: ignore[dict-item]
+        judged = 0
+        for case in cases:
+            clock = time.process_time
+            marks = [clock()]
+            answer = oracle.answer(case, run.features.factor)
+            marks.append(clock())
+            try:
+                exactness.prove(case, answer)
+            except NotExact:
+                continue
+            run.answer(case)  # cached for the engine's part below
+            marks.append(clock())
+            execution = run(case)
+            marks.append(clock())
+            assert_parameters_equal(execution, answer)
+            marks.append(clock())
+            judged += 1
+            for part, begin, end in zip(("oracle", "proof", "engine", "checks"), marks, marks[1:], strict=False):
+                parts[part] += end - begin  # type: ignore[assignment]
+        total = sum(parts.values())
+        shares = ", ".join(f"{part} {100 * seconds / total:.0f} %" for part, seconds in parts.items())
+        lines.append(f"{name}: {judged} checks, {judged / total:.1f} a second of process time; {shares}")
+    engine.close()
+    return "\n".join(lines)
