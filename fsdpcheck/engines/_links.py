@@ -6,6 +6,7 @@ import multiprocessing
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from fsdpcheck import adapters
 from fsdpcheck.engines._follower import Place, serve
 
 _PRELOADED = [
@@ -42,12 +43,17 @@ class Link(Protocol):
 
 
 class LocalLink:
-    """A worker started by this process. ``start_method``: see ProcessesEngine."""
+    """A worker started by this process. ``start_method``: see ProcessesEngine.
 
-    def __init__(self, place: Place, start_method: str = "forkserver") -> None:
+    A built-in ``adapter`` is imported before the first worker is forked, so that each does not import it again (Opacus:
+    5 s). What runs from then on is the server of the first link.
+    """
+
+    def __init__(self, place: Place, start_method: str = "forkserver", adapter: str = "") -> None:
         context: Any = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
-            context.set_forkserver_preload(_PRELOADED)
+            its_module = [f"{adapters.__name__}.{adapter}"] if adapters.is_builtin(adapter) else []
+            context.set_forkserver_preload(_PRELOADED + its_module)
         self._pipe: Connection
         self._pipe, theirs = context.Pipe()
         self._worker = context.Process(target=serve, args=(place, theirs), name=f"rank {place.rank}", daemon=True)

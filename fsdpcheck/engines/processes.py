@@ -34,7 +34,9 @@ class ProcessesEngine:
         _installs.check(request.installs)
         world_size = request.case.world_size
         if world_size not in self._pools:
-            self._pools[world_size] = Pool(world_size, lambda place: LocalLink(place, self._start_method))
+            self._pools[world_size] = Pool(
+                world_size, lambda place: LocalLink(place, self._start_method, request.adapter)
+            )
         try:
             execution = self._pools[world_size].run(self.name, request, self._budget)
         except BaseException:

@@ -18,7 +18,12 @@ from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import AdapterError, UsageError
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest
 
-ENGINES: dict[str, Callable[[], Engine]] = {"simulated": SimulatedEngine, "processes": ProcessesEngine}
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "simulated": lambda: SimulatedEngine(budget_seconds=100),
+    "processes": lambda: ProcessesEngine(budget_seconds=100),
+}
+"""With a budget, so that an analysis that misses a hang is a red test and not a hanging one."""
+
 ADAPTERS = f"{Path(__file__).with_name('adapters_for_tests.py')}"
 HERE = "installs_for_tests"
 """Found beside the adapter's file, by every rank of every engine."""

@@ -23,7 +23,7 @@ ADAPTERS = Path(__file__).with_name("adapters_for_tests.py")
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[ProcessesEngine]:
-    opened = ProcessesEngine()
+    opened = ProcessesEngine(budget_seconds=100)
     yield opened
     opened.close()
 
@@ -88,7 +88,7 @@ def test_a_deadlock_is_proved_in_under_a_second(engine: ProcessesEngine, world_s
 def test_a_deadlock_is_proved_from_the_table_and_by_no_clock(
     engine: ProcessesEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the clock standing still there is no time that could run out."""
+    """With the clock standing still there is no time that could run out, not even a budget's."""
     monkeypatch.setattr(_watch, "time", SimpleNamespace(monotonic=lambda: 0.0))
     assert failed(engine.run(request_for("late_alone"))).kind == "deadlock"
 

@@ -1,0 +1,36 @@
+"""Ranks under torchrun: they outlive failures of a run, and the other ranks end when the driver closes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fsdpcheck.engines import torchrun
+from fsdpcheck.errors import UsageError
+
+PROGRAM = Path(__file__).with_name("torchrun_program.py")
+
+
+def test_runs_fail_and_go_on_under_torchrun(tmp_path: Path) -> None:
+    attributes = ["honest", "killed", "late_alone", "leaves", "honest"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(PROGRAM), str(tmp_path / "told"), *attributes],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "told").read_text())
+    assert told["kinds"] == [[1, 1], "lost", "deadlock", "exited", [1, 1]]
+    assert "wanted  world size 2" in told["refused"]
+
+
+def test_outside_torchrun_it_is_refused() -> None:
+    assert not torchrun.is_under_torchrun()
+    with pytest.raises(UsageError, match="torchrun --nproc-per-node"):
+        torchrun.TorchrunEngine()
