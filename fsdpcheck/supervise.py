@@ -19,6 +19,8 @@ from fsdpcheck.errors import INTERNAL
 from fsdpcheck.ledger import Ledger
 from fsdpcheck.plan import Plan
 
+_STDERR = 2
+
 Listen = Callable[[Ledger, Mapping[str, Any]], None]
 
 
@@ -72,7 +74,7 @@ def _one_child(plan: Plan, ledger: Ledger, listen: Listen, state: _Child) -> int
     state.process = subprocess.Popen(
         [sys.executable, "-m", "fsdpcheck.worker", *arguments],
         pass_fds=[write],
-        stdout=sys.stderr.fileno(),  # what an implementation prints is not our answer
+        stdout=_STDERR,  # what an implementation prints is not our answer
         env={"OMP_NUM_THREADS": "1", **os.environ},
     )
     os.close(write)

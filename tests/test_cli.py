@@ -173,7 +173,7 @@ def test_a_finding_is_the_smallest_case_in_words(session: tuple[int, str, str, d
     for text in ("No batch is larger than three samples.", "W = 1; batch of 4", "at most 3", "probably: its size"):
         assert text in session[1]
     assert f"replay with: fsdpcheck replay '{finding['token']}' --adapter" in session[1]
-    assert "confirmed on gloo not tried (--no-confirm)" in session[1]
+    assert "confirmed on gloo: not tried (--no-confirm)" in session[1]
 
 
 def test_a_wrong_implementation_is_found(session: tuple[int, str, str, dict[str, Any]]) -> None:
@@ -203,6 +203,17 @@ def test_a_foreign_adapter_of_a_token_is_not_imported(
     token = _verdict(session, "toy.small")["finding"]["token"]
     assert cli.main(["replay", token]) == 2
     assert "nothing was imported" in capsys.readouterr().err
+
+
+def test_torchrun_hosts_a_session_on_its_own_ranks(tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "fsdpcheck"]
+    laws = ["--law", "toy.completes", "--law", "toy.secret"]
+    process = subprocess.run(
+        [*launch, "run", "--adapter", TOY, *laws], cwd=tmp_path, env=_environment(), capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+    assert "1 checks hold, 0 findings, 1 not promised" in process.stdout
+    assert process.stdout.count("1 checks hold") == 1
 
 
 def _interrupt(folder: Path, end: Callable[[subprocess.Popen[str]], None]) -> tuple[int, str, str]:

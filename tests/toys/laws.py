@@ -102,6 +102,13 @@ def secret(case: Case, run: Run) -> None:
     raise AssertionError("a law that is not promised was run")
 
 
+@law("toy.simulated", promise="plain", draw=draw)
+def simulated(case: Case, run: Run) -> None:
+    """Breaks on simulated ranks alone, as nothing real does."""
+    if run(case).engine == "simulated":
+        raise Violation("an artefact", got="simulated", wanted="real", where="the engine")
+
+
 @law("toy.broken", promise="plain", draw=draw)
 def broken(case: Case, run: Run) -> None:
     """The law itself has a bug."""

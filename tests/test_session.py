@@ -1,0 +1,97 @@
+"""A session told as events: their order, what is confirmed on real processes, and what an adapter error ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdpcheck import session
+from fsdpcheck.errors import UsageError
+from fsdpcheck.plan import Plan
+from fsdpcheck.replay import decode
+
+TOYS = Path(__file__).parent / "toys"
+TOY = f"{TOYS / 'laws.py'}:adapter"
+
+
+def _events(*laws: str, **more: Any) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    names = tuple(f"toy.{name}" for name in laws)
+    session.run_session(Plan(**{"adapters": (TOY,), "laws": names, "world_sizes": (1, 2), **more}), events.append)
+    return events
+
+
+def _kinds(events: list[dict[str, Any]]) -> list[str]:
+    """The kinds of events, repeats left out."""
+    kinds = [event["event"] for event in events]
+    return [kind for place, kind in enumerate(kinds) if place == 0 or kinds[place - 1] != kind]
+
+
+def test_events_come_in_order() -> None:
+    events = _events("completes", "secret", confirm=False)
+    assert _kinds(events) == ["plan", "law", "case", "verdict", "law", "verdict"]
+    assert events[0]["laws"] == ["toy.completes", "toy.secret"]
+    assert events[0]["guarantees"]["toy.completes"] == "Every step comes to its end."
+
+
+def test_findings_are_run_again_on_real_processes() -> None:
+    events = _events("agrees", "simulated")
+    told = {event["law"]: (event["confirmed"], event["note"]) for event in events if event["event"] == "confirmation"}
+    assert told["toy.agrees"][0] == "yes"
+    assert told["toy.simulated"] == ("no", "on gloo: holds")
+
+
+def test_a_finding_is_replayed_from_its_token() -> None:
+    (verdict,) = [event for event in _events("agrees", confirm=False) if event["event"] == "verdict"]
+    token = decode(verdict["finding"]["token"])
+    again = session.replayed(token, "simulated")
+    assert again.finding is not None
+    assert (again.finding.got, again.finding.where) == (verdict["finding"]["got"], verdict["finding"]["where"])
+
+
+def test_what_an_earlier_process_did_is_left_out() -> None:
+    events: list[dict[str, Any]] = []
+    plan = Plan(adapters=(TOY,), laws=("toy.completes", "toy.secret"), world_sizes=(1,))
+    session.run_session(plan, events.append, done=[("toy.completes", TOY)])
+    assert [event["law"] for event in events if event["event"] == "verdict"] == ["toy.secret"]
+
+
+def test_an_adapter_that_breaks_its_protocol_is_asked_only_once(tmp_path: Path) -> None:
+    file = tmp_path / "stepless.py"
+    file.write_text(
+        "from fsdpcheck.adapters._base import Features\n"
+        "class Stepless:\n"
+        "    name, features = 'stepless', Features(promises=frozenset({'plain'}))\n"
+        "    def build(self, model, setup): return object()\n"
+    )
+    events: list[dict[str, Any]] = []
+    plan = Plan(adapters=(f"{file}:Stepless", TOY), laws=("toy.completes", "toy.agrees"), world_sizes=(1,))
+    session.run_session(plan, events.append)
+    verdicts = [event for event in events if event["event"] == "verdict"]
+    assert [(verdict["status"], verdict["exit_code"]) for verdict in verdicts] == [("error", 2)] * 2 + [
+        ("holds", 0)
+    ] * 2
+    assert "step" in verdicts[0]["reason"]
+    assert "not checked" in verdicts[1]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"laws": ("no.such",)}, "no law matches"),
+        ({"engine": "quantum"}, "unknown engine 'quantum'; known: processes, simulated"),
+        ({"installs": ("averaged_twise",)}, "Did you mean 'averaged_twice'"),
+    ],
+)
+def test_a_plan_that_cannot_begin_raises(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        _events("completes", **more)
+
+
+def test_a_planted_fault_is_found_by_the_law_that_must_catch_it() -> None:
+    more = {"laws": ("training.plain",), "adapters": ("reference",), "installs": ("averaged_twice",), "confirm": False}
+    (verdict,) = [event for event in _events(**more) if event["event"] == "verdict"]
+    assert verdict["status"] == "finding"
+    assert decode(verdict["finding"]["token"]).installs == ("fsdpcheck.impl.faults:averaged_twice",)
