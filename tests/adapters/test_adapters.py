@@ -1,0 +1,249 @@
+"""Every built-in adapter: one case for each trait it accepts, its declarations kept, its reasons given."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import pickle
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from fsdpcheck import adapters, torch_private
+from fsdpcheck.adapters._base import Promise
+from fsdpcheck.case import (
+    Arithmetic,
+    BatchLayout,
+    Case,
+    Dtype,
+    LayerSpec,
+    MeshSpec,
+    ModelSpec,
+    OptimizerSpec,
+    StepSpec,
+    Trait,
+)
+from fsdpcheck.checks import (
+    assert_global_norm,
+    assert_gradients_equal,
+    assert_norms_exact,
+    assert_parameters_equal,
+    assert_ranks_agree,
+)
+from fsdpcheck.engines.base import Engine
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import AdapterError, MissingDependency
+from fsdpcheck.runner import Run
+
+W = 2
+with_opacus = pytest.mark.skipif(importlib.util.find_spec("opacus") is None, reason="the extra opacus is missing")
+
+PLAIN = ["reference", "fully_shard", "fsdp1"]
+PRIVATE = ["reference", pytest.param("fsdpcheck.adapters.opacus:sound", marks=with_opacus)]
+ALL = [*PLAIN, pytest.param("opacus", marks=with_opacus)]
+
+TWO = (LayerSpec(2, activation="relu"), LayerSpec(4))
+BASE = Case(
+    model=ModelSpec(TWO, features=2, units=(1, 1)),
+    mesh=MeshSpec(dp_shard=W),
+    layout=BatchLayout("contiguous", 4),
+    step=StepSpec(steps=2, normaliser=4),
+    arithmetic=Arithmetic(weights=2, inputs=2),
+    seed=7,
+)
+
+
+def model(*layers: LayerSpec, units: tuple[int, ...] = (1, 1), **fields: Any) -> Case:
+    return dataclasses.replace(BASE, model=ModelSpec(layers or TWO, features=2, units=units, **fields))
+
+
+def step(**fields: Any) -> Case:
+    return dataclasses.replace(BASE, step=dataclasses.replace(BASE.step, **fields))
+
+
+def one_step(dtype: Dtype = "float32", **fields: Any) -> Case:
+    return dataclasses.replace(step(steps=1, **fields), arithmetic=Arithmetic(dtype, project=False))
+
+
+def optimizer(**fields: Any) -> Case:
+    return step(optimizer=OptimizerSpec(lr_exponent=1, **fields))
+
+
+def layout(*fields: Any, **named: Any) -> Case:
+    return dataclasses.replace(BASE, layout=BatchLayout(*fields, **named))
+
+
+CASES: dict[Trait, Case] = {
+    "bias": model(LayerSpec(2, bias=True, activation="relu"), LayerSpec(4, bias=True)),
+    "tokens": model(input="tokens", vocabulary=4, length=3, units=(1, 2)),
+    "sequence": model(input="sequence", length=3),
+    "padding_idx": model(input="tokens", vocabulary=4, length=3, padding_idx=1, units=(2, 1)),
+    "layer-norm": model(layer_norm=True, units=(1, 2)),
+    "tied": model(LayerSpec(2, activation="relu"), LayerSpec(2), LayerSpec(2), units=(2,), tied=(0, 1)),
+    "frozen": model(LayerSpec(2, True, "relu", "weight"), LayerSpec(2, True, "identity", "bias"), units=(1, 1)),
+    "root-parameters": model(units=(1,)),
+    "keep-unsharded": dataclasses.replace(BASE, mesh=MeshSpec(dp_shard=W, reshard_after_forward=False)),
+    "replicated": layout("replicated", 4),
+    "ragged": layout("ragged", 4, counts=(3, 1)),
+    "empty-rank": layout("ragged", 4, counts=(4, 0)),
+    "wrap-around": layout("sampler", 3, shuffle=True),
+    "micro-batches": step(micro_batches=2),
+    "no-sync": step(micro_batches=2, sync_every=False),
+    "mean": step(reduction="mean", normaliser=4),
+    "momentum": optimizer(momentum=0.5),
+    "weight-decay": optimizer(weight_decay=0.5),
+    "adamw": optimizer(kind="adamw"),
+    "float32": dataclasses.replace(BASE, arithmetic=Arithmetic("float32")),
+    "rows<ranks": model(LayerSpec(1, bias=True), LayerSpec(2)),
+    "uneven-rows": model(LayerSpec(3, bias=True, activation="relu"), LayerSpec(5)),
+    "project": BASE,
+}
+"""One case for each trait: minimal, and with a gradient in every step (test_cases_demand_their_trait)."""
+
+
+def unclipped(trait: Trait) -> Case:
+    return dataclasses.replace(CASES[trait], step=dataclasses.replace(CASES[trait].step, clipping="unclipped"))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    made = SimulatedEngine()
+    yield made
+    made.close()
+
+
+def pairs(refs: list[Any], private: bool = False) -> list[Any]:
+    """(adapter, trait) for each trait whose case the adapter accepts."""
+    found = []
+    for ref in refs:
+        name, marks = (ref, ()) if isinstance(ref, str) else (ref.values[0], ref.marks)
+        if "opacus" in name and importlib.util.find_spec("opacus") is None:
+            found.append(pytest.param(name, "bias", marks=marks))
+            continue
+        accepts = adapters.load(name).features.accepts
+        demands = {trait: (unclipped(trait) if private else case).requires() for trait, case in CASES.items()}
+        found += [pytest.param(name, trait, marks=marks) for trait, needed in demands.items() if needed <= accepts]
+    return found
+
+
+@pytest.mark.parametrize("trait", CASES)
+def test_cases_demand_their_trait(trait: Trait, engine: Engine) -> None:
+    case = CASES[trait]
+    assert trait in case.requires()
+    answer = Run(engine, "reference").answer(case)
+    assert all(any(gradient.any() for gradient in step.released.values()) for step in answer.steps)
+
+
+@pytest.mark.parametrize(("ref", "trait"), pairs(PLAIN))
+def test_plain_training_is_exact_for_each_accepted_trait(ref: str, trait: Trait, engine: Engine) -> None:
+    run = Run(engine, ref)
+    execution, answer = run(CASES[trait], observe={"grads"}), run.answer(CASES[trait])
+    assert_parameters_equal(execution, answer)
+    assert_gradients_equal(execution, answer)
+
+
+@pytest.mark.parametrize(("ref", "trait"), pairs(PRIVATE, private=True))
+def test_private_training_is_exact_for_each_accepted_trait(ref: str, trait: Trait, engine: Engine) -> None:
+    case = unclipped(trait)
+    run = Run(engine, ref)
+    execution, answer = run(case, observe={"grads", "norms"}), run.answer(case)
+    assert_parameters_equal(execution, answer)
+    assert_gradients_equal(execution, answer)
+    assert_norms_exact(execution, answer)
+
+
+@pytest.mark.parametrize("trait", ["bias", "frozen", "rows<ranks", "empty-rank", "tied", "uneven-rows"])
+@pytest.mark.parametrize("ref", PLAIN)
+def test_the_global_norm_is_within_its_bound(ref: str, trait: Trait, engine: Engine) -> None:
+    case = CASES[trait]
+    step, arithmetic = dataclasses.replace(case.step, max_grad_norm=2.0, steps=1), Arithmetic("float32", project=False)
+    case = dataclasses.replace(case, step=step, arithmetic=arithmetic)
+    run = Run(engine, ref)
+    execution = run(case, observe={"grad_norm"})
+    assert_global_norm(execution, run.answer(case), run.features.global_norm)
+    assert_ranks_agree(execution)
+
+
+@pytest.mark.parametrize("ref", ALL)
+def test_every_declared_observable_is_delivered(ref: str, engine: Engine) -> None:
+    run = Run(engine, ref)
+    shown = run.features.observables
+    private = "plain" not in run.features.promises
+    case = one_step(clipping="unclipped") if private else one_step(max_grad_norm=2.0)
+    observe = shown if private else shown - {"norms", "factors"}
+    execution = run(case, observe=observe)
+    assert execution.failure is None
+    names = {"params": "params", "grads": "grads", "norms": "norms", "factors": "factors", "grad_norm": "grad_norm"}
+    for record in [record for rank in execution.ranks for record in rank.steps]:
+        assert all(getattr(record, names[name]) is not None for name in observe if name in names)
+    pickle.dumps(execution)
+
+
+@pytest.mark.parametrize("ref", ALL)
+def test_a_promise_not_made_has_a_reason(ref: str) -> None:
+    adapter = adapters.load(ref)
+    missing = set(get_args(Promise)) - adapter.features.promises
+    assert {promise for promise in missing if not adapter.features.reasons.get(promise)} == set()
+    assert adapter.features.reasons.keys() <= missing
+    assert adapter.features.accepts <= set(get_args(Trait))
+    assert adapter.name == ref
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "opacus", None)
+    monkeypatch.delitem(__import__("sys").modules, "fsdpcheck.adapters.opacus", raising=False)
+    monkeypatch.setattr(adapters, "_loaded", {})
+    with pytest.raises(MissingDependency, match=r"fsdpcheck\[opacus\]"):
+        adapters.load("opacus")
+    assert issubclass(MissingDependency, AdapterError)
+
+
+@pytest.mark.parametrize("ref", PLAIN)
+def test_collectives_know_their_unit(ref: str, engine: Engine) -> None:
+    """Gathers and reduce-scatters of two equal units carry two subjects, equal on all ranks."""
+    case = model(LayerSpec(2, activation="relu"), LayerSpec(2))
+    execution = Run(engine, ref)(case)
+    subjects = [[call.subject for call in rank.trace if call.op == "reduce_scatter"] for rank in execution.ranks]
+    assert subjects[0] == subjects[1]
+    assert len(set(subjects[0])) == 3, subjects[0]
+    assert "" not in subjects[0]
+
+
+class TestSubjectOf:
+    def test_of_an_object_with_a_name(self) -> None:
+        class Unit:
+            fqn = "units.0"
+
+        class Root:
+            fqn = ""
+
+        assert torch_private.subject_of(Unit()) == "units.0"
+        assert torch_private.subject_of(Root()) == torch_private.ROOT
+
+    def test_of_anything_else(self) -> None:
+        class Hostile:
+            @property
+            def fqn(self) -> str:
+                raise RuntimeError("not yet")
+
+        for thing in (None, 3, "units.0", torch.ones(1), torch.nn.Linear(1, 1), Hostile()):
+            assert torch_private.subject_of(thing) is None
+
+    def test_of_fsdp2_before_and_after_it_knows(self) -> None:
+        class FSDPParamGroup:
+            _module_fqn: str | None = None
+
+        group = FSDPParamGroup()
+        assert torch_private.subject_of(group) is None
+        group._module_fqn = "units.1"
+        assert torch_private.subject_of(group) == "units.1"
+
+
+def test_fsdp1_cannot_clip_a_float64_model(engine: Engine) -> None:
+    """Why "global-norm" is asked of fsdp1 in float32 only; when this fails, declare GlobalNormRule(dtype="case")."""
+    execution = Run(engine, "fsdp1")(one_step("float64", max_grad_norm=2.0), observe={"grad_norm"})
+    assert execution.failure is not None
+    assert "Double" in execution.failure.text
+    assert "Float" in execution.failure.text

@@ -1,0 +1,101 @@
+"""What is known to be wrong in Opacus, each with its smallest case and the numbers; and that the rest is sound.
+
+These pin findings of one release: when one stops failing, Opacus was repaired, and KNOWN in its adapter gets shorter.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, Clipping, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.checks import assert_norms_exact, assert_parameters_equal
+from fsdpcheck.engines.base import Engine
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import Violation
+from fsdpcheck.runner import Run
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("opacus") is None or importlib.metadata.version("opacus") != "1.6.0",
+    reason="the findings are those of opacus 1.6.0",
+)
+HERE = "fsdpcheck.adapters.opacus"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    made = SimulatedEngine()
+    yield made
+    made.close()
+
+
+def case(model: ModelSpec, counts: tuple[int, ...], clipping: Clipping = "unclipped", normaliser: int = 1) -> Case:
+    return Case(
+        model,
+        MeshSpec(dp_shard=len(counts)),
+        BatchLayout("ragged", sum(counts), counts=counts),
+        StepSpec(normaliser=normaliser, clipping=clipping),
+        Arithmetic(project=False),
+        seed=0,
+    )
+
+
+def test_the_padding_row_counts_in_the_norm(engine: Engine) -> None:
+    """Norm 3 = sqrt(5 + 2^2), where 2 is the gradient that nn.Embedding drops: the sample is clipped too hard."""
+    tokens = ModelSpec((LayerSpec(1),), input="tokens", vocabulary=2, padding_idx=0)
+    padded, run = case(tokens, (1,), clipping="probe"), Run(engine, f"{HERE}:padding_idx")
+    with pytest.raises(Violation, match="norms are wrong") as found:
+        assert_norms_exact(run(padded, observe={"norms"}), run.answer(padded))
+    assert float(found.value.got) == 3.0
+    assert run.answer(padded).steps[0].squared_norms.tolist() == [5.0]
+
+
+@pytest.mark.parametrize(("rows", "ranks", "raises"), [(1, 2, True), (2, 2, False), (2, 3, True), (4, 3, False)])
+def test_a_parameter_with_fewer_rows_than_ranks_cannot_step(
+    engine: Engine, rows: int, ranks: int, raises: bool
+) -> None:
+    few, run = case(ModelSpec((LayerSpec(rows),)), (1,) * ranks), Run(engine, f"{HERE}:few_rows")
+    failure = run(few).failure
+    assert (failure is not None) == raises
+    if failure is not None:
+        assert failure.kind == "raised"
+        assert "in-place operations that require placement changes" in failure.text
+
+
+@pytest.mark.parametrize(
+    ("model", "raises"),
+    [
+        (ModelSpec((LayerSpec(2),), input="tokens"), True),
+        (ModelSpec((LayerSpec(2),), features=2, layer_norm=True), True),
+        (ModelSpec((LayerSpec(2, bias=True),), features=2), False),
+    ],
+    ids=["embedding", "layer-norm", "linear"],
+)
+def test_a_rank_without_samples_raises_alone(engine: Engine, model: ModelSpec, raises: bool) -> None:
+    """Poisson sampling makes such ranks; the others are left waiting in their next collective."""
+    empty, run = case(model, (1, 0)), Run(engine, f"{HERE}:empty_ranks")
+    execution = run(empty)
+    if not raises:
+        assert_parameters_equal(execution, run.answer(empty))
+        return
+    assert execution.failure is not None
+    assert "cannot reshape tensor of 0 elements" in execution.failure.text
+    assert [state.state for state in execution.failure.ranks] == ["blocked", "raised"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_loss_reduction_sum_is_divided_by_the_number_of_ranks(engine: Engine, ranks: int) -> None:
+    """FSDP averages, and only loss_reduction "mean" accounts for it; noise is not divided, so it grows W-fold."""
+    summed = case(ModelSpec((LayerSpec(4),), features=2), (1,) * ranks)
+    run = Run(engine, f"{HERE}:summing")
+    execution, answer = run(summed, observe={"grads"}), run.answer(summed)
+    got = (execution.ranks[0].steps[0].grads or {})["tail.linear0.weight"]
+    assert torch.equal(got * ranks, answer.steps[0].released["tail.linear0.weight"])
+    assert got.any()
+    if ranks > 1:
+        with pytest.raises(Violation):
+            assert_parameters_equal(execution, answer)
