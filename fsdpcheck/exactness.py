@@ -136,7 +136,7 @@ def _per_sample(case: Case, step: StepAnswer, model: models.CaseModel, budget: B
     bounds: dict[str, GradientBound] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for visit in _visits(case, step, model, budget):
-        for parameter, bound in _layer(visit, budget):
+        for parameter, bound in _backward(visit, budget):
             if parameter.requires_grad:
                 name = names[id(parameter)]
                 bounds[name] = bounds[name] + bound if name in bounds else bound
@@ -157,6 +157,7 @@ def _visits(case: Case, step: StepAnswer, model: models.CaseModel, budget: Budge
     for name, module in model.named_modules():
         if name.startswith(("units.", "tail.")) and not isinstance(module, nn.Sequential):
             output = module(hidden)
+            _forward(name, module, hidden, output, budget)
             passes.append((name, module, hidden.detach(), output))
             hidden = output if output.requires_grad else output.requires_grad_()
     losses = _losses(case, step, hidden.flatten(1), budget)
@@ -178,29 +179,41 @@ def _losses(case: Case, step: StepAnswer, body_nF: Tensor, budget: Budget) -> Te
     return losses
 
 
-def _layer(visit: _Visit, budget: Budget) -> Iterator[tuple[Tensor, GradientBound]]:
-    """Spend one layer's forward and backward; yield (parameter, bound of its per-sample gradient)."""
+def _forward(name: str, module: nn.Module, x: Tensor, output: Tensor, budget: Budget) -> None:
+    """Spend one layer's forward. Raises NotExact for a layer without a rule."""
+    stage = f"forward of {name}"
+    if isinstance(module, nn.Linear):
+        weight = module.weight.detach()
+        bound, exponent = x.detach().abs() @ weight.abs().T, grid_exponent(x) + grid_exponent(weight)
+        if module.bias is not None:
+            bound, exponent = bound + module.bias.detach().abs(), min(exponent, grid_exponent(module.bias))
+        budget.spend(stage, bound, exponent)
+    elif isinstance(module, nn.LayerNorm):
+        _layer_norm(stage, module, x, budget)
+    elif isinstance(module, (nn.Embedding, nn.ReLU, nn.LeakyReLU, nn.Hardtanh, nn.Identity, models.Abs)):
+        budget.spend(stage, output.detach().abs(), grid_exponent(output))
+    else:
+        raise NotExact(f"{budget.where}, {stage}: no rule for a {type(module).__name__}")
+
+
+def _backward(visit: _Visit, budget: Budget) -> Iterator[tuple[Tensor, GradientBound]]:
+    """Spend one layer's backward; yield (parameter, bound of its per-sample gradient)."""
     if isinstance(visit.module, nn.Linear):
         yield from _linear(visit, visit.module, budget)
     elif isinstance(visit.module, nn.Embedding):
         yield visit.module.weight, _embedding_bound(visit, visit.module)
     elif isinstance(visit.module, nn.LayerNorm):
-        yield from _layer_norm(visit, visit.module, budget)
-    elif isinstance(visit.module, (nn.ReLU, nn.LeakyReLU, nn.Hardtanh, nn.Identity, models.Abs)):
-        budget.spend(f"forward of {visit.name}", visit.output.abs(), grid_exponent(visit.output))
-        budget.spend_backward(visit.name, visit.cotangent.abs(), grid_exponent(visit.cotangent))
+        summed = GradientBound(_positions(visit.cotangent).abs().sum(1), grid_exponent(visit.cotangent))
+        yield visit.module.weight, summed  # normalised inputs are +-1
+        yield visit.module.bias, summed
     else:
-        raise NotExact(f"{budget.where}, {visit.name}: no rule for a {type(visit.module).__name__}")
+        budget.spend_backward(visit.name, visit.cotangent.abs(), grid_exponent(visit.cotangent))
 
 
 def _linear(visit: _Visit, module: nn.Linear, budget: Budget) -> Iterator[tuple[Tensor, GradientBound]]:
     x_nTd, g_nTp = _positions(visit.input), _positions(visit.cotangent)
-    weight_pd = module.weight.detach()
-    forward, exponent = x_nTd.abs() @ weight_pd.abs().T, grid_exponent(x_nTd) + grid_exponent(weight_pd)
-    if module.bias is not None:
-        forward, exponent = forward + module.bias.detach().abs(), min(exponent, grid_exponent(module.bias))
-    budget.spend(f"forward of {visit.name}", forward, exponent)
     if not visit.first:
+        weight_pd = module.weight.detach()
         backward = g_nTp.abs() @ weight_pd.abs()
         budget.spend_backward(visit.name, backward, grid_exponent(g_nTp) + grid_exponent(weight_pd))
     yield module.weight, GradientBound(g_nTp.abs().mT @ x_nTd.abs(), grid_exponent(g_nTp) + grid_exponent(x_nTd))
@@ -216,17 +229,13 @@ def _embedding_bound(visit: _Visit, module: nn.Embedding) -> GradientBound:
     return GradientBound(one_hot_nTV.mT @ visit.cotangent.abs(), grid_exponent(visit.cotangent))
 
 
-def _layer_norm(visit: _Visit, module: nn.LayerNorm, budget: Budget) -> Iterator[tuple[Tensor, GradientBound]]:
+def _layer_norm(stage: str, module: nn.LayerNorm, x: Tensor, budget: Budget) -> None:
     """LayerNorm divides and takes roots: what its kernel really gives must be +-1, in float64 and the case's dtype."""
     for dtype in {torch.float64, torch.float32 if budget.had == PRECISION["float32"] else torch.float64}:
-        if not _normalises_to_signs(visit.input, module, dtype):
-            raise NotExact(f"{budget.where}, {visit.name}: its {dtype} kernel leaves the grid of +-1")
+        if not _normalises_to_signs(x, module, dtype):
+            raise NotExact(f"{budget.where}, {stage}: its {dtype} kernel leaves the grid of +-1")
     weight, bias = module.weight.detach(), module.bias.detach()
-    exponent = min(grid_exponent(weight), grid_exponent(bias))
-    budget.spend(f"forward of {visit.name}", weight.abs() + bias.abs(), exponent)
-    summed = GradientBound(_positions(visit.cotangent).abs().sum(1), grid_exponent(visit.cotangent))
-    yield module.weight, summed
-    yield module.bias, summed
+    budget.spend(stage, weight.abs() + bias.abs(), min(grid_exponent(weight), grid_exponent(bias)))
 
 
 def _normalises_to_signs(inputs: Tensor, module: nn.LayerNorm, dtype: torch.dtype) -> bool:
@@ -281,7 +290,7 @@ def absolute_gradients(case: Case, step: StepAnswer) -> dict[str, Tensor]:
     cotangent: Tensor | None = None
     for visit in reversed(_visits(case, step, model, free)):
         cotangent = visit.cotangent.abs() if cotangent is None else cotangent
-        for parameter, bound in _layer(replace(visit, cotangent=cotangent), free):
+        for parameter, bound in _backward(replace(visit, cotangent=cotangent), free):
             if parameter.requires_grad:
                 name = names[id(parameter)]
                 found[name] = found[name] + bound.terms if name in found else bound.terms

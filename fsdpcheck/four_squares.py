@@ -14,33 +14,43 @@ Quadruple = tuple[int, int, int, int]
 
 
 def four_squares(n: int) -> Quadruple:
-    """Integers (a, b, c, d) with a^2 + b^2 + c^2 + d^2 == n, the same for the same n; a is as large as it can be.
+    """Integers (a, b, c, d) with a^2 + b^2 + c^2 + d^2 == n, the same for the same n.
 
-    n >= 0, ValueError otherwise. Greedy from above: the first a whose remainder is a sum of three squares (Legendre:
-    not 4^i (8 j + 7)), then the first b whose remainder is a sum of two. The remainder after a is below 4 sqrt(n), so
-    the search for c and d stays short: about 20 us for n near 2^52.
+    n >= 0, ValueError otherwise. Powers of four are divided out. Then greedy from above: the first a whose remainder is
+    a sum of three squares (Legendre: not 4^i (8 j + 7)), then the first b whose remainder is a sum of two. The remainder
+    after a is a few times sqrt(n), so the search for b, c and d stays short: about 30 us for n near 2^52.
     """
     if n < 0:
         raise ValueError(f"got n = {n}; wanted n >= 0")
-    for a in range(math.isqrt(n), -1, -1):
-        rest = n - a * a
-        if not _needs_four_squares(rest):
-            return (a, *_three_squares(rest))
+    root, scale = _without_fours(n)
+    for a in range(math.isqrt(root), -1, -1):
+        rest = root - a * a
+        if _without_fours(rest)[0] % 8 != 7:
+            b, c, d = _three_squares(rest)
+            return (a * scale, b * scale, c * scale, d * scale)
     raise AssertionError("unreachable: every n >= 0 is a sum of four squares (Lagrange 1770)")
 
 
-def _needs_four_squares(n: int) -> bool:
-    """Whether n is not a sum of three squares: n = 4^i (8 j + 7) (Legendre 1798)."""
+def _without_fours(n: int) -> tuple[int, int]:
+    """(m, 2**i) with n == m * 4**i and 4 not dividing m; (0, 1) for 0.
+
+    Where 8 divides a sum of three or four squares all of them are even, so a search that does not divide first must go
+    down to a multiple of 2**i.
+    """
+    scale = 1
     while n and n % 4 == 0:
         n //= 4
-    return n % 8 == 7
+        scale *= 2
+    return n, scale
 
 
 def _three_squares(n: int) -> tuple[int, int, int]:
-    for b in range(math.isqrt(n), -1, -1):
-        pair = _two_squares(n - b * b)
+    """(b, c, d) whose squares add up to n, which passes Legendre's test (1798)."""
+    root, scale = _without_fours(n)
+    for b in range(math.isqrt(root), -1, -1):
+        pair = _two_squares(root - b * b)
         if pair is not None:
-            return (b, *pair)
+            return (b * scale, pair[0] * scale, pair[1] * scale)
     raise AssertionError(f"unreachable: {n} passed Legendre's test")
 
 

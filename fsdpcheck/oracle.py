@@ -242,6 +242,8 @@ def _fill_slack(rows_nR: Tensor, case: Case, k: int, samples: tuple[int, ...], g
     scale = models.loss_scale(case)
     body = {name: gradient / scale for name, gradient in gradients.items() if name != INSTRUMENT}
     fraction_bits = max(0, -min((grid_exponent(g) for g in body.values()), default=0))
+    if fraction_bits > 26:
+        raise NotExact(f"step {k}, slack: squares on the grid 2**-{2 * fraction_bits}; had 53 bits")
     unit = 4**fraction_bits
     squared = [int(value) for value in (_square_sums(body, len(samples)) * unit).tolist()]
     choices = values.integers(case.seed, f"slack {k}", (case.layout.batch_size,), 0, 1 << 16)
