@@ -231,6 +231,20 @@ class TestSubjectOf:
         for thing in (None, 3, "units.0", torch.ones(1), torch.nn.Linear(1, 1), Hostile()):
             assert torch_private.subject_of(thing) is None
 
+    def test_of_fsdp1_tells_equal_units_apart(self) -> None:
+        class FlatParameter:
+            _fqns = ("weight", "bias")
+
+        class FlatParamHandle:
+            flat_param = FlatParameter()
+
+            def __init__(self, place: int | None) -> None:
+                self._handle_index = place
+
+        assert torch_private.subject_of(FlatParamHandle(None)) == "weight, bias"
+        assert torch_private.subject_of(FlatParamHandle(0)) == "unit 0: weight, bias"
+        assert torch_private.subject_of(FlatParamHandle(1)) == "unit 1: weight, bias"
+
     def test_of_fsdp2_before_and_after_it_knows(self) -> None:
         class FSDPParamGroup:
             _module_fqn: str | None = None
