@@ -20,7 +20,8 @@ from fsdpcheck import layouts, oracle
 from fsdpcheck.case import Case
 from fsdpcheck.oracle import Answer, Named, StepAnswer
 
-_CLOSE = 64  # units in the last place: a suspicion's rounding, not a tolerance of any verdict
+_EPS = (1e-6, 1e-8)  # what implementations add
+_CLOSE = 16  # units in the last place: a suspicion's rounding, not a tolerance of any verdict
 
 
 def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> str:
@@ -107,7 +108,7 @@ def _of_weights(answer: Answer, wanted: StepAnswer, step: int, given: Named, sla
 def _fits(case: Case, wanted: StepAnswer, weights: Tensor, given: Named, slack: Named) -> bool:
     for name, gradient in wanted.gradients.items():
         value = torch.tensordot(weights, gradient, dims=1)
-        room = _rounding(case, value) + _rounding(case, given[name]) + slack[name]
+        room = _rounding(case, torch.tensordot(weights.abs(), gradient.abs(), dims=1)) + slack[name]
         if not bool(((value - given[name]).abs() <= room).all()):
             return False
     return any(bool((given[name] - value.double()).abs().gt(slack[name]).any()) for name, value in wanted.used.items())
@@ -188,10 +189,10 @@ def _suspected_factors(answer: Answer, step: int, rank: int | None) -> Iterator[
     for name, norms in _suspected_norms(answer, step, rank):
         yield name, _factors(answer, norms)
     norms = wanted.norms
-    for eps in {0.0, 1e-6, 1e-8, 1e-12} - {rule.eps}:
+    for eps in sorted({0.0, *_EPS} - {rule.eps}):
         other = replace(rule, eps=eps)
         yield f"eps = {eps:g} stands beside the norm, not {rule.eps:g}", oracle.factors(norms, answer.clip_norm, other)
-    for eps in {1e-6, 1e-8, 1e-12, rule.eps} - {0.0}:
+    for eps in sorted({*_EPS, rule.eps} - {0.0}):
         inside = (wanted.squared_norms.to(norms.dtype) + eps).sqrt()
         yield f"eps = {eps:g} is added to the squared norm", _ratio(answer, inside)
         outside = (torch.full_like(norms, answer.clip_norm) / norms + eps).clamp(max=1.0)

@@ -16,9 +16,9 @@ Quadruple = tuple[int, int, int, int]
 def four_squares(n: int) -> Quadruple:
     """Integers (a, b, c, d) with a^2 + b^2 + c^2 + d^2 == n, the same for the same n.
 
-    n >= 0, ValueError otherwise. Powers of four are divided out. Then greedy from above: the first a whose remainder is
-    a sum of three squares (Legendre: not 4^i (8 j + 7)), then the first b whose remainder is a sum of two. The remainder
-    after a is a few times sqrt(n), so the search for b, c and d stays short: about 30 us for n near 2^52.
+    n >= 0, ValueError otherwise. Powers of four are divided out. Then greedy from above: the first a whose remainder
+    is a sum of three squares (Legendre: not 4^i (8 j + 7)), then the first b whose remainder is a sum of two. What is
+    left after a is a few times sqrt(n), so the search for b, c and d is short: about 30 us for n near 2^52.
     """
     if n < 0:
         raise ValueError(f"got n = {n}; wanted n >= 0")

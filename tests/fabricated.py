@@ -1,4 +1,4 @@
-"""Executions made up from an answer, right or with one thing edited: how checks and diagnoses are tested without ranks."""
+"""Executions made up from an answer, right or with one thing edited: checks and diagnoses are tested without ranks."""
 
 from __future__ import annotations
 

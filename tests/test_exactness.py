@@ -1,4 +1,4 @@
-"""The bit budget against brute force, four squares, grids: what is accepted is exact, what is not dyadic is rejected."""
+"""The bit budget against brute force, four squares, grids: what is accepted is exact, what is not is rejected."""
 
 from __future__ import annotations
 

@@ -1,0 +1,386 @@
+"""Every check passes on a perfect execution and raises on a planted error, however small; bounds are theorems."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from fsdpcheck import bounds, checks, layouts, models, oracle
+from fsdpcheck.adapters._base import FactorRule, GlobalNormRule
+from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.execution import Execution, Failure, RankState
+from fsdpcheck.oracle import INSTRUMENT, Answer
+from tests.fabricated import SMALL, clipped, execution, right_weights, weighted, with_gradient
+
+WEIGHT = "units.0.linear0.weight"
+NESTED = FactorRule(eps=1e-6, expression="reciprocal", nested=True)
+GLOBAL = replace(SMALL, step=replace(SMALL.step, max_grad_norm=0.5))
+PLAIN = oracle.answer(SMALL)
+EXACT = oracle.answer(clipped("exact"), FactorRule(eps=1e-6))
+PROBE = oracle.answer(clipped("probe"), FactorRule(eps=1e-6))
+PROBE_NESTED = oracle.answer(clipped("probe"), NESTED)
+CLIPPED = oracle.answer(GLOBAL)
+
+ON_ANSWER: dict[Callable[[Execution, Answer], None], Answer] = {
+    checks.assert_parameters_equal: EXACT,
+    checks.assert_gradients_equal: EXACT,
+    checks.assert_norms_exact: EXACT,
+    checks.assert_factors: EXACT,
+    checks.assert_probe_coefficients: PROBE,
+    checks.assert_clipped_gradient_within_bound: PROBE_NESTED,
+    checks.assert_global_norm: CLIPPED,
+    checks.assert_clipped_update: CLIPPED,
+}
+ALONE = (checks.assert_completed, checks.assert_ranks_agree, checks.assert_collectives_equal)
+
+
+@pytest.mark.parametrize("check", ON_ANSWER, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("answer", [PLAIN, EXACT, PROBE, PROBE_NESTED], ids=["plain", "exact", "probe", "nested"])
+def test_a_perfect_execution_passes(check: Callable[[Execution, Answer], None], answer: Answer) -> None:
+    if check.__name__ in ("assert_global_norm", "assert_clipped_update"):
+        answer = CLIPPED
+    elif check is checks.assert_probe_coefficients and answer.case.step.clipping != "probe":
+        answer = PROBE
+    check(execution(answer), answer)
+
+
+@pytest.mark.parametrize("check", ALONE, ids=lambda check: check.__name__)
+def test_a_perfect_execution_passes_alone(check: Callable[[Execution], None]) -> None:
+    check(execution(EXACT))
+
+
+@pytest.mark.parametrize("check", [*ON_ANSWER, *ALONE], ids=lambda check: check.__name__)
+def test_a_run_that_did_not_complete_is_a_violation_of_every_check(check: Callable[..., None]) -> None:
+    answer = ON_ANSWER.get(check, EXACT)
+    made = execution(answer)
+    made.failure = Failure("deadlock", "rank 1 never called all_gather", (RankState(0, "blocked"),))
+    with pytest.raises(Violation, match="rank 1 never called all_gather"):
+        check(*((made, answer) if check in ON_ANSWER else (made,)))
+
+
+def test_missing_steps_and_ranks_are_violations() -> None:
+    made = execution(PLAIN)
+    made.ranks[2].steps.pop()
+    with pytest.raises(Violation, match="got     1 steps"):
+        checks.assert_completed(made)
+    made = execution(PLAIN)
+    made.ranks.pop()
+    with pytest.raises(Violation, match="got     2 ranks"):
+        checks.assert_completed(made)
+
+
+def test_the_smallest_change_of_one_parameter_on_one_rank_is_seen() -> None:
+    made = execution(PLAIN)
+    value = made.ranks[2].steps[1].params[WEIGHT]
+    value[3, 1] = torch.nextafter(value[3, 1], torch.tensor(math.inf, dtype=torch.float64))
+    with pytest.raises(Violation, match=rf"step 1, rank 2, {WEIGHT}\[3, 1\]; 1 of 20 elements differ, in 1 of 5"):
+        checks.assert_parameters_equal(made, PLAIN)
+    with pytest.raises(Violation, match=r"step 1, parameters, rank 2 against rank 0"):
+        checks.assert_ranks_agree(made)
+
+
+@pytest.mark.parametrize("relative", [1e-3, 1e-6, 1e-9, 1e-12])
+def test_a_relative_error_of_the_gradient_is_seen(relative: float) -> None:
+    made = with_gradient(EXACT, weighted(EXACT, right_weights(EXACT) * (1 + relative)))
+    for check in (checks.assert_gradients_equal, checks.assert_parameters_equal):
+        with pytest.raises(Violation, match="single device's"):
+            check(made, EXACT)
+
+
+def test_initial_parameters_are_compared_too() -> None:
+    made = execution(PLAIN)
+    made.ranks[1].initial[WEIGHT] = made.ranks[1].initial[WEIGHT] + 1
+    with pytest.raises(Violation, match="before the first step, rank 1"):
+        checks.assert_parameters_equal(made, PLAIN)
+
+
+def test_nan_and_wrong_forms_are_violations_and_zeros_of_either_sign_are_equal() -> None:
+    made = execution(PLAIN)
+    made.ranks[0].steps[0].params[WEIGHT][0, 0] = math.nan
+    with pytest.raises(Violation, match="got     nan"):
+        checks.assert_parameters_equal(made, PLAIN)
+    made = execution(PLAIN)
+    made.ranks[0].steps[0].params[WEIGHT] = made.ranks[0].steps[0].params[WEIGHT].float()
+    with pytest.raises(Violation, match=r"got     float32\[5, 4\]"):
+        checks.assert_parameters_equal(made, PLAIN)
+    made = execution(PLAIN)
+    del made.ranks[0].steps[0].params[WEIGHT]
+    with pytest.raises(Violation, match=f"missing \\['{WEIGHT}'\\]"):
+        checks.assert_parameters_equal(made, PLAIN)
+    made = execution(PLAIN)
+    for result in made.ranks:
+        for value in result.steps[0].params.values():
+            value[value == 0] = -0.0
+    checks.assert_parameters_equal(made, PLAIN)
+
+
+@pytest.mark.parametrize("field", ["norms", "factors"])
+@pytest.mark.parametrize("answer", [EXACT, PROBE_NESTED], ids=["exact", "nested"])
+def test_wrong_norms_and_factors_name_the_sample(field: str, answer: Answer) -> None:
+    check = checks.assert_norms_exact if field == "norms" else checks.assert_factors
+    made = execution(answer)
+    values: Tensor = getattr(made.ranks[1].steps[0], field)
+    values[1] *= 1 + 1e-12
+    with pytest.raises(Violation, match=r"step 0, rank 1, sample 4 \(local 1\); 1 of 2 samples differ"):
+        check(made, answer)
+    values[1] = math.nan
+    with pytest.raises(Violation, match="got     nan"):
+        check(made, answer)
+    setattr(made.ranks[1].steps[0], field, values[:1])
+    with pytest.raises(Violation, match=r"got     float64\[1\]"):
+        check(made, answer)
+
+
+def test_a_nested_norm_may_round_and_an_exact_one_may_not() -> None:
+    for answer, passes in ((PROBE_NESTED, True), (PROBE, False)):
+        made = execution(answer)
+        for result in made.ranks:
+            step = result.steps[0]
+            assert step.norms is not None
+            step.norms = torch.nextafter(step.norms, torch.full_like(step.norms, math.inf))
+        if passes:
+            checks.assert_norms_exact(made, answer)
+        else:
+            with pytest.raises(Violation):
+                checks.assert_norms_exact(made, answer)
+
+
+@pytest.mark.parametrize("answer", [PROBE, PROBE_NESTED], ids=["exact", "nested"])
+@pytest.mark.parametrize("black_box", [False, True])
+def test_the_probe_sees_eps_left_out_or_misplaced_and_bias_left_out_of_the_norm(
+    answer: Answer, black_box: bool
+) -> None:
+    step = answer.steps[0]
+    bias = sum(g.flatten(1).square().sum(1) for name, g in step.gradients.items() if name.endswith("bias"))
+    no_bias = (step.squared_norms - bias).sqrt()
+    without, inside = step.norms, (step.squared_norms + 1e-6).sqrt()
+    for norms in (without, inside, no_bias + 1e-6):
+        factors = (answer.clip_norm / norms).clamp(max=1.0)
+        made = with_gradient(answer, weighted(answer, factors / answer.case.step.normaliser))
+        if black_box:
+            for result in made.ranks:
+                result.steps[0].grads = None
+        with pytest.raises(Violation, match=rf"step 0, rank 0, {INSTRUMENT}\[\d, 0\]"):
+            checks.assert_probe_coefficients(made, answer)
+
+
+def test_the_probe_is_read_bit_for_bit_where_averaging_is_exact() -> None:
+    case = replace(clipped("probe"), mesh=replace(SMALL.mesh, dp_shard=4))
+    answer = oracle.answer(case, FactorRule(eps=1e-6))
+    checks.assert_probe_coefficients(execution(answer), answer)
+    made = execution(answer)
+    for result in made.ranks:
+        assert result.steps[0].grads is not None
+        value = result.steps[0].grads[INSTRUMENT]
+        result.steps[0].grads[INSTRUMENT] = torch.nextafter(value, torch.full_like(value, math.inf))
+    with pytest.raises(Violation):
+        checks.assert_probe_coefficients(made, answer)
+
+
+def test_a_probe_needs_a_probe_case_and_a_readable_update() -> None:
+    with pytest.raises(UsageError, match='wanted "probe"'):
+        checks.assert_probe_coefficients(execution(EXACT), EXACT)
+    step = replace(clipped("probe").step, optimizer=replace(SMALL.step.optimizer, kind="adamw"))
+    answer = oracle.answer(replace(SMALL, step=step))
+    made = execution(answer)
+    for result in made.ranks:
+        result.steps[0].grads = None
+    with pytest.raises(UsageError, match="observe 'grads'"):
+        checks.assert_probe_coefficients(made, answer)
+
+
+@pytest.mark.parametrize("source", ["factors", "probe", "answer"])
+@pytest.mark.parametrize("black_box", [False, True])
+def test_a_clipped_gradient_outside_the_bound_is_seen(source: str, black_box: bool) -> None:
+    answer = oracle.answer(clipped("exact"), NESTED) if source == "answer" else PROBE_NESTED
+    weights = right_weights(answer)
+    dropped = weights.clone()
+    dropped[3] = 0
+    for gradient in (weighted(answer, dropped), weighted(answer, weights * (1 + 1e-12))):
+        gradient[INSTRUMENT] = answer.steps[0].used[INSTRUMENT]
+        made = with_gradient(answer, gradient)
+        for result in made.ranks:
+            result.steps[0].factors = result.steps[0].factors if source == "factors" else None
+            result.steps[0].grads = None if black_box else result.steps[0].grads
+        with pytest.raises(Violation, match="sum of clipped per-sample gradients"):
+            checks.assert_clipped_gradient_within_bound(made, answer)
+
+
+def _inputs(answer: Answer) -> Tensor:
+    return layouts.inputs(answer.case)[list(answer.steps[0].samples)]
+
+
+def _targets(answer: Answer) -> Tensor:
+    return layouts.targets(answer.case)[list(answer.steps[0].samples)]
+
+
+def test_an_honest_clipped_gradient_in_another_order_stays_within_the_bound() -> None:
+    for seed in range(20):
+        answer = oracle.answer(replace(clipped("probe"), seed=seed), NESTED)
+        case, step = answer.case, answer.steps[0]
+        model = models.build(case)
+        packed = torch.cat([_targets(answer), step.targets], 1)
+        losses = models.loss_for(case)(model(_inputs(answer)), packed)
+        (losses * step.factors * (3 / 8)).sum().backward()
+        gradient = {name: p.grad / 3 for name, p in model.named_parameters() if p.grad is not None}
+        made = with_gradient(answer, gradient)
+        checks.assert_clipped_gradient_within_bound(made, answer)
+        checks.assert_probe_coefficients(made, answer)
+
+
+def test_a_global_norm_outside_its_bound_is_seen_and_one_within_it_is_not() -> None:
+    answer = CLIPPED
+    bound = float(bounds.global_norm_bound(answer, answer.steps[0], GlobalNormRule()))
+    for relative, passes in ((bound / 2, True), (-bound / 2, True), (bound * 2, False), (-1e-12, False), (-1, False)):
+        made = execution(answer)
+        for result in made.ranks:
+            result.steps[0].grad_norm = answer.steps[0].grad_norm * (1 + relative)
+        if passes:
+            checks.assert_global_norm(made, answer)
+        else:
+            with pytest.raises(Violation, match="global gradient norm is wrong"):
+                checks.assert_global_norm(made, answer)
+
+
+def test_a_global_norm_in_float32_has_a_wider_bound_only_when_declared() -> None:
+    made = execution(CLIPPED)
+    for result in made.ranks:
+        for step in result.steps:
+            assert step.grad_norm is not None
+            step.grad_norm = step.grad_norm.float()
+    checks.assert_global_norm(made, CLIPPED, GlobalNormRule(dtype="float32"))
+    with pytest.raises(Violation):
+        checks.assert_global_norm(made, CLIPPED, GlobalNormRule(dtype="case"))
+
+
+def test_the_clipped_update_follows_the_returned_norm_not_the_right_one() -> None:
+    answer, step = CLIPPED, CLIPPED.steps[0]
+    norm = torch.nextafter(step.grad_norm, torch.tensor(math.inf, dtype=torch.float64)) * 1.5
+    gradient = {name: value * (0.5 / (norm + 1e-6)).clamp(max=1.0) for name, value in step.released.items()}
+    made = with_gradient(answer, gradient)
+    with pytest.raises(Violation, match="clipped by the returned norm"):
+        checks.assert_clipped_update(made, answer)
+    for result in made.ranks:
+        result.steps[0].grad_norm = norm
+    made.ranks[0].steps[1].params = answer.steps[1].after
+    checks.assert_clipped_update(made, answer)
+    with pytest.raises(UsageError, match="max_grad_norm"):
+        checks.assert_clipped_update(execution(PLAIN), PLAIN)
+
+
+def test_what_was_not_recorded_is_a_usage_error_not_a_pass() -> None:
+    made = execution(CLIPPED)
+    for result in made.ranks:
+        for step in result.steps:
+            step.grads = step.norms = step.factors = step.grad_norm = None
+    for check in (
+        checks.assert_gradients_equal, checks.assert_norms_exact, checks.assert_factors, checks.assert_global_norm,
+        checks.assert_clipped_update,
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match="observe"):
+            check(made, CLIPPED)
+
+
+def test_ranks_must_agree_on_gradients_and_global_norms() -> None:
+    made = execution(CLIPPED)
+    made.ranks[1].steps[0].grad_norm = made.ranks[1].steps[0].grad_norm + 1  # type: ignore[operator]
+    with pytest.raises(Violation, match="step 0, rank 1 against rank 0, grad_norm"):
+        checks.assert_ranks_agree(made)
+    made = execution(CLIPPED)
+    assert made.ranks[2].steps[1].grads is not None
+    made.ranks[2].steps[1].grads[WEIGHT] += 1
+    with pytest.raises(Violation, match="step 1, gradients, rank 2 against rank 0"):
+        checks.assert_ranks_agree(made)
+
+
+def test_padding_must_be_zero_and_seen() -> None:
+    made = execution(PLAIN)
+    with pytest.raises(UsageError, match="no observer showed any padding"):
+        checks.assert_padding_zero(made)
+    for result in made.ranks:
+        result.observations = [
+            ("pkg.mod:padding", "after_step", 0, {"units.0": torch.zeros(2), "root": torch.zeros(0)})
+        ]
+    checks.assert_padding_zero(made)
+    for value in (1e-300, math.nan, 42.0):
+        made.ranks[2].observations[0][3]["units.0"] = torch.tensor([0.0, value], dtype=torch.float64)
+        with pytest.raises(Violation, match=r"after_step, step 0, rank 2, shard units.0, padding\[1\]"):
+            checks.assert_padding_zero(made)
+
+
+def _edited(answer: Answer, kind: str) -> Execution:
+    made = execution(answer)
+    last = made.ranks[-1]
+    assert last.steps[1].norms is not None
+    assert last.steps[1].grads is not None
+    if kind == "params":
+        last.steps[1].params[WEIGHT][0, 0] += 1
+    elif kind == "grads":
+        last.steps[1].grads[WEIGHT][0, 0] += 1
+    elif kind == "norms":
+        last.steps[1].norms[0] *= 2
+    elif kind == "unrecorded":
+        last.steps[1].factors = None
+    elif kind == "trace":
+        last.trace = last.trace[:-1]
+    else:
+        made.failure = Failure("raised", "boom")
+    return made
+
+
+@pytest.mark.parametrize("kind", ["params", "grads", "norms", "unrecorded", "trace", "failure"])
+def test_two_executions_are_the_same_only_if_everything_is(kind: str) -> None:
+    checks.assert_same_execution(execution(EXACT), execution(EXACT))
+    with pytest.raises(Violation, match="two runs of one case differ"):
+        checks.assert_same_execution(execution(EXACT), _edited(EXACT, kind))
+
+
+@pytest.mark.parametrize("kind", ["params", "grads", "norms", "unrecorded"])
+def test_deferred_norms_must_give_the_immediate_bits_but_may_communicate_otherwise(kind: str) -> None:
+    checks.assert_deferred_equals_immediate(_edited(EXACT, "trace"), execution(EXACT))
+    with pytest.raises(Violation, match="deferred norms are not the immediate ones"):
+        checks.assert_deferred_equals_immediate(_edited(EXACT, kind), execution(EXACT))
+
+
+def test_collectives_must_be_the_same_on_all_members() -> None:
+    made = execution(PLAIN)
+    made.ranks[1].trace = (made.ranks[1].trace[0], replace(made.ranks[1].trace[1], reduce_op="avg"))
+    with pytest.raises(Violation, match=r"group 'world', rank 1 against rank 0, call 1"):
+        checks.assert_collectives_equal(made)
+    made = execution(PLAIN)
+    made.ranks[2].trace = made.ranks[2].trace[:1]
+    with pytest.raises(Violation, match="no further call"):
+        checks.assert_collectives_equal(made)
+    made = execution(PLAIN)
+    for rank, subject in ((0, "units.0"), (1, ""), (2, "units.1")):
+        made.ranks[rank].trace = tuple(replace(call, subject=subject) for call in made.ranks[rank].trace)
+    with pytest.raises(Violation, match="rank 2 against rank 0, call 0"):
+        checks.assert_collectives_equal(made)
+
+
+def test_nested_norms_really_stay_within_their_bound_and_come_near_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    unit = bounds.UNIT_ROUNDOFF["float32"]
+    worst = 0.0
+    for _ in range(300):
+        values = torch.randint(-9, 10, (6, 40), generator=generator).float()
+        nested = torch.stack([row.norm() for row in values]).norm()
+        exact = bounds.square_root(Fraction(int(values.double().square().sum())))
+        bound = bounds.nested_norm_bound((40, 6), unit)
+        error = abs(Fraction(float(nested)) / exact - 1)
+        assert error <= bound
+        worst = max(worst, float(error / bound))
+    assert worst > 0
+
+
+def test_the_exact_root_is_exact() -> None:
+    assert bounds.square_root(Fraction(49, 4)) == Fraction(7, 2)
+    assert bounds.square_root(Fraction(0)) == 0
+    error = bounds.square_root(Fraction(2)) ** 2 / 2 - 1
+    assert -(Fraction(1, 2**180)) < error <= 0
