@@ -145,19 +145,19 @@ class Observed(Trainer, Protocol):
     """The optional methods, each needed only by an adapter that lists its observable."""
 
     def gradients(self) -> dict[str, Tensor]:
-        """"grads": the full gradient the optimizer used in the last step, by canonical name (trainable only)."""
+        """ "grads": the full gradient the optimizer used in the last step, by canonical name (trainable only)."""
 
     def norms(self) -> Tensor:
-        """"norms": per-sample gradient norms [local samples] of the last step, in order of the micro-batches."""
+        """ "norms": per-sample gradient norms [local samples] of the last step, in order of the micro-batches."""
 
     def factors(self) -> Tensor:
-        """"factors": clip factors [local samples] of the last step."""
+        """ "factors": clip factors [local samples] of the last step."""
 
     def grad_norm(self) -> Tensor:
-        """"grad_norm": the global gradient norm that clipping returned in the last step (0-dim)."""
+        """ "grad_norm": the global gradient norm that clipping returned in the last step (0-dim)."""
 
     def shards(self) -> list[Shard]:
-        """"shards": this rank's live flat shards with their padding."""
+        """ "shards": this rank's live flat shards with their padding."""
 
     def local_tensors(self) -> list[Tensor]:
         """The local parameter tensors the optimizer updates, live; needed for cases that project (see program.py)."""

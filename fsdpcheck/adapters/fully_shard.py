@@ -9,6 +9,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup, Trait
+from fsdpcheck.adapters._gather import full_values
 from fsdpcheck.adapters._plain import local_loss
 
 _ACCEPTS: frozenset[Trait] = frozenset(
@@ -18,12 +19,6 @@ _ACCEPTS: frozenset[Trait] = frozenset(
         "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
     }
 )  # fmt: skip
-
-
-def _full(tensor: Tensor) -> Tensor:
-    """The unsharded value as a new tensor; a collective, so every rank calls it for the same tensors in one order."""
-    detached = tensor.detach()
-    return (detached.full_tensor() if isinstance(detached, DTensor) else detached).clone()
 
 
 class _Trainer:
@@ -52,14 +47,14 @@ class _Trainer:
         limit = self._setup.step.max_grad_norm
         if limit is not None:
             norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
-            self._grad_norm = _full(norm)
+            self._grad_norm = full_values({"norm": norm})["norm"]
 
     def parameters(self) -> dict[str, Tensor]:
-        return {name: _full(parameter) for name, parameter in self._model.named_parameters()}
+        return full_values(dict(self._model.named_parameters()))
 
     def gradients(self) -> dict[str, Tensor]:
         named = self._model.named_parameters()
-        return {name: _full(parameter.grad) for name, parameter in named if parameter.grad is not None}
+        return full_values({name: parameter.grad for name, parameter in named if parameter.grad is not None})
 
     def grad_norm(self) -> Tensor:
         assert self._grad_norm is not None, "asked for a gradient norm in a step that does not clip"

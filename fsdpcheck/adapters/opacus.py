@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fsdpcheck.adapters._base import Batch, FactorRule, Features, Setup, Trait
+from fsdpcheck.adapters._gather import full_values
 
 _REASONS = {
     "exact-factors": "forms a norm of per-parameter norms, whose rounding is in its clip factors",
@@ -50,11 +51,6 @@ KNOWN: dict[Trait, str] = {
     "empty-rank": "norms of an Embedding or LayerNorm reshape 0 samples to (0, -1), which raises on that rank alone",
 }
 """Traits that Opacus 1.6.0 accepts and gets wrong, with the cause; each was seen on real gloo processes too."""
-
-
-def _full(tensor: Tensor) -> Tensor:
-    detached = tensor.detach()
-    return (detached.full_tensor() if isinstance(detached, DTensor) else detached).clone()
 
 
 @contextmanager
@@ -93,11 +89,12 @@ class _Trainer:
             self._optimizer.step()
 
     def parameters(self) -> dict[str, Tensor]:
-        return {name: _full(parameter) for name, parameter in self._module.named_parameters()}
+        return full_values(dict(self._module.named_parameters()))
 
     def gradients(self) -> dict[str, Tensor]:
         named = self._module.named_parameters()
-        return {name: _full(value.grad) for name, value in named if value.requires_grad and value.grad is not None}
+        shown = ((name, value.grad) for name, value in named if value.requires_grad)
+        return full_values({name: gradient for name, gradient in shown if gradient is not None})
 
     def norms(self) -> Tensor:
         return torch.cat(self._norms)
