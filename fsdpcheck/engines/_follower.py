@@ -115,6 +115,6 @@ def _follow_parent_into_death(folder: Path) -> None:
 
 def _keep_own_stderr(place: Place) -> None:
     """Last words (gloo's abort message, Python's fatal errors) go to a file that the driver quotes."""
-    descriptor = os.open(place.stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    descriptor = os.open(place.stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 2)
     os.close(descriptor)
