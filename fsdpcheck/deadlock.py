@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import networkx as nx  # type: ignore[import-untyped]
+import networkx as nx
 
 from fsdpcheck.execution import Failure, FailureKind, RankState
 from fsdpcheck.matching import (
