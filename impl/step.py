@@ -87,6 +87,7 @@ class Trainer:
         self.layout: aggregate.Layout = "replicated" if options.replicated else "distributed"
         self.model = wrap.ShardedModel(module, units, self.axis, options.reshard_after_forward)
         self.report = Report()
+        self.recorder: hooks.Recorder | None = None
         if options.clip_norm is not None:
             layers = hooks.layers_of(self.model, options.contribution)
             aggregate.refuse_impossible(self.layout, [layer.contribution for layer in layers])
@@ -100,6 +101,8 @@ class Trainer:
             raise ValueError("no micro-batch: a rank without samples passes micro-batches of zero rows like the others")
         self.model.zero_grad()
         self.report = Report()
+        if self.recorder is not None:
+            self.recorder.records.clear()  # left by a forward outside any step
         for position, micro in enumerate(micro_batches):
             last = position == len(micro_batches) - 1
             self.micro_step(micro, sync=self.options.sync_every or last)
@@ -127,6 +130,7 @@ class Trainer:
 
     def clip_factors(self, micro: MicroBatch, losses: Tensor, clip_norm: float) -> Tensor:
         """[b]: first backward, norms, factors."""
+        assert self.recorder is not None
         with self.model.another_backward_follows():
             terms = self.recorder.squared_norm_terms(losses)
         self.notify("after_first_backward")

@@ -30,7 +30,7 @@ def integers(*shape: int, seed: int, bound: int = 2) -> Tensor:
 def model(kind: str) -> nn.Sequential:
     first: nn.Module = nn.Embedding(5, 3, padding_idx=0) if kind == "tokens" else nn.Linear(3, 3)
     built = nn.Sequential(
-        nn.Sequential(first, nn.ReLU()), nn.Sequential(nn.Linear(3, 5), nn.ReLU()), nn.Linear(5, 2)
+        nn.Sequential(first, nn.LeakyReLU(0.5)), nn.Sequential(nn.Linear(3, 5), nn.LeakyReLU(0.5)), nn.Linear(5, 2)
     ).double()
     for seed, parameter in enumerate(built.parameters()):
         parameter.data = integers(*parameter.shape, seed=seed)
@@ -227,6 +227,65 @@ def test_the_global_norm_is_that_of_the_whole_gradient(ranks: Ranks, world_size:
         assert_equal(got.gradients, {name: g * factor for name, g in plain.gradients.items()})
 
 
+def padded(trainer: Trainer) -> list[Tensor]:
+    """Live views of the padding of every parameter and gradient shard of this rank."""
+    found = []
+    for unit in trainer.model.units:
+        for buffer in unit.buffers:
+            shards = [buffer.shard.detach()] + ([] if buffer.shard.grad is None else [buffer.shard.grad.detach()])
+            found += [shard[buffer.padding] for shard in shards]
+    return found
+
+
+def run_watched(rank: int, world_size: int, watch: Callable[[Trainer], None]) -> dict[str, Tensor]:
+    """Two clipped steps with ``watch`` called at every moment and at the end; the parameters."""
+    trainer: Trainer
+    options = Options(normaliser=1, max_grad_norm=3.0)
+    trainer = Trainer(model("frozen"), UNITS, Loss(world_size), sgd, options, notify=lambda moment: watch(trainer))
+    watch(trainer)
+    for _ in range(2):
+        trainer.step(micro_batches(inputs("frozen"), [rank], 1, torch.zeros(4, 2).double()))
+        watch(trainer)
+    return trainer.model.full_values()
+
+
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_padding_is_zero_at_every_moment(ranks: Ranks, world_size: int) -> None:
+    seen: list[int] = []
+
+    def watch(trainer: Trainer) -> None:
+        for padding in padded(trainer):
+            seen.append(len(padding))
+            assert not padding.any()
+
+    ranks(lambda rank: run_watched(rank, world_size, watch), world_size)
+    assert max(seen) > 0
+
+
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_padding_is_never_read(ranks: Ranks, world_size: int) -> None:
+    def poison(trainer: Trainer) -> None:
+        for padding in padded(trainer):
+            padding.fill_(float("nan"))
+
+    clean = ranks(lambda rank: run_watched(rank, world_size, lambda trainer: None), world_size)
+    poisoned = ranks(lambda rank: run_watched(rank, world_size, poison), world_size)
+    for got, wanted in zip(poisoned, clean, strict=True):
+        assert_equal(got, wanted)
+
+
+def test_a_sample_on_two_ranks_counts_twice(ranks: Ranks) -> None:
+    def gradient(rank: int) -> dict[str, Tensor]:
+        trainer = Trainer(model("vector"), UNITS, Loss(2), sgd, Options(normaliser=1))
+        trainer.step(micro_batches(inputs("vector"), [0, 1] if rank == 0 else [1, 2], 1, torch.zeros(4, 2).double()))
+        return trainer.model.full_gradients()
+
+    alone = Trainer(model("vector"), UNITS, Loss(2), sgd, Options(normaliser=1), axis=Axis(None, 0, 1))
+    alone.step(micro_batches(inputs("vector"), [0, 1, 1, 2], 1, torch.zeros(4, 2).double()))
+    for got in ranks(gradient, 2):
+        assert_equal(got, alone.model.full_gradients())
+
+
 def test_every_rank_issues_the_same_collectives_with_or_without_rows(ranks: Ranks) -> None:
     ranks(lambda rank: sharded("sequence", rank, 4, Options(normaliser=1, clip_norm=1.0), count=2), 4)
     assert ranks.trace(0)
@@ -308,6 +367,13 @@ def test_frozen_layers_need_no_norm_rule() -> None:
 def test_a_layer_that_runs_twice_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="layer runs twice in one forward"):
         private(Twice()).step([MicroBatch(torch.ones(1, 2), torch.ones(1), [0])])
+
+
+def test_a_forward_outside_a_step_does_not_disturb_the_next_step() -> None:
+    trainer = private(nn.Linear(2, 2))
+    trainer.model(torch.ones(3, 2))
+    trainer.step([MicroBatch(torch.ones(1, 2), torch.ones(1), [0])])
+    assert len(trainer.report.norms[0]) == 1
 
 
 def test_an_output_changed_in_place_is_refused() -> None:
