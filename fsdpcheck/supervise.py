@@ -20,6 +20,11 @@ from fsdpcheck.ledger import Ledger
 from fsdpcheck.plan import Plan
 
 _STDERR = 2
+_BOOT = """import json, sys
+sys.path[:] = json.loads(sys.argv.pop())
+from fsdpcheck.worker import main
+sys.exit(main())"""
+# Not ``-m``, which looks in the working folder first: in a checkout it would run another copy than the installed one.
 
 Listen = Callable[[Ledger, Mapping[str, Any]], None]
 
@@ -70,9 +75,9 @@ class _Child:
 def _one_child(plan: Plan, ledger: Ledger, listen: Listen, state: _Child) -> int:
     """Start a child on what is left and take its events until its pipe ends; returns its exit code."""
     read, write = os.pipe()
-    arguments = [str(write), plan.to_json(), json.dumps(list(ledger.verdicts))]
+    arguments = [str(write), plan.to_json(), json.dumps(list(ledger.verdicts)), json.dumps(sys.path)]
     state.process = subprocess.Popen(
-        [sys.executable, "-m", "fsdpcheck.worker", *arguments],
+        [sys.executable, "-P", "-c", _BOOT, *arguments],
         pass_fds=[write],
         stdout=_STDERR,  # what an implementation prints is not our answer
         env={"OMP_NUM_THREADS": "1", **os.environ},

@@ -1,4 +1,4 @@
-"""The process that a supervised session runs in: ``python -m fsdpcheck.worker FD PLAN DONE``, events to the pipe FD.
+"""The process that a supervised session runs in: arguments FD PLAN DONE, events as lines of JSON to the pipe FD.
 
 Everything that may crash, hang or print happens here; the parent (supervise.py) stays light and survives.
 """
@@ -63,7 +63,3 @@ def told_session(
 def _interrupt_once(number: int, frame: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal and the parent both send it; cleaning up is not redone
     raise KeyboardInterrupt
-
-
-if __name__ == "__main__":
-    sys.exit(main())

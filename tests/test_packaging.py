@@ -115,6 +115,38 @@ def test_what_must_be_light_imports_neither_torch_nor_hypothesis(module: str) ->
     assert result.stdout.strip() == "[]"
 
 
+@pytest.fixture
+def decoy(tmp_path: Path) -> Path:
+    """A working folder in which another fsdpcheck lies, as a checkout lies where an installed one is run."""
+    (tmp_path / "fsdpcheck").mkdir()
+    (tmp_path / "fsdpcheck" / "__init__.py").write_text("raise RuntimeError('the copy in the working folder')")
+    return tmp_path
+
+
+_ON_PROCESSES = """
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]
+from fsdpcheck.plan import Plan
+from fsdpcheck import session
+events = []
+if __name__ == "__main__":
+    session.run_session(Plan(("fully_shard",), ("training.plain",), sys.argv[1], (2,)), events.append)
+    print([event["status"] for event in events if event["event"] == "verdict"])
+"""
+
+
+@pytest.mark.parametrize("engine", ["simulated", "processes"])
+def test_the_processes_of_a_run_use_the_copy_that_started_them(decoy: Path, engine: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES.parent), "OMP_NUM_THREADS": "1"}
+    supervised = ["-P", "-m", "fsdpcheck", "run", "--adapter", "fully_shard", "--law", "training.plain"]
+    for command in ([*supervised, "--world-size", "2", "--engine", engine], ["-c", _ON_PROCESSES, engine]):
+        result = subprocess.run(
+            [sys.executable, *command], cwd=decoy, env=environment, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stderr
+        assert "holds" in result.stdout
+
+
 @checkout
 def test_the_wheel_holds_only_fsdpcheck(tmp_path: Path) -> None:
     """Built without isolation, from a copy of the sources, so that nothing is fetched and nothing is left behind."""

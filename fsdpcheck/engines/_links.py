@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -54,6 +59,8 @@ class LocalLink:
         if start_method == "forkserver":
             its_module = [f"{adapters.__name__}.{adapter}"] if adapters.is_builtin(adapter) else []
             context.set_forkserver_preload(_PRELOADED + its_module)
+            with _our_path():
+                forkserver.ensure_running()
         self._pipe: Connection
         self._pipe, theirs = context.Pipe()
         self._worker = context.Process(target=serve, args=(place, theirs), name=f"rank {place.rank}", daemon=True)
@@ -87,3 +94,22 @@ class LocalLink:
         self._worker.kill()
         self._worker.join()
         self._pipe.close()
+
+
+@contextmanager
+def _our_path() -> Iterator[None]:
+    """Let the fork server preload from where this process imports (CPython drops the path it is given, gh-126631).
+
+    It would look in the working folder first, and in a checkout find another copy of what is installed.
+    """
+    names = {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path), "PYTHONSAFEPATH": "1"}
+    kept = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
