@@ -14,7 +14,9 @@ from fsdpcheck.case import Case
 from fsdpcheck.trace import Trace
 
 Observable = Literal["params", "grads", "norms", "factors", "shards", "grad_norm"]
-FailureKind = Literal["deadlock", "mismatch", "unsafe", "in-flight", "raised", "exited", "lost", "no progress", "adapter"]
+FailureKind = Literal[
+    "deadlock", "mismatch", "unsafe", "in-flight", "raised", "exited", "lost", "no progress", "adapter"
+]
 SchedulePolicy = Literal["forward", "reversed"]
 
 

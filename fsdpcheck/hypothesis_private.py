@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 
 @contextmanager
@@ -20,7 +21,7 @@ def without_local_constants() -> Iterator[None]:
     if original is None:
         yield
         return
-    none = providers.Constants()
+    none = Constants()
     setattr(providers, name, lambda: none)
     providers.CONSTANTS_CACHE.cache.clear()
     try:

@@ -47,7 +47,7 @@ def _gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     received = local.new_empty(world * longest)
     dist.all_gather_into_tensor(received, sent)
     pieces: dict[str, list[Tensor]] = {name: [] for name in tensors}
-    for rank, part in enumerate(received.split(longest)):
+    for rank, part in enumerate(torch.split(received, longest)):
         at = 0
         for name, tensor in tensors.items():
             count = rows[name][rank] * widths[name]
