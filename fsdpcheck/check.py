@@ -38,11 +38,13 @@ def check_law(
     seed: int = 0,
     deadline: float | None = None,
     on_case: OnCase | None = None,
+    shrink: bool = True,
 ) -> Verdict:
     """Judge ``law`` on up to PROFILES[profile] distinct cases; the same arguments give the same verdict.
 
     ``on_case`` is called before each case runs. ``deadline`` (time.monotonic) stops drawing, never turns into a verdict
-    of its own. Raises nothing but KeyboardInterrupt: what goes wrong is in the verdict.
+    of its own. Without ``shrink`` a finding keeps the first case that breaks the law. Raises nothing but
+    KeyboardInterrupt: what goes wrong is in the verdict.
     """
     reason = law.not_promised(run.features)
     if reason:
@@ -53,7 +55,7 @@ def check_law(
         return Verdict(law.name, run.adapter_ref, "no case", reason=reason, exit_code=USAGE)
     started = time.monotonic()
     check = _Check(law, run.watching(law.observe), on_case, deadline)
-    verdict = check.verdict(_explore(check, profile, world_sizes, seed))
+    verdict = check.verdict(_explore(check, profile, world_sizes, seed, shrink))
     return replace(verdict, seconds=time.monotonic() - started)
 
 
@@ -184,7 +186,9 @@ class _Check:
         return replace(self._held, status="error", reason=reason, exit_code=getattr(error, "exit_code", INTERNAL))
 
 
-def _explore(check: _Check, profile: str, world_sizes: tuple[int, ...], seed: int) -> BaseException | None:
+def _explore(
+    check: _Check, profile: str, world_sizes: tuple[int, ...], seed: int, shrink: bool
+) -> BaseException | None:
     """Let Hypothesis draw; what ended it, or None when it drew all it wanted."""
     settings = hypothesis.settings(
         max_examples=PROFILES[profile],
@@ -194,7 +198,7 @@ def _explore(check: _Check, profile: str, world_sizes: tuple[int, ...], seed: in
         report_multiple_bugs=False,
         print_blob=False,
         verbosity=hypothesis.Verbosity.quiet,
-        phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink),
+        phases=(hypothesis.Phase.generate, *((hypothesis.Phase.shrink,) if shrink else ())),
         suppress_health_check=list(hypothesis.HealthCheck),  # time is the engine's, acceptance is counted by us
     )
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from fsdpcheck import diagnosis
@@ -39,6 +40,7 @@ __all__ = [
     "assert_global_norm",
     "assert_gradients_equal",
     "assert_norms_exact",
+    "assert_norms_in_dataset_order",
     "assert_padding_zero",
     "assert_parameters_equal",
     "assert_probe_coefficients",
@@ -98,6 +100,28 @@ def assert_padding_zero(execution: Execution) -> None:
                     raise Violation("padding is not zero", got=got, wanted="0.0", where=where)
     if not seen:
         raise UsageError("no observer showed any padding; next: run with an observer that returns it by shard name")
+
+
+def assert_norms_in_dataset_order(execution: Execution, answer: Answer) -> None:
+    """On every rank: each entry of the logical batch by ascending sample, with its own norm, bit for bit.
+
+    A sample that occurs twice stands twice, and is listed. Reads what ``observers.ordered_norms`` returned.
+    """
+    what = "the norms are not reported in dataset order"
+    for result in completed(execution):
+        reports = [(step, value) for _, _, step, value in result.observations]
+        if len(reports) != len(answer.steps):
+            raise UsageError("no ordered norms were observed; next: run with observers.ORDERED_NORMS")
+        for k, got in reports:
+            step = answer.steps[k]
+            twice = [s for s, count in zip(step.samples, step.multiplicity, strict=True) if count > 1]
+            times = torch.tensor(step.multiplicity)
+            wanted = {
+                "indices": torch.tensor(step.samples).repeat_interleave(times),
+                "duplicates": torch.tensor(twice, dtype=torch.int64),
+                "norms": step.norms.repeat_interleave(times),
+            }
+            require_equal(what, got, wanted, f"step {k}, rank {result.rank}", lambda: "")
 
 
 def assert_same_execution(a: Execution, b: Execution) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 PADDING = "fsdpcheck.observers:padding"
+ORDERED_NORMS = "fsdpcheck.observers:ordered_norms"
 POISON_PADDING = "fsdpcheck.observers:poison_padding"
 
 _MOMENTS = ("after_init", "after_reduce", "after_step")
@@ -30,3 +31,8 @@ def poison_padding(moment: str, trainer: Any, rank: int) -> None:
     with torch.no_grad():
         for shard in trainer.shards():
             shard.data[shard.padding] = float("nan")
+
+
+def ordered_norms(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | None:
+    """After each step, the norms of the whole logical batch by global sample index, as this rank reports them."""
+    return trainer.ordered_norms() if moment == "after_step" else None  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ from .fault import Function, Hit, fault
 # -- clip factors -----------------------------------------------------------------------------------------------------
 
 
-@fault("clip:factors", "eps outside the quotient", "clipping.factors")
+@fault("clip:factors", "eps outside the quotient", "clipping.*")
 def eps_outside_the_quotient(original: Function, hit: Hit) -> Function:
     """factor = min(1, C / n + eps), which may exceed C / n."""
 
@@ -24,7 +24,7 @@ def eps_outside_the_quotient(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("clip:factors", "eps omitted", "clipping.factors")
+@fault("clip:factors", "eps omitted", "clipping.*")
 def eps_omitted(original: Function, hit: Hit) -> Function:
     """factor = min(1, C / n): a sample without gradient has factor C / 0."""
 
@@ -49,7 +49,7 @@ def factors_from_squared_norms(original: Function, hit: Hit) -> Function:
 @fault(
     "step:Trainer.clip_factors",
     "a scale applied twice, https://github.com/NVIDIA/apex/pull/1512",
-    "training.private-clipped",
+    "*clip*",
 )
 def factor_applied_twice(original: Function, hit: Hit) -> Function:
     """Samples are weighted by the square of their clip factor; the reported factors are right."""

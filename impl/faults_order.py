@@ -108,3 +108,21 @@ def norm_hook_gathers(original: Function, hit: Hit) -> Function:
         return original(self, records, losses)
 
     return planted
+
+
+@fault(
+    "hooks:Recorder._deferred",
+    "work keyed to the local batch between two collectives, https://github.com/meta-pytorch/opacus/issues/516",
+    "deferred.completes",
+)
+def deferred_norms_gather(original: Function, hit: Hit) -> Function:
+    """Deferred norms gather each layer's unit again before its norm is computed, on ranks that have rows only."""
+
+    def planted(self: Any, records: Any, losses: torch.Tensor) -> Any:
+        for record in records if len(losses) else ():
+            hit()
+            record.layer.unit.reshard()
+            record.layer.unit.unshard()
+        return original(self, records, losses)
+
+    return planted

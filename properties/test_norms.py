@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import strategies
+from fsdpcheck import observers, strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Contribution
-from fsdpcheck.checks import assert_norms_exact
+from fsdpcheck.checks import assert_norms_exact, assert_norms_in_dataset_order
 from fsdpcheck.law import law
 from fsdpcheck.runner import Run
 
@@ -67,6 +67,19 @@ def test_norms_of_a_distributed_batch_stay_local(case: Case, run: Run) -> None:
     A sum by position mixes samples, sqrt(a^2 + b^2). Source: claims A2 and A3; Opacus#761.
     """
     assert_norms_exact(run(case), run.answer(case))
+
+
+@law(
+    "norms.dataset-order",
+    promise="dataset-order",
+    draw=_rows("complete", replicated=False),
+)
+def test_norms_are_reported_by_global_sample_index(case: Case, run: Run) -> None:
+    """Gathered for a report, the norms of a distributed batch are in dataset order, with wrap-around duplicates listed.
+
+    For every sampler, uneven shares and ranks without samples included. Source: claim A3.
+    """
+    assert_norms_in_dataset_order(run(case, observers=(observers.ORDERED_NORMS,)), run.answer(case))
 
 
 @law(

@@ -18,7 +18,8 @@ from fsdpcheck.case import Trait as Trait
 from fsdpcheck.execution import Observable
 
 Promise = Literal[
-    "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms"
+    "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms",
+    "dataset-order",
 ]  # fmt: skip
 """What an adapter can promise; each law names one.
 
@@ -27,6 +28,7 @@ own clip factors. exact-factors: factors are a function of the one squared norm 
 bit for bit. padding.zero: padding is zero after init, after reduce-scatter, after the optimizer step. padding.unread:
 padding is never read. deferred: norms may be computed after the first backward. global-norm: clips and returns the
 global gradient norm. partial-norms: can form each rank's own share of the squared norms of a replicated batch.
+dataset-order: can report the norms of the whole logical batch on every rank, by global sample index.
 """
 
 
@@ -155,6 +157,12 @@ class Observed(Trainer, Protocol):
 
     def grad_norm(self) -> Tensor:
         """ "grad_norm": the global gradient norm that clipping returned in the last step (0-dim)."""
+
+    def ordered_norms(self) -> dict[str, Tensor]:
+        """For "dataset-order": int64 "indices" of the last step's logical batch, ascending, and their "norms".
+
+        "duplicates" lists the indices that occur more than once. A collective; equal on all ranks.
+        """
 
     def shards(self) -> list[Shard]:
         """ "shards": this rank's live flat shards with their padding."""

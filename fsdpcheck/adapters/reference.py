@@ -47,6 +47,11 @@ class _Trainer:
     def factors(self) -> Tensor:
         return torch.cat(self.impl.report.factors)
 
+    def ordered_norms(self) -> dict[str, Tensor]:
+        found = self.impl.norms_in_dataset_order(_PUBLIC_BOUND)
+        duplicates = torch.tensor(found.duplicates, dtype=torch.int64)
+        return {"indices": found.indices, "norms": found.values, "duplicates": duplicates}
+
     def grad_norm(self) -> Tensor:
         assert self.impl.report.grad_norm is not None, "asked for a gradient norm in a step that does not clip"
         return self.impl.report.grad_norm
@@ -74,7 +79,7 @@ class Reference:
         promises=frozenset(
             {
                 *("plain", "private", "exact-factors", "padding.zero", "padding.unread"),
-                *("deferred", "global-norm", "partial-norms"),
+                *("deferred", "global-norm", "partial-norms", "dataset-order"),
             }
         ),
         accepts=_ACCEPTS,
@@ -110,11 +115,3 @@ class Reference:
 
 
 adapter = Reference()
-
-
-def norms_in_dataset_order(moment: str, trainer: _Trainer, rank: int) -> dict[str, Tensor] | None:
-    """An observer: after each step, every rank's view of all norms by global sample index. Private steps only."""
-    if moment != "after_step":
-        return None
-    found = trainer.impl.norms_in_dataset_order(_PUBLIC_BOUND)
-    return {"indices": found.indices, "norms": found.values, "duplicates": torch.tensor(found.duplicates)}

@@ -62,6 +62,7 @@ def _swaps() -> list[Swap]:
         Swap("warnings.filters", lambda: warnings.filters, _write_filters, mutable=True),
         Swap("stdout", lambda: sys.stdout, lambda stream: setattr(sys, "stdout", stream), mutable=True),
         Swap("stderr", lambda: sys.stderr, lambda stream: setattr(sys, "stderr", stream), mutable=True),
+        Swap("excepthook", lambda: sys.excepthook, lambda hook: setattr(sys, "excepthook", hook), mutable=True),
         Swap("logging.disable", lambda: logging.root.manager.disable, logging.disable),
         Swap("working directory", os.getcwd, os.chdir),
         *_cuda_swaps(),

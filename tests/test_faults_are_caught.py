@@ -1,0 +1,46 @@
+"""Test the tester: every planted fault is caught by a law that is said to catch it, and every law catches one.
+
+Without a fault the same laws hold on the same cases (properties/), so what breaks them here is the fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatch
+
+import pytest
+
+from fsdpcheck.check import check_law
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.impl import faults
+from fsdpcheck.impl.fault import Fault
+from fsdpcheck.law import Law, chapters
+from fsdpcheck.runner import Run
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[SimulatedEngine]:
+    engine = SimulatedEngine()
+    yield engine
+    engine.close()
+
+
+def catches(law: Law, fault: Fault, engine: SimulatedEngine) -> bool:
+    run = Run(engine, "reference", installs=(f"fsdpcheck.impl.faults:{fault.name}",))
+    verdict = check_law(law, run, "ci", shrink=False)
+    assert verdict.status in ("holds", "finding"), verdict.reason
+    return verdict.status == "finding"
+
+
+@pytest.mark.parametrize("fault", faults.ALL.values(), ids=faults.ALL)
+def test_a_named_law_catches_the_fault(fault: Fault, engine: SimulatedEngine) -> None:
+    named = [law for name, law in chapters().items() if fnmatch(name, fault.caught_by)]
+    assert named, f"no law is called {fault.caught_by!r}"
+    assert any(catches(law, fault, engine) for law in named)
+
+
+@pytest.mark.parametrize("law", chapters().values(), ids=chapters())
+def test_a_law_catches_some_fault_that_names_it(law: Law, engine: SimulatedEngine) -> None:
+    naming = [fault for fault in faults.ALL.values() if fnmatch(law.name, fault.caught_by)]
+    assert naming, f"no fault is said to be caught by {law.name}"
+    assert any(catches(law, fault, engine) for fault in naming)
