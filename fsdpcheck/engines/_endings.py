@@ -27,9 +27,13 @@ def adapter_failure(rank: int, error: BaseException) -> Failure | None:
 
 
 def _text(error: BaseException) -> str:
-    """The traceback of the program alone, without the harness around it; a cause only by its message."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not torch_private.is_harness(f.filename)]
-    lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
+    """The traceback of the implementation and the innermost frame; of torch and the harness around it nothing else."""
+    *outer, innermost = traceback.extract_tb(error.__traceback__) or [None]
+    frames = [frame for frame in outer if frame is not None and not torch_private.is_plumbing(frame.filename)]
+    shown = [
+        f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}\n" for frame in (*frames, innermost) if frame
+    ]
+    lines = [*shown, *traceback.format_exception_only(error)]
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None:
         lines += ["caused by ", *traceback.format_exception_only(cause)]
