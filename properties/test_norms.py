@@ -1,4 +1,4 @@
-"""Aggregation of squared per-sample norms: one law a row of the table in docs/claims.md, section A."""
+"""Aggregation of squared per-sample norms: one law a row of the table of layouts and contributions."""
 
 from __future__ import annotations
 

@@ -56,6 +56,7 @@ class Run(Protocol):
     instances: dict[tuple[object, ...], Instance]
     traces: dict[int, list[Collective]]
     voids: set[str]
+    open_calls: dict[int, list[Collective]]
 
     def fail(self, failure: Failure) -> None: ...
 
@@ -89,6 +90,10 @@ class Meeting(RecordingGroup):
         run.traces[rank].append(call.collective)
         if run.baton.aborting:
             run.baton.block(rank)
+        under_way = run.open_calls[rank]
+        if any(other.group_name != call.collective.group_name for other in under_way):
+            run.voids.add("calls on several groups were under way together")
+        under_way.append(call.collective)
         key = instance(call.collective)
         there = run.instances.get(key)
         if there is None:
@@ -150,11 +155,11 @@ class MetWork(c10d.Work):
         return True
 
     def is_completed(self) -> bool:
-        """A poll: its answer depends on the schedule, so it voids the claim for all schedules."""
+        """A poll: its answer depends on the schedule, so it voids the claim for all. If True, outputs are there."""
         self._run.voids.add("a work was polled")
         if not self._there.complete:
             self._run.baton.pause(self._rank)
-        return self._there.complete
+        return self._there.complete and self.wait()
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """A completed future of the outputs; waits for them, which is stronger than real backends."""
@@ -179,6 +184,7 @@ class MetWork(c10d.Work):
         if touched:
             self._run.fail(_written_in_flight(self._call.collective, self._rank, touched))
             self._run.baton.block(self._rank)
+        self._run.open_calls[self._rank].remove(self._call.collective)
         results = self._there.results.pop(self._rank)
         for output, value in zip(self._call.outputs, results, strict=False):
             output.detach().copy_(value if value.shape == output.shape else value.view_as(output))

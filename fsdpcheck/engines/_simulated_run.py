@@ -27,6 +27,8 @@ class SimulatedRun:
         self.instances: dict[tuple[object, ...], Instance] = {}
         self.traces: dict[int, list[Collective]] = {rank: [] for rank in range(world_size)}
         self.voids: set[str] = set()
+        self.open_calls: dict[int, list[Collective]] = {rank: [] for rank in range(world_size)}
+        """Calls issued and not yet waited for, by rank."""
         self.initialised: set[int] = set()
         """Ranks past group initialisation: from here on the use of the store is the program's own."""
         self.ended: dict[int, deadlock.State] = {}
@@ -46,11 +48,19 @@ class SimulatedRun:
     def finish(self) -> None:
         """After all ranks have ended: fill in the execution."""
         self.execution.hand_overs = self.baton.hand_overs
+        if any(self.open_calls.values()):
+            self.voids.add("a call was never waited for")
         self.execution.voids = tuple(sorted(self.voids))
         for rank, result in enumerate(self.results):
             result.trace = tuple(self.traces[rank])
         if self.execution.failure is None and not all(isinstance(s, deadlock.Finished) for s in self.ended.values()):
             self.execution.failure = self.adapter_error or deadlock.explain(self.ended)
+        elif self.execution.failure is None and (self.instances or self._groups_used() > 1):
+            self.execution.failure = deadlock.analyse(self.traces)
+
+    def _groups_used(self) -> int:
+        """Calls on one group that all met are in order for every legal schedule; several groups need the analysis."""
+        return len({call.group_name for trace in self.traces.values() for call in trace})
 
     def _stuck(self, since: float) -> None:
         states: dict[int, deadlock.State] = dict(self.ended)

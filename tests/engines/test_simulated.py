@@ -435,3 +435,25 @@ def test_waiting_for_a_key_nobody_sets_is_a_deadlock(simulate: Simulator) -> Non
             dist.distributed_c10d._get_default_store().get("never")
 
     assert "never" in failure_of(simulate(body), "deadlock")
+
+
+def test_a_call_nobody_answers_is_found_although_the_run_completed(simulate: Simulator) -> None:
+    def body(rank: int, size: int, result: RankResult) -> None:
+        if rank == 0:
+            dist.all_reduce(torch.ones(1), async_op=True)
+
+    execution = simulate(body)
+    assert "never" in failure_of(execution, "unsafe")
+    assert "a call was never waited for" in execution.voids
+
+
+def test_calls_of_several_groups_under_way_void_the_claim_for_all_schedules(simulate: Simulator) -> None:
+    def body(rank: int, size: int, result: RankResult) -> None:
+        one, two = dist.new_group([0, 1]), dist.new_group([0, 1])
+        first, second = (one, two) if rank == 0 else (two, one)
+        work = dist.all_reduce(torch.ones(1), group=first, async_op=True)
+        dist.all_reduce(torch.ones(1), group=second, async_op=rank == 1)
+        assert work is not None
+        work.wait()
+
+    assert "calls on several groups were under way together" in simulate(body).voids
