@@ -73,7 +73,7 @@ def factor_bound(answer: Answer) -> Fraction:
     if not answer.rule.nested:
         return Fraction(0)
     unit = UNIT_ROUNDOFF[answer.case.arithmetic.dtype]
-    return (1 + sample_norm_bound(answer)) * (1 + gamma(3, unit)) / (1 - sample_norm_bound(answer)) - 1
+    return (1 + gamma(3, unit)) / (1 - sample_norm_bound(answer)) - 1
 
 
 def exact_factor(answer: Answer, step: StepAnswer, row: int) -> Fraction:

@@ -170,6 +170,23 @@ def test_the_probe_sees_eps_left_out_or_misplaced_and_bias_left_out_of_the_norm(
             checks.assert_probe_coefficients(made, answer)
 
 
+@pytest.mark.parametrize("answer", [PROBE, PROBE_NESTED], ids=["exact", "nested"])
+@pytest.mark.parametrize("relative", [1e-14, -1e-14])
+@pytest.mark.parametrize("black_box", [False, True])
+def test_the_probe_sees_one_coefficient_off_by_a_hundred_roundings(
+    answer: Answer, relative: float, black_box: bool
+) -> None:
+    gradient = {name: value.clone() for name, value in answer.steps[0].used.items()}
+    row = int(gradient[INSTRUMENT].argmax())
+    gradient[INSTRUMENT][row] *= 1 + relative
+    made = with_gradient(answer, gradient)
+    if black_box:
+        for result in made.ranks:
+            result.steps[0].grads = None
+    with pytest.raises(Violation, match=rf"{INSTRUMENT}\[{row}, 0\]; 1 of 9"):
+        checks.assert_probe_coefficients(made, answer)
+
+
 def test_the_probe_is_read_bit_for_bit_where_averaging_is_exact() -> None:
     case = replace(clipped("probe"), mesh=replace(SMALL.mesh, dp_shard=4))
     answer = oracle.answer(case, FactorRule(eps=1e-6))
@@ -220,12 +237,14 @@ def _targets(answer: Answer) -> Tensor:
     return layouts.targets(answer.case)[list(answer.steps[0].samples)]
 
 
-def test_an_honest_clipped_gradient_in_another_order_stays_within_the_bound() -> None:
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_an_honest_clipped_gradient_in_another_order_stays_within_the_bound(dtype: str) -> None:
     for seed in range(20):
-        answer = oracle.answer(replace(clipped("probe"), seed=seed), NESTED)
+        arithmetic = replace(SMALL.arithmetic, dtype=dtype)
+        answer = oracle.answer(replace(clipped("probe"), seed=seed, arithmetic=arithmetic), NESTED)
         case, step = answer.case, answer.steps[0]
         model = models.build(case)
-        packed = torch.cat([_targets(answer), step.targets], 1)
+        packed = torch.cat([_targets(answer), step.targets.to(step.norms.dtype)], 1)
         losses = models.loss_for(case)(model(_inputs(answer)), packed)
         (losses * step.factors * (3 / 8)).sum().backward()
         gradient = {name: p.grad / 3 for name, p in model.named_parameters() if p.grad is not None}
@@ -377,6 +396,15 @@ def test_nested_norms_really_stay_within_their_bound_and_come_near_it() -> None:
         assert error <= bound
         worst = max(worst, float(error / bound))
     assert worst > 0
+
+
+def test_bounds_are_no_wider_than_their_derivation() -> None:
+    unit = bounds.UNIT_ROUNDOFF["float64"]
+    assert bounds.nested_norm_bound((40, 6), unit) <= Fraction(28 * unit)
+    parameters = len(PROBE_NESTED.trainable)
+    assert bounds.sample_norm_bound(PROBE_NESTED) <= (Fraction(parameters, 2) + 6) * unit
+    assert bounds.factor_bound(PROBE_NESTED) <= (Fraction(parameters, 2) + 9) * unit
+    assert bounds.sample_norm_bound(PROBE) == bounds.factor_bound(PROBE) == 0
 
 
 def test_the_exact_root_is_exact() -> None:

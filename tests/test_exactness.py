@@ -202,6 +202,23 @@ def test_factors_that_eps_makes_irrational_are_rejected() -> None:
         exactness.prove(case, oracle.answer(case, FactorRule(eps=1.0)))
 
 
+@pytest.mark.parametrize("clipping", ["none", "exact"])
+def test_a_sum_over_the_batch_that_alone_needs_the_last_bit_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, clipping: str
+) -> None:
+    case = clipped(clipping)
+    answer = oracle.answer(case, FactorRule(eps=1e-6))
+    used = exactness.prove(case, answer)
+    assert {f"weighted sum of {name}" for name in answer.trainable} <= used.keys()
+    case = replace(case, step=replace(case.step, clipping="none"))
+    answer = replace(answer, case=case)
+    most = max(exactness.prove(case, answer).items(), key=lambda item: item[1])
+    assert most[0].startswith("weighted sum")
+    monkeypatch.setitem(exactness.PRECISION, "float64", most[1] - 1)
+    with pytest.raises(NotExact, match=rf"weighted sum of .*: needs {most[1]} bits; had {most[1] - 1}"):
+        exactness.prove(case, answer)
+
+
 def test_nested_rules_are_spared_the_weighted_sums_and_only_them() -> None:
     case = clipped("exact")
     used = exactness.prove(case, oracle.answer(case, FactorRule(eps=1.0, nested=True)))
