@@ -20,9 +20,11 @@ from fsdpcheck.runner import Run
 
 _FAMILIES = {
     "reference": (strategies.plain, strategies.private_exact, strategies.private_unclipped, strategies.global_norm),
-    "fully_shard": (strategies.plain, strategies.global_norm),
+    "fully_shard": (strategies.plain,),
     "fsdp1": (strategies.plain,),
 }
+"""Only families whose sums are exact. FSDP2's global norm adds up squares of rounded norms, whose last bit depends on
+the order of the backend's sum; probe factors are rounded too."""
 _OBSERVED = {"reference": ("grads",), "fully_shard": ("grads",), "fsdp1": ("grads",)}
 
 
