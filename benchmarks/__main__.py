@@ -1,6 +1,7 @@
 """``python -m benchmarks [GROUP [ARGUMENT ...]]``: ratios against peers, and studies of agreement and of shares.
 
-Groups: rendezvous, engines, agreement [schedules|processes] [N], shares. Without a group: both groups of ratios.
+Groups: rendezvous, engines, agreement [schedules|processes] [N], shares [N],
+deadlocks. Without a group: both groups of ratios.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ def main(arguments: list[str]) -> None:
         from benchmarks import agreement
 
         print(getattr(agreement, rest[0])(int(rest[1])))
+    elif group == "deadlocks":
+        from benchmarks import deadlocks
+
+        for line in deadlocks.reports():
+            print(line, flush=True)
     elif group == "shares":
         from benchmarks import shares
 
