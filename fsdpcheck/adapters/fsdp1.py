@@ -109,6 +109,7 @@ class FullyShardedDataParallelAdapter:
             "padding.unread": "has no public view of its padding",
             "deferred": "has no per-sample norms",
             "partial-norms": "has no per-sample norms",
+            "dataset-order": "has no per-sample norms",
         },
     )
 

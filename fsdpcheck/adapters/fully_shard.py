@@ -81,6 +81,7 @@ class FullyShard:
             "padding.unread": "a DTensor hides the padding of its last shard; it has no public view of it",
             "deferred": "has no per-sample norms",
             "partial-norms": "has no per-sample norms",
+            "dataset-order": "has no per-sample norms",
         },
     )
 
