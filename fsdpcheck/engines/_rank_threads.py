@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from fsdpcheck import deadlock, torch_private
+from fsdpcheck.engines import _affinity
 from fsdpcheck.engines._baton import Aborted
 from fsdpcheck.engines._endings import adapter_failure, ending
 from fsdpcheck.engines._rendezvous import Meeting, current_rank, set_current_rank
@@ -63,6 +64,7 @@ class Pool:
             torch_private.forget_groups_but(groups)
 
         self._job = job
+        _affinity.gather_on_one_core(self._threads)
         with torch_private.isolated_threads(self._world), _guarded_exits():
             for lock in self._go:
                 lock.release()
