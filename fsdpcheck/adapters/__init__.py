@@ -11,9 +11,10 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from fsdpcheck.errors import AdapterError, MissingDependency
 
@@ -69,6 +70,8 @@ def _found(key: str, ref: str) -> Any:
 
 def _builtin(name: str) -> Any:
     if name not in names():
+        if name.endswith(".py"):
+            raise AdapterError(f"adapter {name!r} names no attribute of the file: wanted file.py:attr")
         close = difflib.get_close_matches(name, names(), n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise AdapterError(
@@ -134,7 +137,8 @@ def _attribute(module: ModuleType, attr: str, ref: str) -> Any:
 
 
 def _validated(ref: str, found: Any) -> Adapter:
-    from fsdpcheck.adapters._base import Features
+    from fsdpcheck.adapters._base import Features, Promise, Trait
+    from fsdpcheck.execution import Observable
 
     made = found
     if isinstance(found, type) or (callable(found) and not hasattr(found, "build")):
@@ -149,4 +153,18 @@ def _validated(ref: str, found: Any) -> Adapter:
     if not isinstance(getattr(made, "name", None), str):
         raise AdapterError(f"adapter {ref!r} has no name: str")
     adapter: Adapter = made
+    _known(ref, "promises", adapter.features.promises, get_args(Promise))
+    _known(ref, "accepts", adapter.features.accepts, get_args(Trait))
+    _known(ref, "observables", adapter.features.observables, get_args(Observable))
     return adapter
+
+
+def _known(ref: str, field: str, words: Collection[str], known: Collection[str]) -> None:
+    """A word nobody knows would be an unmade promise, so a slip of the pen would turn every law off and exit with 0."""
+    if isinstance(words, str) or (unknown := sorted(set(words) - set(known))):
+        got = words if isinstance(words, str) else unknown[0]
+        close = difflib.get_close_matches(got, known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise AdapterError(
+            f"adapter {ref!r}: Features.{field} holds {got!r}, wanted a set of: {', '.join(sorted(known))}.{hint}"
+        )

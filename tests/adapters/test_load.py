@@ -28,6 +28,12 @@ class NoFeatures:
 class NoName:
     features = Features(promises=frozenset())
     def build(self, model, setup): ...
+class Slip(Mine):
+    features = Features(promises=frozenset({"plian"}))
+class Unaccepting(Mine):
+    features = Features(promises=frozenset({"plain"}), accepts=frozenset({"ragge"}))
+class OneWord(Mine):
+    features = Features(promises="plain")
 class Fussy(Mine):
     def __init__(self, needed): ...
 loaded = []
@@ -89,6 +95,9 @@ def test_a_dotted_name_is_found_from_the_working_folder(tmp_path: Path, monkeypa
         ("loaded", "has no method build"),
         ("mime", "Did you mean 'mine'"),
         ("", "is not of the form"),
+        ("Slip", "Features.promises holds 'plian', wanted a set of: .*plain.* Did you mean 'plain'"),
+        ("Unaccepting", "Features.accepts holds 'ragge', .* Did you mean 'ragged'"),
+        ("OneWord", "Features.promises holds 'plain', wanted a set of"),
     ],
 )
 def test_a_malformed_adapter_is_named_with_what_it_lacks(file: Path, attr: str, said: str) -> None:
@@ -102,6 +111,7 @@ def test_a_malformed_adapter_is_named_with_what_it_lacks(file: Path, attr: str, 
         ("fuly_shard", r"Did you mean 'fully_shard'\? Known: .*reference"),
         ("no_such_package.module:x", "no module 'no_such_package'"),
         ("/no/such/file.py:x", "there is no file"),
+        ("train.py", "names no attribute of the file: wanted file.py:attr"),
     ],
 )
 def test_what_is_not_there_is_said_with_what_is(ref: str, said: str) -> None:
