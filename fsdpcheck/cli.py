@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -142,9 +143,11 @@ def _run(options: argparse.Namespace) -> int:
         shown.close()
     if ledger is None:  # a rank of torchrun that serves
         return 0
-    if journal is not None:
-        journal.close(ledger)
-    print(ending.ending(ledger, colour.painter(sys.stdout)), flush=True)
+    try:
+        print(ending.ending(ledger, colour.painter(sys.stdout)), flush=True)
+    finally:  # each of the two is a copy of the findings; failing to give one does not lose the other
+        if journal is not None:
+            journal.close(ledger)
     return ledger.exit_code
 
 
@@ -168,7 +171,10 @@ def _replay(options: argparse.Namespace) -> int:
         found = session.replayed(token, options.engine or _HINTS.get(token.engine, "simulated"), options.budget)
         codes.append(found.exit_code)
         if found.finding is not None:
-            print(finding.render([found.finding], len(codes), paint, token.installs))
+            broken = found.finding
+            if broken.engine != "simulated":
+                broken = replace(broken, confirmed="yes", note=f"run on {broken.engine}")
+            print(finding.render([broken], len(codes), paint, token.installs))
         elif found.status == "holds":
             print(f"{paint('holds', 'green')}: {found.law} on {found.adapter}, for the case\n{token.case.describe()}")
         else:

@@ -89,7 +89,9 @@ def tokens_in(path: Path) -> list[str]:
             raise InvalidToken(f"{path} is larger than {MAX_FILE} bytes, so it is no report of ours")
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise InvalidToken(f"{path} cannot be read: {error.strerror}") from error
+        raise InvalidToken(
+            f"wanted a token (v{VERSION}:...) or a file that holds one, got {str(path)[:80]!r}: {error.strerror}"
+        ) from error
     found = list(dict.fromkeys(match.group() for match in re.finditer(r"\bv\d{1,6}:[A-Za-z0-9_=-]{16,}", text)))
     if not found:
         raise InvalidToken(f"{path} holds no replay token (v{VERSION}:...)")

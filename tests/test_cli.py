@@ -16,6 +16,10 @@ import pytest
 
 import fsdpcheck
 from fsdpcheck import adapters, cli
+from fsdpcheck.errors import UsageError
+from fsdpcheck.ledger import Ledger
+from fsdpcheck.plan import Plan
+from fsdpcheck.report import document
 
 TOY = f"{Path(__file__).parent / 'toys' / 'laws.py'}:adapter"
 _SOURCES = str(Path(fsdpcheck.__file__).parent.parent)
@@ -95,8 +99,10 @@ def test_usage_errors_have_code_2(arguments: list[str], said: str, capsys: pytes
     [
         (["replay", "v1:AAAA"], "cut short"),
         (["replay", "v9:AAAA"], "version 9"),
-        (["replay", "no-such-file"], "cannot be read"),
+        (["replay", "no-such-file"], "wanted a token (v1:...) or a file that holds one, got 'no-such-file'"),
         (["run", "--json", "/no/such/folder/report.json"], "cannot be written"),
+        (["run", "--json", os.curdir], "is a folder, wanted the name of a file"),
+        (["replay", ""], "wanted a token (v1:...) or a file that holds one"),
     ],
 )
 def test_bad_names_and_files_have_code_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +201,26 @@ def test_a_report_is_replayed_finding_by_finding(
     assert code == 1
     assert "breaks toy.small" in out
     assert "breaks toy.agrees" in out
+
+
+def test_a_document_that_cannot_be_written_loses_no_finding(
+    session: tuple[int, str, str, dict[str, Any]], tmp_path: Path
+) -> None:
+    file = tmp_path / "out.json"
+    journal = document.Journal(file)
+    journal.note({"event": "verdict", **_verdict(session, "toy.small")})
+    file.mkdir()
+    with pytest.raises(UsageError, match=r"cannot be written: .*; the verdicts are in .*out.json.journal"):
+        journal.close(Ledger(Plan(("reference",))))
+    assert _verdict(session, "toy.small")["finding"]["token"] in (tmp_path / "out.json.journal").read_text()
+
+
+def test_a_finding_replayed_on_processes_says_so(
+    session: tuple[int, str, str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = _verdict(session, "toy.agrees")["finding"]["token"]
+    assert cli.main(["replay", token, "--adapter", TOY, "--engine", "processes"]) == 1
+    assert "confirmed on gloo: yes (run on processes)" in capsys.readouterr().out
 
 
 def test_a_foreign_adapter_of_a_token_is_not_imported(

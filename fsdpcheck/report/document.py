@@ -37,6 +37,8 @@ class Journal:
     """Appends each verdict as a line of JSON to FILE.journal; ``close`` writes the document and removes the journal."""
 
     def __init__(self, file: Path) -> None:
+        if file.is_dir():
+            raise UsageError(f"--json {file}: is a folder, wanted the name of a file")
         self._file, self._path = file, file.with_name(file.name + ".journal")
         try:
             self._lines = self._path.open("w", encoding="utf-8")
@@ -49,8 +51,13 @@ class Journal:
             self._lines.flush()
 
     def close(self, ledger: Ledger) -> None:
-        whole = self._file.with_name(self._file.name + ".part")
-        whole.write_text(json.dumps(document(ledger), indent=1) + "\n", encoding="utf-8")
-        os.replace(whole, self._file)
         self._lines.close()
+        whole = self._file.with_name(self._file.name + ".part")
+        try:
+            whole.write_text(json.dumps(document(ledger), indent=1) + "\n", encoding="utf-8")
+            os.replace(whole, self._file)
+        except OSError as error:
+            whole.unlink(missing_ok=True)
+            kept = f"the verdicts are in {self._path}"
+            raise UsageError(f"--json {self._file}: cannot be written: {error.strerror}; {kept}") from error
         self._path.unlink()
