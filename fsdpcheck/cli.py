@@ -29,7 +29,7 @@ _EPILOG = """exit codes:
 _RUN_EPILOG = """examples:
   fsdpcheck run                                        the built-in implementations, quick profile
   fsdpcheck run --adapter fully_shard --law 'norms.*'  one adapter, one chapter
-  fsdpcheck run --adapter train.py:MyAdapter           your own (see CONTRIBUTING.md: an adapter is one file)
+  fsdpcheck run --adapter train.py:MyAdapter           your own (see README.md: an adapter is one file)
   fsdpcheck run --world-size 2,4 --profile ci --json report.json
   torchrun --nproc-per-node 4 -m fsdpcheck run         real ranks, world size 4
 """

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from fsdpcheck import adapters
+from fsdpcheck import adapters, engines, law
+from fsdpcheck.check import check_law
 from fsdpcheck.errors import AdapterError, MissingDependency
+from fsdpcheck.runner import Run
 
 SOURCE = """
 from fsdpcheck.adapters._base import Features
@@ -147,3 +150,13 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "_loaded", {})
     with pytest.raises(MissingDependency, match=r"pip install 'fsdpcheck\[opacus\]'"):
         adapters.load("opacus")
+
+
+def test_the_adapter_of_the_readme_holds_what_it_promises(tmp_path: Path) -> None:
+    readme = Path(__file__).parents[2] / "README.md"
+    source = readme.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "train_adapter.py").write_text(source)
+    with closing(engines.open_engine("simulated")) as engine:
+        run = Run(engine, f"{tmp_path / 'train_adapter.py'}:adapter")
+        verdict = check_law(law.chapters()["training.plain"], run, world_sizes=(1, 2))
+    assert (verdict.status, verdict.reason) == ("holds", "")
