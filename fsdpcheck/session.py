@@ -30,6 +30,7 @@ from fsdpcheck.verdict import Confirmation, Finding, Verdict
 
 Emit = Callable[[dict[str, Any]], None]
 CONFIRMING = "processes"
+_SHARED = "; simulated ranks share module globals: name those that real ranks have apiece in Features.rank_local"
 
 
 def run_session(plan: Plan, emit: Emit, done: Collection[tuple[str, str]] = (), engine: Engine | None = None) -> None:
@@ -155,7 +156,8 @@ class _Confirmation:
 def _compared(finding: Finding, verdict: Verdict) -> tuple[Confirmation, str]:
     there = verdict.finding
     if there is None:
-        return "no", f"on gloo: {verdict.status} {verdict.reason}".rstrip()
+        told = f"on gloo: {verdict.status} {verdict.reason}".rstrip()
+        return "no", told + (_SHARED if verdict.status == "holds" else "")
     if there.kind == "value" and there.got != finding.got:
         return "yes", f"the law breaks on gloo too, with other numbers: got {there.got}"
     return "yes", "" if there.kind == finding.kind else f"on gloo it fails as: {there.kind}"
