@@ -18,7 +18,7 @@ from fsdpcheck.ledger import INTERRUPTED, Ledger
 from fsdpcheck.plan import PROFILES, WORLD_SIZES, Plan, parse_world_sizes
 from fsdpcheck.report import colour, document, ending, finding
 from fsdpcheck.report.progress import progress
-from fsdpcheck.supervise import Listen, supervise
+from fsdpcheck.supervise import Listen, replayed, supervise
 
 _HINTS = {"processes": "processes", "torchrun": "processes"}  # engine of a token -> the one that replays it
 
@@ -160,7 +160,7 @@ def _session(plan: Plan, listen: Listen) -> Ledger | None:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from fsdpcheck import planted, replay, session, verdict
+    from fsdpcheck import planted, replay, verdict
 
     texts = [options.what] if replay.looks_like_token(options.what) else replay.tokens_in(Path(options.what))
     tokens = [replay.decode(text) for text in texts]
@@ -168,7 +168,8 @@ def _replay(options: argparse.Namespace) -> int:
     tokens = [replay.trusted(token, options.adapter, installs) for token in tokens]
     paint, codes = colour.painter(sys.stdout), []
     for token in tokens:
-        found = session.replayed(token, options.engine or _HINTS.get(token.engine, "simulated"), options.budget)
+        engine = options.engine or _HINTS.get(token.engine, "simulated")
+        found = replayed(replay.encode(token), engine, options.budget)
         codes.append(found.exit_code)
         if found.finding is not None:
             broken = found.finding

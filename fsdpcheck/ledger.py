@@ -8,13 +8,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fsdpcheck.case import Case
-from fsdpcheck.errors import FINDING, INTERNAL
+from fsdpcheck.errors import FINDING, INTERNAL, USAGE
 from fsdpcheck.plan import Plan
 from fsdpcheck.replay import Token, encode
 from fsdpcheck.verdict import Finding, Verdict, exit_code
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+
+_NOTHING_PROMISED = """nothing was checked: none of the chosen laws is promised by a chosen adapter
+  next    choose other laws with --law, or add the promise to the adapter's Features"""
 
 
 @dataclass
@@ -56,6 +60,9 @@ class Ledger:
             self.errors.append((event["text"], event["exit_code"]))
         elif kind == "end":
             self.ended, self.interrupted = True, event["interrupted"]
+            judged = [verdict.status for verdict in self.verdicts.values()]
+            if judged and not self.errors and not self.interrupted and set(judged) == {"not promised"}:
+                self.errors.append((_NOTHING_PROMISED, USAGE))
 
     @property
     def total(self) -> int:
@@ -80,24 +87,10 @@ class Ledger:
         if self.running is None or not self.case or self.running in self.verdicts:
             return False
         law, adapter = self.running
-        case = Case.from_json(self.case)
-        finding = Finding(
-            law=law,
-            guarantee=self.guarantees.get(law, ""),
-            adapter=adapter,
-            engine=self.plan.engine,
-            kind="lost",
-            place="",
-            what="the process that ran the ranks died",
-            got=how,
-            wanted="a step that returns or raises",
-            where=f"while ranks ran this case, number {self.cases_of_running} of the law; it was not made smaller",
-            cause="",
-            case=json.loads(self.case),
-            words=case.describe(),
-            token=encode(Token(law, adapter, case, self.plan.installs, engine=self.plan.engine)),
-        )
-        self._judge(Verdict(law, adapter, "finding", self.cases_of_running, finding=finding, exit_code=FINDING))
+        token = Token(law, adapter, Case.from_json(self.case), self.plan.installs, engine=self.plan.engine)
+        number = f", number {self.cases_of_running} of the law; it was not made smaller"
+        verdict = lost(token, self.plan.engine, how, self.guarantees.get(law, ""), number)
+        self._judge(replace(verdict, cases=self.cases_of_running))
         return True
 
     def _judge(self, verdict: Verdict) -> None:
@@ -110,3 +103,25 @@ class Ledger:
         assert verdict.finding is not None
         finding = replace(verdict.finding, confirmed=event["confirmed"], note=event["note"])
         self.verdicts[key] = replace(verdict, finding=finding)
+
+
+def lost(token: Token, engine: str, how: str, guarantee: str = "", number: str = "") -> Verdict:
+    """The finding that the process running ``token``'s case died ``how``."""
+    finding = Finding(
+        law=token.law,
+        guarantee=guarantee,
+        adapter=token.adapter,
+        engine=engine,
+        kind="lost",
+        place="",
+        what="the process that ran the ranks died",
+        got=how,
+        wanted="a step that returns or raises",
+        where=f"while ranks ran this case{number}",
+        cause="",
+        case=json.loads(token.case.to_json()),
+        words=token.case.describe(),
+        token=encode(token),
+        note="a case that ends its process is not run again on gloo by itself: replay it with --engine processes",
+    )
+    return Verdict(token.law, token.adapter, "finding", 1, finding=finding, exit_code=FINDING)

@@ -15,15 +15,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from fsdpcheck.errors import INTERNAL
-from fsdpcheck.ledger import Ledger
+from fsdpcheck.errors import INTERNAL, USAGE, FsdpcheckError, UsageError
+from fsdpcheck.ledger import Ledger, lost
 from fsdpcheck.plan import Plan
+from fsdpcheck.replay import decode
+from fsdpcheck.verdict import Verdict
 
 _STDERR = 2
 _BOOT = """import json, sys
 sys.path[:] = json.loads(sys.argv.pop())
-from fsdpcheck.worker import main
-sys.exit(main())"""
+from fsdpcheck.worker import {main}
+sys.exit({main}())"""
 # Not ``-m``, which looks in the working folder first: in a checkout it would run another copy than the installed one.
 
 Listen = Callable[[Ledger, Mapping[str, Any]], None]
@@ -45,6 +47,25 @@ def supervise(plan: Plan, listen: Listen) -> Ledger:
             else:
                 listen(ledger, {"event": "verdict", **list(ledger.verdicts.values())[-1].to_data()})
     return ledger
+
+
+def replayed(token: str, engine: str, budget: float | None) -> Verdict:
+    """The verdict on a trusted token's one case, run in a child: a crash of its ranks is a finding.
+
+    Raises UsageError, or FsdpcheckError for what went wrong in the child.
+    """
+    verdicts: list[Verdict] = []
+    with _Child.forwarding_interrupts() as state:
+        arguments = [token, engine, json.dumps(budget)]
+        for event in _events(state, "replay", arguments):
+            if event["event"] == "error":
+                raise (UsageError if event["exit_code"] == USAGE else FsdpcheckError)(event["text"])
+            verdicts.append(Verdict.from_data({name: event[name] for name in event if name != "event"}))
+        assert state.process is not None
+        code = state.process.wait()
+    if state.interrupted:
+        raise KeyboardInterrupt
+    return verdicts[0] if verdicts else lost(decode(token), engine, _death(code))
 
 
 class _Child:
@@ -74,10 +95,18 @@ class _Child:
 
 def _one_child(plan: Plan, ledger: Ledger, listen: Listen, state: _Child) -> int:
     """Start a child on what is left and take its events until its pipe ends; returns its exit code."""
+    for event in _events(state, "main", [plan.to_json(), json.dumps(list(ledger.verdicts))]):
+        ledger.take(event)
+        listen(ledger, event)
+    assert state.process is not None
+    return state.process.wait()
+
+
+def _events(state: _Child, main: str, arguments: list[str]) -> Iterator[dict[str, Any]]:
+    """Start a child that runs ``worker.<main>`` and give its events until its pipe ends."""
     read, write = os.pipe()
-    arguments = [str(write), plan.to_json(), json.dumps(list(ledger.verdicts)), json.dumps(sys.path)]
     state.process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _BOOT, *arguments],
+        [sys.executable, "-P", "-c", _BOOT.format(main=main), str(write), *arguments, json.dumps(sys.path)],
         pass_fds=[write],
         stdout=_STDERR,  # what an implementation prints is not our answer
         env={"OMP_NUM_THREADS": "1", **os.environ},
@@ -86,10 +115,7 @@ def _one_child(plan: Plan, ledger: Ledger, listen: Listen, state: _Child) -> int
     with os.fdopen(read, encoding="utf-8") as pipe:
         for line in pipe:
             if line.endswith("\n"):  # the last line of a child that died may be half a line
-                event = json.loads(line)
-                ledger.take(event)
-                listen(ledger, event)
-    return state.process.wait()
+                yield json.loads(line)
 
 
 def _death(code: int) -> str:

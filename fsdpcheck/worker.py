@@ -42,6 +42,27 @@ def main() -> int:
     return 0
 
 
+def replay() -> int:
+    """Run the case of one trusted token: arguments FD TOKEN ENGINE BUDGET; one event, the verdict or an error."""
+    faulthandler.enable(all_threads=False)
+    signal.signal(signal.SIGINT, _interrupt_once)
+    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as pipe:
+        try:
+            from fsdpcheck import replay as tokens
+            from fsdpcheck import session
+
+            verdict = session.replayed(tokens.decode(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
+            event: dict[str, Any] = {"event": "verdict", **verdict.to_data()}
+        except KeyboardInterrupt:
+            return 130
+        except FsdpcheckError as error:
+            event = {"event": "error", "text": str(error), "exit_code": error.exit_code}
+        except Exception:
+            event = {"event": "error", "text": traceback.format_exc().rstrip(), "exit_code": INTERNAL}
+        pipe.write(json.dumps(event) + "\n")
+    return 0
+
+
 def told_session(
     plan: Plan, emit: Emit, done: Collection[tuple[str, str]] = (), engine: Engine | None = None
 ) -> dict[str, Any]:

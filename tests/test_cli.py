@@ -223,6 +223,20 @@ def test_a_finding_replayed_on_processes_says_so(
     assert "confirmed on gloo: yes (run on processes)" in capsys.readouterr().out
 
 
+def test_replaying_a_crash_is_a_finding_and_not_a_crash(
+    session: tuple[int, str, str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = _verdict(session, "toy.crashes")["finding"]["token"]
+    assert cli.main(["replay", token, "--adapter", TOY]) == 1
+    assert "the process that ran the ranks died" in capsys.readouterr().out
+
+
+def test_a_session_in_which_nothing_was_promised_is_no_pass(tmp_path: Path) -> None:
+    code, out, err = _run(tmp_path, "run", "--adapter", "fully_shard", "--law", "padding.zero")
+    assert code == 2
+    assert "nothing was checked" in out + err
+
+
 def test_a_foreign_adapter_of_a_token_is_not_imported(
     session: tuple[int, str, str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[s
     """One root as text: its first finding in full, the other laws it breaks in a line each."""
     first, *others = group
     lines = [paint(f"FINDING {number}: {first.adapter} breaks {first.law}", "red")]
-    lines += _entry("guarantee", first.guarantee)
+    lines += _entry("guarantee", first.guarantee) if first.guarantee else []
     lines += _entry("case", first.words)
     lines += _entry("broken", first.what)
     lines += _entry("got", first.got) + _entry("wanted", first.wanted) + _entry("where", first.where)
