@@ -193,7 +193,7 @@ def test_output_without_a_terminal_has_no_colours(session: tuple[int, str, str, 
 def test_a_report_is_replayed_finding_by_finding(
     session: tuple[int, str, str, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = session[3]
+    data = dict(session[3])
     data["verdicts"] = [verdict for verdict in data["verdicts"] if verdict["law"] in ("toy.small", "toy.agrees")]
     (tmp_path / "report.json").write_text(json.dumps(data))
     code = cli.main(["replay", str(tmp_path / "report.json"), "--adapter", TOY])
