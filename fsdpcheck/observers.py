@@ -35,4 +35,4 @@ def poison_padding(moment: str, trainer: Any, rank: int) -> None:
 
 def ordered_norms(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | None:
     """After each step, the norms of the whole logical batch by global sample index, as this rank reports them."""
-    return trainer.ordered_norms() if moment == "after_step" else None  # type: ignore[no-any-return]
+    return trainer.ordered_norms() if moment == "after_step" else None
