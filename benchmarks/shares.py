@@ -6,7 +6,7 @@ import time
 from collections import Counter
 
 from benchmarks.agreement import distinct
-from fsdpcheck import exactness, oracle, strategies
+from fsdpcheck import oracle, proof, strategies
 from fsdpcheck.checks import assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
@@ -29,7 +29,7 @@ def report(count: int = 100) -> str:
             answer = oracle.answer(case, run.features.factor)
             marks.append(clock())
             try:
-                exactness.prove(case, answer)
+                proof.prove(case, answer)
             except NotExact:
                 continue
             run.answer(case)  # cached for the engine's part below

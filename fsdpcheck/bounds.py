@@ -19,9 +19,9 @@ from torch import Tensor
 from fsdpcheck import layouts, models
 from fsdpcheck.adapters._base import GlobalNormRule
 from fsdpcheck.case import Case
-from fsdpcheck.exactness import absolute_gradients
-from fsdpcheck.grid import exact_square_sum
+from fsdpcheck.exact.grid import exact_square_sum
 from fsdpcheck.oracle import Answer, Named, StepAnswer
+from fsdpcheck.proof import absolute_gradients
 
 UNIT_ROUNDOFF = {"float64": Fraction(1, 2**53), "float32": Fraction(1, 2**24)}
 

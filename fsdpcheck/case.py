@@ -56,7 +56,7 @@ class ModelSpec:
     ``layer_norm`` puts a LayerNorm on the raw input of "vector" and "sequence", whose rows are then balanced +-2^k.
     ``tied`` names two layers (0-based, among ``layers``) that share one weight; -1 is the Embedding.
     ``units``: sizes of the sharding units, counted over [input stage, if it has parameters] + layers, in order; what is
-    left over stays with the root unit, as does the instrument (see exactness.py).
+    left over stays with the root unit, as does the instrument (see proof.py).
     """
 
     layers: tuple[LayerSpec, ...]
@@ -134,7 +134,7 @@ class StepSpec:
     (then N = W * local size, and all local sizes are equal powers of two).
     ``clipping``: "none" is plain training; "unclipped" is private with C above every norm; "exact" private with norms
     that the instrument makes powers of two or puts at the threshold; "probe" private with any C, the instrument
-    reading the coefficients. ``clip_norm`` is C in units of the per-sample loss scale (see exactness.py).
+    reading the coefficients. ``clip_norm`` is C in units of the per-sample loss scale (see proof.py).
     ``max_grad_norm`` clips the *global* gradient norm of plain training (None: no clipping).
     ``sync_every`` reduces gradients after every micro-batch; otherwise only after the last (no_sync).
     """

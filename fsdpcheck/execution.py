@@ -27,7 +27,7 @@ class RunRequest:
     ``adapter``: a name, "pkg.mod:attr" or "file.py:attr". ``observe``: what to record beyond "params".
     ``observers``: dotted names "pkg.mod:function", called at named moments inside each rank (see program.py).
     ``installs``: dotted names "pkg.mod:attr" of context managers put in place inside each process for the run's length.
-    ``instrument``: targets u of the instrument, float64 [steps, D, R], D the samples of the dataset (see exactness.py);
+    ``instrument``: targets u of the instrument, float64 [steps, D, R], D the samples of the dataset (see proof.py);
     None means zeros. ``schedule`` is the order in which simulated ranks get to run.
     """
 

@@ -48,7 +48,7 @@ class CaseModel(nn.Module):
     """Units to shard, layers left to the root, and the instrument. Forward: inputs [b, ...] -> [b, F + R]; b may be 0.
 
     The instrument is a Linear(1, R) fed with ones: its per-sample gradient is whatever the loss multiplies its output
-    with, so it measures and shapes clip factors without touching the body (see exactness.py).
+    with, so it measures and shapes clip factors without touching the body (see proof.py).
     """
 
     def __init__(self, units: list[nn.Sequential], tail: nn.Sequential, instrument: nn.Linear) -> None:

@@ -1,6 +1,6 @@
 """The slow, obviously right answer to a case: one sample at a time, plain autograd, no sharding, no ghost trick.
 
-Sums are taken in float64; exactness.py proves for each case that they are exact, so that no order of summation could
+Sums are taken in float64; proof.py proves for each case that they are exact, so that no order of summation could
 have given other bits. Elementwise stages (norm, clip factor, optimizer) are computed in the case's dtype, with the
 expression the implementation under test declares, because only equal expressions give equal bits.
 
@@ -20,8 +20,8 @@ from fsdpcheck import layouts, models, values
 from fsdpcheck.adapters._base import FactorRule
 from fsdpcheck.case import Case
 from fsdpcheck.errors import NotExact
-from fsdpcheck.four_squares import four_squares, slack_targets
-from fsdpcheck.grid import exact_square_sum, grid_exponent
+from fsdpcheck.exact.four_squares import four_squares, slack_targets
+from fsdpcheck.exact.grid import exact_square_sum, grid_exponent
 from fsdpcheck.program import make_optimizer, project_
 
 INSTRUMENT = "instrument.weight"
@@ -86,7 +86,7 @@ class Answer:
 def answer(case: Case, rule: FactorRule | None = None) -> Answer:
     """The single device's answer to ``case`` under ``rule``, the expression of the clip factors (default: C / norm).
 
-    It is the exact answer if ``exactness.prove(case, answer)`` returns. In the "unclipped" family C is the power of two
+    It is the exact answer if ``proof.prove(case, answer)`` returns. In the "unclipped" family C is the power of two
     above twice every norm of every step.
     """
     rule = rule or FactorRule()

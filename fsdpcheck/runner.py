@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from fsdpcheck import adapters, exactness, oracle
+from fsdpcheck import adapters, oracle, proof
 from fsdpcheck.adapters._base import Adapter, FactorRule, Features
 from fsdpcheck.case import Case
 from fsdpcheck.engines.base import Engine
@@ -90,7 +90,7 @@ class Run:
 @functools.lru_cache(maxsize=_REMEMBERED)
 def _proved(case: Case, factor: FactorRule) -> oracle.Answer:
     answer = oracle.answer(case, factor)
-    exactness.prove(case, answer)
+    proof.prove(case, answer)
     return answer
 
 

@@ -16,7 +16,7 @@ IMPL = Path(__import__("fsdpcheck.impl", fromlist=["impl"]).__file__).parent
 FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "words": (
-            "fsdpcheck", "errors", "trace", "values", "four_squares", "grid", "torch_private", "hypothesis_private",
+            "fsdpcheck", "errors", "trace", "values", "exact", "exact.*", "torch_private", "hypothesis_private",
         )
     },
     {"case": ("case", "case_rules", "case_text")},
@@ -29,7 +29,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "adapters": ("adapters.*",),
         "engines": ("engines", "engines.*"),
-        "oracle": ("oracle", "exactness"),
+        "oracle": ("oracle", "proof"),
         "observers": ("observers",),
         "strategies": ("strategies",),
     },

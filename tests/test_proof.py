@@ -13,12 +13,12 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from torch import Tensor, nn
 
-from fsdpcheck import exactness, layouts, models, oracle, strategies
+from fsdpcheck import layouts, models, oracle, proof, strategies
 from fsdpcheck.adapters._base import FactorRule, Features, Promise
 from fsdpcheck.case import Arithmetic, Case, ModelSpec, Trait
 from fsdpcheck.errors import NotExact
-from fsdpcheck.four_squares import four_squares, slack_targets
-from fsdpcheck.grid import EMPTY, bits, exact_square_sum, grid_exponent
+from fsdpcheck.exact.four_squares import four_squares, slack_targets
+from fsdpcheck.exact.grid import EMPTY, bits, exact_square_sum, grid_exponent
 from fsdpcheck.oracle import Answer
 from tests.fabricated import SMALL, clipped
 
@@ -111,7 +111,7 @@ def test_accepted_cases_give_the_same_bits_in_any_order_of_summation(family: str
     @given(getattr(strategies, family)(EVERYTHING))
     def check(case: Case) -> None:
         answer = oracle.answer(case, FactorRule(eps=1e-6))
-        exactness.prove(case, answer)
+        proof.prove(case, answer)
         accepted.append(case)
         draw = random.Random(case.seed)
         for k, step in enumerate(answer.steps):
@@ -161,7 +161,7 @@ def test_accepted_norms_are_the_same_bits_in_gram_and_direct_form(family: str, g
     @given(getattr(strategies, family)(linear_only))
     def check(case: Case) -> None:
         answer = oracle.answer(case)
-        exactness.prove(case, answer)
+        proof.prove(case, answer)
         assert torch.equal(_norms_by_hooks(answer, gram), answer.steps[0].norms)
 
     check()
@@ -177,7 +177,7 @@ def test_values_that_are_not_dyadic_are_rejected(monkeypatch: pytest.MonkeyPatch
     _nudged(monkeypatch, lambda value: value + 0.1)
     case = clipped(clipping)
     with pytest.raises(NotExact, match=r"step 0, .*: needs \d+ bits; had 53"):
-        exactness.prove(case, oracle.answer(case))
+        proof.prove(case, oracle.answer(case))
 
 
 def test_slack_for_values_that_are_not_dyadic_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,17 +189,17 @@ def test_slack_for_values_that_are_not_dyadic_is_rejected(monkeypatch: pytest.Mo
 def test_what_fits_float64_can_exceed_float32_and_the_stage_is_named() -> None:
     wide = Arithmetic("float64", weights=200, inputs=100)
     case = replace(SMALL, arithmetic=wide)
-    exactness.prove(case, oracle.answer(case))
+    proof.prove(case, oracle.answer(case))
     case = replace(SMALL, arithmetic=replace(wide, dtype="float32"))
     with pytest.raises(NotExact, match=r"needs \d+ bits; had 24"):
-        exactness.prove(case, oracle.answer(case))
+        proof.prove(case, oracle.answer(case))
 
 
 def test_factors_that_eps_makes_irrational_are_rejected() -> None:
     case = clipped("exact")
-    exactness.prove(case, oracle.answer(case, FactorRule(eps=1e-6)))
+    proof.prove(case, oracle.answer(case, FactorRule(eps=1e-6)))
     with pytest.raises(NotExact, match="weighted"):
-        exactness.prove(case, oracle.answer(case, FactorRule(eps=1.0)))
+        proof.prove(case, oracle.answer(case, FactorRule(eps=1.0)))
 
 
 @pytest.mark.parametrize("clipping", ["none", "exact"])
@@ -208,20 +208,20 @@ def test_a_sum_over_the_batch_that_alone_needs_the_last_bit_is_rejected(
 ) -> None:
     case = clipped(clipping)
     answer = oracle.answer(case, FactorRule(eps=1e-6))
-    used = exactness.prove(case, answer)
+    used = proof.prove(case, answer)
     assert {f"weighted sum of {name}" for name in answer.trainable} <= used.keys()
     case = replace(case, step=replace(case.step, clipping="none"))
     answer = replace(answer, case=case)
-    most = max(exactness.prove(case, answer).items(), key=lambda item: item[1])
+    most = max(proof.prove(case, answer).items(), key=lambda item: item[1])
     assert most[0].startswith("weighted sum")
-    monkeypatch.setitem(exactness.PRECISION, "float64", most[1] - 1)
+    monkeypatch.setitem(proof.PRECISION, "float64", most[1] - 1)
     with pytest.raises(NotExact, match=rf"weighted sum of .*: needs {most[1]} bits; had {most[1] - 1}"):
-        exactness.prove(case, answer)
+        proof.prove(case, answer)
 
 
 def test_nested_rules_are_spared_the_weighted_sums_and_only_them() -> None:
     case = clipped("exact")
-    used = exactness.prove(case, oracle.answer(case, FactorRule(eps=1.0, nested=True)))
+    used = proof.prove(case, oracle.answer(case, FactorRule(eps=1.0, nested=True)))
     assert "squared norms" in used
     assert not [stage for stage in used if stage.startswith("weighted")]
 
@@ -230,30 +230,30 @@ def test_a_replicated_batch_with_a_normaliser_that_one_rank_cannot_divide_by_is_
     layout = replace(SMALL.layout, kind="replicated")
     case = replace(SMALL, layout=layout, step=replace(SMALL.step, normaliser=6))
     with pytest.raises(NotExact, match="normaliser"):
-        exactness.prove(case, oracle.answer(case))
+        proof.prove(case, oracle.answer(case))
 
 
 def test_a_layer_norm_off_the_grid_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ModelSpec(SMALL.model.layers, features=4, layer_norm=True)
     case = replace(SMALL, model=model)
-    exactness.prove(case, oracle.answer(case))
+    proof.prove(case, oracle.answer(case))
     right = layouts.inputs
     monkeypatch.setattr(layouts, "inputs", lambda case: right(case) + torch.tensor([0.0, 0.0, 0.0, 1.0]))
     with pytest.raises(NotExact, match="leaves the grid"):
-        exactness.prove(case, oracle.answer(case))
+        proof.prove(case, oracle.answer(case))
 
 
 def test_an_unknown_layer_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "_activation", lambda kind: nn.Tanh())
     with pytest.raises(NotExact, match="no rule for a Tanh"):
-        exactness.prove(SMALL, oracle.answer(SMALL))
+        proof.prove(SMALL, oracle.answer(SMALL))
 
 
 def test_absolute_gradients_bound_the_gradients() -> None:
     answer = oracle.answer(SMALL)
     scale = models.loss_scale(SMALL)
     for step in answer.steps:
-        bound = exactness.absolute_gradients(SMALL, step)
+        bound = proof.absolute_gradients(SMALL, step)
         assert bound.keys() == step.gradients.keys()
         assert all(bool((g.abs() <= bound[name] * scale).all()) for name, g in step.gradients.items())
         assert any(bool((g.abs() < bound[name] * scale).any()) for name, g in step.gradients.items())

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from fsdpcheck import layouts, models
 from fsdpcheck.case import Case
 from fsdpcheck.errors import NotExact
-from fsdpcheck.grid import EMPTY, bits, grid_exponent
+from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent
 from fsdpcheck.oracle import INSTRUMENT, Answer, StepAnswer
 
 PRECISION = {"float64": 53, "float32": 24}
