@@ -10,14 +10,16 @@ what ``torch.distributed.fsdp.fully_shard`` does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from . import collectives, flat
-from .collectives import Axis
+from .collectives import Axis, Subject
+
+WHOLE = Subject("(whole tensors, to show)")
 
 
 @dataclass(frozen=True)
@@ -90,28 +92,6 @@ class FlatUnit:
             for parameter in buffer.parameters:
                 parameter.grad = None
 
-    def full_values(self) -> dict[str, Tensor]:
-        """Whole parameters by canonical name, as new tensors. All ranks must call it."""
-        return {
-            name: view.clone()
-            for buffer in self.buffers
-            for name, view in zip(buffer.names, self._gathered(buffer, buffer.shard.detach()), strict=True)
-        }
-
-    def full_gradients(self) -> dict[str, Tensor]:
-        """Whole reduced gradients of the trainable parameters, as new tensors (zeros before the first reduction)."""
-        if self.trainable is None:
-            return {}
-        shard = self.trainable.shard
-        gradient = torch.zeros_like(shard) if shard.grad is None else shard.grad
-        views = self._gathered(self.trainable, gradient.detach())
-        return {name: view.clone() for name, view in zip(self.trainable.names, views, strict=True)}
-
-    def _gathered(self, buffer: flat.FlatBuffer, shard: Tensor) -> list[Tensor]:
-        full = shard.new_empty(shard.numel() * self.axis.size)
-        collectives.all_gather(self, full, shard, self.axis)
-        return buffer.views(full)
-
     def _check_unchanged(self) -> None:
         for slot, parameter, requires_grad in self.slots:
             current = slot.module._parameters.get(slot.attribute)
@@ -129,6 +109,24 @@ def parameter_at(slot: Slot) -> nn.Parameter:
     parameter = slot.module._parameters[slot.attribute]
     assert parameter is not None
     return parameter
+
+
+def gather_whole(pieces: Sequence[tuple[flat.FlatBuffer, Tensor]], axis: Axis) -> dict[str, Tensor]:
+    """Whole tensors by canonical name, all new, from every rank's ``pieces`` [s] of some buffers. All ranks call it.
+
+    To show parameters or gradients, not to train: everything of one dtype travels in one all-gather, and no unit
+    changes its state.
+    """
+    whole: dict[str, Tensor] = {}
+    for dtype in dict.fromkeys(piece.dtype for _, piece in pieces):
+        chosen = [(buffer, piece) for buffer, piece in pieces if piece.dtype == dtype]
+        own = torch.cat([piece for _, piece in chosen])
+        everyone_WS = own.new_empty(axis.size, own.numel())
+        collectives.all_gather(WHOLE, everyone_WS.view(-1), own, axis)
+        columns = everyone_WS.split([buffer.shard_numel for buffer, _ in chosen], dim=1)
+        for (buffer, _), column_Ws in zip(chosen, columns, strict=True):
+            whole.update(zip(buffer.names, buffer.views(column_Ws.reshape(-1)), strict=True))
+    return whole
 
 
 def _buffer(named: Mapping[str, nn.Parameter], axis: Axis, trainable: bool) -> flat.FlatBuffer | None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from .collectives import Axis
-from .shard import FlatUnit, Slot, parameter_at
+from .shard import FlatUnit, Slot, gather_whole, parameter_at
 
 
 class ShardedModel:
@@ -88,12 +88,15 @@ class ShardedModel:
                 unit.trainable.shard.grad = None
 
     def full_values(self) -> dict[str, Tensor]:
-        """Every parameter, whole, by canonical name. Communicates."""
-        return {name: value for unit in self.units for name, value in unit.full_values().items()}
+        """Every parameter, whole and new, by canonical name. Communicates."""
+        buffers = [buffer for unit in self.units for buffer in unit.buffers]
+        return gather_whole([(buffer, buffer.shard.detach()) for buffer in buffers], self.axis)
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """Every reduced gradient, whole, by canonical name. Communicates."""
-        return {name: value for unit in self.units for name, value in unit.full_gradients().items()}
+        """Every reduced gradient, whole and new, by canonical name; zeros before the first reduction. Communicates."""
+        buffers = [unit.trainable for unit in self.units if unit.trainable is not None]
+        gradients = [torch.zeros_like(b.shard) if b.shard.grad is None else b.shard.grad.detach() for b in buffers]
+        return gather_whole(list(zip(buffers, gradients, strict=True)), self.axis)
 
     def _free_unless_kept(self, unit: FlatUnit) -> None:
         if self.reshard_after_forward and unit is not self.units[0]:

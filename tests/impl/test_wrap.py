@@ -176,3 +176,43 @@ def test_a_missing_gradient_counts_as_zero(ranks: Ranks) -> None:
     for gradients in ranks(body, 3):
         assert gradients.pop("head.weight") == [2.0] * 4
         assert not any(any(values) for values in gradients.values())
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_one_wrong_element_of_one_shard_of_one_rank_is_shown_by_every_rank(ranks: Ranks, world_size: int) -> None:
+    """And nothing else is: each element of each shard is one element of one whole parameter, padding none."""
+
+    def body(rank: int) -> list[tuple[int, int]]:
+        model = Net()
+        model.units[0][0].weight.requires_grad_(False)  # type: ignore[index]
+        sharded = ShardedModel(model, UNITS, collectives.axis(), True)
+        right, found = sharded.full_values(), []
+        for buffer in [buffer for unit in sharded.units for buffer in unit.buffers]:
+            for wrong in range(world_size):
+                for element in range(buffer.shard_numel):
+                    shard = buffer.shard.detach()
+                    shard[element] += int(rank == wrong)
+                    shown = sharded.full_values()
+                    shard[element] -= int(rank == wrong)
+                    differing = {name for name, value in shown.items() if not torch.equal(value, right[name])}
+                    count = sum(int((value != right[name]).sum()) for name, value in shown.items())
+                    real = wrong * buffer.shard_numel + element < buffer.numel
+                    assert differing <= set(buffer.names)
+                    found.append((count, int(real)))
+        return found
+
+    everyone = ranks(body, world_size)
+    assert all(shown == real for found in everyone for shown, real in found)
+    assert sum(real for _, real in everyone[0]) == sum(parameter.numel() for parameter in Net().parameters())
+
+
+def test_what_is_shown_travels_in_one_gather_and_is_new(ranks: Ranks) -> None:
+    def body(rank: int) -> None:
+        sharded = ShardedModel(Net(), UNITS, collectives.axis(), True)
+        for values in (sharded.full_values(), sharded.full_gradients()):
+            for value in values.values():
+                value.fill_(float("nan"))
+        assert not any(bool(shard.isnan().any()) for shard in sharded.shards())
+
+    ranks(body, 3)
+    assert ranks.trace(0) == [("all_gather", "(whole tensors, to show)")] * 2
