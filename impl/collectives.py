@@ -49,6 +49,7 @@ def axis(group: dist.ProcessGroup | None = None) -> Axis:
     """The axis of ``group`` (None: the default group; without ``init_process_group``, an axis of one rank)."""
     if not dist.is_initialized():
         return Axis(None, 0, 1)
+    group = dist.group.WORLD if group is None else group  # looked up once, not in every call
     return Axis(group, dist.get_rank(group), dist.get_world_size(group))
 
 

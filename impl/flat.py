@@ -43,6 +43,7 @@ class FlatBuffer:
         self.numel = sum(self.sizes)
         self.shard_numel = -(-self.numel // axis.size)
         self.full = self.pack([parameter.detach() for parameter in self.parameters])
+        self._pieces, self._nothing = self.views(self.full), self.full.new_empty(0)
         shard = self.full if axis.size == 1 else self.full[self.start : self.start + self.shard_numel].clone()
         self.shard = nn.Parameter(shard, requires_grad=trainable)
         self.attach()
@@ -65,11 +66,11 @@ class FlatBuffer:
     def pack(self, pieces: Sequence[Tensor | None]) -> Tensor:
         """A new buffer [W*s] with one piece a parameter, in order; a missing piece and the padding are zero."""
         first = self.parameters[0]
-        flat = torch.zeros(self.shard_numel * self.axis.size, dtype=first.dtype, device=first.device)
-        for view, piece in zip(self.views(flat), pieces, strict=True):
-            if piece is not None:
-                view.copy_(piece)
-        return flat
+        flats = [
+            first.new_zeros(size) if piece is None else piece.reshape(-1)
+            for size, piece in zip(self.sizes, pieces, strict=True)
+        ]
+        return torch.cat([*flats, first.new_zeros(self.shard_numel * self.axis.size - self.numel)])
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Views of ``flat`` [W*s], one a parameter, in the parameter's shape. They end before the padding."""
@@ -94,13 +95,13 @@ class FlatBuffer:
 
     def attach(self) -> None:
         """Let every parameter view its piece of ``full``."""
-        for parameter, view in zip(self.parameters, self.views(self.full), strict=True):
-            parameter.data = view
+        for parameter, piece in zip(self.parameters, self._pieces, strict=True):
+            parameter.data = piece
 
     def free(self) -> None:
         """Return the memory of ``full``. Views that autograd saved survive: they read the storage refilled later."""
         for parameter in self.parameters:
-            parameter.data = self.full.new_empty(0)
+            parameter.data = self._nothing
         self.full.untyped_storage().resize_(0)
 
 
