@@ -37,8 +37,9 @@ class ShardedModel:
         self.axis = axis
         self.reshard_after_forward = reshard_after_forward
         self._frees_after_backward = True
-        self.units = make_units(module, unit_names, axis)
-        self.tied = [slot.name for slots in shared_slots(module) for slot in slots[:1] if len(slots) > 1]
+        places = shared_slots(module)
+        self.units = make_units(module, unit_names, axis, places)
+        self.tied = [slots[0].name for slots in places if len(slots) > 1]
         for unit in self.units:
             unit.module.register_forward_pre_hook(partial(self._before_forward, unit), prepend=True)
             unit.module.register_forward_hook(partial(self._after_forward, unit))
@@ -126,21 +127,24 @@ def reduction_order(units: Sequence[FlatUnit]) -> list[FlatUnit]:
     return list(reversed(units))
 
 
-def make_units(module: nn.Module, unit_names: Sequence[str], axis: Axis) -> list[FlatUnit]:
-    """The root unit, then one unit a name, in the given (forward) order. Raises KeyError for an unknown module."""
+def make_units(
+    module: nn.Module, unit_names: Sequence[str], axis: Axis, places: Sequence[Sequence[Slot]] | None = None
+) -> list[FlatUnit]:
+    """The root unit, then one unit a name, in the given (forward) order. Raises KeyError for an unknown module.
+
+    ``places``: ``shared_slots(module)``, if it is known already.
+    """
     modules = dict(module.named_modules(remove_duplicate=False))
     names = ["", *unit_names]
     if unknown := sorted(set(names) - set(modules)):
         raise KeyError(f"no modules named {unknown} to shard; there are {sorted(modules)}")
     slots: dict[str, list[Slot]] = {name: [] for name in names}
-    for uses in shared_slots(module):
-        slots[max(_containing(names, uses), key=len)].extend(uses)
-    units = []
-    for name in names:
-        first = {id(parameter_at(slot)): slot.name for slot in reversed(slots[name])}
-        named = {first[id(parameter_at(slot))]: parameter_at(slot) for slot in slots[name]}
-        units.append(FlatUnit(name, modules[name], named, slots[name], axis))
-    return units
+    named: dict[str, dict[str, nn.Parameter]] = {name: {} for name in names}
+    for uses in shared_slots(module) if places is None else places:
+        owner = _innermost(names, uses)
+        slots[owner].extend(uses)
+        named[owner][uses[0].name] = parameter_at(uses[0])
+    return [FlatUnit(name, modules[name], named[name], slots[name], axis) for name in names]
 
 
 def shared_slots(module: nn.Module) -> list[list[Slot]]:
@@ -154,8 +158,13 @@ def shared_slots(module: nn.Module) -> list[list[Slot]]:
     return list(places.values())
 
 
-def _containing(names: Sequence[str], uses: Sequence[Slot]) -> list[str]:
-    return [name for name in names if all(not name or slot.name.startswith(f"{name}.") for slot in uses)]
+def _innermost(names: Sequence[str], uses: Sequence[Slot]) -> str:
+    """The longest of ``names`` that contains all uses; "" contains everything."""
+    found = ""
+    for name in names:
+        if len(name) > len(found) and all(slot.name.startswith(f"{name}.") for slot in uses):
+            found = name
+    return found
 
 
 def tensors_in(value: Any) -> list[Tensor]:
