@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import hypothesis
-from hypothesis import HealthCheck, Phase
-
 from fsdpcheck import strategies
 from fsdpcheck.case import Case
 from fsdpcheck.checks import assert_same_execution
+from fsdpcheck.drawing import distinct
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact, Violation
@@ -84,24 +82,3 @@ def _drawn(engine: SimulatedEngine, count: int) -> Iterator[tuple[Run, Case]]:
         run = Run(engine, name).watching(_OBSERVED[name])  # type: ignore[arg-type]
         for case in distinct(draw(run.features, strategies.WORLD_SIZES), share):
             yield run, case
-
-
-def distinct(strategy: hypothesis.strategies.SearchStrategy[Case], count: int) -> list[Case]:
-    """The first ``count`` distinct cases of a strategy, drawn without randomness."""
-    cases: dict[Case, None] = {}
-
-    @hypothesis.settings(
-        max_examples=4 * count + 100,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
-    @hypothesis.given(strategy)
-    def draw(case: Case) -> None:
-        if len(cases) < count:
-            cases[case] = None
-
-    draw()
-    return list(cases)

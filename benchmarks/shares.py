@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from benchmarks.agreement import distinct
 from fsdpcheck import oracle, proof, strategies
 from fsdpcheck.checks import assert_parameters_equal
+from fsdpcheck.drawing import distinct
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
 from fsdpcheck.runner import Run

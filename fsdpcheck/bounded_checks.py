@@ -216,6 +216,7 @@ def _weights(execution: Execution, answer: Answer, k: int, step: StepAnswer) -> 
         copies = case.world_size if case.layout.kind == "replicated" else 1
         for rank, factors in recorded(execution, k, "factors"):
             rows = local_rows(case, k, rank, step.samples)
+            require_row_form("clip factors are wrong", factors, pick(step.factors, rows), f"step {k}, rank {rank}")
             weights.index_add_(0, torch.tensor(rows, dtype=torch.int64), factors.double())
         return weights / (copies * case.step.normaliser), Fraction(0)
     unit = bounds.UNIT_ROUNDOFF[case.arithmetic.dtype]

@@ -16,6 +16,7 @@ from fsdpcheck import __version__, adapters
 from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
 from fsdpcheck.ledger import INTERRUPTED, Ledger
 from fsdpcheck.plan import PROFILES, WORLD_SIZES, Plan, parse_world_sizes
+from fsdpcheck.power import command as power_command
 from fsdpcheck.report import colour, document, ending, finding
 from fsdpcheck.report.progress import progress
 from fsdpcheck.supervise import Listen, replayed, supervise
@@ -68,9 +69,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fsdpcheck {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="{run,replay,list}")
+    commands = parser.add_subparsers(required=True, metavar="{run,replay,power,list}")
     _add_run(commands)
     _add_replay(commands)
+    power_command.add(commands, _world_sizes)
     _add_list(commands)
     return parser
 

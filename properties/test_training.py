@@ -47,3 +47,12 @@ def test_clipped_training_is_the_single_device_one(case: Case, run: Run) -> None
     two by an ulp. Source: ghost clipping, arXiv:2110.05679.
     """
     assert_parameters_equal(run(case), run.answer(case))
+
+
+@law("training.private-gradients", promise="exact-factors", draw=strategies.private_exact, observe=("grads",))
+def test_the_clipped_gradient_is_the_single_device_one(case: Case, run: Run) -> None:
+    """The gradient given to the optimizer is (1/N) * sum of clipped per-sample gradients, bit for bit.
+
+    Sees a wrong scale that an optimizer such as AdamW hides from the parameters. Source: Opacus#734, torchtitan#800.
+    """
+    assert_gradients_equal(run(case), run.answer(case))

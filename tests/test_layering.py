@@ -19,11 +19,11 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
             "fsdpcheck", "errors", "trace", "values", "exact", "exact.*", "torch_private", "hypothesis_private",
         )
     },
-    {"case": ("case", "case_rules", "case_text")},
+    {"case": ("case", "case_rules", "case_shapes", "case_text")},
     {
         "data": (
-            "execution", "matching", "deadlock", "adapters", "adapters._base", "models", "layouts", "program", "plan",
-            "verdict", "floors",
+            "execution", "matching", "deadlock", "adapters", "adapters._base", "models", "layers", "layouts", "program",
+            "plan", "verdict", "floors",
         )
     },
     {
@@ -31,15 +31,15 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
         "engines": ("engines", "engines.*"),
         "oracle": ("oracle", "proof"),
         "observers": ("observers",),
-        "strategies": ("strategies",),
+        "strategies": ("strategies", "drawing"),
     },
     {
         "runner": ("runner",),
-        "checks": ("checks", "bounded_checks", "bounds", "comparing", "recorded", "diagnosis"),
+        "checks": ("checks", "bounded_checks", "bounds", "matched", "comparing", "recorded", "diagnosis"),
     },
-    {"uses": ("replay", "census", "check", "law", "planted", "session", "ledger")},
+    {"uses": ("replay", "census", "check", "law", "planted", "session", "ledger", "power", "power.*")},
     {"report": ("report", "report.*")},
-    {"ways in": ("cli", "__main__", "pytest_plugin", "supervise", "worker", "under_torchrun")},
+    {"ways in": ("power.command", "cli", "__main__", "pytest_plugin", "supervise", "worker", "under_torchrun")},
 )  # fmt: skip
 """From the bottom up. On one floor, a room may use its own modules and no other room's."""
 

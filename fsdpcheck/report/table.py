@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from fsdpcheck.errors import HOLDS
 from fsdpcheck.ledger import Ledger
@@ -36,13 +36,13 @@ def summary(ledger: Ledger) -> str:
     return f"{', '.join(parts)}; {cases} distinct cases judged, {rejected} rejected as not exact, {seconds:.1f} s"
 
 
-def aligned(rows: Sequence[Sequence[str]], paint: Paint) -> str:
-    """Rows in columns; the first is the head."""
+def aligned(rows: Sequence[Sequence[str]], paint: Paint, right: Container[int] = _RIGHT) -> str:
+    """Rows in columns, those numbered in ``right`` flush right; the first row is the head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for number, row in enumerate(rows):
         cells = [
-            cell.rjust(width) if column in _RIGHT else cell.ljust(width)
+            cell.rjust(width) if column in right else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         if number == 0:

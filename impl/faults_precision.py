@@ -1,0 +1,87 @@
+"""Planted bugs of graded size, which show what a law can still see: one number of one sample is a little wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .fault import Fault, Function, Hit, fault
+
+
+def _factor_off(exponent: int) -> Fault:
+    """The fault that changes the first local sample's clip factor by a part in 10**exponent."""
+
+    def plant(original: Function, hit: Hit) -> Function:
+        def planted(squared_norms: torch.Tensor, clip_norm: float) -> Any:
+            found = original(squared_norms, clip_norm).clone()
+            if len(found):
+                hit()
+                found[0] *= 1 - 10.0**-exponent
+            return found
+
+        return planted
+
+    plant.__name__ = f"factor_off_by_1e_{exponent}"
+    plant.__doc__ = f"The clip factor of a micro-batch's first sample is too small by a part in 10**{exponent}."
+    return fault("clip:factors", "a small numerical error in one factor", "clipping.coefficients")(plant)
+
+
+def _norm_off(exponent: int) -> Fault:
+    """The fault that changes the first local sample's squared norm by a part in 10**exponent."""
+
+    def plant(original: Function, hit: Hit) -> Function:
+        def planted(*arguments: Any) -> Any:
+            found = original(*arguments).clone()
+            if len(found):
+                hit()
+                found[0] *= 1 - 10.0**-exponent
+            return found
+
+        return planted
+
+    plant.__name__ = f"squared_norm_off_by_1e_{exponent}"
+    plant.__doc__ = f"The squared norm of a micro-batch's first sample is too small by a part in 10**{exponent}."
+    return fault("aggregate:squared_norms", "an under-estimated norm breaks the guarantee", "clipping.norms")(plant)
+
+
+factor_off_by_1e_3, factor_off_by_1e_6, factor_off_by_1e_9, factor_off_by_1e_12 = map(_factor_off, (3, 6, 9, 12))
+squared_norm_off_by_1e_3, squared_norm_off_by_1e_6 = map(_norm_off, (3, 6))
+squared_norm_off_by_1e_9, squared_norm_off_by_1e_12 = map(_norm_off, (9, 12))
+
+
+@fault("step:Trainer.clip_factors", "a sample lost between the passes", "training.private-gradients")
+def sample_dropped_in_second_pass(original: Function, hit: Hit) -> Function:
+    """The first sample of each micro-batch has no weight in the second backward; its reported factor is right."""
+    return _reweighted(original, hit, 0.0)
+
+
+@fault("step:Trainer.clip_factors", "a sample counted twice", "clipping.coefficients")
+def sample_doubled_in_second_pass(original: Function, hit: Hit) -> Function:
+    """The first sample of each micro-batch counts twice in the second backward; its reported factor is right."""
+    return _reweighted(original, hit, 2.0)
+
+
+@fault("step:Trainer.clip_factors", "factors in another order than the losses", "clipping.coefficients")
+def factors_swapped(original: Function, hit: Hit) -> Function:
+    """The first two samples of each micro-batch are weighted by each other's factor; reported factors are right."""
+
+    def planted(self: Any, micro: Any, losses: torch.Tensor, clip_norm: float) -> Any:
+        found = original(self, micro, losses, clip_norm)
+        if len(found) < 2:
+            return found
+        hit()
+        return torch.cat([found[:2].flip(0), found[2:]])
+
+    return planted
+
+
+def _reweighted(original: Function, hit: Hit, weight: float) -> Function:
+    def planted(self: Any, micro: Any, losses: torch.Tensor, clip_norm: float) -> Any:
+        found = original(self, micro, losses, clip_norm).clone()
+        if len(found):
+            hit()
+            found[0] *= weight
+        return found
+
+    return planted
