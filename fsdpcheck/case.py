@@ -11,49 +11,79 @@ from typing import Literal
 
 from fsdpcheck import case_rules, case_text
 
-VERSION = 1
+VERSION = 2
 
-Activation = Literal["identity", "relu", "leaky_relu", "hardtanh", "abs"]
+LayerKind = Literal["linear", "layer_norm", "rms_norm", "group_norm", "conv", "attention"]
+Activation = Literal[
+    "identity", "relu", "leaky_relu", "hardtanh", "abs", "gelu", "silu", "tanh", "sigmoid", "softmax"
+]  # fmt: skip
 Freeze = Literal["none", "weight", "bias", "all"]
-InputKind = Literal["vector", "sequence", "tokens"]
+InputKind = Literal["vector", "sequence", "tokens", "bags", "signal", "image", "volume"]
 LayoutKind = Literal["replicated", "contiguous", "strided", "sampler", "ragged"]
-Loss = Literal["mse", "linear", "hinge", "l1"]
+Loss = Literal["mse", "linear", "hinge", "l1", "cross_entropy"]
 Clipping = Literal["none", "unclipped", "exact", "probe"]
 NormMode = Literal["immediate", "deferred"]
 Contribution = Literal["complete", "partial", "mixed"]
 Dtype = Literal["float64", "float32"]
+Numbers = Literal["grid", "real"]
+Averaging = Literal["divide", "premultiply"]
+OptimizerKind = Literal["sgd", "adam", "adamw"]
+Schedule = Literal["constant", "halving"]
 
 Trait = Literal[
     "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "tied-private", "frozen", "root-parameters",
     "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
     "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project", "hsdp",
+    "conv", "group-norm", "rms-norm", "attention", "bags",
+    "conv-private", "group-norm-private", "rms-norm-private", "attention-private", "bags-private",
+    "surrogates", "real", "adam", "schedule", "resume", "premultiply",
 ]  # fmt: skip
 """What a case can demand of an implementation; ``Case.requires()`` gives the set, ``Features.accepts`` must cover it.
 
 "sequence": Linear layers see [b, T, d], so tokens need it too. "empty-rank": some forward of some rank sees no sample.
 "project": parameters are projected between steps, so the trainer has ``local_tensors``. "root-parameters": layers of
 the body are left to the root unit (the instrument always is). "rows<ranks", "uneven-rows": the number of ranks exceeds,
-or does not divide, the rows of a weight.
+or does not divide, the rows of a weight. "conv" and its like stand for plain training, "conv-private" for per-sample
+clipping, which needs a norm rule. "surrogates": a function of the model is replaced by one with values on a grid for
+the length of the run (see exact/surrogates.py). "schedule", "resume": the optimizer is the one ``Setup.optimizer``
+made, whose learning rate, or state, changes between steps.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One Linear layer (``width`` output features) and the activation behind it."""
+    """One layer with parameters (``width`` output features or channels) and the activation behind it.
+
+    "linear": on [n, d] or [n, T, d]. "layer_norm", "rms_norm": the same, ``width`` is the d that reaches them; a
+    rms_norm has no bias. "conv": 1-D on a "signal" [n, C, L], 2-D on an "image" [n, C, L, L], 3-D on a "volume"
+    [n, C, L, L, L], with ``kernel``, ``stride``, ``padding``, ``dilation`` equal in every direction and ``groups``.
+    "group_norm": on the same shapes, ``groups`` groups of the ``width`` channels that reach it, always with a bias.
+    "attention": on [n, T, d], ``width`` = d; four Linear layers (query, key, value, output) and one head.
+    ``frozen`` and ``bias`` hold for all four.
+    """
 
     width: int
     bias: bool = False
     activation: Activation = "identity"
     frozen: Freeze = "none"
+    kind: LayerKind = "linear"
+    kernel: int = 1
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """An ordinary model: an input stage, a chain of Linear layers, units for sharding.
+    """An ordinary model: an input stage, a chain of layers, units for sharding.
 
-    ``features`` is the width d that reaches the first Linear. ``input``: "vector" is [B, d], "sequence" [B, T, d],
-    "tokens" [B, T] through an Embedding of ``vocabulary`` rows (row ``padding_idx`` is padding if not None).
-    ``layer_norm`` puts a LayerNorm on the raw input of "vector" and "sequence", whose rows are then balanced +-2^k.
+    ``features`` is the width d (channels C) that reaches the first layer. ``input``: "vector" is [B, d], "sequence"
+    [B, T, d], "tokens" [B, T] through an Embedding of ``vocabulary`` rows (row ``padding_idx`` is padding if not None),
+    "bags" [B, T] through an EmbeddingBag that adds its rows up to [B, d], "signal" [B, C, L], "image" [B, C, L, L],
+    "volume" [B, C, L, L, L]; T and L are ``length``. Behind the convolutions a Flatten stands before the first layer
+    that works on rows. ``layer_norm`` puts a LayerNorm (eps 0) on the raw input of "vector" and "sequence", whose rows
+    are then balanced +-2^k; a layer of kind "layer_norm" stands anywhere and needs a surrogate to be exact.
     ``tied`` names two layers (0-based, among ``layers``) that share one weight; -1 is the Embedding.
     ``units``: sizes of the sharding units, counted over [input stage, if it has parameters] + layers, in order; what is
     left over stays with the root unit, as does the instrument (see proof.py).
@@ -71,8 +101,8 @@ class ModelSpec:
 
     @property
     def has_front(self) -> bool:
-        """Whether the input stage owns parameters (Embedding or LayerNorm)."""
-        return self.input == "tokens" or self.layer_norm
+        """Whether the input stage owns parameters (Embedding, EmbeddingBag or LayerNorm)."""
+        return self.input in ("tokens", "bags") or self.layer_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +147,16 @@ class BatchLayout:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSpec:
-    """SGD with a learning rate 2**-lr_exponent, or AdamW; momentum and weight decay are dyadic."""
+    """SGD, Adam or AdamW with a learning rate 2**-lr_exponent; momentum and weight decay are dyadic.
 
-    kind: Literal["sgd", "adamw"] = "sgd"
+    ``schedule`` "halving" halves the learning rate after each step, by ``torch.optim.lr_scheduler``.
+    """
+
+    kind: OptimizerKind = "sgd"
     lr_exponent: int = 0
     momentum: float = 0.0
     weight_decay: float = 0.0
+    schedule: Schedule = "constant"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +171,8 @@ class StepSpec:
     reading the coefficients. ``clip_norm`` is C in units of the per-sample loss scale (see proof.py).
     ``max_grad_norm`` clips the *global* gradient norm of plain training (None: no clipping).
     ``sync_every`` reduces gradients after every micro-batch; otherwise only after the last (no_sync).
+    ``resume``: between steps the optimizer's state is dropped and comes back from its own ``state_dict``.
+    "cross_entropy" is the softmax cross-entropy, summed over positions, against classes read off the targets.
     """
 
     loss: Loss = "mse"
@@ -151,6 +187,7 @@ class StepSpec:
     contribution: Contribution = "complete"
     max_grad_norm: float | None = None
     optimizer: OptimizerSpec = OptimizerSpec()
+    resume: bool = False
 
     @property
     def private(self) -> bool:
@@ -159,12 +196,20 @@ class StepSpec:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """dtype, ranges of the integers that are drawn, and whether parameters are projected to integers after a step."""
+    """dtype, ranges of the numbers that are drawn, and whether parameters are projected to integers after a step.
+
+    ``numbers``: "grid" draws integers, and functions that leave the grid have surrogates for the length of the run, on
+    oracle and ranks alike; "real" draws many-bit fractions in the same ranges and keeps the true functions, so sums
+    round and nothing is projected. ``averaging``: how simulated ranks form a collective's average: the sum divided by
+    W, or ("premultiply") the sum of what each rank multiplied by 1/W before.
+    """
 
     dtype: Dtype = "float64"
     weights: int = 1
     inputs: int = 1
     project: bool = True
+    numbers: Numbers = "grid"
+    averaging: Averaging = "divide"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
+import math
+import typing
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from fsdpcheck.case_shapes import SPATIAL, Stage, item_units, row_counts, stages
 from fsdpcheck.errors import InvalidCase
 
 if TYPE_CHECKING:
-    from fsdpcheck.case import Case, ModelSpec, Trait
+    from fsdpcheck.case import Case, LayerSpec, ModelSpec, Trait
 
 MAX_WORLD_SIZE = 64
 _MAX_ELEMENTS = 1 << 22
@@ -18,6 +22,7 @@ _MAX_ELEMENTS = 1 << 22
 
 def validate(case: Case) -> None:
     """Raises InvalidCase, naming the field, when the case contradicts itself or leaves the supported ranges."""
+    _validate_words(case)
     for where, value, low, high in _ranges(case):
         if not low <= value <= high:
             _refuse(where, value, f"a number from {low} to {high}", "choose one in the range")
@@ -25,18 +30,13 @@ def validate(case: Case) -> None:
     _validate_layout(case)
     _validate_step(case)
     _validate_optimizer(case)
+    _validate_numbers(case)
     _validate_size(case)
 
 
 def requires(case: Case) -> frozenset[Trait]:
     """The traits an implementation must accept to be given this case."""
-    return frozenset({*_model_traits(case), *_layout_traits(case), *_step_traits(case)})
-
-
-def row_counts(spec: ModelSpec) -> tuple[int, ...]:
-    """Rows (size of dim 0) of the body's weights, and so of its biases, in forward order."""
-    front = {"tokens": spec.vocabulary}.get(spec.input, spec.features)
-    return ((front,) if spec.has_front else ()) + tuple(layer.width for layer in spec.layers)
+    return frozenset({*_model_traits(case), *_layout_traits(case), *_step_traits(case), *_number_traits(case)})
 
 
 def is_power_of_two(value: int) -> bool:
@@ -45,6 +45,24 @@ def is_power_of_two(value: int) -> bool:
 
 def _refuse(where: str, got: object, wanted: str, then: str) -> None:
     raise InvalidCase(f"{where}: got {got!r}, wanted {wanted}; {then}")
+
+
+@cache
+def _words(kind: type) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """(field, its words) of every field of a dataclass whose type is a Literal."""
+    hints = typing.get_type_hints(kind).items()
+    return tuple((name, typing.get_args(hint)) for name, hint in hints if typing.get_origin(hint) is typing.Literal)
+
+
+def _validate_words(case: Case) -> None:
+    """A word nobody knows would choose some branch in silence."""
+    parts: list[tuple[str, object]] = [(field.name, getattr(case, field.name)) for field in dataclasses.fields(case)]
+    parts += [(f"model.layers[{index}]", layer) for index, layer in enumerate(case.model.layers)]
+    parts.append(("step.optimizer", case.step.optimizer))
+    for where, part in parts:
+        for name, words in _words(type(part)):
+            if getattr(part, name) not in words:
+                _refuse(f"{where}.{name}", getattr(part, name), f"one of {', '.join(words)}", "choose one of them")
 
 
 def _ranges(case: Case) -> Iterator[tuple[str, float, float, float]]:
@@ -56,6 +74,11 @@ def _ranges(case: Case) -> Iterator[tuple[str, float, float, float]]:
     yield "the number of model.layers", len(model.layers), 1, 64
     for index, layer in enumerate(model.layers):
         yield f"model.layers[{index}].width", layer.width, 1, 4096
+        yield f"model.layers[{index}].kernel", layer.kernel, 1, 64
+        yield f"model.layers[{index}].stride", layer.stride, 1, 64
+        yield f"model.layers[{index}].padding", layer.padding, 0, 64
+        yield f"model.layers[{index}].dilation", layer.dilation, 1, 64
+        yield f"model.layers[{index}].groups", layer.groups, 1, 4096
     yield "model.features", model.features, 1, 4096
     yield "model.length", model.length, 1, 4096
     yield "model.vocabulary", model.vocabulary, 1, 1 << 16
@@ -82,47 +105,76 @@ def _validate_model(spec: ModelSpec) -> None:
     items = len(spec.layers) + spec.has_front
     if sum(spec.units) > items:
         _refuse("model.units", spec.units, f"sizes that add up to at most {items} layers", "make units smaller")
-    if spec.padding_idx is not None and spec.input != "tokens":
+    if spec.padding_idx is not None and spec.input not in ("tokens", "bags"):
         _refuse("model.padding_idx", spec.padding_idx, "None without an Embedding", 'set input to "tokens"')
     if spec.padding_idx is not None and not 0 <= spec.padding_idx < spec.vocabulary:
         _refuse("model.padding_idx", spec.padding_idx, f"a row of the {spec.vocabulary}", "choose a smaller row")
-    if spec.layer_norm and spec.input == "tokens":
-        _refuse("model.layer_norm", True, "False with tokens", "a LayerNorm stands on raw vectors or sequences")
+    if spec.layer_norm and spec.input not in ("vector", "sequence"):
+        then = "a LayerNorm stands on raw vectors or sequences"
+        _refuse("model.layer_norm", True, f"False with {spec.input}", then)
     if spec.layer_norm and (spec.features < 2 or not is_power_of_two(spec.features)):
         _refuse("model.features", spec.features, "an even power of two under a LayerNorm", "use 2, 4 or 8")
+    for index, stage in enumerate(stages(spec)[spec.has_front :]):
+        assert stage.spec is not None
+        _validate_layer(f"model.layers[{index}]", stage, stage.spec)
     if spec.tied is not None:
         _validate_tied(spec, *spec.tied)
+
+
+def _validate_layer(where: str, stage: Stage, layer: LayerSpec) -> None:
+    used = {"conv": _WINDOW.keys(), "group_norm": {"groups"}}.get(layer.kind, ())
+    for name, default in _WINDOW.items():
+        if name not in used and getattr(layer, name) != default:
+            _refuse(f"{where}.{name}", getattr(layer, name), f"{default} for {layer.kind}", "leave it out")
+    if layer.kind in ("conv", "group_norm"):
+        _validate_channels(where, stage, layer)
+    elif layer.kind != "linear" and layer.width != stage.entering[-1]:
+        _refuse(f"{where}.width", layer.width, f"{stage.entering[-1]}, the width that reaches it", "set it")
+    if layer.kind == "attention" and len(stage.entering) != 2:
+        _refuse(f"{where}.kind", layer.kind, "positions to attend to", 'set input to "sequence" or "tokens"')
+    if layer.kind == "rms_norm" and layer.bias:
+        _refuse(f"{where}.bias", True, "False: a RMSNorm has none", "leave it out")
+
+
+_WINDOW = {"kernel": 1, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+"""Fields of a convolution, with what they are where there is none."""
+
+
+def _validate_channels(where: str, stage: Stage, layer: LayerSpec) -> None:
+    """A convolution or a GroupNorm."""
+    if not stage.channels_first:
+        wanted = f"an input among {', '.join(SPATIAL)} and no layer on rows before it"
+        _refuse(f"{where}.kind", layer.kind, wanted, "move it to the front")
+    channels = stage.entering[0]
+    if layer.kind == "group_norm" and (layer.width != channels or not layer.bias):
+        wanted = f"width {channels}, the channels that reach it, and a bias"
+        _refuse(f"{where}.width, bias", (layer.width, layer.bias), wanted, "set them")
+    if channels % layer.groups or layer.width % layer.groups:
+        wanted = f"a number that divides {channels} and {layer.width} channels"
+        _refuse(f"{where}.groups", layer.groups, wanted, "use fewer groups")
+    if layer.kind == "group_norm" and math.prod(stage.entering) == layer.groups:
+        _refuse(f"{where}.groups", layer.groups, "groups of several values: one alone has no variance", "use fewer")
+    if min(stage.leaving) < 1:
+        got = f"an output of shape {stage.leaving} from {stage.entering}"
+        _refuse(f"{where}.kernel", got, "at least 1 in every direction", "use a smaller kernel or more padding")
 
 
 def _validate_tied(spec: ModelSpec, first: int, second: int) -> None:
     lowest = -1 if spec.input == "tokens" else 0
     if not lowest <= first < second < len(spec.layers):
         _refuse("model.tied", (first, second), f"{lowest} <= first < second < {len(spec.layers)}", "name two layers")
-    shapes = _weight_shapes(spec)
-    one, two = shapes[first - lowest], shapes[second - lowest]
-    if one != two:
-        _refuse("model.tied", f"weights of shapes {one} and {two}", "equal shapes", "make the two layers alike")
-    frozen = [first >= 0 and spec.layers[first].frozen in ("weight", "all")]
-    frozen.append(spec.layers[second].frozen in ("weight", "all"))
+    one, two = stages(spec)[first + spec.has_front], stages(spec)[second + spec.has_front]
+    if one.kind not in ("linear", "embedding") or two.kind != "linear":
+        _refuse("model.tied", f"layers of kinds {one.kind} and {two.kind}", "linear layers or an Embedding", "name two")
+    if one.weights != two.weights:
+        got = f"weights of shapes {one.weights[0]} and {two.weights[0]}"
+        _refuse("model.tied", got, "equal shapes", "make the two layers alike")
+    frozen = [stage.spec is not None and stage.spec.frozen in ("weight", "all") for stage in (one, two)]
     if frozen[0] != frozen[1]:
         _refuse("model.tied", "one layer with a frozen weight", "both or neither frozen", "freeze the shared weight")
-    units = unit_of_layers(spec)
-    if units[first - lowest] != units[second - lowest]:
+    units = item_units(spec)
+    if units[first + spec.has_front] != units[second + spec.has_front]:
         _refuse("model.tied", "layers of two sharding units", "layers of one unit", "join the units")
-
-
-def unit_of_layers(spec: ModelSpec) -> tuple[int, ...]:
-    """Index of the sharding unit of every layer with parameters, -1 for the root; a LayerNorm in front is left out."""
-    units = [unit for unit, size in enumerate(spec.units) for _ in range(size)]
-    units += [-1] * (len(spec.layers) + spec.has_front - len(units))
-    return tuple(units[1:] if spec.layer_norm else units)
-
-
-def _weight_shapes(spec: ModelSpec) -> list[tuple[int, int]]:
-    """Weight shapes of the Embedding, if there is one, and the Linear layers."""
-    widths = [spec.features, *(layer.width for layer in spec.layers)]
-    shapes = [(rows, columns) for columns, rows in itertools.pairwise(widths)]
-    return [(spec.vocabulary, spec.features), *shapes] if spec.input == "tokens" else shapes
 
 
 def _validate_layout(case: Case) -> None:
@@ -167,38 +219,71 @@ def _validate_optimizer(case: Case) -> None:
     for name, value in (("momentum", optimizer.momentum), ("weight_decay", optimizer.weight_decay)):
         if not (value * 2.0**16).is_integer():
             _refuse(f"step.optimizer.{name}", value, "a multiple of 2**-16", "use 0.5 or 0.25")
-    if optimizer.kind == "adamw" and optimizer.momentum:
-        _refuse("step.optimizer.momentum", optimizer.momentum, "0.0 with adamw", "its betas are fixed")
+    if optimizer.kind != "sgd" and optimizer.momentum:
+        _refuse("step.optimizer.momentum", optimizer.momentum, f"0.0 with {optimizer.kind}", "its betas are fixed")
+
+
+def _validate_numbers(case: Case) -> None:
+    """Real numbers are on no grid: there is nothing to project to, and no integer to be a sum of four squares."""
+    if case.arithmetic.numbers == "real" and case.arithmetic.project:
+        _refuse("arithmetic.project", True, "False with real numbers", "set it")
+    if case.arithmetic.numbers == "real" and case.step.clipping == "exact":
+        _refuse("step.clipping", "exact", "another family with real numbers", 'use "unclipped" or "probe"')
 
 
 def _validate_size(case: Case) -> None:
-    spec = case.model
-    parameters = sum(rows * columns for rows, columns in _weight_shapes(spec))
-    widest = max(spec.features, *(layer.width for layer in spec.layers))
-    positions = 1 if spec.input == "vector" else spec.length
+    chain = stages(case.model)
+    parameters = sum(math.prod(shape) for stage in chain for shape in stage.shapes.values())
+    widest = max(max(math.prod(stage.entering), math.prod(stage.leaving)) for stage in chain)
+    widest = max([widest, *(stage.entering[0] ** 2 for stage in chain if stage.kind == "attention")])
     samples = case.layout.batch_size * case.step.steps
-    for where, size in (("the model", parameters), ("the data set", samples * positions * widest)):
+    for where, size in (("the model", parameters), ("the data set", samples * widest)):
         if size > _MAX_ELEMENTS:
             _refuse(f"the size of {where}", size, f"at most {_MAX_ELEMENTS} elements", "make the case smaller")
 
 
 def _model_traits(case: Case) -> Iterator[Trait]:
     spec, ranks = case.model, case.mesh.dp_shard
+    kinds = {layer.kind for layer in spec.layers}
     facts: dict[Trait, Any] = {
         "bias": any(layer.bias for layer in spec.layers),
         "tokens": spec.input == "tokens",
-        "sequence": spec.input != "vector",
+        "sequence": spec.input in ("sequence", "tokens"),
         "padding_idx": spec.padding_idx is not None,
-        "layer-norm": spec.layer_norm,
-        "tied": spec.tied is not None and not case.step.private,
-        "tied-private": spec.tied is not None and case.step.private,
+        "layer-norm": spec.layer_norm or "layer_norm" in kinds,
         "frozen": any(layer.frozen != "none" for layer in spec.layers),
         "root-parameters": sum(spec.units) < len(spec.layers) + spec.has_front,
         "rows<ranks": any(rows < ranks for rows in row_counts(spec)),
         "uneven-rows": any(rows % ranks for rows in row_counts(spec)),
         "keep-unsharded": not case.mesh.reshard_after_forward,
         "hsdp": case.mesh.dp_replicate > 1,
-        "float32": case.arithmetic.dtype == "float32",
+    }
+    yield from (trait for trait, holds in facts.items() if holds)
+    families: dict[Trait, tuple[Trait, Any]] = {
+        "tied": ("tied-private", spec.tied is not None),
+        "conv": ("conv-private", spec.input in SPATIAL),
+        "group-norm": ("group-norm-private", "group_norm" in kinds),
+        "rms-norm": ("rms-norm-private", "rms_norm" in kinds),
+        "attention": ("attention-private", "attention" in kinds),
+        "bags": ("bags-private", spec.input == "bags"),
+    }
+    yield from (private if case.step.private else plain for plain, (private, holds) in families.items() if holds)
+
+
+_OFF_THE_GRID = {"layer_norm", "rms_norm", "group_norm", "attention", "gelu", "silu", "tanh", "sigmoid", "softmax"}
+"""Kinds of layers and activations whose values are no dyadic numbers."""
+
+
+def _number_traits(case: Case) -> Iterator[Trait]:
+    arithmetic, layers = case.arithmetic, case.model.layers
+    used = {layer.kind for layer in layers} | {layer.activation for layer in layers}
+    off_the_grid = bool(used & _OFF_THE_GRID) or case.step.loss == "cross_entropy"
+    facts: dict[Trait, Any] = {
+        "float32": arithmetic.dtype == "float32",
+        "project": arithmetic.project,
+        "real": arithmetic.numbers == "real",
+        "surrogates": arithmetic.numbers == "grid" and off_the_grid,
+        "premultiply": arithmetic.averaging == "premultiply",
     }
     yield from (trait for trait, holds in facts.items() if holds)
 
@@ -223,7 +308,9 @@ def _step_traits(case: Case) -> Iterator[Trait]:
         "mean": step.reduction == "mean",
         "momentum": step.optimizer.momentum > 0,
         "weight-decay": step.optimizer.weight_decay > 0,
+        "adam": step.optimizer.kind == "adam",
         "adamw": step.optimizer.kind == "adamw",
-        "project": case.arithmetic.project,
+        "schedule": step.optimizer.schedule != "constant",
+        "resume": step.resume,
     }
     yield from (trait for trait, holds in facts.items() if holds)

@@ -9,6 +9,7 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fsdpcheck.case_shapes import SPATIAL, Stage, body_input, stages
 from fsdpcheck.errors import InvalidCase
 
 if TYPE_CHECKING:
@@ -100,23 +101,41 @@ def _tuple(arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]
 
 
 def _describe_model(spec: ModelSpec) -> str:
-    shape = {"vector": "[B, {d}]", "sequence": "[B, {t}, {d}]", "tokens": "[B, {t}]"}[spec.input]
-    parts = [f"{spec.input} inputs {shape.format(d=spec.features, t=spec.length)}"]
-    if spec.input == "tokens":
-        padding = "" if spec.padding_idx is None else f", padding_idx={spec.padding_idx}"
-        parts.append(f"Embedding({spec.vocabulary}, {spec.features}{padding})")
-    elif spec.layer_norm:
-        parts.append(f"LayerNorm({spec.features})")
-    width = spec.features
-    for layer in spec.layers:
-        extra = ", bias" * layer.bias + (f", {layer.frozen} frozen" if layer.frozen != "none" else "")
-        parts.append(f"Linear({width}, {layer.width}{extra})")
-        parts += [layer.activation] * (layer.activation != "identity")
-        width = layer.width
+    indices = spec.input in ("tokens", "bags")
+    shape = (spec.length,) if indices else body_input(spec)
+    parts = [f"{spec.input} inputs [{', '.join(map(str, ('B', *shape)))}]"]
+    for stage in stages(spec):
+        parts += ["Flatten"] * stage.flatten + [_describe_stage(spec, stage)]
+        if stage.spec is not None and stage.spec.activation != "identity":
+            parts.append(stage.spec.activation)
     tied = "" if spec.tied is None else f"; layers {spec.tied[0]} and {spec.tied[1]} share one weight"
     left = len(spec.layers) + spec.has_front - sum(spec.units)
     units = f"units of {', '.join(map(str, spec.units))} layers" if spec.units else "no inner unit"
     return f"model: {' -> '.join(parts)}{tied}; {units}, {left} left to the root"
+
+
+_MODULES = {
+    "embedding": "Embedding", "embedding_bag": "EmbeddingBag", "linear": "Linear", "layer_norm": "LayerNorm",
+    "rms_norm": "RMSNorm", "group_norm": "GroupNorm", "attention": "Attention",
+}  # fmt: skip
+_DEFAULTS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+
+
+def _describe_stage(spec: ModelSpec, stage: Stage) -> str:
+    """As torch prints the module: "Conv2d(1, 4, kernel=3, padding=1, bias, weight frozen)"."""
+    layer = stage.spec
+    if layer is None:
+        padding = "" if spec.padding_idx is None else f", padding_idx={spec.padding_idx}"
+        return f"{_MODULES[stage.kind]}({', '.join(map(str, stage.weights[0]))}{padding})"
+    frozen = f", {layer.frozen} frozen" if layer.frozen != "none" else ""
+    if layer.kind == "conv":
+        window = "".join(f", {name}={v}" for name, d in _DEFAULTS.items() if (v := getattr(layer, name)) != d)
+        name = f"Conv{SPATIAL[spec.input]}d({stage.entering[0]}, {layer.width}, kernel={layer.kernel}{window}"
+        return f"{name}{', bias' * layer.bias}{frozen})"
+    sizes = {"linear": f"{stage.entering[-1]}, {layer.width}", "group_norm": f"{layer.groups}, {layer.width}"}
+    bias = ", bias" * (layer.bias and layer.kind in ("linear", "attention"))
+    bias += ", no bias" * (not layer.bias and layer.kind == "layer_norm")
+    return f"{_MODULES[layer.kind]}({sizes.get(layer.kind, layer.width)}{bias}{frozen})"
 
 
 def _describe_ranks(case: Case) -> str:
@@ -141,11 +160,17 @@ def _describe_step(case: Case) -> str:
     rule = f"{optimizer.kind} lr={2.0**-optimizer.lr_exponent}"
     rule += f" momentum={optimizer.momentum}" if optimizer.momentum else ""
     rule += f" weight_decay={optimizer.weight_decay}" if optimizer.weight_decay else ""
+    rule += ", halved after each step" if optimizer.schedule == "halving" else ""
+    rule += ", its state saved and loaded after each step" if step.resume else ""
     count = f"{step.steps} step" + "s" * (step.steps > 1)
     return f"step: {count}, {what}; {step.loss} loss, {step.reduction}, N = {step.normaliser}; {rule}"
 
 
 def _describe_numbers(case: Case) -> str:
     rule = case.arithmetic
-    projected = ", projected to integers after each step" if rule.project else ""
-    return f"numbers: {rule.dtype}, weights in +-{rule.weights}, inputs in +-{rule.inputs}{projected}; seed {case.seed}"
+    kind = "real numbers" if rule.numbers == "real" else "integers"
+    kind += " and surrogates" if "surrogates" in case.requires() else ""
+    more = ", projected to integers after each step" if rule.project else ""
+    more += ", averages premultiplied by 1/W" if rule.averaging == "premultiply" else ""
+    ranges = f"weights in +-{rule.weights}, inputs in +-{rule.inputs}"
+    return f"numbers: {rule.dtype}, {kind}, {ranges}{more}; seed {case.seed}"

@@ -16,6 +16,7 @@ from torch import Tensor
 from fsdpcheck import models, values
 from fsdpcheck.adapters._base import Batch, MicroBatch
 from fsdpcheck.case import Case
+from fsdpcheck.case_shapes import body_input
 
 Indices = tuple[tuple[tuple[int, ...], ...], ...]
 
@@ -35,27 +36,28 @@ def logical_batch(case: Case, step: int) -> Counter[int]:
 
 
 def inputs(case: Case) -> Tensor:
-    """The dataset's inputs: [D, d], [D, T, d], or int64 tokens [D, T].
+    """The dataset's inputs: [D, d], [D, T, d], [D, C, L, ...], or int64 tokens [D, T].
 
     With a LayerNorm in front every row is balanced: half +2^k, half -2^k, with 2^k <= arithmetic.inputs. Then mean 0,
-    variance 4^k and the normalised row +-1 are exact.
+    variance 4^k and the normalised row +-1 are exact. Not so real numbers, which are fractions everywhere.
     """
-    spec, samples, bound = case.model, _samples(case), case.arithmetic.inputs
-    if spec.input == "tokens":
+    spec, samples = case.model, _samples(case)
+    if spec.input in ("tokens", "bags"):
         shape: tuple[int, ...] = (samples, spec.length)
         return torch.from_numpy(values.integers(case.seed, "tokens", shape, 0, spec.vocabulary - 1))
-    shape = (samples, spec.features) if spec.input == "vector" else (samples, spec.length, spec.features)
-    if spec.layer_norm:
+    shape = (samples, *body_input(spec))
+    if spec.layer_norm and case.arithmetic.numbers == "grid":
         return _balanced(case, shape).to(models.DTYPES[case.arithmetic.dtype])
-    drawn = torch.from_numpy(values.symmetric(case.seed, "inputs", shape, bound))
-    return drawn.to(models.DTYPES[case.arithmetic.dtype])
+    return models.drawn(case, "inputs", shape, case.arithmetic.inputs)
 
 
 def targets(case: Case) -> Tensor:
-    """The dataset's targets of the body, [D, F]: integers in [-inputs - 1, inputs + 1], so that few errors vanish."""
-    bound, shape = case.arithmetic.inputs + 1, (_samples(case), models.body_features(case))
-    drawn = torch.from_numpy(values.symmetric(case.seed, "targets", shape, bound))
-    return drawn.to(models.DTYPES[case.arithmetic.dtype])
+    """The dataset's targets of the body, [D, F], in [-inputs - 1, inputs + 1], so that few errors vanish.
+
+    Integers, or fractions if the case's numbers are real.
+    """
+    shape = (_samples(case), models.body_features(case))
+    return models.drawn(case, "targets", shape, case.arithmetic.inputs + 1)
 
 
 def batch(

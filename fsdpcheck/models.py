@@ -6,42 +6,44 @@ body output (T*p, or p without positions), R rows of the instrument, W ranks.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdpcheck import values
-from fsdpcheck.case import Activation, Case, LayerSpec, Loss
+from fsdpcheck import layers, values
+from fsdpcheck.case import Case, Loss
+from fsdpcheck.case_shapes import Shape, Stage, StageKind, body_output, stages
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 EXACT_SCALE_EXPONENT = {"float64": 40, "float32": 8}
 """s of the "exact" clipping family: per-sample losses grow by 2**s, so that an eps beside a norm is absorbed."""
+REAL_BITS = {"float64": 30, "float32": 23}
+"""Bits of a drawn fraction: products of two have more than the dtype holds, so sums round."""
 
-Kind = Literal["embedding", "layer_norm", "linear"]
 Reduction = Literal["none", "mean", "sum"]
 
 
 class Layer(NamedTuple):
-    """One layer with parameters: canonical module name ("units.0.linear1"), kind, and its LayerSpec if Linear.
+    """One layer with parameters: canonical module name ("units.0.linear1"), what stands there, its parameters' shapes.
 
-    ``shape`` is the weight's: Linear [p, d], Embedding [V, d], LayerNorm [d]. ``tied_to`` is the canonical module name
-    of the earlier layer whose weight this one shares, or empty.
+    ``shapes`` by name inside the layer ("weight", "query.bias"). ``tied_to`` is the canonical module name of the
+    earlier layer whose weight this one shares, or empty.
     """
 
     name: str
-    kind: Kind
-    spec: LayerSpec | None
-    shape: tuple[int, ...]
+    stage: Stage
     tied_to: str = ""
 
+    @property
+    def kind(self) -> StageKind:
+        return self.stage.kind
 
-class Abs(nn.Module):
-    """|x|, elementwise; the subgradient at 0 is 0."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.abs()
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.stage.shapes
 
 
 class CaseModel(nn.Module):
@@ -69,13 +71,18 @@ class CaseModel(nn.Module):
 class PerSampleLoss(nn.Module):
     """Per-sample loss [b] of packed outputs and targets [b, F + R], times ``scale``; sums, never means, over features.
 
-    mse: 0.5 * sum e^2; linear: <y, t>; hinge: sum relu(1 - y * sign t); l1: sum |e|; and <u, v> for the instrument's
-    targets u and output v. ``reduction`` is over samples.
+    mse: 0.5 * sum e^2; linear: <y, t>; hinge: sum relu(1 - y * sign t); l1: sum |e|; cross_entropy: sum over positions
+    of the softmax cross-entropy of ``classes`` logits (F / classes positions), the class being floor |t| modulo
+    classes for the position's first target t. And <u, v> for the instrument's targets u and output v. ``reduction`` is
+    over samples.
     """
 
-    def __init__(self, kind: Loss, features: int, scale: float = 1.0, reduction: Reduction = "none") -> None:
+    def __init__(
+        self, kind: Loss, features: int, scale: float = 1.0, reduction: Reduction = "none", classes: int | None = None
+    ) -> None:
         super().__init__()
         self.kind, self.features, self.scale, self.reduction = kind, features, scale, reduction
+        self.classes = features if classes is None else classes
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         y_BF, v_BR = outputs[:, : self.features], outputs[:, self.features :]
@@ -87,7 +94,7 @@ class PerSampleLoss(nn.Module):
 
     def with_reduction(self, reduction: Reduction) -> PerSampleLoss:
         """The same loss, reduced over samples as asked."""
-        return PerSampleLoss(self.kind, self.features, self.scale, reduction)
+        return PerSampleLoss(self.kind, self.features, self.scale, reduction, self.classes)
 
     def _body(self, y_BF: Tensor, t_BF: Tensor) -> Tensor:
         if self.kind == "mse":
@@ -96,51 +103,69 @@ class PerSampleLoss(nn.Module):
             return (y_BF * t_BF).sum(1)
         if self.kind == "hinge":
             return F.relu(1 - y_BF * t_BF.sign()).sum(1)
+        if self.kind == "cross_entropy":
+            return self._cross_entropy(y_BF, t_BF)
         return (y_BF - t_BF).abs().sum(1)
+
+    def _cross_entropy(self, y_BF: Tensor, t_BF: Tensor) -> Tensor:
+        positions = self.features // self.classes
+        logits_NC = y_BF.reshape(-1, self.classes)
+        chosen_N = (t_BF.reshape(-1, self.classes)[:, 0].abs().floor() % self.classes).long()
+        losses_N = F.cross_entropy(logits_NC, chosen_N, reduction="none")
+        return losses_N.reshape(len(y_BF), positions).sum(1)
 
 
 def build(case: Case) -> CaseModel:
     """The case's model on CPU, filled with ``initial_parameters(case)``; torch's random streams are not touched."""
     parameters = initial_parameters(case)
-    layers = layer_names(case)
-    groups: list[dict[str, nn.Module]] = [{} for _ in range(len(case.model.units) + 1)]
+    groups = [nn.Sequential() for _ in range(len(case.model.units) + 1)]
     made: dict[str, nn.Module] = {}
-    for layer in layers:
+    for position, layer in enumerate(layer_names(case)):
         place, local = _split(layer.name)
-        made[layer.name] = _module(case, layer, parameters, made)
-        groups[place][local] = made[layer.name]
-        if layer.spec is not None and layer.spec.activation != "identity":
-            groups[place][local.replace("linear", "activation")] = _activation(layer.spec.activation)
-    sequences = [nn.Sequential() for _ in groups]
-    for sequence, group in zip(sequences, groups, strict=True):
-        for name, module in group.items():
-            sequence.add_module(name, module)
+        made[layer.name] = layers.module(case.model, layer.stage)
+        _fill(made[layer.name], layer, parameters, made)
+        if layer.stage.flatten:
+            groups[place].add_module("flatten", nn.Flatten())
+        groups[place].add_module(local, made[layer.name])
+        spec = layer.stage.spec
+        if spec is not None and spec.activation != "identity":
+            number = position - case.model.has_front
+            groups[place].add_module(f"activation{number}", layers.activation(spec.activation))
     instrument = nn.Linear(1, instrument_rows(case), bias=False, device="meta")
     instrument.weight = nn.Parameter(parameters["instrument.weight"])
-    return CaseModel(sequences[:-1], sequences[-1], instrument)
+    return CaseModel(groups[:-1], groups[-1], instrument)
 
 
 def initial_parameters(case: Case) -> dict[str, Tensor]:
-    """Parameters before the first step by canonical name, integers in [-weights, weights] in the case's dtype.
+    """Parameters before the first step by canonical name, in [-weights, weights], in the case's dtype.
 
-    In the order of ``named_parameters``: a shared weight once, under its first name. Values hang on the layer's
-    position in the chain, not on its unit, so regrouping units keeps them.
+    Integers, or fractions if the case's numbers are real. In the order of ``named_parameters``: a shared weight once,
+    under its first name. Values hang on the layer's position in the chain, not on its unit, so regrouping units keeps
+    them.
     """
-    bound, dtype = case.arithmetic.weights, DTYPES[case.arithmetic.dtype]
+    bound = case.arithmetic.weights
     return {
-        name: torch.from_numpy(values.symmetric(case.seed, "parameter " + _local(name), shape, bound)).to(dtype)
-        for name, shape in parameter_shapes(case).items()
+        name: drawn(case, "parameter " + _local(name), shape, bound) for name, shape in parameter_shapes(case).items()
     }
 
 
-def parameter_shapes(case: Case) -> dict[str, tuple[int, ...]]:
+def drawn(case: Case, stream: str, shape: Shape, bound: int) -> Tensor:
+    """Numbers of a stream in [-bound, bound], case dtype: integers, or fractions if the case's numbers are real."""
+    if case.arithmetic.numbers == "real":
+        found = values.fractions(case.seed, stream, shape, REAL_BITS[case.arithmetic.dtype]) * bound
+    else:
+        found = values.symmetric(case.seed, stream, shape, bound).astype("float64")
+    return torch.from_numpy(found).to(DTYPES[case.arithmetic.dtype])
+
+
+def parameter_shapes(case: Case) -> dict[str, Shape]:
     """Shape of every parameter by canonical name, in the order of ``named_parameters``; a shared weight once."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer in layer_names(case):
-        if not layer.tied_to:
-            shapes[f"{layer.name}.weight"] = layer.shape
-        if layer.kind == "layer_norm" or (layer.spec is not None and layer.spec.bias):
-            shapes[f"{layer.name}.bias"] = layer.shape[:1]
+    shapes = {
+        f"{layer.name}.{name}": shape
+        for layer in layer_names(case)
+        for name, shape in layer.shapes.items()
+        if not (layer.tied_to and name == "weight")
+    }
     shapes["instrument.weight"] = (instrument_rows(case), 1)
     return shapes
 
@@ -148,22 +173,15 @@ def parameter_shapes(case: Case) -> dict[str, tuple[int, ...]]:
 def layer_names(case: Case) -> tuple[Layer, ...]:
     """The layers with parameters in forward order (the instrument, which stands beside the chain, is not among them).
 
-    Behind each Linear comes its ``spec.activation``; identity has no module.
+    Before a layer may stand a Flatten, behind it its activation; identity has no module.
     """
-    spec = case.model
-    names = _canonical(case)
-    layers: list[Layer] = []
-    if spec.input == "tokens":
-        layers.append(Layer(names[0], "embedding", None, (spec.vocabulary, spec.features)))
-    elif spec.layer_norm:
-        layers.append(Layer(names[0], "layer_norm", None, (spec.features,)))
-    front, width = len(layers), spec.features
-    for position, layer in enumerate(spec.layers):
-        tied = spec.tied is not None and position == spec.tied[1]
-        tied_to = names[front + spec.tied[0]] if tied and spec.tied is not None else ""
-        layers.append(Layer(names[front + position], "linear", layer, (layer.width, width), tied_to))
-        width = layer.width
-    return tuple(layers)
+    spec, chain = case.model, stages(case.model)
+    names = [_name(stage, position - spec.has_front) for position, stage in enumerate(chain)]
+    places = [f"units.{unit}" for unit, size in enumerate(spec.units) for _ in range(size)]
+    places += ["tail"] * (len(names) - len(places))
+    names = [f"{place}.{name}" for place, name in zip(places, names, strict=True)]
+    tied = {} if spec.tied is None else {names[spec.tied[1] + spec.has_front]: names[spec.tied[0] + spec.has_front]}
+    return tuple(Layer(name, stage, tied.get(name, "")) for name, stage in zip(names, chain, strict=True))
 
 
 def unit_names(case: Case) -> tuple[tuple[str, ...], ...]:
@@ -173,13 +191,17 @@ def unit_names(case: Case) -> tuple[tuple[str, ...], ...]:
 
 def loss_for(case: Case) -> PerSampleLoss:
     """The case's per-sample loss, scaled by ``loss_scale(case)``."""
-    return PerSampleLoss(case.step.loss, body_features(case), loss_scale(case))
+    return PerSampleLoss(case.step.loss, body_features(case), loss_scale(case), classes=classes(case))
 
 
 def body_features(case: Case) -> int:
     """F, the number of features of one sample's flattened body output."""
-    positions = 1 if case.model.input == "vector" else case.model.length
-    return positions * case.model.layers[-1].width
+    return math.prod(body_output(case.model))
+
+
+def classes(case: Case) -> int:
+    """Logits of one position: p of a body output [T, p], all F features otherwise."""
+    return case.model.layers[-1].width if case.model.input in ("sequence", "tokens") else body_features(case)
 
 
 def instrument_rows(case: Case) -> int:
@@ -197,23 +219,22 @@ def loss_scale_exponent(case: Case) -> int:
 
 
 def loss_scale(case: Case) -> float:
-    """What every per-sample loss is multiplied by: W, so that averaging over ranks is exact, times 2**s."""
-    return float(case.world_size * 2 ** loss_scale_exponent(case))
+    """What every per-sample loss is multiplied by: W, so that averaging over ranks is exact, times 2**s.
+
+    With two axes once more dp_replicate, for implementations that average over each axis by itself.
+    """
+    return float(case.world_size * case.mesh.dp_replicate * 2 ** loss_scale_exponent(case))
 
 
-def _canonical(case: Case) -> list[str]:
-    """Canonical module names of the input stage, if it has parameters, and of the Linear layers."""
-    spec = case.model
-    local = ["embedding" if spec.input == "tokens" else "layer_norm"] if spec.has_front else []
-    local += [f"linear{position}" for position in range(len(spec.layers))]
-    places = [f"units.{unit}" for unit, size in enumerate(spec.units) for _ in range(size)]
-    places += ["tail"] * (len(local) - len(places))
-    return [f"{place}.{name}" for place, name in zip(places, local, strict=True)]
+def _name(stage: Stage, position: int) -> str:
+    """Name of a stage in its group: the input stage's kind, or kind and position of a layer."""
+    return stage.kind if stage.spec is None else f"{stage.kind}{position}"
 
 
 def _local(parameter: str) -> str:
-    """A parameter's name without its unit: "linear0.weight"."""
-    return ".".join(parameter.split(".")[-2:])
+    """A parameter's name without its unit: "linear0.weight", "attention1.query.weight"."""
+    parts = parameter.split(".")
+    return ".".join(parts[{"units": 2, "tail": 1}.get(parts[0], 0) :])
 
 
 def _split(name: str) -> tuple[int, str]:
@@ -222,35 +243,13 @@ def _split(name: str) -> tuple[int, str]:
     return (-1 if place == "tail" else int(place.removeprefix("units."))), local
 
 
-def _module(case: Case, layer: Layer, parameters: dict[str, Tensor], made: dict[str, nn.Module]) -> nn.Module:
-    module: nn.Module
-    if layer.kind == "embedding":
-        rows, columns = layer.shape
-        module = nn.Embedding(rows, columns, padding_idx=case.model.padding_idx, device="meta")
-    elif layer.kind == "layer_norm":
-        module = nn.LayerNorm(layer.shape[0], eps=0.0, device="meta")
-    else:
-        rows, columns = layer.shape
-        module = nn.Linear(columns, rows, bias=layer.spec is not None and layer.spec.bias, device="meta")
-    frozen = layer.spec.frozen if layer.spec is not None else "none"
-    if layer.tied_to:
-        shared = made[layer.tied_to].weight
-        assert isinstance(shared, nn.Parameter)
-        module.weight = shared
-    else:
-        trained = frozen not in ("weight", "all")
-        module.weight = nn.Parameter(parameters[f"{layer.name}.weight"], requires_grad=trained)
-    if f"{layer.name}.bias" in parameters:
-        trained = frozen not in ("bias", "all")
-        module.bias = nn.Parameter(parameters[f"{layer.name}.bias"], requires_grad=trained)
-    return module
-
-
-def _activation(kind: Activation) -> nn.Module:
-    if kind == "relu":
-        return nn.ReLU()
-    if kind == "leaky_relu":
-        return nn.LeakyReLU(0.5)
-    if kind == "hardtanh":
-        return nn.Hardtanh(-4.0, 4.0)
-    return Abs() if kind == "abs" else nn.Identity()
+def _fill(module: nn.Module, layer: Layer, parameters: dict[str, Tensor], made: dict[str, nn.Module]) -> None:
+    """Give a module its parameters, frozen as its spec says; a tied weight is the earlier layer's parameter."""
+    frozen = layer.stage.spec.frozen if layer.stage.spec is not None else "none"
+    for name in layer.shapes:
+        path, _, last = name.rpartition(".")
+        if layer.tied_to and name == "weight":
+            shared = made[layer.tied_to].weight
+        else:
+            shared = nn.Parameter(parameters[f"{layer.name}.{name}"], requires_grad=frozen not in (last, "all"))
+        setattr(module.get_submodule(path), last, shared)

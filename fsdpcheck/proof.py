@@ -24,7 +24,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import layouts, models
+from fsdpcheck import layers, layouts, models
 from fsdpcheck.case import Case
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent
@@ -174,7 +174,7 @@ def _losses(case: Case, step: StepAnswer, body_nF: Tensor, budget: Budget) -> Te
     targets_nF = layouts.targets(case)[list(step.samples)].double()
     exponent = min(grid_exponent(body_nF), grid_exponent(targets_nF), 0)
     budget.spend("loss", body_nF.detach().abs() + targets_nF.abs() + 1, exponent)
-    loss = models.PerSampleLoss(case.step.loss, models.body_features(case))
+    loss = models.PerSampleLoss(case.step.loss, models.body_features(case), classes=models.classes(case))
     losses: Tensor = loss(torch.cat([body_nF, silent], 1), torch.cat([targets_nF, silent], 1))
     return losses
 
@@ -190,7 +190,7 @@ def _forward(name: str, module: nn.Module, x: Tensor, output: Tensor, budget: Bu
         budget.spend(stage, bound, exponent)
     elif isinstance(module, nn.LayerNorm):
         _layer_norm(stage, module, x, budget)
-    elif isinstance(module, (nn.Embedding, nn.ReLU, nn.LeakyReLU, nn.Hardtanh, nn.Identity, models.Abs)):
+    elif isinstance(module, (nn.Embedding, nn.ReLU, nn.LeakyReLU, nn.Hardtanh, nn.Identity, layers.Abs)):
         budget.spend(stage, output.detach().abs(), grid_exponent(output))
     else:
         raise NotExact(f"{budget.where}, {stage}: no rule for a {type(module).__name__}")

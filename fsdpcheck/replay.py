@@ -1,6 +1,6 @@
 """Replay tokens: one run as a string, from any machine to any other. Data only: nothing in a token is ever executed.
 
-A token is ``v1:`` and base64url of a header (length and CRC-32 of what follows) and zlib-compressed JSON. The header
+A token is ``v2:`` and base64url of a header (length and CRC-32 of what follows) and zlib-compressed JSON. The header
 comes first, so a token that lost its end in a terminal or a mail is told from garbage.
 
 What a token *names* is imported only when it is part of fsdpcheck: a built-in adapter, a law of fsdpcheck.properties, a
@@ -24,7 +24,7 @@ from fsdpcheck import adapters
 from fsdpcheck.case import Case
 from fsdpcheck.errors import InvalidCase, InvalidToken
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_TOKEN: Final = 1 << 16  # characters
 MAX_JSON: Final = 1 << 20  # bytes; zlib can swell a thousandfold
 MAX_FILE: Final = 1 << 26  # bytes
@@ -35,17 +35,21 @@ _HEADER = struct.Struct(">II")
 _DICTIONARY = (
     b'"forward","reversed","fsdpcheck.impl.faults:","law":"plain.private.padding.norms.collectives.deferred."'
     b'"reference","fully_shard","fsdp1","opacus","engine":"processes","replicated","strided","sampler","ragged",'
-    b'"leaky_relu","hardtanh","abs","relu","hinge","l1","linear","unclipped","exact","probe","deferred","partial",'
-    b'"mixed","adamw","float32","sequence","tokens","mean","adapter":"case":{"arithmetic":{"dtype":"float64",'
-    b'"inputs":1,"project":true,"weights":1},"layout":{"batch_size":1,"counts":[],"drop_last":false,"kind":"contiguous",'
-    b'"shuffle":false},"mesh":{"dp_replicate":1,"dp_shard":1,"reshard_after_forward":true},"model":{"features":1,'
-    b'"input":"vector","layer_norm":false,"layers":[{"activation":"identity","bias":false,"frozen":"none","width":1}],'
+    b'"leaky_relu","hardtanh","abs","relu","gelu","silu","tanh","sigmoid","softmax","hinge","l1","cross_entropy",'
+    b'"attention","group_norm","rms_norm","conv","volume","image","signal","bags","adam","halving","premultiply",'
+    b'"real","resume":true,"unclipped","exact","probe","deferred","partial","mixed","adamw","float32","sequence",'
+    b'"tokens","mean","adapter":"case":{"arithmetic":{"averaging":"divide","dtype":"float64","inputs":1,'
+    b'"numbers":"grid","project":true,"weights":1},"layout":{"batch_size":1,"counts":[],"drop_last":false,'
+    b'"kind":"contiguous","shuffle":false},"mesh":{"dp_replicate":1,"dp_shard":1,"reshard_after_forward":true},'
+    b'"model":{"features":1,"input":"vector","layer_norm":false,"layers":[{"activation":"identity","bias":false,'
+    b'"dilation":1,"frozen":"none","groups":1,"kernel":1,"kind":"linear","padding":0,"stride":1,"width":1}],'
     b'"length":1,"padding_idx":null,"tied":null,"units":[],"vocabulary":2},"seed":0,"step":{"clip_norm":1,'
     b'"clipping":"none","contribution":"complete","loss":"mse","max_grad_norm":null,"micro_batches":1,"normaliser":1,'
-    b'"norms":"immediate","optimizer":{"kind":"sgd","lr_exponent":0,"momentum":0.0,"weight_decay":0.0},'
-    b'"reduction":"sum","steps":1,"sync_every":true},"version":1},"engine":"simulated","installs":[],"law":"'
+    b'"norms":"immediate","optimizer":{"kind":"sgd","lr_exponent":0,"momentum":0.0,"schedule":"constant",'
+    b'"weight_decay":0.0},"reduction":"sum","resume":false,"steps":1,"sync_every":true},"version":2},'
+    b'"engine":"simulated","installs":[],"law":"'
 )
-"""Preset dictionary of version 1: what most tokens hold, the commonest last (RFC 1950). Frozen, or old tokens rot."""
+"""Preset dictionary of version 2: what most tokens hold, the commonest last (RFC 1950). Frozen, or old tokens rot."""
 _SHAPE = re.compile(r"v(\d{1,6}):([A-Za-z0-9_=-]*)")
 
 

@@ -33,7 +33,8 @@ from fsdpcheck.case import (
     StepSpec,
     Trait,
 )
-from fsdpcheck.case_rules import is_power_of_two, unit_of_layers
+from fsdpcheck.case_rules import is_power_of_two
+from fsdpcheck.case_shapes import item_units
 
 T = TypeVar("T")
 Draw = Callable[[Features, Sequence[int]], st.SearchStrategy[Case]]
@@ -232,8 +233,8 @@ def _compositions(total: int) -> list[tuple[int, ...]]:
 def _together(spec: ModelSpec, sizes: tuple[int, ...]) -> bool:
     """Whether the two tied layers stand in one unit."""
     assert spec.tied is not None
-    units, shift = unit_of_layers(replace(spec, units=sizes)), spec.input == "tokens"
-    return units[spec.tied[0] + shift] == units[spec.tied[1] + shift]
+    units = item_units(replace(spec, units=sizes))
+    return units[spec.tied[0] + spec.has_front] == units[spec.tied[1] + spec.has_front]
 
 
 def _layout(draw: st.DrawFn, accepts: frozenset[Trait], world: int, tiny: bool, replicated: bool | None) -> BatchLayout:

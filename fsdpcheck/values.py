@@ -39,6 +39,11 @@ def symmetric(seed: int, stream: str, shape: tuple[int, ...], bound: int) -> NDA
     return halved
 
 
+def fractions(seed: int, stream: str, shape: tuple[int, ...], bits: int) -> NDArray[np.float64]:
+    """Multiples of 2**-bits in [-1, 1], both ends included; bits <= 30. Exact in float64."""
+    return np.ldexp(integers(seed, stream, shape, -(1 << bits), 1 << bits).astype(np.float64), -bits)
+
+
 def permutation(seed: int, stream: str, n: int) -> tuple[int, ...]:
     """A permutation of 0 .. n-1: the order that sorts n hashed values."""
     return tuple(int(index) for index in np.argsort(_bits(seed, stream, n), kind="stable"))

@@ -6,7 +6,7 @@ import json
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -41,7 +41,40 @@ EVERYTHING = Case(
     Arithmetic("float32", 2, 3),
     seed=2**64 - 1,
 )
+IMAGE = Case(
+    ModelSpec(
+        (
+            LayerSpec(4, True, "gelu", "bias", "conv", 3, 2, 2, 2, 2),
+            LayerSpec(4, True, kind="group_norm", groups=2),
+            LayerSpec(6, True, "softmax"),
+            LayerSpec(6, kind="rms_norm"),
+        ),
+        "image",
+        features=2,
+        length=5,
+    ),
+    MeshSpec(2, 2),
+    step=StepSpec(
+        "cross_entropy", 3, clipping="unclipped", optimizer=OptimizerSpec("adam", schedule="halving"), resume=True
+    ),
+    arithmetic=Arithmetic(averaging="premultiply"),
+)
 FROZEN = (
+    '{"version":2,"model":{"layers":[{"width":1,"bias":false,"activation":"identity","frozen":"none","kind":"linear",'
+    '"kernel":1,"stride":1,"padding":0,"dilation":1,"groups":1}],'
+    '"input":"vector","features":1,"length":1,"vocabulary":2,"padding_idx":null,"layer_norm":false,"tied":null,'
+    '"units":[]},"mesh":{"dp_shard":1,"dp_replicate":1,"reshard_after_forward":true},'
+    '"layout":{"kind":"contiguous","batch_size":1,"shuffle":false,"drop_last":false,"counts":[]},'
+    '"step":{"loss":"mse","steps":1,"micro_batches":1,"sync_every":true,"normaliser":1,"reduction":"sum",'
+    '"clipping":"none","clip_norm":1,"norms":"immediate","contribution":"complete","max_grad_norm":null,'
+    '"optimizer":{"kind":"sgd","lr_exponent":0,"momentum":0.0,"weight_decay":0.0,"schedule":"constant"},'
+    '"resume":false},'
+    '"arithmetic":{"dtype":"float64","weights":1,"inputs":1,"project":true,"numbers":"grid","averaging":"divide"},'
+    '"seed":0}'
+)
+
+
+VERSION_1 = (
     '{"version":1,"model":{"layers":[{"width":1,"bias":false,"activation":"identity","frozen":"none"}],'
     '"input":"vector","features":1,"length":1,"vocabulary":2,"padding_idx":null,"layer_norm":false,"tied":null,'
     '"units":[]},"mesh":{"dp_shard":1,"dp_replicate":1,"reshard_after_forward":true},'
@@ -58,7 +91,7 @@ def test_the_json_form_is_frozen() -> None:
     assert Case.from_json(FROZEN) == SMALLEST
 
 
-@pytest.mark.parametrize("case", [SMALLEST, EVERYTHING], ids=["smallest", "everything"])
+@pytest.mark.parametrize("case", [SMALLEST, EVERYTHING, IMAGE], ids=["smallest", "everything", "image"])
 def test_json_gives_the_case_back(case: Case) -> None:
     back = Case.from_json(case.to_json())
     assert back == case
@@ -125,8 +158,8 @@ def test_numbers_and_truths_are_not_confused() -> None:
         FROZEN.replace('"seed":0', '"seed":NaN'),
         FROZEN.replace('"momentum":0.0', '"momentum":Infinity'),
         FROZEN.replace('"momentum":0.0', '"momentum":1e999'),
-        FROZEN.replace('"version":1', '"version":2'),
-        FROZEN.replace('"version":1', '"version":true'),
+        FROZEN.replace('"version":2', '"version":3'),
+        FROZEN.replace('"version":2', '"version":true'),
         FROZEN.replace('"mse"', '"\\ud800"'),
         " " * (1 << 21),
     ],
@@ -137,13 +170,54 @@ def test_hostile_text_only_gives_an_error(text: str) -> None:
 
 
 def test_the_error_names_version_got_and_wanted() -> None:
-    with pytest.raises(InvalidCase, match=r"version: got 7, wanted 1"):
-        Case.from_json(FROZEN.replace('"version":1', '"version":7'))
+    with pytest.raises(InvalidCase, match=r"version: got 7, wanted 2, the one this release reads"):
+        Case.from_json(FROZEN.replace('"version":2', '"version":7'))
+    with pytest.raises(InvalidCase, match=r"version: got 1, wanted 2, the one this release reads; use a matching"):
+        Case.from_json(VERSION_1)
     with pytest.raises(InvalidCase, match=r"case\.step\.loss: got 'cubic', wanted one of mse, linear"):
         Case.from_json(FROZEN.replace('"mse"', '"cubic"'))
 
 
+WORDS = [
+    {"model": ModelSpec((LayerSpec(1, kind="nonsense"),))},  # type: ignore[arg-type]
+    {"model": ModelSpec((LayerSpec(1), LayerSpec(1, activation="nonsense")))},  # type: ignore[arg-type]
+    {"model": ModelSpec((LayerSpec(1, frozen="nonsense"),))},  # type: ignore[arg-type]
+    {"model": ModelSpec((LayerSpec(1),), "nonsense")},  # type: ignore[arg-type]
+    {"layout": BatchLayout("nonsense")},  # type: ignore[arg-type]
+    {"step": StepSpec("nonsense")},  # type: ignore[arg-type]
+    {"step": StepSpec(reduction="nonsense")},  # type: ignore[arg-type]
+    {"step": StepSpec(clipping="nonsense")},  # type: ignore[arg-type]
+    {"step": StepSpec(norms="nonsense")},  # type: ignore[arg-type]
+    {"step": StepSpec(contribution="nonsense")},  # type: ignore[arg-type]
+    {"step": StepSpec(optimizer=OptimizerSpec("nonsense"))},  # type: ignore[arg-type]
+    {"step": StepSpec(optimizer=OptimizerSpec(schedule="nonsense"))},  # type: ignore[arg-type]
+    {"arithmetic": Arithmetic("nonsense")},  # type: ignore[arg-type]
+    {"arithmetic": Arithmetic(numbers="nonsense")},  # type: ignore[arg-type]
+    {"arithmetic": Arithmetic(averaging="nonsense")},  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("changes", WORDS)
+def test_an_unknown_word_in_a_hand_built_case_is_refused(changes: dict[str, Any]) -> None:
+    (part,) = changes
+    with pytest.raises(InvalidCase, match=rf"{part}.*: got 'nonsense', wanted one of \w+, \w+"):
+        replace(SMALLEST, **changes)
+
+
+def test_every_literal_of_a_case_is_among_the_unknown_words() -> None:
+    kinds = (LayerSpec, ModelSpec, MeshSpec, BatchLayout, StepSpec, OptimizerSpec, Arithmetic)
+    literals = [hint for kind in kinds for hint in get_type_hints(kind).values() if get_origin(hint) is Literal]
+    assert len(literals) == len(WORDS)
+
+
 TWO = (LayerSpec(2), LayerSpec(2))
+
+
+def on(kind: str, *layers: LayerSpec, features: int = 2, length: int = 3) -> dict[str, Any]:
+    """A model of these layers as what changes in a case."""
+    return {"model": ModelSpec(layers, kind, features, length)}  # type: ignore[arg-type]
+
+
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("dp_shard: got 0", {"mesh": MeshSpec(0)}),
     ("world size", {"mesh": MeshSpec(64, 2)}),
@@ -164,6 +238,33 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("two sharding units", {"model": ModelSpec(TWO, features=2, tied=(0, 1), units=(1,))}),
     ("two sharding units", {"model": ModelSpec(TWO, features=2, tied=(0, 1), layer_norm=True, units=(2, 1))}),
     ("frozen", {"model": ModelSpec((LayerSpec(2), LayerSpec(2, frozen="weight")), features=2, tied=(0, 1))}),
+    ("model.tied", {"model": ModelSpec((LayerSpec(2), LayerSpec(2, kind="attention")), "sequence", 2, tied=(0, 1))}),
+    ("model.tied", {"model": ModelSpec((LayerSpec(2),), "bags", 2, tied=(-1, 0))}),
+    ("layer_norm", {"model": ModelSpec(TWO, "bags", features=2, layer_norm=True)}),
+    ("layer_norm", {"model": ModelSpec(TWO, "image", features=2, layer_norm=True)}),
+    ("kernel: got 2, wanted 1 for linear", on("vector", LayerSpec(1, kernel=2))),
+    ("groups: got 2, wanted 1 for attention", on("sequence", LayerSpec(2, kind="attention", groups=2))),
+    ("stride: got 2, wanted 1 for group_norm", on("image", LayerSpec(2, True, kind="group_norm", stride=2))),
+    ("kernel: got 0", on("image", LayerSpec(2, kind="conv", kernel=0))),
+    ("padding: got -1", on("image", LayerSpec(2, kind="conv", padding=-1))),
+    ("stride: got 0", on("image", LayerSpec(2, kind="conv", stride=0))),
+    ("dilation: got 0", on("image", LayerSpec(2, kind="conv", dilation=0))),
+    ("groups: got 0", on("image", LayerSpec(2, kind="conv", groups=0))),
+    ("width: got 3, wanted 2, the width that reaches it", on("vector", LayerSpec(3, kind="rms_norm"))),
+    ("width: got 3, wanted 2, the width that reaches it", on("sequence", LayerSpec(3, kind="attention"))),
+    ("width: got 2, wanted 6, the width that reaches it", on("signal", LayerSpec(2, kind="layer_norm"))),
+    ("bias: got True, wanted False", on("vector", LayerSpec(2, True, kind="rms_norm"))),
+    ("positions to attend to", on("vector", LayerSpec(2, kind="attention"))),
+    ("positions to attend to", on("image", LayerSpec(18, kind="attention"))),
+    ("width, bias: got", on("image", LayerSpec(2, kind="group_norm"))),
+    ("width, bias: got", on("image", LayerSpec(4, True, kind="group_norm"))),
+    ("no layer on rows before it", on("vector", LayerSpec(2, kind="conv"))),
+    ("no layer on rows before it", on("sequence", LayerSpec(2, True, kind="group_norm"))),
+    ("no layer on rows before it", on("signal", LayerSpec(2), LayerSpec(2, kind="conv"))),
+    ("divides 2 and 3 channels", on("image", LayerSpec(3, kind="conv", groups=2))),
+    ("divides 3 and 2 channels", on("image", LayerSpec(2, kind="conv", groups=2), features=3)),
+    ("several values", on("image", LayerSpec(2, True, kind="group_norm", groups=2), length=1)),
+    ("at least 1 in every direction", on("image", LayerSpec(2, kind="conv", kernel=3, dilation=2))),
     ("layout.counts", {"layout": BatchLayout("ragged", 3, counts=(1, 1))}),
     ("layout.counts", {"layout": BatchLayout("ragged", 3, counts=(4,))}),
     ("layout.counts", {"layout": BatchLayout("strided", 3, counts=(3,))}),
@@ -184,12 +285,22 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("clip_norm", {"step": StepSpec(clipping="exact", clip_norm=0)}),
     ("momentum", {"step": StepSpec(optimizer=OptimizerSpec(momentum=0.1))}),
     ("momentum", {"step": StepSpec(optimizer=OptimizerSpec("adamw", momentum=0.5))}),
+    ("momentum: got 0.5, wanted 0.0 with adam;", {"step": StepSpec(optimizer=OptimizerSpec("adam", momentum=0.5))}),
     ("weight_decay", {"step": StepSpec(optimizer=OptimizerSpec(weight_decay=-0.5))}),
+    ("arithmetic.project", {"arithmetic": Arithmetic(numbers="real")}),
+    (
+        "another family with real numbers",
+        {"arithmetic": Arithmetic(project=False, numbers="real"), "step": StepSpec(clipping="exact")},
+    ),
     ("weights", {"arithmetic": Arithmetic(weights=0)}),
     ("seed", {"seed": -1}),
     ("seed", {"seed": 1 << 64}),
     ("size of the model", {"model": ModelSpec((LayerSpec(4096), LayerSpec(4096)), features=4096)}),
     ("size of the data set", {"model": ModelSpec(TWO, "sequence", 4096, 4096), "layout": BatchLayout(batch_size=4096)}),
+    ("size of the model", on("volume", LayerSpec(1), features=1, length=4096)),
+    ("size of the data set", on("signal", LayerSpec(4096, kind="conv"), length=4096)),
+    ("size of the data set", on("sequence", LayerSpec(1, kind="attention"), features=1, length=4096)),
+    ("size of the model", on("volume", LayerSpec(64, kind="conv", kernel=64), length=64)),
 ]
 
 
@@ -199,6 +310,13 @@ def test_a_case_that_contradicts_itself_is_refused(match: str, changes: dict[str
         replace(SMALLEST, **changes)
     assert "got" in str(caught.value)
     assert "wanted" in str(caught.value)
+
+
+GROUPED = ModelSpec((LayerSpec(1, True, kind="group_norm"),), "signal", length=2)
+
+
+def private(model: ModelSpec) -> Case:
+    return Case(model, step=StepSpec(clipping="unclipped"))
 
 
 NEEDED: list[tuple[Trait, Case]] = [
@@ -233,6 +351,27 @@ NEEDED: list[tuple[Trait, Case]] = [
     ("uneven-rows", Case(ModelSpec((LayerSpec(2),), "tokens", vocabulary=3), MeshSpec(2))),
     ("uneven-rows", Case(ModelSpec((LayerSpec(3),), features=2, layer_norm=True), MeshSpec(3))),
     ("project", SMALLEST),
+    ("conv", Case(ModelSpec((LayerSpec(1, kind="conv"),), "signal"))),
+    ("conv", Case(ModelSpec((LayerSpec(1),), "volume"))),
+    ("conv-private", private(ModelSpec((LayerSpec(1, kind="conv"),), "image"))),
+    ("group-norm", Case(GROUPED)),
+    ("group-norm-private", private(GROUPED)),
+    ("rms-norm", Case(ModelSpec((LayerSpec(1, kind="rms_norm"),)))),
+    ("rms-norm-private", private(ModelSpec((LayerSpec(1, kind="rms_norm"),)))),
+    ("layer-norm", Case(ModelSpec((LayerSpec(1, kind="layer_norm"),)))),
+    ("attention", Case(ModelSpec((LayerSpec(1, kind="attention"),), "tokens"))),
+    ("attention-private", private(ModelSpec((LayerSpec(1, kind="attention"),), "sequence"))),
+    ("bags", Case(ModelSpec((LayerSpec(1),), "bags"))),
+    ("bags-private", private(ModelSpec((LayerSpec(1),), "bags"))),
+    ("surrogates", Case(ModelSpec((LayerSpec(1, activation="silu"),)))),
+    ("surrogates", Case(ModelSpec((LayerSpec(1, kind="layer_norm"),)))),
+    ("surrogates", Case(ModelSpec((LayerSpec(1, kind="attention"),), "sequence"))),
+    ("surrogates", replace(SMALLEST, step=StepSpec("cross_entropy"))),
+    ("real", replace(SMALLEST, arithmetic=Arithmetic(project=False, numbers="real"))),
+    ("premultiply", replace(SMALLEST, arithmetic=Arithmetic(averaging="premultiply"))),
+    ("adam", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec("adam")))),
+    ("schedule", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec(schedule="halving")))),
+    ("resume", replace(SMALLEST, step=StepSpec(resume=True))),
     ("hsdp", replace(SMALLEST, mesh=MeshSpec(1, 2))),
 ]
 
@@ -240,6 +379,23 @@ NEEDED: list[tuple[Trait, Case]] = [
 @pytest.mark.parametrize(("trait", "case"), NEEDED)
 def test_a_demand_is_named(trait: Trait, case: Case) -> None:
     assert trait in case.requires()
+
+
+def test_plain_and_private_demands_of_a_family_exclude_each_other() -> None:
+    for trait, case in NEEDED:
+        if f"{trait}-private" in get_args(Trait):
+            assert f"{trait}-private" not in case.requires()
+        if trait.endswith("-private"):
+            assert trait.removesuffix("-private") not in case.requires()
+
+
+def test_real_numbers_keep_the_true_functions() -> None:
+    tanh = ModelSpec((LayerSpec(1, activation="tanh"),))
+    real = Case(tanh, arithmetic=Arithmetic(project=False, numbers="real"))
+    assert real.requires() >= {"real"}
+    assert "surrogates" not in real.requires()
+    for polynomial in ("identity", "relu", "leaky_relu", "hardtanh", "abs"):
+        assert "surrogates" not in Case(ModelSpec((LayerSpec(1, activation=polynomial),))).requires()  # type: ignore[arg-type]
 
 
 def test_every_trait_can_be_demanded_and_the_plainest_case_demands_none() -> None:
@@ -259,9 +415,26 @@ def test_words_say_what_a_person_needs_to_know() -> None:
         "W = 3, parameters kept unsharded after forward",
         "batch of 5, ragged as 0+4+1, in 2 micro-batches, gradients reduced after the last",
         "2 steps, plain training; hinge loss, sum, N = 6; sgd lr=0.25 momentum=0.5 weight_decay=0.25",
-        "float32, weights in +-2, inputs in +-3, projected to integers",
+        "float32, integers, weights in +-2, inputs in +-3, projected to integers",
     ):
         assert part in words
-    private = replace(SMALLEST, step=StepSpec(clipping="exact", clip_norm=4, norms="deferred"))
-    assert "private, clipping family exact, C = 4, deferred norms" in private.describe()
+    clipped = replace(SMALLEST, step=StepSpec(clipping="exact", clip_norm=4, norms="deferred"))
+    assert "private, clipping family exact, C = 4, deferred norms" in clipped.describe()
     assert "global gradient norm clipped to 2.0" in replace(SMALLEST, step=StepSpec(max_grad_norm=2.0)).describe()
+    words = IMAGE.describe()
+    for part in (
+        "image inputs [B, 2, 5, 5] -> Conv2d(2, 4, kernel=3, stride=2, padding=2, dilation=2, groups=2, bias,",
+        "bias frozen) -> gelu",
+        "-> gelu -> GroupNorm(2, 4) -> Flatten -> Linear(36, 6, bias) -> softmax -> RMSNorm(6);",
+        "cross_entropy loss",
+        "adam lr=1.0, halved after each step, its state saved and loaded after each step",
+        "integers and surrogates, weights in +-1",
+        "averages premultiplied by 1/W",
+    ):
+        assert part in words
+    model = ModelSpec((LayerSpec(3, True, kind="attention"), LayerSpec(3, kind="layer_norm")), "tokens", 3, 2)
+    assert "[B, 2] -> Embedding(2, 3) -> Attention(3, bias) -> LayerNorm(3, no bias);" in Case(model).describe()
+    model = ModelSpec((LayerSpec(3),), "bags", 2, 4, padding_idx=0)
+    real = Case(model, arithmetic=Arithmetic(project=False, numbers="real"))
+    assert "bags inputs [B, 4] -> EmbeddingBag(2, 2, padding_idx=0) -> Linear(2, 3);" in real.describe()
+    assert "float64, real numbers, weights in +-1, inputs in +-1;" in real.describe()

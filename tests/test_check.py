@@ -91,7 +91,7 @@ def test_a_finding_is_the_smallest_case(run: Run) -> None:
     token = decode(verdict.finding.token)
     assert token.case == a_case(world=1, batch=4)
     assert (verdict.finding.got, verdict.finding.guarantee, verdict.finding.kind) == ("4", "A law in words.", "value")
-    with pytest.raises(Violation, match="fsdpcheck replay 'v1:"):
+    with pytest.raises(Violation, match="fsdpcheck replay 'v2:"):
         verdict.raise_if_broken()
 
 
@@ -177,7 +177,7 @@ def test_what_is_no_violation_is_an_error_and_not_made_smaller(run: Run, error: 
     verdict = check_law(a_law(body), run)
     assert (verdict.status, verdict.exit_code, len(calls)) == ("error", code, 1)
     assert str(error) in verdict.reason
-    assert "replay with: fsdpcheck replay 'v1:" in verdict.reason
+    assert "replay with: fsdpcheck replay 'v2:" in verdict.reason
 
 
 @pytest.mark.parametrize(("kind", "code"), [("adapter", 2), ("no progress", 4)])

@@ -97,12 +97,12 @@ def test_usage_errors_have_code_2(arguments: list[str], said: str, capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["replay", "v1:AAAA"], "cut short"),
+        (["replay", "v2:AAAA"], "cut short"),
         (["replay", "v9:AAAA"], "version 9"),
-        (["replay", "no-such-file"], "wanted a token (v1:...) or a file that holds one, got 'no-such-file'"),
+        (["replay", "no-such-file"], "wanted a token (v2:...) or a file that holds one, got 'no-such-file'"),
         (["run", "--json", "/no/such/folder/report.json"], "cannot be written"),
         (["run", "--json", os.curdir], "is a folder, wanted the name of a file"),
-        (["replay", ""], "wanted a token (v1:...) or a file that holds one"),
+        (["replay", ""], "wanted a token (v2:...) or a file that holds one"),
     ],
 )
 def test_bad_names_and_files_have_code_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

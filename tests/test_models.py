@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdpcheck import layouts, models
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, Dtype, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import (
+    Activation,
+    Arithmetic,
+    BatchLayout,
+    Case,
+    Dtype,
+    InputKind,
+    LayerKind,
+    LayerSpec,
+    Loss,
+    MeshSpec,
+    ModelSpec,
+    StepSpec,
+)
 from fsdpcheck.models import PerSampleLoss
 
 SPECS = {
@@ -25,6 +41,45 @@ SPECS = {
     "tied embedding": ModelSpec((LayerSpec(4),), "tokens", features=3, length=2, vocabulary=4, tied=(-1, 0)),
     "frozen": ModelSpec(
         (LayerSpec(2, True, frozen="weight"), LayerSpec(3, True, frozen="bias"), LayerSpec(1, True, frozen="all"))
+    ),
+    "bags": ModelSpec((LayerSpec(3, True, "softmax"),), "bags", features=2, length=4, vocabulary=5, padding_idx=2),
+    "signal": ModelSpec(
+        (LayerSpec(4, True, "gelu", kind="conv", kernel=2, stride=2, padding=1, dilation=2, groups=2), LayerSpec(3)),
+        "signal",
+        features=2,
+        length=5,
+        units=(1,),
+    ),
+    "image": ModelSpec(
+        (
+            LayerSpec(4, kind="conv", kernel=2),
+            LayerSpec(4, True, "silu", kind="group_norm", groups=2),
+            LayerSpec(2, kind="conv", padding=1),
+        ),
+        "image",
+        features=1,
+        length=3,
+        units=(2,),
+    ),
+    "volume": ModelSpec(
+        (LayerSpec(2, True, kind="conv", kernel=2, frozen="bias"), LayerSpec(2, kind="rms_norm"), LayerSpec(3, True)),
+        "volume",
+        features=1,
+        length=2,
+    ),
+    "attention": ModelSpec(
+        (
+            LayerSpec(3, True, "tanh", kind="layer_norm"),
+            LayerSpec(3, True, kind="attention"),
+            LayerSpec(3, kind="layer_norm"),
+            LayerSpec(3, kind="attention", frozen="weight"),
+            LayerSpec(2, False, "sigmoid"),
+        ),
+        "tokens",
+        features=3,
+        length=4,
+        vocabulary=4,
+        units=(1, 2, 1),
     ),
 }
 CASES = {
@@ -55,26 +110,91 @@ def test_forward_is_the_chain_of_layers(case: Case) -> None:
     assert torch.equal(output[:, features:], model.instrument.weight.T.expand(5, -1))
 
 
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "relu": F.relu,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.5),
+    "hardtanh": lambda x: x.clamp(-4, 4),
+    "abs": torch.abs,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda x: torch.softmax(x, -1),
+}
+
+
 def _by_hand(case: Case, model: nn.Module, hidden: Tensor) -> Tensor:
-    activations = {"relu": F.relu, "leaky_relu": lambda x: F.leaky_relu(x, 0.5), "abs": torch.abs}
-    activations |= {"hardtanh": lambda x: x.clamp(-4, 4), "identity": lambda x: x}
+    named = dict(model.named_parameters(remove_duplicate=False))
     for layer in models.layer_names(case):
-        weight, bias = _weights(model, layer)
-        if layer.kind == "embedding":
-            hidden = weight[hidden]
-        elif layer.kind == "layer_norm":
-            hidden = hidden / hidden.abs() * weight + bias
-        else:
-            assert layer.spec is not None
-            hidden = hidden @ weight.T
-            hidden = activations[layer.spec.activation](hidden if bias is None else hidden + bias)
+        parameters = {name: named[f"{layer.name}.{name}"] for name in layer.shapes}
+        assert {name: tuple(value.shape) for name, value in parameters.items()} == layer.shapes
+        hidden = hidden.flatten(1) if layer.stage.flatten else hidden
+        assert layer.stage.spec is None or tuple(hidden.shape[1:]) == layer.stage.entering
+        hidden = _layer_by_hand(case, layer, parameters, hidden)
+        assert tuple(hidden.shape[1:]) == layer.stage.leaving
+        hidden = hidden if layer.stage.spec is None else ACTIVATIONS[layer.stage.spec.activation](hidden)
     return hidden
 
 
-def _weights(model: nn.Module, layer: models.Layer) -> tuple[Tensor, Tensor | None]:
-    named = dict(model.named_parameters(remove_duplicate=False))
-    assert tuple(named[f"{layer.name}.weight"].shape) == layer.shape
-    return named[f"{layer.name}.weight"], named.get(f"{layer.name}.bias")
+def _layer_by_hand(case: Case, layer: models.Layer, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+    spec = layer.stage.spec
+    if layer.kind == "attention":
+        return _attention_by_hand(parameters, x)
+    weight, bias = parameters["weight"], parameters.get("bias")
+    if layer.kind == "embedding":
+        return weight[x]
+    if layer.kind == "embedding_bag":
+        return (weight[x] * (x != case.model.padding_idx).unsqueeze(-1)).sum(1)
+    if spec is None:
+        assert bias is not None
+        return x / x.abs() * weight + bias
+    if layer.kind == "linear":
+        return _plus(x @ weight.T, bias)
+    if layer.kind == "conv":
+        y = _convolution_by_hand(spec, weight, x)
+        return y if bias is None else y + bias.reshape(-1, *[1] * (x.dim() - 2))
+    if layer.kind == "group_norm":
+        return F.group_norm(x, spec.groups, weight, bias, 1e-5)
+    if layer.kind == "rms_norm":
+        return F.rms_norm(x, (spec.width,), weight)
+    return F.layer_norm(x, (spec.width,), weight, bias, 1e-5)
+
+
+def _plus(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else x + bias
+
+
+def _attention_by_hand(parameters: dict[str, Tensor], x_bTd: Tensor) -> Tensor:
+    def linear(name: str, x: Tensor) -> Tensor:
+        return _plus(x @ parameters[f"{name}.weight"].T, parameters.get(f"{name}.bias"))
+
+    scores = linear("query", x_bTd) @ linear("key", x_bTd).mT / 4
+    return linear("output", torch.softmax(scores, -1) @ linear("value", x_bTd))
+
+
+def _convolution_by_hand(spec: LayerSpec, weight: Tensor, x: Tensor) -> Tensor:
+    """Every output element by itself: the window's products, added up."""
+    directions = x.dim() - 2
+    x = F.pad(x, [spec.padding] * (2 * directions))
+    reach = spec.dilation * (spec.kernel - 1) + 1
+    starts = [range(0, size - reach + 1, spec.stride) for size in x.shape[2:]]
+    y = x.new_zeros(len(x), spec.width, *map(len, starts))
+    taken, given = x.shape[1] // spec.groups, spec.width // spec.groups
+    for place in itertools.product(*(range(len(s)) for s in starts)):
+        corner = [s[i] for s, i in zip(starts, place, strict=True)]
+        window = x[(slice(None), slice(None), *(slice(c, c + reach, spec.dilation) for c in corner))]
+        for channel in range(spec.width):
+            first = channel // given * taken
+            y[(slice(None), channel, *place)] = (window[:, first : first + taken] * weight[channel]).flatten(1).sum(1)
+    return y
+
+
+def test_every_kind_of_layer_input_and_activation_is_among_the_models() -> None:
+    used = [layer for spec in SPECS.values() for layer in spec.layers]
+    assert {layer.kind for layer in used} == set(get_args(LayerKind))
+    assert {layer.activation for layer in used} == set(get_args(Activation)) == set(ACTIVATIONS)
+    assert {spec.input for spec in SPECS.values()} == set(get_args(InputKind))
 
 
 @EVERY
@@ -89,12 +209,23 @@ def test_units_are_modules_that_hold_all_parameters_but_the_roots(case: Case) ->
 
 
 @EVERY
-def test_a_model_takes_an_empty_batch(case: Case) -> None:
-    model, loss = models.build(case), models.loss_for(case)
+@pytest.mark.parametrize("loss", get_args(Loss))
+def test_a_model_takes_an_empty_batch(case: Case, loss: Loss) -> None:
+    case = replace(case, step=StepSpec(loss))
+    model = models.build(case)
     inputs = layouts.inputs(case)[:0]
     output = model(inputs)
     assert output.shape == (0, models.body_features(case) + models.instrument_rows(case))
-    loss(output, output.detach()).sum().backward()
+    models.loss_for(case)(output, output.detach()).sum().backward()
+    for name, value in model.named_parameters():
+        assert not value.requires_grad or (value.grad is not None and not value.grad.any()), name
+
+
+@EVERY
+def test_a_model_takes_a_single_sample(case: Case) -> None:
+    output = models.build(case)(layouts.inputs(case)[:1])
+    assert output.shape == (1, models.body_features(case) + models.instrument_rows(case))
+    assert output.isfinite().all()
 
 
 def test_building_leaves_the_random_streams_alone() -> None:
@@ -125,10 +256,51 @@ def test_frozen_parameters_have_no_gradient() -> None:
     assert trained == {"tail.linear0.bias", "tail.linear1.weight", "instrument.weight"}
 
 
-def test_values_do_not_depend_on_the_grouping() -> None:
-    grouped = models.initial_parameters(CASES["units"])
-    alone = models.initial_parameters(replace(CASES["units"], model=replace(SPECS["units"], units=())))
+@EVERY
+def test_names_and_values_do_not_depend_on_the_grouping(case: Case) -> None:
+    grouped = models.initial_parameters(case)
+    alone = models.initial_parameters(replace(case, model=replace(case.model, units=())))
     assert [value.tolist() for value in grouped.values()] == [value.tolist() for value in alone.values()]
+    inside = [[name.split(".")[2 if name.startswith("units") else 1 :] for name in found] for found in (grouped, alone)]
+    assert inside[0] == inside[1]
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_real_numbers_are_fractions_of_many_bits_in_the_same_ranges(case: Case, dtype: Dtype) -> None:
+    case = replace(case, arithmetic=Arithmetic(dtype, 3, 2, project=False, numbers="real"))
+    bounds = [(value, 3) for value in models.initial_parameters(case).values()]
+    bounds += [(layouts.targets(case), 3)]
+    bounds += [] if case.model.input in ("tokens", "bags") else [(layouts.inputs(case), 2)]
+    for value, bound in bounds:
+        assert value.dtype == models.DTYPES[dtype]
+        assert value.abs().max() <= bound
+        assert torch.equal(value * 2**30, (value * 2**30).round())
+    fractional = torch.cat([value.flatten() * 2**12 for value, _ in bounds])
+    assert (fractional != fractional.round()).sum() > 0.9 * len(fractional)
+    assert models.build(case)(layouts.inputs(case)).isfinite().all()
+
+
+@pytest.mark.parametrize("classes", [1, 2, 4])
+def test_cross_entropy_adds_positions_up_and_reads_classes_off_the_targets(classes: int) -> None:
+    y_bTp = torch.arange(3 * 2 * classes, dtype=torch.float64).reshape(3, 2, classes).sin()
+    t_bTp = torch.tensor([0.0, -5.5, 3.0, 2.9, -1.0, 7.0], dtype=torch.float64).reshape(3, 2, 1).repeat(1, 1, classes)
+    t_bTp[..., 1:] = 99.0
+    wanted = [
+        sum(
+            F.cross_entropy(y_bTp[b, t], torch.tensor(int(abs(t_bTp[b, t, 0].item())) % classes)).item()
+            for t in range(2)
+        )
+        for b in range(3)
+    ]
+    loss = PerSampleLoss("cross_entropy", 2 * classes, classes=classes)
+    packed = [torch.cat([value.flatten(1), torch.zeros(3, 1)], 1) for value in (y_bTp, t_bTp)]
+    assert loss(*packed).tolist() == wanted
+    assert loss.with_reduction("sum")(*packed).item() == loss(*packed).sum().item()
+    case = Case(ModelSpec((LayerSpec(3), LayerSpec(2)), "sequence", length=4), step=StepSpec("cross_entropy"))
+    assert (models.loss_for(case).features, models.loss_for(case).classes) == (8, 2)
+    case = replace(case, model=replace(case.model, input="vector"))
+    assert (models.loss_for(case).features, models.loss_for(case).classes) == (2, 2)
 
 
 @pytest.mark.parametrize("kind", ["mse", "linear", "hinge", "l1"])

@@ -45,7 +45,7 @@ def test_laws_are_tests_and_are_accounted_for(chapter: pytest.Pytester, parallel
     result.stdout.fnmatch_lines(
         [
             "*FINDING 1: *breaks toy.small",
-            "*replay with: fsdpcheck replay 'v1:*",
+            "*replay with: fsdpcheck replay 'v2:*",
             "2 checks promised, 2 ran, * distinct cases (1 finding, 1 holds, 1 not promised)",
             "*SKIPPED*not promised: no promise 'private': a toy has no secrets*",
         ]

@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from torch import Tensor, nn
 
-from fsdpcheck import layouts, models, oracle, proof, strategies
+from fsdpcheck import layers, layouts, models, oracle, proof, strategies
 from fsdpcheck.adapters._base import FactorRule, Features, Promise
 from fsdpcheck.case import Arithmetic, Case, ModelSpec, Trait
 from fsdpcheck.errors import NotExact
@@ -244,7 +244,7 @@ def test_a_layer_norm_off_the_grid_is_rejected(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_unknown_layer_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_activation", lambda kind: nn.Tanh())
+    monkeypatch.setattr(layers, "activation", lambda kind: nn.Tanh())
     with pytest.raises(NotExact, match="no rule for a Tanh"):
         proof.prove(SMALL, oracle.answer(SMALL))
 

@@ -25,14 +25,19 @@ CASE = Case(
 )
 TOKEN = Token("training.plain", "fully_shard", CASE, ("fsdpcheck.impl.faults:averaged_twice",), "reversed", "processes")
 
-GOLDEN = (
+VERSION_1 = (
     "v1:AAAAgW6b5hV4-VmiiuirRsoZqEUEXfKJMVI-MdIx0DHEl1ngpQ05GcV4EGQUSLDgyCcmtTpo-qHFJjGZzJi8TGaIM5"
     "cZGhmbmJqZW1gaIFijGY-EjIdcjyJlPBy1fCLQkERg4o4vKc8E1l_w7FlSBKz0QfU8uPYHuQSoN6UUlPYRTYdaAIX4R0c"
 )
-"""A token as version 1 wrote it. It must stay readable: change the version rather than this line."""
+"""A token as version 1 wrote it, of cases of version 1: it names a release, and is never read as something else."""
+GOLDEN = (
+    "v2:AAAAfDc5pZl4-fgd9xKrRsquqOXsIMq8xkiZ10jHQMcQXw6GF-zk5F7jQZB7IcFC88xrUquD5hJoXUffMsSYvD"
+    "LEEGchYmhkbGJqZm5haYBgjZYr1C5XkNtaSOUKjpYgpNRITYkvKc8EthngpU9JEbBhCGoLgluISiiegjcvawGVdY8y"
+)
+"""A token as version 2 wrote it. It must stay readable: change the version rather than this line."""
 
 
-def _wrapped(data: bytes, version: int = 1) -> str:
+def _wrapped(data: bytes, version: int = 2) -> str:
     """``data`` compressed and framed as a token is."""
     deflate = zlib.compressobj(9, zdict=replay._DICTIONARY)
     packed = deflate.compress(data) + deflate.flush()
@@ -71,14 +76,14 @@ def test_a_token_fits_on_a_line() -> None:
 
 def test_a_token_cut_short_is_told_from_garbage() -> None:
     text = encode(TOKEN)
-    for length in range(len("v1:"), len(text) - 2):
+    for length in range(len("v2:"), len(text) - 2):
         with pytest.raises(InvalidToken, match="cut short"):
             decode(text[:length])
 
 
 def test_a_changed_character_is_noticed() -> None:
     text = encode(TOKEN)
-    for place in range(len("v1:") + 11, len(text) - 1):
+    for place in range(len("v2:") + 11, len(text) - 1):
         changed = text[:place] + ("A" if text[place] != "A" else "B") + text[place + 1 :]
         with pytest.raises(InvalidToken, match="damaged"):
             decode(changed)
@@ -89,10 +94,11 @@ def test_a_changed_character_is_noticed() -> None:
     [
         ("", "not a replay token"),
         ("hello", "not a replay token"),
-        ("v1:", "cut short"),
-        ("v1:!!!", "not a replay token"),
-        ("v2:AAAA", "version 2, this fsdpcheck reads version 1"),
-        ("v1:" + "A" * (1 << 16), "more than 65536"),
+        ("v2:", "cut short"),
+        ("v2:!!!", "not a replay token"),
+        ("v1:AAAA", "version 1, this fsdpcheck reads version 2: replay it with the release that printed it"),
+        (VERSION_1, "version 1, this fsdpcheck reads version 2: replay it with the release that printed it"),
+        ("v2:" + "A" * (1 << 16), "more than 65536"),
         (_wrapped(b"not json"), "no JSON of ours"),
         (_wrapped(b"[1]"), "the token holds list"),
         (_wrapped(b"[" * 100_000), "no JSON of ours"),
@@ -165,7 +171,7 @@ def test_tokens_are_found_in_any_text_once_each(tmp_path: Path) -> None:
     assert replay.tokens_in(file) == [one, two]
 
 
-@pytest.mark.parametrize("content", ["", "nothing here", "v1:short"])
+@pytest.mark.parametrize("content", ["", "nothing here", "v2:short"])
 def test_a_file_without_a_token_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "log.txt"
     file.write_text(content)

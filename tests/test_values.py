@@ -26,6 +26,14 @@ def test_symmetric_integers_are_frozen() -> None:
     assert values.symmetric(9, "b", (12,), 3).tolist() == [-3, -1, 1, 1, 1, -3, 3, -2, 3, 3, -2, -2]
 
 
+def test_fractions_are_frozen() -> None:
+    found = values.fractions(0, "a", (3,), 30)
+    assert (found * 2**30).tolist() == [764159451, 731225293, 55583760]
+    assert found.dtype == np.float64
+    many = values.fractions(4, "x", (4000,), 2)
+    assert set(many.tolist()) == {k / 4 for k in range(-4, 5)}
+
+
 @pytest.mark.parametrize("bound", [1, 2, 5])
 def test_symmetric_draws_zero_half_as_often(bound: int) -> None:
     drawn = values.symmetric(3, "x", (20_000,), bound).tolist()

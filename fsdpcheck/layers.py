@@ -1,0 +1,88 @@
+"""The modules of one layer of a case's model: ordinary layers of torch.nn, made on the meta device, without values.
+
+Legend: n samples, T positions, d features.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fsdpcheck.case import Activation, LayerSpec, ModelSpec
+from fsdpcheck.case_shapes import PROJECTIONS, Stage
+
+_SCORE_SCALE = 0.25
+"""What attention multiplies its scores by: its square root is dyadic for every d, which 1/sqrt(d)'s is not."""
+
+
+class Abs(nn.Module):
+    """|x|, elementwise; the subgradient at 0 is 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.abs()
+
+
+class Attention(nn.Module):
+    """Self-attention of one head: output(softmax(query(x) key(x)^T / 4) value(x)) of [n, T, d]; n may be 0."""
+
+    def __init__(self, width: int, bias: bool) -> None:
+        super().__init__()
+        for name in PROJECTIONS:
+            self.add_module(name, nn.Linear(width, width, bias=bias, device="meta"))
+
+    def forward(self, x_nTd: Tensor) -> Tensor:
+        query, key, value, output = (self.get_submodule(name) for name in PROJECTIONS)
+        mixed_nTd = F.scaled_dot_product_attention(query(x_nTd), key(x_nTd), value(x_nTd), scale=_SCORE_SCALE)
+        result: Tensor = output(mixed_nTd)
+        return result
+
+
+def module(model: ModelSpec, stage: Stage) -> nn.Module:
+    """The module of a stage, with parameters on the meta device."""
+    if stage.kind == "embedding":
+        return nn.Embedding(model.vocabulary, model.features, padding_idx=model.padding_idx, device="meta")
+    if stage.kind == "embedding_bag":
+        padding = model.padding_idx
+        return nn.EmbeddingBag(model.vocabulary, model.features, mode="sum", padding_idx=padding, device="meta")
+    if stage.spec is None:
+        return nn.LayerNorm(model.features, eps=0.0, device="meta")
+    return _layer(stage, stage.spec)
+
+
+def activation(kind: Activation) -> nn.Module:
+    """The module of an activation; "softmax" is over the last dim."""
+    modules: dict[Activation, nn.Module] = {
+        "identity": nn.Identity(),
+        "relu": nn.ReLU(),
+        "leaky_relu": nn.LeakyReLU(0.5),
+        "hardtanh": nn.Hardtanh(-4.0, 4.0),
+        "abs": Abs(),
+        "gelu": nn.GELU(),
+        "silu": nn.SiLU(),
+        "tanh": nn.Tanh(),
+        "sigmoid": nn.Sigmoid(),
+        "softmax": nn.Softmax(dim=-1),
+    }
+    return modules[kind]
+
+
+def _layer(stage: Stage, spec: LayerSpec) -> nn.Module:
+    if spec.kind == "conv":
+        return _convolution(stage, spec)
+    if spec.kind == "group_norm":
+        return nn.GroupNorm(spec.groups, spec.width, device="meta")
+    if spec.kind == "layer_norm":
+        return nn.LayerNorm(spec.width, bias=spec.bias, device="meta")
+    if spec.kind == "rms_norm":
+        return nn.RMSNorm(spec.width, device="meta")
+    if spec.kind == "attention":
+        return Attention(spec.width, spec.bias)
+    return nn.Linear(stage.entering[-1], spec.width, bias=spec.bias, device="meta")
+
+
+def _convolution(stage: Stage, spec: LayerSpec) -> nn.Module:
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(stage.entering) - 2]
+    return kind(
+        stage.entering[0], spec.width, spec.kernel, spec.stride, spec.padding, spec.dilation, spec.groups, spec.bias,
+        device="meta",
+    )  # fmt: skip
