@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
 from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup, Trait
-from fsdpcheck.adapters._gather import full_values
+from fsdpcheck.adapters._gather import full_values, local_tensors
 from fsdpcheck.adapters._plain import local_loss
 
 _ACCEPTS: frozenset[Trait] = frozenset(
@@ -61,8 +60,7 @@ class _Trainer:
         return self._grad_norm
 
     def local_tensors(self) -> list[Tensor]:
-        parameters = (parameter.detach() for parameter in self._model.parameters())
-        return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in parameters]
+        return local_tensors(self._model.parameters())
 
 
 class FullyShard:

@@ -18,11 +18,10 @@ import torch
 from opacus import PrivacyEngine  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from opacus.utils.fsdp_utils import FSDP2Wrapper  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fsdpcheck.adapters._base import Batch, FactorRule, Features, Setup, Trait
-from fsdpcheck.adapters._gather import full_values
+from fsdpcheck.adapters._gather import full_values, local_tensors
 
 _REASONS = {
     "exact-factors": "forms a norm of per-parameter norms, whose rounding is in its clip factors",
@@ -104,8 +103,7 @@ class _Trainer:
         return torch.cat(self._factors)
 
     def local_tensors(self) -> list[Tensor]:
-        parameters = (parameter.detach() for parameter in self._module.parameters())
-        return [value.to_local() if isinstance(value, DTensor) else value for value in parameters]
+        return local_tensors(self._module.parameters())
 
 
 class GhostFsdp:
