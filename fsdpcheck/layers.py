@@ -5,6 +5,9 @@ Legend: n samples, T positions, d features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,13 +25,39 @@ class Abs(nn.Module):
         return x.abs()
 
 
+_ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
+    "identity": nn.Identity,
+    "relu": nn.ReLU,
+    "leaky_relu": partial(nn.LeakyReLU, 0.5),
+    "hardtanh": partial(nn.Hardtanh, -4.0, 4.0),
+    "abs": Abs,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "softmax": partial(nn.Softmax, dim=-1),
+}
+
+
+def linear(columns: int, rows: int, bias: bool) -> nn.Linear:
+    """An nn.Linear on the meta device whose initialisation is left out: it would take two thirds of making one."""
+    made = _Unfilled(columns, rows, bias=bias, device="meta")
+    made.__class__ = nn.Linear
+    return made
+
+
+class _Unfilled(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Nothing: the values come from the case."""
+
+
 class Attention(nn.Module):
     """Self-attention of one head: output(softmax(query(x) key(x)^T / 4) value(x)) of [n, T, d]; n may be 0."""
 
     def __init__(self, width: int, bias: bool) -> None:
         super().__init__()
         for name in PROJECTIONS:
-            self.add_module(name, nn.Linear(width, width, bias=bias, device="meta"))
+            self.add_module(name, linear(width, width, bias))
 
     def forward(self, x_nTd: Tensor) -> Tensor:
         query, key, value, output = (self.get_submodule(name) for name in PROJECTIONS)
@@ -51,19 +80,7 @@ def module(model: ModelSpec, stage: Stage) -> nn.Module:
 
 def activation(kind: Activation) -> nn.Module:
     """The module of an activation; "softmax" is over the last dim."""
-    modules: dict[Activation, nn.Module] = {
-        "identity": nn.Identity(),
-        "relu": nn.ReLU(),
-        "leaky_relu": nn.LeakyReLU(0.5),
-        "hardtanh": nn.Hardtanh(-4.0, 4.0),
-        "abs": Abs(),
-        "gelu": nn.GELU(),
-        "silu": nn.SiLU(),
-        "tanh": nn.Tanh(),
-        "sigmoid": nn.Sigmoid(),
-        "softmax": nn.Softmax(dim=-1),
-    }
-    return modules[kind]
+    return _ACTIVATIONS[kind]()
 
 
 def _layer(stage: Stage, spec: LayerSpec) -> nn.Module:
@@ -77,7 +94,7 @@ def _layer(stage: Stage, spec: LayerSpec) -> nn.Module:
         return nn.RMSNorm(spec.width, device="meta")
     if spec.kind == "attention":
         return Attention(spec.width, spec.bias)
-    return nn.Linear(stage.entering[-1], spec.width, bias=spec.bias, device="meta")
+    return linear(stage.entering[-1], spec.width, spec.bias)
 
 
 def _convolution(stage: Stage, spec: LayerSpec) -> nn.Module:

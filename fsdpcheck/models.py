@@ -6,6 +6,7 @@ body output (T*p, or p without positions), R rows of the instrument, W ranks.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Literal, NamedTuple
 
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdpcheck import layers, values
-from fsdpcheck.case import Case, Loss
+from fsdpcheck.case import Case, Dtype, Loss, Numbers
 from fsdpcheck.case_shapes import Shape, Stage, StageKind, body_output, stages
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -131,7 +132,7 @@ def build(case: Case) -> CaseModel:
         if spec is not None and spec.activation != "identity":
             number = position - case.model.has_front
             groups[place].add_module(f"activation{number}", layers.activation(spec.activation))
-    instrument = nn.Linear(1, instrument_rows(case), bias=False, device="meta")
+    instrument = layers.linear(1, instrument_rows(case), bias=False)
     instrument.weight = nn.Parameter(parameters["instrument.weight"])
     return CaseModel(groups[:-1], groups[-1], instrument)
 
@@ -150,12 +151,17 @@ def initial_parameters(case: Case) -> dict[str, Tensor]:
 
 
 def drawn(case: Case, stream: str, shape: Shape, bound: int) -> Tensor:
-    """Numbers of a stream in [-bound, bound], case dtype: integers, or fractions if the case's numbers are real."""
-    if case.arithmetic.numbers == "real":
-        found = values.fractions(case.seed, stream, shape, REAL_BITS[case.arithmetic.dtype]) * bound
+    """New tensor of a stream in [-bound, bound], case dtype: integers, or fractions if the case's numbers are real."""
+    return _drawn(case.seed, stream, shape, bound, case.arithmetic.numbers, case.arithmetic.dtype).clone()
+
+
+@functools.lru_cache(maxsize=64)  # every rank of a simulated run draws the same
+def _drawn(seed: int, stream: str, shape: Shape, bound: int, numbers: Numbers, dtype: Dtype) -> Tensor:
+    if numbers == "real":
+        found = values.fractions(seed, stream, shape, REAL_BITS[dtype]) * bound
     else:
-        found = values.symmetric(case.seed, stream, shape, bound).astype("float64")
-    return torch.from_numpy(found).to(DTYPES[case.arithmetic.dtype])
+        found = values.symmetric(seed, stream, shape, bound).astype("float64")
+    return torch.from_numpy(found).to(DTYPES[dtype])
 
 
 def parameter_shapes(case: Case) -> dict[str, Shape]:

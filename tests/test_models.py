@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdpcheck import layouts, models
+from fsdpcheck import layers, layouts, models
 from fsdpcheck.case import (
     Activation,
     Arithmetic,
@@ -368,3 +368,25 @@ def test_layer_norm_of_balanced_rows_is_exact(features: int, exponent: int, dtyp
     output.backward(cotangent)
     assert torch.equal(weight.grad, (cotangent * signs_BTd).sum((0, 1)))  # type: ignore[arg-type]
     assert torch.equal(bias.grad, cotangent.sum((0, 1)))  # type: ignore[arg-type]
+
+
+def test_models_of_one_case_share_nothing() -> None:
+    """What one rank does to its parameters in place, another rank's, built later, does not have."""
+    case = Case(ModelSpec((LayerSpec(2, bias=True), LayerSpec(3)), features=2))
+    first = models.build(case)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter.add_(100)
+    second = models.build(case)
+    assert all(bool((parameter.abs() <= 1).all()) for parameter in second.parameters())
+    layouts.targets(case).add_(100)
+    assert bool((layouts.targets(case).abs() <= 2).all())
+
+
+def test_layers_are_exactly_those_of_torch() -> None:
+    """Registries of private-training libraries are keyed by the exact type, and read the attributes it sets."""
+    made, wanted = layers.linear(3, 4, True), torch.nn.Linear(3, 4, device="meta")
+    assert type(made) is torch.nn.Linear
+    assert made.__dict__.keys() == wanted.__dict__.keys()
+    assert repr(made) == repr(wanted)
+    assert all(type(mine) is type(theirs) for mine, theirs in zip(made.parameters(), wanted.parameters(), strict=True))
