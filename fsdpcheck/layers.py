@@ -41,7 +41,7 @@ _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
 
 def linear(columns: int, rows: int, bias: bool) -> nn.Linear:
     """An nn.Linear on the meta device whose initialisation is left out: it would take two thirds of making one."""
-    made = _Unfilled(columns, rows, bias=bias, device="meta")
+    made: nn.Linear = _Unfilled(columns, rows, bias=bias, device="meta")
     made.__class__ = nn.Linear
     return made
 
