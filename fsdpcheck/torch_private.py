@@ -131,6 +131,25 @@ def groups_of_this_thread() -> frozenset[Any]:
 
 
 def forget_groups_but(keep: frozenset[Any]) -> None:
-    """Drop the groups that a case made, so that the next case of this rank finds the world as new. Tried: 2.13.0."""
-    for group in [group for group in dist.distributed_c10d._world.pg_map if group not in keep]:
+    """Drop the groups that a case made, so that the next case of this rank finds the world as new. Tried: 2.13.0.
+
+    Their names are counted from where they were, so that a case names its groups alike whenever it runs.
+    """
+    world = dist.distributed_c10d._world
+    made = [group for group in world.pg_map if group not in keep]
+    for group in made:
         dist.destroy_process_group(group)
+    if made or world.group_count != len(keep):  # a rank that is no member counts too
+        world.group_count = len(keep)
+        forget_meshes()
+
+
+def forget_meshes() -> None:
+    """Forget what DTensor remembers on this thread. To be called after groups of a device mesh were destroyed.
+
+    It gives its results the mesh of the first call like theirs, equal to the asked mesh but perhaps from an earlier
+    case; a mesh finds its groups by name, and those names are gone or, worse, another group's. Tried: 2.13.0.
+    """
+    from torch.distributed.tensor import debug
+
+    cast(Any, debug)._clear_sharding_prop_cache()

@@ -120,7 +120,10 @@ class World:
         self._row.end()
         self._is_open = False
         if dist.is_initialized():
+            several = len(torch_private.groups_of_this_thread()) > 1
             dist.destroy_process_group()
+            if several:
+                torch_private.forget_meshes()
 
     def _create(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> GlooGroup:
         native = native_group(store, rank, size) if self._is_open else self._native

@@ -62,6 +62,7 @@ class RecordingGroup(_Group):
         self._group_rank, self._group_size = rank, size
         self._calls = 0
         self._identity: tuple[str, tuple[int, ...]] | None = None
+        self._name = ""
 
     def _perform(self, call: Call) -> Any:
         raise NotImplementedError
@@ -81,9 +82,13 @@ class RecordingGroup(_Group):
     def getBackendName(self) -> str:
         return torch_private.BACKEND
 
+    def _set_group_name(self, name: str) -> None:
+        """torch gives a group its name, and asks for it again when it has forgotten a destroyed group."""
+        self._name = name
+
     @property
     def pg_name(self) -> str:
-        return self.identity[0]
+        return self._name
 
     @property
     def group_name(self) -> str:
