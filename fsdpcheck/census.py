@@ -6,18 +6,24 @@ from collections.abc import Iterator
 
 from fsdpcheck.case import Case
 from fsdpcheck.oracle import Answer
+from fsdpcheck.runner import Run
 
 
-def labels(case: Case, answer: Answer) -> tuple[str, ...]:
-    """Everything that one judged case is counted under."""
-    return (f"W={case.world_size}", *sorted(case.requires()), *_computed(case, answer))
+def labels(case: Case, run: Run) -> tuple[str, ...]:
+    """Everything that one judged case of ``run`` is counted under."""
+    tier = run.tier(case)
+    computed = () if tier == "replay" else _computed(run.answer(case))
+    return (f"W={case.world_size}", f"tier {tier}", *sorted(case.requires()), *_drawn(case), *computed)
 
 
-def _computed(case: Case, answer: Answer) -> Iterator[str]:
+def _drawn(case: Case) -> Iterator[str]:
     if len(case.model.units) > 1:
         yield "several units"
     if case.step.steps > 1:
         yield "several steps"
+
+
+def _computed(answer: Answer) -> Iterator[str]:
     if any((step.factors < 1).any() for step in answer.steps):
         yield "clipped sample"
     if any(gradient.any() for step in answer.steps for gradient in step.released.values()):

@@ -129,7 +129,7 @@ class _Check:
             self.hits.update(execution.install_hits)
         if case not in self.judged:
             self.judged.add(case)
-            self.census.update(census.labels(case, self.run.answer(case)))
+            self.census.update(census.labels(case, self.run))
 
     def verdict(self, stop: BaseException | None) -> Verdict:
         """The verdict, given what ended the drawing (None: Hypothesis is done)."""

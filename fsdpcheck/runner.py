@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from fsdpcheck import adapters, oracle, proof
+from torch import Tensor
+
+from fsdpcheck import adapters, models, oracle, proof, tiers
 from fsdpcheck.adapters._base import Adapter, FactorRule, Features
 from fsdpcheck.case import Case
 from fsdpcheck.engines.base import Engine
-from fsdpcheck.errors import AdapterError, NoProgress, NotSupported
+from fsdpcheck.errors import AdapterError, NoProgress, NotSupported, UsageError
 from fsdpcheck.execution import Execution, Failure, Observable, RunRequest, SchedulePolicy
 
 _REMEMBERED = 1024  # answers kept; one is a few small tensors
@@ -45,15 +48,15 @@ class Run:
         Raises NotExact (the case is outside the exact domain), AdapterError (the adapter breaks its protocol),
         NotSupported, NoProgress. What the implementation itself does wrong is in ``Execution.failure``.
         """
-        answer = self.answer(case)
+        instrument, clip_norm = self._given(case)
         request = RunRequest(
             case=case,
             adapter=adapters.canonical(self.adapter_ref),
             observe=self.observe if observe is None else frozenset(observe) | {"params"},
             observers=observers,
             installs=self.installs + installs,
-            instrument=answer.instrument,
-            clip_norm=answer.clip_norm,
+            instrument=instrument,
+            clip_norm=clip_norm,
             schedule=schedule or self.schedule,
         )
         execution = self.engine.run(request)
@@ -62,8 +65,21 @@ class Run:
         return execution
 
     def answer(self, case: Case) -> oracle.Answer:
-        """The single device's answer, proved exact. Computed once a case. Raises NotExact."""
+        """The single device's answer, proved exact. Computed once a case. Raises NotExact, UsageError."""
+        if self.tier(case) == "replay":
+            raise UsageError("a case of real numbers has no exact answer; next: judge it by replay (matched.py)")
         return _proved(case, self.features.factor)
+
+    def tier(self, case: Case) -> tiers.Tier:
+        """The standard of equality the case is judged by."""
+        return tiers.of(case, self.features.factor)
+
+    def _given(self, case: Case) -> tuple[Tensor | None, float]:
+        """(targets of the instrument, C in the units of the losses) that the ranks are given."""
+        if self.tier(case) != "replay":
+            answer = self.answer(case)
+            return answer.instrument, answer.clip_norm
+        return None, case.step.clip_norm * models.loss_scale(case) if case.step.private else math.inf
 
     def watching(self, observe: Iterable[Observable]) -> Run:
         """This run, recording ``observe`` (beside the parameters) unless a call says otherwise."""

@@ -29,7 +29,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "adapters": ("adapters.*",),
         "engines": ("engines", "engines.*"),
-        "oracle": ("oracle", "proof"),
+        "oracle": ("oracle", "proof", "tiers"),
         "observers": ("observers",),
         "strategies": ("strategies", "drawing"),
     },

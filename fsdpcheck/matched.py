@@ -1,0 +1,170 @@
+"""Shape-matched replay: what a step must give when its numbers round, from the same kernels on the same shapes.
+
+With real numbers and true non-linearities no order of summation can be demanded, so the single device's answer is out
+of reach bit for bit. What remains checkable without a chosen tolerance: run each rank's own micro-batches through the
+unsharded model, in the same shapes, from the parameters the run itself recorded. The same kernels give the same local
+gradients; only the sum over ranks and micro-batches may round, and by a theorem (Higham, Accuracy and Stability of
+Numerical Algorithms, eq. 4.4) no order of adding n terms errs by more than gamma(n - 1) sum |terms|.
+
+It cannot see a mistake both sides make alike, so it never replaces the exact tier.
+
+Legend: W ranks, K micro-batches, b samples of one, N the normaliser.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+
+from fsdpcheck import layouts, models
+from fsdpcheck.adapters._base import MicroBatch
+from fsdpcheck.bounds import UNIT_ROUNDOFF, gamma
+from fsdpcheck.case import Case
+from fsdpcheck.comparing import require_equal, require_none, require_same_form
+from fsdpcheck.execution import Execution, RankResult
+from fsdpcheck.oracle import Named
+from fsdpcheck.program import make_optimizer, project_
+from fsdpcheck.recorded import completed, recorded
+
+_AVERAGING = 3
+"""Most roundings that averaging adds to a term: 1/W itself, the product before the sum, one division after it."""
+
+
+def assert_gradients_sum(execution: Execution) -> None:
+    """The gradient of every step is the average of the ranks' own gradients, within the theorem on rounded sums.
+
+    Own gradients are replayed from the parameters recorded before the step; in a private step each sample is weighed by
+    the clip factor its rank reported (observe "factors").
+    """
+    case = execution.request.case
+    completed(execution)
+    for k in range(case.step.steps):
+        terms = _terms(execution, k)
+        for rank, got in recorded(execution, k, "grads"):
+            _require_sum(case, got, terms, f"step {k}, rank {rank}")
+
+
+def assert_updates_follow(execution: Execution) -> None:
+    """After every step, parameters are the optimizer's update of the recorded ones by the recorded gradients.
+
+    Bit for bit: the optimizer is elementwise. Its state (momentum, moments, schedule) is followed over all steps.
+    """
+    case = execution.request.case
+    for result in completed(execution):
+        parameters = {name: nn.Parameter(value.clone()) for name, value in result.initial.items()}
+        optimizer = make_optimizer(case.step.optimizer, [parameters[name] for name in _trained(case)])
+        for k, record in enumerate(result.steps):
+            for name, gradient in (record.grads or {}).items():
+                parameters[name].grad = gradient.clone()
+            optimizer.step()
+            what = "the update is not the optimizer's for the gradient that was shown"
+            wanted = {name: value.detach() for name, value in parameters.items()}
+            require_equal(what, record.params, wanted, f"step {k}, rank {result.rank}", lambda: "")
+            if case.arithmetic.project:
+                project_(parameters.values(), case)
+
+
+def local_gradient(case: Case, before: Mapping[str, Tensor], micro: MicroBatch, weights: Tensor) -> Named:
+    """One rank's gradient of sum_i weights_i L_i on one micro-batch, before any reduction; ``weights`` [b].
+
+    ``before``: full parameters by canonical name, in the case's dtype. Parameters that are not reached get zeros.
+    """
+    model = _model(case)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(before[name])
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    losses = models.loss_for(case)(model(micro.inputs), micro.targets)
+    found = torch.autograd.grad(
+        losses, list(trained.values()), weights.to(losses.dtype), allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(trained, found, strict=True))
+
+
+def sum_bound(case: Case) -> Fraction:
+    """Relative to sum |terms|: how far a rounded average of the W * K terms may be from the exact one.
+
+    Dividing by a power of two is exact, so then only the additions count.
+    """
+    terms = case.world_size * case.step.micro_batches
+    averaging = 0 if case.world_size & (case.world_size - 1) == 0 else _AVERAGING
+    return gamma(terms - 1 + averaging, UNIT_ROUNDOFF[case.arithmetic.dtype])
+
+
+@functools.lru_cache(maxsize=4)
+def _model(case: Case) -> models.CaseModel:
+    return models.build(case)
+
+
+def _trained(case: Case) -> list[str]:
+    return [name for name, parameter in _model(case).named_parameters() if parameter.requires_grad]
+
+
+def _terms(execution: Execution, k: int) -> list[Named]:
+    """Every rank's gradient of every micro-batch of one step."""
+    return [term for result in execution.ranks for term in _own(execution, result, k)]
+
+
+def _own(execution: Execution, result: RankResult, k: int) -> list[Named]:
+    """One rank's gradients by micro-batch, from the parameters it showed before the step."""
+    case, record = execution.request.case, result.steps[k]
+    before = _before(result, k, case)
+    batch = layouts.batch(case, k, result.rank, execution.request.instrument)
+    found, start = [], 0
+    for micro in batch.micro_batches:
+        count = len(micro.indices)
+        scale = 1 / max(count, 1) if case.step.reduction == "mean" else batch.loss_scale
+        weights = torch.full((count,), scale, dtype=models.DTYPES[case.arithmetic.dtype])
+        if case.step.private:
+            assert record.factors is not None, "a private replay needs the factors; observe them"
+            weights = record.factors[start : start + count] * weights
+        found.append(local_gradient(case, before, micro, weights))
+        start += count
+    return found
+
+
+def _before(result: RankResult, k: int, case: Case) -> Named:
+    """Parameters a rank began step k with: what it showed last, projected if the case projects."""
+    shown = result.initial if k == 0 else result.steps[k - 1].params
+    if k == 0 or not case.arithmetic.project:
+        return shown
+    copies = {name: value.clone() for name, value in shown.items()}
+    project_(copies.values(), case)
+    return copies
+
+
+def _require_sum(case: Case, got: Mapping[str, Tensor], terms: Sequence[Named], where: str) -> None:
+    what = "the gradient is not the average of the ranks' own gradients"
+    wanted = {name: _rounded_average([term[name] for term in terms], case.world_size) for name in terms[0]}
+    require_same_form(what, got, wanted, where)
+    bound = sum_bound(case)
+    wrong = {}
+    for name, value in wanted.items():
+        mask = _beyond(got[name], value, [term[name] for term in terms], case.world_size, bound)
+        if bool(mask.any()):
+            wrong[name] = mask
+    require_none(what, got, wanted, wrong, where, lambda: "")
+
+
+def _rounded_average(terms: Sequence[Tensor], divisor: int) -> Tensor:
+    """Elementwise sum / divisor, rounded once or twice, in the terms' dtype."""
+    rows = torch.stack([term.double().flatten() for term in terms], dim=1).tolist()
+    sums = [math.fsum(row) / divisor for row in rows]
+    return torch.tensor(sums, dtype=torch.float64).reshape(terms[0].shape).to(terms[0].dtype)
+
+
+def _beyond(got: Tensor, near: Tensor, terms: Sequence[Tensor], divisor: int, bound: Fraction) -> Tensor:
+    """Mask of the elements of ``got`` whose exact distance from the exact average exceeds bound * sum |terms|."""
+    mask = torch.zeros_like(got, dtype=torch.bool)
+    for place in (got != near).nonzero().tolist():
+        index = tuple(place)
+        values = [Fraction(float(term[index])) for term in terms]
+        room = bound * sum(map(abs, values), Fraction(0)) / divisor
+        value = float(got[index])
+        mask[index] = not math.isfinite(value) or abs(Fraction(value) - sum(values, Fraction(0)) / divisor) > room
+    return mask
