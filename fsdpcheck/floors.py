@@ -35,6 +35,7 @@ def census(case: Case) -> dict[str, bool]:
         "weight decay": "weight-decay" in traits,
         "adamw": "adamw" in traits,
         "float32": "float32" in traits,
+        "replicas": "hsdp" in traits,
         "wrap-around": "wrap-around" in traits,
         "replicated": "replicated" in traits,
         "no-sync": "no-sync" in traits,

@@ -101,12 +101,13 @@ def cases(
     """
     limit = features.max_world_size or max(world_sizes)
     world = draw(st.sampled_from([size for size in world_sizes if size <= limit]))
+    shards = world // draw(st.sampled_from(_replicas(world))) if "hsdp" in features.accepts else world
     narrow = global_norm and features.global_norm.dtype == "float32"
     tiny = narrow or _flag(draw, "float32" in features.accepts, _RARELY)
     family = draw(st.sampled_from(clipping))
     contribution = _contribution(draw, features, family, contributions)
     tie = ("tied" if family == "none" else "tied-private") in features.accepts
-    model = _model(draw, features.accepts, world, tiny, tie)
+    model = _model(draw, features.accepts, shards, tiny, tie)
     layout = _layout(draw, features.accepts, world, tiny, True if contribution != "complete" else replicated)
     step = _step(draw, features, layout, world, family)
     step = replace(step, contribution=contribution)
@@ -115,14 +116,20 @@ def cases(
         step = replace(step, norms=draw(st.sampled_from([n for n in norms if n == "immediate" or deferred])))
     if global_norm:
         step = replace(step, max_grad_norm=2.0 ** draw(st.integers(-1, 8)))
+    reshard = not _flag(draw, "keep-unsharded" in features.accepts)
     return Case(
         model=model,
-        mesh=MeshSpec(dp_shard=world, reshard_after_forward=not _flag(draw, "keep-unsharded" in features.accepts)),
+        mesh=MeshSpec(dp_shard=shards, dp_replicate=world // shards, reshard_after_forward=reshard),
         layout=layout,
         step=step,
         arithmetic=_arithmetic(draw, tiny, project=step.steps > 1 and "project" in features.accepts),
         seed=draw(st.integers(0, (1 << 32) - 1)),
     )
+
+
+def _replicas(world: int) -> list[int]:
+    """Numbers of replicas that ``world`` ranks can be, one replica thrice."""
+    return [1, 1, *(count for count in range(1, world + 1) if world % count == 0)]
 
 
 def _contribution(
@@ -133,9 +140,9 @@ def _contribution(
     return draw(st.sampled_from(kinds))
 
 
-def _model(draw: st.DrawFn, accepts: frozenset[Trait], world: int, tiny: bool, tie: bool) -> ModelSpec:
+def _model(draw: st.DrawFn, accepts: frozenset[Trait], shards: int, tiny: bool, tie: bool) -> ModelSpec:
     depth = draw(st.sampled_from((1, 2) if tiny else (1, 2, 2, 3, 3)))
-    rows = _row_counts(accepts, world, 3 if tiny else _LARGEST_WIDTH)
+    rows = _row_counts(accepts, shards, 3 if tiny else _LARGEST_WIDTH)
     kind = draw(st.sampled_from(_input_kinds(accepts)))
     balanced = [width for width in (2, 4) if width in rows]
     layer_norm = kind != "tokens" and _flag(draw, "layer-norm" in accepts and bool(balanced))
@@ -143,7 +150,7 @@ def _model(draw: st.DrawFn, accepts: frozenset[Trait], world: int, tiny: bool, t
     tied = bool(pairs) and _flag(draw, True, _RARELY)
     widths = balanced if layer_norm else rows if tied else range(1, 4 if tiny else _LARGEST_WIDTH + 1)
     features = draw(st.sampled_from(widths))
-    several = [count for count in rows if count > 1] or [2 * world]
+    several = [count for count in rows if count > 1] or [2 * shards]
     vocabulary = draw(st.sampled_from(several)) if kind == "tokens" else 2
     layers = tuple(_layer(draw, accepts, rows) for _ in range(depth))
     spec = ModelSpec(
@@ -161,10 +168,10 @@ def _model(draw: st.DrawFn, accepts: frozenset[Trait], world: int, tiny: bool, t
     return replace(spec, units=draw(st.sampled_from(_groupings(spec, "root-parameters" in accepts))))
 
 
-def _row_counts(accepts: frozenset[Trait], world: int, largest: int) -> list[int]:
+def _row_counts(accepts: frozenset[Trait], shards: int, largest: int) -> list[int]:
     """Sizes of dim 0 a weight may have; never none."""
-    counts = [count for count in range(1, largest + 1) if "uneven-rows" in accepts or count % world == 0]
-    return [count for count in counts if "rows<ranks" in accepts or count >= world] or [world]
+    counts = [count for count in range(1, largest + 1) if "uneven-rows" in accepts or count % shards == 0]
+    return [count for count in counts if "rows<ranks" in accepts or count >= shards] or [shards]
 
 
 def _input_kinds(accepts: frozenset[Trait]) -> list[InputKind]:

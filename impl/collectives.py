@@ -45,10 +45,14 @@ class Axis:
     size: int
 
 
+ALONE = Axis(None, 0, 1)
+"""An axis of one rank: nothing is communicated over it."""
+
+
 def axis(group: dist.ProcessGroup | None = None) -> Axis:
     """The axis of ``group`` (None: the default group; without ``init_process_group``, an axis of one rank)."""
     if not dist.is_initialized():
-        return Axis(None, 0, 1)
+        return ALONE
     group = dist.group.WORLD if group is None else group  # looked up once, not in every call
     return Axis(group, dist.get_rank(group), dist.get_world_size(group))
 
@@ -68,6 +72,13 @@ def reduce_scatter_average(unit: Named, full: Tensor, axis: Axis) -> Tensor:
     shard = torch.empty(full.numel() // axis.size, dtype=full.dtype, device=full.device)
     _reduce_scatter(shard, full, op=dist.ReduceOp.AVG, group=axis.group)
     return shard
+
+
+def all_reduce_average(unit: Named, values: Tensor, axis: Axis) -> Tensor:
+    """``values`` averaged over the ranks, in place; returned for convenience."""
+    if axis.size > 1:
+        dist.all_reduce(values, op=dist.ReduceOp.AVG, group=axis.group)
+    return values
 
 
 def all_reduce_sum(unit: Named, values: Tensor, axis: Axis) -> Tensor:

@@ -86,7 +86,8 @@ def wrapped_rows_dropped(original: Function, hit: Hit) -> Function:
     def planted(self: Any, micro: Any, sync: bool) -> Any:
         if self.options.replicated:
             return original(self, micro, sync)
-        lower = [set(rows) for rows in _indices_by_rank(micro.indices, self.axis)[: self.axis.rank]]
+        everyone = collectives.axis()
+        lower = [set(rows) for rows in _indices_by_rank(micro.indices, everyone)[: everyone.rank]]
         keep = [i for i, index in enumerate(micro.indices) if not any(index in rows for rows in lower)]
         if len(keep) < len(micro.indices):
             hit()

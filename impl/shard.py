@@ -34,16 +34,23 @@ class Slot:
 class FlatUnit:
     """``named`` parameters of ``module``, by canonical name, sharded over ``axis``; it may be empty.
 
-    ``fqn`` is the canonical name of the module, "(root)" for the root. Every rank must pass equal values.
+    ``fqn`` is the canonical name of the module, "(root)" for the root. ``replicas`` is the axis over which shards are
+    copies of each other (HSDP). Every rank must pass equal values.
     """
 
     def __init__(
-        self, fqn: str, module: nn.Module, named: Mapping[str, nn.Parameter], slots: list[Slot], axis: Axis
+        self,
+        fqn: str,
+        module: nn.Module,
+        named: Mapping[str, nn.Parameter],
+        slots: list[Slot],
+        axis: Axis,
+        replicas: Axis = collectives.ALONE,
     ) -> None:
         self.fqn = fqn or "(root)"
         self.module = module
         self.slots = [(slot, parameter_at(slot), parameter_at(slot).requires_grad) for slot in slots]
-        self.axis = axis
+        self.axis, self.replicas = axis, replicas
         self.trainable = _buffer(named, axis, trainable=True)
         self.frozen = _buffer(named, axis, trainable=False)
         self.buffers = [buffer for buffer in (self.trainable, self.frozen) if buffer is not None]
@@ -69,16 +76,17 @@ class FlatUnit:
         self.is_unsharded = False
 
     def reduce_gradients(self) -> None:
-        """Average the full local gradients over the ranks and add this rank's piece [s] to the shard's gradient.
+        """Average the full local gradients over all ranks and add this rank's piece [s] to the shard's gradient.
 
-        Every rank of the axis must call it, in the same order of units, whatever gradients it has: a parameter without
-        one counts as zero. Local gradients are released.
+        First over the shards' axis, then, only the piece, over the replicas. Every rank must call it, in the same order
+        of units, whatever gradients it has: a parameter without one counts as zero. Local gradients are released.
         """
         if self.trainable is None:
             return
         full = self.trainable.pack([parameter.grad for parameter in self.trainable.parameters])
         self.drop_local_gradients()
-        self.accumulate(collectives.reduce_scatter_average(self, full, self.axis))
+        piece = collectives.reduce_scatter_average(self, full, self.axis)
+        self.accumulate(collectives.all_reduce_average(self, piece, self.replicas))
 
     def accumulate(self, gradient: Tensor) -> None:
         """Add a reduced ``gradient`` [s] to the shard's: several micro-batches of one step may be reduced apart."""

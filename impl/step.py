@@ -68,7 +68,9 @@ class Trainer:
     """Shards ``module`` in place and trains it. ``loss(outputs, targets)`` gives per-sample losses [b].
 
     All ranks construct it with equal values, and call each method together, with equally many micro-batches each (of
-    zero rows where a rank has no samples). ``notify`` is called at the moments named above.
+    zero rows where a rank has no samples). ``notify`` is called at the moments named above. Parameters are sharded over
+    ``axis`` (default: all ranks); over ``replicas`` each rank of it has a copy of the shards (HSDP), and samples of its
+    own unless the batch is replicated.
     """
 
     def __init__(
@@ -80,12 +82,14 @@ class Trainer:
         options: Options,
         *,
         axis: collectives.Axis | None = None,
+        replicas: collectives.Axis = collectives.ALONE,
         notify: Callable[[Moment], None] = lambda moment: None,
     ) -> None:
         self.options, self.loss, self.notify = options, loss, notify
         self.axis = collectives.axis() if axis is None else axis
+        self.replicas = replicas
         self.layout: aggregate.Layout = "replicated" if options.replicated else "distributed"
-        self.model = wrap.ShardedModel(module, units, self.axis, options.reshard_after_forward)
+        self.model = wrap.ShardedModel(module, units, self.axis, options.reshard_after_forward, replicas)
         self.report = Report()
         self.recorder: hooks.Recorder | None = None
         if options.clip_norm is not None:
@@ -144,7 +148,7 @@ class Trainer:
 
     def scale(self, micro: MicroBatch) -> float:
         """Weight of one sample on this rank: W/N, or 1/N when every rank has all samples."""
-        return (1 if self.options.replicated else self.axis.size) / self.options.normaliser
+        return (1 if self.options.replicated else self.axis.size * self.replicas.size) / self.options.normaliser
 
     def update(self) -> None:
         """The optimizer's step on the shards; elementwise optimizers keep padding at zero."""
@@ -153,4 +157,5 @@ class Trainer:
 
     def norms_in_dataset_order(self, bound: int) -> aggregate.InDatasetOrder:
         """The last step's norms of all ranks by global sample index; ``bound`` >= every rank's number of samples."""
-        return aggregate.gather_in_dataset_order(torch.cat(self.report.norms), self.report.indices, bound, self.axis)
+        everyone = self.axis if self.replicas.size == 1 else collectives.axis()
+        return aggregate.gather_in_dataset_order(torch.cat(self.report.norms), self.report.indices, bound, everyone)

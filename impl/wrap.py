@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from .collectives import Axis
+from .collectives import ALONE, Axis
 from .shard import FlatUnit, Slot, gather_whole, parameter_at
 
 
@@ -30,15 +30,23 @@ class ShardedModel:
 
     A parameter belongs to the innermost unit that contains all of its uses; one that is tied across units therefore
     belongs to the root. Gradients accumulate, full-sized, over backwards until ``reduce_gradients`` is called.
+    With ``replicas`` (HSDP) parameters are sharded over ``axis`` only, and each replica holds them all.
     """
 
-    def __init__(self, module: nn.Module, unit_names: Sequence[str], axis: Axis, reshard_after_forward: bool) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        unit_names: Sequence[str],
+        axis: Axis,
+        reshard_after_forward: bool,
+        replicas: Axis = ALONE,
+    ) -> None:
         self.module = module
         self.axis = axis
         self.reshard_after_forward = reshard_after_forward
         self._frees_after_backward = True
         places = shared_slots(module)
-        self.units = make_units(module, unit_names, axis, places)
+        self.units = make_units(module, unit_names, axis, replicas, places)
         self.tied = [slots[0].name for slots in places if len(slots) > 1]
         for unit in self.units:
             unit.module.register_forward_pre_hook(partial(self._before_forward, unit), prepend=True)
@@ -128,7 +136,11 @@ def reduction_order(units: Sequence[FlatUnit]) -> list[FlatUnit]:
 
 
 def make_units(
-    module: nn.Module, unit_names: Sequence[str], axis: Axis, places: Sequence[Sequence[Slot]] | None = None
+    module: nn.Module,
+    unit_names: Sequence[str],
+    axis: Axis,
+    replicas: Axis = ALONE,
+    places: Sequence[Sequence[Slot]] | None = None,
 ) -> list[FlatUnit]:
     """The root unit, then one unit a name, in the given (forward) order. Raises KeyError for an unknown module.
 
@@ -144,7 +156,7 @@ def make_units(
         owner = _innermost(names, uses)
         slots[owner].extend(uses)
         named[owner][uses[0].name] = parameter_at(uses[0])
-    return [FlatUnit(name, modules[name], named[name], slots[name], axis) for name in names]
+    return [FlatUnit(name, modules[name], named[name], slots[name], axis, replicas) for name in names]
 
 
 def shared_slots(module: nn.Module) -> list[list[Slot]]:

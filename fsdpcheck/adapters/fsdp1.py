@@ -1,4 +1,4 @@
-"""PyTorch FSDP1: ``FullyShardedDataParallel``, FULL_SHARD, each unit one flat parameter."""
+"""PyTorch FSDP1: ``FullyShardedDataParallel``, each unit one flat parameter; HYBRID_SHARD with replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup, Trait
+from fsdpcheck.adapters._mesh import mesh_of
 from fsdpcheck.adapters._plain import local_loss
+from fsdpcheck.case import MeshSpec
 
 _WRAPPER = "_fsdp_wrapped_module."
 
@@ -22,8 +24,23 @@ _ACCEPTS: frozenset[Trait] = frozenset(
         "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
         "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
         "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
+        "hsdp",
     }
 )  # fmt: skip
+
+
+def _strategy(mesh: MeshSpec) -> ShardingStrategy:
+    """Replicas that do not shard are NO_SHARD over all ranks.
+
+    A hybrid strategy with one shard a replica would do as if it were NO_SHARD *inside* the replica, and never reduce
+    over replicas (_init_core_state and _reduce_grad_no_shard in torch 2.13; pytorch#154888, which stays open).
+    """
+    if mesh.dp_replicate > 1 and mesh.dp_shard == 1:
+        return ShardingStrategy.NO_SHARD
+    if mesh.dp_replicate > 1:
+        hybrid = ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2
+        return hybrid[0] if mesh.reshard_after_forward else hybrid[1]
+    return ShardingStrategy.FULL_SHARD if mesh.reshard_after_forward else ShardingStrategy.SHARD_GRAD_OP
 
 
 class _Trainer:
@@ -114,13 +131,15 @@ class FullyShardedDataParallelAdapter:
     )
 
     def build(self, model: nn.Module, setup: Setup) -> _Trainer:
+        strategy = _strategy(setup.mesh)
+        hybrid = setup.mesh.dp_replicate > 1 and strategy is not ShardingStrategy.NO_SHARD
         units = {id(model.get_submodule(name)) for names in setup.units for name in names}
-        strategy = ShardingStrategy.FULL_SHARD if setup.mesh.reshard_after_forward else ShardingStrategy.SHARD_GRAD_OP
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"\s*.* has both parameters with requires_grad=True and False")
             wrapped = FullyShardedDataParallel(
                 model,
                 sharding_strategy=strategy,
+                device_mesh=mesh_of(setup) if hybrid else None,
                 auto_wrap_policy=CustomPolicy(lambda module: id(module) in units),
                 device_id=setup.device,
                 use_orig_params=True,

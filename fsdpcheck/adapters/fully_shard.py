@@ -1,14 +1,17 @@
-"""PyTorch FSDP2: ``torch.distributed.fsdp.fully_shard``, parameters sharded one by one on their first dimension."""
+"""PyTorch FSDP2: ``torch.distributed.fsdp.fully_shard``, parameters sharded one by one on their first dimension.
+
+With replicas (dp_replicate > 1) it is HSDP: gradients are reduce-scattered in a replica, then all-reduced over them.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup, Trait
 from fsdpcheck.adapters._gather import full_values, local_tensors
+from fsdpcheck.adapters._mesh import mesh_of
 from fsdpcheck.adapters._plain import local_loss
 
 _ACCEPTS: frozenset[Trait] = frozenset(
@@ -16,6 +19,7 @@ _ACCEPTS: frozenset[Trait] = frozenset(
         "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
         "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
         "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
+        "hsdp",
     }
 )  # fmt: skip
 
@@ -84,7 +88,7 @@ class FullyShard:
     )
 
     def build(self, model: nn.Module, setup: Setup) -> _Trainer:
-        mesh = init_device_mesh(setup.device.type, (setup.world_size,))
+        mesh = mesh_of(setup)
         reshard = setup.mesh.reshard_after_forward
         for names in setup.units:
             modules = [model.get_submodule(name) for name in names]

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.adapters._base import Batch, FactorRule, Features, GlobalNormRule, Setup, Shard, Trait
-from fsdpcheck.errors import NotSupported
+from fsdpcheck.adapters._mesh import REPLICATE, SHARD, mesh_of
 
 if TYPE_CHECKING:
+    from fsdpcheck.impl.collectives import Axis
     from fsdpcheck.impl.step import Trainer
 
 _ACCEPTS: frozenset[Trait] = frozenset(
@@ -18,6 +19,7 @@ _ACCEPTS: frozenset[Trait] = frozenset(
         "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
         "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
         "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
+        "hsdp",
     }
 )  # fmt: skip
 
@@ -92,8 +94,6 @@ class Reference:
     def build(self, model: nn.Module, setup: Setup) -> _Trainer:
         from fsdpcheck.impl import step
 
-        if setup.mesh.dp_replicate != 1:
-            raise NotSupported(f"the reference shards over one axis, got dp_replicate={setup.mesh.dp_replicate}")
         options = step.Options(
             normaliser=setup.step.normaliser,
             replicated=setup.replicated,
@@ -110,8 +110,22 @@ class Reference:
         def notify(moment: step.Moment) -> None:
             setup.notify(moment, trainer)
 
-        trainer = _Trainer(step.Trainer(model, units, setup.loss, setup.optimizer, options, notify=notify))
+        impl = step.Trainer(model, units, setup.loss, setup.optimizer, options, notify=notify, **_axes(setup))
+        trainer = _Trainer(impl)
         return trainer
+
+
+def _axes(setup: Setup) -> dict[str, Axis]:
+    """All ranks, or with replicas the two axes of the mesh."""
+    from fsdpcheck.impl import collectives
+
+    if setup.mesh.dp_replicate == 1:
+        return {}
+    mesh = mesh_of(setup)
+    return {
+        "axis": collectives.axis(mesh.get_group(SHARD)),
+        "replicas": collectives.axis(mesh.get_group(REPLICATE)),
+    }
 
 
 adapter = Reference()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpcheck.impl import collectives
 from fsdpcheck.impl.collectives import Axis
@@ -157,6 +158,22 @@ REDUCTIONS = [("reduce_scatter", "units.1"), ("reduce_scatter", "units.0"), ("re
 def test_collectives_of_one_step(ranks: Ranks, reshard: bool, wanted: list[tuple[str, str]]) -> None:
     ranks(lambda rank: train_once(reshard, rows=rank), 3)
     assert [ranks.trace(rank) for rank in range(3)] == [wanted] * 3
+
+
+def test_with_replicas_each_shard_is_averaged_over_its_copies_after_it_was_reduced(ranks: Ranks) -> None:
+    def body(rank: int) -> dict[str, list[float]]:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        axes = [collectives.axis(mesh.get_group(name)) for name in ("shard", "replicate")]
+        sharded = ShardedModel(Net(), UNITS, axes[0], True, axes[1])
+        for unit in sharded.units:
+            unit.unshard()
+        sharded.module.head.weight.grad = torch.full((2, 2), 2.0**rank)
+        sharded.reduce_gradients()
+        return {name: gradient.flatten().tolist() for name, gradient in sharded.full_gradients().items()}
+
+    assert all(gradients["head.weight"] == [15 / 4] * 4 for gradients in ranks(body, 4))
+    reductions = [(op, subject) for op, subject in ranks.trace(3) if op != "all_gather"]
+    assert reductions == [pair for scatter in REDUCTIONS for pair in (scatter, ("all_reduce", scatter[1]))]
 
 
 def test_one_rank_communicates_nothing(ranks: Ranks) -> None:

@@ -1,0 +1,59 @@
+"""Planted bugs of replicas (HSDP): what is done over one mesh axis and forgotten, or done twice, over the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .collectives import Axis
+from .fault import Function, Hit, fault
+
+
+@fault(
+    "collectives:all_reduce_average",
+    "the replica group lost, https://github.com/NVIDIA-NeMo/Automodel/pull/3135",
+    "training.plain",
+)
+def replicas_not_reduced(original: Function, hit: Hit) -> Function:
+    """Gradients are averaged inside each replica only: replicas drift apart."""
+
+    def planted(unit: Any, values: torch.Tensor, axis: Axis) -> torch.Tensor:
+        if axis.size > 1:
+            hit()
+        return values
+
+    return planted
+
+
+@fault(
+    "collectives:all_reduce_average",
+    "a factor that means something else on two axes, https://github.com/pytorch/pytorch/issues/155903",
+    "training.plain",
+)
+def replicas_summed_not_averaged(original: Function, hit: Hit) -> Function:
+    """Gradients are divided by the number of shards, but not by the number of replicas."""
+
+    def planted(unit: Any, values: torch.Tensor, axis: Axis) -> Any:
+        if axis.size > 1:
+            hit()
+        return original(unit, values, axis) * axis.size
+
+    return planted
+
+
+@fault(
+    "clip:global_squared_norm",
+    "shard norms summed over replicas too, https://github.com/ByteDance-Seed/VeOmni/pull/862",
+    "global-norm.returned",
+)
+def global_norm_counts_replicas(original: Function, hit: Hit) -> Function:
+    """Each shard's squares count once for each replica: the global norm is too large by sqrt(R)."""
+
+    def planted(units: Any, axis: Axis) -> Any:
+        replicas = units[0].replicas.size
+        if replicas > 1:
+            hit()
+        return original(units, axis) * replicas
+
+    return planted
