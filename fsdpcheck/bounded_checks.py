@@ -265,8 +265,8 @@ def _update_within(
     if not _reads_gradients_from_updates(case, k):
         raise UsageError("gradients cannot be read from these updates; next: observe 'grads', or draw SGD")
     require_same_form(what, params, step.after, where)
-    low = oracle.update(case, step.before, _outward(step.used, wanted, room, math.inf))
-    high = oracle.update(case, step.before, _outward(step.used, wanted, room, -math.inf))
+    low = oracle.update(case, step.before, _outward(step.used, wanted, room, math.inf), k)
+    high = oracle.update(case, step.before, _outward(step.used, wanted, room, -math.inf), k)
     wrong = {}
     for name in wanted:
         mask = ~((low[name] <= params[name]) & (params[name] <= high[name]))

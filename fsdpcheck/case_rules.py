@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fsdpcheck.case_shapes import SPATIAL, Stage, item_units, row_counts, stages
 from fsdpcheck.errors import InvalidCase
@@ -48,7 +48,7 @@ def _refuse(where: str, got: object, wanted: str, then: str) -> None:
 
 
 @cache
-def _words(kind: type) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _words(kind: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(field, its words) of every field of a dataclass whose type is a Literal."""
     hints = typing.get_type_hints(kind).items()
     return tuple((name, typing.get_args(hint)) for name, hint in hints if typing.get_origin(hint) is typing.Literal)
@@ -60,7 +60,7 @@ def _validate_words(case: Case) -> None:
     parts += [(f"model.layers[{index}]", layer) for index, layer in enumerate(case.model.layers)]
     parts.append(("step.optimizer", case.step.optimizer))
     for where, part in parts:
-        for name, words in _words(type(part)):
+        for name, words in _words(cast(Hashable, type(part))):
             if getattr(part, name) not in words:
                 _refuse(f"{where}.{name}", getattr(part, name), f"one of {', '.join(words)}", "choose one of them")
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from fsdpcheck import layouts, oracle
 from fsdpcheck.case import Case
 from fsdpcheck.oracle import Answer, Named, StepAnswer
+from fsdpcheck.program import at_step
 
 _EPS = (1e-6, 1e-8)  # what implementations add
 _CLOSE = 16  # units in the last place: a suspicion's rounding, not a tolerance of any verdict
@@ -28,7 +29,7 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> str:
     """Cause of wrong parameters after ``step`` (whose parameters before were right); "" if none fits."""
     case, wanted = answer.case, answer.steps[step]
     if case.step.optimizer.kind == "sgd":
-        rate = 2.0**-case.step.optimizer.lr_exponent
+        rate = 2.0 ** -at_step(case.step.optimizer, step).lr_exponent
         given = {
             name: value.double() + (wanted.after[name].double() - got[name].double()) / rate
             for name, value in wanted.used.items()

@@ -22,7 +22,7 @@ from fsdpcheck.case import Case
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.four_squares import four_squares, slack_targets
 from fsdpcheck.exact.grid import exact_square_sum, grid_exponent
-from fsdpcheck.program import make_optimizer, project_
+from fsdpcheck.program import at_step, make_optimizer, project_
 
 INSTRUMENT = "instrument.weight"
 
@@ -111,10 +111,13 @@ def global_factor(grad_norm: Tensor, max_grad_norm: float, eps: float) -> Tensor
     return torch.clamp(max_grad_norm / (grad_norm + eps), max=1.0)
 
 
-def update(case: Case, before: Named, gradients: Named) -> Named:
-    """Parameters after one *first* optimizer step (fresh state) from ``before`` with ``gradients``, all case dtype."""
+def update(case: Case, before: Named, gradients: Named, step: int = 0) -> Named:
+    """Parameters after one optimizer step with fresh state from ``before`` with ``gradients``, all case dtype.
+
+    The learning rate is that of ``step``.
+    """
     parameters = {name: nn.Parameter(before[name].clone()) for name in gradients}
-    optimizer = make_optimizer(case.step.optimizer, parameters.values())
+    optimizer = make_optimizer(at_step(case.step.optimizer, step), parameters.values())
     for name, parameter in parameters.items():
         parameter.grad = gradients[name].clone()
     optimizer.step()

@@ -6,8 +6,11 @@ An observer "pkg.mod:function" is called as function(moment, trainer, rank) and 
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -46,13 +49,27 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
 
 
 def make_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer a case asks for, one parameter at a time: the fused kernels' bits depend on a buffer's position."""
-    lr = 2.0**-spec.lr_exponent
-    if spec.kind == "adamw":
-        return torch.optim.AdamW(parameters, lr=lr, weight_decay=spec.weight_decay, foreach=False)
-    return torch.optim.SGD(
-        parameters, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, foreach=False, maximize=False
-    )
+    """The optimizer a case asks for, one parameter at a time: the fused kernels' bits depend on a buffer's position.
+
+    Its learning rate follows the schedule by itself: every ``step()`` takes the scheduler along.
+    """
+    optimizer = _optimizer(spec, parameters)
+    if spec.schedule == "halving":
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+        optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    return optimizer
+
+
+def at_step(spec: OptimizerSpec, step: int) -> OptimizerSpec:
+    """``spec`` with the learning rate of one step (from 0), and no schedule."""
+    return replace(spec, lr_exponent=spec.lr_exponent + step * (spec.schedule == "halving"), schedule="constant")
+
+
+def resume_(optimizer: torch.optim.Optimizer) -> None:
+    """Take the optimizer's state away and give it back from its ``state_dict``, as a resumed training would."""
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.state.clear()
+    optimizer.load_state_dict(saved)
 
 
 @torch.no_grad()
@@ -104,10 +121,28 @@ def _setup(
         units=models.unit_names(case),
         loss=models.loss_for(case),
         clip_norm=request.clip_norm,
-        optimizer=lambda parameters: make_optimizer(case.step.optimizer, parameters),
+        optimizer=functools.partial(_own_optimizer, case),
         device=device,
         notify=notify,
     )
+
+
+def _own_optimizer(case: Case, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """What an implementation is given: it may be resumed between steps, which must change nothing."""
+    optimizer = make_optimizer(case.step.optimizer, parameters)
+    if case.step.resume:
+        optimizer.register_step_post_hook(lambda *_: resume_(optimizer))
+    return optimizer
+
+
+def _optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    lr = 2.0**-spec.lr_exponent
+    if spec.kind == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, foreach=False, maximize=False
+        )
+    kind = torch.optim.Adam if spec.kind == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=lr, weight_decay=spec.weight_decay, foreach=False)
 
 
 _METHODS = {"grads": "gradients", "norms": "norms", "factors": "factors", "shards": "shards", "grad_norm": "grad_norm"}

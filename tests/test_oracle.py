@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fsdpcheck import layouts, models, oracle
 from fsdpcheck.adapters._base import FactorRule
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec
+from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, Schedule
 from fsdpcheck.program import make_optimizer, project_
 from tests.fabricated import SMALL, clipped
 
@@ -46,7 +46,14 @@ def test_per_sample_gradients_are_those_of_torch_func(name: str, loss: str) -> N
     assert all(torch.equal(step.gradients[n], value) for n, value in wanted.items())
 
 
-@pytest.mark.parametrize("optimizer", [OptimizerSpec(momentum=0.5, weight_decay=0.25), OptimizerSpec("adamw", 3)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        OptimizerSpec(momentum=0.5, weight_decay=0.25),
+        OptimizerSpec("adamw", 3),
+        OptimizerSpec("adam", 1, weight_decay=0.5, schedule="halving"),
+    ],
+)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_plain_steps_are_ordinary_full_batch_training(optimizer: OptimizerSpec, dtype: str) -> None:
     step = replace(SMALL.step, steps=3, optimizer=optimizer)
@@ -65,6 +72,18 @@ def test_plain_steps_are_ordinary_full_batch_training(optimizer: OptimizerSpec, 
         trainer.step()
         assert all(torch.equal(p, wanted.after[n]) for n, p in model.named_parameters()), f"step {k}"
         project_(model.parameters(), case)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "halving"])
+def test_one_update_is_that_of_its_step(schedule: Schedule) -> None:
+    """SGD has no state, so every step of a training is one update by itself, with the step's learning rate."""
+    case = replace(SMALL, step=replace(SMALL.step, steps=3, optimizer=OptimizerSpec(schedule=schedule)))
+    for k, step in enumerate(oracle.answer(case).steps):
+        updated = oracle.update(case, step.before, step.used, k)
+        assert all(torch.equal(updated[name], value) for name, value in step.after.items()), f"step {k}"
+    later, at_once = oracle.update(case, step.before, step.used, 2), oracle.update(case, step.before, step.used)
+    moved = {name: bool((later[name] != at_once[name]).any()) for name in later}
+    assert any(moved.values()) == (schedule == "halving")
 
 
 def test_every_step_but_the_first_starts_from_projected_integers() -> None:
