@@ -1,0 +1,83 @@
+"""softmax, log_softmax and scaled dot-product attention on the grid.
+
+softmax needs no backward of its own: torch's (g - sum(g p)) p is exact when p is dyadic. That of log_softmax would take
+exp of rounded logarithms; here it multiplies by them rounded to the grid of softmax.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fsdpcheck.errors import NotExact
+from fsdpcheck.exact.surrogates.grid_rounding import to_grid
+
+BITS = 3
+"""Probabilities are multiples of 1/8 within [0, 1]; their sum need not be 1."""
+LOG_BITS = 2
+LOWEST_LOG = -16.0
+
+
+def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """aten::_softmax"""
+    return to_grid(_true(x, dim), BITS, 0.0, 1.0).to(x.dtype)
+
+
+def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """aten::_log_softmax"""
+    return to_grid(_true(x, dim).log(), LOG_BITS, LOWEST_LOG, 0.0).to(x.dtype)
+
+
+def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """aten::_log_softmax_backward_data"""
+    share = to_grid(output.double().exp(), BITS, 0.0, 1.0).to(grad.dtype)
+    return grad - share * grad.sum(dim, keepdim=True)
+
+
+def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """aten::_safe_softmax: rows that are masked altogether give zeros."""
+    masked = (x == -math.inf).all(dim, keepdim=True)
+    return torch.where(masked, 0.0, torch.softmax(x.masked_fill(masked, 0.0), dim, dtype=dtype))
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """aten::scaled_dot_product_attention, from exact products and the softmax of the grid.
+
+    [..., L, E], [..., S, E], [..., S, V] -> [..., L, V]. The scale is the power of two at or below the true one (torch
+    itself multiplies query and key by its square root, which is on no grid). Raises NotExact for dropout and grouped
+    queries.
+    """
+    if dropout_p > 0 or enable_gqa:
+        raise NotExact("attention with dropout or grouped queries has no surrogate; next: the tier of real numbers")
+    true_scale = query.size(-1) ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * 2.0 ** math.floor(math.log2(true_scale))
+    if is_causal:
+        size = scores.shape[-2:]
+        scores = scores.masked_fill(torch.ones(size, dtype=torch.bool, device=scores.device).triu(1), -math.inf)
+    if attn_mask is not None:
+        boolean = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if boolean else scores + attn_mask
+    if attn_mask is None:
+        return torch.softmax(scores, -1) @ value
+    return safe_softmax(scores, -1) @ value
+
+
+def _true(x: Tensor, dim: int) -> Tensor:
+    """softmax in float64, by exp alone."""
+    real = x.double()
+    if not real.numel():
+        return real
+    powers = torch.exp(real - real.amax(dim, keepdim=True))
+    return powers / powers.sum(dim, keepdim=True)
