@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from fsdpcheck import layers, layouts, models
 from fsdpcheck.case import Case
 from fsdpcheck.errors import NotExact
-from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent
+from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent, premultiplies_exactly
 from fsdpcheck.oracle import INSTRUMENT, Answer, StepAnswer
 
 PRECISION = {"float64": 53, "float32": 24}
@@ -97,6 +97,7 @@ def prove(case: Case, answer: Answer) -> dict[str, int]:
     covers per-sample gradients and norms but not the weighted sums.
     """
     budget = Budget(PRECISION[case.arithmetic.dtype])
+    _averages(case, budget)
     model = models.build(case).double()
     scalar = _loss_scalar(case, budget)
     for k, step in enumerate(answer.steps):
@@ -129,6 +130,15 @@ def _loss_scalar(case: Case, budget: Budget) -> float:
     scalar = models.loss_scale(case) * float(share)
     budget.spend("loss scale", torch.tensor(scalar), grid_exponent(torch.tensor(scalar)))
     return scalar
+
+
+def _averages(case: Case, budget: Budget) -> None:
+    """Gradients are multiples of every axis's size; premultiplied by fl(1/size) they must still be exact."""
+    mesh = case.mesh
+    if case.arithmetic.averaging == "premultiply":
+        for size in (mesh.dp_shard, mesh.dp_replicate, case.world_size):
+            if not premultiplies_exactly(size, budget.had):
+                raise NotExact(f"{budget.where}, averaging: multiples of {size} times the rounded 1/{size} round again")
 
 
 def _per_sample(case: Case, step: StepAnswer, model: models.CaseModel, budget: Budget) -> dict[str, GradientBound]:

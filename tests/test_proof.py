@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from fsdpcheck import layers, layouts, models, oracle, proof, strategies
 from fsdpcheck.adapters._base import FactorRule, Features, Promise
-from fsdpcheck.case import Arithmetic, Case, ModelSpec, Trait
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, Trait
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.four_squares import four_squares, slack_targets
-from fsdpcheck.exact.grid import EMPTY, bits, exact_square_sum, grid_exponent
+from fsdpcheck.exact.grid import EMPTY, bits, exact_square_sum, grid_exponent, premultiplies_exactly
 from fsdpcheck.oracle import Answer
 from tests.fabricated import SMALL, clipped
 
@@ -257,3 +257,24 @@ def test_absolute_gradients_bound_the_gradients() -> None:
         assert bound.keys() == step.gradients.keys()
         assert all(bool((g.abs() <= bound[name] * scale).all()) for name, g in step.gradients.items())
         assert any(bool((g.abs() < bound[name] * scale).any()) for name, g in step.gradients.items())
+
+
+@pytest.mark.parametrize("size", range(1, 65))
+def test_premultiplied_multiples_are_exact_where_it_is_said(size: int) -> None:
+    """Over all of float32, and in float64 for the sizes that ranks have."""
+    quotients = torch.arange(1, (1 << 24) // size, dtype=torch.int64)
+    for dtype, precision in ((torch.float32, 24), (torch.float64, 53)):
+        multiples = (quotients * size).to(dtype)
+        assert torch.equal(multiples, quotients * size)
+        same = torch.equal(multiples * (torch.ones((), dtype=dtype) / size), quotients.to(dtype))
+        assert same == premultiplies_exactly(size, precision)
+
+
+def test_averages_that_would_round_again_are_not_exact() -> None:
+    case = Case(ModelSpec((LayerSpec(1),)), MeshSpec(7), BatchLayout("contiguous", 7))
+    for dtype, averaging in (("float64", "premultiply"), ("float32", "divide")):
+        proved = replace(case, arithmetic=Arithmetic(dtype, averaging=averaging))
+        proof.prove(proved, oracle.answer(proved))
+    rounds = replace(case, arithmetic=Arithmetic("float32", averaging="premultiply"))
+    with pytest.raises(NotExact, match="averaging: multiples of 7 times the rounded 1/7 round again"):
+        proof.prove(rounds, oracle.answer(rounds))

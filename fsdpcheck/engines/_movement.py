@@ -1,15 +1,18 @@
 """What each collective computes: from the inputs of all members to the outputs of each, in one fixed order of ranks.
 
-Reductions add in rank order in the tensors' own dtype. AVG is the sum, then one division (what gloo does: fl(S/W)).
+Reductions add in rank order in the tensors' own dtype. AVG is the sum, then one division (what gloo does: fl(S/W)), or
+"premultiply": the sum of what each member multiplied by fl(1/W) before, as NCCL's PREMUL_SUM does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from fsdpcheck.case import Averaging
 from fsdpcheck.engines._recording import Call
 from fsdpcheck.errors import NotSupported
 
@@ -17,9 +20,18 @@ Results = list[list[Tensor]]
 """Per member, in group order: the values of its outputs ([] when it has none)."""
 
 
-def move(calls: Sequence[Call]) -> Results:
+def move(calls: Sequence[Call], averaging: Averaging = "divide") -> Results:
     """The results of one complete, matching instance. ``calls`` in group order."""
-    return _MOVES[calls[0].collective.op](calls)
+    called = calls[0].collective
+    if averaging == "premultiply" and called.reduce_op == "avg":
+        calls = [_premultiplied(call, len(calls)) for call in calls]
+    return _MOVES[called.op](calls)
+
+
+def _premultiplied(call: Call, size: int) -> Call:
+    """The call that sums what this one averages; its inputs are new tensors."""
+    inputs = [tensor.detach() * (tensor.new_ones(()) / size) for tensor in call.inputs]
+    return Call(replace(call.collective, reduce_op="sum"), inputs, call.outputs, call.native)
 
 
 def _all_reduce(calls: Sequence[Call]) -> Results:

@@ -17,6 +17,7 @@ import torch._C._distributed_c10d as c10d
 from torch import Tensor
 
 from fsdpcheck import deadlock
+from fsdpcheck.case import Averaging
 from fsdpcheck.engines._baton import Baton, place
 from fsdpcheck.engines._movement import move
 from fsdpcheck.engines._recording import Call, RecordingGroup
@@ -51,6 +52,7 @@ class Instance:
 class Run(Protocol):
     """What a meeting needs of the run it is part of."""
 
+    averaging: Averaging
     baton: Baton
     blocked_in: dict[int, Collective]
     instances: dict[tuple[object, ...], Instance]
@@ -111,7 +113,7 @@ def _complete(run: Run, there: Instance) -> None:
     calls = [there.calls[member] for member in there.members]
     if any(not _agree(call.collective, calls[0].collective) for call in calls[1:]):
         _refuse(run, there)
-    results = move(calls)
+    results = move(calls, run.averaging)
     there.results = dict(zip(there.members, results, strict=True))
     there.complete = True
     for rank in there.waiting:

@@ -20,6 +20,7 @@ class SimulatedRun:
 
     def __init__(self, request: RunRequest, rank_local: tuple[str, ...]) -> None:
         world_size = request.case.world_size
+        self.averaging = request.case.arithmetic.averaging
         self.globals = RankGlobals(world_size, rank_local)
         choose = CHOICES[request.schedule]
         self.baton = Baton(world_size, choose, self.globals.leave, self.globals.enter, self._stuck)

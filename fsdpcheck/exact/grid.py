@@ -40,6 +40,16 @@ def bits(bound: float, exponent: int) -> int:
     return math.frexp(bound)[1] - exponent if math.isfinite(bound) else EMPTY
 
 
+def premultiplies_exactly(size: int, precision: int) -> bool:
+    """Whether fl(x * fl(1/size)) is x/size for every x of ``precision`` (24 or 53) bits that is a multiple of size.
+
+    fl(1/size) * size = 1 + d, so x = k * size becomes fl(k + k*d), and that is k if |d| <= 2**-(precision + 1): then
+    |k*d| is below half a step of the grid at k, or a tie at a power of two, which rounds to even.
+    """
+    one = np.float32(1) if precision == 24 else np.float64(1)
+    return abs(Fraction(float(one / type(one)(size))) * size - 1) <= Fraction(1, 1 << (precision + 1))
+
+
 def exact_square_sum(tensors: Iterable[Tensor]) -> Fraction:
     """Sum of squares of all entries, exactly."""
     total = Fraction(0)

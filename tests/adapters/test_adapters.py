@@ -99,6 +99,7 @@ CASES: dict[Trait, Case] = {
     "rows<ranks": model(LayerSpec(1, bias=True), LayerSpec(2)),
     "uneven-rows": model(LayerSpec(3, bias=True, activation="relu"), LayerSpec(5)),
     "project": BASE,
+    "premultiply": dataclasses.replace(BASE, arithmetic=Arithmetic("float32", averaging="premultiply")),
     "hsdp": dataclasses.replace(BASE, mesh=MeshSpec(dp_shard=W, dp_replicate=2)),
 }
 """One case for each trait: minimal, and with a gradient in every step (test_cases_demand_their_trait)."""

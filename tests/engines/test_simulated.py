@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import Arithmetic, Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest, SchedulePolicy
@@ -103,6 +103,37 @@ def test_collectives_compute(simulate: Simulator, world_size: int) -> None:
         assert got["mean"].item() == table.double().sum(0)[rank] / world_size
         assert torch.equal(got["sent"], table[-1])
         assert torch.equal(got["swapped"], table[:, rank])
+
+
+def test_averages_can_be_premultiplied() -> None:
+    """ "premultiply" is the sum of fl(x * fl(1/W)) in rank order; elsewhere it is fl(sum / W)."""
+    values = torch.tensor([1.0, 3.0, 0.1, 7.0, 1e-3, 5.0, 1.5])
+
+    def program(request: RunRequest, rank: int, device: torch.device, result: RankResult) -> None:
+        own = values[rank].clone()
+        dist.all_reduce(own, op=dist.ReduceOp.AVG)
+        piece = torch.empty(1)
+        dist.reduce_scatter_tensor(piece, values.repeat(7, 1).T[rank].contiguous(), op=dist.ReduceOp.AVG)
+        keep(result, own=own, piece=piece, sent=values[rank])
+
+    engine = SimulatedEngine(program=program)
+    inverse, found = torch.ones(()) / 7, {}
+    for averaging in ("divide", "premultiply"):
+        case = Case(ModelSpec((LayerSpec(1),)), MeshSpec(7), arithmetic=Arithmetic(averaging=averaging))
+        execution = engine.run(RunRequest(case, "fully_shard"))
+        assert execution.failure is None, execution.failure.text
+        assert {result.initial["own"].item() for result in execution.ranks} == {
+            execution.ranks[0].initial["own"].item()
+        }
+        found[averaging] = execution.ranks[3].initial
+    engine.close()
+    total, premultiplied = torch.zeros(()), torch.zeros(())
+    for value in values:
+        total, premultiplied = total + value, premultiplied + value * inverse
+    assert not torch.equal(total / 7, premultiplied)
+    assert found["divide"]["own"] == found["divide"]["piece"][0] == total / 7
+    assert found["premultiply"]["own"] == found["premultiply"]["piece"][0] == premultiplied
+    assert found["premultiply"]["sent"] == values[3]
 
 
 def test_rooted_collectives_compute(simulate: Simulator) -> None:
