@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import layouts, models, values
+from fsdpcheck import arithmetic, layouts, models, values
 from fsdpcheck.adapters._base import FactorRule
 from fsdpcheck.case import Case
 from fsdpcheck.errors import NotExact
@@ -91,7 +91,8 @@ def answer(case: Case, rule: FactorRule | None = None) -> Answer:
     """
     rule = rule or FactorRule()
     device = _SingleDevice(case, rule)
-    steps = tuple(device.step(k) for k in range(case.step.steps))
+    with arithmetic.decided(case):
+        steps = tuple(device.step(k) for k in range(case.step.steps))
     rows_KDR = torch.zeros(case.step.steps, len(device.inputs), models.instrument_rows(case), dtype=torch.float64)
     for k, step in enumerate(steps):
         rows_KDR[k, list(step.samples)] = step.targets

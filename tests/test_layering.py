@@ -16,14 +16,14 @@ IMPL = Path(__import__("fsdpcheck.impl", fromlist=["impl"]).__file__).parent
 FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "words": (
-            "fsdpcheck", "errors", "trace", "values", "exact", "exact.*", "torch_private", "hypothesis_private",
+            "fsdpcheck", "errors", "trace", "values", "exact", "exact.*", "exact.surrogates.*", "torch_private", "hypothesis_private",
         )
     },
     {"case": ("case", "case_rules", "case_shapes", "case_text")},
     {
         "data": (
-            "execution", "matching", "deadlock", "adapters", "adapters._base", "models", "layers", "layouts", "program",
-            "plan", "verdict", "floors",
+            "execution", "arithmetic", "matching", "deadlock", "adapters", "adapters._base", "models", "layers",
+            "layouts", "program", "plan", "verdict", "floors",
         )
     },
     {
@@ -31,7 +31,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
         "engines": ("engines", "engines.*"),
         "oracle": ("oracle", "proof", "tiers"),
         "observers": ("observers",),
-        "strategies": ("strategies", "drawing"),
+        "strategies": ("strategies", "strategies_model", "drawing"),
     },
     {
         "runner": ("runner",),

@@ -13,10 +13,11 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from torch import Tensor, nn
 
-from fsdpcheck import layers, layouts, models, oracle, proof, strategies
+from fsdpcheck import arithmetic, layers, layouts, models, oracle, proof, strategies
 from fsdpcheck.adapters._base import FactorRule, Features, Promise
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, Trait
 from fsdpcheck.errors import NotExact
+from fsdpcheck.exact.certifier import FLOAT64
 from fsdpcheck.exact.four_squares import four_squares, slack_targets
 from fsdpcheck.exact.grid import EMPTY, bits, exact_square_sum, grid_exponent, premultiplies_exactly
 from fsdpcheck.oracle import Answer
@@ -110,12 +111,16 @@ def test_accepted_cases_give_the_same_bits_in_any_order_of_summation(family: str
     @FEW
     @given(getattr(strategies, family)(EVERYTHING))
     def check(case: Case) -> None:
-        answer = oracle.answer(case, FactorRule(eps=1e-6))
-        proof.prove(case, answer)
+        try:
+            answer = oracle.answer(case, FactorRule(eps=1e-6))
+            proof.prove(case, answer)
+        except NotExact:
+            return
         accepted.append(case)
         draw = random.Random(case.seed)
         for k, step in enumerate(answer.steps):
-            got = _reduced_in_another_order(answer, k, draw)
+            with arithmetic.of(case):
+                got = _reduced_in_another_order(answer, k, draw)
             assert all(torch.equal(got[name], value) for name, value in step.released.items())
 
     check()
@@ -155,14 +160,20 @@ def _norms_by_hooks(answer: Answer, gram: bool) -> Tensor:
 @pytest.mark.parametrize("gram", [True, False])
 @pytest.mark.parametrize("family", ["private_exact", "private_probe"])
 def test_accepted_norms_are_the_same_bits_in_gram_and_direct_form(family: str, gram: bool) -> None:
-    linear_only = replace(EVERYTHING, accepts=EVERYTHING.accepts - {"tokens", "layer-norm", "padding_idx"})
+    others: set[Trait] = {"tokens", "layer-norm", "padding_idx", "conv-private", "group-norm-private"}
+    others |= {"rms-norm-private", "bags-private"}
+    linear_only = replace(EVERYTHING, accepts=EVERYTHING.accepts - others)
 
     @FEW
     @given(getattr(strategies, family)(linear_only))
     def check(case: Case) -> None:
-        answer = oracle.answer(case)
-        proof.prove(case, answer)
-        assert torch.equal(_norms_by_hooks(answer, gram), answer.steps[0].norms)
+        try:
+            answer = oracle.answer(case)
+            proof.prove(case, answer)
+        except NotExact:
+            return
+        with arithmetic.of(case):
+            assert torch.equal(_norms_by_hooks(answer, gram), answer.steps[0].norms)
 
     check()
 
@@ -208,14 +219,12 @@ def test_a_sum_over_the_batch_that_alone_needs_the_last_bit_is_rejected(
 ) -> None:
     case = clipped(clipping)
     answer = oracle.answer(case, FactorRule(eps=1e-6))
-    used = proof.prove(case, answer)
-    assert {f"weighted sum of {name}" for name in answer.trainable} <= used.keys()
     case = replace(case, step=replace(case.step, clipping="none"))
     answer = replace(answer, case=case)
     most = max(proof.prove(case, answer).items(), key=lambda item: item[1])
-    assert most[0].startswith("weighted sum")
-    monkeypatch.setitem(proof.PRECISION, "float64", most[1] - 1)
-    with pytest.raises(NotExact, match=rf"weighted sum of .*: needs {most[1]} bits; had {most[1] - 1}"):
+    assert most[0].startswith("weighted")
+    monkeypatch.setitem(proof.PRECISIONS, "float64", replace(FLOAT64, accumulator=most[1] - 1))
+    with pytest.raises(NotExact, match=rf"weighted .*: needs {most[1]} bits; had {most[1] - 1}"):
         proof.prove(case, answer)
 
 
@@ -243,9 +252,12 @@ def test_a_layer_norm_off_the_grid_is_rejected(monkeypatch: pytest.MonkeyPatch) 
         proof.prove(case, oracle.answer(case))
 
 
-def test_an_unknown_layer_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "activation", lambda kind: nn.Tanh())
-    with pytest.raises(NotExact, match="no rule for a Tanh"):
+@pytest.mark.parametrize(
+    ("layer", "why"), [(nn.Softplus(), "has no rule; next: the tier of real numbers"), (nn.Tanh(), "leaves every grid")]
+)
+def test_a_function_that_no_grid_holds_is_rejected(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, why: str) -> None:
+    monkeypatch.setattr(layers, "activation", lambda kind: layer)
+    with pytest.raises(NotExact, match=rf"cannot express aten\.{type(layer).__name__.lower()}\.default: it {why}"):
         proof.prove(SMALL, oracle.answer(SMALL))
 
 

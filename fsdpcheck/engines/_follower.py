@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch._C._distributed_c10d as c10d
 
-from fsdpcheck import adapters, deadlock
+from fsdpcheck import adapters, arithmetic, deadlock
 from fsdpcheck.engines import _installs
 from fsdpcheck.engines._endings import adapter_failure, ending
 from fsdpcheck.engines._globals import RankGlobals
@@ -89,6 +89,7 @@ def follow(request: RunRequest, run: int, world: World) -> Reply:
             own = RankGlobals(world.size, adapters.load(request.adapter).features.rank_local)
             stack.callback(own.restore)
             own.enter(rank)
+            stack.enter_context(arithmetic.of(request.case))
             hits = stack.enter_context(_installs.installed(request.installs))
             stack.callback(lambda: reply.hits.update(hits.read()))
             stack.callback(world.close)

@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from fsdpcheck import adapters
+from fsdpcheck import adapters, arithmetic
 from fsdpcheck.engines import _installs
 from fsdpcheck.engines._rank_threads import Pool
 from fsdpcheck.engines._rendezvous import current_rank
@@ -62,6 +62,7 @@ class SimulatedEngine:
         try:
             with ExitStack() as stack:
                 stack.enter_context(_quiet_collector(self._sweep))
+                stack.enter_context(arithmetic.of(request.case))
                 hits = stack.enter_context(_installs.installed(request.installs))
                 job = partial(self._program, request)
                 run = pool.run(SimulatedRun(request, adapter.features.rank_local), job, self._device, self._budget)

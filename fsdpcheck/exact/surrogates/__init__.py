@@ -113,6 +113,11 @@ def installed() -> Iterator[None]:
                 _state.library = None
 
 
+def active() -> bool:
+    """Whether the surrogates are in place."""
+    return _state.inside > 0
+
+
 def _registered() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from fsdpcheck.exact.surrogates.grid_rounding import to_grid
 
-BITS = 2
+BITS = 1
 LARGEST = 8.0
-"""Outputs are multiples of 1/4 within [-8, 8], slopes multiples of 1/4 within [-1/4, 5/4]."""
-_SLOPES = (-0.25, 1.25)
+"""Outputs are multiples of 1/2 within [-8, 8], slopes multiples of 1/2 within [-1/2, 3/2]: every bit here costs many in
+the squares of gradients."""
+SLOPES = (-0.5, 1.5)
 
 
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
@@ -75,7 +76,7 @@ def out_variant(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _slope(values: Tensor, grad: Tensor) -> Tensor:
-    return to_grid(values, BITS, *_SLOPES).to(grad.dtype)
+    return to_grid(values, BITS, *SLOPES).to(grad.dtype)
 
 
 def _logistic(x: Tensor) -> Tensor:

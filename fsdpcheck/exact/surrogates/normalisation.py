@@ -16,7 +16,7 @@ from fsdpcheck.exact.surrogates.grid_rounding import power_of_two, to_grid
 
 BITS = 1
 LARGEST = 2.0
-INVERSE_STD = (-2, 1)
+INVERSE_STD = (-1, 0)
 """Least and greatest exponent of r."""
 Three = tuple[Tensor, Tensor, Tensor]
 
@@ -58,7 +58,7 @@ def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, channels: int, area: int, groups: int, eps: float
 ) -> Three:
     """aten::native_group_norm"""
-    xhat, mean, inverse = _normalised(x.reshape(n * groups, -1), eps)
+    xhat, mean, inverse = _normalised(x.reshape(n * groups, channels // groups * area), eps)
     out = xhat.to(x.dtype).reshape(n, channels, area)
     out = out if weight is None else out * weight.reshape(1, channels, 1)
     out = out if bias is None else out + bias.reshape(1, channels, 1)
@@ -79,13 +79,13 @@ def group_norm_backward(
     mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """aten::native_group_norm_backward"""
-    xhat, _, inverse = _normalised(x.reshape(n * groups, -1), None, rstd.reshape(-1, 1).double())
+    xhat, _, inverse = _normalised(x.reshape(n * groups, channels // groups * area), None, rstd.reshape(-1, 1).double())
     xhat = xhat.to(grad.dtype)
     g_nca = grad.reshape(n, channels, area)
     weighted = g_nca if weight is None else g_nca * weight.reshape(1, channels, 1)
     own = None
     if mask[0]:
-        own = _backward(weighted.reshape(n * groups, -1), xhat, inverse.to(grad.dtype)).reshape(x.shape)
+        own = _backward(weighted.reshape(xhat.shape), xhat, inverse.to(grad.dtype)).reshape(x.shape)
     of_weight = (g_nca * xhat.reshape(n, channels, area)).sum((0, 2)) if mask[1] else None
     of_bias = g_nca.sum((0, 2)) if mask[2] else None
     return own, of_weight, of_bias
@@ -132,7 +132,12 @@ def _backward(weighted: Tensor, xhat: Tensor, inverse: Tensor) -> Tensor:
 
 def _dyadic_mean(rows: Tensor) -> Tensor:
     """Sum over the row times the power of two at or below 1/count, [r, 1]."""
-    return rows.sum(1, keepdim=True) * 2.0 ** math.floor(math.log2(1 / rows.shape[1]))
+    return rows.sum(1, keepdim=True) * dyadic_share(rows.shape[1])
+
+
+def dyadic_share(count: int) -> float:
+    """The power of two at or below 1/count."""
+    return 2.0 ** -(count - 1).bit_length()
 
 
 def _dyadic_inverse(inverse: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ from torch import Tensor
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.surrogates.grid_rounding import to_grid
 
-BITS = 3
-"""Probabilities are multiples of 1/8 within [0, 1]; their sum need not be 1."""
-LOG_BITS = 2
+BITS = 2
+"""Probabilities are multiples of 1/4 within [0, 1]; their sum need not be 1."""
+LOG_BITS = 1
 LOWEST_LOG = -16.0
 
 

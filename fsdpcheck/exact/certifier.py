@@ -1,0 +1,175 @@
+"""The certifier: watches a computation operator by operator and proves that its sums are exact in every order.
+
+It knows torch's operators, not modules, so it takes any model, forward and backward. It fails closed: an operator
+without a rule, a value off every grid, or a sum that takes too many bits raises NotExact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fsdpcheck.errors import NotExact
+from fsdpcheck.exact import surrogate_rules
+from fsdpcheck.exact.grid import bits, grid_exponent
+from fsdpcheck.exact.operators import LOGICAL, MOVES, RULES, Bound, Inexact, Operand
+
+_ = surrogate_rules  # registers its rules
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bits of the significand that an arithmetic gives to sums (``accumulator``), factors and results of operators."""
+
+    accumulator: int
+    operand: int
+    result: int
+
+
+FLOAT64 = Precision(53, 53, 53)
+FLOAT32 = Precision(24, 24, 24)
+TF32 = Precision(24, 11, 24)
+"""float32 whose matrix products round their factors to 11 bits (Ampere and later, where it is allowed)."""
+BFLOAT16 = Precision(24, 8, 8)
+"""bfloat16 in and out, sums in float32."""
+PRECISIONS = {"float64": FLOAT64, "float32": FLOAT32, "tf32": TF32, "bfloat16": BFLOAT16}
+
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "convolution", "convolution_backward")
+_ADDITIONS = ("add", "add_", "sub", "sub_", "rsub")
+_MASKED = ("threshold_backward", "hardtanh_backward", "masked_fill")
+
+
+@dataclass
+class Certifier(TorchDispatchMode):
+    """Within the ``with`` block every operator is checked; ``used`` keeps the most bits by operator.
+
+    The computation runs in float64, whose values are then those of ``precision`` too: that is what is proved.
+    ``stage`` names what is computed, for messages. With ``paths``, bounds of backward add up the absolute values of all
+    paths from the losses, instead of starting anew from the value at each operator.
+    """
+
+    precision: Precision
+    where: str = ""
+    stage: str = "forward"
+    used: dict[str, int] = field(default_factory=dict)
+    paths: bool = False
+    lenient: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._bounds: dict[int, Bound] = {}
+        self._alive: list[Tensor] = []
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def bound(self, tensor: Tensor) -> Bound:
+        """The bound on the terms of a tensor computed inside; its own magnitude if it was only moved."""
+        found = self._bounds.get(id(tensor))
+        if found is not None and found.terms.numel() == tensor.numel():
+            return found
+        return Bound(tensor.detach().abs(), grid_exponent(tensor))
+
+    @contextmanager
+    def values_unused(self) -> Iterator[None]:
+        """Inside, sums and products need not be exact: nobody uses the values, only what backward saves of them."""
+        self.lenient = True
+        try:
+            yield
+        finally:
+            self.lenient = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rule, name = RULES.get(func), func.overloadpacket.__name__
+        if rule is not None:
+            bounds = self._judged(func, name, rule, args, kwargs)
+            result = func(*args, **kwargs)
+            self._keep(name, result, bounds)
+            return result
+        result = func(*args, **kwargs)
+        if func in MOVES:
+            self._carry(func, name, args, kwargs, result)
+        elif name not in LOGICAL or _floating(result):
+            self._refuse(func, "has no rule; next: the tier of real numbers, or add a rule to exact/operators.py")
+        return result
+
+    def _judged(self, func: Any, name: str, rule: Callable[..., Any], args: Any, kwargs: Any) -> list[Bound | None]:
+        try:
+            operand = self._traced if self.paths or name in _ADDITIONS else self._operand
+            operands = tree_map(operand, (args, kwargs))
+            if name in _PRODUCTS:
+                self._factors(name, operands[0])
+            return list(rule(*operands[0], **operands[1]))
+        except Inexact as reason:
+            self._refuse(func, str(reason))
+            raise
+
+    def _operand(self, value: Any) -> Any:
+        """A floating-point tensor as Operand. -inf is what attention masks with, and stands for nothing."""
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        finite = value.detach().masked_fill(value == -torch.inf, 0.0)
+        return Operand(finite.abs(), grid_exponent(finite), value.detach(), self.precision.accumulator)
+
+    def _traced(self, value: Any) -> Any:
+        """The same, by the bound on its terms where there is one."""
+        known = self._bounds.get(id(value)) if isinstance(value, Tensor) else None
+        return self._operand(value) if known is None else Operand(known.terms, known.exponent, value.detach())
+
+    def _factors(self, name: str, operands: Any) -> None:
+        for operand in operands:
+            if isinstance(operand, Operand):
+                self._spend(f"factors of {name}", operand, self.precision.operand)
+
+    def _keep(self, name: str, result: Any, bounds: list[Bound | None]) -> None:
+        results = result if isinstance(result, (tuple, list)) else [result]
+        for tensor, bound in zip(results, bounds, strict=False):
+            if bound is None or not isinstance(tensor, Tensor):
+                continue
+            if not self.lenient or name in _ADDITIONS:
+                self._spend(name, Operand(bound.terms, bound.exponent), self.precision.accumulator)
+                if self.precision.result < self.precision.accumulator:
+                    self._spend(f"result of {name}", self._operand(tensor), self.precision.result)
+            if self.stage != "forward":
+                self._remember(tensor, bound)
+
+    def _spend(self, name: str, operand: Operand, had: int) -> None:
+        largest = float(operand.magnitude.max()) if operand.magnitude.numel() else 0.0
+        needed = bits(largest, operand.exponent)
+        key = f"{self.stage} {name}"
+        if needed > had:
+            raise NotExact(f"{self.where}, {key}: needs {needed} bits; had {had}")
+        self.used[key] = max(self.used.get(key, 0), needed)
+
+    def _carry(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """A move of something with a known bound moves the bound too. What masks a gradient stays as it is."""
+        moved = args[:1] if name in _MASKED else args
+        known = [value for value in tree_leaves(moved) if isinstance(value, Tensor) and id(value) in self._bounds]
+        if not known or not isinstance(result, Tensor):
+            return
+        traced = tree_map(self._traced, moved)
+        exponents = [value.exponent for value in tree_leaves(traced) if isinstance(value, Operand)]
+        plain = tree_map(lambda value: value.magnitude if isinstance(value, Operand) else value, traced)
+        terms = func(*plain, *args[len(moved) :], **kwargs).abs()
+        self._remember(result, Bound(terms, min(exponents)))
+
+    def _remember(self, tensor: Tensor, bound: Bound) -> None:
+        """By identity, so the tensor is kept alive."""
+        self._alive.append(tensor)
+        self._bounds[id(tensor)] = bound
+
+    def _refuse(self, func: Any, why: str) -> None:
+        raise NotExact(f"{self.where}, {self.stage}: the exact domain cannot express {func}: it {why}")
+
+
+def _floating(result: Any) -> bool:
+    results = result if isinstance(result, (tuple, list)) else [result]
+    return any(isinstance(value, Tensor) and value.is_floating_point() for value in results)

@@ -1,0 +1,208 @@
+"""What the surrogates do to exactness: rules of ``operators.RULES`` for operators that only they make exact.
+
+Outputs lie on the surrogate's own grid whatever the input; backwards are linear in the cotangent with coefficients on a
+grid. Statistics of norms are float64 sums in every arithmetic, so they have 53 bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fsdpcheck.exact import surrogates
+from fsdpcheck.exact.grid import bits
+from fsdpcheck.exact.operators import RULES, Bound, Inexact, Operand, Rule
+from fsdpcheck.exact.surrogates import elementwise, normalisation, softmax
+
+_aten = torch.ops.aten
+_STATISTICS = 53
+
+
+def _surrogate(*overloads: Any) -> Callable[[Rule], Rule]:
+    """Register a rule that holds only while the surrogates are in place."""
+
+    def register(rule: Rule) -> Rule:
+        def guarded(*operands: Any, **named: Any) -> Sequence[Bound | None]:
+            if not surrogates.active():
+                raise Inexact("leaves every grid; next: draw with surrogates, or use the tier of real numbers")
+            return rule(*operands, **named)
+
+        RULES.update(dict.fromkeys(overloads, guarded))
+        return rule
+
+    return register
+
+
+def _values(x: Operand, largest: float, grid_bits: int) -> Sequence[Bound]:
+    return [Bound(torch.full_like(x.magnitude, largest), -grid_bits)]
+
+
+@_surrogate(_aten.gelu.default, _aten.silu.default, _aten.gelu_.default, _aten.silu_.default)
+def _activation(x: Operand, **_: Any) -> Sequence[Bound]:
+    return _values(x, elementwise.LARGEST, elementwise.BITS)
+
+
+@_surrogate(_aten.tanh.default, _aten.sigmoid.default, _aten.tanh_.default, _aten.sigmoid_.default)
+def _squashing(x: Operand) -> Sequence[Bound]:
+    return _values(x, 1.0, elementwise.BITS)
+
+
+@_surrogate(_aten.gelu_backward.default, _aten.silu_backward.default)
+def _activation_backward(grad: Operand, x: Operand, **_: Any) -> Sequence[Bound]:
+    return [Bound(grad.magnitude * max(map(abs, elementwise.SLOPES)), grad.exponent - elementwise.BITS)]
+
+
+@_surrogate(_aten.tanh_backward.default)
+def _tanh_backward(grad: Operand, y: Operand) -> Sequence[Bound]:
+    return [Bound(grad.magnitude * (1 + y.magnitude.square()), grad.exponent + min(0, 2 * y.exponent))]
+
+
+@_surrogate(_aten.sigmoid_backward.default)
+def _sigmoid_backward(grad: Operand, y: Operand) -> Sequence[Bound]:
+    return [Bound(grad.magnitude * (1 + y.magnitude) * y.magnitude, grad.exponent + min(0, y.exponent) + y.exponent)]
+
+
+@_surrogate(_aten._softmax.default)
+def _softmax(x: Operand, dim: int, half_to_float: bool) -> Sequence[Bound]:
+    return _values(x, 1.0, softmax.BITS)
+
+
+@_surrogate(_aten._softmax_backward_data.default)
+def _softmax_backward(grad: Operand, p: Operand, dim: int, dtype: Any) -> Sequence[Bound]:
+    products = grad.magnitude * p.magnitude
+    terms = (grad.magnitude + products.sum(dim, keepdim=True)) * p.magnitude
+    return [Bound(terms, grad.exponent + min(0, p.exponent) + p.exponent)]
+
+
+@_surrogate(_aten._log_softmax.default)
+def _log_softmax(x: Operand, dim: int, half_to_float: bool) -> Sequence[Bound]:
+    return _values(x, -softmax.LOWEST_LOG, softmax.LOG_BITS)
+
+
+@_surrogate(_aten._log_softmax_backward_data.default)
+def _log_softmax_backward(grad: Operand, y: Operand, dim: int, dtype: Any) -> Sequence[Bound]:
+    return [Bound(grad.magnitude + grad.magnitude.sum(dim, keepdim=True), grad.exponent - softmax.BITS)]
+
+
+def _layer_norm(
+    x: Operand, shape: list[int], weight: Operand | None, bias: Operand | None, eps: float
+) -> Sequence[Bound | None]:
+    _exact_statistics(x, math.prod(shape))
+    return [_affine(x, weight, bias), None, None]
+
+
+def _layer_norm_backward(
+    grad: Operand, x: Operand, shape: list[int], mean: Any, rstd: Any, weight: Operand | None, bias: Any, mask: Any
+) -> Sequence[Bound | None]:
+    rows = Operand(grad.magnitude.reshape(-1, math.prod(shape)), grad.exponent)
+    scaled = rows if weight is None else _times(rows, weight, weight.magnitude.reshape(-1))
+    of_input = Bound(_pulled_back(scaled).reshape(x.magnitude.shape), _pulled_exponent(scaled))
+    summed = rows.magnitude.sum(0).reshape(shape)
+    return [of_input, Bound(summed * normalisation.LARGEST, grad.exponent - normalisation.BITS),
+            Bound(summed, grad.exponent)]  # fmt: skip
+
+
+def _balanced_layer_norm(
+    x: Operand, shape: list[int], weight: Operand | None, bias: Operand | None, eps: float
+) -> Sequence[Bound | None]:
+    """torch's own kernel is exact on balanced rows, half +2**k and half -2**k, without eps: what it gives is +-1."""
+    assert x.value is not None
+    for value in {x.value, x.value if x.bits == 53 else x.value.float()}:
+        output, mean, rstd = _aten.native_layer_norm.default(value, shape, None, None, eps)
+        if bool((mean != 0).any() or (rstd.frexp().mantissa != 0.5).any() or (output.abs() != 1).any()):
+            raise Inexact("leaves the grid; next: draw with surrogates, or use the tier of real numbers")
+    return [_affine(x, weight, bias), None, None]
+
+
+def _balanced_layer_norm_backward(
+    grad: Operand, x: Operand, shape: list[int], mean: Any, rstd: Any, weight: Operand | None, bias: Any, mask: Any
+) -> Sequence[Bound | None]:
+    if mask[0]:
+        raise Inexact("hands a gradient to its input; next: draw with surrogates, or use the tier of real numbers")
+    return _layer_norm_backward(grad, x, shape, mean, rstd, weight, bias, mask)
+
+
+def _either(with_surrogates: Rule, without: Rule) -> Rule:
+    return lambda *operands, **named: (with_surrogates if surrogates.active() else without)(*operands, **named)
+
+
+RULES[_aten.native_layer_norm.default] = _either(_layer_norm, _balanced_layer_norm)
+RULES[_aten.native_layer_norm_backward.default] = _either(_layer_norm_backward, _balanced_layer_norm_backward)
+
+
+@_surrogate(_aten.native_group_norm.default)
+def _group_norm(
+    x: Operand, weight: Operand | None, bias: Operand | None, n: int, channels: int, area: int, groups: int, eps: float
+) -> Sequence[Bound | None]:
+    _exact_statistics(x, channels * area // groups)
+    affine = [None if value is None else _by_channel(value, x) for value in (weight, bias)]
+    return [_affine(x, *affine), None, None]
+
+
+@_surrogate(_aten.native_group_norm_backward.default)
+def _group_norm_backward(
+    grad: Operand, x: Operand, mean: Any, rstd: Any, weight: Operand | None, n: int, channels: int, area: int,
+    groups: int, mask: Any,
+) -> Sequence[Bound | None]:  # fmt: skip
+    scaled = grad if weight is None else _times(grad, weight, _by_channel(weight, x).magnitude)
+    rows = Operand(scaled.magnitude.reshape(n * groups, channels // groups * area), scaled.exponent)
+    of_input = Bound(_pulled_back(rows).reshape(x.magnitude.shape), _pulled_exponent(rows))
+    summed = grad.magnitude.reshape(n, channels, area).sum((0, 2))
+    return [of_input, Bound(summed * normalisation.LARGEST, grad.exponent - normalisation.BITS),
+            Bound(summed, grad.exponent)]  # fmt: skip
+
+
+@_surrogate(torch.ops.fsdpcheck.rms_xhat.default)
+def _rms(x: Operand, count: int, eps: float) -> Sequence[Bound]:
+    _exact_statistics(x, count)
+    return _values(x, normalisation.LARGEST, normalisation.BITS)
+
+
+@_surrogate(torch.ops.fsdpcheck.rms_xhat_backward.default)
+def _rms_backward(grad: Operand, x: Operand, count: int, eps: float) -> Sequence[Bound]:
+    rows = Operand(grad.magnitude.reshape(-1, count), grad.exponent)
+    return [Bound(_pulled_back(rows).reshape(x.magnitude.shape), _pulled_exponent(rows))]
+
+
+def _exact_statistics(x: Operand, count: int) -> None:
+    """The sums of inputs and of their squares must be exact in float64, or rows would have other statistics."""
+    rows = x.magnitude.reshape(-1, count)
+    largest = float((rows.square().sum(1) * count).max()) if rows.numel() else 0.0
+    if bits(largest, 2 * x.exponent) > _STATISTICS:
+        raise Inexact(f"adds up squares that take more than {_STATISTICS} bits")
+
+
+def _affine(x: Operand, weight: Operand | None, bias: Operand | None) -> Bound:
+    """xhat * weight + bias."""
+    terms, exponent = torch.full_like(x.magnitude, normalisation.LARGEST), -normalisation.BITS
+    if weight is not None:
+        terms, exponent = terms * weight.magnitude, exponent + weight.exponent
+    if bias is not None:
+        terms, exponent = terms + bias.magnitude, min(exponent, bias.exponent)
+    return Bound(terms, exponent)
+
+
+def _times(rows: Operand, weight: Operand, magnitude: Tensor) -> Operand:
+    return Operand(rows.magnitude * magnitude, rows.exponent + weight.exponent)
+
+
+def _by_channel(value: Operand, x: Operand) -> Operand:
+    return Operand(value.magnitude.reshape(1, -1, *[1] * (x.magnitude.dim() - 2)), value.exponent)
+
+
+def _pulled_back(rows: Operand) -> Tensor:
+    """r (h + m(h) + xhat m(h xhat)) at the largest r and xhat; m is at most the sum times a power of two."""
+    summed = rows.magnitude.sum(1, keepdim=True) * normalisation.dyadic_share(rows.magnitude.shape[1])
+    most = 2.0 ** normalisation.INVERSE_STD[1]
+    found: Tensor = most * (rows.magnitude + summed * (1 + normalisation.LARGEST**2))
+    return found
+
+
+def _pulled_exponent(rows: Operand) -> int:
+    count = rows.magnitude.shape[1]
+    share = round(math.log2(normalisation.dyadic_share(count)))
+    return rows.exponent + normalisation.INVERSE_STD[0] - 2 * normalisation.BITS + share
