@@ -131,7 +131,7 @@ def gather_whole(pieces: Sequence[tuple[flat.FlatBuffer, Tensor]], axis: Axis) -
         own = torch.cat([piece for _, piece in chosen])
         everyone_WS = own.new_empty(axis.size, own.numel())
         collectives.all_gather(WHOLE, everyone_WS.view(-1), own, axis)
-        columns = everyone_WS.split([buffer.shard_numel for buffer, _ in chosen], dim=1)
+        columns = torch.split_with_sizes(everyone_WS, [buffer.shard_numel for buffer, _ in chosen], dim=1)
         for (buffer, _), column_Ws in zip(chosen, columns, strict=True):
             whole.update(zip(buffer.names, buffer.views(column_Ws.reshape(-1)), strict=True))
     return whole

@@ -80,7 +80,7 @@ def _gathered(tensors: Mapping[str, DTensor], mesh: DeviceMesh, axis: int) -> di
     if world > 1:
         everyone = sent.new_empty(world * sent.numel())
         _all_gather(everyone, sent, group=mesh.get_group(axis))
-    columns = everyone.view(world, sent.numel()).split(sizes, dim=1)
+    columns = torch.split_with_sizes(everyone.view(world, sent.numel()), sizes, dim=1)
     return {
         name: column.reshape(-1)[: tensor.numel()].view(tensor.shape)
         for (name, tensor), column in zip(tensors.items(), columns, strict=True)
