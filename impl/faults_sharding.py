@@ -79,7 +79,7 @@ def divided_by_micro_batches(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("step:Trainer.micro_step", "wrap-around rows, https://github.com/pytorch/pytorch/issues/25162", "training.plain")
+@fault("step:Trainer.micro_step", "wrap-around rows, https://github.com/pytorch/pytorch/issues/25162", "training.*")
 def wrapped_rows_dropped(original: Function, hit: Hit) -> Function:
     """A sample that a lower rank has in the same micro-batch is left out, as if duplicates did not count."""
 
