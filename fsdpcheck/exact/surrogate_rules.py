@@ -48,7 +48,7 @@ def _activation(x: Operand, **_: Any) -> Sequence[Bound]:
 
 @_surrogate(_aten.tanh.default, _aten.sigmoid.default, _aten.tanh_.default, _aten.sigmoid_.default)
 def _squashing(x: Operand) -> Sequence[Bound]:
-    return _values(x, 1.0, elementwise.BITS)
+    return _values(x, 1.0, elementwise.SQUASHED_BITS)
 
 
 @_surrogate(_aten.gelu_backward.default, _aten.silu_backward.default)
