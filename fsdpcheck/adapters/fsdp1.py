@@ -29,13 +29,9 @@ _ACCEPTS: frozenset[Trait] = frozenset(
 )  # fmt: skip
 
 
-def _strategy(mesh: MeshSpec) -> ShardingStrategy:
-    """Replicas that do not shard are NO_SHARD over all ranks.
-
-    A hybrid strategy with one shard a replica would do as if it were NO_SHARD *inside* the replica, and never reduce
-    over replicas (_init_core_state and _reduce_grad_no_shard in torch 2.13; pytorch#154888, which stays open).
-    """
-    if mesh.dp_replicate > 1 and mesh.dp_shard == 1:
+def _strategy(mesh: MeshSpec, hybrid_of_one: bool) -> ShardingStrategy:
+    """Replicas that do not shard are NO_SHARD over all ranks, unless ``hybrid_of_one``."""
+    if mesh.dp_replicate > 1 and mesh.dp_shard == 1 and not hybrid_of_one:
         return ShardingStrategy.NO_SHARD
     if mesh.dp_replicate > 1:
         hybrid = ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2
@@ -113,7 +109,6 @@ def _canonical(name: str) -> str:
 class FullyShardedDataParallelAdapter:
     """Units wrapped through a CustomPolicy, then the root. Tied layers must be in one unit (see fsdp.wrap)."""
 
-    name = "fsdp1"
     features = Features(
         promises=frozenset({"plain", "global-norm"}),
         accepts=_ACCEPTS,
@@ -130,8 +125,11 @@ class FullyShardedDataParallelAdapter:
         },
     )
 
+    def __init__(self, name: str, hybrid_of_one: bool = False) -> None:
+        self.name, self._hybrid_of_one = name, hybrid_of_one
+
     def build(self, model: nn.Module, setup: Setup) -> _Trainer:
-        strategy = _strategy(setup.mesh)
+        strategy = _strategy(setup.mesh, self._hybrid_of_one)
         hybrid = setup.mesh.dp_replicate > 1 and strategy is not ShardingStrategy.NO_SHARD
         units = {id(model.get_submodule(name)) for names in setup.units for name in names}
         with warnings.catch_warnings():
@@ -147,4 +145,7 @@ class FullyShardedDataParallelAdapter:
         return _Trainer(wrapped, setup)
 
 
-adapter = FullyShardedDataParallelAdapter()
+adapter = FullyShardedDataParallelAdapter("fsdp1")
+hybrid_of_one = FullyShardedDataParallelAdapter("fsdp1, HYBRID_SHARD of one", hybrid_of_one=True)
+"""A known finding: with one shard a replica a hybrid strategy becomes NO_SHARD *inside* the replica and never reduces
+over replicas (_init_core_state and _reduce_grad_no_shard in torch 2.13; pytorch#154888)."""

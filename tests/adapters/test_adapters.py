@@ -34,7 +34,7 @@ from fsdpcheck.checks import (
 )
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import AdapterError, MissingDependency
+from fsdpcheck.errors import AdapterError, MissingDependency, Violation
 from fsdpcheck.runner import Run
 
 W = 2
@@ -263,3 +263,14 @@ def test_fsdp1_cannot_clip_a_float64_model(engine: Engine) -> None:
     assert execution.failure is not None
     assert "Double" in execution.failure.text
     assert "Float" in execution.failure.text
+
+
+def test_fsdp1_does_not_reduce_over_replicas_that_do_not_shard(engine: Engine) -> None:
+    """pytorch#154888: HYBRID_SHARD on an (n, 1) mesh. The adapter says NO_SHARD there instead."""
+    case = dataclasses.replace(BASE, mesh=MeshSpec(dp_shard=1, dp_replicate=2))
+    known, worked_around = Run(engine, "fsdpcheck.adapters.fsdp1:hybrid_of_one"), Run(engine, "fsdp1")
+    execution = known(case)
+    assert {call.group for result in execution.ranks for call in result.trace} == {(0,), (1,)}
+    with pytest.raises(Violation, match="the parameters are not the single device's"):
+        assert_parameters_equal(execution, known.answer(case))
+    assert_parameters_equal(worked_around(case), known.answer(case))
