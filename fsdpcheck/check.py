@@ -17,7 +17,7 @@ from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 from fsdpcheck import census
 from fsdpcheck.case import Case
 from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Violation
-from fsdpcheck.hypothesis_private import without_local_constants
+from fsdpcheck.hypothesis_private import without_local_constants, without_mutations
 from fsdpcheck.plan import PROFILES, WORLD_SIZES
 from fsdpcheck.replay import Token, encode
 from fsdpcheck.runner import Run
@@ -204,7 +204,7 @@ def _explore(
     try:
         cases = check.law.draw(check.run.features, world_sizes)
         body = hypothesis.given(case=cases)(lambda case: check.judge(case))
-        with without_local_constants():
+        with without_local_constants(), without_mutations():
             hypothesis.seed(_seed(check.law.name, seed))(settings(body))()
     except Violation:
         return None

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck.case import Case
-from fsdpcheck.hypothesis_private import without_local_constants
+from fsdpcheck.hypothesis_private import without_local_constants, without_mutations
 
 
 def distinct(strategy: SearchStrategy[Case], count: int, seed: int = 0) -> list[Case]:
@@ -30,6 +30,6 @@ def distinct(strategy: SearchStrategy[Case], count: int, seed: int = 0) -> list[
         if len(cases) < count:
             cases[case] = None
 
-    with without_local_constants():
+    with without_local_constants(), without_mutations():
         draw()
     return list(cases)

@@ -11,19 +11,30 @@ FLOORS = {
     "several units": 0.30,
     "3-D inputs": 0.20,
     "several micro-batches": 0.20,
+    "4-D and 5-D inputs": 0.15,
+    "convolution": 0.15,
+    "bags": 0.04,
+    "normalisation inside": 0.20,
+    "attention": 0.05,
+    "activation off the grid": 0.30,
 }
 """Fact of ``census`` -> least share among cases with W > 1, for an implementation that accepts all of them."""
 
 
+_OFF_THE_GRID = {"gelu", "silu", "tanh", "sigmoid", "softmax"}
+
+
 def census(case: Case) -> dict[str, bool]:
-    """Facts of one case that floors are counted by; the first six have one."""
+    """Facts of one case that floors are counted by; those in ``FLOORS`` have one."""
     traits, spec = case.requires(), case.model
+    kinds = {layer.kind for layer in spec.layers}
     return {
         "uneven rows": "uneven-rows" in traits,
         "rows < ranks": "rows<ranks" in traits,
         "ragged or empty ranks": len(set(case.local_sizes)) > 1,
         "several units": len(spec.units) > 1,
-        "3-D inputs": spec.input != "vector",
+        "3-D inputs": spec.input in ("sequence", "tokens", "signal"),
+        "4-D and 5-D inputs": spec.input in ("image", "volume"),
         "several micro-batches": case.step.micro_batches > 1,
         "several steps": case.step.steps > 1,
         "several ranks": case.world_size > 1,
@@ -33,9 +44,23 @@ def census(case: Case) -> dict[str, bool]:
         "padding_idx": spec.padding_idx is not None,
         "momentum": "momentum" in traits,
         "weight decay": "weight-decay" in traits,
+        "adam": "adam" in traits,
         "adamw": "adamw" in traits,
+        "schedule": "schedule" in traits,
+        "resume": "resume" in traits,
+        "convolution": "conv" in kinds,
+        "bags": spec.input == "bags",
+        "normalisation inside": bool(kinds & {"layer_norm", "rms_norm", "group_norm"}),
+        "layer norm inside": "layer_norm" in kinds,
+        "rms norm": "rms_norm" in kinds,
+        "group norm": "group_norm" in kinds,
+        "attention": "attention" in kinds,
+        "activation off the grid": any(layer.activation in _OFF_THE_GRID for layer in spec.layers),
+        "cross-entropy": case.step.loss == "cross_entropy",
+        "surrogates": "surrogates" in traits,
         "float32": "float32" in traits,
         "replicas": "hsdp" in traits,
+        "premultiplied averages": "premultiply" in traits,
         "wrap-around": "wrap-around" in traits,
         "replicated": "replicated" in traits,
         "no-sync": "no-sync" in traits,
