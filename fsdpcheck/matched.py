@@ -25,14 +25,15 @@ from fsdpcheck import layouts, models
 from fsdpcheck.adapters._base import MicroBatch
 from fsdpcheck.bounds import UNIT_ROUNDOFF, gamma
 from fsdpcheck.case import Case
-from fsdpcheck.comparing import require_equal, require_none, require_same_form
-from fsdpcheck.execution import Execution, RankResult
+from fsdpcheck.comparing import require_equal, require_none, require_row_form, require_same_form
+from fsdpcheck.errors import UsageError
+from fsdpcheck.execution import Execution, RankResult, StepRecord
 from fsdpcheck.oracle import Named
 from fsdpcheck.program import make_optimizer, project_
 from fsdpcheck.recorded import completed, recorded
 
 _AVERAGING = 3
-"""Most roundings that averaging adds to a term: 1/W itself, the product before the sum, one division after it."""
+"""Most roundings that averaging over an axis adds to a term: 1/W, the product before the sum, a division after it."""
 
 
 def assert_gradients_sum(execution: Execution) -> None:
@@ -92,7 +93,8 @@ def sum_bound(case: Case) -> Fraction:
     Dividing by a power of two is exact, so then only the additions count.
     """
     terms = case.world_size * case.step.micro_batches
-    averaging = 0 if case.world_size & (case.world_size - 1) == 0 else _AVERAGING
+    axes = 2 if case.mesh.dp_replicate > 1 else 1
+    averaging = 0 if case.world_size & (case.world_size - 1) == 0 else axes * _AVERAGING
     return gamma(terms - 1 + averaging, UNIT_ROUNDOFF[case.arithmetic.dtype])
 
 
@@ -115,17 +117,28 @@ def _own(execution: Execution, result: RankResult, k: int) -> list[Named]:
     case, record = execution.request.case, result.steps[k]
     before = _before(result, k, case)
     batch = layouts.batch(case, k, result.rank, execution.request.instrument)
+    factors = _factors(record, batch.size, case, f"step {k}, rank {result.rank}")
     found, start = [], 0
     for micro in batch.micro_batches:
         count = len(micro.indices)
         scale = 1 / max(count, 1) if case.step.reduction == "mean" else batch.loss_scale
         weights = torch.full((count,), scale, dtype=models.DTYPES[case.arithmetic.dtype])
         if case.step.private:
-            assert record.factors is not None, "a private replay needs the factors; observe them"
-            weights = record.factors[start : start + count] * weights
+            weights = factors[start : start + count] * weights
         found.append(local_gradient(case, before, micro, weights))
         start += count
     return found
+
+
+def _factors(record: StepRecord, size: int, case: Case, where: str) -> Tensor:
+    """The factors a rank reported, one a local sample; ones in a step that does not clip."""
+    wanted = torch.ones(size, dtype=models.DTYPES[case.arithmetic.dtype])
+    if not case.step.private:
+        return wanted
+    if record.factors is None:
+        raise UsageError("the run recorded no factors; next: observe 'factors'")
+    require_row_form("clip factors are wrong", record.factors, wanted, where)
+    return record.factors
 
 
 def _before(result: RankResult, k: int, case: Case) -> Named:

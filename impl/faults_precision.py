@@ -56,7 +56,7 @@ def sample_dropped_in_second_pass(original: Function, hit: Hit) -> Function:
     return _reweighted(original, hit, 0.0)
 
 
-@fault("step:Trainer.clip_factors", "a sample counted twice", "clipping.coefficients")
+@fault("step:Trainer.clip_factors", "a sample counted twice", "rounding.private-gradients")
 def sample_doubled_in_second_pass(original: Function, hit: Hit) -> Function:
     """The first sample of each micro-batch counts twice in the second backward; its reported factor is right."""
     return _reweighted(original, hit, 2.0)

@@ -17,7 +17,7 @@ from .fault import Function, Hit, fault
 @fault(
     "collectives:reduce_scatter_average",
     "AVG on top of a global mean, https://github.com/meta-pytorch/torchtune/pull/2172",
-    "training.plain",
+    "rounding.gradients",
 )
 def averaged_twice(original: Function, hit: Hit) -> Function:
     """Reduced gradients are divided by W once more."""
@@ -249,7 +249,7 @@ def root_gradients_not_reduced(original: Function, hit: Hit) -> Function:
 @fault(
     "step:Trainer.update",
     "the update of one rank skipped, https://github.com/facebookresearch/fairscale/issues/180",
-    "training.plain",
+    "rounding.update",
 )
 def update_skipped_on_last_rank(original: Function, hit: Hit) -> Function:
     """The last of several ranks does not step its optimizer."""

@@ -24,7 +24,8 @@ _ACCEPTS: frozenset[Trait] = frozenset(
         "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
         "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
         "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
-        "hsdp", "premultiply",
+        "hsdp", "premultiply", "conv", "group-norm", "rms-norm", "attention", "bags", "surrogates", "real", "adam",
+        "schedule", "resume",
     }
 )  # fmt: skip
 

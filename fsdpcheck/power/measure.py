@@ -71,9 +71,11 @@ def _graded(prefix: str) -> tuple[str, ...]:
 
 _SAMPLES = tuple(_NEUTRAL + name for name in ("sample_dropped", "sample_duplicated", "targets_swapped"))
 _GRADIENTS = _graded(_NEUTRAL + "gradient_off_by")
+_SECOND_PASS = tuple(
+    _IMPL + name for name in ("sample_dropped_in_second_pass", "sample_doubled_in_second_pass", "factors_swapped")
+)
 _FACTORS = (
-    *_graded(_IMPL + "factor_off_by"), *_graded(_IMPL + "squared_norm_off_by"),
-    *(_IMPL + name for name in ("sample_dropped_in_second_pass", "sample_doubled_in_second_pass", "factors_swapped")),
+    *_graded(_IMPL + "factor_off_by"), *_graded(_IMPL + "squared_norm_off_by"), *_SECOND_PASS,
     *(_IMPL + name for name in ("bias_left_out_of_norm", "eps_outside_the_quotient", "eps_omitted")),
 )  # fmt: skip
 _MEANS = (_IMPL + "local_means",)
@@ -92,6 +94,14 @@ FAMILIES: tuple[Family, ...] = (
         "probe", "any C", "private", strategies.with_readable_updates(strategies.private_probe),
         ("clipping.coefficients", "clipping.factors", "clipping.norms", "clipping.sum"),
         (*_SAMPLES, *_FACTORS, *_MEANS),
+    ),
+    Family(
+        "real", "replay", "plain", strategies.real, ("rounding.gradients", "rounding.update"),
+        (*_GRADIENTS, *_SAMPLES, *_MEANS), baseline=False,
+    ),
+    Family(
+        "real private", "replay", "exact-factors", strategies.real_private, ("rounding.private-gradients",),
+        (*_GRADIENTS, *_SAMPLES, *_SECOND_PASS), baseline=False,
     ),
 )  # fmt: skip
 
