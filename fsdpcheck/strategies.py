@@ -118,7 +118,7 @@ def cases(
     family = draw(st.sampled_from(clipping))
     contribution = _contribution(draw, features, family, contributions)
     off_the_grid = numbers == "real" or _flag(draw, "surrogates" in features.accepts, _OFTEN)
-    allowed = Allowed(features.accepts, shards, tiny, private=family != "none", off_the_grid=off_the_grid)
+    allowed = Allowed(frozenset(features.accepts), shards, tiny, private=family != "none", off_the_grid=off_the_grid)
     model = strategies_model.model(draw, allowed)
     layout = _layout(draw, features.accepts, world, tiny, True if contribution != "complete" else replicated)
     step = _step(draw, features, layout, world, family, off_the_grid)
