@@ -34,7 +34,7 @@ Trait = Literal[
     "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "tied-private", "frozen", "root-parameters",
     "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
     "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project", "hsdp",
-    "conv", "group-norm", "rms-norm", "attention", "bags",
+    "layer-norm-without-bias", "conv", "group-norm", "rms-norm", "attention", "bags",
     "conv-private", "group-norm-private", "rms-norm-private", "attention-private", "bags-private",
     "surrogates", "real", "adam", "schedule", "resume", "premultiply",
 ]  # fmt: skip

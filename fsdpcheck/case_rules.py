@@ -251,6 +251,7 @@ def _model_traits(case: Case) -> Iterator[Trait]:
         "sequence": spec.input in ("sequence", "tokens"),
         "padding_idx": spec.padding_idx is not None,
         "layer-norm": spec.layer_norm or "layer_norm" in kinds,
+        "layer-norm-without-bias": any(layer.kind == "layer_norm" and not layer.bias for layer in spec.layers),
         "frozen": any(layer.frozen != "none" for layer in spec.layers),
         "root-parameters": sum(spec.units) < len(spec.layers) + spec.has_front,
         "rows<ranks": any(rows < ranks for rows in row_counts(spec)),

@@ -173,13 +173,22 @@ def _row_layers(allowed: Allowed, plain: LayerSpec, entering: Shape, spatial: bo
     if not allowed.off_the_grid or reached > _WIDEST_ROW or not allowed.fits(reached):
         return []
     row = replace(plain, width=reached)
-    layers = [replace(row, kind="layer_norm")] if "layer-norm" in allowed.accepts else []
+    layers = _layer_norm(allowed, row)
     if allowed.has("rms-norm"):
         frozen: Freeze = "weight" if plain.frozen in ("weight", "all") else "none"
         layers.append(replace(row, kind="rms_norm", bias=False, frozen=frozen))
     if len(entering) == 2 and not spatial and allowed.has("attention"):
         layers += [replace(row, kind="attention")] * 4
     return layers
+
+
+def _layer_norm(allowed: Allowed, row: LayerSpec) -> list[LayerSpec]:
+    """A LayerNorm, with a bias if one without is not accepted."""
+    if "layer-norm" not in allowed.accepts:
+        return []
+    if "layer-norm-without-bias" in allowed.accepts:
+        return [replace(row, kind="layer_norm")]
+    return [replace(row, kind="layer_norm", bias=True)] if "bias" in allowed.accepts else []
 
 
 def _reached(so_far: ModelSpec) -> tuple[Shape, bool]:

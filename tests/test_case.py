@@ -358,7 +358,8 @@ NEEDED: list[tuple[Trait, Case]] = [
     ("group-norm-private", private(GROUPED)),
     ("rms-norm", Case(ModelSpec((LayerSpec(1, kind="rms_norm"),)))),
     ("rms-norm-private", private(ModelSpec((LayerSpec(1, kind="rms_norm"),)))),
-    ("layer-norm", Case(ModelSpec((LayerSpec(1, kind="layer_norm"),)))),
+    ("layer-norm", Case(ModelSpec((LayerSpec(1, True, kind="layer_norm"),)))),
+    ("layer-norm-without-bias", Case(ModelSpec((LayerSpec(1, kind="layer_norm"),)))),
     ("attention", Case(ModelSpec((LayerSpec(1, kind="attention"),), "tokens"))),
     ("attention-private", private(ModelSpec((LayerSpec(1, kind="attention"),), "sequence"))),
     ("bags", Case(ModelSpec((LayerSpec(1),), "bags"))),
@@ -396,6 +397,11 @@ def test_real_numbers_keep_the_true_functions() -> None:
     assert "surrogates" not in real.requires()
     for polynomial in ("identity", "relu", "leaky_relu", "hardtanh", "abs"):
         assert "surrogates" not in Case(ModelSpec((LayerSpec(1, activation=polynomial),))).requires()  # type: ignore[arg-type]
+
+
+def test_a_layer_norm_with_a_bias_is_not_one_without() -> None:
+    biased = ModelSpec((LayerSpec(2, True, kind="layer_norm"),), features=2, layer_norm=True)
+    assert "layer-norm-without-bias" not in Case(biased).requires()
 
 
 def test_every_trait_can_be_demanded_and_the_plainest_case_demands_none() -> None:

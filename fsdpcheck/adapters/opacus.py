@@ -37,7 +37,8 @@ _ACCEPTS: frozenset[Trait] = frozenset(
     {
         "bias", "tokens", "sequence", "padding_idx", "layer-norm", "frozen", "root-parameters", "keep-unsharded",
         "ragged", "empty-rank", "wrap-around", "micro-batches", "momentum", "weight-decay", "adamw", "float32",
-        "rows<ranks", "uneven-rows", "project",
+        "rows<ranks", "uneven-rows", "project", "conv-private", "group-norm-private", "rms-norm-private",
+        "attention-private", "bags-private", "layer-norm-without-bias", "surrogates", "adam", "schedule", "resume",
     }
 )  # fmt: skip
 """What Opacus documents, or its examples do, so that what then fails is a finding. Not "tied-private": "Parameter tying
@@ -49,6 +50,8 @@ KNOWN: dict[Trait, str] = {
     "rows<ranks": "add_noise reshapes gradients by view_as, which replicates those with fewer rows than ranks; the"
     " optimizer's in-place update of the sharded parameter then raises",
     "empty-rank": "norms of an Embedding or LayerNorm reshape 0 samples to (0, -1), which raises on that rank alone",
+    "bags-private": "compute_embeddingbag_gradsampler unpacks (input, offsets): bags without offsets raise ValueError",
+    "layer-norm-without-bias": "compute_layer_norm_grad_sample asks None for requires_grad: AttributeError",
 }
 """Traits that Opacus 1.6.0 accepts and gets wrong, with the cause; each was seen on real gloo processes too."""
 
@@ -157,7 +160,7 @@ def _divide(normaliser: int, optimizer: Any) -> None:
         parameter.grad.div_(normaliser)
 
 
-_SOUND = _ACCEPTS - KNOWN.keys()
+_SOUND = frozenset(_ACCEPTS - KNOWN.keys())
 
 adapter = GhostFsdp("opacus", _ACCEPTS)
 """All that Opacus documents."""
@@ -166,5 +169,7 @@ sound = GhostFsdp("opacus without known findings", _SOUND)
 padding_idx = GhostFsdp("opacus, padding_idx", _SOUND | {"padding_idx"})
 few_rows = GhostFsdp("opacus, rows<ranks", _SOUND | {"rows<ranks", "uneven-rows"})
 empty_ranks = GhostFsdp("opacus, empty-rank", _SOUND | {"empty-rank"})
+bags = GhostFsdp("opacus, bags", _SOUND | {"bags-private"})
+unbiased = GhostFsdp("opacus, layer-norm-without-bias", _SOUND | {"layer-norm-without-bias"})
 summing = GhostFsdp("opacus, loss_reduction sum", _SOUND, "sum")
 """One known finding each, so that none hides another. ``summing`` releases 1/W of the sum: FSDP still averages."""

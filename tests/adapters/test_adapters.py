@@ -101,6 +101,16 @@ CASES: dict[Trait, Case] = {
     "project": BASE,
     "premultiply": dataclasses.replace(BASE, arithmetic=Arithmetic("float32", averaging="premultiply")),
     "hsdp": dataclasses.replace(BASE, mesh=MeshSpec(dp_shard=W, dp_replicate=2)),
+    "adam": optimizer(kind="adam"),
+    "schedule": optimizer(schedule="halving"),
+    "resume": step(resume=True, optimizer=OptimizerSpec("adam", 1)),
+    "conv": model(LayerSpec(4, kind="conv", kernel=2, padding=1), LayerSpec(2), input="image", length=2),
+    "bags": model(input="bags", vocabulary=4, length=3, units=(1, 2)),
+    "group-norm": model(LayerSpec(2, True, kind="group_norm"), LayerSpec(2), input="signal", length=4),
+    "rms-norm": model(LayerSpec(2, kind="rms_norm"), LayerSpec(2)),
+    "layer-norm-without-bias": model(LayerSpec(2, kind="layer_norm"), LayerSpec(2)),
+    "attention": model(LayerSpec(2, kind="attention"), LayerSpec(2), input="sequence", length=3),
+    "surrogates": model(LayerSpec(2, activation="silu"), LayerSpec(2, activation="softmax")),
 }
 """One case for each trait: minimal, and with a gradient in every step (test_cases_demand_their_trait)."""
 

@@ -87,6 +87,28 @@ def test_a_rank_without_samples_raises_alone(engine: Engine, model: ModelSpec, r
     assert [state.state for state in execution.failure.ranks] == ["blocked", "raised"]
 
 
+@pytest.mark.parametrize(
+    ("which", "layers", "text"),
+    [
+        ("bags", (LayerSpec(2),), "not enough values to unpack (expected 2, got 1)"),
+        ("unbiased", (LayerSpec(2, kind="layer_norm"),), "'NoneType' object has no attribute 'requires_grad'"),
+        ("unbiased", (LayerSpec(2, True, kind="layer_norm"),), ""),
+    ],
+    ids=["bags", "layer-norm without bias", "layer-norm with bias"],
+)
+def test_a_layer_that_is_said_to_be_supported_raises(
+    engine: Engine, which: str, layers: tuple[LayerSpec, ...], text: str
+) -> None:
+    model = ModelSpec(layers, "bags" if which == "bags" else "vector", features=2, vocabulary=2)
+    run, unsupported = Run(engine, f"{HERE}:{which}"), case(model, (1, 1))
+    execution = run(unsupported)
+    assert (execution.failure is not None) == bool(text)
+    if execution.failure is None:
+        assert_parameters_equal(execution, run.answer(unsupported))
+    else:
+        assert text in execution.failure.text
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_loss_reduction_sum_is_divided_by_the_number_of_ranks(engine: Engine, ranks: int) -> None:
     """FSDP averages, and only loss_reduction "mean" accounts for it; noise is not divided, so it grows W-fold."""
