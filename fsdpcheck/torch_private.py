@@ -160,4 +160,4 @@ def remove_library(library: torch.library.Library) -> None:
 
     Tried on torch 2.13; read in 2.11 and 2.12. Otherwise they would stay until the garbage collector comes by.
     """
-    library._destroy()
+    library._destroy()  # type: ignore[no-untyped-call]

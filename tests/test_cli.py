@@ -30,6 +30,7 @@ OPTIONS = {
         "--seed", "--world-size", "-h",
     },
     "replay": {"--adapter", "--budget", "--engine", "--help", "--install", "-h", "TOKEN|FILE"},
+    "power": {"--adapter", "--cases", "--family", "--help", "--json", "--world-size", "-h"},
     "list": {"--help", "-h", "what"},
 }  # fmt: skip
 """Options only grow: take none away, for somebody's continuous integration names it."""

@@ -47,7 +47,7 @@ _MASKED = ("threshold_backward", "hardtanh_backward", "masked_fill")
 
 
 @dataclass
-class Certifier(TorchDispatchMode):
+class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within the ``with`` block every operator is checked; ``used`` keeps the most bits by operator.
 
     The computation runs in float64, whose values are then those of ``precision`` too: that is what is proved.
@@ -63,7 +63,7 @@ class Certifier(TorchDispatchMode):
     lenient: bool = False
 
     def __post_init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._bounds: dict[int, Bound] = {}
         self._alive: list[Tensor] = []
 

@@ -164,7 +164,7 @@ def _leaky(a: Operand, slope: float = 0.01) -> Sequence[Bound]:
 
 
 @_rule(_aten.leaky_relu_backward.default)
-def _leaky_backward(grad: Operand, a: Operand, slope: float, is_result: bool) -> Sequence[Bound]:
+def _leaky_backward(grad: Operand, a: Operand, slope: float, is_result: bool) -> Sequence[Bound | None]:
     return _leaky(grad, slope)
 
 
@@ -192,12 +192,16 @@ def _mean(a: Operand, dim: Any = None, keepdim: bool = False, dtype: Any = None)
 
 @_rule(_aten.mm.default, _aten.bmm.default, _aten.mv.default, _aten.dot.default)
 def _matmul(a: Operand, b: Operand) -> Sequence[Bound]:
-    return [Bound(a.magnitude @ b.magnitude, a.exponent + b.exponent)]
+    return [_matrix_product(a, b)]
+
+
+def _matrix_product(a: Operand, b: Operand) -> Bound:
+    return Bound(a.magnitude @ b.magnitude, a.exponent + b.exponent)
 
 
 @_rule(_aten.addmm.default, _aten.baddbmm.default, _aten.addmv.default)
 def _add_matmul(c: Operand, a: Operand, b: Operand, beta: float = 1, alpha: float = 1) -> Sequence[Bound]:
-    (product,) = _matmul(a, b)
+    product = _matrix_product(a, b)
     return _sum(_scaled(c, beta), _scaled(Operand(product.terms, product.exponent), alpha))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from fsdpcheck.report.colour import Paint
@@ -13,16 +13,22 @@ from fsdpcheck.report.table import aligned
 class Tally(Protocol):
     """What is shown of a power.measure.Tally."""
 
-    tier: Any
-    family: str
-    judge: str
-    honest: int
-    alarms: int
-    found: dict[str, int]
-    effective: dict[str, int]
-
     @property
-    def smallest(self) -> dict[str, float]: ...
+    def tier(self) -> str: ...
+    @property
+    def family(self) -> str: ...
+    @property
+    def judge(self) -> str: ...
+    @property
+    def honest(self) -> int: ...
+    @property
+    def alarms(self) -> int: ...
+    @property
+    def found(self) -> Mapping[str, int]: ...
+    @property
+    def effective(self) -> Mapping[str, int]: ...
+    @property
+    def smallest(self) -> Mapping[str, float]: ...
 
 
 def text(tallies: Iterable[Tally], paint: Paint) -> str:
@@ -66,5 +72,5 @@ def _share(found: int, effective: int) -> str:
     return f"{min(99.9, per_cent):.1f} %" if 99.5 <= per_cent < 100 else f"{max(per_cent, 0.1) if found else 0:.3g} %"
 
 
-def _graded(smallest: dict[str, float]) -> str:
+def _graded(smallest: Mapping[str, float]) -> str:
     return ", ".join(f"{_words(kind)} {size:.0e}" for kind, size in smallest.items()) or "none of the graded ones"

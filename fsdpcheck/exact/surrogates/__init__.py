@@ -52,7 +52,7 @@ _rms_xhat.register_autograd(_pull_back, setup_context=_save)
 
 def rms_norm(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """aten::rms_norm"""
-    xhat = _rms_xhat(x, math.prod(shape), torch.finfo(x.dtype).eps if eps is None else eps)
+    xhat: Tensor = _rms_xhat(x, math.prod(shape), torch.finfo(x.dtype).eps if eps is None else eps)
     return xhat if weight is None else xhat * weight
 
 
@@ -119,7 +119,7 @@ def active() -> bool:
 
 
 def _registered() -> torch.library.Library:
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         for device in ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",):
@@ -128,4 +128,5 @@ def _registered() -> torch.library.Library:
             for name, function in COMPOSITES.items():
                 library.impl(name, function, f"Autograd{device}")
                 library.impl(name, function, device)
-    return library
+    registered: torch.library.Library = library
+    return registered
