@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import get_args
@@ -12,9 +13,10 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis.internal.conjecture.engine import ConjectureRunner
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import layouts, models, strategies
+from fsdpcheck import layouts, models, oracle, proof, strategies
 from fsdpcheck.adapters._base import Features, Promise
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, Trait
+from fsdpcheck.errors import NotExact
 from fsdpcheck.floors import FLOORS, census
 from fsdpcheck.hypothesis_private import without_mutations
 
@@ -252,6 +254,26 @@ def test_every_drawn_model_runs_and_has_finite_gradients(name: str) -> None:
         output = model(layouts.inputs(case)[:2])
         loss(output, torch.zeros_like(output)).sum().backward()
         assert all(value.grad is None or value.grad.isfinite().all() for value in model.parameters()), case.describe()
+
+
+FAMILIES = (
+    "convolution", "bags", "normalisation inside", "attention", "activation off the grid", "cross-entropy", "float32",
+    "several steps", "tied", "adam", "adamw",
+)  # fmt: skip
+
+
+def test_at_least_nine_drawn_cases_of_ten_are_proved_exact_in_every_family() -> None:
+    accepted, rejected = Counter[str](), Counter[str]()
+    for case in drawn(strategies.cases(EVERYTHING), 200):
+        try:
+            proof.prove(case, oracle.answer(case))
+            counted = accepted
+        except NotExact:
+            counted = rejected
+        counted.update(fact for fact, holds in census(case).items() if holds)
+    assert min(accepted[family] for family in FAMILIES) > 8
+    shares = {family: accepted[family] / (accepted[family] + rejected[family]) for family in FAMILIES}
+    assert {family: share for family, share in shares.items() if share < 0.9} == {}
 
 
 def test_anything_at_all_shrinks_to_the_smallest_case() -> None:
