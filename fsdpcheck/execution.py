@@ -61,13 +61,18 @@ class StepRecord:
 
 @dataclass
 class RankResult:
-    """One rank's side of a run. ``observations`` are (observer, moment, step, value) in the order they were made."""
+    """One rank's side of a run. ``observations`` are (observer, moment, step, value) in the order they were made.
+
+    ``placement``: by parameter, its address in the last forward modulo 64 bytes; for real numbers only, since kernels
+    take other paths and round otherwise at other alignments (see matched.py).
+    """
 
     rank: int
     initial: dict[str, Tensor] = field(default_factory=dict)
     steps: list[StepRecord] = field(default_factory=list)
     observations: list[tuple[str, str, int, Any]] = field(default_factory=list)
     trace: Trace = ()
+    placement: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

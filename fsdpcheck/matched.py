@@ -26,10 +26,10 @@ from fsdpcheck.adapters._base import MicroBatch
 from fsdpcheck.bounds import UNIT_ROUNDOFF, gamma
 from fsdpcheck.case import Case
 from fsdpcheck.comparing import require_equal, require_none, require_row_form, require_same_form
-from fsdpcheck.errors import UsageError
+from fsdpcheck.errors import UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, StepRecord
 from fsdpcheck.oracle import Named
-from fsdpcheck.program import make_optimizer, project_
+from fsdpcheck.program import CACHE_LINE, make_optimizer, project_
 from fsdpcheck.recorded import completed, recorded
 
 _AVERAGING = 3
@@ -70,15 +70,17 @@ def assert_updates_follow(execution: Execution) -> None:
                 project_(parameters.values(), case)
 
 
-def local_gradient(case: Case, before: Mapping[str, Tensor], micro: MicroBatch, weights: Tensor) -> Named:
+def local_gradient(
+    case: Case, before: Mapping[str, Tensor], micro: MicroBatch, weights: Tensor, placement: Mapping[str, int]
+) -> Named:
     """One rank's gradient of sum_i weights_i L_i on one micro-batch, before any reduction; ``weights`` [b].
 
-    ``before``: full parameters by canonical name, in the case's dtype. Parameters that are not reached get zeros.
+    ``before``: full parameters by canonical name, in the case's dtype. ``placement``: their addresses modulo a cache
+    line, 0 where not said. Parameters that are not reached get zeros.
     """
     model = _model(case)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(before[name])
+    for name, parameter in model.named_parameters():
+        parameter.data = _placed(before[name], placement.get(name, 0))
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     losses = models.loss_for(case)(model(micro.inputs), micro.targets)
     found = torch.autograd.grad(
@@ -96,6 +98,13 @@ def sum_bound(case: Case) -> Fraction:
     axes = 2 if case.mesh.dp_replicate > 1 else 1
     averaging = 0 if case.world_size & (case.world_size - 1) == 0 else axes * _AVERAGING
     return gamma(terms - 1 + averaging, UNIT_ROUNDOFF[case.arithmetic.dtype])
+
+
+def _placed(value: Tensor, address: int) -> Tensor:
+    """A copy of ``value`` whose address is ``address`` modulo a cache line."""
+    buffer = torch.empty(value.numel() + CACHE_LINE // value.element_size(), dtype=value.dtype)
+    start = (address - buffer.data_ptr()) % CACHE_LINE // value.element_size()
+    return buffer[start : start + value.numel()].view(value.shape).copy_(value)
 
 
 @functools.lru_cache(maxsize=4)
@@ -125,7 +134,7 @@ def _own(execution: Execution, result: RankResult, k: int) -> list[Named]:
         weights = torch.full((count,), scale, dtype=models.DTYPES[case.arithmetic.dtype])
         if case.step.private:
             weights = factors[start : start + count] * weights
-        found.append(local_gradient(case, before, micro, weights))
+        found.append(local_gradient(case, before, micro, weights, result.placement))
         start += count
     return found
 
@@ -137,7 +146,10 @@ def _factors(record: StepRecord, size: int, case: Case, where: str) -> Tensor:
         return wanted
     if record.factors is None:
         raise UsageError("the run recorded no factors; next: observe 'factors'")
-    require_row_form("clip factors are wrong", record.factors, wanted, where)
+    what = "clip factors are wrong"
+    require_row_form(what, record.factors, wanted, where)
+    if not bool(record.factors.isfinite().all()):
+        raise Violation(what, got=f"factors {record.factors.tolist()}", wanted="numbers in [0, 1]", where=where)
     return record.factors
 
 

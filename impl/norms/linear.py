@@ -59,8 +59,12 @@ def direct(a_BTd: Tensor, g_BTp: Tensor) -> Tensor:
 
 
 def gram(a_BTd: Tensor, g_BTp: Tensor) -> Tensor:
-    """[B]: sum over t, t' of <a_t, a_t'> <g_t, g_t'>."""
-    return ((a_BTd @ a_BTd.transpose(1, 2)) * (g_BTp @ g_BTp.transpose(1, 2))).sum((1, 2))
+    """[B]: sum over t, t' of <a_t, a_t'> <g_t, g_t'>, never below zero.
+
+    Terms of either sign cancel, so rounding can leave a gradient that is zero (the keys of equal tokens) with a sum
+    below it, whose root would be NaN and take every sample's update along.
+    """
+    return ((a_BTd @ a_BTd.transpose(1, 2)) * (g_BTp @ g_BTp.transpose(1, 2))).sum((1, 2)).clamp(min=0)
 
 
 def bias_squared_norm(g_BTp: Tensor) -> Tensor:

@@ -106,3 +106,14 @@ def test_rules_are_found_by_scanning_and_cover_exact_types_only() -> None:
     assert norms.rule_for(nn.Linear(1, 1)) is linear
     assert norms.rule_for(nn.LayerNorm(1)) is layer_norm
     assert norms.rule_for(Scaled(1, 1)) is None
+
+
+def test_rounding_never_takes_the_gram_form_below_zero() -> None:
+    """Gradients that cancel: the direct form gives a tiny square, the Gram form a sum that rounds to either side."""
+    draw = torch.Generator().manual_seed(0)
+    a_BTd = torch.randn(64, 1, 7, generator=draw, dtype=torch.float64).expand(64, 2, 7)
+    g_BTp = torch.randn(64, 1, 7, generator=draw, dtype=torch.float64)
+    cancelling = torch.cat([g_BTp, -g_BTp * (1 + 2**-52)], 1)
+    raw = ((a_BTd @ a_BTd.transpose(1, 2)) * (cancelling @ cancelling.transpose(1, 2))).sum((1, 2))
+    assert bool((raw < 0).any())
+    assert bool((linear.gram(a_BTd, cancelling) >= 0).all())

@@ -1,0 +1,118 @@
+"""Shape-matched replay: the theorem's bound, parameters laid out as they were, and reports that cannot be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+
+from fsdpcheck import matched
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.execution import Execution
+from fsdpcheck.runner import Run
+
+REAL = Case(
+    ModelSpec((LayerSpec(5, bias=True, activation="gelu"), LayerSpec(3)), features=3, units=(1,)),
+    MeshSpec(3),
+    BatchLayout("ragged", 5, counts=(3, 0, 2)),
+    StepSpec(steps=2, normaliser=3),
+    Arithmetic(project=False, numbers="real"),
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[SimulatedEngine]:
+    engine = SimulatedEngine()
+    yield engine
+    engine.close()
+
+
+def executed(engine: SimulatedEngine, case: Case = REAL, adapter: str = "reference") -> Execution:
+    seen = {"grads", "factors"} if case.step.private else {"grads"}
+    execution = Run(engine, adapter)(case, observe=seen)  # type: ignore[arg-type]
+    assert execution.failure is None
+    return execution
+
+
+@pytest.mark.parametrize("adapter", ["reference", "fully_shard", "fsdp1"])
+def test_real_numbers_are_accepted_where_they_round(engine: SimulatedEngine, adapter: str) -> None:
+    execution = executed(engine, adapter=adapter)
+    matched.assert_gradients_sum(execution)
+    matched.assert_updates_follow(execution)
+
+
+def test_an_error_above_the_bound_is_found_and_one_unit_in_the_last_place_is_not(engine: SimulatedEngine) -> None:
+    execution = executed(engine)
+    gradient = execution.ranks[2].steps[1].grads
+    assert gradient is not None
+    element = gradient["tail.linear1.weight"][1]
+    right = element[2].clone()
+    element[2] = torch.nextafter(right, torch.tensor(torch.inf, dtype=torch.float64))
+    matched.assert_gradients_sum(execution)
+    element[2] = right * (1 + 1e-12)
+    with pytest.raises(Violation, match=r"step 1, rank 2, tail.linear1.weight\[1, 2\]; 1 of 15"):
+        matched.assert_gradients_sum(execution)
+
+
+def test_an_update_that_is_not_the_optimizers_is_found(engine: SimulatedEngine) -> None:
+    execution = executed(engine)
+    execution.ranks[1].steps[0].params["tail.linear1.weight"][0, 0] += 1e-12
+    with pytest.raises(Violation, match="the update is not the optimizer's"):
+        matched.assert_updates_follow(execution)
+
+
+def test_factors_that_are_no_numbers_or_too_few_are_violations_not_crashes(engine: SimulatedEngine) -> None:
+    case = replace(REAL, step=replace(REAL.step, clipping="probe", clip_norm=2))
+    execution = executed(engine, case)
+    matched.assert_gradients_sum(execution)
+    record = execution.ranks[0].steps[0]
+    assert record.factors is not None
+    record.factors[0] = torch.nan
+    with pytest.raises(Violation, match=r"wanted  numbers in \[0, 1\]"):
+        matched.assert_gradients_sum(execution)
+    record.factors = record.factors[:2]
+    with pytest.raises(Violation, match=r"got     float64\[2\]"):
+        matched.assert_gradients_sum(execution)
+    record.factors = None
+    with pytest.raises(UsageError, match="observe 'factors'"):
+        matched.assert_gradients_sum(execution)
+
+
+def test_a_case_of_real_numbers_has_no_exact_answer(engine: SimulatedEngine) -> None:
+    with pytest.raises(UsageError, match="no exact answer; next: judge it by replay"):
+        Run(engine, "reference").answer(REAL)
+
+
+def test_the_bound_counts_additions_and_averaging() -> None:
+    unit = Fraction(1, 2**53)
+
+    def near(case: Case, roundings: int) -> bool:
+        return matched.sum_bound(case) == roundings * unit / (1 - roundings * unit)
+
+    assert near(REAL, 2 + 3)
+    assert near(replace(REAL, mesh=MeshSpec(2), layout=BatchLayout("contiguous", 4), step=StepSpec()), 1)
+    assert near(replace(REAL, mesh=MeshSpec(1), layout=BatchLayout("contiguous", 4), step=StepSpec()), 0)
+    assert near(replace(REAL, mesh=MeshSpec(3, 2), layout=BatchLayout("contiguous", 6), step=StepSpec()), 5 + 6)
+
+
+@pytest.mark.parametrize("address", range(0, 64, 8))
+def test_parameters_are_placed_at_any_address(address: int) -> None:
+    value = torch.arange(15, dtype=torch.float64).view(3, 5)
+    placed = matched._placed(value, address)
+    assert torch.equal(placed, value)
+    assert placed.data_ptr() % 64 == address
+
+
+@pytest.mark.parametrize("adapter", ["reference", "fully_shard", "fsdp1"])
+def test_where_parameters_lay_is_recorded_for_real_numbers_only(engine: SimulatedEngine, adapter: str) -> None:
+    execution = executed(engine, adapter=adapter)
+    for result in execution.ranks:
+        assert result.placement.keys() == result.initial.keys()
+        assert all(address % 8 == 0 for address in result.placement.values())
+    grid = replace(REAL, model=replace(REAL.model, layers=REAL.model.layers[1:]), arithmetic=Arithmetic(project=False))
+    assert not any(result.placement for result in executed(engine, grid, adapter).ranks)
