@@ -10,17 +10,17 @@ from fsdpcheck.ledger import Ledger
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.verdict import Verdict
 
-_HEAD = ("adapter", "law", "verdict", "cases", "rejected", "time", "")
+_HEAD = ("adapter", "law", "verdict", "cases", "rejected", "time", "tier", "")
 _RIGHT = {3, 4, 5}
 _COLOURS = {"holds": "green", "finding": "red", "not promised": "yellow", "no case": "red", "error": "red"}
 
 
 def table(ledger: Ledger, paint: Paint) -> str:
-    """One row a verdict; rows not reached say so. A law that is not promised shows the reason and no numbers."""
-    rows = [_row(ledger, adapter, law) for adapter in ledger.plan.adapters for law in ledger.laws]
-    if not rows:
-        return ""
-    return aligned([_HEAD, *rows], paint)
+    """One row a verdict; rows not reached say so. Laws that are not promised stand below, by reason."""
+    pairs = [(adapter, law) for adapter in ledger.plan.adapters for law in ledger.laws]
+    rows = [_row(ledger, adapter, law) for adapter, law in pairs if not _unpromised(ledger, adapter, law)]
+    parts = [aligned([_HEAD, *rows], paint)] if rows else []
+    return "\n".join([*parts, *(paint(line, "yellow") for line in _not_promised(ledger))])
 
 
 def summary(ledger: Ledger) -> str:
@@ -56,9 +56,7 @@ def aligned(rows: Sequence[Sequence[str]], paint: Paint, right: Container[int] =
 def _row(ledger: Ledger, adapter: str, law: str) -> tuple[str, ...]:
     verdict = ledger.verdicts.get((law, adapter))
     if verdict is None:
-        return (adapter, law, "not reached", "-", "-", "-", "")
-    if verdict.status == "not promised":
-        return (adapter, law, verdict.status, "-", "-", "-", verdict.reason)
+        return (adapter, law, "not reached", "-", "-", "-", "", "")
     return (
         adapter,
         law,
@@ -66,8 +64,32 @@ def _row(ledger: Ledger, adapter: str, law: str) -> tuple[str, ...]:
         str(verdict.cases),
         str(verdict.rejected),
         f"{verdict.seconds:.1f} s",
+        _tiers(verdict),
         _note(verdict),
     )
+
+
+def _tiers(verdict: Verdict) -> str:
+    """By which standards of equality the cases were judged: "exact", or "exact 12, any C 3"."""
+    counts = {key.removeprefix("tier "): n for key, n in verdict.census.items() if key.startswith("tier ")}
+    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{tier} {n}" for tier, n in counts.items())
+
+
+def _unpromised(ledger: Ledger, adapter: str, law: str) -> bool:
+    verdict = ledger.verdicts.get((law, adapter))
+    return verdict is not None and verdict.status == "not promised"
+
+
+def _not_promised(ledger: Ledger) -> list[str]:
+    """A line for each adapter and reason: which laws it does not answer for, and why."""
+    lines = []
+    for adapter in ledger.plan.adapters:
+        laws: dict[str, list[str]] = {}
+        for law in ledger.laws:
+            if _unpromised(ledger, adapter, law):
+                laws.setdefault(ledger.verdicts[law, adapter].reason, []).append(law)
+        lines += [f"{adapter}: not promised: {', '.join(names)} ({reason})" for reason, names in laws.items()]
+    return lines
 
 
 def _note(verdict: Verdict) -> str:
