@@ -1,11 +1,12 @@
 """``python -m benchmarks [GROUP [ARGUMENT ...]]``: ratios against peers, and studies of agreement and of shares.
 
-Groups: rendezvous, engines, agreement [schedules|processes] [N], shares [N],
+Groups: rendezvous, engines, agreement [schedules|processes] [N], shares [N], acceptance [N], steps [N],
 deadlocks. Without a group: both groups of ratios.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
@@ -29,10 +30,8 @@ def main(arguments: list[str]) -> None:
 
         for line in deadlocks.reports():
             print(line, flush=True)
-    elif group == "shares":
-        from benchmarks import shares
-
-        print(shares.report(*map(int, rest)))
+    elif group in ("shares", "acceptance", "steps"):
+        print(importlib.import_module(f"benchmarks.{group}").report(*map(int, rest)))
     else:
         from benchmarks import engines
 

@@ -1,0 +1,71 @@
+"""How many drawn cases are proved exact, by layer family and dtype; what they are like; what a case costs.
+
+``python -m benchmarks acceptance [N]``: N distinct cases of each clipping family, every trait but HSDP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import get_args
+
+from fsdpcheck import floors, oracle, proof, strategies
+from fsdpcheck.adapters import load
+from fsdpcheck.adapters._base import Features, Promise
+from fsdpcheck.case import Case, Trait
+from fsdpcheck.drawing import distinct
+from fsdpcheck.errors import NotExact
+
+_DRAWS = {
+    "plain": strategies.plain, "unclipped": strategies.private_unclipped, "exact": strategies.private_exact,
+    "probe": strategies.private_probe,
+}  # fmt: skip
+_FAMILIES = (
+    "float64", "float32", "surrogates", "conv", "group-norm", "rms-norm", "layer-norm", "attention", "bags", "tokens",
+)  # fmt: skip
+
+
+def report(count: int = 300) -> str:
+    """A table a clipping family: accepted of drawn by layer family and dtype, floors, milliseconds of a case."""
+    features = Features(
+        frozenset(get_args(Promise)), frozenset(get_args(Trait)) - {"hsdp"}, factor=load("reference").features.factor
+    )
+    return "\n\n".join(_family(name, draw(features, strategies.WORLD_SIZES), count) for name, draw in _DRAWS.items())
+
+
+def _family(name: str, strategy: object, count: int) -> str:
+    clock = time.process_time
+    began = clock()
+    cases = distinct(strategy, count)  # type: ignore[arg-type]
+    spent = Counter({"draw": clock() - began})  # type: ignore[dict-item]
+    drawn, accepted, facts, why = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    for case in cases:
+        drawn.update(_labels(case))
+        try:
+            began = clock()
+            answer = oracle.answer(case, load("reference").features.factor)
+            answered = clock()
+            proof.prove(case, answer)
+        except NotExact as error:
+            why[str(error).split(", ")[-1].split(":")[0]] += 1
+            continue
+        spent.update({"oracle": answered - began, "proof": clock() - answered})  # type: ignore[dict-item]
+        accepted.update(_labels(case))
+        facts.update(fact for fact, holds in floors.census(case).items() if holds and case.world_size > 1)
+        facts["clips"] += any(bool((step.factors < 1).any()) for step in answer.steps)
+        facts["gradient"] += any(bool(g.any()) for step in answer.steps for g in step.released.values())
+        facts["W > 1"] += case.world_size > 1
+    shares = ", ".join(f"{label} {accepted[label]}/{drawn[label]}" for label in ("all", *_FAMILIES) if drawn[label])
+    floor = ", ".join(f"{fact} {100 * facts[fact] / max(facts['W > 1'], 1):.0f} %" for fact in floors.FLOORS)
+    cost = ", ".join(f"{part} {1e3 * seconds / len(cases):.1f} ms" for part, seconds in spent.items())
+    total = max(accepted["all"], 1)
+    return (
+        f"{name}: accepted {shares}\n  of those with W > 1: {floor}\n  a sample is clipped in"
+        f" {100 * facts['clips'] / total:.0f} %, some gradient in {100 * facts['gradient'] / total:.0f} %\n"
+        f"  cost of a case: {cost}\n  rejected for: {dict(why) or 'nothing'}"
+    )
+
+
+def _labels(case: Case) -> list[str]:
+    traits = {trait.removesuffix("-private") for trait in case.requires()}
+    return ["all", case.arithmetic.dtype, *(family for family in _FAMILIES[2:] if family in traits)]
