@@ -32,7 +32,7 @@ from fsdpcheck.errors import UsageError, Violation
 from fsdpcheck.execution import Execution, StepRecord
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named, StepAnswer
 from fsdpcheck.program import make_optimizer, project_
-from fsdpcheck.recorded import completed, local_rows, local_samples, pick, recorded, shows
+from fsdpcheck.recorded import completed, local_rows, local_samples, pick, poisoned, recorded, shows
 
 
 def assert_norms_exact(execution: Execution, answer: Answer) -> None:
@@ -107,7 +107,7 @@ def assert_global_norm(execution: Execution, answer: Answer, rule: GlobalNormRul
                     got=number(got),
                     wanted=f"{number(step.grad_norm)} within a factor 1 +- {float(bound):.3g}",
                     where=f"step {k}, rank {rank}",
-                    cause=diagnosis.of_grad_norm(answer, k, got),
+                    cause=poisoned(execution, {"": norm}, partial(diagnosis.of_grad_norm, answer, k, rank, got)),
                 )
 
 
@@ -128,7 +128,9 @@ def assert_clipped_update(execution: Execution, answer: Answer, rule: GlobalNorm
             wanted = {name: parameters[name].detach() if name in parameters else v for name, v in step.before.items()}
             where = f"step {k}, rank {result.rank}"
             what = "the update is not that of the gradient clipped by the returned norm"
-            require_equal(what, record.params, wanted, where, lambda: "")
+            returned = math.nan if record.grad_norm is None else float(record.grad_norm)
+            cause = partial(diagnosis.of_clipped_update, answer, k, record.params, returned, rule.eps)
+            require_equal(what, record.params, wanted, where, poisoned(execution, record.params, cause))
             if answer.case.arithmetic.project:
                 project_(parameters.values(), answer.case)
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import hypothesis
 from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 
-from fsdpcheck import census
+from fsdpcheck import census, drawing
 from fsdpcheck.case import Case
 from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Violation
+from fsdpcheck.evidence import CASES, DIAGNOSED, Evidence
 from fsdpcheck.hypothesis_private import without_local_constants, without_mutations
 from fsdpcheck.plan import PROFILES, WORLD_SIZES
 from fsdpcheck.replay import Token, encode
@@ -55,12 +56,18 @@ def check_law(
         return Verdict(law.name, run.adapter_ref, "no case", reason=reason, exit_code=USAGE)
     started = time.monotonic()
     check = _Check(law, run.watching(law.observe), on_case, deadline)
-    verdict = check.verdict(_explore(check, profile, world_sizes, seed, shrink))
+    stop = _explore(check, profile, world_sizes, seed, shrink)
+    if shrink and stop is None and check.broken is not None:
+        check.look_further(world_sizes, seed)
+    verdict = check.verdict(stop)
     return replace(verdict, seconds=time.monotonic() - started)
 
 
-def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:
-    """The finding that ``violation`` of ``law`` on ``case`` is, right after the run that broke it."""
+def finding_of(law: Law, run: Run, case: Case, violation: Violation, *, diagnose: bool = True) -> Finding:
+    """The finding that ``violation`` of ``law`` on ``case`` is, right after the run that broke it.
+
+    Without ``diagnose`` its cause is left out, which takes longer to find than the case took to run.
+    """
     failure = run.failure
     token = encode(Token(law.name, run.adapter_ref, case, run.installs, run.schedule, run.engine.name))
     return Finding(
@@ -74,7 +81,7 @@ def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:
         got=violation.got,
         wanted=violation.wanted,
         where=violation.where,
-        cause=violation.cause,
+        cause=violation.cause if diagnose else "",
         case=json.loads(case.to_json()),
         words=case.describe(),
         token=token,
@@ -102,6 +109,9 @@ class _Check:
     census: Counter[str] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)
     broken: Finding | None = None
+    violations: list[tuple[Case, Violation]] = field(default_factory=list)
+    """Of failing cases: the first and the newest, which is the smallest."""
+    evidence: Evidence = field(default_factory=Evidence)
 
     def judge(self, case: Case) -> None:
         if self.deadline is not None and time.monotonic() > self.deadline:
@@ -115,14 +125,22 @@ class _Check:
             self.rejected.add(case)
             hypothesis.reject()
         except Violation as violation:
-            self.broken = finding_of(self.law, self.run, case, violation)
+            self._break(case, violation)
             self._count(case)
             raise
         except HypothesisException:
             raise
         except Exception as error:
             raise _Stop(error, case) from error
+        if self.broken is None:
+            self.evidence.drawn[case] = False
         self._count(case)
+
+    def _break(self, case: Case, violation: Violation) -> None:
+        if self.broken is None:
+            self.evidence.drawn[case] = True
+        self.broken = finding_of(self.law, self.run, case, violation, diagnose=False)
+        self.violations = [*self.violations[:1], (case, violation)]
 
     def _count(self, case: Case) -> None:
         for execution in self.run.last:
@@ -130,6 +148,41 @@ class _Check:
         if case not in self.judged:
             self.judged.add(case)
             self.census.update(census.labels(case, self.run))
+
+    def look_further(self, world_sizes: tuple[int, ...], seed: int) -> None:
+        """Judge further cases for what they say about the cause; ends early when the budget does."""
+        assert self.broken is not None
+        minimal = self.violations[-1][1]
+        for case in drawing.distinct(self.law.draw(self.run.features, world_sizes), CASES, _seed(self.law.name, seed)):
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                return
+            violation = self._tried(case)
+            if violation is None:
+                self.evidence.drawn.setdefault(case, False)
+            elif isinstance(violation, Violation) and violation.what == minimal.what:
+                self.evidence.drawn.setdefault(case, True)
+                if len(self.evidence.suspects) < DIAGNOSED:
+                    self.evidence.suspects.append(violation.suspects)
+
+    def _tried(self, case: Case) -> Exception | None:
+        """What a case raises; nothing that goes wrong here changes the verdict."""
+        if self.on_case is not None:
+            self.on_case(self.law, self.run, case)
+        self.run.last.clear()
+        try:
+            self.law.body(case, self.run)
+        except Exception as error:
+            return error
+        return None
+
+    def _diagnosed(self, found: Finding) -> Finding:
+        """The finding with what the minimal case and all evidence say about its cause."""
+        first, minimal = self.violations[0][1], self.violations[-1][1]
+        if first is not minimal and first.what == minimal.what:
+            self.evidence.suspects.append(first.suspects)
+        if minimal.suspects is None and not any(self.evidence.suspects):
+            return replace(found, cause=minimal.cause, when=self.evidence.when())
+        return replace(found, cause=self.evidence.cause(minimal.suspects), when=self.evidence.when())
 
     def verdict(self, stop: BaseException | None) -> Verdict:
         """The verdict, given what ended the drawing (None: Hypothesis is done)."""
@@ -159,7 +212,8 @@ class _Check:
         return Verdict(self.law.name, self.run.adapter_ref, "holds", *counts, census=census)
 
     def _finding(self, found: Finding, note: str) -> Verdict:
-        return replace(self._held, status="finding", finding=replace(found, note=note), exit_code=FINDING)
+        told = replace(self._diagnosed(found), note=note)
+        return replace(self._held, status="finding", finding=told, exit_code=FINDING)
 
     def _flaky(self, found: Finding) -> Verdict:
         reason = (

@@ -23,11 +23,13 @@ from fsdpcheck.bounded_checks import (
     assert_norms_exact,
     assert_probe_coefficients,
 )
-from fsdpcheck.comparing import alike, first_index, number, require_equal
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.case import Case
+from fsdpcheck.comparing import alike, first_index, number, require_equal, unknown
+from fsdpcheck.errors import Diagnose, UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, StepRecord
 from fsdpcheck.oracle import Answer
-from fsdpcheck.recorded import completed, recorded
+from fsdpcheck.recorded import completed, poisoned, recorded
+from fsdpcheck.suspects import Suspects
 from fsdpcheck.trace import Collective
 
 __all__ = [
@@ -59,12 +61,15 @@ def assert_parameters_equal(execution: Execution, answer: Answer) -> None:
     what = "the parameters are not the single device's"
     for result in completed(execution):
         where = f"before the first step, rank {result.rank}"
-        require_equal(what, result.initial, answer.steps[0].before, where, lambda: "")
+        right = answer.steps[0].before
+        before: Diagnose = partial(diagnosis.of_initial, answer, result.initial)
+        require_equal(what, result.initial, right, where, poisoned(execution, result.initial, before))
     for k, step in enumerate(answer.steps):
         for result in execution.ranks:
             got = result.steps[k].params
-            where, cause = f"step {k}, rank {result.rank}", partial(diagnosis.of_update, answer, k, got)
-            require_equal(what, got, step.after, where, cause)
+            cause: Diagnose = partial(diagnosis.of_update, answer, k, got)
+            where = f"step {k}, rank {result.rank}"
+            require_equal(what, got, step.after, where, poisoned(execution, got, cause))
 
 
 def assert_gradients_equal(execution: Execution, answer: Answer) -> None:
@@ -82,7 +87,7 @@ def assert_ranks_agree(execution: Execution) -> None:
     for other in others:
         for moment, a, b in _shared(first, other):
             where = f"{moment}, rank {other.rank} against rank {first.rank}"
-            require_equal("the ranks do not agree", b, a, where, lambda: "")
+            require_equal("the ranks do not agree", b, a, where, unknown)
 
 
 def assert_padding_zero(execution: Execution) -> None:
@@ -97,7 +102,8 @@ def assert_padding_zero(execution: Execution) -> None:
                     index = first_index(wrong)
                     where = f"{moment}, step {step}, rank {result.rank}, shard {name}, padding{list(index)}"
                     got = number(padding[index])
-                    raise Violation("padding is not zero", got=got, wanted="0.0", where=where)
+                    cause = partial(diagnosis.of_padding, moment, name)
+                    raise Violation("padding is not zero", got=got, wanted="0.0", where=where, cause=cause)
     if not seen:
         raise UsageError("no observer showed any padding; next: run with an observer that returns it by shard name")
 
@@ -121,7 +127,8 @@ def assert_norms_in_dataset_order(execution: Execution, answer: Answer) -> None:
                 "duplicates": torch.tensor(twice, dtype=torch.int64),
                 "norms": step.norms.repeat_interleave(times),
             }
-            require_equal(what, got, wanted, f"step {k}, rank {result.rank}", lambda: "")
+            cause = partial(diagnosis.of_order, answer.case, k, step, got["norms"]) if "norms" in got else unknown
+            require_equal(what, got, wanted, f"step {k}, rank {result.rank}", cause)
 
 
 def assert_same_execution(a: Execution, b: Execution) -> None:
@@ -139,8 +146,23 @@ def assert_same_execution(a: Execution, b: Execution) -> None:
 
 def assert_deferred_equals_immediate(deferred: Execution, immediate: Execution) -> None:
     """Two completed runs, one with deferred and one with immediate norms, recorded the same bits; traces may differ."""
+    case = deferred.request.case
     for one, two in zip(completed(immediate), completed(deferred), strict=True):
-        _same_results("deferred norms are not the immediate ones", one, two)
+        cause = partial(_of_deferred, case, one, two)
+        _same_results("deferred norms are not the immediate ones", one, two, cause)
+
+
+def _of_deferred(case: Case, immediate: RankResult, deferred: RankResult) -> Suspects | None:
+    """Suspects of the first norms of a rank that differ; none where the norms are equal or were not recorded."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    for one, two in zip(immediate.steps, deferred.steps, strict=False):
+        if one.norms is None or two.norms is None or one.norms.shape != two.norms.shape:
+            return None
+        seen.append((one.norms, two.norms))
+        if not alike(one.norms, two.norms):
+            rights, found = zip(*seen, strict=True)
+            return diagnosis.of_deferred(case, rights, found, len(seen) - 1)
+    return None
 
 
 def assert_collectives_equal(execution: Execution) -> None:
@@ -173,23 +195,23 @@ def _tensors(value: object) -> dict[str, Tensor]:
     return {str(name): tensor for name, tensor in value.items() if isinstance(tensor, Tensor)}
 
 
-def _same_results(what: str, one: RankResult, two: RankResult) -> None:
+def _same_results(what: str, one: RankResult, two: RankResult, cause: Diagnose = unknown) -> None:
     where = f"rank {two.rank}"
-    require_equal(what, two.initial, one.initial, f"{where}, before the first step", lambda: "")
+    require_equal(what, two.initial, one.initial, f"{where}, before the first step", cause)
     if len(one.steps) != len(two.steps):
         raise Violation(what, got=f"{len(two.steps)} steps", wanted=f"{len(one.steps)} steps", where=where)
     for k, (a, b) in enumerate(zip(one.steps, two.steps, strict=True)):
-        require_equal(what, b.params, a.params, f"step {k}, {where}, parameters", lambda: "")
+        require_equal(what, b.params, a.params, f"step {k}, {where}, parameters", cause)
         if a.grads is not None and b.grads is not None:
-            require_equal(what, b.grads, a.grads, f"step {k}, {where}, gradients", lambda: "")
-        _same_vectors(what, a, b, f"step {k}, {where}")
+            require_equal(what, b.grads, a.grads, f"step {k}, {where}, gradients", cause)
+        _same_vectors(what, a, b, f"step {k}, {where}", cause)
 
 
-def _same_vectors(what: str, a: StepRecord, b: StepRecord, where: str) -> None:
+def _same_vectors(what: str, a: StepRecord, b: StepRecord, where: str, cause: Diagnose) -> None:
     pairs = [("norms", a.norms, b.norms), ("factors", a.factors, b.factors), ("grad_norm", a.grad_norm, b.grad_norm)]
     for name, one, two in pairs:
         if not alike(one, two):
-            raise Violation(what, got=_listed(two), wanted=_listed(one), where=f"{where}, {name}")
+            raise Violation(what, got=_listed(two), wanted=_listed(one), where=f"{where}, {name}", cause=cause)
     if (a.grads is None) != (b.grads is None):
         raise Violation(what, got=_shown(b.grads), wanted=_shown(a.grads), where=f"{where}, gradients")
 

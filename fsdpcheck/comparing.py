@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from fsdpcheck.errors import Violation
+from fsdpcheck.errors import Diagnose, Violation
+
+
+def unknown() -> None:
+    """The diagnosis of a difference that nothing is known about."""
 
 
 def differing(got: Tensor, wanted: Tensor) -> Tensor:
@@ -26,9 +30,9 @@ def alike(got: Tensor | None, wanted: Tensor | None) -> bool:
 
 
 def require_equal(
-    what: str, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str, cause: Callable[[], str]
+    what: str, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str, cause: Diagnose
 ) -> None:
-    """Raise Violation at the first element of the first tensor that differs; ``cause`` is asked only then."""
+    """Raise Violation at the first element of the first tensor that differs; ``cause`` can be asked then."""
     require_same_form(what, got, wanted, where)
     wrong = {name: mask for name in wanted if bool((mask := differing(got[name], wanted[name])).any())}
     require_none(what, got, wanted, wrong, where, cause)
@@ -40,7 +44,7 @@ def require_none(
     wanted: Mapping[str, Tensor],
     wrong: Mapping[str, Tensor],
     where: str,
-    cause: Callable[[], str],
+    cause: Diagnose,
 ) -> None:
     """Raise Violation for the first marked element of ``wrong``, masks by name; return if there are none."""
     if not wrong:
@@ -53,7 +57,7 @@ def require_none(
         got=number(got[name][index]),
         wanted=number(wanted[name][index]),
         where=f"{where}, {name}{list(index) if index else ''}; {count}",
-        cause=cause(),
+        cause=cause,
     )
 
 
@@ -68,7 +72,7 @@ def require_same_form(what: str, got: Mapping[str, Tensor], wanted: Mapping[str,
 
 
 def require_equal_rows(
-    what: str, got: Tensor, wanted: Tensor, samples: Sequence[int], where: str, cause: Callable[[], str]
+    what: str, got: Tensor, wanted: Tensor, samples: Sequence[int], where: str, cause: Diagnose
 ) -> None:
     """Raise Violation at the first sample whose value [b] differs."""
     require_row_form(what, got, wanted, where)
@@ -82,7 +86,7 @@ def require_row_form(what: str, got: Tensor, wanted: Tensor, where: str) -> None
 
 
 def require_no_row(
-    what: str, got: Tensor, wanted: Tensor, wrong: Tensor, samples: Sequence[int], where: str, cause: Callable[[], str]
+    what: str, got: Tensor, wanted: Tensor, wrong: Tensor, samples: Sequence[int], where: str, cause: Diagnose
 ) -> None:
     """Raise Violation for the first marked sample of ``wrong`` [b]; return if there is none."""
     if not bool(wrong.any()):
@@ -93,7 +97,7 @@ def require_no_row(
         got=number(got[place]),
         wanted=number(wanted[place]),
         where=f"{where}, sample {samples[place]} (local {place}); {int(wrong.sum())} of {len(wrong)} samples differ",
-        cause=cause(),
+        cause=cause,
     )
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import ClassVar
+
+from fsdpcheck.suspects import Suspects, named
+
+Diagnose = Callable[[], Suspects | None]
 
 HOLDS, FINDING, USAGE, INTERNAL, NO_PROGRESS = 0, 1, 2, 3, 4
 """The exit codes of every command: holds, a finding, a usage or adapter error, an internal error, no progress."""
@@ -53,15 +59,27 @@ class NoProgress(FsdpcheckError):
 class Violation(FsdpcheckError, AssertionError):
     """A law broke.
 
-    ``got`` and ``wanted`` are values as text, ``where`` names step, rank, parameter, sample or element, ``cause`` is a
-    probable cause in words or empty when nothing names one. The law's name and the replay token are added at the edge.
+    ``got`` and ``wanted`` are values as text, ``where`` names step, rank, parameter, sample or element. ``cause``: the
+    probable cause in words, or a function that looks for suspects, which is called when somebody asks and once at most.
+    The law's name and the replay token are added at the edge.
     """
 
     exit_code: ClassVar[int] = FINDING
 
-    def __init__(self, what: str, *, got: str, wanted: str, where: str, cause: str = "") -> None:
-        super().__init__(what, got, wanted, where, cause)
-        self.what, self.got, self.wanted, self.where, self.cause = what, got, wanted, where, cause
+    def __init__(self, what: str, *, got: str, wanted: str, where: str, cause: str | Diagnose = "") -> None:
+        super().__init__(what, got, wanted, where)
+        self.what, self.got, self.wanted, self.where = what, got, wanted, where
+        self._cause = cause
+
+    @cached_property
+    def suspects(self) -> Suspects | None:
+        """The known mistakes that fit; None when nothing looked for any, or the case cannot tell."""
+        return None if isinstance(self._cause, str) else self._cause()
+
+    @property
+    def cause(self) -> str:
+        """A probable cause in words, or empty when nothing names one."""
+        return self._cause if isinstance(self._cause, str) else named(self.suspects)
 
     def __str__(self) -> str:
         lines = [self.what, f"  got     {self.got}", f"  wanted  {self.wanted}", f"  where   {self.where}"]

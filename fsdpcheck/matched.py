@@ -15,22 +15,23 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import layouts, models
+from fsdpcheck import diagnosis, layouts, models
 from fsdpcheck.adapters._base import MicroBatch
 from fsdpcheck.bounds import UNIT_ROUNDOFF, gamma
 from fsdpcheck.case import Case
 from fsdpcheck.comparing import require_equal, require_none, require_row_form, require_same_form
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.errors import Diagnose, UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, StepRecord
 from fsdpcheck.oracle import Named
 from fsdpcheck.program import CACHE_LINE, make_optimizer, project_
 from fsdpcheck.recorded import completed, recorded
+from fsdpcheck.suspects import Suspect, Suspects
 
 _AVERAGING = 3
 """Most roundings that averaging over an axis adds to a term: 1/W, the product before the sum, a division after it."""
@@ -47,7 +48,8 @@ def assert_gradients_sum(execution: Execution) -> None:
     for k in range(case.step.steps):
         terms = _terms(execution, k)
         for rank, got in recorded(execution, k, "grads"):
-            _require_sum(case, got, terms, f"step {k}, rank {rank}")
+            cause = functools.partial(_of_gradient, execution, k, got)
+            _require_sum(case, got, terms, f"step {k}, rank {rank}", cause)
 
 
 def assert_updates_follow(execution: Execution) -> None:
@@ -60,14 +62,21 @@ def assert_updates_follow(execution: Execution) -> None:
         parameters = {name: nn.Parameter(value.clone()) for name, value in result.initial.items()}
         optimizer = make_optimizer(case.step.optimizer, [parameters[name] for name in _trained(case)])
         for k, record in enumerate(result.steps):
+            before = {name: value.detach().clone() for name, value in parameters.items()}
             for name, gradient in (record.grads or {}).items():
                 parameters[name].grad = gradient.clone()
             optimizer.step()
             what = "the update is not the optimizer's for the gradient that was shown"
             wanted = {name: value.detach() for name, value in parameters.items()}
-            require_equal(what, record.params, wanted, f"step {k}, rank {result.rank}", lambda: "")
+            trained = {name: wanted[name] for name in _trained(case)}
+            cause = functools.partial(_of_update, case, before, trained, record.params)
+            require_equal(what, record.params, wanted, f"step {k}, rank {result.rank}", cause)
             if case.arithmetic.project:
                 project_(parameters.values(), case)
+
+
+def _of_update(case: Case, before: Named, after: Named, got: Named) -> Suspects | None:
+    return list(diagnosis.stood_still(case, before, after, got)) or None
 
 
 def local_gradient(
@@ -121,8 +130,27 @@ def _terms(execution: Execution, k: int) -> list[Named]:
     return [term for result in execution.ranks for term in _own(execution, result, k)]
 
 
-def _own(execution: Execution, result: RankResult, k: int) -> list[Named]:
-    """One rank's gradients by micro-batch, from the parameters it showed before the step."""
+def _of_gradient(execution: Execution, k: int, got: Mapping[str, Tensor]) -> Suspects:
+    """Suspects of a gradient that is not the average of the ranks' own."""
+    terms = [_own(execution, result, k) for result in execution.ranks]
+    return diagnosis.of_terms(execution.request.case, got, terms, _reweighed(execution, k))
+
+
+def _reweighed(execution: Execution, k: int) -> Iterator[tuple[Suspect, Named]]:
+    """(suspicion, gradient) with the first or last sample of each micro-batch left out or counted twice."""
+    world = execution.request.case.world_size
+    for which, place in (("first", 0), ("last", -1)):
+        for said, times in (("left out", 0.0), ("counted twice", 2.0)):
+            mine = [term for result in execution.ranks for term in _own(execution, result, k, {place: times})]
+            sums = {name: torch.stack([term[name].double() for term in mine]).sum(0) / world for name in mine[0]}
+            yield Suspect(f"{which} {said}", f"the {which} sample of each micro-batch is {said}"), sums
+
+
+def _own(execution: Execution, result: RankResult, k: int, times: Mapping[int, float] | None = None) -> list[Named]:
+    """One rank's gradients by micro-batch, from the parameters it showed before the step.
+
+    ``times``: what the weights at some places of each micro-batch are multiplied by, to try a suspicion.
+    """
     case, record = execution.request.case, result.steps[k]
     before = _before(result, k, case)
     batch = layouts.batch(case, k, result.rank, execution.request.instrument)
@@ -134,6 +162,8 @@ def _own(execution: Execution, result: RankResult, k: int) -> list[Named]:
         weights = torch.full((count,), scale, dtype=models.DTYPES[case.arithmetic.dtype])
         if case.step.private:
             weights = factors[start : start + count] * weights
+        for place, factor in (times or {}).items() if count else ():
+            weights[place] *= factor
         found.append(local_gradient(case, before, micro, weights, result.placement))
         start += count
     return found
@@ -163,7 +193,7 @@ def _before(result: RankResult, k: int, case: Case) -> Named:
     return copies
 
 
-def _require_sum(case: Case, got: Mapping[str, Tensor], terms: Sequence[Named], where: str) -> None:
+def _require_sum(case: Case, got: Mapping[str, Tensor], terms: Sequence[Named], where: str, cause: Diagnose) -> None:
     what = "the gradient is not the average of the ranks' own gradients"
     wanted = {name: _rounded_average([term[name] for term in terms], case.world_size) for name in terms[0]}
     require_same_form(what, got, wanted, where)
@@ -173,7 +203,7 @@ def _require_sum(case: Case, got: Mapping[str, Tensor], terms: Sequence[Named], 
         mask = _beyond(got[name], value, [term[name] for term in terms], case.world_size, bound)
         if bool(mask.any()):
             wrong[name] = mask
-    require_none(what, got, wanted, wrong, where, lambda: "")
+    require_none(what, got, wanted, wrong, where, cause)
 
 
 def _rounded_average(terms: Sequence[Tensor], divisor: int) -> Tensor:

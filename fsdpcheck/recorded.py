@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor
 
 from fsdpcheck import layouts
 from fsdpcheck.case import Case
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.diagnosis.calls import of_failure
+from fsdpcheck.errors import Diagnose, UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult
+from fsdpcheck.observers import POISON_PADDING
+from fsdpcheck.suspects import Suspect
 
 Field = Literal["grads", "norms", "factors", "grad_norm"]
 
@@ -20,7 +24,8 @@ def completed(execution: Execution) -> list[RankResult]:
     failure, wanted = execution.failure, execution.request.case.step.steps
     if failure is not None:
         stood = ", ".join(f"rank {state.rank} {state.state}" for state in failure.ranks) or "unknown"
-        raise Violation("the run did not complete", got=failure.text, wanted="all ranks finish", where=stood)
+        what, cause = "the run did not complete", partial(of_failure, execution)
+        raise Violation(what, got=failure.text, wanted="all ranks finish", where=stood, cause=cause)
     for result in execution.ranks:
         if len(result.steps) != wanted:
             raise Violation(
@@ -47,6 +52,14 @@ def recorded(execution: Execution, step: int, field: Field) -> Iterator[tuple[in
         if value is None:
             raise UsageError(f"the run recorded no {field} (rank {result.rank}, step {step}); next: observe {field!r}")
         yield result.rank, value
+
+
+def poisoned(execution: Execution, got: Mapping[str, Tensor], otherwise: Diagnose) -> Diagnose:
+    """A diagnosis that knows why there is NaN in ``got``, if the run filled padding with it; else ``otherwise``."""
+    if POISON_PADDING not in execution.request.observers or not any(bool(v.isnan().any()) for v in got.values()):
+        return otherwise
+    text = "padding is read: the NaN that was written into it came out"
+    return lambda: [Suspect("padding is read", text)]
 
 
 def local_samples(case: Case, step: int, rank: int) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ class Finding:
     "value" when all ranks finished with a wrong number; ``place`` is file:line of the innermost frame outside torch,
     when a failure has one. ``case`` is the case as JSON, ``words`` the same for people. ``confirmed``: did real gloo
     processes break the same law on the same case; ``note`` says why not, or what else must be known.
+    ``when``: which kind of case alone breaks the law; ``stage``: what of a step differs first. Both may be empty.
     """
 
     law: str
@@ -41,6 +42,8 @@ class Finding:
     token: str
     confirmed: Confirmation = "not tried"
     note: str = ""
+    when: str = ""
+    stage: str = ""
 
     @property
     def root(self) -> tuple[str, ...]:

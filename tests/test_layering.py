@@ -16,7 +16,8 @@ IMPL = Path(__import__("fsdpcheck.impl", fromlist=["impl"]).__file__).parent
 FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "words": (
-            "fsdpcheck", "errors", "trace", "values", "exact", "exact.*", "exact.surrogates.*", "torch_private", "hypothesis_private",
+            "fsdpcheck", "errors", "suspects", "trace", "values", "exact", "exact.*", "exact.surrogates.*",
+            "torch_private", "hypothesis_private",
         )
     },
     {"case": ("case", "case_rules", "case_shapes", "case_text")},
@@ -35,9 +36,11 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     },
     {
         "runner": ("runner",),
-        "checks": ("checks", "bounded_checks", "bounds", "matched", "comparing", "recorded", "diagnosis"),
+        "checks": (
+            "checks", "bounded_checks", "bounds", "matched", "comparing", "recorded", "diagnosis", "diagnosis.*",
+        ),
     },
-    {"uses": ("replay", "census", "check", "law", "planted", "session", "ledger", "power", "power.*")},
+    {"uses": ("replay", "census", "evidence", "check", "law", "planted", "session", "ledger", "power", "power.*")},
     {"report": ("report", "report.*")},
     {"ways in": ("power.command", "cli", "__main__", "pytest_plugin", "supervise", "worker", "under_torchrun")},
 )  # fmt: skip

@@ -29,6 +29,8 @@ def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[s
     lines += _entry("broken", first.what)
     lines += _entry("got", first.got) + _entry("wanted", first.wanted) + _entry("where", first.where)
     lines += _entry("cause", f"probably: {first.cause}") if first.cause else []
+    lines += _entry("stage", first.stage) if first.stage else []
+    lines += _entry("when", first.when) if first.when else []
     lines += [f"  confirmed on gloo: {first.confirmed}" + (f" ({first.note})" if first.note else "")]
     lines += [f"  replay with: {replay_command(first, installs)}"]
     lines += [f"  the same root breaks {other.law}: {replay_command(other, installs)}" for other in others]

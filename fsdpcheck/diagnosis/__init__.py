@@ -1,0 +1,338 @@
+"""Names the probable cause of a difference from its ratio or pattern. Never part of a verdict.
+
+Each suspicion says what a known mistake would have computed: one weight per sample (a wrong gradient is a wrongly
+weighted sum of per-sample gradients), one vector, or a whole gradient. All that fit are given, with keys that are the
+same in every case; evidence.py keeps those that fit every failing case. None instead of a list: the case cannot tell.
+
+Legend: n samples of a step, b on one rank, W ranks, S shards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fsdpcheck import models, oracle
+from fsdpcheck.case import Case
+from fsdpcheck.diagnosis import factors, norms, shards, stale, weights
+from fsdpcheck.diagnosis.calls import of_failure
+from fsdpcheck.diagnosis.fitting import (
+    by_ratio,
+    chunks,
+    differs,
+    fits,
+    fitting,
+    mentions,
+    ratios,
+    rounding,
+    rows,
+    singled_out,
+)
+from fsdpcheck.diagnosis.shards import stood_still
+from fsdpcheck.oracle import INSTRUMENT, Answer, Named, StepAnswer
+from fsdpcheck.program import at_step
+from fsdpcheck.suspects import PATTERN, Suspect, Suspects
+
+__all__ = [
+    "of_clipped_update",
+    "of_deferred",
+    "of_factors",
+    "of_failure",
+    "of_grad_norm",
+    "of_gradient",
+    "of_initial",
+    "of_norms",
+    "of_order",
+    "of_padding",
+    "of_terms",
+    "of_update",
+    "ratios",
+    "stood_still",
+]
+
+
+def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects | None:
+    """Suspects of wrong parameters after ``step`` (whose parameters before were right)."""
+    case, wanted = answer.case, answer.steps[step]
+    found = list(stood_still(case, wanted.before, {name: wanted.after[name] for name in wanted.used}, got))
+    found += _of_places(case, wanted, got, wanted.after)
+    if case.step.optimizer.kind != "sgd" or case.step.max_grad_norm is not None:
+        return found or None
+    rate = 2.0 ** -at_step(case.step.optimizer, step).lr_exponent
+    given = {
+        name: value.double() + (wanted.after[name].double() - got[name].double()) / rate
+        for name, value in wanted.used.items()
+    }
+    slack = {name: rounding(case, wanted.after[name]) / rate for name in given}
+    return [*_of_given(answer, step, given, slack), *found]
+
+
+def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects | None:
+    """Suspects of a wrong released gradient."""
+    wanted = answer.steps[step]
+    found = _of_places(answer.case, wanted, got, wanted.used)
+    if answer.case.step.max_grad_norm is not None:
+        return found or None
+    given = {name: got[name].double() for name in wanted.used}
+    slack = {name: torch.zeros_like(value) for name, value in given.items()}
+    return [*_of_given(answer, step, given, slack), *found]
+
+
+def of_initial(answer: Answer, got: Mapping[str, Tensor]) -> Suspects:
+    """Suspects of parameters that are wrong before the first step."""
+    return list(shards.shifted(answer.case, answer.steps[0].before, got, answer.trainable))
+
+
+def of_norms(answer: Answer, step: int, rank: int, got: Tensor) -> Suspects:
+    """Suspects of wrong per-sample norms [b] of ``rank``."""
+    wanted = answer.steps[step]
+    mine = rows(answer.case, step, wanted)[rank]
+    found = fitting(answer.case, got, ((s, value[mine]) for s, value in norms.suspected(answer, step, rank)))
+    by_step = [own.norms[rows(answer.case, k, own)[rank]] for k, own in enumerate(answer.steps[: step + 1])]
+    found += fitting(answer.case, got, stale.norms(answer.case, step, by_step))
+    return found + list(_of_vector(answer.case, wanted.norms, wanted, step, rank, got, "norm"))
+
+
+def of_factors(answer: Answer, step: int, rank: int, got: Tensor) -> Suspects:
+    """Suspects of wrong clip factors [b] of ``rank``."""
+    wanted = answer.steps[step]
+    mine = rows(answer.case, step, wanted)[rank]
+    found = fitting(answer.case, got, ((s, value[mine]) for s, value in factors.suspected(answer, step, rank)))
+    return found + list(_of_vector(answer.case, wanted.factors, wanted, step, rank, got, "factor"))
+
+
+def of_grad_norm(answer: Answer, step: int, rank: int, got: float) -> Suspects:
+    """Suspects of a wrong global gradient norm that ``rank`` returned."""
+    wanted, case = answer.steps[step], answer.case
+    if math.isnan(got):
+        return []
+    norm = float(wanted.grad_norm)
+    suspected = [
+        (suspect, torch.tensor(norm * ratio, dtype=torch.float64))
+        for suspect, ratio in by_ratio(case, step, "norm ratio", "it is exactly {} times the right one")
+    ]
+    for owner in shards.owners(case, wanted.released):
+        for shard in range(case.mesh.dp_shard if case.mesh.dp_shard > 1 else 0):
+            parts = [value.double()[owner[name] == shard].square().sum() for name, value in wanted.released.items()]
+            own = shard == rank % case.mesh.dp_shard
+            suspect = Suspect("own shard" if own else f"shard {shard}", f"it is the norm of rank {shard}'s shard alone")
+            suspected.append((suspect, torch.stack(parts).sum().sqrt()))
+    return fitting(case, torch.tensor(got, dtype=torch.float64), suspected)
+
+
+def of_clipped_update(answer: Answer, step: int, got: Mapping[str, Tensor], norm: float, eps: float) -> Suspects | None:
+    """Suspects of an update with a gradient clipped wrongly by its global norm, of which ``norm`` was returned."""
+    case, wanted = answer.case, answer.steps[step]
+    if case.step.max_grad_norm is None or (step and case.step.optimizer != at_step(case.step.optimizer, 0)):
+        return None
+    if step and (case.step.optimizer.kind != "sgd" or case.step.optimizer.momentum):
+        return None  # the update hangs on earlier steps
+    found = []
+    for suspect, clipped in _clipped(case, wanted, norm, eps):
+        params = oracle.update(case, wanted.before, clipped, step)
+        if all(fits(case, got[name], value) for name, value in params.items() if value.numel()):
+            found.append(suspect)
+    return found
+
+
+def of_order(case: Case, step: int, wanted: StepAnswer, got: Tensor) -> Suspects:
+    """Suspects of norms [B] that are not in dataset order."""
+    by_rank = torch.cat([wanted.norms[own] for own in rows(case, step, wanted)])
+    right = wanted.norms.repeat_interleave(torch.tensor(wanted.multiplicity))
+    if torch.equal(by_rank, got) and not torch.equal(by_rank, right):
+        text = "the norms are in the order of the ranks, not of the samples: not sorted by index after the gather"
+        return [Suspect("rank order", text)]
+    if sorted(right.tolist()) == sorted(got.tolist()):
+        return [Suspect("another order", "the norms are right but in another order")]
+    return []
+
+
+def of_padding(moment: str, shard: str) -> Suspects:
+    """Suspects of padding that is not zero, first seen at ``moment``."""
+    gradient = shard.endswith("gradient")
+    said = {
+        "after_init": "when the parameters are sharded, before any step",
+        "after_reduce": "when gradients are reduced" if gradient else "in parameters, before the optimizer's step",
+        "after_step": "at the optimizer's update",
+    }
+    return [Suspect(f"{moment} {gradient}", f"padding becomes non-zero {said.get(moment, moment)}")]
+
+
+def of_deferred(case: Case, immediate: Sequence[Tensor], deferred: Sequence[Tensor], step: int) -> Suspects | None:
+    """Suspects of deferred norms [b] of one rank that differ at ``step``; both by step, those before ``step`` equal."""
+    return fitting(case, deferred[step], stale.norms(case, step, immediate))
+
+
+def of_terms(
+    case: Case, got: Mapping[str, Tensor], terms: Sequence[Sequence[Named]], reweighed: Iterator[tuple[Suspect, Named]]
+) -> Suspects:
+    """Suspects of a gradient that is not the average of ``terms``, each rank's by micro-batch, sums over samples.
+
+    ``reweighed``: whole gradients that other weights of samples would give.
+    """
+    found = []
+    for suspect, value in (*_of_ranks(case, terms), *reweighed):
+        if all(_near(case, got[name], value[name], [own[name] for mine in terms for own in mine]) for name in value):
+            found.append(suspect)
+    return found
+
+
+def _of_ranks(case: Case, terms: Sequence[Sequence[Named]]) -> Iterator[tuple[Suspect, Named]]:
+    """(suspicion, gradient) with ranks or micro-batches weighed wrongly."""
+    world, names = case.world_size, list(terms[0][0])
+    local = [{name: torch.stack([t[name].double() for t in mine]).sum(0) for name in names} for mine in terms]
+    total = {name: torch.stack([own[name] for own in local]).sum(0) / world for name in names}
+    for suspect, ratio in by_ratio(case, 0, "ratio", "the gradient is exactly {} times the right one"):
+        yield suspect, {n: value * ratio for n, value in total.items()}
+    if world == 1:
+        return
+    for rank, own in enumerate(local):
+        text = f"only the samples of rank {rank} count: not reduced over the ranks"
+        yield Suspect("one rank", text), {n: value / world for n, value in own.items()}
+        yield Suspect("W times one rank", text), own
+    count = case.step.micro_batches
+    for chunk in (0, count - 1) if count > 1 else ():
+        kept = {n: torch.stack([mine[chunk][n].double() for mine in terms]).sum(0) / world for n in names}
+        which = "first" if chunk == 0 else "last"
+        yield Suspect(f"only the {which} micro-batch", f"only micro-batch {chunk} counts, of {count}"), kept
+    replicas, size = case.mesh.dp_replicate, case.mesh.dp_shard
+    for replica in range(replicas if replicas > 1 else 0):
+        group = local[replica * size : (replica + 1) * size]
+        kept = {n: torch.stack([own[n] for own in group]).sum(0) / size for n in names}
+        text = f"only the samples of replica {replica} count: gradients are not reduced over the replicas"
+        yield Suspect("one replica", text), kept
+    yield from _local_shards(case, local, total)
+
+
+def _local_shards(case: Case, local: Sequence[Named], total: Named) -> Iterator[tuple[Suspect, Named]]:
+    if case.mesh.dp_replicate > 1:
+        return
+    for owner in shards.owners(case, total):
+        for unit, names in shards.units(case, list(total)).items():
+            own = {n: torch.stack([mine[n] for mine in local]).gather(0, owner[n].unsqueeze(0))[0] for n in names}
+            text = f"gradients of {unit} are not reduced over the ranks: each shard has its own rank's only"
+            yield Suspect(f"not reduced: {unit}", text), {**total, **own}
+
+
+def _near(case: Case, got: Tensor, value: Tensor, terms: Sequence[Tensor]) -> bool:
+    room = rounding(case, torch.stack([term.abs() for term in terms]).sum(0))
+    return bool(((got.double() - value.double()).abs() <= room).all())
+
+
+def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator[Suspect]:
+    """Suspicions that explain a whole gradient ``given``, up to ``slack``."""
+    case, wanted = answer.case, answer.steps[step]
+    if not any(bool((given[n] - value.double()).abs().gt(slack[n]).any()) for n, value in wanted.used.items()):
+        return
+    magnitude = {name: value.abs().sum(0) / case.step.normaliser for name, value in wanted.gradients.items()}
+    for suspect, share in weights.suspected(answer, step):
+        value = {name: torch.tensordot(share, g, dims=1) for name, g in wanted.gradients.items()}
+        terms = {name: torch.tensordot(share.abs(), g.abs(), dims=1) for name, g in wanted.gradients.items()}
+        if _explains(case, value, given, slack, terms):
+            yield suspect
+    for suspect, value in (*shards.unreduced(answer, step), *stale.gradients(answer, step)):
+        if _explains(case, value, given, slack, magnitude):
+            yield suspect
+    if case.step.clipping == "probe":
+        yield from _of_probe(answer, step, given, slack)
+
+
+def _explains(case: Case, value: Named, given: Named, slack: Named, magnitude: Named) -> bool:
+    return all(
+        bool(((value[name] - given[name]).abs() <= rounding(case, magnitude[name]) + slack[name]).all())
+        for name in given
+    )
+
+
+def _of_probe(answer: Answer, step: int, given: Named, slack: Named) -> Iterator[Suspect]:
+    """The instrument shows each sample's weight: relative errors of single ones."""
+    case, wanted = answer.case, answer.steps[step]
+    if max(wanted.multiplicity, default=0) > 1:
+        return
+    places = [sample - step * case.layout.batch_size for sample in wanted.samples]
+    read, right = given[INSTRUMENT][places, 0], wanted.released[INSTRUMENT].double()[places, 0]
+    near = (read - right).abs() <= slack[INSTRUMENT][places, 0] + rounding(case, right)
+    off = torch.where(near | (right == 0), torch.zeros_like(read), read / right - 1).tolist()
+    everyone = chunks(case, step, wanted)
+    own = everyone[:1] if case.layout.kind == "replicated" else everyone
+    if all(math.isfinite(amount) and amount not in (-1.0, 1.0) for amount in off):
+        yield from singled_out(off, [chunk for mine in own for chunk in mine], "clip factor")
+
+
+def _of_vector(
+    case: Case, right: Tensor, wanted: StepAnswer, step: int, rank: int, got: Tensor, noun: str
+) -> Iterator[Suspect]:
+    """Whether ``got`` are right values of other samples, in another order, or single ones wrong."""
+    everyone = rows(case, step, wanted)
+    mine = right[everyone[rank]].double()
+    near = (got.double() - mine).abs() <= rounding(case, mine) / 16
+    off = torch.where(near | (mine == 0), torch.zeros_like(mine), got.double() / mine - 1).tolist()
+    sizes = [len(chunk) for chunk in chunks(case, step, wanted)[rank]]
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    if all(map(math.isfinite, off)):
+        places = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+        yield from singled_out(off, places, noun)
+    if len(set(right.tolist())) < 2:
+        return
+    if sorted(mine.tolist()) == sorted(got.tolist()):
+        text = "the values are right but permuted: samples are in another order (a missing reorder)"
+        yield Suspect("permuted", text)
+    for other, own in enumerate(everyone):
+        if other != rank and len(got) and torch.equal(right[own], got):
+            yield Suspect("another rank's", f"these are the values of rank {other}'s samples")
+
+
+def _clipped(case: Case, wanted: StepAnswer, norm: float, eps: float) -> Iterator[tuple[Suspect, Named]]:
+    """(suspicion, gradient given to the optimizer) when the global norm is not what clips."""
+    limit, released = float(case.step.max_grad_norm or 0.0), wanted.released
+    dtype = models.DTYPES[case.arithmetic.dtype]
+
+    def factor(squared: Tensor) -> Tensor:
+        return oracle.global_factor(squared.to(dtype).sqrt(), limit, eps)
+
+    squares = {name: value.double().square().sum() for name, value in released.items()}
+    by_unit = shards.units(case, list(released))
+    own = {name: factor(torch.stack([squares[n] for n in names]).sum()) for names in by_unit.values() for name in names}
+    text = "each unit's gradient is clipped by its own norm, not by the global one"
+    yield Suspect("unit by unit", text), {name: value * own[name] for name, value in released.items()}
+    text = "each parameter's gradient is clipped by its own norm, not by the global one"
+    yield Suspect("by parameter", text), {name: value * factor(squares[name]) for name, value in released.items()}
+    yield Suspect("not clipped", "the gradient is not clipped at all"), released
+    once = oracle.global_factor(torch.tensor(norm, dtype=dtype), limit, eps)
+    yield Suspect("twice", "the gradient is clipped twice"), {n: value * once * once for n, value in released.items()}
+    for owner in shards.owners(case, released):
+        parts = [
+            sum((value.double()[owner[n] == s].square().sum() for n, value in released.items()), torch.zeros(()))
+            for s in range(case.mesh.dp_shard)
+        ]
+        each = torch.stack([factor(torch.as_tensor(part)) for part in parts])
+        text = "each rank clips its shard by the norm of its own shard"
+        yield Suspect("own shard", text), {n: value * each[owner[n]] for n, value in released.items()}
+
+
+def _of_places(case: Case, wanted: StepAnswer, got: Mapping[str, Tensor], right: Named) -> list[Suspect]:
+    """A cause read off *where* values differ: parameters that stood still, biases only, the last shard only."""
+    wrong, found = differs(got, right), []
+    if not wrong:
+        return []
+    if right is wanted.after and all(bool((got[name] == wanted.before[name]).all()) for name in wrong):
+        found.append(Suspect("did not move", f"{mentions(wrong)} did not move at all", PATTERN))
+    if right is not wanted.after and all(not bool(got[name].any()) for name in wrong):
+        found.append(Suspect("no gradient", f"{mentions(wrong)} got no gradient", PATTERN))
+    if all(_only_last_shard(got[name] != right[name], case.world_size) for name in wrong):
+        found.append(Suspect("last shard", "only rows of the last, padded shard differ: padding", PATTERN))
+    others = [name for name in wanted.used if not name.endswith(".bias")]
+    if all(name.endswith(".bias") for name in wrong) and any(bool(wanted.used[name].any()) for name in others):
+        found.append(Suspect("biases", "only bias parameters differ", PATTERN))
+    return found
+
+
+def _only_last_shard(different: Tensor, world: int) -> bool:
+    """Whether W does not divide the rows, there are several shards, and only the last one's rows differ."""
+    rows_there = different.shape[0]
+    size = -(-rows_there // world)
+    first = (rows_there - 1) // size * size
+    return rows_there % world > 0 and first > 0 and not bool(different[:first].any())

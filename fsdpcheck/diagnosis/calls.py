@@ -1,0 +1,139 @@
+"""Why ranks came apart: who left the common sequence of collectives, where, and what these ranks have in common."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from fsdpcheck import layouts, oracle
+from fsdpcheck.case import Case
+from fsdpcheck.diagnosis import shards
+from fsdpcheck.diagnosis.fitting import chunks
+from fsdpcheck.errors import FsdpcheckError
+from fsdpcheck.execution import Execution
+from fsdpcheck.matching import ranks_text
+from fsdpcheck.suspects import PATTERN, Suspect, Suspects
+from fsdpcheck.trace import Collective
+
+_Parting = tuple[int, list[int], Collective | None, list[int], Collective | None]
+"""Place in the sequence; the ranks of one side and what they call there (None: nothing more); those of the other."""
+
+
+def of_failure(execution: Execution) -> Suspects | None:
+    """Suspects of a deadlock or mismatch; None for other failures, or where more than two sequences are called."""
+    failure = execution.failure
+    if failure is None or failure.kind not in ("deadlock", "mismatch", "unsafe"):
+        return None
+    parting = _parting(execution)
+    if parting is None:
+        return None
+    place, some, theirs, others, common = parting
+    found = list(_suspects(execution, some, theirs, others, common, place))
+    return found + list(_suspects(execution, others, common, some, theirs, place))
+
+
+def _parting(execution: Execution) -> _Parting | None:
+    """The first place at which members of one group call different things, if they are of two kinds."""
+    groups: dict[tuple[str, tuple[int, ...]], dict[int, list[Collective]]] = defaultdict(dict)
+    for result in execution.ranks:
+        for call in result.trace:
+            groups[call.group_name, call.group].setdefault(result.rank, []).append(call)
+    for (_, members), calls in groups.items():
+        sequences = {rank: calls.get(rank, []) for rank in members}
+        for place in range(max(map(len, sequences.values()))):
+            sides: dict[object, list[int]] = defaultdict(list)
+            for rank, own in sequences.items():
+                sides[_label(own[place]) if place < len(own) else None].append(rank)
+            if len(sides) == 2:
+                first, second = sides.values()
+                return place, first, _at(sequences, first, place), second, _at(sequences, second, place)
+            if len(sides) > 2:
+                return None
+    return None
+
+
+def _suspects(
+    execution: Execution,
+    odd: list[int],
+    theirs: Collective | None,
+    others: list[int],
+    common: Collective | None,
+    place: int,
+) -> Iterator[Suspect]:
+    """What singles out ``odd`` among the ranks."""
+    case = execution.request.case
+    how = _how(execution, odd, theirs, others, common, place)
+    for chunk in range(case.step.micro_batches):
+        empty = [rank for rank, own in enumerate(layouts.indices(case, 0)) if not own[chunk]]
+        if empty and set(empty).intersection(odd + others) == set(odd):
+            text = f"the collectives depend on whether a rank has samples: {ranks_text(odd)}, without a sample, {how}"
+            yield Suspect("rank without samples", text)
+            break
+    unit = common.subject if common is not None else ""
+    if unit and common is not None and "scatter" in common.op and set(odd) in _without_gradient(case, unit):
+        text = f"a unit without gradient is not reduced: {ranks_text(odd)}, where all gradients of {unit} are 0, {how}"
+        yield Suspect("rank without gradient", text)
+    if len(odd) == 1:
+        yield from _of_one(case, odd[0], theirs, common, how)
+
+
+def _of_one(case: Case, rank: int, theirs: Collective | None, common: Collective | None, how: str) -> Iterator[Suspect]:
+    reordered = theirs is not None and common is not None and theirs.op == common.op
+    if reordered:
+        how = f"{how}: the same collectives in another order"
+    elif common is None:
+        how = f"{how}: a collective under a condition on the rank"
+    for key, matches in (("rank 0", rank == 0), ("the last rank", rank == case.world_size - 1)):
+        if matches:
+            who = key if key == "rank 0" else f"the last rank ({rank})"
+            yield Suspect(f"{key} alone", f"{who} alone {how}", PATTERN)
+
+
+def _how(
+    execution: Execution,
+    odd: list[int],
+    theirs: Collective | None,
+    others: list[int],
+    common: Collective | None,
+    place: int,
+) -> str:
+    failure = execution.failure
+    where = {state.rank: state.where for state in failure.ranks if state.where} if failure is not None else {}
+    at = f" at {where[odd[0]]}" if where.get(odd[0]) else ""
+    return f"{_named(theirs, len(odd))}{at} as call {place}, where {ranks_text(others)} {_named(common, len(others))}"
+
+
+def _named(call: Collective | None, count: int) -> str:
+    if call is None:
+        return "makes no further call" if count == 1 else "make no further call"
+    return f"{'calls' if count == 1 else 'call'} {call.op}" + (f" of {call.subject}" if call.subject else "")
+
+
+def _label(call: Collective) -> object:
+    return (*call.fingerprint, call.subject)
+
+
+def _at(sequences: dict[int, list[Collective]], ranks: Sequence[int], place: int) -> Collective | None:
+    own = sequences[ranks[0]]
+    return own[place] if place < len(own) else None
+
+
+def _without_gradient(case: Case, unit: str) -> list[set[int]]:
+    """Ranks whose own gradient of a unit vanishes, in each step and in each micro-batch."""
+    try:
+        answer = oracle.answer(case)
+    except FsdpcheckError:
+        return []
+    names = shards.units(case, list(answer.trainable)).get(unit, [])
+    found = []
+    for step, wanted in enumerate(answer.steps):
+        everyone = chunks(case, step, wanted)
+        times = [[row for chunk in own for row in chunk] for own in everyone]
+        for chosen in (times, *([own[i] for own in everyone] for i in range(case.step.micro_batches))):
+            zero = {
+                rank
+                for rank, own in enumerate(chosen)
+                if not any(bool(wanted.gradients[n][own].sum(0).any()) for n in names if own)
+            }
+            found.append(zero)
+    return found

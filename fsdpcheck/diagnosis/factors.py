@@ -1,0 +1,51 @@
+"""Suspicions about clip factors [n]: from wrong norms, or from a wrong expression of right norms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fsdpcheck import oracle
+from fsdpcheck.diagnosis import norms
+from fsdpcheck.oracle import Answer
+from fsdpcheck.suspects import Suspect
+
+_EPS = (1e-6, 1e-8)  # what implementations add
+
+
+def suspected_everywhere(answer: Answer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
+    """Suspected factors [n] that are wrong alike on all ranks."""
+    yield from suspected(answer, step, None)
+    positions = norms.by_position(answer, step)
+    if positions is not None and answer.case.step.clipping not in ("none", "unclipped"):
+        yield norms.MIXED, _factors(answer, positions)
+
+
+def suspected(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Suspect, Tensor]]:
+    """(suspicion, factors [n]); those of one rank, or if None those that are alike on all."""
+    wanted, rule = answer.steps[step], answer.rule
+    if answer.case.step.clipping in ("none", "unclipped"):
+        return
+    for suspect, found in norms.suspected(answer, step, rank):
+        yield suspect, _factors(answer, found)
+    right = wanted.norms
+    for eps in sorted({0.0, *_EPS} - {rule.eps}):
+        text = f"eps = {eps:g} stands beside the norm, not {rule.eps:g}"
+        yield Suspect(f"eps {eps:g}", text), oracle.factors(right, answer.clip_norm, replace(rule, eps=eps))
+    quotient = torch.full_like(right, answer.clip_norm) / right
+    for eps in sorted({*_EPS, rule.eps} - {0.0}):
+        inside = (wanted.squared_norms.to(right.dtype) + eps).sqrt()
+        plain = replace(rule, eps=0.0)
+        found = oracle.factors(inside, answer.clip_norm, plain)
+        yield Suspect(f"eps {eps:g} inside", f"eps = {eps:g} is added to the squared norm"), found
+        yield Suspect(f"eps {eps:g} outside", f"eps = {eps:g} is added to the quotient"), (quotient + eps).clamp(max=1)
+    yield Suspect("all one", "every factor is 1: nothing is clipped"), torch.ones_like(right)
+    yield Suspect("not clamped", "factors are not clamped to 1"), quotient
+    yield Suspect("factor squared", "it is the square of the factor"), wanted.factors.square()
+
+
+def _factors(answer: Answer, found: Tensor) -> Tensor:
+    return oracle.factors(found, answer.clip_norm, answer.rule)

@@ -1,0 +1,103 @@
+"""Whether a suspicion computes what was got, up to the rounding of the suspicion itself. Never part of a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from fsdpcheck import layouts
+from fsdpcheck.case import Case
+from fsdpcheck.oracle import Named, StepAnswer
+from fsdpcheck.suspects import EXACT, WEAK, Suspect
+
+_CLOSE = 16  # units in the last place: a suspicion's rounding, not a tolerance of any verdict
+
+
+def rounding(case: Case, value: Tensor) -> Tensor:
+    """A few units in the last place of ``value``, in the case's dtype."""
+    unit = 2.0**-53 if case.arithmetic.dtype == "float64" else 2.0**-24
+    return value.double().abs() * (_CLOSE * unit)
+
+
+def fits(case: Case, got: Tensor, value: Tensor) -> bool:
+    """Whether two tensors of one shape, not empty, agree up to rounding."""
+    if value.shape != got.shape or not got.numel():
+        return False
+    return bool(((got.double() - value.double()).abs() <= rounding(case, value)).all())
+
+
+def fitting(case: Case, got: Tensor, suspected: Iterable[tuple[Suspect, Tensor]]) -> list[Suspect]:
+    """The suspicions that give ``got``."""
+    return [suspect for suspect, value in suspected if fits(case, got, value)]
+
+
+def ratios(case: Case, step: int) -> Iterator[tuple[str, float]]:
+    """(name, value) of the ratios that name a culprit, those of value 1 left out."""
+    world, micro = float(case.world_size), float(case.step.micro_batches)
+    batch = float(sum(layouts.logical_batch(case, step).values()))
+    normaliser = float(case.step.normaliser)
+    named = [
+        ("W", world), ("1/W", 1 / world), ("sqrt(W)", math.sqrt(world)), ("1/sqrt(W)", 1 / math.sqrt(world)),
+        ("W^2", world**2), ("1/W^2", world**-2), ("K", micro), ("1/K", 1 / micro), ("N", normaliser),
+        ("1/N", 1 / normaliser), ("B/N", batch / normaliser), ("N/B", normaliser / batch if batch else 1.0),
+    ]  # fmt: skip
+    sizes = set(case.local_sizes)
+    if len(sizes) == 1 and batch and 0 not in sizes:
+        local = sizes.pop()
+        named += [("B_local/B", local / batch), ("B/B_local", batch / local)]
+    if case.mesh.dp_replicate > 1:
+        replicas = float(case.mesh.dp_replicate)
+        named += [("R", replicas), ("1/R", 1 / replicas), ("sqrt(R)", math.sqrt(replicas))]
+        shards = world / replicas
+        named += [("S", shards), ("1/S", 1 / shards), ("sqrt(S)", math.sqrt(shards))]
+    yield from ((name, value) for name, value in named if value != 1)
+
+
+def by_ratio(case: Case, step: int, key: str, text: str) -> Iterator[tuple[Suspect, float]]:
+    """(suspicion, ratio); ``text`` with {} for its name and value. With one replica, what is said of W holds for S."""
+    for name, ratio in ratios(case, step):
+        suspect = Suspect(f"{key} {name}", text.format(f"{name} = {ratio:.6g}"))
+        yield suspect, ratio
+        if "W" in name and case.mesh.dp_replicate == 1:
+            yield suspect._replace(key=suspect.key.replace("W", "S")), ratio
+
+
+def chunks(case: Case, step: int, wanted: StepAnswer) -> list[list[list[int]]]:
+    """Per rank, per micro-batch, the rows (places in ``wanted.samples``) of the samples, in order."""
+    place = {sample: row for row, sample in enumerate(wanted.samples)}
+    return [[[place[sample] for sample in chunk] for chunk in own] for own in layouts.indices(case, step)]
+
+
+def rows(case: Case, step: int, wanted: StepAnswer) -> list[list[int]]:
+    """Per rank, the rows of its samples in order."""
+    return [[row for chunk in own for row in chunk] for own in chunks(case, step, wanted)]
+
+
+def singled_out(off: Sequence[float], places: Sequence[Sequence[int]], noun: str) -> Iterator[Suspect]:
+    """Whether exactly the first (or last) sample of each micro-batch is wrong, all by one relative amount.
+
+    ``off``: relative errors, 0 where right; ``places``: indices into it by micro-batch. Weak where no micro-batch has a
+    second sample that is right, or only one sample is wrong: then anything that is wrong looks so.
+    """
+    wrong = {place for place, amount in enumerate(off) if amount}
+    amounts = [off[place] for place in wrong]
+    if not wrong or any(abs(a - amounts[0]) > abs(amounts[0]) / 64 for a in amounts):
+        return
+    several = any(len(own) > 1 for own in places)
+    for which, end in (("first", 0), ("last", -1)):
+        if wrong == {own[end] for own in places if own}:
+            text = f"the {noun} of the {which} sample of each micro-batch is off by {amounts[0]:+.1e} of it"
+            strength = EXACT if several and len(wrong) > 1 else WEAK
+            yield Suspect(f"{which} of each micro-batch", text, strength)
+
+
+def mentions(names: Sequence[str]) -> str:
+    """A few names in full, of many the first."""
+    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+
+
+def differs(got: Mapping[str, Tensor], right: Named) -> list[str]:
+    """Names of the tensors that are not equal."""
+    return [name for name in right if bool((got[name] != right[name]).any())]

@@ -1,0 +1,116 @@
+"""Suspicions about per-sample norms [n]: ratios, parameters left out, ranks mixed, shards taken for the whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fsdpcheck.diagnosis import definitions, shards
+from fsdpcheck.diagnosis.fitting import by_ratio, mentions, rows
+from fsdpcheck.oracle import INSTRUMENT, Answer, StepAnswer
+from fsdpcheck.suspects import Suspect
+
+MIXED = Suspect("by position", "squared norms were summed over the ranks by position, mixing samples")
+
+
+def suspected(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Suspect, Tensor]]:
+    """(suspicion, norms [n] in the case's dtype); ``rank`` None leaves out what differs between ranks."""
+    case, wanted = answer.case, answer.steps[step]
+    for suspect, ratio in by_ratio(case, step, "norm ratio", "norms are exactly {} times the right ones"):
+        yield suspect, wanted.norms * ratio
+    yield Suspect("squared norms", "squared norms stand in for norms"), wanted.squared_norms.to(wanted.norms.dtype)
+    for suspect, squared in _squared(answer, step, rank):
+        yield suspect, squared.clamp(min=0).to(wanted.norms.dtype).sqrt()
+
+
+def by_position(answer: Answer, step: int, size: int | None = None) -> Tensor | None:
+    """Norms [n] if squared norms of samples at equal positions of the ranks were added up; None where it cannot be.
+
+    ``size``: how many neighbouring ranks add theirs up; all if None.
+    """
+    case, wanted = answer.case, answer.steps[step]
+    everyone = rows(case, step, wanted)
+    size = size or case.world_size
+    if case.world_size == 1 or case.layout.kind == "replicated" or max(wanted.multiplicity, default=0) > 1:
+        return None
+    squared = wanted.squared_norms.clone()
+    for group in (everyone[first : first + size] for first in range(0, case.world_size, size)):
+        for position in range(max(len(own) for own in group)):
+            together = [own[position] for own in group if position < len(own)]
+            squared[together] = wanted.squared_norms[together].sum()
+    return squared.to(wanted.norms.dtype).sqrt()
+
+
+def _squared(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Suspect, Tensor]]:
+    """(suspicion, squared norms [n], float64)."""
+    wanted = answer.steps[step]
+    squares = {name: value.flatten(1).square().sum(1) for name, value in wanted.gradients.items()}
+    yield from _left_out(wanted, squares)
+    yield from _cast(wanted, squares)
+    for suspect, delta in definitions.suspected(answer, step):
+        yield suspect, wanted.squared_norms + delta
+    if answer.case.world_size > 1:
+        yield from _complete_again(answer, wanted, squares)
+        if rank is not None:
+            yield from shards.own_squares(answer, step, rank)
+            for size in {answer.case.world_size, answer.case.mesh.dp_shard}:
+                mixed = by_position(answer, step, size)
+                if mixed is not None:
+                    yield MIXED, mixed.double().square()
+
+
+def _left_out(wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Suspect, Tensor]]:
+    """One parameter, or all parameters of a kind ("bias of linear layers"), missing from the norm."""
+    kinds: dict[str, list[str]] = {}
+    for name in squares:
+        kinds.setdefault(_kind(name), []).append(name)
+    biases = [name for name in squares if name.endswith(".bias")]
+    groups = [(f"left out: {kind}", names) for kind, names in kinds.items()]
+    plain = [name for name in biases if "norm" not in name]
+    groups += [("left out: linear bias", plain)] if len(plain) > 1 else []
+    groups += [("left out: all biases", biases)] if len(biases) > 1 else []
+    groups += [(f"left out: parameter {name}", [name]) for names in kinds.values() if len(names) > 1 for name in names]
+    for key, names in groups:
+        verb = "is" if len(names) == 1 else "are"
+        rest = wanted.squared_norms - torch.stack([squares[name] for name in names]).sum(0)
+        yield Suspect(key, f"{mentions(names)} {verb} left out of the norm"), rest
+
+
+def _kind(name: str) -> str:
+    """ "linear bias" of "units.0.linear3.bias"; the instrument is a kind of its own."""
+    if name == INSTRUMENT:
+        return "instrument"
+    layer, _, rest = name.removeprefix("units.").removeprefix("tail.").partition(".")
+    if layer.isdigit():
+        layer, _, rest = rest.partition(".")
+    kind = re.sub(r"[0-9]+$", "", layer)
+    return f"{'linear' if kind == 'attention' else kind} {rest.rpartition('.')[2]}"
+
+
+def _cast(wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Suspect, Tensor]]:
+    """Squares rounded to a narrower type, layer by layer or as a whole."""
+    layers: dict[str, Tensor] = {}
+    for name, square in squares.items():
+        layer = name.rpartition(".")[0]
+        layers[layer] = layers.get(layer, torch.zeros_like(square)) + square
+    for narrow in (torch.bfloat16, torch.float16, torch.float32):
+        word = str(narrow).removeprefix("torch.")
+        if narrow == wanted.norms.dtype:
+            continue
+        by_layer = sum((square.to(narrow).double() for square in layers.values()), torch.zeros(()))
+        yield Suspect(f"cast {word}", f"the layers' squared norms are rounded to {word}"), by_layer
+        whole = wanted.squared_norms.to(narrow).double()
+        yield Suspect(f"cast {word} whole", f"squared norms are rounded to {word}"), whole
+
+
+def _complete_again(answer: Answer, wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Suspect, Tensor]]:
+    """Terms that every rank has whole, summed over the ranks."""
+    for unit, names in shards.units(answer.case, list(squares)).items():
+        if len(names) == len(squares):
+            continue
+        extra = torch.stack([squares[name] for name in names]).sum(0) * (answer.case.world_size - 1)
+        text = f"terms of {unit} that are complete on every rank are counted W times: summed over the ranks"
+        yield Suspect(f"counted W times: {unit}", text), wanted.squared_norms + extra
