@@ -6,7 +6,7 @@ without a rule, a value off every grid, or a sum that takes too many bits raises
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact import surrogate_rules
@@ -104,10 +103,10 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _judged(self, func: Any, name: str, rule: Callable[..., Any], args: Any, kwargs: Any) -> list[Bound | None]:
         try:
             operand = self._traced if self.paths or name in _ADDITIONS else self._operand
-            operands = tree_map(operand, (args, kwargs))
+            operands = _mapped(operand, args)
             if name in _PRODUCTS:
-                self._factors(name, operands[0])
-            return list(rule(*operands[0], **operands[1]))
+                self._factors(name, operands)
+            return list(rule(*operands, **kwargs))
         except Inexact as reason:
             self._refuse(func, str(reason))
             raise
@@ -116,8 +115,10 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A floating-point tensor as Operand. -inf is what attention masks with, and stands for nothing."""
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
-        finite = value.detach().masked_fill(value == -torch.inf, 0.0)
-        return Operand(finite.abs(), grid_exponent(finite), value.detach(), self.precision.accumulator)
+        finite = value.detach()
+        if value.dim() and bool((value == -torch.inf).any()):
+            finite = finite.masked_fill(value == -torch.inf, 0.0)
+        return Operand(finite.abs(), grid_exponent(finite), value, self.precision.accumulator)
 
     def _traced(self, value: Any) -> Any:
         """The same, by the bound on its terms where there is one."""
@@ -152,12 +153,12 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _carry(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """A move of something with a known bound moves the bound too. What masks a gradient stays as it is."""
         moved = args[:1] if name in _MASKED else args
-        known = [value for value in tree_leaves(moved) if isinstance(value, Tensor) and id(value) in self._bounds]
+        known = self._bounds and any(id(value) in self._bounds for value in _flat(moved))
         if not known or not isinstance(result, Tensor):
             return
-        traced = tree_map(self._traced, moved)
-        exponents = [value.exponent for value in tree_leaves(traced) if isinstance(value, Operand)]
-        plain = tree_map(lambda value: value.magnitude if isinstance(value, Operand) else value, traced)
+        traced = _mapped(self._traced, moved)
+        exponents = [value.exponent for value in _flat(traced) if isinstance(value, Operand)]
+        plain = _mapped(lambda value: value.magnitude if isinstance(value, Operand) else value, traced)
         terms = func(*plain, *args[len(moved) :], **kwargs).abs()
         self._remember(result, Bound(terms, min(exponents)))
 
@@ -168,6 +169,23 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _refuse(self, func: Any, why: str) -> None:
         raise NotExact(f"{self.where}, {self.stage}: the exact domain cannot express {func}: it {why}")
+
+
+def _mapped(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
+    """``function`` of each value, and of each in a list of tensors."""
+
+    def deep(value: Any) -> Any:
+        return [function(part) for part in value] if isinstance(value, (list, tuple)) else function(value)
+
+    return [deep(value) for value in values]
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from value
+        else:
+            yield value
 
 
 def _floating(result: Any) -> bool:

@@ -8,10 +8,12 @@ from fractions import Fraction
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fsdpcheck.errors import NotExact
 
+_FRACTION = 30
 EMPTY = 1 << 20
 """Grid exponent of a tensor of zeros: zero lies on every grid. Larger than any exponent a float has."""
 
@@ -22,6 +24,10 @@ def grid_exponent(tensor: Tensor) -> int:
     Raises NotExact if an entry is not finite, since no grid holds it.
     """
     entries = tensor.detach().to(torch.float64).numpy().ravel()
+    whole = _whole(entries)
+    if whole is not None:
+        every = int(np.bitwise_or.reduce(whole)) if entries.size else 0
+        return (every & -every).bit_length() - 1 - _FRACTION if every else EMPTY
     entries = entries[entries != 0]
     if entries.size == 0:
         return EMPTY
@@ -31,6 +37,15 @@ def grid_exponent(tensor: Tensor) -> int:
     integers = np.abs(np.ldexp(mantissas, 53)).astype(np.int64)
     lowest = np.frexp((integers & -integers).astype(np.float64))[1] - 1
     return int((lowest + exponents).min()) - 53
+
+
+def _whole(entries: NDArray[np.float64]) -> NDArray[np.int64] | None:
+    """The entries as integers, times 2**30, if they are such and not too large; nearly all that occur are."""
+    scaled = entries * 2.0**_FRACTION
+    if not (np.abs(scaled) < 2.0**62).all():  # NaN neither
+        return None
+    whole = scaled.astype(np.int64)
+    return whole if (whole == scaled).all() else None
 
 
 def bits(bound: float, exponent: int) -> int:
