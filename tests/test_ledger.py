@@ -38,6 +38,9 @@ FINDING = Finding(
 )
 
 
+CENSUS = {"W=1": 12, "tier exact": 9, "tier any C": 3}
+
+
 def plain(text: str, colour: str) -> str:
     return text
 
@@ -48,7 +51,7 @@ def ledger() -> Ledger:
     laws = ["a.holds", "norms.sum", "c.reserved", "d.unreached"]
     ledger.take({"event": "plan", "laws": laws, "guarantees": {}, "versions": {"torch": "2"}, "installs": ["x:y"]})
     for verdict in (
-        Verdict("a.holds", "opacus", "holds", cases=12, rejected=3, seconds=1.5, census={"W=1": 12, "tier exact": 9, "tier any C": 3}),
+        Verdict("a.holds", "opacus", "holds", cases=12, rejected=3, seconds=1.5, census=CENSUS),
         Verdict("norms.sum", "opacus", "finding", cases=2, finding=FINDING, exit_code=1),
         Verdict("c.reserved", "opacus", "not promised", reason="no promise 'plain': cannot"),
     ):
@@ -60,7 +63,7 @@ def ledger() -> Ledger:
 
 def test_verdicts_go_through_json_unchanged(ledger: Ledger) -> None:
     assert ledger.verdicts["norms.sum", "opacus"].finding == FINDING
-    assert ledger.verdicts["a.holds", "opacus"].census == {"W=1": 12, "tier exact": 9, "tier any C": 3}
+    assert ledger.verdicts["a.holds", "opacus"].census == CENSUS
 
 
 def test_a_confirmation_reaches_its_finding(ledger: Ledger) -> None:
