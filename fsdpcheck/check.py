@@ -20,7 +20,7 @@ from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckErr
 from fsdpcheck.evidence import CASES, DIAGNOSED, Evidence
 from fsdpcheck.hypothesis_private import without_local_constants, without_mutations
 from fsdpcheck.plan import PROFILES, WORLD_SIZES
-from fsdpcheck.replay import Token, encode
+from fsdpcheck.replay import Token, command, encode
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Finding, Verdict
 
@@ -218,7 +218,8 @@ class _Check:
     def _flaky(self, found: Finding) -> Verdict:
         reason = (
             f"the law broke and then held on the same case, so the run is not deterministic ({found.what});"
-            f" state that outlives a case in the adapter, or an error of fsdpcheck: fsdpcheck replay '{found.token}'"
+            " state that outlives a case in the adapter, or an error of fsdpcheck; replay with: "
+            + command(found.token, found.adapter, self.run.installs)
         )
         return replace(self._held, status="error", reason=reason, exit_code=INTERNAL)
 
@@ -236,7 +237,8 @@ class _Check:
             reason = "".join(traceback.format_exception(error)).rstrip()
         if case is not None:
             token = encode(Token(self.law.name, self.run.adapter_ref, case, self.run.installs))
-            reason += f"\nin case {case.describe()}\nreplay with: fsdpcheck replay '{token}'"
+            again = command(token, self.run.adapter_ref, self.run.installs)
+            reason += f"\nin case {case.describe()}\nreplay with: {again}"
         return replace(self._held, status="error", reason=reason, exit_code=getattr(error, "exit_code", INTERNAL))
 
 

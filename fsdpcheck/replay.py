@@ -13,9 +13,10 @@ import base64
 import binascii
 import json
 import re
+import shlex
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -79,6 +80,16 @@ def encode(token: Token) -> str:
     packed = deflate.compress(json.dumps(data, separators=(",", ":"), sort_keys=True).encode()) + deflate.flush()
     body = _HEADER.pack(len(packed), zlib.crc32(packed)) + packed
     return f"v{VERSION}:{base64.urlsafe_b64encode(body).decode().rstrip('=')}"
+
+
+def command(token: str, adapter: str, installs: Iterable[str] = ()) -> str:
+    """The command line that runs a token's case again; it repeats whatever a token alone may not import."""
+    parts = ["fsdpcheck", "replay", f"'{token}'"]
+    if not adapters.is_builtin(adapter):
+        parts += ["--adapter", shlex.quote(adapter)]
+    for name in installs:
+        parts += [] if name.startswith(FAULTS) else ["--install", shlex.quote(name)]
+    return " ".join(parts)
 
 
 def decode(text: str) -> Token:

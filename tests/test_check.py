@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,6 +179,18 @@ def test_what_is_no_violation_is_an_error_and_not_made_smaller(run: Run, error: 
     assert (verdict.status, verdict.exit_code, len(calls)) == ("error", code, 1)
     assert str(error) in verdict.reason
     assert "replay with: fsdpcheck replay 'v2:" in verdict.reason
+
+
+def test_the_replay_line_of_an_error_repeats_what_a_token_may_not_import(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("from fsdpcheck.adapters.fully_shard import FullyShard as Mine\n")
+    run = Run(FakeEngine(), f"{file}:Mine", installs=("own.module:plant",))
+
+    def body(case: Case, run: Run) -> None:
+        raise ZeroDivisionError("oops")
+
+    line = check_law(a_law(body), run).reason.splitlines()[-1]
+    assert line.endswith(f"' --adapter {file}:Mine --install own.module:plant")
 
 
 @pytest.mark.parametrize(("kind", "code"), [("adapter", 2), ("no progress", 4)])

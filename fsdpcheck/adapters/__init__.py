@@ -156,7 +156,24 @@ def _validated(ref: str, found: Any) -> Adapter:
     _known(ref, "promises", adapter.features.promises, get_args(Promise))
     _known(ref, "accepts", adapter.features.accepts, get_args(Trait))
     _known(ref, "observables", adapter.features.observables, get_args(Observable))
+    _one_copy(ref, adapter)
     return adapter
+
+
+def _one_copy(ref: str, adapter: Adapter) -> None:
+    """An adapter's file is a module under a name of its own; by its file's name it would be imported a second time.
+
+    What ranks swap then would be the globals of that second copy, which nothing reads.
+    """
+    home = sys.modules.get(type(adapter).__module__)
+    for dotted in adapter.features.rank_local:
+        module = dotted.partition(":")[0]
+        if home is not None and home.__name__ != module and Path(str(getattr(home, "__file__", ""))).stem == module:
+            raise AdapterError(
+                f"adapter {ref!r}: Features.rank_local names another copy of the adapter's own file\n"
+                f"  got     {dotted!r}, which is not the module that runs: {home.__name__}\n"
+                f"  wanted  a name that follows the module: f\"{{__name__}}:{dotted.partition(':')[2]}\""
+            )
 
 
 def _known(ref: str, field: str, words: Collection[str], known: Collection[str]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from fsdpcheck import adapters
-from fsdpcheck.replay import FAULTS
+from fsdpcheck.replay import command
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.verdict import Finding, Verdict
 
@@ -38,13 +36,8 @@ def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[s
 
 
 def replay_command(finding: Finding, installs: Iterable[str] = ()) -> str:
-    """The command that runs the finding's case again; it repeats whatever a token alone may not import."""
-    parts = ["fsdpcheck", "replay", f"'{finding.token}'"]
-    if not adapters.is_builtin(finding.adapter):
-        parts += ["--adapter", shlex.quote(finding.adapter)]
-    for name in installs:
-        parts += [] if name.startswith(FAULTS) else ["--install", shlex.quote(name)]
-    return " ".join(parts)
+    """The command that runs the finding's case again."""
+    return command(finding.token, finding.adapter, installs)
 
 
 def trouble(verdict: Verdict) -> str:

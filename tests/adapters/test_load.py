@@ -160,3 +160,18 @@ def test_the_adapter_of_the_readme_holds_what_it_promises(tmp_path: Path) -> Non
         run = Run(engine, f"{tmp_path / 'train_adapter.py'}:adapter")
         verdict = check_law(law.chapters()["training.plain"], run, world_sizes=(1, 2))
     assert (verdict.status, verdict.reason) == ("holds", "")
+
+
+@pytest.mark.parametrize(("module", "accepted"), [('"counting"', False), ("__name__", True)])
+def test_a_global_of_a_second_copy_of_the_file_is_refused(tmp_path: Path, module: str, accepted: bool) -> None:
+    path = tmp_path / "counting.py"
+    path.write_text(
+        "from fsdpcheck.adapters._base import Features\nCOUNT = 0\n\nclass Mine:\n    name = 'counting'\n"
+        f"    features = Features(frozenset(), rank_local=({module} + ':COUNT',))\n"
+        "    def build(self, model, setup): ...\n"
+    )
+    if accepted:
+        assert adapters.load(f"{path}:Mine").features.rank_local[0].endswith(":COUNT")
+    else:
+        with pytest.raises(AdapterError, match=r'wanted  a name that follows the module: f"\{__name__\}:COUNT"'):
+            adapters.load(f"{path}:Mine")
