@@ -146,7 +146,7 @@ def _describe_ranks(case: Case) -> str:
     sizes = "+".join(map(str, case.local_sizes))
     chunks = f", in {step.micro_batches} micro-batches, gradients reduced " if step.micro_batches > 1 else ""
     chunks += ("after each" if step.sync_every else "after the last") if chunks else ""
-    return f"ranks: W = {case.world_size}{axes}{kept}; batch of {layout.batch_size}, {how} as {sizes}{chunks}"
+    return f"ranks: W = {case.world_size}{axes}{kept}; a batch of {layout.batch_size} samples, {how} as {sizes}{chunks}"
 
 
 def _describe_step(case: Case) -> str:
@@ -163,7 +163,7 @@ def _describe_step(case: Case) -> str:
     rule += ", halved after each step" if optimizer.schedule == "halving" else ""
     rule += ", its state saved and loaded after each step" if step.resume else ""
     count = f"{step.steps} step" + "s" * (step.steps > 1)
-    return f"step: {count}, {what}; {step.loss} loss, {step.reduction}, N = {step.normaliser}; {rule}"
+    return f"step: {count}, {what}; {step.loss} loss, {step.reduction} over samples, normaliser {step.normaliser}; {rule}"
 
 
 def _describe_numbers(case: Case) -> str:

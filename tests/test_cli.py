@@ -177,7 +177,7 @@ def test_a_finding_is_the_smallest_case_in_words(session: tuple[int, str, str, d
     finding = _verdict(session, "toy.small")["finding"]
     assert (finding["got"], finding["case"]["layout"]["batch_size"]) == ("4", 4)
     assert finding["case"]["mesh"]["dp_shard"] == 1
-    for text in ("No batch is larger than three samples.", "W = 1; batch of 4", "at most 3", "probably: its size"):
+    for text in ("No batch is larger than three samples.", "W = 1; a batch of 4 samples", "at most 3", "probably: its size"):
         assert text in session[1]
     assert f"replay with: fsdpcheck replay '{finding['token']}' --adapter" in session[1]
     assert "confirmed on gloo: not tried (--no-confirm)" in session[1]
