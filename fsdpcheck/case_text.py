@@ -163,7 +163,8 @@ def _describe_step(case: Case) -> str:
     rule += ", halved after each step" if optimizer.schedule == "halving" else ""
     rule += ", its state saved and loaded after each step" if step.resume else ""
     count = f"{step.steps} step" + "s" * (step.steps > 1)
-    return f"step: {count}, {what}; {step.loss} loss, {step.reduction} over samples, normaliser {step.normaliser}; {rule}"
+    loss = f"{step.loss} loss, {step.reduction} over samples, normaliser {step.normaliser}"
+    return f"step: {count}, {what}; {loss}; {rule}"
 
 
 def _describe_numbers(case: Case) -> str:

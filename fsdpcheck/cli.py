@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from fsdpcheck import __version__, adapters
+from fsdpcheck.case import Trait
 from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
 from fsdpcheck.ledger import INTERRUPTED, Ledger
-from fsdpcheck.plan import PROFILES, WORLD_SIZES, Plan, parse_world_sizes
+from fsdpcheck.plan import PROFILES, WORLD_SIZES, Plan, parse_traits, parse_world_sizes
 from fsdpcheck.power import command as power_command
 from fsdpcheck.report import colour, document, ending, finding
 from fsdpcheck.report.progress import progress
 from fsdpcheck.supervise import Listen, replayed, supervise
 
 _HINTS = {"processes": "processes", "torchrun": "processes"}  # engine of a token -> the one that replays it
+
+_LISTED = ("adapters", "laws", "faults", "engines", "traits")
 
 _EPILOG = """exit codes:
   0 every promised law holds   1 a finding   2 usage or adapter error   3 internal error   4 no progress
@@ -32,7 +35,9 @@ _RUN_EPILOG = """examples:
   fsdpcheck run --adapter fully_shard --law 'norms.*'  one adapter, one chapter
   fsdpcheck run --adapter train.py:MyAdapter           your own (see README.md: an adapter is one file)
   fsdpcheck run --world-size 2,4 --profile ci --json report.json
-  torchrun --nproc-per-node 4 -m fsdpcheck run         real ranks, world size 4
+  fsdpcheck run --adapter opacus --avoid padding_idx   around a known defect; `fsdpcheck list traits` names all
+  torchrun --nproc-per-node 4 -m fsdpcheck run         real ranks, world size 4; torchrun itself exits with 1
+                                                       whenever a rank's exit code is not 0
 """
 
 _REPLAY_EPILOG = """examples:
@@ -93,6 +98,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument("--profile", choices=tuple(PROFILES), default="quick", help=f"cases a law: {_profiles()}")
     run.add_argument("--json", type=Path, metavar="FILE", help="write the whole session as JSON, after Ctrl-C too")
     several("--install", metavar="NAME", help="plant a fault, by name or as pkg.mod:attr; repeatable")
+    run.add_argument("--avoid", type=_traits, default=(), metavar="TRAITS", help="draw no such case: tied,frozen")
     run.add_argument("--seed", type=int, default=0, metavar="N", help="draw other cases than everybody's (0)")
     run.add_argument("--no-confirm", action="store_true", help="do not run findings again on real gloo processes")
     run.add_argument("--budget", type=_seconds, metavar="SECONDS", help="draw no further case after so many seconds")
@@ -114,9 +120,9 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    listing = commands.add_parser("list", help="what there is: adapters, laws, faults, engines")
+    listing = commands.add_parser("list", help="what there is: adapters, laws, faults, engines, traits")
     listing.set_defaults(command=_list)
-    listing.add_argument("what", nargs="?", choices=("adapters", "laws", "faults", "engines"), help="default: all")
+    listing.add_argument("what", nargs="?", choices=_LISTED, help="default: all")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -130,6 +136,7 @@ def _run(options: argparse.Namespace) -> int:
         seed=options.seed,
         budget=options.budget,
         confirm=not options.no_confirm,
+        avoid=options.avoid,
     )
     journal = document.Journal(options.json) if options.json else None
     shown = progress()
@@ -188,7 +195,7 @@ def _replay(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from fsdpcheck.report import listing
 
-    wanted = [options.what] if options.what else ["adapters", "laws", "faults", "engines"]
+    wanted = [options.what] if options.what else list(_LISTED)
     print("\n\n".join(listing.text(what, heading=not options.what) for what in wanted))
     return 0
 
@@ -196,6 +203,13 @@ def _list(options: argparse.Namespace) -> int:
 def _world_sizes(text: str) -> tuple[int, ...]:
     try:
         return parse_world_sizes(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _traits(text: str) -> tuple[Trait, ...]:
+    try:
+        return parse_traits(text)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

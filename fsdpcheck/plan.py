@@ -6,8 +6,9 @@ import dataclasses
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from fsdpcheck.case import Trait
 from fsdpcheck.case_rules import MAX_WORLD_SIZE
 from fsdpcheck.errors import UsageError
 
@@ -24,6 +25,7 @@ class Plan:
     ``adapters``: references (see adapters.load). ``laws``: globs over law names. ``installs``: dotted names put in
     place in every run. ``seed`` 0 is the set of cases everybody sees; another explores elsewhere. ``budget``: seconds
     after which no further case is drawn, or None. ``confirm``: run each minimal case again on real gloo processes.
+    ``avoid``: traits of cases that are not drawn, whatever the adapters accept.
     """
 
     adapters: tuple[str, ...]
@@ -35,6 +37,7 @@ class Plan:
     seed: int = 0
     budget: float | None = None
     confirm: bool = True
+    avoid: tuple[Trait, ...] = ()
 
     def to_json(self) -> str:
         """One line of JSON; ``from_json`` is its inverse."""
@@ -59,3 +62,12 @@ def parse_world_sizes(text: str) -> tuple[int, ...]:
             raise UsageError(f"world size {text!r}: wanted 1 <= first <= last <= {MAX_WORLD_SIZE}, got {first}-{last}")
         sizes.update(range(first, last + 1))
     return tuple(sorted(sizes))
+
+
+def parse_traits(text: str) -> tuple[Trait, ...]:
+    """("tied", "frozen") from "tied,frozen". Raises UsageError for a trait that nobody knows."""
+    known: tuple[Trait, ...] = get_args(Trait)
+    wanted = [part.strip() for part in text.split(",")]
+    if unknown := [part for part in wanted if part not in known]:
+        raise UsageError(f"there is no trait {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+    return tuple(trait for trait in known if trait in wanted)

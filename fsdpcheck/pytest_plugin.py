@@ -18,7 +18,7 @@ import pytest
 
 from fsdpcheck import adapters, engines
 from fsdpcheck.errors import FsdpcheckError
-from fsdpcheck.plan import PROFILES, Plan, parse_world_sizes
+from fsdpcheck.plan import PROFILES, Plan, parse_traits, parse_world_sizes
 from fsdpcheck.report import colour, finding
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="check this implementation: a built-in name, pkg.mod:attr or file.py:attr (repeatable)",
     )
+    group.addoption("--fsdpcheck-avoid", default="", metavar="TRAITS", help="draw no such case: tied,frozen")
     group.addoption("--fsdpcheck-engine", choices=("simulated", "processes"), default="simulated")
     group.addoption("--fsdpcheck-profile", choices=tuple(PROFILES), default="quick")
     group.addoption("--fsdpcheck-world-size", default="1-5", metavar="1-5", help="3, 1-5 or 2,4")
@@ -50,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     asked = tuple(dict.fromkeys(config.getoption("--fsdpcheck-adapter")))
     try:
         sizes = parse_world_sizes(config.getoption("--fsdpcheck-world-size"))
+        named = config.getoption("--fsdpcheck-avoid")
+        avoid = parse_traits(named) if named else ()
         for ref in asked:  # imports torch, which is right where somebody names an adapter
             adapters.load(ref)
     except FsdpcheckError as error:
@@ -59,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
         engine=config.getoption("--fsdpcheck-engine"),
         world_sizes=sizes,
         profile=config.getoption("--fsdpcheck-profile"),
+        avoid=avoid,
     )
     config.stash[_ACCOUNT] = _Account()
     config.pluginmanager.register(_Accountant(config.stash[_ACCOUNT]))
@@ -84,7 +88,8 @@ def run(request: pytest.FixtureRequest, _fsdpcheck_engine: Any) -> Run:
     """One implementation under test on the session's engine; a law runs once for each --fsdpcheck-adapter."""
     from fsdpcheck.runner import Run
 
-    return Run(_fsdpcheck_engine, getattr(request, "param", request.config.stash[_PLAN].adapters[0]))
+    plan = request.config.stash[_PLAN]
+    return Run(_fsdpcheck_engine, getattr(request, "param", plan.adapters[0]), avoid=frozenset(plan.avoid))
 
 
 @pytest.hookimpl(tryfirst=True)

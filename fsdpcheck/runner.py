@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from fsdpcheck import adapters, models, oracle, proof, tiers
-from fsdpcheck.adapters._base import Adapter, FactorRule, Features
+from fsdpcheck.adapters._base import Adapter, FactorRule, Features, Trait
 from fsdpcheck.case import Case
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import AdapterError, NoProgress, NotSupported, UsageError
@@ -32,6 +32,8 @@ class Run:
     installs: tuple[str, ...] = ()
     observe: frozenset[Observable] = frozenset({"params"})
     schedule: SchedulePolicy = "forward"
+    avoid: frozenset[Trait] = frozenset()
+    """Traits that no case may demand although the adapter accepts them: ways around known defects."""
     last: list[Execution] = field(default_factory=list, compare=False, repr=False)
     """The newest execution, alone; what a finding says about failures is read from it."""
 
@@ -95,7 +97,9 @@ class Run:
 
     @property
     def features(self) -> Features:
-        return self.adapter.features
+        """The adapter's, without the traits to avoid."""
+        features = self.adapter.features
+        return replace(features, accepts=features.accepts - self.avoid) if self.avoid else features
 
     @property
     def failure(self) -> Failure | None:

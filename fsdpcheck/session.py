@@ -50,7 +50,9 @@ def run_session(plan: Plan, emit: Emit, done: Collection[tuple[str, str]] = (), 
         confirm = _Confirmation(stack, plan, used)
         deadline = None if plan.budget is None else time.monotonic() + plan.budget
         for ref in plan.adapters:
-            _one_adapter(plan, Run(used, ref, plan.installs), laws, done, emit, confirm, deadline)
+            _one_adapter(
+                plan, Run(used, ref, plan.installs, avoid=frozenset(plan.avoid)), laws, done, emit, confirm, deadline
+            )
 
 
 def replayed(token: replay.Token, engine_name: str, budget: float | None = None) -> Verdict:

@@ -26,7 +26,7 @@ _SOURCES = str(Path(fsdpcheck.__file__).parent.parent)
 
 OPTIONS = {
     "run": {
-        "--adapter", "--budget", "--engine", "--help", "--install", "--json", "--law", "--no-confirm", "--profile",
+        "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--json", "--law", "--no-confirm", "--profile",
         "--seed", "--world-size", "-h",
     },
     "replay": {"--adapter", "--budget", "--engine", "--help", "--install", "-h", "TOKEN|FILE"},
@@ -81,6 +81,7 @@ def test_help_ends_well_and_shows_an_example_or_the_codes(
         (["run", "--world-size", "0"], "wanted 1 <= first <= last <= 64, got 0-0"),
         (["run", "--world-size", "3-1"], "got 3-1"),
         (["run", "--world-size", "two"], "wanted a number, a range or a list"),
+        (["run", "--avoid", "tied,frosen"], "there is no trait 'frosen'; known: bias, "),
         (["run", "--budget", "-1"], "wanted a number of seconds above 0"),
         (["run", "--profile", "thorough"], "invalid choice: 'thorough'"),
         (["run", "--engine", "quantum"], "invalid choice: 'quantum'"),
@@ -177,7 +178,12 @@ def test_a_finding_is_the_smallest_case_in_words(session: tuple[int, str, str, d
     finding = _verdict(session, "toy.small")["finding"]
     assert (finding["got"], finding["case"]["layout"]["batch_size"]) == ("4", 4)
     assert finding["case"]["mesh"]["dp_shard"] == 1
-    for text in ("No batch is larger than three samples.", "W = 1; a batch of 4 samples", "at most 3", "probably: its size"):
+    for text in (
+        "No batch is larger than three samples.",
+        "W = 1; a batch of 4 samples",
+        "at most 3",
+        "probably: its size",
+    ):
         assert text in session[1]
     assert f"replay with: fsdpcheck replay '{finding['token']}' --adapter" in session[1]
     assert "confirmed on gloo: not tried (--no-confirm)" in session[1]
@@ -289,3 +295,22 @@ def test_the_main_job_is_every_adapter_without_an_extra() -> None:
 def test_list_names_what_there_is(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", what]) == 0
     assert capsys.readouterr().out.strip()
+
+
+def test_traits_to_avoid_are_in_no_case_and_in_the_report(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    avoided = ["--avoid", "ragged,empty-rank,micro-batches"]
+    arguments = ["run", "--adapter", "reference", "--law", "training.plain", "--world-size", "2", "--json", str(report)]
+    assert cli.main([*arguments, *avoided]) == 0
+    data = json.loads(report.read_text())
+    assert data["plan"]["avoid"] == ["ragged", "empty-rank", "micro-batches"]
+    (verdict,) = data["verdicts"]
+    assert verdict["cases"] > 0
+    assert not {"ragged", "empty-rank", "micro-batches"} & verdict["census"].keys()
+
+
+def test_traits_are_listed_with_who_accepts_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "traits"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "fully_shard" in lines["tied"]
+    assert "fully_shard" not in lines["tied-private"]

@@ -172,7 +172,7 @@ def _one_copy(ref: str, adapter: Adapter) -> None:
             raise AdapterError(
                 f"adapter {ref!r}: Features.rank_local names another copy of the adapter's own file\n"
                 f"  got     {dotted!r}, which is not the module that runs: {home.__name__}\n"
-                f"  wanted  a name that follows the module: f\"{{__name__}}:{dotted.partition(':')[2]}\""
+                f'  wanted  a name that follows the module: f"{{__name__}}:{dotted.partition(":")[2]}"'
             )
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from fsdpcheck import adapters, engines
+from fsdpcheck.case import Trait
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.report.table import aligned
 
 
 def text(what: str, heading: bool) -> str:
-    """The list of adapters, laws, faults or engines; ``heading`` puts its name above it."""
-    lines = {"adapters": _adapters, "laws": _laws, "faults": _faults, "engines": _engines}[what]()
+    """The list of adapters, laws, faults, engines or traits; ``heading`` puts its name above it."""
+    lines = {"adapters": _adapters, "laws": _laws, "faults": _faults, "engines": _engines, "traits": _traits}[what]()
     return f"{what}:\n{lines}" if heading else lines
 
 
@@ -42,6 +45,12 @@ def _faults() -> str:
 
 def _engines() -> str:
     return "\n".join(engines.names())
+
+
+def _traits() -> str:
+    accepted = {name: adapters.load(name).features.accepts for name in adapters.default_names()}
+    rows = [(trait, ", ".join(n for n, traits in accepted.items() if trait in traits)) for trait in get_args(Trait)]
+    return _columns([("trait", "accepted by"), *((trait, names or "-") for trait, names in rows)])
 
 
 def _columns(rows: list[tuple[str, ...]]) -> str:
