@@ -420,7 +420,7 @@ def test_words_say_what_a_person_needs_to_know() -> None:
         "units of 2, 1 layers, 1 left to the root",
         "W = 3, parameters kept unsharded after forward",
         "a batch of 5 samples, ragged as 0+4+1, in 2 micro-batches, gradients reduced after the last",
-        "2 steps, plain training; hinge loss, sum over samples, normaliser 6; sgd lr=0.25 momentum=0.5 weight_decay=0.25",
+        "2 steps, plain training; hinge loss, sum over samples, normaliser 6; sgd lr=0.25 momentum=0.5",
         "float32, integers, weights in +-2, inputs in +-3, projected to integers",
     ):
         assert part in words

@@ -26,8 +26,8 @@ _SOURCES = str(Path(fsdpcheck.__file__).parent.parent)
 
 OPTIONS = {
     "run": {
-        "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--json", "--law", "--no-confirm", "--profile",
-        "--seed", "--world-size", "-h",
+        "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--json", "--law", "--no-confirm",
+        "--profile", "--seed", "--world-size", "-h",
     },
     "replay": {"--adapter", "--budget", "--engine", "--help", "--install", "-h", "TOKEN|FILE"},
     "power": {"--adapter", "--cases", "--family", "--help", "--json", "--world-size", "-h"},

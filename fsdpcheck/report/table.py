@@ -47,7 +47,7 @@ def aligned(rows: Sequence[Sequence[str]], paint: Paint, right: Container[int] =
         ]
         if number == 0:
             cells = [paint(cell, "bold") for cell in cells]
-        elif row[2] in _COLOURS:
+        elif len(row) > 2 and row[2] in _COLOURS:
             cells[2] = paint(cells[2], _COLOURS[row[2]])
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
