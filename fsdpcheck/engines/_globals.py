@@ -83,17 +83,25 @@ class RankGlobals:
     def __init__(self, world_size: int, extra: Sequence[str] = ()) -> None:
         self._swaps = [*_swaps(), *(_module_global(dotted) for dotted in extra)]
         self._outside, self._outside_environment = self._read(), _read(_RANK_ENVIRONMENT + _WORLD_ENVIRONMENT)
-        self._names = [str(rank) for rank in range(world_size)]
+        self._now: list[Any] | None = None
+        self._environment = [
+            [(os.fsencode(name), os.fsencode(str(rank))) for name in _RANK_ENVIRONMENT]
+            for rank in range(world_size)
+        ]
         _write(_WORLD_ENVIRONMENT, ("0", str(world_size), str(world_size), "127.0.0.1", "0"))
         self._saved = [self._fresh(rank) for rank in range(world_size)]
 
     def leave(self, rank: int) -> None:
-        self._saved[rank] = self._read()
+        self._saved[rank] = self._now = self._read()
 
     def enter(self, rank: int) -> None:
-        self._put_back(self._saved[rank])
-        for name in _RANK_ENVIRONMENT:  # always as torchrun sets them: to read them first would cost more
-            os.environ[name] = self._names[rank]
+        """Put back what the rank had. What stands there now was read a moment ago, when the rank before it left."""
+        now, self._now = self._now or self._read(), None
+        for swap, there, wanted in zip(self._swaps, now, self._saved[rank], strict=True):
+            if there is not wanted and (swap.mutable or not swap.cheap or there != wanted):
+                swap.write(wanted)
+        for key, value in self._environment[rank]:
+            _putenv(key, value)
 
     def restore(self) -> None:
         """Put back what the process had before the run."""
@@ -161,6 +169,19 @@ def _module_global(dotted: str) -> Swap:
 
 def _read(names: tuple[str, ...]) -> tuple[str | None, ...]:
     return tuple(os.environ.get(name) for name in names)
+
+
+def _putenv(key: bytes, value: bytes) -> None:
+    """``os.environ[key] = value`` of names that are encoded once instead of at each hand-over."""
+    if _ENCODED is None:
+        os.environ[os.fsdecode(key)] = os.fsdecode(value)
+    else:
+        os.putenv(key, value)
+        _ENCODED[key] = value
+
+
+_ENCODED: dict[bytes, bytes] | None = getattr(os.environ, "_data", None) if os.name == "posix" else None
+"""What stands behind os.environ in CPython: encoded names and values."""
 
 
 def _write(names: tuple[str, ...], values: tuple[str | None, ...]) -> None:
