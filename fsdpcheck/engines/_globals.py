@@ -85,8 +85,7 @@ class RankGlobals:
         self._outside, self._outside_environment = self._read(), _read(_RANK_ENVIRONMENT + _WORLD_ENVIRONMENT)
         self._now: list[Any] | None = None
         self._environment = [
-            [(os.fsencode(name), os.fsencode(str(rank))) for name in _RANK_ENVIRONMENT]
-            for rank in range(world_size)
+            [(os.fsencode(name), os.fsencode(str(rank))) for name in _RANK_ENVIRONMENT] for rank in range(world_size)
         ]
         _write(_WORLD_ENVIRONMENT, ("0", str(world_size), str(world_size), "127.0.0.1", "0"))
         self._saved = [self._fresh(rank) for rank in range(world_size)]

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from . import _terms
+
 LAYER = nn.Embedding
 
 
@@ -46,6 +48,17 @@ def per_sample_gradient(module: nn.Embedding, activations: Tensor, backprops: Te
     flat = g_BTp.new_zeros(samples * rows, g_BTp.shape[2])
     flat.index_add_(0, pair_number(tokens_BT, rows), g_BTp.flatten(0, 1))
     return {"weight": flat.view(samples, rows, g_BTp.shape[2])}
+
+
+def weighted_gradient(
+    module: nn.Embedding, activations: Tensor, backprops: Tensor, weights_B: Tensor
+) -> dict[str, Tensor]:
+    """{"weight": [vocabulary, p]} if it is trainable."""
+    if not module.weight.requires_grad:
+        return {}
+    tokens_BT, g_BTp = _as_sequence(module, activations, _terms.scaled(backprops, weights_B))
+    whole = g_BTp.new_zeros(module.num_embeddings, g_BTp.shape[2])
+    return {"weight": whole.index_add_(0, tokens_BT.flatten(), g_BTp.flatten(0, 1))}
 
 
 def pair_of_each_position(tokens_BT: Tensor, rows: int) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from . import _terms
+
 LAYER = nn.Linear
 
 
@@ -39,6 +41,20 @@ def per_sample_gradient(module: nn.Linear, activations: Tensor, backprops: Tenso
         gradients["weight"] = g_BTp.transpose(1, 2) @ a_BTd
     if module.bias is not None and module.bias.requires_grad:
         gradients["bias"] = g_BTp.sum(1)
+    return gradients
+
+
+def weighted_gradient(
+    module: nn.Linear, activations: Tensor, backprops: Tensor, weights_B: Tensor
+) -> dict[str, Tensor]:
+    """{"weight": [p, d], "bias": [p]}, trainable ones only: one matrix product over samples and positions together."""
+    a_Nd = _as_sequence(activations).flatten(0, 1)
+    g_Np = _as_sequence(_terms.scaled(backprops, weights_B)).flatten(0, 1)
+    gradients = {}
+    if module.weight.requires_grad:
+        gradients["weight"] = g_Np.t() @ a_Nd
+    if module.bias is not None and module.bias.requires_grad:
+        gradients["bias"] = g_Np.sum(0)
     return gradients
 
 

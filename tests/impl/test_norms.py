@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fsdpcheck.impl import norms
-from fsdpcheck.impl.norms import embedding, layer_norm, linear
+from fsdpcheck.impl.norms import conv, embedding, embedding_bag, layer_norm, linear
 
 
 def integers(*shape: int, seed: int = 0, bound: int = 3) -> Tensor:
@@ -38,6 +41,11 @@ def assert_rule_agrees(module: nn.Module, inputs: Tensor, backprops: Tensor) -> 
         assert torch.equal(got[name], gradient), name
     squared = sum((g.flatten(1).square().sum(1) for g in wanted.values()), torch.zeros(len(inputs)).double())
     assert torch.equal(rule.squared_norm(module, inputs, backprops), squared)
+    weights = 2.0 ** integers(len(inputs), seed=99) * (integers(len(inputs), seed=98) > -2)
+    weighted = rule.weighted_gradient(module, inputs, backprops, weights)
+    assert set(weighted) == set(wanted)
+    for name, gradient in wanted.items():
+        assert torch.equal(weighted[name], torch.tensordot(weights, gradient, dims=1)), name
 
 
 @pytest.mark.parametrize("shape", [(4,), (1,), (3, 4), (2, 3, 4), (0, 4)])
@@ -81,12 +89,151 @@ def test_layer_norm(frozen: str, positions: tuple[int, ...]) -> None:
     assert_rule_agrees(module, signs, integers(5, *positions, 4, seed=8))
 
 
+CONVOLUTIONS: dict[str, tuple[type[nn.Module], tuple[int, ...], dict[str, Any]]] = {
+    "plain": (nn.Conv1d, (5,), {}),
+    "stride leaves a rest": (nn.Conv1d, (8,), {"stride": 3}),
+    "padding": (nn.Conv2d, (3, 4), {"padding": (1, 2), "stride": (2, 1)}),
+    "dilation": (nn.Conv2d, (5, 6), {"dilation": (2, 1)}),
+    "groups": (nn.Conv1d, (4,), {"groups": 2}),
+    "depthwise": (nn.Conv2d, (3, 3), {"groups": 4}),
+    "volume": (nn.Conv3d, (2, 3, 2), {"padding": 1, "groups": 2, "stride": (1, 2, 1)}),
+    "same": (nn.Conv2d, (3, 4), {"padding": "same", "dilation": (1, 3)}),
+    "same, even kernel": (nn.Conv1d, (4,), {"padding": "same", "kernel": 2, "groups": 2}),
+    "valid": (nn.Conv1d, (4,), {"padding": "valid"}),
+    "reflect": (nn.Conv1d, (4,), {"padding": 2, "padding_mode": "reflect"}),
+    "replicate": (nn.Conv3d, (2, 2, 3), {"padding": (1, 0, 2), "padding_mode": "replicate"}),
+    "circular": (nn.Conv2d, (3, 4), {"padding": (2, 1), "padding_mode": "circular"}),
+    "one position": (nn.Conv2d, (2, 2), {"groups": 2}),
+    "kernel 1": (nn.Conv2d, (3, 2), {"kernel": 1}),
+}
+"""(type, spatial directions of the input, options beyond 4 channels to 8 and a kernel of 2, or 3 where it is odd)."""
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("frozen", ["", "weight", "bias"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name: str, frozen: str) -> None:
+    kind, directions, options = CONVOLUTIONS[name]
+    module = kind(4, 8, options.get("kernel", 2), **{k: v for k, v in options.items() if k != "kernel"}).double()
+    for parameter_name, parameter in module.named_parameters():
+        parameter.requires_grad_(parameter_name != frozen)
+    inputs = integers(5, 4, *directions, seed=9)
+    assert_rule_agrees(module, inputs, integers(*module(inputs).shape, seed=10))
+
+
+def test_both_forms_of_a_convolution_are_chosen_and_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, inputs = nn.Conv2d(4, 6, 2, groups=2).double(), integers(5, 4, 3, 3, seed=11)
+    backprops = integers(5, 6, 2, 2, seed=12)
+    found = []
+    for chosen in (True, False):
+        monkeypatch.setattr(linear, "prefers_gram", lambda T, d, p, chosen=chosen: (T, d, p) == (4, 8, 3) and chosen)
+        found.append(conv.squared_norm(module, inputs, backprops))
+    assert torch.equal(*found)
+    monkeypatch.undo()
+    assert not linear.prefers_gram(4, 8, 3)
+    assert linear.prefers_gram(2, 8, 3)
+
+
+def test_a_convolution_without_a_sample_axis_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Conv1d got an input of shape \(2, 3\), wanted \[B, C, 1 directions\]"):
+        conv.squared_norm(nn.Conv1d(2, 2, 1), torch.ones(2, 3), torch.ones(2, 3))
+
+
+def dyadic_rows(*shape: int, groups: int = 1) -> Tensor:
+    """[B, C, ...] whose values are +-k within each group, half of each sign: normalised they are +-1 exactly."""
+    rows = shape[0] * groups
+    count = torch.Size(shape).numel() // rows
+    signs = torch.tensor([1.0, -1.0]).double().repeat(rows, count // 2)
+    flipped = signs * (integers(rows, 1, seed=13, bound=0) + 1 - 2 * (integers(rows, 1, seed=14, bound=1) > 0).double())
+    return (flipped * 2.0 ** integers(rows, 1, seed=15, bound=2)).reshape(shape)
+
+
+@pytest.mark.parametrize("frozen", ["", "weight", "bias"])
+@pytest.mark.parametrize(("positions", "groups"), [((), 1), ((), 2), ((4,), 4), ((2, 4), 2), ((2, 2, 1), 1)])
+def test_group_norm(frozen: str, positions: tuple[int, ...], groups: int) -> None:
+    module = nn.GroupNorm(groups, 8, eps=0.0).double()
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name != frozen)
+    inputs = dyadic_rows(5, 8, *positions, groups=groups)
+    assert_rule_agrees(module, inputs, integers(5, 8, *positions, seed=16))
+
+
+@pytest.mark.parametrize("frozen", ["", "weight"])
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (3, 2, 4)])
+@pytest.mark.parametrize("dims", [1, 2])
+def test_rms_norm(frozen: str, shape: tuple[int, ...], dims: int) -> None:
+    if dims > len(shape):
+        return
+    module = nn.RMSNorm(shape[-dims:], eps=0.0).double()
+    module.weight.requires_grad_(frozen != "weight")
+    signs = integers(5, *shape, seed=17).sign() + (integers(5, *shape, seed=17) == 0)
+    assert_rule_agrees(module, 2 * signs, integers(5, *shape, seed=18))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_norm_over_several_axes_and_without_bias(bias: bool) -> None:
+    module = nn.LayerNorm((2, 4), eps=0.0, bias=bias).double()
+    assert_rule_agrees(module, dyadic_rows(5, 3, 2, 4, groups=3), integers(5, 3, 2, 4, seed=19))
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(4, elementwise_affine=False), nn.RMSNorm(4, elementwise_affine=False)])
+def test_a_norm_without_parameters_has_no_gradient(norm: nn.Module) -> None:
+    rule = norms.rule_for(norm)
+    assert rule is not None
+    assert rule.squared_norm(norm, torch.ones(3, 4), torch.ones(3, 4)).tolist() == [0, 0, 0]
+    assert rule.weighted_gradient(norm, torch.ones(3, 4), torch.ones(3, 4), torch.ones(3)) == {}
+
+
+@pytest.mark.parametrize("padding_idx", [None, 2])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_embedding_bag(mode: str, padding_idx: int | None) -> None:
+    """Bags of 1, 2 or 4 tokens that count, so that means are exact; one bag holds padding only."""
+    module = nn.EmbeddingBag(5, 3, mode=mode, padding_idx=padding_idx).double()
+    tokens = torch.tensor([[0, 0, 1, 3], [4, 4, 4, 4], [0, 1, 3, 1], [2, 2, 0, 0], [2, 2, 2, 2], [3, 2, 2, 2]])
+    backprops = integers(6, 3, seed=20)
+    assert_bag_agrees(module, tokens, backprops)
+    assert_bag_agrees(module, tokens[:, :1], backprops)
+    module.weight.requires_grad_(False)
+    assert embedding_bag.squared_norm(module, tokens, backprops).tolist() == [0] * 6
+
+
+def assert_bag_agrees(module: nn.EmbeddingBag, tokens: Tensor, backprops: Tensor) -> None:
+    """torch.func has no batching rule for bags: one sample at a time by autograd."""
+    rows = [
+        torch.autograd.grad(module(x[None]), module.weight, g[None])[0] for x, g in zip(tokens, backprops, strict=True)
+    ]
+    wanted = torch.stack(rows)
+    weights = torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0, 4.0]).double()
+    assert torch.equal(embedding_bag.per_sample_gradient(module, tokens, backprops)["weight"], wanted)
+    assert torch.equal(embedding_bag.squared_norm(module, tokens, backprops), wanted.flatten(1).square().sum(1))
+    found = embedding_bag.weighted_gradient(module, tokens, backprops, weights)["weight"]
+    assert torch.equal(found, torch.tensordot(weights, wanted, dims=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"mode": "max"}, "picks single entries"),
+        ({"max_norm": 1.0}, "changes the weight"),
+        ({"scale_grad_by_freq": True}, "over the whole batch"),
+        ({"sparse": True}, "sharded flat"),
+        ({}, "^$"),
+    ],
+)
+def test_bags_that_are_refused(options: dict[str, Any], reason: str) -> None:
+    assert re.search(reason, embedding_bag.refusal(nn.EmbeddingBag(3, 2, **options)))
+
+
 @pytest.mark.parametrize(
     ("module", "inputs", "width"),
     [
         (nn.Linear(3, 2).double(), torch.zeros(0, 5, 3).double(), 2),
         (nn.Embedding(3, 2).double(), torch.zeros(0, 5, dtype=torch.int64), 2),
         (nn.LayerNorm(3).double(), torch.zeros(0, 5, 3).double(), 3),
+        (nn.RMSNorm(3).double(), torch.zeros(0, 5, 3).double(), 3),
+        (nn.GroupNorm(1, 5).double(), torch.zeros(0, 5, 3).double(), 3),
+        (nn.Conv1d(5, 5, 1, padding=1).double(), torch.zeros(0, 5, 3).double(), 5),
+        (nn.Conv1d(5, 5, 3, padding=1, padding_mode="circular").double(), torch.zeros(0, 5, 3).double(), 3),
     ],
 )
 def test_no_rows_give_no_norms(module: nn.Module, inputs: Tensor, width: int) -> None:
@@ -96,13 +243,27 @@ def test_no_rows_give_no_norms(module: nn.Module, inputs: Tensor, width: int) ->
     assert rule.squared_norm(module, inputs, backprops).shape == (0,)
     for gradient in rule.per_sample_gradient(module, inputs, backprops).values():
         assert gradient.shape[0] == 0
+    weighted = rule.weighted_gradient(module, inputs, backprops, torch.zeros(0).double())
+    for name, parameter in module.named_parameters():
+        assert torch.equal(weighted[name], torch.zeros_like(parameter)), name
+
+
+def test_bags_of_no_rows_give_no_norms() -> None:
+    module = nn.EmbeddingBag(3, 2, mode="mean").double()
+    tokens, backprops = torch.zeros(0, 4, dtype=torch.int64), torch.zeros(0, 2).double()
+    assert embedding_bag.squared_norm(module, tokens, backprops).shape == (0,)
+    assert embedding_bag.per_sample_gradient(module, tokens, backprops)["weight"].shape == (0, 3, 2)
+    weighted = embedding_bag.weighted_gradient(module, tokens, backprops, torch.zeros(0).double())
+    assert torch.equal(weighted["weight"], torch.zeros(3, 2).double())
 
 
 def test_rules_are_found_by_scanning_and_cover_exact_types_only() -> None:
     class Scaled(nn.Linear):
         pass
 
-    assert set(norms.rules()) == {nn.Linear, nn.Embedding, nn.LayerNorm}
+    convolutions = {nn.Conv1d, nn.Conv2d, nn.Conv3d}
+    others = {nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm}
+    assert set(norms.rules()) == convolutions | others
     assert norms.rule_for(nn.Linear(1, 1)) is linear
     assert norms.rule_for(nn.LayerNorm(1)) is layer_norm
     assert norms.rule_for(Scaled(1, 1)) is None

@@ -348,7 +348,7 @@ def private(module: nn.Module) -> Trainer:
     [
         (tied, r"tied parameters \['0.weight'\]"),
         (lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "1 is a BatchNorm1d: it mixes the samples"),
-        (lambda: nn.Sequential(nn.Conv1d(1, 1, 1)), "0 is a Conv1d with trainable parameters.*Embedding, LayerNorm"),
+        (lambda: nn.Sequential(nn.ConvTranspose1d(1, 1, 1)), "0 is a ConvTranspose1d with trainable.*Linear, RMSNorm"),
         (lambda: nn.Sequential(nn.Embedding(3, 2, max_norm=1.0)), "0: max_norm changes the weight"),
         (lambda: nn.Sequential(nn.Embedding(3, 2, sparse=True)), "0: sparse gradients"),
         (lambda: nn.Sequential(nn.Embedding(3, 2, scale_grad_by_freq=True)), "0: scale_grad_by_freq"),
