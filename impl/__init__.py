@@ -1,7 +1,8 @@
-"""The reference implementation: flat-parameter sharding with ghost clipping, written to be read.
+"""The reference implementation: sharded training with ghost clipping, written to be read.
 
 Reading order: ``flat`` (one buffer, its shards and padding), ``shard`` (a unit: gather, free, reduce), ``wrap`` (a
-model of units: what happens around forward and backward), ``norms/`` (per-sample squared norms, one layer type a
+model of units: what happens around forward and backward), ``sharded`` (what a training step needs of a sharded model),
+``per_parameter`` (the same on PyTorch's ``fully_shard``, with ``rows``), ``norms/`` (per-sample squared norms, one layer type a
 file), ``hooks`` (activations and backprops), ``aggregate`` (norms over ranks), ``clip``, ``step`` (the training step).
 ``collectives`` is the only file that talks to other ranks; ``fault`` and ``faults`` plant bugs on purpose.
 

@@ -8,14 +8,12 @@ Source: DP-SGD, Abadi et al. 2016, arXiv:1607.00133; ``torch.nn.utils.clip_grad_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from . import collectives
-from .collectives import Axis, Subject
-from .shard import FlatUnit
+from .collectives import Subject
+from .sharded import Piece, Sharded
 
 EPS = 1e-6
 GLOBAL_NORM = Subject("(global gradient norm)")
@@ -34,13 +32,13 @@ def factors(squared_norms: Tensor, clip_norm: float) -> Tensor:
     return torch.div(_like(clip_norm, squared_norms), norms(squared_norms) + EPS).clamp(max=1.0)
 
 
-def clip_global_norm(units: Sequence[FlatUnit], max_norm: float, axis: Axis) -> Tensor:
+def clip_global_norm(model: Sharded, max_norm: float) -> Tensor:
     """Scale all reduced gradients by min(1, max_norm / (n + eps)); return n, the norm before, 0-dim."""
-    norm = global_squared_norm(units, axis).sqrt()
+    norm = global_squared_norm(model).sqrt()
     coefficient = global_factor(norm, max_norm)
-    for unit in units:
-        if unit.trainable is not None and unit.trainable.shard.grad is not None:
-            unit.trainable.shard.grad.mul_(coefficient)
+    for shard in model.shards():
+        if shard.grad is not None:
+            shard.grad.mul_(coefficient)
     return norm
 
 
@@ -49,19 +47,16 @@ def global_factor(norm: Tensor, max_norm: float) -> Tensor:
     return torch.clamp(max_norm / (norm + EPS), max=1.0)
 
 
-def global_squared_norm(units: Sequence[FlatUnit], axis: Axis) -> Tensor:
+def global_squared_norm(model: Sharded) -> Tensor:
     """0-dim: sum of squares of every reduced gradient element, by one all-reduce. Padding is not read."""
-    squares = [own_gradient(unit).square().sum() for unit in units if unit.trainable is not None]
+    squares = [own_gradient(piece).square().sum() for piece in model.pieces()]
     total = torch.stack(squares).sum() if squares else torch.zeros(())
-    return collectives.all_reduce_sum(GLOBAL_NORM, total, axis)
+    return collectives.all_reduce_sum(GLOBAL_NORM, total, model.axis)
 
 
-def own_gradient(unit: FlatUnit) -> Tensor:
-    """The real elements of this rank's gradient shard; none when the shard is all padding."""
-    assert unit.trainable is not None
-    shard = unit.trainable.shard
-    gradient = torch.zeros_like(shard) if shard.grad is None else shard.grad
-    return gradient.detach()[: unit.trainable.real]
+def own_gradient(piece: Piece) -> Tensor:
+    """The real elements of this rank's piece of a gradient; none when it owns none."""
+    return torch.zeros_like(piece.value) if piece.gradient is None else piece.gradient
 
 
 def _like(value: float, tensor: Tensor) -> Tensor:

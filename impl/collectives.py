@@ -36,6 +36,9 @@ class Subject:
     fqn: str
 
 
+WHOLE = Subject("(whole tensors, to show)")
+
+
 @dataclass(frozen=True)
 class Axis:
     """One mesh axis as this rank sees it: its process group, the rank inside it and the number W of its ranks."""

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from . import clip
-from .collectives import Axis
+from . import clip, collectives
 from .fault import Function, Hit, fault
 
 # -- clip factors -----------------------------------------------------------------------------------------------------
@@ -109,9 +108,10 @@ def deferred_norms_are_stale(original: Function, hit: Hit) -> Function:
 def global_norm_of_own_shard(original: Function, hit: Hit) -> Function:
     """Each rank clips by the norm of its own gradient shard."""
 
-    def planted(units: Any, axis: Axis) -> Any:
+    def planted(model: Any) -> Any:
         hit()
-        return original(units, Axis(axis.group, axis.rank, 1))
+        squares = [clip.own_gradient(piece).square().sum() for piece in model.pieces()]
+        return torch.stack(squares).sum() if squares else torch.zeros(())
 
     return planted
 
@@ -124,41 +124,28 @@ def global_norm_of_own_shard(original: Function, hit: Hit) -> Function:
 def own_norm_reported(original: Function, hit: Hit) -> Function:
     """Clipping is right, but the norm returned is that of the rank's own shard."""
 
-    def planted(units: Any, max_norm: float, axis: Axis) -> Any:
+    def planted(model: Any, max_norm: float) -> Any:
         hit()
-        own = clip.global_squared_norm(units, Axis(axis.group, axis.rank, 1)).sqrt()
-        original(units, max_norm, axis)
-        return own
-
-    return planted
-
-
-@fault(
-    "clip:clip_global_norm",
-    "clipped tensor by tensor, https://github.com/fedbiomed/fedbiomed/issues/1443",
-    "global-norm.update",
-)
-def clipped_unit_by_unit(original: Function, hit: Hit) -> Function:
-    """Each unit's gradient is clipped by its own norm; the norm returned is the global one."""
-
-    def planted(units: Any, max_norm: float, axis: Axis) -> Any:
-        hit()
-        norm = clip.global_squared_norm(units, axis).sqrt()
-        for unit in units:
-            if unit.trainable is not None:
-                original([unit], max_norm, axis)
+        norm = clip.global_squared_norm(model).sqrt()
+        for unit in model.units:
+            if unit.trainable is not None and unit.trainable.shard.grad is not None:
+                gradient = unit.trainable.shard.grad
+                squared = gradient[: unit.trainable.real].square().sum()
+                own = collectives.all_reduce_sum(clip.GLOBAL_NORM, squared, model.axis).sqrt()
+                gradient.mul_(clip.global_factor(own, max_norm))
         return norm
 
     return planted
 
 
-@fault("clip:own_gradient", "padding read", "padding.unread-global-norm")
+@fault("clip:global_squared_norm", "padding read", "padding.unread-global-norm")
 def padding_read_by_global_norm(original: Function, hit: Hit) -> Function:
     """The global norm sums over whole shards; it is right only while padding happens to be zero."""
 
-    def planted(unit: Any) -> Any:
+    def planted(model: Any) -> Any:
         hit()
-        shard = unit.trainable.shard
-        return torch.zeros_like(shard) if shard.grad is None else shard.grad
+        squares = [torch.zeros(()) if s.grad is None else s.grad.square().sum() for s in model.shards()]
+        total = torch.stack(squares).sum() if squares else torch.zeros(())
+        return collectives.all_reduce_sum(clip.GLOBAL_NORM, total, model.axis)
 
     return planted

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from .collectives import Axis
+from .sharded import Piece
 
 
 class FlatBuffer:
@@ -46,6 +47,7 @@ class FlatBuffer:
         self._pieces, self._nothing = self.views(self.full), self.full.new_empty(0)
         shard = self.full if axis.size == 1 else self.full[self.start : self.start + self.shard_numel].clone()
         self.shard = nn.Parameter(shard, requires_grad=trainable)
+        self._added: list[Tensor | None] = [None] * len(self.names)
         self.attach()
 
     @property
@@ -88,6 +90,35 @@ class FlatBuffer:
         first = min(max(self.start - offset, 0), self.sizes[position])
         return slice(first, max(first, min(stop, self.sizes[position])))
 
+    def pieces(self) -> list[Piece]:
+        """Live views of what this rank owns of each parameter."""
+        found, gradient = [], self.shard.grad
+        for position, name in enumerate(self.names):
+            part = self.owned(position)
+            offset = sum(self.sizes[:position]) - self.start
+            own = slice(offset + part.start, offset + part.stop) if part.stop > part.start else slice(0, 0)
+            found.append(
+                Piece(name, part.start, self.shard.detach()[own], None if gradient is None else gradient.detach()[own])
+            )
+        return found
+
+    def add_local(self, position: int, gradient: Tensor) -> None:
+        """Add a whole gradient of parameter number ``position`` that no backward has put into its ``.grad``.
+
+        Kept apart from ``.grad``, which autograd wants in the shape that a freed parameter does not have.
+        """
+        self._added[position] = _sum(self._added[position], gradient)
+
+    def local_gradients(self) -> list[Tensor | None]:
+        """The unreduced whole gradients, one a parameter: from backwards and from ``add_local``."""
+        return [_sum(parameter.grad, added) for parameter, added in zip(self.parameters, self._added, strict=True)]
+
+    def drop_local_gradients(self) -> None:
+        """Forget unreduced gradients."""
+        self._added = [None] * len(self.names)
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def allocate(self) -> Tensor:
         """Give ``full`` its memory back, contents undefined, and return it."""
         self.full.untyped_storage().resize_(self.full.numel() * self.full.element_size())
@@ -103,6 +134,12 @@ class FlatBuffer:
         for parameter in self.parameters:
             parameter.data = self._nothing
         self.full.untyped_storage().resize_(0)
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
 
 
 def _check_uniform(named: Mapping[str, nn.Parameter]) -> None:

@@ -10,7 +10,7 @@ needs activations, backprops and flags only, so no rank can be made to gather an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -21,18 +21,21 @@ from torch import Tensor, nn
 
 from . import norms
 from .aggregate import Contribution, Terms
-from .shard import FlatUnit
-from .wrap import ShardedModel
+from .sharded import Sharded
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with trainable parameters, its norm rule, the unit that shards it, and what this rank contributes."""
+    """A layer with trainable parameters, its norm rule, who shards it, and what this rank contributes.
+
+    ``names``: the canonical name of each of its parameters, by attribute.
+    """
 
     name: str
     module: nn.Module
     rule: ModuleType
-    unit: FlatUnit
+    model: Sharded
+    names: Mapping[str, str]
     contribution: Contribution
 
 
@@ -116,30 +119,35 @@ def term(record: Record, backprop: Tensor) -> Tensor:
 def owned_squared_norm(layer: Layer, gradients: dict[str, Tensor], backprop: Tensor) -> Tensor:
     """[b]: squared sum over those elements of the per-sample gradients that lie in this rank's shard."""
     squared = backprop.new_zeros(len(backprop))
-    flat = layer.unit.trainable
-    assert flat is not None
     for attribute, gradient in gradients.items():
-        part = flat.owned(flat.position(getattr(layer.module, attribute)))
+        part = layer.model.owned(layer.names[attribute])
         squared = squared + gradient.flatten(1)[:, part].square().sum(1)
     return squared
 
 
-def layers_of(model: ShardedModel, contribution: str) -> list[Layer]:
+def layers_of(model: Sharded, contribution: str) -> list[Layer]:
     """The layers whose norms make up a sample's norm, or an error that says why there is no right answer.
 
     ``contribution``: "complete", "partial", or "mixed" (inner units partial, the root's own parameters complete).
     """
-    if model.tied:
-        raise NotImplementedError(f"tied parameters {model.tied}: private training needs the norm of the sum of uses")
-    owner = {id(module): unit for unit in model.units for module in {slot.module for slot, *_ in unit.slots}}
+    if tied := [uses[0].name for uses in model.places if len(uses) > 1]:
+        raise NotImplementedError(f"tied parameters {tied}: private training needs the norm of the sum of uses")
+    names: dict[int, dict[str, str]] = {}
+    for uses in model.places:
+        for slot in uses:
+            names.setdefault(id(slot.module), {})[slot.attribute] = uses[0].name
     layers = []
     for name, module in model.module.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise NotImplementedError(f"{name} is a {type(module).__name__}: it mixes the samples of a batch")
-        if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
-            unit = owner[id(module)]
-            partial_here = contribution == "partial" or (contribution == "mixed" and unit is not model.units[0])
-            layers.append(Layer(name, module, _rule(name, module), unit, "partial" if partial_here else "complete"))
+        trainable = [name for name, value in module.named_parameters(recurse=False) if value.requires_grad]
+        if trainable:
+            own = names[id(module)]
+            inner = not all(model.in_root(own[attribute]) for attribute in trainable)
+            contributes: Contribution = (
+                "partial" if contribution == "partial" or (contribution == "mixed" and inner) else "complete"
+            )
+            layers.append(Layer(name, module, _rule(name, module), model, own, contributes))
     return layers
 
 

@@ -11,24 +11,13 @@ what ``torch.distributed.fsdp.fully_shard`` does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from . import collectives, flat
-from .collectives import Axis, Subject
-
-WHOLE = Subject("(whole tensors, to show)")
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A place where a module holds a parameter. A tied parameter has several."""
-
-    module: nn.Module
-    attribute: str
-    name: str
+from .collectives import Axis
+from .places import Slot, parameter_at
 
 
 class FlatUnit:
@@ -83,7 +72,7 @@ class FlatUnit:
         """
         if self.trainable is None:
             return
-        full = self.trainable.pack([parameter.grad for parameter in self.trainable.parameters])
+        full = self.trainable.pack(self.trainable.local_gradients())
         self.drop_local_gradients()
         piece = collectives.reduce_scatter_average(self, full, self.axis)
         self.accumulate(collectives.all_reduce_average(self, piece, self.replicas))
@@ -97,8 +86,7 @@ class FlatUnit:
     def drop_local_gradients(self) -> None:
         """Forget unreduced gradients."""
         for buffer in self.buffers:
-            for parameter in buffer.parameters:
-                parameter.grad = None
+            buffer.drop_local_gradients()
 
     def _check_unchanged(self) -> None:
         for slot, parameter, requires_grad in self.slots:
@@ -112,13 +100,6 @@ class FlatUnit:
                 )
 
 
-def parameter_at(slot: Slot) -> nn.Parameter:
-    """The parameter that a slot holds."""
-    parameter = slot.module._parameters[slot.attribute]
-    assert parameter is not None
-    return parameter
-
-
 def gather_whole(pieces: Sequence[tuple[flat.FlatBuffer, Tensor]], axis: Axis) -> dict[str, Tensor]:
     """Whole tensors by canonical name, all new, from every rank's ``pieces`` [s] of some buffers. All ranks call it.
 
@@ -130,7 +111,7 @@ def gather_whole(pieces: Sequence[tuple[flat.FlatBuffer, Tensor]], axis: Axis) -
         chosen = [(buffer, piece) for buffer, piece in pieces if piece.dtype == dtype]
         own = torch.cat([piece for _, piece in chosen])
         everyone_WS = own.new_empty(axis.size, own.numel())
-        collectives.all_gather(WHOLE, everyone_WS.view(-1), own, axis)
+        collectives.all_gather(collectives.WHOLE, everyone_WS.view(-1), own, axis)
         columns = torch.split_with_sizes(everyone_WS, [buffer.shard_numel for buffer, _ in chosen], dim=1)
         for (buffer, _), column_Ws in zip(chosen, columns, strict=True):
             whole.update(zip(buffer.names, buffer.views(column_Ws.reshape(-1)), strict=True))

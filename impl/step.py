@@ -20,7 +20,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from . import aggregate, clip, collectives, hooks, wrap
+from . import aggregate, clip, collectives, hooks
+from .sharded import Sharded
 
 Moment = Literal["after_forward", "after_first_backward", "after_norms", "after_reduce", "before_step", "after_reshard"]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -49,7 +50,6 @@ class Options:
     clip_norm: float | None = None
     max_grad_norm: float | None = None
     sync_every: bool = True
-    reshard_after_forward: bool = True
     contribution: Literal["complete", "partial", "mixed"] = "complete"
     deferred: bool = False
 
@@ -65,31 +65,25 @@ class Report:
 
 
 class Trainer:
-    """Shards ``module`` in place and trains it. ``loss(outputs, targets)`` gives per-sample losses [b].
+    """Trains a sharded ``model``. ``loss(outputs, targets)`` gives per-sample losses [b].
 
     All ranks construct it with equal values, and call each method together, with equally many micro-batches each (of
-    zero rows where a rank has no samples). ``notify`` is called at the moments named above. Parameters are sharded over
-    ``axis`` (default: all ranks); over ``replicas`` each rank of it has a copy of the shards (HSDP), and samples of its
-    own unless the batch is replicated.
+    zero rows where a rank has no samples). ``notify`` is called at the moments named above. Over the model's replicas
+    (HSDP) each rank has samples of its own unless the batch is replicated.
     """
 
     def __init__(
         self,
-        module: nn.Module,
-        units: Sequence[str],
+        model: Sharded,
         loss: Callable[[Tensor, Tensor], Tensor],
         optimizer: OptimizerFactory,
         options: Options,
         *,
-        axis: collectives.Axis | None = None,
-        replicas: collectives.Axis = collectives.ALONE,
         notify: Callable[[Moment], None] = lambda moment: None,
     ) -> None:
-        self.options, self.loss, self.notify = options, loss, notify
-        self.axis = collectives.axis() if axis is None else axis
-        self.replicas = replicas
+        self.model, self.options, self.loss, self.notify = model, options, loss, notify
+        self.axis, self.replicas = model.axis, model.replicas
         self.layout: aggregate.Layout = "replicated" if options.replicated else "distributed"
-        self.model = wrap.ShardedModel(module, units, self.axis, options.reshard_after_forward, replicas)
         self.report = Report()
         self.recorder: hooks.Recorder | None = None
         if options.clip_norm is not None:
@@ -111,7 +105,7 @@ class Trainer:
             last = position == len(micro_batches) - 1
             self.micro_step(micro, sync=self.options.sync_every or last)
         if self.options.max_grad_norm is not None:
-            self.report.grad_norm = clip.clip_global_norm(self.model.units, self.options.max_grad_norm, self.axis)
+            self.report.grad_norm = clip.clip_global_norm(self.model, self.options.max_grad_norm)
         self.notify("before_step")
         self.update()
 
@@ -125,7 +119,7 @@ class Trainer:
         weights = torch.full_like(losses, self.scale(micro), requires_grad=False)
         if self.options.clip_norm is not None:
             weights = self.clip_factors(micro, losses, self.options.clip_norm) * weights
-        self.model.backward(losses, weights)
+        self.model.backward(losses, weights, sync=sync)
         if sync:
             self.model.reduce_gradients()
             self.notify("after_reduce")

@@ -12,7 +12,7 @@ ranks disagree (bug classes: PyTorch issues 158719, 64629).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from .collectives import ALONE, Axis
-from .shard import FlatUnit, Slot, gather_whole, parameter_at
+from .places import Slot, by_unit, parameter_at, shared_slots
+from .shard import FlatUnit, gather_whole
+from .sharded import Piece
 
 
 class ShardedModel:
@@ -45,9 +47,10 @@ class ShardedModel:
         self.axis = axis
         self.reshard_after_forward = reshard_after_forward
         self._frees_after_backward = True
-        places = shared_slots(module)
-        self.units = make_units(module, unit_names, axis, replicas, places)
-        self.tied = [slots[0].name for slots in places if len(slots) > 1]
+        self.replicas = replicas
+        self.places = shared_slots(module)
+        self.units = make_units(module, unit_names, axis, replicas, self.places)
+        self._buffers = {name: buffer for unit in self.units for buffer in unit.buffers for name in buffer.names}
         for unit in self.units:
             unit.module.register_forward_pre_hook(partial(self._before_forward, unit), prepend=True)
             unit.module.register_forward_hook(partial(self._after_forward, unit))
@@ -56,9 +59,10 @@ class ShardedModel:
         """The module's forward, each unit gathered when its turn comes. All ranks must call it together."""
         return self.module(*inputs)
 
-    def backward(self, outputs: Tensor, gradients: Tensor) -> None:
+    def backward(self, outputs: Tensor, gradients: Tensor, *, sync: bool = True) -> None:
         """Backpropagate ``gradients`` from ``outputs`` (equal shapes); gradients stay local and full-sized.
 
+        Nothing is reduced here, whatever ``sync`` says: see ``reduce_gradients``.
         Outputs that depend on no trainable parameter are allowed: then there is nothing to do, on any rank.
         """
         if outputs.requires_grad:
@@ -95,6 +99,25 @@ class ShardedModel:
             unit.drop_local_gradients()
             if unit.trainable is not None:
                 unit.trainable.shard.grad = None
+
+    def add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Add full local gradients, by canonical name, to what the backwards have left."""
+        for name, gradient in gradients.items():
+            buffer = self._buffers[name]
+            buffer.add_local(buffer.names.index(name), gradient)
+
+    def pieces(self) -> list[Piece]:
+        """This rank's pieces of the trainable parameters: units in forward order, root first."""
+        return [piece for unit in self.units if unit.trainable is not None for piece in unit.trainable.pieces()]
+
+    def owned(self, name: str) -> slice:
+        """The part of the flattened parameter that lies in this rank's shard; maybe empty."""
+        buffer = self._buffers[name]
+        return buffer.owned(buffer.names.index(name))
+
+    def in_root(self, name: str) -> bool:
+        """Whether the parameter belongs to the root unit."""
+        return self._buffers[name] in self.units[0].buffers
 
     def full_values(self) -> dict[str, Tensor]:
         """Every parameter, whole and new, by canonical name. Communicates."""
@@ -146,37 +169,14 @@ def make_units(
 
     ``places``: ``shared_slots(module)``, if it is known already.
     """
+    places = shared_slots(module) if places is None else places
     modules = dict(module.named_modules(remove_duplicate=False))
-    names = ["", *unit_names]
-    if unknown := sorted(set(names) - set(modules)):
-        raise KeyError(f"no modules named {unknown} to shard; there are {sorted(modules)}")
-    slots: dict[str, list[Slot]] = {name: [] for name in names}
-    named: dict[str, dict[str, nn.Parameter]] = {name: {} for name in names}
-    for uses in shared_slots(module) if places is None else places:
-        owner = _innermost(names, uses)
-        slots[owner].extend(uses)
-        named[owner][uses[0].name] = parameter_at(uses[0])
-    return [FlatUnit(name, modules[name], named[name], slots[name], axis, replicas) for name in names]
-
-
-def shared_slots(module: nn.Module) -> list[list[Slot]]:
-    """All places of each parameter, parameters in canonical order; more than one place means that it is tied."""
-    places: dict[int, list[Slot]] = {}
-    for prefix, child in module.named_modules(remove_duplicate=False):
-        for attribute, parameter in child._parameters.items():
-            if parameter is not None:
-                name = f"{prefix}.{attribute}" if prefix else attribute
-                places.setdefault(id(parameter), []).append(Slot(child, attribute, name))
-    return list(places.values())
-
-
-def _innermost(names: Sequence[str], uses: Sequence[Slot]) -> str:
-    """The longest of ``names`` that contains all uses; "" contains everything."""
-    found = ""
-    for name in names:
-        if len(name) > len(found) and all(slot.name.startswith(f"{name}.") for slot in uses):
-            found = name
-    return found
+    units = []
+    for name, positions in by_unit(module, unit_names, places).items():
+        owned = [places[position] for position in positions]
+        named = {uses[0].name: parameter_at(uses[0]) for uses in owned}
+        units.append(FlatUnit(name, modules[name], named, [slot for uses in owned for slot in uses], axis, replicas))
+    return units
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -288,7 +288,7 @@ def test_an_interrupt_keeps_what_was_found(tmp_path: Path, number: signal.Signal
 
 
 def test_the_main_job_is_every_adapter_without_an_extra() -> None:
-    assert adapters.default_names() == ("fsdp1", "fully_shard", "reference")
+    assert adapters.default_names() == ("fsdp1", "fully_shard", "reference", "reference_fsdp2")
 
 
 @pytest.mark.parametrize("what", ["adapters", "engines", "laws", "faults"])

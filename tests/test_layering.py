@@ -108,13 +108,13 @@ def test_impl_never_imports_fsdpcheck(path: Path) -> None:
     assert [name for name in _imported(path) if name.split(".")[0] in ("fsdpcheck", "impl")] == []
 
 
-def test_impl_is_reached_only_by_its_adapter_and_by_name() -> None:
+def test_impl_is_reached_only_by_its_adapters_and_by_name() -> None:
     users = {
         module
         for module, path in _modules().items()
         if any(f"{name}.".startswith("fsdpcheck.impl.") for name in _imported(path))
     }
-    assert users == {"adapters.reference"}
+    assert users == {"adapters.reference", "adapters.reference_fsdp2"}
 
 
 def test_the_reference_adapter_reaches_impl_lazily() -> None:

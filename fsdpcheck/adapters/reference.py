@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.adapters._base import Batch, FactorRule, Features, GlobalNormRule, Setup, Shard, Trait
+from fsdpcheck.adapters._gather import local_tensors
 from fsdpcheck.adapters._mesh import REPLICATE, SHARD, mesh_of
 
 if TYPE_CHECKING:
-    from fsdpcheck.impl.collectives import Axis
+    from fsdpcheck.impl.sharded import Sharded
     from fsdpcheck.impl.step import Trainer
 
-_ACCEPTS: frozenset[Trait] = frozenset(
+ACCEPTS: frozenset[Trait] = frozenset(
     {
         "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
         "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
@@ -27,11 +28,26 @@ _ACCEPTS: frozenset[Trait] = frozenset(
 _PUBLIC_BOUND = 4096  # no case has a larger batch
 
 
-class _Trainer:
+class ReferenceTrainer:
     """``impl.step.Trainer`` behind the adapter protocol, with every observable. ``impl`` is public for observers."""
 
-    def __init__(self, impl: Trainer) -> None:
-        self.impl = impl
+    def __init__(self, model: Sharded, setup: Setup) -> None:
+        from fsdpcheck.impl import step
+
+        options = step.Options(
+            normaliser=setup.step.normaliser,
+            replicated=setup.replicated,
+            clip_norm=setup.clip_norm if setup.step.private else None,
+            max_grad_norm=setup.step.max_grad_norm,
+            sync_every=setup.step.sync_every,
+            contribution=setup.step.contribution,
+            deferred=setup.step.norms == "deferred",
+        )
+
+        def notify(moment: step.Moment) -> None:
+            setup.notify(moment, self)
+
+        self.impl: Trainer = step.Trainer(model, setup.loss, setup.optimizer, options, notify=notify)
 
     def step(self, batch: Batch) -> None:
         from fsdpcheck.impl.step import MicroBatch
@@ -60,7 +76,10 @@ class _Trainer:
         return self.impl.report.grad_norm
 
     def shards(self) -> list[Shard]:
-        """Live shards of every buffer: of parameters, and of gradients once they are reduced."""
+        """Live shards of every buffer: of parameters, and of gradients once they are reduced. Flat sharding only."""
+        from fsdpcheck.impl.wrap import ShardedModel
+
+        assert isinstance(self.impl.model, ShardedModel)
         found = []
         for unit in self.impl.model.units:
             for buffer in unit.buffers:
@@ -71,7 +90,7 @@ class _Trainer:
         return found
 
     def local_tensors(self) -> list[Tensor]:
-        return [shard.detach() for shard in self.impl.model.shards()]
+        return local_tensors(self.impl.model.shards())
 
 
 class Reference:
@@ -85,48 +104,27 @@ class Reference:
                 *("deferred", "global-norm", "partial-norms", "dataset-order"),
             }
         ),
-        accepts=_ACCEPTS,
+        accepts=ACCEPTS,
         observables=frozenset({"params", "grads", "norms", "factors", "shards", "grad_norm"}),
         owns_loss_scale=True,
         factor=FactorRule(eps=1e-6, expression="divide", nested=False),
         global_norm=GlobalNormRule(nested=False, dtype="case", eps=1e-6),
     )
 
-    def build(self, model: nn.Module, setup: Setup) -> _Trainer:
-        from fsdpcheck.impl import step
+    def build(self, model: nn.Module, setup: Setup) -> ReferenceTrainer:
+        return ReferenceTrainer(self.shard(model, setup), setup)
 
-        options = step.Options(
-            normaliser=setup.step.normaliser,
-            replicated=setup.replicated,
-            clip_norm=setup.clip_norm if setup.step.private else None,
-            max_grad_norm=setup.step.max_grad_norm,
-            sync_every=setup.step.sync_every,
-            reshard_after_forward=setup.mesh.reshard_after_forward,
-            contribution=setup.step.contribution,
-            deferred=setup.step.norms == "deferred",
-        )
+    def shard(self, model: nn.Module, setup: Setup) -> Sharded:
+        """Flat buffers over all ranks, or with replicas over one axis of the mesh."""
+        from fsdpcheck.impl import collectives, wrap
+
         units = [name for names in setup.units for name in names]
-        trainer: _Trainer
-
-        def notify(moment: step.Moment) -> None:
-            setup.notify(moment, trainer)
-
-        impl = step.Trainer(model, units, setup.loss, setup.optimizer, options, notify=notify, **_axes(setup))
-        trainer = _Trainer(impl)
-        return trainer
-
-
-def _axes(setup: Setup) -> dict[str, Axis]:
-    """All ranks, or with replicas the two axes of the mesh."""
-    from fsdpcheck.impl import collectives
-
-    if setup.mesh.dp_replicate == 1:
-        return {}
-    mesh = mesh_of(setup)
-    return {
-        "axis": collectives.axis(mesh.get_group(SHARD)),
-        "replicas": collectives.axis(mesh.get_group(REPLICATE)),
-    }
+        reshard = setup.mesh.reshard_after_forward
+        if setup.mesh.dp_replicate == 1:
+            return wrap.ShardedModel(model, units, collectives.axis(), reshard)
+        mesh = mesh_of(setup)
+        shards, replicas = (collectives.axis(mesh.get_group(name)) for name in (SHARD, REPLICATE))
+        return wrap.ShardedModel(model, units, shards, reshard, replicas)
 
 
 adapter = Reference()

@@ -40,7 +40,7 @@ from fsdpcheck.runner import Run
 W = 2
 with_opacus = pytest.mark.skipif(importlib.util.find_spec("opacus") is None, reason="the extra opacus is missing")
 
-PLAIN = ["reference", "fully_shard", "fsdp1"]
+PLAIN = ["reference", "reference_fsdp2", "fully_shard", "fsdp1"]
 PRIVATE = ["reference", pytest.param("fsdpcheck.adapters.opacus:sound", marks=with_opacus)]
 ALL = [*PLAIN, pytest.param("opacus", marks=with_opacus)]
 

@@ -7,8 +7,11 @@ import re
 from typing import Any
 
 import pytest
+from torch import nn
 
 from fsdpcheck.impl import clip, fault, faults
+from fsdpcheck.impl.collectives import ALONE
+from fsdpcheck.impl.wrap import ShardedModel
 
 
 def current(planted: fault.Fault) -> Any:
@@ -42,7 +45,7 @@ def test_hits_are_counted_from_zero_at_each_entry() -> None:
     for _ in range(2):
         with planted():
             assert planted.hits == 0
-            clip.global_squared_norm([], clip.Axis(None, 0, 1))
+            clip.global_squared_norm(ShardedModel(nn.Linear(1, 1), [], ALONE, True))
             assert planted.hits == 1
 
 

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
-from fsdpcheck.impl import clip
-from fsdpcheck.impl.collectives import Axis
+from fsdpcheck.adapters._gather import local_tensors
+from fsdpcheck.impl import clip, collectives
+from fsdpcheck.impl.collectives import ALONE, Axis
+from fsdpcheck.impl.per_parameter import PerParameterModel
 from fsdpcheck.impl.step import MicroBatch, Moment, Options, Trainer
+from fsdpcheck.impl.wrap import ShardedModel
 
 if TYPE_CHECKING:
     from .conftest import Ranks
@@ -41,6 +45,19 @@ def model(kind: str) -> nn.Sequential:
         built.get_parameter("1.0.weight").requires_grad_(False)
         built.get_parameter("2.weight").requires_grad_(False)
     return built
+
+
+def flat(module: nn.Module, axis: Axis | None = None) -> ShardedModel:
+    """Sharded in flat buffers over ``axis``, by default all ranks."""
+    return ShardedModel(module, UNITS, axis or collectives.axis(), reshard_after_forward=True)
+
+
+WAYS = {
+    "flat": lambda module, reshard: ShardedModel(module, UNITS, collectives.axis(), reshard),
+    "per-parameter": lambda module, reshard: PerParameterModel(
+        module, UNITS, init_device_mesh("cpu", (collectives.axis().size,)), reshard
+    ),
+}
 
 
 def inputs(kind: str) -> Tensor:
@@ -117,15 +134,25 @@ class Sharded:
     report: Any
 
 
-def sharded(kind: str, rank: int, world_size: int, options: Options, count: int = 1, steps: int = 2) -> Sharded:
+def sharded(
+    kind: str,
+    rank: int,
+    world_size: int,
+    options: Options,
+    count: int = 1,
+    way: str = "flat",
+    reshard: bool = True,
+    steps: int = 2,
+) -> Sharded:
+    """``steps`` steps on this rank's rows."""
     with torch.no_grad():
         outputs = model(kind)(inputs(kind))
-    trainer = Trainer(model(kind), UNITS, Loss(world_size), sgd, options)
+    trainer = Trainer(WAYS[way](model(kind), reshard), Loss(world_size), sgd, options)
     start = sum(SIZES[world_size][:rank])
     rows = list(range(4)) if options.replicated else list(range(start, start + SIZES[world_size][rank]))
     for step in range(steps):
         if step:
-            project(trainer.model.shards())
+            project(local_tensors(trainer.model.shards()))
         trainer.step(micro_batches(inputs(kind), rows, count, outputs))
     report = trainer.report
     norms = torch.cat(report.norms) if report.norms else torch.empty(0)
@@ -145,22 +172,23 @@ KINDS = ["vector", "sequence", "tokens", "frozen"]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("reshard", "sync_every", "count"), [(True, True, 1), (False, True, 2), (True, False, 3)])
 def test_plain_steps(ranks: Ranks, kind: str, world_size: int, reshard: bool, sync_every: bool, count: int) -> None:
-    options = Options(normaliser=2, reshard_after_forward=reshard, sync_every=sync_every)
+    options = Options(normaliser=2, sync_every=sync_every)
     wanted = single_device(kind, world_size, 2)
-    for got in ranks(lambda rank: sharded(kind, rank, world_size, options, count), world_size):
+    for got in ranks(lambda rank: sharded(kind, rank, world_size, options, count, "flat", reshard), world_size):
         assert_equal(got.gradients, wanted.gradients)
         assert_equal(got.parameters, wanted.parameters)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("world_size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("reshard", "deferred", "count"), [(True, False, 1), (False, True, 1), (True, True, 2)])
 def test_private_steps_that_clip_nothing(
-    ranks: Ranks, kind: str, world_size: int, reshard: bool, deferred: bool, count: int
+    ranks: Ranks, way: str, kind: str, world_size: int, reshard: bool, deferred: bool, count: int
 ) -> None:
-    options = Options(normaliser=2, clip_norm=2.0**60, reshard_after_forward=reshard, deferred=deferred)
+    options = Options(normaliser=2, clip_norm=2.0**60, deferred=deferred)
     wanted = single_device(kind, world_size, 2)
-    for got in ranks(lambda rank: sharded(kind, rank, world_size, options, count), world_size):
+    for got in ranks(lambda rank: sharded(kind, rank, world_size, options, count, way, reshard), world_size):
         assert torch.equal(got.norms, wanted.norms[got.indices])
         assert_equal(got.gradients, wanted.gradients)
         assert_equal(got.parameters, wanted.parameters)
@@ -169,10 +197,11 @@ def test_private_steps_that_clip_nothing(
 @pytest.mark.parametrize("world_size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("contribution", ["complete", "partial", "mixed"])
-def test_replicated_batches(ranks: Ranks, kind: str, world_size: int, contribution: Any) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_replicated_batches(ranks: Ranks, way: str, kind: str, world_size: int, contribution: Any) -> None:
     options = Options(normaliser=2, clip_norm=2.0**60, replicated=True, contribution=contribution)
     wanted = single_device(kind, world_size, 2)
-    for got in ranks(lambda rank: sharded(kind, rank, world_size, options), world_size):
+    for got in ranks(lambda rank: sharded(kind, rank, world_size, options, 1, way), world_size):
         assert torch.equal(got.norms, wanted.norms)
         assert_equal(got.gradients, wanted.gradients)
         assert_equal(got.parameters, wanted.parameters)
@@ -202,7 +231,12 @@ def test_clipped_steps_with_dyadic_factors(ranks: Ranks, world_size: int, deferr
 
     def body(rank: int) -> tuple[Tensor, Tensor]:
         module = Instrument().double()
-        trainer = Trainer(module, ["parts.0"], lambda y, t: (y * t).sum(1) * scale, sgd, options)
+        trainer = Trainer(
+            ShardedModel(module, ["parts.0"], collectives.axis(), True),
+            lambda y, t: (y * t).sum(1) * scale,
+            sgd,
+            options,
+        )
         start = sum(SIZES[world_size][:rank])
         rows = list(range(start, start + SIZES[world_size][rank]))
         trainer.step([MicroBatch(torch.ones(len(rows), 1).double(), targets[rows], rows)])
@@ -241,7 +275,7 @@ def run_watched(rank: int, world_size: int, watch: Callable[[Trainer], None]) ->
     """Two clipped steps with ``watch`` called at every moment and at the end; the parameters."""
     trainer: Trainer
     options = Options(normaliser=1, max_grad_norm=3.0)
-    trainer = Trainer(model("frozen"), UNITS, Loss(world_size), sgd, options, notify=lambda moment: watch(trainer))
+    trainer = Trainer(flat(model("frozen")), Loss(world_size), sgd, options, notify=lambda moment: watch(trainer))
     watch(trainer)
     for _ in range(2):
         trainer.step(micro_batches(inputs("frozen"), [rank], 1, torch.zeros(4, 2).double()))
@@ -276,11 +310,11 @@ def test_padding_is_never_read(ranks: Ranks, world_size: int) -> None:
 
 def test_a_sample_on_two_ranks_counts_twice(ranks: Ranks) -> None:
     def gradient(rank: int) -> dict[str, Tensor]:
-        trainer = Trainer(model("vector"), UNITS, Loss(2), sgd, Options(normaliser=1))
+        trainer = Trainer(flat(model("vector")), Loss(2), sgd, Options(normaliser=1))
         trainer.step(micro_batches(inputs("vector"), [0, 1] if rank == 0 else [1, 2], 1, torch.zeros(4, 2).double()))
         return trainer.model.full_gradients()
 
-    alone = Trainer(model("vector"), UNITS, Loss(2), sgd, Options(normaliser=1), axis=Axis(None, 0, 1))
+    alone = Trainer(flat(model("vector"), ALONE), Loss(2), sgd, Options(normaliser=1))
     alone.step(micro_batches(inputs("vector"), [0, 1, 1, 2], 1, torch.zeros(4, 2).double()))
     for got in ranks(gradient, 2):
         assert_equal(got, alone.model.full_gradients())
@@ -295,7 +329,7 @@ def test_every_rank_issues_the_same_collectives_with_or_without_rows(ranks: Rank
 def test_the_moments_of_a_private_step() -> None:
     seen: list[Moment] = []
     options = Options(normaliser=1, clip_norm=1.0, sync_every=False)
-    trainer = Trainer(model("vector"), UNITS, Loss(1), sgd, options, axis=Axis(None, 0, 1), notify=seen.append)
+    trainer = Trainer(flat(model("vector"), ALONE), Loss(1), sgd, options, notify=seen.append)
     trainer.step(micro_batches(inputs("vector"), [0, 1, 2], 2, torch.zeros(4, 2).double()))
     first = ["after_forward", "after_first_backward", "after_norms"]
     assert seen == [*first, "after_reshard", *first, "after_reduce", "after_reshard", "before_step"]
@@ -307,9 +341,7 @@ def test_the_first_backward_forms_no_weight_gradient() -> None:
             assert all(parameter.grad is None for parameter in module.parameters())
 
     module = model("vector")
-    trainer = Trainer(
-        module, UNITS, Loss(1), sgd, Options(normaliser=1, clip_norm=1.0), axis=Axis(None, 0, 1), notify=check
-    )
+    trainer = Trainer(flat(module, ALONE), Loss(1), sgd, Options(normaliser=1, clip_norm=1.0), notify=check)
     trainer.step(micro_batches(inputs("vector"), [0, 1], 1, torch.zeros(4, 2).double()))
     assert all(shard.grad is not None for shard in trainer.model.shards())
 
@@ -340,7 +372,8 @@ class Twice(nn.Module):
 
 
 def private(module: nn.Module) -> Trainer:
-    return Trainer(module, [], lambda y, t: y.sum(1), sgd, Options(normaliser=1, clip_norm=1.0), axis=Axis(None, 0, 1))
+    alone = ShardedModel(module, [], ALONE, True)
+    return Trainer(alone, lambda y, t: y.sum(1), sgd, Options(normaliser=1, clip_norm=1.0))
 
 
 @pytest.mark.parametrize(
@@ -386,7 +419,7 @@ def test_an_output_changed_in_place_is_refused() -> None:
 def test_partial_contributions_need_a_replicated_batch() -> None:
     options = Options(normaliser=1, clip_norm=1.0, contribution="partial")
     with pytest.raises(ValueError, match="use complete contributions or a replicated batch"):
-        Trainer(model("vector"), UNITS, Loss(1), sgd, options, axis=Axis(None, 0, 1))
+        Trainer(flat(model("vector"), ALONE), Loss(1), sgd, options)
 
 
 def test_a_step_without_micro_batches_is_refused() -> None:

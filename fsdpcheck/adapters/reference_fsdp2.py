@@ -1,0 +1,40 @@
+"""The reference implementation's clipping engine over PyTorch's ``fully_shard``: parameters sharded one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from fsdpcheck.adapters._base import Setup
+from fsdpcheck.adapters._mesh import mesh_of
+from fsdpcheck.adapters.reference import Reference
+
+if TYPE_CHECKING:
+    from fsdpcheck.impl.sharded import Sharded
+
+
+class ReferenceFsdp2(Reference):
+    """Promises what the reference does, except what concerns padding, which FSDP2 hides."""
+
+    name = "reference_fsdp2"
+    features = replace(
+        Reference.features,
+        promises=Reference.features.promises - {"padding.zero", "padding.unread"},
+        observables=Reference.features.observables - {"shards"},
+        reasons={
+            "padding.zero": "a DTensor hides the padding of its last shard; it has no public view of it",
+            "padding.unread": "a DTensor hides the padding of its last shard; it has no public view of it",
+        },
+    )
+
+    def shard(self, model: nn.Module, setup: Setup) -> Sharded:
+        """Each unit by ``fully_shard``, then the root."""
+        from fsdpcheck.impl.per_parameter import PerParameterModel
+
+        units = [name for names in setup.units for name in names]
+        return PerParameterModel(model, units, mesh_of(setup), setup.mesh.reshard_after_forward)
+
+
+adapter = ReferenceFsdp2()

@@ -1,0 +1,220 @@
+"""PerParameterModel: each parameter sharded on its first dim, by PyTorch's ``fully_shard`` (FSDP2).
+
+Gathering, freeing and, in a backward that forms parameter gradients, reducing are FSDP2's. What is added here is the
+rest of ``sharded.Sharded``: a first backward that reduces nothing, and the reduction of gradients that no backward has
+formed (bookkeeping), in one fixed order of units.
+
+Uses public API only: ``FSDPModule.set_requires_gradient_sync`` and ``set_reshard_after_backward``, and DTensors.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from . import collectives
+from .collectives import ALONE
+from .places import Slot, by_unit, shared_slots
+from .rows import RowLayout
+from .sharded import Piece
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The trainable parameters of one ``fully_shard`` group, by canonical name, and how their rows are split."""
+
+    fqn: str
+    names: list[str]
+    layout: RowLayout
+
+
+class PerParameterModel:
+    """``module`` sharded in place: a ``fully_shard`` group for each module named in ``unit_names``, then the root.
+
+    ``mesh`` has one axis, or two for HSDP: (replicas, shards). Raises ValueError for a parameter that is used in two
+    units, which ``fully_shard`` would quietly untie, and for one without rows (0-dim).
+    """
+
+    def __init__(
+        self, module: nn.Module, unit_names: Sequence[str], mesh: DeviceMesh, reshard_after_forward: bool
+    ) -> None:
+        self.module = module
+        self.reshard_after_forward = reshard_after_forward
+        self.axis = collectives.axis(mesh.get_group(mesh.ndim - 1))
+        self.replicas = collectives.axis(mesh.get_group(0)) if mesh.ndim == 2 else ALONE
+        self.places = shared_slots(module)
+        self.units = _units(module, unit_names, self.places, self.axis.size)
+        self._unit_of = {name: unit for unit in self.units for name in unit.names}
+        for name in unit_names:
+            fully_shard(module.get_submodule(name), mesh=mesh, reshard_after_forward=reshard_after_forward)
+        self._root: FSDPModule = fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward)
+        self._parameters = {uses[0].name: _dtensor(uses[0]) for uses in self.places}
+        self._added: dict[str, Tensor] = {}
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The module's forward, each unit gathered when its turn comes. All ranks must call it together."""
+        return self.module(*inputs)
+
+    def backward(self, outputs: Tensor, gradients: Tensor, *, sync: bool) -> None:
+        """Backpropagate ``gradients`` from ``outputs``; with ``sync`` FSDP2 reduces unit by unit as it goes."""
+        self._root.set_requires_gradient_sync(sync)
+        if outputs.requires_grad:
+            torch.autograd.backward(outputs, gradients)
+
+    @contextmanager
+    def another_backward_follows(self) -> Iterator[None]:
+        """Around a backward without parameter gradients: nothing is reduced, kept units stay gathered."""
+        self._root.set_requires_gradient_sync(False)
+        self._root.set_reshard_after_backward(self.reshard_after_forward)
+        try:
+            yield
+        finally:
+            self._root.set_reshard_after_backward(True)
+
+    def add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Add full local gradients, by canonical name, for the next ``reduce_gradients``."""
+        for name, gradient in gradients.items():
+            self._added[name] = self._added[name] + gradient if name in self._added else gradient
+
+    def reduce_gradients(self) -> None:
+        """Average added gradients over the ranks, unit by unit, last unit first; no call if none were ever added.
+
+        What backwards have formed is reduced already. Whether gradients are added is a mode of the whole step, the
+        same on every rank; a parameter without one on this rank counts as zero.
+        """
+        if not self._added:
+            return
+        added, self._added = self._added, {}
+        for unit in reversed(self.units):
+            if unit.names:
+                self._reduce(unit, added)
+
+    def reshard(self) -> None:
+        """Free whatever is still gathered."""
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def zero_grad(self) -> None:
+        """Forget reduced and added gradients."""
+        self._added = {}
+        self.module.zero_grad()
+
+    def shards(self) -> list[nn.Parameter]:
+        """The trainable parameters, as DTensors."""
+        return [parameter for parameter in self._parameters.values() if parameter.requires_grad]
+
+    def pieces(self) -> list[Piece]:
+        """This rank's rows of the trainable parameters: units in forward order, root first."""
+        found = []
+        for unit in self.units:
+            for position, name in enumerate(unit.names):
+                parameter = self._parameters[name]
+                gradient = None if parameter.grad is None else _local(parameter.grad).reshape(-1)
+                start = unit.layout.elements(position, self.axis.rank).start
+                found.append(Piece(name, start, _local(parameter).reshape(-1), gradient))
+        return found
+
+    def owned(self, name: str) -> slice:
+        """The part of the flattened parameter that lies in this rank's rows; maybe empty."""
+        unit = self._unit_of[name]
+        return unit.layout.elements(unit.names.index(name), self.axis.rank)
+
+    def in_root(self, name: str) -> bool:
+        """Whether the parameter belongs to the root unit."""
+        return self._unit_of[name] is self.units[0]
+
+    def full_values(self) -> dict[str, Tensor]:
+        """Every parameter, whole and new, by canonical name. Communicates."""
+        return self._whole({name: parameter.detach() for name, parameter in self._parameters.items()})
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """Every reduced gradient, whole and new; zeros before the first reduction. Communicates."""
+        trainable = {name: p for name, p in self._parameters.items() if p.requires_grad}
+        return self._whole({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in trainable.items()})
+
+    def _reduce(self, unit: Unit, added: Mapping[str, Tensor]) -> None:
+        wholes = []
+        for name, shape in zip(unit.names, unit.layout.shapes, strict=True):
+            wholes.append(added[name] if name in added else _local(self._parameters[name]).new_zeros(shape))
+        section = collectives.reduce_scatter_average(unit, unit.layout.pack(wholes), self.axis)
+        section = collectives.all_reduce_average(unit, section, self.replicas)
+        for name, rows in zip(unit.names, unit.layout.own(section, self.axis.rank), strict=True):
+            parameter = self._parameters[name]
+            gradient = _like(parameter, rows)
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+    def _whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors from DTensors, by one all-gather a dtype."""
+        whole: dict[str, Tensor] = {}
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors.values()):
+            chosen = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
+            layout = RowLayout([tensor.shape for tensor in chosen.values()], self.axis.size)
+            own = layout.pack_own([_local(tensor) for tensor in chosen.values()])
+            everyone = own.new_empty(self.axis.size * own.numel())
+            collectives.all_gather(collectives.WHOLE, everyone, own, self.axis)
+            whole.update(zip(chosen, (tensor.clone() for tensor in layout.whole(everyone)), strict=True))
+        return {name: whole[name] for name in tensors}
+
+
+def _units(module: nn.Module, unit_names: Sequence[str], places: Sequence[Sequence[Slot]], size: int) -> list[Unit]:
+    """The root unit, then one a name in forward order, with their trainable parameters."""
+    units = []
+    for unit_name, positions in by_unit(module, unit_names, places).items():
+        owned = [places[position] for position in positions]
+        for uses in owned:
+            _refuse_apart(uses, unit_names)
+        trainable = [uses[0] for uses in owned if uses[0].module.get_parameter(uses[0].attribute).requires_grad]
+        shapes = [slot.module.get_parameter(slot.attribute).shape for slot in trainable]
+        units.append(Unit(unit_name or "(root)", [slot.name for slot in trainable], RowLayout(shapes, size)))
+    return units
+
+
+def _refuse_apart(uses: Sequence[Slot], unit_names: Sequence[str]) -> None:
+    owners = {_owner(slot.name, unit_names) for slot in uses}
+    if len(owners) > 1:
+        raise ValueError(
+            f"parameter {uses[0].name} is used in {len(owners)} units ({', '.join(slot.name for slot in uses)}):"
+            " fully_shard would untie it; put all of its uses into one unit"
+        )
+    if uses[0].module.get_parameter(uses[0].attribute).dim() == 0:
+        raise ValueError(f"parameter {uses[0].name} has no first dim to shard: give it the shape [1]")
+
+
+def _owner(name: str, unit_names: Sequence[str]) -> str:
+    return max((unit for unit in unit_names if name.startswith(f"{unit}.")), key=len, default="")
+
+
+def _dtensor(slot: Slot) -> nn.Parameter:
+    parameter = slot.module._parameters[slot.attribute]
+    assert isinstance(parameter, DTensor)
+    return parameter
+
+
+def _local(tensor: Tensor) -> Tensor:
+    assert isinstance(tensor, DTensor)
+    local: Tensor = tensor.to_local()
+    return local.detach()
+
+
+def _like(parameter: nn.Parameter, rows: Tensor) -> Tensor:
+    """``rows`` of this rank as a DTensor like ``parameter``."""
+    assert isinstance(parameter, DTensor)
+    return DTensor.from_local(
+        rows,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

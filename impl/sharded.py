@@ -1,0 +1,86 @@
+"""Sharded: what the training step needs of a sharded model, however it is sharded.
+
+Two ways exist: ``wrap.ShardedModel`` (flat buffers, everything written out) and ``per_parameter.PerParameterModel``
+(PyTorch's ``fully_shard``). The clipping engine - hooks, aggregate, clip, step - knows this protocol only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from .collectives import Axis
+from .places import Slot
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of one trainable parameter that this rank owns, flattened and without padding; it may be empty.
+
+    ``start`` is the position of its first element in the flattened whole parameter. ``value`` [n] and ``gradient`` [n]
+    (None before a reduction) are live views.
+    """
+
+    name: str
+    start: int
+    value: Tensor
+    gradient: Tensor | None
+
+
+class Sharded(Protocol):
+    """A model whose parameters are sharded over ``axis`` and copied over ``replicas``.
+
+    All ranks call each method together. Gradients are averaged over all ranks of both axes.
+    """
+
+    module: nn.Module
+    axis: Axis
+    replicas: Axis
+    places: list[list[Slot]]
+    """All places of each parameter, as they were before sharding, parameters in canonical order."""
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The module's forward, each unit gathered when its turn comes."""
+
+    def backward(self, outputs: Tensor, gradients: Tensor, *, sync: bool) -> None:
+        """Backpropagate ``gradients`` from ``outputs`` (equal shapes) into the parameters.
+
+        ``sync`` says that ``reduce_gradients`` follows: an implementation may reduce during the backward already.
+        """
+
+    def another_backward_follows(self) -> AbstractContextManager[None]:
+        """Around a backward that is not the last on its graph and forms no parameter gradients."""
+
+    def add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Add full local gradients, by canonical name, to what the next reduction averages."""
+
+    def reduce_gradients(self) -> None:
+        """Average what has accumulated over the ranks, and add this rank's pieces to the shards' gradients."""
+
+    def reshard(self) -> None:
+        """Free whatever is still gathered."""
+
+    def zero_grad(self) -> None:
+        """Forget reduced and unreduced gradients."""
+
+    def shards(self) -> list[nn.Parameter]:
+        """The trainable shards: what an optimizer updates. All of them, also those that are wholly padding."""
+
+    def pieces(self) -> list[Piece]:
+        """This rank's pieces of the trainable parameters, in one order on all ranks."""
+
+    def owned(self, name: str) -> slice:
+        """The part of the flattened parameter of that canonical name that lies in this rank's shard; maybe empty."""
+
+    def in_root(self, name: str) -> bool:
+        """Whether the parameter belongs to the root unit."""
+
+    def full_values(self) -> dict[str, Tensor]:
+        """Every parameter, whole and new, by canonical name. Communicates."""
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """Every reduced gradient of a trainable parameter, whole and new; zeros before a reduction. Communicates."""
