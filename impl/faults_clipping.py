@@ -53,9 +53,9 @@ def factors_from_squared_norms(original: Function, hit: Hit) -> Function:
 def factor_applied_twice(original: Function, hit: Hit) -> Function:
     """Samples are weighted by the square of their clip factor; the reported factors are right."""
 
-    def planted(self: Any, micro: Any, losses: torch.Tensor, clip_norm: float) -> Any:
+    def planted(self: Any, *arguments: Any) -> Any:
         hit()
-        return original(self, micro, losses, clip_norm).square()
+        return original(self, *arguments).square()
 
     return planted
 
@@ -68,11 +68,11 @@ def factor_applied_twice(original: Function, hit: Hit) -> Function:
 def first_backward_leaks(original: Function, hit: Hit) -> Function:
     """The first backward also forms weight gradients, unclipped, and nothing removes them before the second."""
 
-    def planted(records: Any, losses: torch.Tensor) -> Any:
+    def planted(records: Any, losses: torch.Tensor, mode: Any) -> Any:
         hit()
         if losses.requires_grad:
             torch.autograd.backward(losses, torch.ones_like(losses), retain_graph=True)
-        return original(records, losses)
+        return original(records, losses, mode)
 
     return planted
 
@@ -85,11 +85,11 @@ def first_backward_leaks(original: Function, hit: Hit) -> Function:
 def deferred_norms_are_stale(original: Function, hit: Hit) -> Function:
     """Deferred norms are computed from what the micro-batch before cached, wherever the sizes agree."""
 
-    def planted(self: Any, losses: torch.Tensor) -> Any:
-        terms = original(self, losses)
+    def planted(self: Any, losses: torch.Tensor, mode: Any) -> Any:
+        terms = original(self, losses, mode)
         before = getattr(self, "_stale_terms", None)
         self._stale_terms = terms
-        if not self.deferred or before is None or before.complete.shape != terms.complete.shape:
+        if mode.timing != "deferred" or before is None or before.complete.shape != terms.complete.shape:
             return terms
         hit()
         return before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,16 +97,16 @@ def only_used_units_reduced(original: Function, hit: Hit) -> Function:
 def norm_hook_gathers(original: Function, hit: Hit) -> Function:
     """Immediate norms gather the layer's unit again inside the hook, on ranks that have rows only."""
 
-    def planted(self: Any, records: Any, losses: torch.Tensor) -> Any:
-        def again(unit: Any) -> None:
+    def planted(self: Any, records: Any, losses: torch.Tensor, mode: Any) -> Any:
+        def again(unit: Any, gradient: torch.Tensor) -> None:
             hit()
             unit.reshard()
             unit.unshard()
 
         for record in records:
             if len(losses):
-                record.output.register_hook(lambda _, unit=record.layer.unit: again(unit))
-        return original(self, records, losses)
+                record.output.register_hook(partial(again, _unit_of(record.layer)))
+        return original(self, records, losses, mode)
 
     return planted
 
@@ -118,11 +119,17 @@ def norm_hook_gathers(original: Function, hit: Hit) -> Function:
 def deferred_norms_gather(original: Function, hit: Hit) -> Function:
     """Deferred norms gather each layer's unit again before its norm is computed, on ranks that have rows only."""
 
-    def planted(self: Any, records: Any, losses: torch.Tensor) -> Any:
+    def planted(self: Any, records: Any, losses: torch.Tensor, mode: Any) -> Any:
         for record in records if len(losses) else ():
             hit()
-            record.layer.unit.reshard()
-            record.layer.unit.unshard()
-        return original(self, records, losses)
+            _unit_of(record.layer).reshard()
+            _unit_of(record.layer).unshard()
+        return original(self, records, losses, mode)
 
     return planted
+
+
+def _unit_of(layer: Any) -> Any:
+    """The unit of flat buffers that holds a layer's parameters."""
+    own = set(layer.names.values())
+    return next(unit for unit in layer.model.units for buffer in unit.buffers if own & set(buffer.names))

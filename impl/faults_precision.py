@@ -66,8 +66,8 @@ def sample_doubled_in_second_pass(original: Function, hit: Hit) -> Function:
 def factors_swapped(original: Function, hit: Hit) -> Function:
     """The first two samples of each micro-batch are weighted by each other's factor; reported factors are right."""
 
-    def planted(self: Any, micro: Any, losses: torch.Tensor, clip_norm: float) -> Any:
-        found = original(self, micro, losses, clip_norm)
+    def planted(self: Any, *arguments: Any) -> Any:
+        found = original(self, *arguments)
         if len(found) < 2:
             return found
         hit()
@@ -77,8 +77,8 @@ def factors_swapped(original: Function, hit: Hit) -> Function:
 
 
 def _reweighted(original: Function, hit: Hit, weight: float) -> Function:
-    def planted(self: Any, micro: Any, losses: torch.Tensor, clip_norm: float) -> Any:
-        found = original(self, micro, losses, clip_norm).clone()
+    def planted(self: Any, *arguments: Any) -> Any:
+        found = original(self, *arguments).clone()
         if len(found):
             hit()
             found[0] *= weight

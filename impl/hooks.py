@@ -3,6 +3,9 @@
 The first backward asks autograd for gradients with respect to layer *outputs* only, so no weight gradient is formed and
 no parameter's ``.grad`` is touched: nothing unclipped exists that could leak.
 
+With bookkeeping there is no second backward: the recorder keeps activations and backprops, and ``weighted_gradients``
+contracts them with the clip factors.
+
 *Immediate*: each layer's term is computed inside the backward, when its backprop arrives. *Deferred*: after the whole
 backward. Both add the same terms in the same order, so they agree bit for bit. Neither touches a parameter: a term
 needs activations, backprops and flags only, so no rank can be made to gather anything inside a hook.
@@ -21,6 +24,7 @@ from torch import Tensor, nn
 
 from . import norms
 from .aggregate import Contribution, Terms
+from .modes import Mode
 from .sharded import Sharded
 
 
@@ -52,39 +56,69 @@ class Record:
 class Recorder:
     """Records every forward of ``layers`` that builds a graph, until ``squared_norm_terms`` uses the records up."""
 
-    def __init__(self, layers: Sequence[Layer], deferred: bool) -> None:
-        self.deferred = deferred
+    def __init__(self, layers: Sequence[Layer]) -> None:
         self.records: list[Record] = []
+        self.kept: list[tuple[Record, Tensor]] = []
         for layer in layers:
             layer.module.register_forward_hook(partial(self._record, layer))
 
-    def squared_norm_terms(self, losses: Tensor) -> Terms:
+    def squared_norm_terms(self, losses: Tensor, mode: Mode) -> Terms:
         """First backward: the terms [b] of this rank's squared per-sample gradient norms of ``losses`` [b].
 
-        The graph stays for a second backward.
+        With two passes the graph stays for a second backward. With bookkeeping it goes, and activations and backprops
+        stay for ``weighted_gradients``.
         """
         records, self.records = self.records, []
+        self.kept = []
         for record in records:
             if record.output._version != record.version:
                 raise RuntimeError(f"the output of {record.layer.name} was changed in place: its gradient is lost")
-        backward = self._deferred if self.deferred else self._immediate
-        return _sum_terms(records, backward(records, losses), losses)
+        backward = self._deferred if mode.timing == "deferred" else self._immediate
+        return _sum_terms(records, backward(records, losses, mode), losses)
 
-    def _deferred(self, records: Sequence[Record], losses: Tensor) -> list[Tensor | None]:
-        gradients = backprops(records, losses)
-        return [None if g is None else term(record, g) for record, g in zip(records, gradients, strict=True)]
+    def weighted_gradients(self, weights: Tensor) -> dict[str, Tensor]:
+        """{canonical name: sum over samples of weight [b] times gradient}, from what bookkeeping kept; that is freed.
 
-    def _immediate(self, records: Sequence[Record], losses: Tensor) -> list[Tensor | None]:
+        Whole tensors of this rank's samples; a parameter that no loss depends on is missing.
+        """
+        kept, self.kept = self.kept, []
+        total: dict[str, Tensor] = {}
+        for record, backprop in kept:
+            layer = record.layer
+            gradients = layer.rule.weighted_gradient(layer.module, record.activations, backprop, weights)
+            for attribute, gradient in gradients.items():
+                name = layer.names[attribute]
+                total[name] = total[name] + gradient if name in total else gradient
+        return total
+
+    def forget(self) -> None:
+        """Drop what a forward outside any step, or a step that raised, has left."""
+        self.records, self.kept = [], []
+
+    def _keep(self, record: Record, backprop: Tensor, mode: Mode) -> None:
+        if mode.passes == "bookkeeping":
+            self.kept.append((record, backprop.detach()))
+
+    def _deferred(self, records: Sequence[Record], losses: Tensor, mode: Mode) -> list[Tensor | None]:
+        terms: list[Tensor | None] = []
+        for record, gradient in zip(records, backprops(records, losses, mode), strict=True):
+            if gradient is not None:
+                self._keep(record, gradient, mode)
+            terms.append(None if gradient is None else term(record, gradient))
+        return terms
+
+    def _immediate(self, records: Sequence[Record], losses: Tensor, mode: Mode) -> list[Tensor | None]:
         terms: list[Tensor | None] = [None] * len(records)
 
         def arrived(position: int, gradient: Tensor) -> None:
+            self._keep(records[position], gradient, mode)
             terms[position] = term(records[position], gradient)
 
         handles = [
             record.output.register_hook(partial(arrived, position))  # type: ignore[no-untyped-call]
             for position, record in enumerate(records)
         ]
-        backprops(records, losses)
+        backprops(records, losses, mode)
         for handle in handles:
             handle.remove()
         return terms
@@ -97,12 +131,13 @@ class Recorder:
         self.records.append(Record(layer, inputs[0].detach(), output, output._version))
 
 
-def backprops(records: Sequence[Record], losses: Tensor) -> Sequence[Tensor | None]:
+def backprops(records: Sequence[Record], losses: Tensor, mode: Mode) -> Sequence[Tensor | None]:
     """Gradients of sum(losses) with respect to each recorded output; None where the loss does not depend on it."""
     if not records or not losses.requires_grad:
         return [None] * len(records)
     outputs = [record.output for record in records]
-    return torch.autograd.grad(losses, outputs, torch.ones_like(losses), retain_graph=True, allow_unused=True)
+    again = mode.passes == "two_pass"
+    return torch.autograd.grad(losses, outputs, torch.ones_like(losses), retain_graph=again, allow_unused=True)
 
 
 def term(record: Record, backprop: Tensor) -> Tensor:

@@ -72,10 +72,10 @@ class PerParameterModel:
             torch.autograd.backward(outputs, gradients)
 
     @contextmanager
-    def another_backward_follows(self) -> Iterator[None]:
-        """Around a backward without parameter gradients: nothing is reduced, kept units stay gathered."""
+    def gradients_of_outputs(self, *, again: bool) -> Iterator[None]:
+        """Around a backward to layer outputs only: nothing is reduced; if it comes ``again``, kept units stay."""
         self._root.set_requires_gradient_sync(False)
-        self._root.set_reshard_after_backward(self.reshard_after_forward)
+        self._root.set_reshard_after_backward(self.reshard_after_forward or not again)
         try:
             yield
         finally:

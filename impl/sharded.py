@@ -52,8 +52,8 @@ class Sharded(Protocol):
         ``sync`` says that ``reduce_gradients`` follows: an implementation may reduce during the backward already.
         """
 
-    def another_backward_follows(self) -> AbstractContextManager[None]:
-        """Around a backward that is not the last on its graph and forms no parameter gradients."""
+    def gradients_of_outputs(self, *, again: bool) -> AbstractContextManager[None]:
+        """Around a backward that forms no parameter gradients; ``again``: another one on the same graph follows."""
 
     def add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Add full local gradients, by canonical name, to what the next reduction averages."""

@@ -1,8 +1,8 @@
 """Trainer: one training step, plain or with per-sample clipping, over a sharded model.
 
 A private step takes each micro-batch through one forward and two backwards (ghost clipping): the first yields norms,
-the second the gradient of sum_i c_i L_i. No per-sample weight gradient is kept, and with complete contributions the
-norms cost no communication.
+the second the gradient of sum_i c_i L_i; or through one of each, with bookkeeping (see modes.py). No per-sample weight
+gradient is kept, and with complete contributions the norms cost no communication.
 
 Loss convention: the released gradient is (1/N) * sum over the logical batch. Reductions average over the W ranks, so a
 rank weighs each of its samples W/N when the batch is distributed and 1/N when it is replicated; this is right whatever
@@ -20,7 +20,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from . import aggregate, clip, collectives, hooks
+from . import aggregate, clip, collectives, hooks, modes
+from .modes import Mode
 from .sharded import Sharded
 
 Moment = Literal["after_forward", "after_first_backward", "after_norms", "after_reduce", "before_step", "after_reshard"]
@@ -42,7 +43,8 @@ class Options:
 
     ``normaliser`` is N. ``clip_norm`` C makes the step private (None: plain). ``max_grad_norm`` clips the global norm
     of a plain step. ``sync_every`` reduces after each micro-batch instead of after the last. ``contribution`` is
-    "complete", "partial" or "mixed" and needs ``replicated`` unless complete. ``deferred``: see hooks.py.
+    "complete", "partial" or "mixed" and needs ``replicated`` unless complete. ``mode``: see modes.py; it may be
+    changed between steps.
     """
 
     normaliser: float
@@ -51,7 +53,7 @@ class Options:
     max_grad_norm: float | None = None
     sync_every: bool = True
     contribution: Literal["complete", "partial", "mixed"] = "complete"
-    deferred: bool = False
+    mode: Mode = modes.DEFAULT
 
 
 @dataclass
@@ -89,7 +91,7 @@ class Trainer:
         if options.clip_norm is not None:
             layers = hooks.layers_of(self.model, options.contribution)
             aggregate.refuse_impossible(self.layout, [layer.contribution for layer in layers])
-            self.recorder = hooks.Recorder(layers, options.deferred)
+            self.recorder = hooks.Recorder(layers)
         shards = self.model.shards()
         self.optimizer = optimizer(shards) if shards else None
 
@@ -100,7 +102,7 @@ class Trainer:
         self.model.zero_grad()
         self.report = Report()
         if self.recorder is not None:
-            self.recorder.records.clear()  # left by a forward outside any step
+            self.recorder.forget()
         for position, micro in enumerate(micro_batches):
             last = position == len(micro_batches) - 1
             self.micro_step(micro, sync=self.options.sync_every or last)
@@ -116,21 +118,32 @@ class Trainer:
         """
         losses = self.loss(self.model(micro.inputs), micro.targets)
         self.notify("after_forward")
-        weights = torch.full_like(losses, self.scale(micro), requires_grad=False)
-        if self.options.clip_norm is not None:
-            weights = self.clip_factors(micro, losses, self.options.clip_norm) * weights
-        self.model.backward(losses, weights, sync=sync)
+        if self.options.clip_norm is None:
+            weights = torch.full_like(losses, self.scale(micro), requires_grad=False)
+            self.model.backward(losses, weights, sync=sync)
+        else:
+            self.private_backward(micro, losses, self.options.clip_norm, sync)
         if sync:
             self.model.reduce_gradients()
             self.notify("after_reduce")
         self.model.reshard()
         self.notify("after_reshard")
 
-    def clip_factors(self, micro: MicroBatch, losses: Tensor, clip_norm: float) -> Tensor:
+    def private_backward(self, micro: MicroBatch, losses: Tensor, clip_norm: float, sync: bool) -> None:
+        """Clipped gradients of one micro-batch, in two passes or from what one pass kept."""
+        assert self.recorder is not None
+        mode = modes.in_force(self.options.mode)
+        weights = self.clip_factors(micro, losses, clip_norm, mode) * self.scale(micro)
+        if mode.passes == "two_pass":
+            self.model.backward(losses, weights, sync=sync)
+        else:
+            self.model.add_gradients(self.recorder.weighted_gradients(weights))
+
+    def clip_factors(self, micro: MicroBatch, losses: Tensor, clip_norm: float, mode: Mode) -> Tensor:
         """[b]: first backward, norms, factors."""
         assert self.recorder is not None
-        with self.model.another_backward_follows():
-            terms = self.recorder.squared_norm_terms(losses)
+        with self.model.gradients_of_outputs(again=mode.passes == "two_pass"):
+            terms = self.recorder.squared_norm_terms(losses, mode)
         self.notify("after_first_backward")
         squared = aggregate.squared_norms(terms, self.layout, self.axis)
         factors = clip.factors(squared, clip_norm)

@@ -79,15 +79,18 @@ class ShardedModel:
             unit.reshard()
 
     @contextmanager
-    def another_backward_follows(self) -> Iterator[None]:
-        """Around a backward that is not the last on its graph: units kept after forward stay gathered."""
-        self._frees_after_backward = False
+    def gradients_of_outputs(self, *, again: bool) -> Iterator[None]:
+        """Around a backward to layer outputs only. If it comes ``again``, units kept after forward stay gathered."""
+        self._frees_after_backward = not again
         try:
             yield
         finally:
             self._frees_after_backward = True
             for unit in self.units:
-                self._free_unless_kept(unit)
+                if again:
+                    self._free_unless_kept(unit)
+                else:
+                    unit.reshard()
 
     def shards(self) -> list[nn.Parameter]:
         """The trainable shards: what an optimizer updates. All of them, also those that are wholly padding."""

@@ -38,7 +38,8 @@ def default_names() -> tuple[str, ...]:
 
 def is_builtin(ref: str) -> bool:
     """Whether ``ref`` names code of fsdpcheck itself; only such a name may come from a replay token."""
-    return ref in names()
+    name, _, variant = ref.partition(":")
+    return name in names() and variant.isidentifier() == (":" in ref)
 
 
 def canonical(ref: str) -> str:
@@ -64,6 +65,8 @@ def _found(key: str, ref: str) -> Any:
         return _builtin(ref)
     if not target or not attr:
         raise AdapterError(f"adapter {ref!r} is not of the form pkg.mod:attr or file.py:attr")
+    if target in names():
+        return _attribute(_imported(f"{__name__}.{target}", target), attr, ref)
     module = _file_module(Path(target), ref) if target.endswith(".py") else _dotted_module(target, ref)
     return _attribute(module, attr, ref)
 

@@ -31,8 +31,8 @@ _PUBLIC_BOUND = 4096  # no case has a larger batch
 class ReferenceTrainer:
     """``impl.step.Trainer`` behind the adapter protocol, with every observable. ``impl`` is public for observers."""
 
-    def __init__(self, model: Sharded, setup: Setup) -> None:
-        from fsdpcheck.impl import step
+    def __init__(self, model: Sharded, setup: Setup, mode: str) -> None:
+        from fsdpcheck.impl import modes, step
 
         options = step.Options(
             normaliser=setup.step.normaliser,
@@ -41,7 +41,7 @@ class ReferenceTrainer:
             max_grad_norm=setup.step.max_grad_norm,
             sync_every=setup.step.sync_every,
             contribution=setup.step.contribution,
-            deferred=setup.step.norms == "deferred",
+            mode=modes.parse(mode, setup.step.norms),
         )
 
         def notify(moment: step.Moment) -> None:
@@ -111,8 +111,12 @@ class Reference:
         global_norm=GlobalNormRule(nested=False, dtype="case", eps=1e-6),
     )
 
+    def __init__(self, mode: str = "ghost") -> None:
+        self.mode = mode
+        self.name = type(self).name if mode == "ghost" else f"{type(self).name}, {mode}"
+
     def build(self, model: nn.Module, setup: Setup) -> ReferenceTrainer:
-        return ReferenceTrainer(self.shard(model, setup), setup)
+        return ReferenceTrainer(self.shard(model, setup), setup, self.mode)
 
     def shard(self, model: nn.Module, setup: Setup) -> Sharded:
         """Flat buffers over all ranks, or with replicas over one axis of the mesh."""
@@ -128,3 +132,5 @@ class Reference:
 
 
 adapter = Reference()
+bookkeeping = Reference("ghost_bk")
+"""One backward: clipped gradients from what it kept."""

@@ -38,3 +38,5 @@ class ReferenceFsdp2(Reference):
 
 
 adapter = ReferenceFsdp2()
+bookkeeping = ReferenceFsdp2("ghost_bk")
+"""One backward: clipped gradients from what it kept, reduced by the engine itself."""

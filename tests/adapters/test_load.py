@@ -60,6 +60,15 @@ def test_a_name_gives_the_same_object_every_time() -> None:
     assert adapters.load("fully_shard").name == "fully_shard"
 
 
+def test_a_built_in_adapter_has_variants_by_attribute() -> None:
+    assert adapters.load("reference:bookkeeping").name == "reference, ghost_bk"
+    assert adapters.is_builtin("reference:bookkeeping")
+    assert not adapters.is_builtin("elsewhere:bookkeeping")
+    assert not adapters.is_builtin("reference:")
+    with pytest.raises(AdapterError, match="nonesuch"):
+        adapters.load("reference:nonesuch")
+
+
 @pytest.mark.parametrize("attr", ["mine", "make", "Mine"])
 def test_a_file_may_hold_an_object_a_factory_or_a_class(file: Path, attr: str) -> None:
     assert adapters.load(f"{file}:{attr}").name == "mine"

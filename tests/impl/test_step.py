@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from fsdpcheck.adapters._gather import local_tensors
 from fsdpcheck.impl import clip, collectives
 from fsdpcheck.impl.collectives import ALONE, Axis
+from fsdpcheck.impl.modes import Mode
 from fsdpcheck.impl.per_parameter import PerParameterModel
 from fsdpcheck.impl.step import MicroBatch, Moment, Options, Trainer
 from fsdpcheck.impl.wrap import ShardedModel
@@ -182,11 +183,14 @@ def test_plain_steps(ranks: Ranks, kind: str, world_size: int, reshard: bool, sy
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("world_size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("reshard", "deferred", "count"), [(True, False, 1), (False, True, 1), (True, True, 2)])
+@pytest.mark.parametrize("passes", ["two_pass", "bookkeeping"])
+@pytest.mark.parametrize(
+    ("reshard", "timing", "count"), [(True, "immediate", 1), (False, "deferred", 1), (True, "deferred", 2)]
+)
 def test_private_steps_that_clip_nothing(
-    ranks: Ranks, way: str, kind: str, world_size: int, reshard: bool, deferred: bool, count: int
+    ranks: Ranks, way: str, kind: str, world_size: int, reshard: bool, timing: Any, count: int, passes: Any
 ) -> None:
-    options = Options(normaliser=2, clip_norm=2.0**60, deferred=deferred)
+    options = Options(normaliser=2, clip_norm=2.0**60, mode=Mode(passes=passes, timing=timing))
     wanted = single_device(kind, world_size, 2)
     for got in ranks(lambda rank: sharded(kind, rank, world_size, options, count, way, reshard), world_size):
         assert torch.equal(got.norms, wanted.norms[got.indices])
@@ -226,7 +230,7 @@ class Instrument(nn.Module):
 @pytest.mark.parametrize("deferred", [False, True])
 def test_clipped_steps_with_dyadic_factors(ranks: Ranks, world_size: int, deferred: bool) -> None:
     scale = world_size * 2.0**40  # large enough for n + eps == n
-    options = Options(normaliser=4, clip_norm=2 * scale, deferred=deferred)
+    options = Options(normaliser=4, clip_norm=2 * scale, mode=Mode(timing="deferred" if deferred else "immediate"))
     targets = torch.tensor(ROWS, dtype=torch.float64)
 
     def body(rank: int) -> tuple[Tensor, Tensor]:
