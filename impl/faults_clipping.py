@@ -126,6 +126,24 @@ def own_norm_reported(original: Function, hit: Hit) -> Function:
 
     def planted(model: Any, max_norm: float) -> Any:
         hit()
+        squares = [clip.own_gradient(piece).square().sum() for piece in model.pieces()]
+        own = torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
+        original(model, max_norm)
+        return own
+
+    return planted
+
+
+@fault(
+    "clip:clip_global_norm",
+    "clipped tensor by tensor, https://github.com/fedbiomed/fedbiomed/issues/1443",
+    "global-norm.update",
+)
+def clipped_unit_by_unit(original: Function, hit: Hit) -> Function:
+    """Each unit's gradient is clipped by its own norm; the norm returned is the global one."""
+
+    def planted(model: Any, max_norm: float) -> Any:
+        hit()
         norm = clip.global_squared_norm(model).sqrt()
         for unit in model.units:
             if unit.trainable is not None and unit.trainable.shard.grad is not None:
