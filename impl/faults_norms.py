@@ -123,10 +123,10 @@ def owned_part_off_by_one(original: Function, hit: Hit) -> Function:
 def squared_norms_cast_down(original: Function, hit: Hit) -> Function:
     """Each layer's squared norms pass through bfloat16 (8 bits) before they are added up."""
 
-    def planted(record: Any, backprop: torch.Tensor) -> Any:
+    def planted(together: Any) -> Any:
         hit()
-        squared = original(record, backprop)
-        return squared.to(torch.bfloat16).to(squared.dtype)
+        found = original(together)
+        return {kind: squared.to(torch.bfloat16).to(squared.dtype) for kind, squared in found.items()}
 
     return planted
 

@@ -134,6 +134,10 @@ class PerParameterModel:
         """Whether the parameter belongs to the root unit."""
         return self._unit_of[name] is self.units[0]
 
+    def is_unit(self, module: nn.Module) -> bool:
+        """Whether ``module`` is gathered and freed on its own."""
+        return isinstance(module, FSDPModule)
+
     def full_values(self) -> dict[str, Tensor]:
         """Every parameter, whole and new, by canonical name. Communicates."""
         return self._whole({name: parameter.detach() for name, parameter in self._parameters.items()})

@@ -79,6 +79,9 @@ class Sharded(Protocol):
     def in_root(self, name: str) -> bool:
         """Whether the parameter belongs to the root unit."""
 
+    def is_unit(self, module: nn.Module) -> bool:
+        """Whether ``module`` is gathered and freed on its own."""
+
     def full_values(self) -> dict[str, Tensor]:
         """Every parameter, whole and new, by canonical name. Communicates."""
 

@@ -122,6 +122,10 @@ class ShardedModel:
         """Whether the parameter belongs to the root unit."""
         return self._buffers[name] in self.units[0].buffers
 
+    def is_unit(self, module: nn.Module) -> bool:
+        """Whether ``module`` is gathered and freed on its own."""
+        return any(unit.module is module for unit in self.units)
+
     def full_values(self) -> dict[str, Tensor]:
         """Every parameter, whole and new, by canonical name. Communicates."""
         buffers = [buffer for unit in self.units for buffer in unit.buffers]

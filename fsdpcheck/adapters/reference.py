@@ -22,7 +22,7 @@ ACCEPTS: frozenset[Trait] = frozenset(
         "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
         "hsdp", "premultiply", "conv", "group-norm", "rms-norm", "attention", "bags", "surrogates", "real", "adam",
         "schedule", "resume", "layer-norm-without-bias", "attention-private",
-        "conv-private", "group-norm-private", "rms-norm-private", "bags-private",
+        "conv-private", "group-norm-private", "rms-norm-private", "bags-private", "tied-private",
     }
 )  # fmt: skip
 

@@ -31,6 +31,7 @@ from functools import cache
 from types import ModuleType
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 
 @cache
@@ -50,4 +51,10 @@ def rules() -> dict[type[nn.Module], ModuleType]:
 
 def rule_for(module: nn.Module) -> ModuleType | None:
     """The rule of exactly this layer type; subclasses may compute something else and have none."""
-    return rules().get(type(module))
+    return rules().get(layer_type(module))
+
+
+def layer_type(module: nn.Module) -> type[nn.Module]:
+    """The type that a layer was made as: ``fully_shard`` puts a class of its own, FSDP<type>, before it."""
+    bases = type(module).__bases__
+    return bases[1] if len(bases) == 2 and bases[0] is FSDPModule else type(module)

@@ -30,20 +30,23 @@ def squared_norm(module: nn.Embedding, activations: Tensor, backprops: Tensor) -
 
     Memory is one row for each distinct (sample, token), never B times the vocabulary.
     """
-    tokens_BT, g_BTp = _as_sequence(module, activations, backprops)
-    squared_B = torch.zeros(len(g_BTp), dtype=g_BTp.dtype, device=g_BTp.device)
     if not module.weight.requires_grad:
-        return squared_B
-    pairs, place = pair_of_each_position(tokens_BT, module.num_embeddings)
-    rows = g_BTp.new_zeros(len(pairs), g_BTp.shape[2]).index_add_(0, place, g_BTp.flatten(0, 1))
-    return squared_B.index_add_(0, pairs // module.num_embeddings, rows.square().sum(1))
+        return backprops.new_zeros(len(backprops))
+    return rows_squared_norm(*as_pair(module, activations, backprops), module.num_embeddings)
+
+
+def rows_squared_norm(tokens_BT: Tensor, g_BTp: Tensor, rows: int) -> Tensor:
+    """[B]: rows of equal tokens of a sample are added, then squared."""
+    pairs, place = pair_of_each_position(tokens_BT, rows)
+    sums = g_BTp.new_zeros(len(pairs), g_BTp.shape[2]).index_add_(0, place, g_BTp.flatten(0, 1))
+    return g_BTp.new_zeros(len(g_BTp)).index_add_(0, pairs // rows, sums.square().sum(1))
 
 
 def per_sample_gradient(module: nn.Embedding, activations: Tensor, backprops: Tensor) -> dict[str, Tensor]:
     """{"weight": [B, vocabulary, p]} if it is trainable."""
     if not module.weight.requires_grad:
         return {}
-    tokens_BT, g_BTp = _as_sequence(module, activations, backprops)
+    tokens_BT, g_BTp = as_pair(module, activations, backprops)
     samples, rows = len(tokens_BT), module.num_embeddings
     flat = g_BTp.new_zeros(samples * rows, g_BTp.shape[2])
     flat.index_add_(0, pair_number(tokens_BT, rows), g_BTp.flatten(0, 1))
@@ -56,7 +59,7 @@ def weighted_gradient(
     """{"weight": [vocabulary, p]} if it is trainable."""
     if not module.weight.requires_grad:
         return {}
-    tokens_BT, g_BTp = _as_sequence(module, activations, _terms.scaled(backprops, weights_B))
+    tokens_BT, g_BTp = as_pair(module, activations, _terms.scaled(backprops, weights_B))
     whole = g_BTp.new_zeros(module.num_embeddings, g_BTp.shape[2])
     return {"weight": whole.index_add_(0, tokens_BT.flatten(), g_BTp.flatten(0, 1))}
 
@@ -80,7 +83,8 @@ def pair_number(tokens_BT: Tensor, rows: int) -> Tensor:
     return (samples * rows + tokens_BT).flatten()
 
 
-def _as_sequence(module: nn.Embedding, activations: Tensor, backprops: Tensor) -> tuple[Tensor, Tensor]:
+def as_pair(module: nn.Embedding, activations: Tensor, backprops: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens [B, T], and backprops [B, T, p] with zeros at padding."""
     positions = activations.shape[1:].numel()
     tokens_BT = activations.reshape(activations.shape[0], positions)
     g_BTp = backprops.reshape(activations.shape[0], positions, backprops.shape[-1])

@@ -24,7 +24,7 @@ LAYER = nn.Linear
 
 def squared_norm(module: nn.Linear, activations: Tensor, backprops: Tensor) -> Tensor:
     """[B]: squared gradient norms over the trainable ones of weight and bias; inputs [B, ..., d] and [B, ..., p]."""
-    a_BTd, g_BTp = _as_sequence(activations), _as_sequence(backprops)
+    a_BTd, g_BTp = as_pair(activations, backprops)
     squared_B = torch.zeros(len(g_BTp), dtype=g_BTp.dtype, device=g_BTp.device)
     if module.weight.requires_grad:
         squared_B = squared_B + weight_squared_norm(a_BTd, g_BTp)
@@ -35,7 +35,7 @@ def squared_norm(module: nn.Linear, activations: Tensor, backprops: Tensor) -> T
 
 def per_sample_gradient(module: nn.Linear, activations: Tensor, backprops: Tensor) -> dict[str, Tensor]:
     """{"weight": [B, p, d], "bias": [B, p]}, trainable ones only."""
-    a_BTd, g_BTp = _as_sequence(activations), _as_sequence(backprops)
+    a_BTd, g_BTp = as_pair(activations, backprops)
     gradients = {}
     if module.weight.requires_grad:
         gradients["weight"] = g_BTp.transpose(1, 2) @ a_BTd
@@ -86,6 +86,11 @@ def gram(a_BTd: Tensor, g_BTp: Tensor) -> Tensor:
 def bias_squared_norm(g_BTp: Tensor) -> Tensor:
     """[B]: || sum_t g_t ||^2."""
     return g_BTp.sum(1).square().sum(1)
+
+
+def as_pair(activations: Tensor, backprops: Tensor) -> tuple[Tensor, Tensor]:
+    """[B, T, d] and [B, T, p]."""
+    return _as_sequence(activations), _as_sequence(backprops)
 
 
 def _as_sequence(x: Tensor) -> Tensor:

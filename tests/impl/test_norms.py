@@ -262,7 +262,7 @@ def test_rules_are_found_by_scanning_and_cover_exact_types_only() -> None:
         pass
 
     convolutions = {nn.Conv1d, nn.Conv2d, nn.Conv3d}
-    others = {nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm}
+    others = {nn.MultiheadAttention, nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm}
     assert set(norms.rules()) == convolutions | others
     assert norms.rule_for(nn.Linear(1, 1)) is linear
     assert norms.rule_for(nn.LayerNorm(1)) is layer_norm

@@ -1,0 +1,189 @@
+"""Any layer without a rule: per-sample gradients by torch.func, from the layer alone.
+
+The layer's forward is run again, one sample at a time under ``vmap``, from its activations, and its backprop is pulled
+back to the parameters that the layer itself holds (children have rules of their own). That takes the values of the
+parameters, so it must happen while they are gathered, and B times their memory. Used only if no rule's type is exactly
+the layer's; slower than a rule, and as general as the layer is honest: its output must be a tensor, or a tuple whose
+first item is one, and row i of it a function of row i of the inputs alone.
+
+Refused: layers that mix samples (known types, and ``mixes_samples`` finds others), layers that are random in training
+mode (the second run would draw other numbers), tensors passed by keyword (nobody knows which axis is the samples').
+
+Source: ``torch.func``; Opacus' functorch grad sampler does the same, https://github.com/meta-pytorch/opacus/pull/755.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from . import _terms
+
+LAYER = ()
+NEEDS_PARAMETERS = True
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a layer was called with. Tensors have B rows, but for keywords named in ``shared``; the rest is constant."""
+
+    positional: tuple[Any, ...]
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    shared: Collection[str] = ()
+
+    def rows(self) -> list[Tensor]:
+        """The tensors that have a row a sample, in order."""
+        values = [*self.positional, *(value for name, value in self.keywords.items() if name not in self.shared)]
+        return [value for value in values if isinstance(value, Tensor)]
+
+    def given(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments and keyword arguments with ``rows`` in place of ``self.rows()``."""
+        left = iter(rows)
+        positional = tuple(next(left) if isinstance(value, Tensor) else value for value in self.positional)
+        own = {name: isinstance(value, Tensor) and name not in self.shared for name, value in self.keywords.items()}
+        return positional, {name: next(left) if own[name] else value for name, value in self.keywords.items()}
+
+
+def refusal(module: nn.Module) -> str:
+    """Layers whose samples' gradients cannot be found by running them again."""
+    for name, child in module.named_modules():
+        where = f" ({name} is a {type(child).__name__})" if name else ""
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            return f"it mixes the samples of a batch{where}: use GroupNorm or LayerNorm"
+        if child.training and any(getattr(child, option, 0) for option in _randomness(child)):
+            return f"it is random in training mode{where} and has no norm rule: set its dropout to 0, or write a rule"
+    return ""
+
+
+def squared_norm(module: nn.Module, activations: Tensor | Call, backprops: Tensor) -> Tensor:
+    """[B]: squared gradient norms over the trainable parameters that the layer itself holds."""
+    return _terms.squares(per_sample_gradient(module, activations, backprops), backprops)
+
+
+def per_sample_gradient(module: nn.Module, activations: Tensor | Call, backprops: Tensor) -> dict[str, Tensor]:
+    """{attribute: [B, *shape]} of the trainable parameters that the layer itself holds."""
+    return gradients_of(module, _own(module), activations, backprops)
+
+
+def weighted_gradient(
+    module: nn.Module, activations: Tensor | Call, backprops: Tensor, weights_B: Tensor
+) -> dict[str, Tensor]:
+    """{attribute: [*shape]}: one pull-back of the whole batch; no per-sample gradient is formed."""
+    return weighted_gradients_of(module, _own(module), activations, backprops, weights_B)
+
+
+def gradients_of(
+    module: nn.Module, names: Sequence[str], activations: Tensor | Call, backprops: Tensor
+) -> dict[str, Tensor]:
+    """{name: [B, *shape]} of the parameters of these (dotted) names below ``module``.
+
+    Raises NotImplementedError if torch.func cannot run the layer, which a layer that draws random numbers is one of.
+    """
+    values = {name: module.get_parameter(name).detach() for name in names}
+    if not values or not len(backprops):
+        return {name: value.new_zeros(len(backprops), *value.shape) for name, value in values.items()}
+    call = as_call(activations)
+
+    def of_one_sample(backprop: Tensor, *rows: Tensor) -> dict[str, Tensor]:
+        return _pulled_back(module, call, values, [row.unsqueeze(0) for row in rows], backprop.unsqueeze(0))
+
+    try:
+        found: dict[str, Tensor] = vmap(of_one_sample, randomness="error")(backprops, *call.rows())
+    except RuntimeError as error:
+        raise NotImplementedError(
+            f"a {type(module).__name__} has no norm rule, and torch.func cannot take its per-sample gradients: {error};"
+            " a layer that is random in training mode needs its dropout at 0, any other a rule in impl/norms"
+        ) from error
+    return found
+
+
+def weighted_gradients_of(
+    module: nn.Module, names: Sequence[str], activations: Tensor | Call, backprops: Tensor, weights_B: Tensor
+) -> dict[str, Tensor]:
+    """{name: [*shape]} of the parameters of these (dotted) names below ``module``."""
+    values = {name: module.get_parameter(name).detach() for name in names}
+    if not values or not len(backprops):
+        return {name: torch.zeros_like(value) for name, value in values.items()}
+    call = as_call(activations)
+    return _pulled_back(module, call, values, call.rows(), _terms.scaled(backprops, weights_B))
+
+
+def mixes_samples(module: nn.Module, activations: Tensor | Call) -> bool:
+    """Whether a NaN in sample 0 of a made-up batch of two reaches the output of sample 1. Needs the parameters.
+
+    The batch has the shapes of ``activations`` and no values of theirs, so every rank finds the same, also one that has
+    no rows. Layers whose inputs are all integers cannot be asked this way: False.
+    """
+    call = as_call(activations)
+    clean = [_made_up(rows) for rows in call.rows()]
+    poisoned = [rows.index_fill(0, rows.new_zeros(1, dtype=torch.int64), _poison(rows)) for rows in clean]
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with torch.no_grad():
+        one = _run(module, call, {**buffers}, clean)
+        other = _run(module, call, {name: buffer.clone() for name, buffer in buffers.items()}, poisoned)
+    return not torch.equal(one[1].isnan(), other[1].isnan())
+
+
+def as_call(activations: Tensor | Call) -> Call:
+    """A single input as a call."""
+    return Call((activations,)) if isinstance(activations, Tensor) else activations
+
+
+def main_output(output: Any) -> Any:
+    """The output that backprops belong to: the first item of a tuple or a list, any other output itself."""
+    return output[0] if isinstance(output, (tuple, list)) and output else output
+
+
+class _Bare(nn.Module):
+    """A layer's forward without the layer's own hooks, which record, gather and free."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *positional: Any, **keywords: Any) -> Any:
+        return main_output(self.module.forward(*positional, **keywords))
+
+
+def _pulled_back(
+    module: nn.Module, call: Call, values: dict[str, Tensor], rows: Sequence[Tensor], backprops: Tensor
+) -> dict[str, Tensor]:
+    pull = vjp(lambda parameters: _run(module, call, parameters, rows), values)[1]
+    found: dict[str, Tensor] = pull(backprops)[0]
+    return found
+
+
+def _run(module: nn.Module, call: Call, values: Mapping[str, Tensor], rows: Sequence[Tensor]) -> Tensor:
+    positional, keywords = call.given(rows)
+    named = {f"module.{name}": value for name, value in values.items()}
+    output: Tensor = functional_call(_Bare(module), named, positional, keywords)
+    return output
+
+
+def _own(module: nn.Module) -> list[str]:
+    return [name for name, value in module.named_parameters(recurse=False) if value.requires_grad]
+
+
+def _randomness(module: nn.Module) -> Sequence[str]:
+    """Options of known layers that make them random where they are not zero."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return ("p",)
+    return ("dropout",) if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) else ()
+
+
+def _made_up(rows: Tensor) -> Tensor:
+    """Two equal rows of the shape of ``rows``: 1, 2, 3, ... or, of integers, zeros."""
+    shape = (2, *rows.shape[1:])
+    if not rows.is_floating_point():
+        return rows.new_zeros(shape)
+    count = rows.shape[1:].numel()
+    return torch.arange(1, count + 1, dtype=rows.dtype, device=rows.device).reshape(shape[1:]).expand(shape)
+
+
+def _poison(rows: Tensor) -> float:
+    return float("nan") if rows.is_floating_point() else 0

@@ -1,0 +1,130 @@
+"""What is known of a layer, and what one forward of it leaves for the norms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from .aggregate import Contribution
+from .norms import fallback
+from .norms.fallback import Call
+from .sharded import Sharded
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A layer with trainable parameters, its norm rule, who shards it, and what this rank contributes.
+
+    ``names`` and ``contributions``: by attribute of each of its trainable parameters, the canonical name, which is the
+    same for all uses of a tied one, and the contribution. ``frozen`` attributes have neither.
+    """
+
+    name: str
+    module: nn.Module
+    rule: ModuleType
+    model: Sharded
+    names: Mapping[str, str]
+    contributions: Mapping[str, Contribution]
+
+    @property
+    def contribution(self) -> Contribution:
+        """ "partial" if any of its parameters contributes that way."""
+        return "partial" if "partial" in self.contributions.values() else "complete"
+
+    @property
+    def needs_parameters(self) -> bool:
+        """Whether its rule has to be called while its unit is gathered."""
+        return bool(getattr(self.rule, "NEEDS_PARAMETERS", False))
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One layer in one forward: ``activations`` is its input, ``output`` still hangs on the graph.
+
+    ``others``: further tensors of its output, which no loss may depend on. ``parameters`` are the trainable ones as
+    they were then, gathered, and ``inputs`` the graph's nodes that its inputs come from.
+    """
+
+    layer: Layer
+    activations: Tensor | Call
+    output: Tensor
+    version: int
+    others: tuple[Tensor, ...] = ()
+    parameters: tuple[nn.Parameter, ...] = ()
+    inputs: frozenset[Any] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """A record with its backprop; ``held`` are its per-sample gradients, where they had to be formed in the backward.
+
+    That is where the rule needs the parameters' values, which are freed later.
+    """
+
+    record: Record
+    backprop: Tensor
+    held: Mapping[str, Tensor] | None = None
+
+    def per_sample_gradient(self) -> Mapping[str, Tensor]:
+        """{attribute: [B, *shape]}. Raises RuntimeError if that takes parameters that are not gathered any more."""
+        if self.held is not None:
+            return self.held
+        refuse_freed(self.record)
+        layer, record = self.record.layer, self.record
+        found: dict[str, Tensor] = layer.rule.per_sample_gradient(layer.module, record.activations, self.backprop)
+        return found
+
+
+def record_of(layer: Layer, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Record:
+    """The record of a forward that has just run, with its unit still gathered.
+
+    Raises NotImplementedError for what no norm can be taken of: an input by keyword, an output that is no tensor.
+    """
+    activations = _activations(layer, inputs, keywords)
+    main, others = _outputs(layer, output)
+    parameters = tuple(layer.module.get_parameter(attribute) for attribute in layer.names)
+    given = [value for value in (*inputs, *keywords.values()) if isinstance(value, Tensor)]
+    nodes = frozenset(value.grad_fn for value in given if value.grad_fn is not None)
+    return Record(layer, activations, main, main._version, others, parameters, nodes)
+
+
+def refuse_freed(record: Record) -> None:
+    """Raise RuntimeError if the rule needs parameters' values and their unit has been freed since the forward."""
+    layer = record.layer
+    if not layer.needs_parameters:
+        return
+    now = [layer.module.get_parameter(attribute) for attribute in layer.names]
+    if any(p is not q or not p.numel() for p, q in zip(now, record.parameters, strict=True)):
+        raise RuntimeError(
+            f"{layer.name}: its norm rule needs its parameters, and its sharding unit was freed before its output's "
+            "gradient arrived (its input does not hang on the unit's input): keep units gathered after forward "
+            "(reshard_after_forward=False), or give it a sharding unit of its own"
+        )
+
+
+def _activations(layer: Layer, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | Call:
+    detached = tuple(value.detach() if isinstance(value, Tensor) else value for value in inputs)
+    named = {name: value.detach() if isinstance(value, Tensor) else value for name, value in keywords.items()}
+    call: Call = getattr(layer.rule, "call", Call)(detached, named)
+    tensors = [name for name, value in named.items() if isinstance(value, Tensor) and name not in call.shared]
+    if tensors and not hasattr(layer.rule, "call"):
+        raise NotImplementedError(f"{layer.name} was called with tensors by keyword, {tensors}: pass them by position")
+    if layer.needs_parameters:
+        return call
+    if len(call.rows()) != 1 or not isinstance(detached[0], Tensor):
+        kind = type(layer.module).__name__
+        raise NotImplementedError(f"{layer.name}: the norm rule of {kind} knows one input, got {len(call.rows())}")
+    return detached[0]
+
+
+def _outputs(layer: Layer, output: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+    main = fallback.main_output(output)
+    if not isinstance(main, Tensor):
+        got = type(output).__name__
+        raise NotImplementedError(f"{layer.name}: its output is a {got}, per-sample norms need a tensor, or one first")
+    others = output[1:] if isinstance(output, (tuple, list)) else ()
+    return main, tuple(value for value in others if isinstance(value, Tensor) and value.requires_grad)
