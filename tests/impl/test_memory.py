@@ -1,0 +1,117 @@
+"""Byte accounts against what tensors really hold, and against known models on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from fsdpcheck.impl import collectives, memory
+from fsdpcheck.impl.per_parameter import PerParameterModel
+from fsdpcheck.impl.wrap import ShardedModel
+
+if TYPE_CHECKING:
+    from .conftest import Ranks
+
+UNITS = ["0", "1", "2"]
+
+
+def network() -> nn.Sequential:
+    built = nn.Sequential(
+        nn.Sequential(nn.Linear(3, 5), nn.ReLU()),
+        nn.Sequential(nn.Linear(5, 7), nn.ReLU()),
+        nn.Sequential(nn.Linear(7, 2)),
+        nn.Linear(2, 1),
+    ).double()
+    built[1][0].bias.requires_grad_(False)
+    return built
+
+
+def held(tensors: list[Tensor]) -> int:
+    """Bytes of the distinct storages behind ``tensors``."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def flat_tensors(rank: int, world_size: int) -> tuple[int, int]:
+    sharded = ShardedModel(network(), UNITS, collectives.axis(), True)
+    buffers = [buffer for unit in sharded.units for buffer in unit.buffers]
+    shards: list[Tensor] = [buffer.shard for buffer in buffers]
+    padding = sum(len(buffer.shard[buffer.padding]) * buffer.shard.element_size() for buffer in buffers)
+    gathered = held([buffer.full for buffer in buffers]) if world_size > 1 else 0
+    assert gathered == 0
+    return held(shards), padding
+
+
+def row_tensors(rank: int, world_size: int) -> tuple[int, int]:
+    sharded = PerParameterModel(network(), UNITS, init_device_mesh("cpu", (world_size,)), True)
+    locals_ = [p.to_local() for p in sharded.module.parameters() if isinstance(p, DTensor)]
+    return sum(local.numel() * local.element_size() for local in locals_), 0
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize(
+    ("measured", "account"),
+    [(flat_tensors, memory.flat_account), (row_tensors, memory.per_parameter_account)],
+    ids=["flat", "per-parameter"],
+)
+def test_parameters_are_what_the_shards_hold(
+    ranks: Ranks, world_size: int, measured: Callable[[int, int], tuple[int, int]], account: Any
+) -> None:
+    found = ranks(lambda rank: measured(rank, world_size), world_size)
+    for rank, (parameters, padding) in enumerate(found):
+        wanted = account(network(), UNITS, world_size, rank)
+        assert (wanted.parameters, wanted.padding) == (parameters, padding)
+
+
+class Watch:
+    """The most bytes that were gathered at any moment of a forward and backward."""
+
+    def __init__(self, sharded: ShardedModel) -> None:
+        self.most, self.sharded = 0, sharded
+        for module in sharded.module.modules():
+            module.register_forward_pre_hook(lambda *_: self.look())
+            module.register_full_backward_pre_hook(lambda *_: self.look())
+
+    def look(self) -> None:
+        buffers = [buffer for unit in self.sharded.units for buffer in unit.buffers]
+        self.most = max(self.most, held([buffer.full for buffer in buffers]))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("reshard", [True, False])
+def test_no_more_is_gathered_than_the_formula_says(ranks: Ranks, world_size: int, reshard: bool) -> None:
+    def most(rank: int) -> int:
+        sharded = ShardedModel(network(), UNITS, collectives.axis(), reshard)
+        watch = Watch(sharded)
+        outputs = sharded(torch.ones(1, 3).double())
+        sharded.backward(outputs, torch.ones_like(outputs))
+        sharded.reduce_gradients()
+        sharded.reshard()
+        last = held([buffer.full for unit in sharded.units for buffer in unit.buffers])
+        assert last == 0
+        return watch.most
+
+    account = memory.flat_account(network(), UNITS, world_size, reshard_after_forward=reshard)
+    assert ranks(most, world_size) == [account.peak_unsharded] * world_size
+
+
+def test_a_model_of_half_a_billion_parameters_without_allocating_it() -> None:
+    """32 layers of width 1024 with a vocabulary of 50,000: e * n / W bytes of fp32 parameters at W = 8."""
+    with torch.device("meta"):
+        blocks = [nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True) for _ in range(32)]
+        model = nn.Sequential(nn.Embedding(50_000, 1024), *blocks, nn.Linear(1024, 50_000, bias=False))
+    numel = sum(parameter.numel() for parameter in model.parameters())
+    assert numel == 505_479_168
+    units = [str(position) for position in range(len(model))]
+    for account in (memory.flat_account, memory.per_parameter_account):
+        found = account(model, units, 8, states=2)
+        assert numel * 4 / 8 <= found.parameters < numel * 4 / 8 + 4 * 8 * 400
+        assert found.optimizer_state == 2 * found.parameters
+        assert found.gradients == found.parameters
+    assert all(parameter.is_meta for parameter in model.parameters())
