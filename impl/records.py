@@ -116,8 +116,9 @@ def _activations(layer: Layer, inputs: tuple[Any, ...], keywords: dict[str, Any]
     if layer.needs_parameters:
         return call
     if len(call.rows()) != 1 or not isinstance(detached[0], Tensor):
-        kind = type(layer.module).__name__
-        raise NotImplementedError(f"{layer.name}: the norm rule of {kind} knows one input, got {len(call.rows())}")
+        known = getattr(layer.rule, "ONE_INPUT", "its activations, sample axis first")
+        kind, got = type(layer.module).__name__, len(call.rows())
+        raise NotImplementedError(f"{layer.name}: the norm rule of {kind} knows one input ({known}), got {got}")
     return detached[0]
 
 

@@ -13,8 +13,10 @@ A rule is a module of this folder with these names:
 A rule needs activations, backprops and options of the layer only, never the values of its parameters, unless it says
 ``NEEDS_PARAMETERS = True``; then it has to be called while the layer's unit is gathered. ``COVERS_CHILDREN = True``
 says that the rule's attributes are dotted names of *all* parameters below the layer, whose children have no rule of
-their own. A layer type without a file is taken by ``fallback``, and a type is matched exactly: a subclass may compute
-something else. Adding a layer type is adding a file; names that begin with "_" are no rules.
+their own. ``ONE_INPUT`` may say what the one input is, for the error of a call with more; ``call(positional,
+keywords)`` makes a ``fallback.Call`` where a rule takes several. A layer type without a file is taken by ``fallback``,
+and a type is matched exactly: a subclass may compute something else. Adding a layer type is adding a file; names that
+begin with "_" are no rules.
 
 Legend: B samples, T positions of a sequence, d input features, p output features. ``activations`` is the layer's input,
 ``backprops`` the gradient of the summed per-sample losses with respect to its output; sample axis first.

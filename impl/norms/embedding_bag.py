@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from . import _terms, embedding
 
 LAYER = nn.EmbeddingBag
+ONE_INPUT = "tokens [B, T], one bag a row; with offsets rows are no samples, and tokens have no weights of their own"
 
 
 def refusal(module: nn.EmbeddingBag) -> str:

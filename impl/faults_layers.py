@@ -1,0 +1,132 @@
+"""Planted bugs of the norm rules of further layers, of shared parameters, and of the fallback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .fault import Function, Hit, fault
+from .norms import _terms, embedding_bag, fallback
+
+
+@fault(
+    "norms._tied:squared_norm",
+    "tied uses' norms added, https://github.com/meta-pytorch/opacus/pull/738",
+    "clipping.norms",
+)
+def tied_cross_terms_left_out(original: Function, hit: Hit) -> Function:
+    """Tied weights: the squared norms of the uses are added, without the cross term of their sum."""
+
+    def planted(uses: Sequence[Any]) -> Any:
+        if len(uses) > 1:
+            hit()
+        return torch.stack([original([use]) for use in uses]).sum(0)
+
+    return planted
+
+
+@fault(
+    "norms._tied:cross",
+    "tied uses' norms added, https://github.com/meta-pytorch/opacus/pull/738",
+    "clipping.norms",
+)
+def embedding_and_head_without_cross_term(original: Function, hit: Hit) -> Function:
+    """An Embedding tied to a Linear: the inner product of their two gradients is taken to be zero."""
+
+    def planted(one: Any, other: Any) -> Any:
+        hit()
+        return torch.zeros_like(original(one, other))
+
+    return planted
+
+
+@fault("norms.conv:patches", "groups of a convolution mixed up", "clipping.norms")
+def convolution_groups_mixed(original: Function, hit: Hit) -> Function:
+    """Convolutions: channels are dealt out to the groups in turn instead of in blocks."""
+
+    def planted(module: Any, x: torch.Tensor) -> Any:
+        if module.groups in (1, x.shape[1]):
+            return original(module, x)
+        hit()
+        dealt = x.unflatten(1, (x.shape[1] // module.groups, module.groups)).transpose(1, 2).flatten(1, 2)
+        return original(module, dealt)
+
+    return planted
+
+
+@fault("norms.conv:patches", "stride, padding or dilation forgotten in the unfold of a norm rule", "clipping.norms")
+def convolution_patches_shifted(original: Function, hit: Hit) -> Function:
+    """Convolutions: a padded input is read from its other end, so that the patches begin a step too late."""
+
+    def planted(module: Any, x: torch.Tensor) -> Any:
+        found = original(module, x)
+        if not any(module.padding):
+            return found
+        hit()
+        return found.roll(1, 2)
+
+    return planted
+
+
+@fault("norms.group_norm:normalised", "statistics of a GroupNorm over the wrong axes", "clipping.norms")
+def group_norm_over_all_channels(original: Function, hit: Hit) -> Function:
+    """GroupNorm: the norm rule takes the statistics over all channels at once, as one group."""
+
+    def planted(module: Any, x: torch.Tensor) -> Any:
+        if module.num_groups == 1 or not len(x):
+            return original(module, x)
+        hit()
+        return F.group_norm(x, 1, eps=module.eps)
+
+    return planted
+
+
+@fault("norms.rms_norm:normalised", "the input taken for the normalised input", "clipping.norms")
+def rms_norm_of_raw_inputs(original: Function, hit: Hit) -> Function:
+    """RMSNorm: the norm rule multiplies backprops with the input as it came."""
+
+    def planted(module: Any, x: torch.Tensor) -> Any:
+        hit()
+        return x
+
+    return planted
+
+
+@fault(
+    "norms.embedding_bag:squared_counts",
+    "per-token norms added, cross terms lost, https://github.com/meta-pytorch/opacus/pull/738",
+    "clipping.norms",
+)
+def bag_tokens_not_merged(original: Function, hit: Hit) -> Function:
+    """EmbeddingBag: a token that occurs twice in a bag counts as two rows."""
+
+    def planted(module: Any, tokens_BT: torch.Tensor) -> Any:
+        hit()
+        return embedding_bag.counted(module, tokens_BT).sum(1)
+
+    return planted
+
+
+@fault("norms:rule_for", "a functorch fallback without vmap: the batch taken for a sample", "clipping.norms")
+def fallback_sums_before_squaring(original: Function, hit: Hit) -> Function:
+    """Every layer goes by the fallback, which gives each sample the gradient of the whole batch."""
+
+    def per_sample_gradient(module: Any, activations: Any, backprops: torch.Tensor) -> Any:
+        hit()
+        whole = fallback.weighted_gradient(module, activations, backprops, backprops.new_ones(len(backprops)))
+        return {name: value.expand(len(backprops), *value.shape) for name, value in whole.items()}
+
+    def squared_norm(module: Any, activations: Any, backprops: torch.Tensor) -> Any:
+        return _terms.squares(per_sample_gradient(module, activations, backprops), backprops)
+
+    rule = SimpleNamespace(
+        NEEDS_PARAMETERS=True,
+        per_sample_gradient=per_sample_gradient,
+        squared_norm=squared_norm,
+        weighted_gradient=fallback.weighted_gradient,
+    )
+    return lambda module: rule
