@@ -95,9 +95,13 @@ def _is_standard_library(filename: str) -> bool:
 
 
 def group_identity(group: Any) -> tuple[str, tuple[int, ...]]:
-    """(name, ascending global ranks) of a registered process group. Tried: 2.13.0."""
+    """(name, global ranks by their rank in the group) of a registered process group. Tried: 2.13.0.
+
+    Ascending, except in a group made with ``sort_ranks=False``.
+    """
     world = dist.distributed_c10d._world
-    return world.pg_names[group], tuple(sorted(world.pg_group_ranks[group]))
+    numbers = world.pg_group_ranks[group]
+    return world.pg_names[group], tuple(sorted(numbers, key=numbers.__getitem__))
 
 
 def thread_local_world() -> object:

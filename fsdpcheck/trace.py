@@ -14,7 +14,7 @@ class Collective:
     op: str
     """Canonical name: "all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier", ..."""
     group: tuple[int, ...]
-    """Global ranks of the group, ascending."""
+    """Global ranks of the group by their rank in it: ascending, unless the group was made in another order."""
     group_name: str
     sequence: int
     """0-based number of this call among this rank's calls on this group."""
@@ -43,7 +43,7 @@ class Collective:
 
 def _folded(ranks: tuple[int, ...]) -> str:
     """Ranks in full when they are few, else an unbroken run by its ends."""
-    if len(ranks) > _SHOWN and ranks[-1] - ranks[0] == len(ranks) - 1:
+    if len(ranks) > _SHOWN and ranks == tuple(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
     return str(list(ranks))
 

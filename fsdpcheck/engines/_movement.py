@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fsdpcheck.case import Averaging
 from fsdpcheck.engines._recording import Call
+from fsdpcheck.engines._tensors import AS_MEMORY, as_memory
 from fsdpcheck.errors import NotSupported
 
 Results = list[list[Tensor]]
@@ -25,6 +26,8 @@ def move(calls: Sequence[Call], averaging: Averaging = "divide") -> Results:
     called = calls[0].collective
     if averaging == "premultiply" and called.reduce_op == "avg":
         calls = [_premultiplied(call, len(calls)) for call in calls]
+    if called.op in AS_MEMORY and not all(t.is_contiguous() for call in calls for t in call.inputs):
+        calls = [replace(call, inputs=[as_memory(tensor) for tensor in call.inputs]) for call in calls]
     return _MOVES[called.op](calls)
 
 
@@ -40,8 +43,10 @@ def _all_reduce(calls: Sequence[Call]) -> Results:
 
 
 def _reduce(calls: Sequence[Call]) -> Results:
-    root = _root(calls)
-    return [result if member == root else [] for member, result in enumerate(_all_reduce(calls))]
+    """Only the root's tensor is defined afterwards (gloo leaves partial sums in the others), so the others hold NaN."""
+    root, (total, *_) = _root(calls), _all_reduce(calls)
+    undefined = [_undefined(tensor) for tensor in total]
+    return [total if member == root else undefined for member in range(len(calls))]
 
 
 def _broadcast(calls: Sequence[Call]) -> Results:
@@ -119,6 +124,13 @@ def _reduced(terms: Sequence[Tensor], call: Call) -> Tensor:
     for term in terms[1:]:
         combine(total, term.detach())
     return total.div_(len(terms)) if name == "avg" and len(terms) > 1 else total
+
+
+def _undefined(tensor: Tensor) -> Tensor:
+    """NaN, or the largest integer, in the form of ``tensor``."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return torch.full_like(tensor, float("nan"))
+    return tensor if tensor.dtype is torch.bool else torch.full_like(tensor, torch.iinfo(tensor.dtype).max)
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fsdpcheck import torch_private
+from fsdpcheck.engines._tensors import require_contiguous, require_dense, require_multiple, require_pieces
 from fsdpcheck.errors import NotSupported
 from fsdpcheck.trace import Collective
 
@@ -71,7 +72,7 @@ class RecordingGroup(_Group):
 
     @property
     def identity(self) -> tuple[str, tuple[int, ...]]:
-        """Group name and ascending global ranks: what keys a group (store prefixes are not unique per rank)."""
+        """Name and global ranks by rank in the group: what keys a group (store prefixes are not unique per rank)."""
         if self._identity is None:
             self._identity = torch_private.group_identity(self)
         return self._identity
@@ -122,6 +123,7 @@ class RecordingGroup(_Group):
         return self._go("barrier", [], [], opts, lambda g: g.barrier(opts))
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
+        self._require_pieces("all_gather", outputs, inputs)
         flat = [tensor for row in outputs for tensor in row]
         return self._go("all_gather", inputs, flat, opts, lambda g: g.allgather(outputs, inputs, opts))
 
@@ -133,7 +135,7 @@ class RecordingGroup(_Group):
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
-        rows = [self._rows(output, input) for output, input in zip(outputs, inputs, strict=True)]
+        rows = [self._rows("all_gather", *pair) for pair in zip(outputs, inputs, strict=True)]
         options = opts if opts is not None else c10d.AllgatherOptions()
         native = _pairwise(outputs, inputs, lambda g, output, input: g._allgather_base(output, input, options))
         return self._go("all_gather", inputs, [tensor for row in rows for tensor in row], opts, native)
@@ -142,6 +144,7 @@ class RecordingGroup(_Group):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
+        self._require_pieces("reduce_scatter", inputs, outputs)
         flat = [tensor for row in inputs for tensor in row]
         native = lambda g: g.reduce_scatter(outputs, inputs, opts)  # noqa: E731
         return self._go("reduce_scatter", flat, outputs, opts, native, reduce_op=_reduce_name(opts))
@@ -150,7 +153,7 @@ class RecordingGroup(_Group):
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
-        rows = [self._rows(input, output) for output, input in zip(outputs, inputs, strict=True)]
+        rows = [self._rows("reduce_scatter", *pair) for pair in zip(inputs, outputs, strict=True)]
         options = opts if opts is not None else dist.ReduceScatterOptions()
         native = _pairwise(outputs, inputs, lambda g, output, input: g._reduce_scatter_base(output, input, options))
         flat = [tensor for row in rows for tensor in row]
@@ -160,11 +163,13 @@ class RecordingGroup(_Group):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Any:
+        self._require_pieces("gather", outputs, inputs)
         flat = [tensor for row in outputs for tensor in row]
         native = lambda g: g.gather(outputs, inputs, opts)  # noqa: E731
         return self._go("gather", inputs, flat, opts, native, root=self._global(opts.rootRank), signed=(inputs, ()))
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Any:
+        self._require_pieces("scatter", inputs, outputs)
         flat = [tensor for row in inputs for tensor in row]
         native = lambda g: g.scatter(outputs, inputs, opts)  # noqa: E731
         return self._go("scatter", flat, outputs, opts, native, root=self._global(opts.rootRank), signed=((), outputs))
@@ -177,6 +182,7 @@ class RecordingGroup(_Group):
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Any:
         size = self._group_size
+        require_contiguous("all_to_all", output, input)
         outputs = _pieces(output, output_splits, size)
         inputs = _pieces(input, input_splits, size)
         native = lambda g: g.alltoall_base(output, input, output_splits, input_splits, opts)  # noqa: E731
@@ -223,6 +229,9 @@ class RecordingGroup(_Group):
         signed: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
     ) -> Any:
         """Record the call, then perform it. ``signed``: the tensors whose shapes all members must agree on."""
+        require_dense(op, inputs)
+        if outputs is not inputs:
+            require_dense(op, outputs)
         name, ranks = self.identity
         signed_inputs, signed_outputs = signed if signed is not None else (inputs, outputs)
         read = _signature(signed_inputs)
@@ -246,10 +255,16 @@ class RecordingGroup(_Group):
         self._calls += 1
         return self._calls - 1
 
-    def _rows(self, large: Tensor, small: Tensor) -> list[Tensor]:
-        """``large`` as W flat views, one a rank, each as large as ``small`` if the sizes fit."""
+    def _require_pieces(self, op: str, rows: Sequence[Sequence[Tensor]], owns: Sequence[Tensor]) -> None:
+        """Raises RuntimeError unless each row has a tensor a rank, like the single tensor beside it."""
+        for row, own in zip(rows, owns, strict=False):  # a rank that is not the root has no rows
+            require_pieces(op, row, own, self._group_size)
+
+    def _rows(self, op: str, large: Tensor, small: Tensor) -> list[Tensor]:
+        """``large`` as W flat views, one a rank, each as large as ``small``. Raises RuntimeError if sizes differ."""
+        require_multiple(op, large, small, self._group_size)
         flat = large.view(-1)
-        count = flat.numel() // self._group_size
+        count = small.numel()
         return [flat[rank * count : (rank + 1) * count] for rank in range(self._group_size)]
 
     def _global(self, group_rank: int) -> int:

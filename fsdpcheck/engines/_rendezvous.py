@@ -21,6 +21,7 @@ from fsdpcheck.case import Averaging
 from fsdpcheck.engines._baton import Baton, place
 from fsdpcheck.engines._movement import move
 from fsdpcheck.engines._recording import Call, RecordingGroup
+from fsdpcheck.engines._tensors import AS_MEMORY, as_memory
 from fsdpcheck.errors import NotSupported
 from fsdpcheck.execution import Failure
 from fsdpcheck.matching import instance
@@ -145,7 +146,8 @@ class MetWork(c10d.Work):
         super().__init__()
         self._run, self._rank, self._there, self._call = run, rank, there, call
         self._delivered = False
-        self._flight = _Flight(call) if call.collective.asynchronous else None
+        sends = call.collective.op == "broadcast" and call.collective.root == rank
+        self._flight = _Flight(call, sends) if call.collective.asynchronous else None
 
     def wait(self, timeout: Any = None) -> bool:
         """Block until all members have issued the call, then write this rank's outputs."""
@@ -188,42 +190,57 @@ class MetWork(c10d.Work):
             self._run.baton.block(self._rank)
         self._run.open_calls[self._rank].remove(self._call.collective)
         results = self._there.results.pop(self._rank)
+        memory = self._call.collective.op in AS_MEMORY
         for output, value in zip(self._call.outputs, results, strict=False):
-            output.detach().copy_(value if value.shape == output.shape else value.view_as(output))
+            place = as_memory(output) if memory else output
+            place.detach().copy_(value if value.shape == output.shape else value.reshape(output.shape))
 
 
 class _Flight:
-    """Guards the buffers of one asynchronous call from issue to wait; gives the call private copies of its inputs."""
+    """Guards the buffers of one asynchronous call from issue to wait; gives the call private copies of its inputs.
 
-    def __init__(self, call: Call) -> None:
+    ``sends``: the rank is the root of a broadcast, whose own tensor is not written.
+    """
+
+    def __init__(self, call: Call, sends: bool) -> None:
         with torch.no_grad():
             self._inputs = [(tensor, tensor.detach().clone()) for tensor in call.inputs]
-            self._outputs = call.outputs
+            self._outputs = [] if sends else call.outputs
             call.inputs = [copy for _, copy in self._inputs]
-            for tensor in call.outputs:
+            for tensor in self._outputs:
                 _poison_(tensor)
+            if len(self._outputs) == 1:
+                _salt_(self._outputs[0])
             # an input may share memory with an output (FSDP2 gathers in place): what it holds now is the baseline
             self._now = [tensor.detach().clone() for tensor, _ in self._inputs]
+            self._salted = self._outputs[0].detach().clone() if len(self._outputs) == 1 else None
         self._tensors = [t for t in [*(tensor for tensor, _ in self._inputs), *self._outputs] if not t.is_inference()]
         self._versions = self._read_versions()
 
     def touched(self) -> str:
         """Which buffer was written since the call was issued; "" when none was.
 
-        A version counter is shared by all views of a storage, so it only decides for a tensor that is its whole
-        storage; for others the values do (arithmetic on poison leaves poison, so some writes to views stay unseen).
+        Values decide; of several outputs (a gather) only where a version counter says that something was written. A
+        counter is shared by all views of a storage, so by itself it only decides for a tensor that is its storage.
         """
+        with torch.no_grad():
+            for (tensor, _), before in zip(self._inputs, self._now, strict=True):
+                if _is_there(tensor) and not _same_bits(tensor, before):
+                    return f"an input of shape {list(tensor.shape)}"
+            if self._salted is not None and not _same_bits(self._outputs[0], self._salted):
+                return f"an output of shape {list(self._outputs[0].shape)}"
+            return self._counted()
+
+    def _counted(self) -> str:
+        """Which buffer was written by the version counters."""
         changed = [now != then for now, then in zip(self._read_versions(), self._versions, strict=True)]
         if not any(changed):
             return ""
         for tensor, written in zip(self._tensors, changed, strict=True):
             if written and _is_whole_storage(tensor):
                 return f"a buffer of shape {list(tensor.shape)}"
-        for (tensor, _), before in zip(self._inputs, self._now, strict=True):
-            if not _same_bits(tensor, before):
-                return f"an input of shape {list(tensor.shape)}"
         for tensor in self._outputs:
-            if not bool(_is_poison(tensor).all()):
+            if self._salted is None and not bool(_is_poison(tensor).all()):
                 return f"an output of shape {list(tensor.shape)}"
         return ""
 
@@ -240,6 +257,17 @@ def _poison_(tensor: Tensor) -> None:
         tensor.detach().fill_(float("nan"))
     elif tensor.dtype is not torch.bool:
         tensor.detach().fill_(torch.iinfo(tensor.dtype).max)
+
+
+def _salt_(tensor: Tensor) -> None:
+    """Every second element of the poison becomes a number: arithmetic on NaN gives NaN, and would stay unseen."""
+    if tensor.is_floating_point() and tensor.is_contiguous():
+        tensor.detach().view(-1)[::2] = torch.finfo(tensor.dtype).min / 4
+
+
+def _is_there(tensor: Tensor) -> bool:
+    """Whether the memory has not been freed meanwhile, as sharded implementations do with what they have sent."""
+    return tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
 
 
 def _is_poison(tensor: Tensor) -> Tensor:

@@ -1,0 +1,62 @@
+"""Simulated ranks do with one call what gloo does with it, where programs are careless too: bits, or a refusal.
+
+Without the checks of engines/_tensors.py each program of a form that does not fit runs through in simulation.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fsdpcheck import adapters
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.engines._tensors import as_memory
+from fsdpcheck.engines.base import Engine
+from fsdpcheck.engines.processes import ProcessesEngine
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.execution import RunRequest
+
+FILE = Path(__file__).with_name("programs_for_tests.py")
+PROGRAMS = sys.modules[type(adapters.load(f"{FILE}:gather_in_reverse")).__module__].PROGRAMS
+WORLD = 3
+REFUSED = {
+    *("reduce_scatter_of_transposed", "all_reduce_with_gaps", "all_to_all_of_gaps"),
+    *("gather_into_too_much", "gather_into_another_dtype", "gather_into_another_shape"),
+    *("gather_into_a_short_list", "gather_into_a_long_list"),
+    *("reduce_scatter_of_too_much", "reduce_scatter_into_another_dtype"),
+}
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[tuple[Engine, Engine]]:
+    both = SimulatedEngine(budget_seconds=100), ProcessesEngine(budget_seconds=100)
+    yield both
+    for engine in both:
+        engine.close()
+
+
+def outcome(engine: Engine, name: str) -> object:
+    layout = BatchLayout("contiguous", WORLD)
+    case = Case(ModelSpec((LayerSpec(1),)), MeshSpec(WORLD), layout, arithmetic=Arithmetic(project=False))
+    execution = engine.run(RunRequest(case, f"{FILE}:{name}"))
+    if execution.failure is not None:
+        return execution.failure.kind, execution.failure.exception
+    return [result.steps[0].params["result"].tolist() for result in execution.ranks]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_both_engines_make_the_same_of_a_call(engines: tuple[Engine, Engine], name: str) -> None:
+    simulated, gloo = (outcome(engine, name) for engine in engines)
+    assert simulated == gloo
+    assert simulated == ("raised", "RuntimeError") if name in REFUSED else isinstance(simulated, list)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_memory_is_read_in_its_own_order(order: tuple[int, ...]) -> None:
+    tensor = torch.arange(24.0).reshape(2, 3, 4).permute(order)
+    assert torch.equal(as_memory(tensor).flatten(), torch.arange(24.0))
+    assert as_memory(tensor).shape == tensor.shape
