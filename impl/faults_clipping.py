@@ -46,7 +46,7 @@ def factors_from_squared_norms(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "step:Trainer.clip_factors",
+    "private:PrivateBackward.clip_factors",
     "a scale applied twice, https://github.com/NVIDIA/apex/pull/1512",
     "*clip*",
 )

@@ -50,19 +50,19 @@ squared_norm_off_by_1e_3, squared_norm_off_by_1e_6 = map(_norm_off, (3, 6))
 squared_norm_off_by_1e_9, squared_norm_off_by_1e_12 = map(_norm_off, (9, 12))
 
 
-@fault("step:Trainer.clip_factors", "a sample lost between the passes", "training.private-gradients")
+@fault("private:PrivateBackward.clip_factors", "a sample lost between the passes", "training.private-gradients")
 def sample_dropped_in_second_pass(original: Function, hit: Hit) -> Function:
     """The first sample of each micro-batch has no weight in the second backward; its reported factor is right."""
     return _reweighted(original, hit, 0.0)
 
 
-@fault("step:Trainer.clip_factors", "a sample counted twice", "rounding.private-gradients")
+@fault("private:PrivateBackward.clip_factors", "a sample counted twice", "rounding.private-gradients")
 def sample_doubled_in_second_pass(original: Function, hit: Hit) -> Function:
     """The first sample of each micro-batch counts twice in the second backward; its reported factor is right."""
     return _reweighted(original, hit, 2.0)
 
 
-@fault("step:Trainer.clip_factors", "factors in another order than the losses", "clipping.coefficients")
+@fault("private:PrivateBackward.clip_factors", "factors in another order than the losses", "clipping.coefficients")
 def factors_swapped(original: Function, hit: Hit) -> Function:
     """The first two samples of each micro-batch are weighted by each other's factor; reported factors are right."""
 

@@ -18,7 +18,7 @@ No hook ever gathers anything, so no rank can be made to issue a collective that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,19 +27,21 @@ from torch import Tensor, nn
 
 from . import records, sharing, uses
 from .aggregate import Contribution, Terms
-from .layers import layers_of as layers_of
+from .clipping import Clipping
 from .modes import Mode
 from .norms import fallback
+from .profile import OFF, Off, Profile
 from .records import Layer, Record, Use
 
-Squares = Mapping[Contribution, Tensor]
+Squares = Mapping[tuple[int, Contribution], Tensor]
 
 
 class Recorder:
     """Records every forward of ``layers`` that builds a graph, until ``squared_norm_terms`` uses the records up."""
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[Layer], clipping: Clipping, profile: Profile | Off = OFF) -> None:
         self.layers = list(layers)
+        self.clipping, self.profile = clipping, profile
         self.records: list[Record] = []
         self.kept: list[Use] = []
         self._asked: set[str] = set()
@@ -57,15 +59,18 @@ class Recorder:
         self.kept = []
         self._refuse_unsound(found, losses)
         backward = self._deferred if mode.timing == "deferred" else self._immediate
-        return _sum_terms(self.layers, backward(found, losses, mode), losses)
+        return self._summed(backward(found, losses, mode), losses)
 
-    def weighted_gradients(self, weights: Tensor) -> dict[str, Tensor]:
-        """{canonical name: sum over samples of weight [b] times gradient}, from what bookkeeping kept; that is freed.
+    def weighted_gradients(self, weights: Tensor, rows: Tensor | None = None) -> dict[str, Tensor]:
+        """{canonical name: sum over samples of weight [b] or [G, b] times gradient}, from what was kept; that is freed.
 
-        Whole tensors of this rank's samples; a parameter that no loss depends on is missing.
+        Whole tensors of this rank's samples; a parameter that no loss depends on is missing. With ``rows``, numbers of
+        samples, the others are cut out before anything is multiplied.
         """
         kept, self.kept = self.kept, []
-        return sharing.weighted_gradients(kept, weights)
+        if rows is not None:
+            kept, weights = [use.only(rows) for use in kept], weights[..., rows]
+        return sharing.weighted_gradients(kept, weights, self.clipping.group_of)
 
     def forget(self) -> None:
         """Drop what a forward outside any step, or a step that raised, has left."""
@@ -88,7 +93,7 @@ class Recorder:
             if use.held is not None:
                 held[position] = use.held
             if position in at_once:
-                early[position] = term([use])
+                early[position] = self._term([use], mode)
 
         awaited = [p for p, record in enumerate(found) if p in at_once or record.layer.needs_parameters]
         handles = [
@@ -105,8 +110,31 @@ class Recorder:
         for group in sharing.groups(found):
             present = [arrivals[position] for position in group if position in arrivals]
             if present:
-                squares.append(early[group[0]] if group[0] in early else term(present))
+                squares.append(early[group[0]] if group[0] in early else self._term(present, mode))
         return squares
+
+    def _term(self, together: Sequence[Use], mode: Mode) -> Squares:
+        with self.profile.part(f"norms of {together[0].record.layer.name}"):
+            return term(together, mode, self.clipping.group_of)
+
+    def _summed(self, squares: Sequence[Squares], losses: Tensor) -> Terms:
+        """Terms added up by group and contribution, in the order of the forward: [b], or [G, b] with G groups.
+
+        No partial sum if no layer contributes that way.
+        """
+        zero = torch.zeros_like(losses, requires_grad=False)
+        sums: dict[tuple[int, Contribution], Tensor] = {}
+        for found in squares:
+            for key, term_B in found.items():
+                sums[key] = sums[key] + term_B if key in sums else zero + term_B
+        has_partial = any(layer.contribution == "partial" for layer in self.layers)
+        complete = self._by_group(sums, "complete", zero)
+        return Terms(complete, self._by_group(sums, "partial", zero) if has_partial else None)
+
+    def _by_group(self, sums: Squares, contribution: Contribution, zero: Tensor) -> Tensor:
+        if self.clipping.groups is None:
+            return sums.get((0, contribution), zero)
+        return torch.stack([sums.get((g, contribution), zero) for g in range(len(self.clipping.groups))])
 
     def _use(self, record: Record, backprop: Tensor) -> Use:
         """A use, its per-sample gradients formed if that takes parameters, which are gathered now."""
@@ -165,24 +193,17 @@ def backprops(found: Sequence[Record], losses: Tensor, mode: Mode) -> Sequence[T
     return gradients[: len(found)]
 
 
-def term(together: Sequence[Use]) -> Squares:
-    """{contribution: [b]}: squared norms of the per-sample gradients of layers that share parameters, mostly of one.
+def term(together: Sequence[Use], mode: Mode, group_of: Callable[[str], int]) -> Squares:
+    """{(clipping group, contribution): [b]}: squared norms of layers that share parameters, mostly of one layer.
 
     Partial ones are of the elements that lie in this rank's shard.
     """
     layer, record = together[0].record.layer, together[0].record
+    groups = {group_of(name) for name in layer.names.values()}
     with torch.no_grad():
-        if len(together) > 1 or together[0].held is not None or layer.contribution != "complete":
-            return sharing.squared_terms(together)
-        return {"complete": layer.rule.squared_norm(layer.module, record.activations, together[0].backprop)}
-
-
-def _sum_terms(layers: Sequence[Layer], squares: Sequence[Squares], losses: Tensor) -> Terms:
-    """Terms added up by contribution, in the order of the forward; no partial sum if no layer contributes that way."""
-    zero = torch.zeros_like(losses, requires_grad=False)
-    complete, partial_sum = zero, zero
-    for found in squares:
-        complete = complete + found.get("complete", zero)
-        partial_sum = partial_sum + found.get("partial", zero)
-    has_partial = any(layer.contribution == "partial" for layer in layers)
-    return Terms(complete, partial_sum if has_partial else None)
+        if len(together) > 1 or together[0].held is not None or layer.contribution != "complete" or len(groups) > 1:
+            return sharing.squared_terms(together, group_of)
+        rule = layer.rule
+        explicit = rule.squared_norm
+        chosen = getattr(rule, "flash_squared_norm", explicit) if mode.norms == "flash" else explicit
+        return {(groups.pop(), "complete"): chosen(layer.module, record.activations, together[0].backprop)}

@@ -60,9 +60,15 @@ class PerParameterModel:
         self._root: FSDPModule = fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward)
         self._parameters = {uses[0].name: _dtensor(uses[0]) for uses in self.places}
         self._added: dict[str, Tensor] = {}
+        self._lost = False
 
     def __call__(self, *inputs: Any) -> Any:
         """The module's forward, each unit gathered when its turn comes. All ranks must call it together."""
+        if self._lost:
+            raise RuntimeError(
+                "a step raised, and this torch cannot reset fully_shard after that (2.13 can): the next gradients would"
+                " be incomplete; shard a new model and load its state"
+            )
         return self.module(*inputs)
 
     def backward(self, outputs: Tensor, gradients: Tensor, *, sync: bool) -> None:
@@ -109,6 +115,19 @@ class PerParameterModel:
         """Forget reduced and added gradients."""
         self._added = {}
         self.module.zero_grad()
+
+    def abandon(self) -> None:
+        """Free gathered units and drop gradients, without communication.
+
+        Before torch 2.13 ``fully_shard`` has no way back from a backward that raised: it would skip the end of the next
+        one, and some gradients with it, silently. Then the next forward raises RuntimeError instead.
+        """
+        if hasattr(self._root, "reset_iter_state"):
+            self._root.reset_iter_state()
+        else:
+            self._lost = True
+        self.reshard()
+        self.zero_grad()
 
     def shards(self) -> list[nn.Parameter]:
         """The trainable parameters, as DTensors."""

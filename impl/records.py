@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -68,6 +68,14 @@ class Use:
     record: Record
     backprop: Tensor
     held: Mapping[str, Tensor] | None = None
+
+    def only(self, rows: Tensor) -> Use:
+        """The same use by some samples only, ``rows`` [b'] their numbers."""
+        record, held = self.record, self.held
+        if held is None and isinstance(record.activations, Tensor):
+            record = replace(record, activations=record.activations[rows])
+        kept = None if held is None else {attribute: gradient[rows] for attribute, gradient in held.items()}
+        return Use(record, self.backprop[rows], kept)
 
     def per_sample_gradient(self) -> Mapping[str, Tensor]:
         """{attribute: [B, *shape]}. Raises RuntimeError if that takes parameters that are not gathered any more."""

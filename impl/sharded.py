@@ -67,6 +67,12 @@ class Sharded(Protocol):
     def zero_grad(self) -> None:
         """Forget reduced and unreduced gradients."""
 
+    def abandon(self) -> None:
+        """After an exception in a forward or backward: free gathered units and drop gradients, without communication.
+
+        The next forward starts afresh, or raises RuntimeError where the implementation cannot recover.
+        """
+
     def shards(self) -> list[nn.Parameter]:
         """The trainable shards: what an optimizer updates. All of them, also those that are wholly padding."""
 

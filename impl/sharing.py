@@ -7,7 +7,7 @@ counts each of them rightly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from .aggregate import Contribution
 from .norms import _tied, embedding, linear
 from .records import Record, Use
 
+GroupOf = Callable[[str], int]
+"""The number of a parameter's clipping group, by canonical name; always 0 where one factor holds for all."""
 Place = tuple[Use, str]
 """A use of a parameter: the use of its layer, and the attribute that holds it there."""
 
@@ -45,9 +47,9 @@ def places(uses: Sequence[Use]) -> dict[str, list[Place]]:
     return found
 
 
-def squared_terms(uses: Sequence[Use]) -> dict[Contribution, Tensor]:
-    """{contribution: [B]}: the squared norms of the uses' parameters, each the norm of the sum of its uses."""
-    terms: dict[Contribution, Tensor] = {}
+def squared_terms(uses: Sequence[Use], group_of: GroupOf) -> dict[tuple[int, Contribution], Tensor]:
+    """{(clipping group, contribution): [B]}: squared norms of the uses' parameters, of each the sum of its uses."""
+    terms: dict[tuple[int, Contribution], Tensor] = {}
     for name, own in places(uses).items():
         use, attribute = own[0]
         contribution = use.record.layer.contributions[attribute]
@@ -56,7 +58,8 @@ def squared_terms(uses: Sequence[Use]) -> dict[Contribution, Tensor]:
         else:
             part = use.record.layer.model.owned(name)
             squared = summed(own).flatten(1)[:, part].square().sum(1)
-        terms[contribution] = terms[contribution] + squared if contribution in terms else squared
+        key = group_of(name), contribution
+        terms[key] = terms[key] + squared if key in terms else squared
     return terms
 
 
@@ -80,17 +83,22 @@ def summed(own: Sequence[Place]) -> Tensor:
     return first
 
 
-def weighted_gradients(uses: Sequence[Use], weights_B: Tensor) -> dict[str, Tensor]:
+def weighted_gradients(uses: Sequence[Use], weights: Tensor, group_of: GroupOf) -> dict[str, Tensor]:
     """{canonical name: [*shape]}: sum_i weights_i g_i of every parameter used, over all of its uses; no collective.
 
-    Uses whose rules need parameters' values must have been held in the backward.
+    ``weights`` [B], or [G, B] with a row for each clipping group. Uses whose rules need parameters' values must have
+    been held in the backward.
     """
     found: dict[str, Tensor] = {}
     with torch.no_grad():
         for use in uses:
-            for attribute, gradient in _weighted(use, weights_B).items():
-                name = use.record.layer.names[attribute]
-                found[name] = found[name] + gradient if name in found else gradient
+            names = use.record.layer.names
+            for group in dict.fromkeys(map(group_of, names.values())):
+                weights_B = weights if weights.dim() == 1 else weights[group]
+                for attribute, gradient in _weighted(use, weights_B).items():
+                    name = names[attribute]
+                    if group_of(name) == group:
+                        found[name] = found[name] + gradient if name in found else gradient
     return found
 
 

@@ -126,6 +126,11 @@ class ShardedModel:
         """Whether ``module`` is gathered and freed on its own."""
         return any(unit.module is module for unit in self.units)
 
+    def abandon(self) -> None:
+        """Free gathered units and drop gradients, without communication."""
+        self.reshard()
+        self.zero_grad()
+
     def full_values(self) -> dict[str, Tensor]:
         """Every parameter, whole and new, by canonical name. Communicates."""
         buffers = [buffer for unit in self.units for buffer in unit.buffers]

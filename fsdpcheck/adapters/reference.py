@@ -12,6 +12,7 @@ from fsdpcheck.adapters._gather import local_tensors
 from fsdpcheck.adapters._mesh import REPLICATE, SHARD, mesh_of
 
 if TYPE_CHECKING:
+    from fsdpcheck.impl.private import Privacy
     from fsdpcheck.impl.sharded import Sharded
     from fsdpcheck.impl.step import Trainer
 
@@ -33,16 +34,14 @@ class ReferenceTrainer:
     """``impl.step.Trainer`` behind the adapter protocol, with every observable. ``impl`` is public for observers."""
 
     def __init__(self, model: Sharded, setup: Setup, mode: str) -> None:
-        from fsdpcheck.impl import modes, step
+        from fsdpcheck.impl import step
 
         options = step.Options(
             normaliser=setup.step.normaliser,
             replicated=setup.replicated,
-            clip_norm=setup.clip_norm if setup.step.private else None,
+            privacy=_privacy(setup, mode) if setup.step.private else None,
             max_grad_norm=setup.step.max_grad_norm,
             sync_every=setup.step.sync_every,
-            contribution=setup.step.contribution,
-            mode=modes.parse(mode, setup.step.norms),
         )
 
         def notify(moment: step.Moment) -> None:
@@ -62,10 +61,10 @@ class ReferenceTrainer:
         return self.impl.model.full_gradients()
 
     def norms(self) -> Tensor:
-        return torch.cat(self.impl.report.norms)
+        return torch.cat(self.impl.found.norms)
 
     def factors(self) -> Tensor:
-        return torch.cat(self.impl.report.factors)
+        return torch.cat(self.impl.found.factors)
 
     def ordered_norms(self) -> dict[str, Tensor]:
         found = self.impl.norms_in_dataset_order(_PUBLIC_BOUND)
@@ -73,8 +72,8 @@ class ReferenceTrainer:
         return {"indices": found.indices, "norms": found.values, "duplicates": duplicates}
 
     def grad_norm(self) -> Tensor:
-        assert self.impl.report.grad_norm is not None, "asked for a gradient norm in a step that does not clip"
-        return self.impl.report.grad_norm
+        assert self.impl.grad_norm is not None, "asked for a gradient norm in a step that does not clip"
+        return self.impl.grad_norm
 
     def shards(self) -> list[Shard]:
         """Live shards of every buffer: of parameters, and of gradients once they are reduced. Flat sharding only."""
@@ -92,6 +91,13 @@ class ReferenceTrainer:
 
     def local_tensors(self) -> list[Tensor]:
         return local_tensors(self.impl.model.shards())
+
+
+def _privacy(setup: Setup, mode: str) -> Privacy:
+    from fsdpcheck.impl import clipping, modes, private
+
+    contribution, timing = setup.step.contribution, setup.step.norms
+    return private.Privacy(clipping.Flat(setup.clip_norm), modes.parse(mode, timing), contribution)
 
 
 class Reference:

@@ -13,9 +13,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpcheck.adapters._gather import local_tensors
 from fsdpcheck.impl import clip, collectives
+from fsdpcheck.impl.clipping import Flat
 from fsdpcheck.impl.collectives import ALONE, Axis
 from fsdpcheck.impl.modes import Mode
 from fsdpcheck.impl.per_parameter import PerParameterModel
+from fsdpcheck.impl.private import Norms, Privacy
 from fsdpcheck.impl.step import MicroBatch, Moment, Options, Trainer
 from fsdpcheck.impl.wrap import ShardedModel
 
@@ -132,7 +134,7 @@ class Sharded:
     gradients: dict[str, Tensor]
     parameters: dict[str, Tensor]
     indices: list[int]
-    report: Any
+    grad_norm: Tensor | None
 
 
 def sharded(
@@ -155,9 +157,10 @@ def sharded(
         if step:
             project(local_tensors(trainer.model.shards()))
         trainer.step(micro_batches(inputs(kind), rows, count, outputs))
-    report = trainer.report
-    norms = torch.cat(report.norms) if report.norms else torch.empty(0)
-    return Sharded(norms, trainer.model.full_gradients(), trainer.model.full_values(), report.indices, report)
+    found = trainer.found if options.privacy else Norms()
+    norms = torch.cat(found.norms) if found.norms else torch.empty(0)
+    values = trainer.model.full_values()
+    return Sharded(norms, trainer.model.full_gradients(), values, found.indices, trainer.grad_norm)
 
 
 def assert_equal(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
@@ -190,7 +193,7 @@ def test_plain_steps(ranks: Ranks, kind: str, world_size: int, reshard: bool, sy
 def test_private_steps_that_clip_nothing(
     ranks: Ranks, way: str, kind: str, world_size: int, reshard: bool, timing: Any, count: int, passes: Any
 ) -> None:
-    options = Options(normaliser=2, clip_norm=2.0**60, mode=Mode(passes=passes, timing=timing))
+    options = Options(normaliser=2, privacy=Privacy(Flat(2.0**60), Mode(passes=passes, timing=timing)))
     wanted = single_device(kind, world_size, 2)
     for got in ranks(lambda rank: sharded(kind, rank, world_size, options, count, way, reshard), world_size):
         assert torch.equal(got.norms, wanted.norms[got.indices])
@@ -203,7 +206,7 @@ def test_private_steps_that_clip_nothing(
 @pytest.mark.parametrize("contribution", ["complete", "partial", "mixed"])
 @pytest.mark.parametrize("way", WAYS)
 def test_replicated_batches(ranks: Ranks, way: str, kind: str, world_size: int, contribution: Any) -> None:
-    options = Options(normaliser=2, clip_norm=2.0**60, replicated=True, contribution=contribution)
+    options = Options(normaliser=2, privacy=Privacy(Flat(2.0**60), contribution=contribution), replicated=True)
     wanted = single_device(kind, world_size, 2)
     for got in ranks(lambda rank: sharded(kind, rank, world_size, options, 1, way), world_size):
         assert torch.equal(got.norms, wanted.norms)
@@ -227,10 +230,11 @@ class Instrument(nn.Module):
 
 
 @pytest.mark.parametrize("world_size", SIZES)
-@pytest.mark.parametrize("deferred", [False, True])
-def test_clipped_steps_with_dyadic_factors(ranks: Ranks, world_size: int, deferred: bool) -> None:
+@pytest.mark.parametrize("timing", ["immediate", "deferred"])
+@pytest.mark.parametrize("passes", ["two_pass", "bookkeeping"])
+def test_clipped_steps_with_dyadic_factors(ranks: Ranks, world_size: int, passes: Any, timing: Any) -> None:
     scale = world_size * 2.0**40  # large enough for n + eps == n
-    options = Options(normaliser=4, clip_norm=2 * scale, mode=Mode(timing="deferred" if deferred else "immediate"))
+    options = Options(normaliser=4, privacy=Privacy(Flat(2 * scale), Mode(passes=passes, timing=timing)))
     targets = torch.tensor(ROWS, dtype=torch.float64)
 
     def body(rank: int) -> tuple[Tensor, Tensor]:
@@ -245,7 +249,7 @@ def test_clipped_steps_with_dyadic_factors(ranks: Ranks, world_size: int, deferr
         rows = list(range(start, start + SIZES[world_size][rank]))
         trainer.step([MicroBatch(torch.ones(len(rows), 1).double(), targets[rows], rows)])
         gradients = trainer.model.full_gradients()
-        return torch.cat(trainer.report.factors), torch.cat([gradients[name] for name in sorted(gradients)]).flatten()
+        return torch.cat(trainer.found.factors), torch.cat([gradients[name] for name in sorted(gradients)]).flatten()
 
     wanted = torch.tensor([0.5, 0.5, 0.25, 1.0]).double()
     results = ranks(body, world_size)
@@ -260,7 +264,7 @@ def test_the_global_norm_is_that_of_the_whole_gradient(ranks: Ranks, world_size:
     plain = single_device("vector", world_size, 1, steps=1)
     norm = sum(g.square().sum() for g in plain.gradients.values()).sqrt()  # type: ignore[union-attr]
     for got in ranks(lambda rank: sharded("vector", rank, world_size, options, steps=1), world_size):
-        assert torch.equal(got.report.grad_norm, norm)
+        assert torch.equal(got.grad_norm, norm)
         factor = torch.clamp(3.0 / (norm + 1e-6), max=1.0)
         assert_equal(got.gradients, {name: g * factor for name, g in plain.gradients.items()})
 
@@ -325,14 +329,14 @@ def test_a_sample_on_two_ranks_counts_twice(ranks: Ranks) -> None:
 
 
 def test_every_rank_issues_the_same_collectives_with_or_without_rows(ranks: Ranks) -> None:
-    ranks(lambda rank: sharded("sequence", rank, 4, Options(normaliser=1, clip_norm=1.0), count=2), 4)
+    ranks(lambda rank: sharded("sequence", rank, 4, Options(normaliser=1, privacy=Privacy(Flat(1.0))), count=2), 4)
     assert ranks.trace(0)
     assert [ranks.trace(rank) for rank in range(4)] == [ranks.trace(0)] * 4
 
 
 def test_the_moments_of_a_private_step() -> None:
     seen: list[Moment] = []
-    options = Options(normaliser=1, clip_norm=1.0, sync_every=False)
+    options = Options(normaliser=1, privacy=Privacy(Flat(1.0)), sync_every=False)
     trainer = Trainer(flat(model("vector"), ALONE), Loss(1), sgd, options, notify=seen.append)
     trainer.step(micro_batches(inputs("vector"), [0, 1, 2], 2, torch.zeros(4, 2).double()))
     first = ["after_forward", "after_first_backward", "after_norms"]
@@ -345,7 +349,9 @@ def test_the_first_backward_forms_no_weight_gradient() -> None:
             assert all(parameter.grad is None for parameter in module.parameters())
 
     module = model("vector")
-    trainer = Trainer(flat(module, ALONE), Loss(1), sgd, Options(normaliser=1, clip_norm=1.0), notify=check)
+    trainer = Trainer(
+        flat(module, ALONE), Loss(1), sgd, Options(normaliser=1, privacy=Privacy(Flat(1.0))), notify=check
+    )
     trainer.step(micro_batches(inputs("vector"), [0, 1], 1, torch.zeros(4, 2).double()))
     assert all(shard.grad is not None for shard in trainer.model.shards())
 
@@ -362,7 +368,7 @@ def test_a_factor_never_lets_a_norm_above_the_clip_norm() -> None:
 
 def private(module: nn.Module) -> Trainer:
     alone = ShardedModel(module, [], ALONE, True)
-    return Trainer(alone, lambda y, t: y.sum(1), sgd, Options(normaliser=1, clip_norm=1.0))
+    return Trainer(alone, lambda y, t: y.sum(1), sgd, Options(normaliser=1, privacy=Privacy(Flat(1.0))))
 
 
 @pytest.mark.parametrize(
@@ -388,7 +394,7 @@ def test_a_forward_outside_a_step_does_not_disturb_the_next_step() -> None:
     trainer = private(nn.Linear(2, 2))
     trainer.model(torch.ones(3, 2))
     trainer.step([MicroBatch(torch.ones(1, 2), torch.ones(1), [0])])
-    assert len(trainer.report.norms[0]) == 1
+    assert len(trainer.found.norms[0]) == 1
 
 
 def test_an_output_changed_in_place_is_refused() -> None:
@@ -399,7 +405,7 @@ def test_an_output_changed_in_place_is_refused() -> None:
 
 
 def test_partial_contributions_need_a_replicated_batch() -> None:
-    options = Options(normaliser=1, clip_norm=1.0, contribution="partial")
+    options = Options(normaliser=1, privacy=Privacy(Flat(1.0), contribution="partial"))
     with pytest.raises(ValueError, match="use complete contributions or a replicated batch"):
         Trainer(flat(model("vector"), ALONE), Loss(1), sgd, options)
 
