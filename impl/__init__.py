@@ -3,10 +3,10 @@
 Reading order: ``flat`` (one buffer, its shards and padding), ``shard`` (a unit: gather, free, reduce), ``wrap`` (a
 model of units: what happens around forward and backward), ``sharded`` (what a training step needs of a sharded model),
 ``per_parameter`` (the same on ``fully_shard``, with ``rows``), ``norms/`` (per-sample squared norms, one layer type a
-file), ``layers`` and ``records`` (which layers count, what a forward leaves), ``hooks`` (activations and backprops),
-``sharing`` (parameters used several times), ``uses`` (nothing trains uncounted), ``aggregate`` (norms over ranks),
-``clip``, ``step`` (the training step). ``collectives`` is the only file that talks to other ranks; ``fault`` and
-``faults`` plant bugs on purpose.
+file), ``kernels/`` (the norms of a Linear without its gradients), ``layers`` and ``records`` (which layers count, what
+a forward leaves), ``hooks`` (activations and backprops), ``sharing`` (parameters used several times), ``uses`` (nothing
+trains uncounted), ``aggregate`` (norms over ranks), ``clip``, ``step`` (the training step). ``collectives`` is the only
+file that talks to other ranks; ``fault`` and ``faults`` plant bugs on purpose.
 
 Files call one another through the module (``clip.factors(...)``), so that a planted fault is seen by every caller.
 """

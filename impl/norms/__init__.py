@@ -8,6 +8,7 @@ A rule is a module of this folder with these names:
 * ``per_sample_gradient(module, activations, backprops) -> {attribute: [B, *shape]}``: those gradients themselves.
 * ``weighted_gradient(module, activations, backprops, weights_B) -> {attribute: [*shape]}``: their sum weighted by
   ``weights_B`` [B], without forming them: backprops are scaled by the weights, then contracted as in a backward pass.
+* optional ``flash_squared_norm(module, activations, backprops) -> [B]``: the same by the kernels of ``kernels``.
 * optional ``refusal(module) -> str``: why a particular layer is not covered ("" when it is).
 
 A rule needs activations, backprops and options of the layer only, never the values of its parameters, unless it says

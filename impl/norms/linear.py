@@ -17,6 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .. import kernels
+from ..kernels import torch_norms
 from . import _terms
 
 LAYER = nn.Linear
@@ -30,6 +32,18 @@ def squared_norm(module: nn.Linear, activations: Tensor, backprops: Tensor) -> T
         squared_B = squared_B + weight_squared_norm(a_BTd, g_BTp)
     if module.bias is not None and module.bias.requires_grad:
         squared_B = squared_B + bias_squared_norm(g_BTp)
+    return squared_B
+
+
+def flash_squared_norm(module: nn.Linear, activations: Tensor, backprops: Tensor) -> Tensor:
+    """[B]: ``squared_norm`` by kernels that hold no gradient; float32 for half precision and float32, else float64."""
+    a_BTd, g_BTp = _as_sequence(activations), _as_sequence(backprops)
+    dtype = torch_norms.accumulator(a_BTd, g_BTp)
+    squared_B = torch.zeros(len(g_BTp), dtype=dtype, device=g_BTp.device)
+    if module.weight.requires_grad:
+        squared_B = squared_B + kernels.squared_norm(a_BTd, g_BTp)
+    if module.bias is not None and module.bias.requires_grad:
+        squared_B = squared_B + g_BTp.sum(1, dtype=dtype).square().sum(1)
     return squared_B
 
 
