@@ -109,7 +109,7 @@ def _half_gram_partials(
 
 @triton.jit
 def _add_partials(partials_ptr, squared_ptr, count, steps, WIDTH: tl.constexpr):
-    """Program b: sample b's partials added in float64. Below zero is rounding: 0. NaN stays (``tl.maximum`` drops it)."""
+    """Program b: sample b's partials added in float64. Below zero is rounding: 0. NaN stays: no ``tl.maximum``."""
     b = tl.program_id(0).to(tl.int64)
     total = tl.zeros([WIDTH], tl.float64)
     for step in range(0, steps):

@@ -37,7 +37,7 @@ def squared_norm(module: nn.Linear, activations: Tensor, backprops: Tensor) -> T
 
 def flash_squared_norm(module: nn.Linear, activations: Tensor, backprops: Tensor) -> Tensor:
     """[B]: ``squared_norm`` by kernels that hold no gradient; float32 for half precision and float32, else float64."""
-    a_BTd, g_BTp = _as_sequence(activations), _as_sequence(backprops)
+    a_BTd, g_BTp = as_pair(activations, backprops)
     dtype = torch_norms.accumulator(a_BTd, g_BTp)
     squared_B = torch.zeros(len(g_BTp), dtype=dtype, device=g_BTp.device)
     if module.weight.requires_grad:
