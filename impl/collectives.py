@@ -89,3 +89,14 @@ def all_reduce_sum(unit: Named, values: Tensor, axis: Axis) -> Tensor:
     if axis.size > 1:
         dist.all_reduce(values, op=dist.ReduceOp.SUM, group=axis.group)
     return values
+
+
+def gather(unit: Named, shard: Tensor, axis: Axis) -> Tensor | None:
+    """On rank 0 the shards [s] of all ranks, end to end in rank order, as a new [W*s]; None on the others."""
+    if axis.size == 1:
+        return shard.clone()
+    full = shard.new_empty(axis.size * shard.numel()) if axis.rank == 0 else None
+    pieces = None if full is None else list(full.chunk(axis.size))
+    if shard.numel() > 0:
+        dist.gather(shard, pieces, group=axis.group, group_dst=0)
+    return full

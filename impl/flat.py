@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from .collectives import Axis
 from .sharded import Piece
+from .spans import Span
 
 
 class FlatBuffer:
@@ -94,13 +95,24 @@ class FlatBuffer:
         """Live views of what this rank owns of each parameter."""
         found, gradient = [], self.shard.grad
         for position, name in enumerate(self.names):
-            part = self.owned(position)
-            offset = sum(self.sizes[:position]) - self.start
-            own = slice(offset + part.start, offset + part.stop) if part.stop > part.start else slice(0, 0)
+            start, own = self.owned(position).start, self._in_shard(position)
             found.append(
-                Piece(name, part.start, self.shard.detach()[own], None if gradient is None else gradient.detach()[own])
+                Piece(name, start, self.shard.detach()[own], None if gradient is None else gradient.detach()[own])
             )
         return found
+
+    def cut(self, like: Tensor) -> dict[str, Span]:
+        """What this rank owns of each parameter, as live spans of ``like`` [s]; padding is in none."""
+        return {
+            name: Span(self.shapes[position], self.owned(position).start, like[self._in_shard(position)])
+            for position, name in enumerate(self.names)
+        }
+
+    def _in_shard(self, position: int) -> slice:
+        """Where in the shard lies what this rank owns of parameter number ``position``."""
+        part = self.owned(position)
+        offset = sum(self.sizes[:position]) - self.start
+        return slice(offset + part.start, offset + part.stop) if part.stop > part.start else slice(0, 0)
 
     def add_local(self, position: int, gradient: Tensor) -> None:
         """Add a whole gradient of parameter number ``position`` that no backward has put into its ``.grad``.

@@ -27,6 +27,7 @@ from .collectives import ALONE
 from .places import Slot, by_unit, shared_slots
 from .rows import RowLayout
 from .sharded import Piece
+from .spans import Span
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,16 @@ class PerParameterModel:
     def shards(self) -> list[nn.Parameter]:
         """The trainable parameters, as DTensors."""
         return [parameter for parameter in self._parameters.values() if parameter.requires_grad]
+
+    def frozen_shards(self) -> list[nn.Parameter]:
+        """The frozen parameters, as DTensors."""
+        return [parameter for parameter in self._parameters.values() if not parameter.requires_grad]
+
+    def cut(self, shard: nn.Parameter, like: Tensor) -> dict[str, Span]:
+        """One parameter by its canonical name: this rank's rows of ``like``, a DTensor, as a live span."""
+        name = next(name for name, parameter in self._parameters.items() if parameter is shard)
+        start = RowLayout([shard.shape], self.axis.size).elements(0, self.axis.rank).start
+        return {name: Span(shard.shape, start, _local(like).view(-1))}
 
     def pieces(self) -> list[Piece]:
         """This rank's rows of the trainable parameters: units in forward order, root first."""

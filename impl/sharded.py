@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .collectives import Axis
 from .places import Slot
+from .spans import Span
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,15 @@ class Sharded(Protocol):
 
     def shards(self) -> list[nn.Parameter]:
         """The trainable shards: what an optimizer updates. All of them, also those that are wholly padding."""
+
+    def frozen_shards(self) -> list[nn.Parameter]:
+        """The shards that no optimizer updates."""
+
+    def cut(self, shard: nn.Parameter, like: Tensor) -> dict[str, Span]:
+        """The parameters in one shard of the model, by canonical name, as live spans of ``like``, without padding.
+
+        ``like`` is elementwise like ``shard``: its value, its gradient, a moment of an optimizer.
+        """
 
     def pieces(self) -> list[Piece]:
         """This rank's pieces of the trainable parameters, in one order on all ranks."""

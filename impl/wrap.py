@@ -25,6 +25,7 @@ from .collectives import ALONE, Axis
 from .places import Slot, by_unit, parameter_at, shared_slots
 from .shard import FlatUnit, gather_whole
 from .sharded import Piece
+from .spans import Span
 
 
 class ShardedModel:
@@ -108,6 +109,14 @@ class ShardedModel:
         for name, gradient in gradients.items():
             buffer = self._buffers[name]
             buffer.add_local(buffer.names.index(name), gradient)
+
+    def frozen_shards(self) -> list[nn.Parameter]:
+        """The shards that no optimizer updates."""
+        return [unit.frozen.shard for unit in self.units if unit.frozen is not None]
+
+    def cut(self, shard: nn.Parameter, like: Tensor) -> dict[str, Span]:
+        """The parameters in one unit's shard, by canonical name, as live spans of ``like`` [s], without padding."""
+        return next(b.cut(like) for unit in self.units for b in unit.buffers if b.shard is shard)
 
     def pieces(self) -> list[Piece]:
         """This rank's pieces of the trainable parameters: units in forward order, root first."""
