@@ -1,7 +1,7 @@
 """``python -m benchmarks [GROUP [ARGUMENT ...]]``: ratios against peers, and studies of agreement and of shares.
 
 Groups: rendezvous, engines, agreement [schedules|processes] [N], shares [N], acceptance [N], steps [N],
-deadlocks. Without a group: both groups of ratios.
+deadlocks, accuracy, kernels (on a GPU). Without a group: both groups of ratios.
 """
 
 from __future__ import annotations
@@ -30,6 +30,15 @@ def main(arguments: list[str]) -> None:
 
         for line in deadlocks.reports():
             print(line, flush=True)
+    elif group == "kernels":
+        from benchmarks import kernels
+
+        for line in kernels.lines():
+            print(line, flush=True)
+    elif group == "accuracy":
+        from benchmarks import norm_accuracy
+
+        print(norm_accuracy.report())
     elif group in ("shares", "acceptance", "steps"):
         print(importlib.import_module(f"benchmarks.{group}").report(*map(int, rest)))
     else:
