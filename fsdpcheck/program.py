@@ -48,7 +48,7 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
         result.steps.append(_record(trainer, adapter, request))
         watch.moment("after_step", trainer)
         if case.arithmetic.project:
-            project_(cast(Observed, trainer).local_tensors(), case)
+            _project(cast(Observed, trainer), adapter, case)
 
 
 def make_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -85,6 +85,19 @@ def project_(tensors: Iterable[Tensor], case: Case) -> None:
     bound = case.arithmetic.weights
     for tensor in tensors:
         tensor.round_().clamp_(-bound, bound)
+
+
+def _project(trainer: Observed, adapter: Adapter, case: Case) -> None:
+    """Project what the rank holds. Raises AdapterError for copies: training would go on from the real parameters."""
+    held = list(trainer.local_tensors())
+    project_(held, case)
+    if any(one.data_ptr() != two.data_ptr() for one, two in zip(held, trainer.local_tensors(), strict=True)):
+        raise AdapterError(
+            f"local_tensors() of adapter {adapter.name!r} returned copies\n"
+            f"  got     tensors at other addresses in a second call\n"
+            f"  wanted  the live tensors this rank trains, which are changed in place between steps\n"
+            f"  next    return them without clone(), or do not accept 'project'"
+        )
 
 
 def _watch_placement(model: nn.Module, placement: dict[str, int]) -> None:
@@ -195,7 +208,7 @@ def _record(trainer: Trainer, adapter: Adapter, request: RunRequest) -> StepReco
 
 
 def _named_tensors(values: object, method: str, adapter: Adapter) -> dict[str, Tensor]:
-    """Detached plain tensors by name, or AdapterError: what leaves a rank is plain data."""
+    """Plain tensors by name, copied, or AdapterError: what leaves a rank is plain data and does not change any more."""
     if not isinstance(values, dict) or not all(type(value) in (Tensor, nn.Parameter) for value in values.values()):
         kinds = sorted({type(v).__name__ for v in values.values()}) if isinstance(values, dict) else type(values)
         raise AdapterError(
@@ -204,4 +217,4 @@ def _named_tensors(values: object, method: str, adapter: Adapter) -> dict[str, T
             f"  wanted  dict[str, torch.Tensor]\n"
             f"  next    return full values (DTensor.full_tensor()) by canonical parameter name"
         )
-    return {name: value.detach().cpu() for name, value in values.items()}
+    return {name: value.detach().to("cpu", copy=True) for name, value in values.items()}

@@ -30,8 +30,10 @@ class Averaging:
         self._model, self._setup, self._trouble = model, setup, trouble
         self._optimizer = setup.optimizer(model.parameters())
 
+    _drop = True
+
     def step(self, batch: Batch) -> None:
-        self._optimizer.zero_grad()
+        self._optimizer.zero_grad(set_to_none=self._drop)
         for micro in batch.micro_batches:
             losses = self._setup.loss(self._model(micro.inputs), micro.targets)
             (losses.sum() * batch.loss_scale).backward()
@@ -203,3 +205,36 @@ def keeps_the_machine(rank: int) -> None:
 
 def not_an_adapter() -> None:
     """Has neither features nor build."""
+
+
+class _Live(Averaging):
+    """Shows the very tensors it trains, and clears its gradients in place."""
+
+    _drop = False
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {name: value.detach() for name, value in self._model.named_parameters()}
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: value.grad for name, value in self._model.named_parameters() if value.grad is not None}
+
+
+class _Copying(Averaging):
+    """Gives copies to be projected."""
+
+    def local_tensors(self) -> list[Tensor]:
+        return [parameter.detach().clone() for parameter in self._model.parameters()]
+
+
+class _Built(AveragingAdapter):
+    """An adapter of another trainer."""
+
+    def __init__(self, trainer: type[Averaging]) -> None:
+        super().__init__(lambda rank: None)
+        self.name, self._trainer = trainer.__name__, trainer
+
+    def build(self, model: nn.Module, setup: Setup) -> Averaging:
+        return self._trainer(model, setup, self._trouble)
+
+
+live, copying = _Built(_Live), _Built(_Copying)

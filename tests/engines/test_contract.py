@@ -199,6 +199,16 @@ def test_an_adapter_that_breaks_the_protocol_is_no_finding(engine: Engine) -> No
     assert "lacks a method" in failure.text
 
 
+def test_copies_to_be_projected_are_no_finding(engine: Engine) -> None:
+    failure = failed(engine.run(own("copying")))
+    assert failure.kind == "adapter"
+    assert "local_tensors() of adapter '_Copying' returned copies" in failure.text
+
+
+def test_what_is_shown_does_not_change_afterwards(engine: Engine) -> None:
+    assert contents(engine.run(own("live"))) == contents(engine.run(own("honest")))
+
+
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_closes_twice_and_before_any_run(name: str) -> None:
     opened = ENGINES[name]()
