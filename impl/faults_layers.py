@@ -52,7 +52,7 @@ def convolution_groups_mixed(original: Function, hit: Hit) -> Function:
         if module.groups in (1, x.shape[1]):
             return original(module, x)
         hit()
-        dealt = x.unflatten(1, (x.shape[1] // module.groups, module.groups)).transpose(1, 2).flatten(1, 2)
+        dealt = x.reshape(len(x), -1, module.groups, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
         return original(module, dealt)
 
     return planted

@@ -32,21 +32,33 @@ class FlatBuffer:
     ``shard`` [s] is what persists and, if ``trainable``, what the optimizer updates. ``full`` [W*s] holds memory only
     while allocated. The parameters stay the same objects for ever: allocated, each views its piece of ``full``; freed,
     each is an empty tensor, because reading a view of a freed storage would crash the process.
+
+    ``computing``: the objects that the model computes with, in another dtype than ``named``; by default ``named`` are.
     """
 
-    def __init__(self, named: Mapping[str, nn.Parameter], axis: Axis, trainable: bool) -> None:
+    def __init__(
+        self,
+        named: Mapping[str, nn.Parameter],
+        axis: Axis,
+        trainable: bool,
+        computing: Sequence[nn.Parameter] | None = None,
+    ) -> None:
         self.names = list(named)
-        self.parameters = list(named.values())
+        self.parameters = list(named.values() if computing is None else computing)
         _check_uniform(named)
         self.axis = axis
         self.trainable = trainable
-        self.shapes = [parameter.shape for parameter in self.parameters]
-        self.sizes = [parameter.numel() for parameter in self.parameters]
+        self.shapes = [parameter.shape for parameter in named.values()]
+        self.sizes = [parameter.numel() for parameter in named.values()]
         self.numel = sum(self.sizes)
         self.shard_numel = -(-self.numel // axis.size)
-        self.full = self.pack([parameter.detach() for parameter in self.parameters])
+        self.dtype = next(iter(named.values())).dtype
+        whole = self.pack([parameter.detach() for parameter in named.values()])
+        self.full = whole if computing is None else whole.to(self.parameters[0].dtype)
+        self.is_shard = axis.size == 1 and computing is None
+        """Whether ``full`` is the shard itself: nothing is gathered or freed."""
         self._pieces, self._nothing = self.views(self.full), self.full.new_empty(0)
-        shard = self.full if axis.size == 1 else self.full[self.start : self.start + self.shard_numel].clone()
+        shard = whole if axis.size == 1 else whole[self.start : self.start + self.shard_numel].clone()
         self.shard = nn.Parameter(shard, requires_grad=trainable)
         self._added: list[Tensor | None] = [None] * len(self.names)
         self.attach()
@@ -67,13 +79,13 @@ class FlatBuffer:
         return slice(self.real, self.shard_numel)
 
     def pack(self, pieces: Sequence[Tensor | None]) -> Tensor:
-        """A new buffer [W*s] with one piece a parameter, in order; a missing piece and the padding are zero."""
-        first = self.parameters[0]
+        """A new buffer [W*s] in the shard's dtype, one piece a parameter; a missing piece and the padding are zero."""
+        first, dtype = self.parameters[0], self.dtype
         flats = [
-            first.new_zeros(size) if piece is None else piece.reshape(-1)
+            first.new_zeros(size, dtype=dtype) if piece is None else piece.reshape(-1).to(dtype)
             for size, piece in zip(self.sizes, pieces, strict=True)
         ]
-        return torch.cat([*flats, first.new_zeros(self.shard_numel * self.axis.size - self.numel)])
+        return torch.cat([*flats, first.new_zeros(self.shard_numel * self.axis.size - self.numel, dtype=dtype)])
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Views of ``flat`` [W*s], one a parameter, in the parameter's shape. They end before the padding."""

@@ -172,6 +172,11 @@ class Recorder:
                     f"{name} gives {rows} rows for {len(losses)} samples: the first axis of every layer's input and "
                     "output must be the samples"
                 )
+        if losses.dtype in records.HALF:
+            raise TypeError(
+                f"got losses in {losses.dtype}: clip factors would be rounded to it, and factor times norm exceed C;"
+                " compute the loss from outputs cast to float32"
+            )
         if self.layers:
             uses.refuse_unrecorded(self.layers[0].model, found, losses)
 
@@ -198,7 +203,7 @@ def term(together: Sequence[Use], mode: Mode, group_of: Callable[[str], int]) ->
 
     Partial ones are of the elements that lie in this rank's shard.
     """
-    layer, record = together[0].record.layer, together[0].record
+    layer = together[0].record.layer
     groups = {group_of(name) for name in layer.names.values()}
     with torch.no_grad():
         if len(together) > 1 or together[0].held is not None or layer.contribution != "complete" or len(groups) > 1:
@@ -206,4 +211,4 @@ def term(together: Sequence[Use], mode: Mode, group_of: Callable[[str], int]) ->
         rule = layer.rule
         explicit = rule.squared_norm
         chosen = getattr(rule, "flash_squared_norm", explicit) if mode.norms == "flash" else explicit
-        return {(groups.pop(), "complete"): chosen(layer.module, record.activations, together[0].backprop)}
+        return {(groups.pop(), "complete"): chosen(layer.module, together[0].activations, together[0].backprop)}

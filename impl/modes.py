@@ -6,6 +6,10 @@
   one backward only, at the price of keeping the backprops of all layers (Bu et al. 2022, arXiv:2210.00038).
 * timing: "immediate" computes a layer's norm inside the backward, when its backprop arrives; "deferred" after it.
 
+In mixed precision the two passes round apart: a re-weighted backprop in bfloat16 is not the weight times the backprop
+whose norm was taken, so a clipped gradient may exceed C by roundings of bfloat16 (about 2**-8 of it). Bookkeeping
+contracts the very backprops whose norms were taken, in float32, and stays within roundings of float32.
+
 | mode        | backwards | parameters gathered       | kept until the factors are known      |
 |-------------|-----------|---------------------------|---------------------------------------|
 | two_pass    | 2         | forward, both backwards   | the autograd graph                    |

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from . import collectives
 from .collectives import ALONE
-from .places import Slot, by_unit, shared_slots
+from .places import Initial, Slot, by_unit, materialise, shared_slots
 from .rows import RowLayout
 from .sharded import Piece
 from .spans import Span
@@ -44,10 +44,19 @@ class PerParameterModel:
 
     ``mesh`` has one axis, or two for HSDP: (replicas, shards). Raises ValueError for a parameter that is used in two
     units, which ``fully_shard`` would quietly untie, and for one without rows (0-dim).
+
+    ``compute_dtype`` and ``initial``: as for ``wrap.ShardedModel``.
     """
 
     def __init__(
-        self, module: nn.Module, unit_names: Sequence[str], mesh: DeviceMesh, reshard_after_forward: bool
+        self,
+        module: nn.Module,
+        unit_names: Sequence[str],
+        mesh: DeviceMesh,
+        reshard_after_forward: bool,
+        *,
+        compute_dtype: torch.dtype | None = None,
+        initial: Initial | None = None,
     ) -> None:
         self.module = module
         self.reshard_after_forward = reshard_after_forward
@@ -56,9 +65,12 @@ class PerParameterModel:
         self.places = shared_slots(module)
         self.units = _units(module, unit_names, self.places, self.axis.size)
         self._unit_of = {name: unit for unit in self.units for name in unit.names}
-        for name in unit_names:
-            fully_shard(module.get_submodule(name), mesh=mesh, reshard_after_forward=reshard_after_forward)
-        self._root: FSDPModule = fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward)
+        modules = dict(module.named_modules(remove_duplicate=False))
+        for name, positions in reversed(by_unit(module, unit_names, self.places).items()):  # the root last
+            materialise([self.places[position] for position in positions], initial)
+            _shard(modules[name], mesh, reshard_after_forward, compute_dtype)
+        assert isinstance(module, FSDPModule)
+        self._root: FSDPModule = module
         self._parameters = {uses[0].name: _dtensor(uses[0]) for uses in self.places}
         self._added: dict[str, Tensor] = {}
         self._lost = False
@@ -180,7 +192,8 @@ class PerParameterModel:
     def _reduce(self, unit: Unit, added: Mapping[str, Tensor]) -> None:
         wholes = []
         for name, shape in zip(unit.names, unit.layout.shapes, strict=True):
-            wholes.append(added[name] if name in added else _local(self._parameters[name]).new_zeros(shape))
+            zeros = _local(self._parameters[name]).new_zeros(shape)
+            wholes.append(added[name].to(zeros.dtype) if name in added else zeros)
         section = collectives.reduce_scatter_average(unit, unit.layout.pack(wholes), self.axis)
         section = collectives.all_reduce_average(unit, section, self.replicas)
         for name, rows in zip(unit.names, unit.layout.own(section, self.axis.rank), strict=True):
@@ -199,6 +212,15 @@ class PerParameterModel:
             collectives.all_gather(collectives.WHOLE, everyone, own, self.axis)
             whole.update(zip(chosen, (tensor.clone() for tensor in layout.whole(everyone)), strict=True))
         return {name: whole[name] for name in tensors}
+
+
+def _shard(module: nn.Module, mesh: DeviceMesh, reshard_after_forward: bool, compute_dtype: torch.dtype | None) -> None:
+    """``fully_shard``; with a dtype to compute in, gradients are reduced in that of the parameters."""
+    policy = MixedPrecisionPolicy()
+    own = next((parameter.dtype for parameter in module.parameters()), None)
+    if compute_dtype is not None:
+        policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=own, cast_forward_inputs=False)
+    fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
 
 
 def _units(module: nn.Module, unit_names: Sequence[str], places: Sequence[Sequence[Slot]], size: int) -> list[Unit]:

@@ -6,10 +6,11 @@ several places and one canonical name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,30 @@ def shared_slots(module: nn.Module) -> list[list[Slot]]:
                 name = f"{prefix}.{attribute}" if prefix else attribute
                 places.setdefault(id(parameter), []).append(Slot(child, attribute, name))
     return list(places.values())
+
+
+Initial = Callable[[str, torch.Size], Tensor]
+"""The whole value of a parameter, by canonical name and shape: equal on all ranks."""
+
+
+def materialise(places: Sequence[Sequence[Slot]], initial: Initial | None) -> None:
+    """Replace parameters on the meta device, in all of their places, by ones with ``initial`` values.
+
+    Raises ValueError if there are such parameters and no ``initial``, or if a value has another shape.
+    """
+    for uses in places:
+        parameter = parameter_at(uses[0])
+        if not parameter.is_meta:
+            continue
+        name = uses[0].name
+        if initial is None:
+            raise ValueError(f"parameter {name} is on the meta device: give its values by initial(name, shape)")
+        value = initial(name, parameter.shape)
+        if value.shape != parameter.shape:
+            raise ValueError(f"initial({name!r}) gave {tuple(value.shape)}, wanted {tuple(parameter.shape)}")
+        made = nn.Parameter(value.to(parameter.dtype), requires_grad=parameter.requires_grad)
+        for slot in uses:
+            slot.module._parameters[slot.attribute] = made
 
 
 def innermost(names: Sequence[str], uses: Sequence[Slot]) -> str:

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .aggregate import Contribution
 from .norms import fallback
 from .norms.fallback import Call
 from .sharded import Sharded
+
+HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +69,19 @@ class Use:
     """
 
     record: Record
-    backprop: Tensor
+    raw: Tensor
     held: Mapping[str, Tensor] | None = None
+
+    @property
+    def activations(self) -> Any:
+        """The layer's input, in float32 at least: nothing is squared or summed in half precision."""
+        return lifted(self.record.activations)
+
+    @property
+    def backprop(self) -> Tensor:
+        """The gradient of the losses' sum with respect to the layer's output, in float32 at least."""
+        raised: Tensor = lifted(self.raw)
+        return raised
 
     def only(self, rows: Tensor) -> Use:
         """The same use by some samples only, ``rows`` [b'] their numbers."""
@@ -75,7 +89,7 @@ class Use:
         if held is None and isinstance(record.activations, Tensor):
             record = replace(record, activations=record.activations[rows])
         kept = None if held is None else {attribute: gradient[rows] for attribute, gradient in held.items()}
-        return Use(record, self.backprop[rows], kept)
+        return Use(record, self.raw[rows], kept)
 
     def per_sample_gradient(self) -> Mapping[str, Tensor]:
         """{attribute: [B, *shape]}. Raises RuntimeError if that takes parameters that are not gathered any more."""
@@ -83,8 +97,14 @@ class Use:
             return self.held
         refuse_freed(self.record)
         layer, record = self.record.layer, self.record
-        found: dict[str, Tensor] = layer.rule.per_sample_gradient(layer.module, record.activations, self.backprop)
-        return found
+        inputs = (record.activations, self.raw) if layer.needs_parameters else (self.activations, self.backprop)
+        found: dict[str, Tensor] = layer.rule.per_sample_gradient(layer.module, *inputs)
+        return {attribute: lifted(gradient) for attribute, gradient in found.items()}
+
+
+def lifted(value: Any) -> Any:
+    """A half-precision tensor in float32; anything else as it is."""
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
 
 
 def record_of(layer: Layer, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Record:

@@ -25,6 +25,9 @@ class FlatUnit:
 
     ``fqn`` is the canonical name of the module, "(root)" for the root. ``replicas`` is the axis over which shards are
     copies of each other (HSDP). Every rank must pass equal values.
+
+    With ``compute_dtype`` the model computes with parameters of that dtype, gathered in it, while shards keep theirs
+    and gradients are reduced in it.
     """
 
     def __init__(
@@ -35,13 +38,15 @@ class FlatUnit:
         slots: list[Slot],
         axis: Axis,
         replicas: Axis = collectives.ALONE,
+        compute_dtype: torch.dtype | None = None,
     ) -> None:
+        computing = replace_dtype(named, slots, compute_dtype)
         self.fqn = fqn or "(root)"
         self.module = module
         self.slots = [(slot, parameter_at(slot), parameter_at(slot).requires_grad) for slot in slots]
         self.axis, self.replicas = axis, replicas
-        self.trainable = _buffer(named, axis, trainable=True)
-        self.frozen = _buffer(named, axis, trainable=False)
+        self.trainable = _buffer(named, axis, True, computing)
+        self.frozen = _buffer(named, axis, False, computing)
         self.buffers = [buffer for buffer in (self.trainable, self.frozen) if buffer is not None]
         self.is_unsharded = True
         self.reshard()
@@ -52,13 +57,14 @@ class FlatUnit:
         if self.is_unsharded:
             return
         for buffer in self.buffers:
-            collectives.all_gather(self, buffer.allocate(), buffer.shard.detach(), self.axis)
+            full = buffer.allocate()
+            collectives.all_gather(self, full, buffer.shard.detach().to(full.dtype), self.axis)
             buffer.attach()
         self.is_unsharded = True
 
     def reshard(self) -> None:
         """Free the gathered parameters, keep the shard. With one rank there is nothing to free: they are the shard."""
-        if self.axis.size == 1 or not self.is_unsharded:
+        if not self.is_unsharded or all(buffer.is_shard for buffer in self.buffers):
             return
         for buffer in self.buffers:
             buffer.free()
@@ -118,6 +124,22 @@ def gather_whole(pieces: Sequence[tuple[flat.FlatBuffer, Tensor]], axis: Axis) -
     return whole
 
 
-def _buffer(named: Mapping[str, nn.Parameter], axis: Axis, trainable: bool) -> flat.FlatBuffer | None:
+def replace_dtype(
+    named: Mapping[str, nn.Parameter], slots: Sequence[Slot], dtype: torch.dtype | None
+) -> dict[str, nn.Parameter] | None:
+    """Put parameters of ``dtype`` into all ``slots`` in place of ``named``; by name, None if none differs."""
+    if dtype is None or all(parameter.dtype == dtype for parameter in named.values()):
+        return None
+    made = {id(p): nn.Parameter(p.detach().to(dtype), requires_grad=p.requires_grad) for p in named.values()}
+    for slot in slots:
+        slot.module._parameters[slot.attribute] = made[id(parameter_at(slot))]
+    return {name: made[id(parameter)] for name, parameter in named.items()}
+
+
+def _buffer(
+    named: Mapping[str, nn.Parameter], axis: Axis, trainable: bool, computing: Mapping[str, nn.Parameter] | None
+) -> flat.FlatBuffer | None:
     chosen = {name: p for name, p in named.items() if p.requires_grad == trainable}
-    return flat.FlatBuffer(chosen, axis, trainable) if chosen else None
+    if not chosen:
+        return None
+    return flat.FlatBuffer(chosen, axis, trainable, None if computing is None else [computing[n] for n in chosen])

@@ -68,7 +68,7 @@ def whole_squared_norm(own: Sequence[Place]) -> Tensor:
     rules = {use.record.layer.rule for use, _ in own}
     attributes = {attribute for _, attribute in own}
     if rules <= {linear, embedding} and attributes == {"weight"}:
-        return _tied.squared_norm([(use.record.layer.module, use.record.activations, use.backprop) for use, _ in own])  # type: ignore[misc]
+        return _tied.squared_norm([(use.record.layer.module, use.activations, use.backprop) for use, _ in own])
     if rules == {linear} and len(own) == 1:
         (use, _), *_ = own
         return linear.bias_squared_norm(linear.as_pair(use.backprop, use.backprop)[0])
@@ -105,8 +105,8 @@ def weighted_gradients(uses: Sequence[Use], weights: Tensor, group_of: GroupOf) 
 def _weighted(use: Use, weights_B: Tensor) -> Mapping[str, Tensor]:
     if use.held is not None:
         return {name: torch.tensordot(weights_B.to(g.dtype), g, dims=1) for name, g in use.held.items()}
-    layer, record = use.record.layer, use.record
-    found: dict[str, Tensor] = layer.rule.weighted_gradient(layer.module, record.activations, use.backprop, weights_B)
+    layer = use.record.layer
+    found: dict[str, Tensor] = layer.rule.weighted_gradient(layer.module, use.activations, use.backprop, weights_B)
     return found
 
 

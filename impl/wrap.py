@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from .collectives import ALONE, Axis
-from .places import Slot, by_unit, parameter_at, shared_slots
+from .places import Initial, Slot, by_unit, materialise, parameter_at, shared_slots
 from .shard import FlatUnit, gather_whole
 from .sharded import Piece
 from .spans import Span
@@ -34,6 +34,10 @@ class ShardedModel:
     A parameter belongs to the innermost unit that contains all of its uses; one that is tied across units therefore
     belongs to the root. Gradients accumulate, full-sized, over backwards until ``reduce_gradients`` is called.
     With ``replicas`` (HSDP) parameters are sharded over ``axis`` only, and each replica holds them all.
+
+    ``compute_dtype``: gather and compute in that dtype; shards, reductions and the optimizer keep the parameters' own.
+    ``initial(name, shape)`` gives whole values for parameters on the meta device, one at a time; no more than one unit
+    is ever whole. Equal on all ranks.
     """
 
     def __init__(
@@ -43,6 +47,9 @@ class ShardedModel:
         axis: Axis,
         reshard_after_forward: bool,
         replicas: Axis = ALONE,
+        *,
+        compute_dtype: torch.dtype | None = None,
+        initial: Initial | None = None,
     ) -> None:
         self.module = module
         self.axis = axis
@@ -50,7 +57,7 @@ class ShardedModel:
         self._frees_after_backward = True
         self.replicas = replicas
         self.places = shared_slots(module)
-        self.units = make_units(module, unit_names, axis, replicas, self.places)
+        self.units = make_units(module, unit_names, axis, replicas, self.places, compute_dtype, initial)
         self._buffers = {name: buffer for unit in self.units for buffer in unit.buffers for name in buffer.names}
         for unit in self.units:
             unit.module.register_forward_pre_hook(partial(self._before_forward, unit), prepend=True)
@@ -185,6 +192,8 @@ def make_units(
     axis: Axis,
     replicas: Axis = ALONE,
     places: Sequence[Sequence[Slot]] | None = None,
+    compute_dtype: torch.dtype | None = None,
+    initial: Initial | None = None,
 ) -> list[FlatUnit]:
     """The root unit, then one unit a name, in the given (forward) order. Raises KeyError for an unknown module.
 
@@ -195,8 +204,10 @@ def make_units(
     units = []
     for name, positions in by_unit(module, unit_names, places).items():
         owned = [places[position] for position in positions]
+        materialise(owned, initial)
         named = {uses[0].name: parameter_at(uses[0]) for uses in owned}
-        units.append(FlatUnit(name, modules[name], named, [slot for uses in owned for slot in uses], axis, replicas))
+        slots = [slot for uses in owned for slot in uses]
+        units.append(FlatUnit(name, modules[name], named, slots, axis, replicas, compute_dtype))
     return units
 
 

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpcheck.impl import collectives
+from fsdpcheck.impl.clipping import Flat
 from fsdpcheck.impl.modes import Mode
 from fsdpcheck.impl.per_parameter import PerParameterModel
+from fsdpcheck.impl.private import Privacy
 from fsdpcheck.impl.step import MicroBatch, Options, Trainer
 from fsdpcheck.impl.wrap import ShardedModel
 
@@ -205,12 +207,12 @@ def stepped(kind: str, way: str, rank: int, world_size: int, options: Options, r
 def test_a_private_step_equals_the_single_device(
     ranks: Ranks, kind: str, way: str, timing: Any, reshard: bool, passes: Any, world_size: int
 ) -> None:
-    options = Options(normaliser=1, clip_norm=2.0**60, mode=Mode(passes=passes, timing=timing))
+    options = Options(normaliser=1, privacy=Privacy(Flat(2.0**60), Mode(passes=passes, timing=timing)))
     squared, total = alone(kind)
 
     def body(rank: int) -> tuple[Tensor, list[int], dict[str, Tensor]]:
         trainer = stepped(kind, way, rank, world_size, options, reshard)
-        return torch.cat(trainer.report.norms), trainer.report.indices, trainer.model.full_gradients()
+        return torch.cat(trainer.found.norms), trainer.found.indices, trainer.model.full_gradients()
 
     for found, indices, gradients in ranks(body, world_size):
         assert torch.equal(found, (squared[indices] * world_size**2).sqrt())
@@ -221,9 +223,9 @@ def test_a_private_step_equals_the_single_device(
 @pytest.mark.parametrize("contribution", ["partial", "mixed"])
 @pytest.mark.parametrize("kind", ["tied linears", "tied embedding", "fallback, tied", "conv twice", "attention"])
 def test_partial_contributions_of_shared_parameters(ranks: Ranks, kind: str, contribution: Any) -> None:
-    options = Options(normaliser=1, clip_norm=2.0**60, replicated=True, contribution=contribution)
+    options = Options(normaliser=1, privacy=Privacy(Flat(2.0**60), contribution=contribution), replicated=True)
     squared, _ = alone(kind)
-    for found in ranks(lambda rank: torch.cat(stepped(kind, "flat", rank, 3, options, True).report.norms), 3):
+    for found in ranks(lambda rank: torch.cat(stepped(kind, "flat", rank, 3, options, True).found.norms), 3):
         assert torch.equal(found, (squared * 9).sqrt())
 
 

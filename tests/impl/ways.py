@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +15,17 @@ from fsdpcheck.impl.sharded import Sharded
 from fsdpcheck.impl.wrap import ShardedModel
 
 
-def flat(module: nn.Module, units: Sequence[str], reshard: bool) -> Sharded:
+def flat(module: nn.Module, units: Sequence[str], reshard: bool, **more: Any) -> Sharded:
     """Flat buffers over all ranks."""
-    return ShardedModel(module, units, collectives.axis(), reshard)
+    return ShardedModel(module, units, collectives.axis(), reshard, **more)
 
 
-def per_parameter(module: nn.Module, units: Sequence[str], reshard: bool) -> Sharded:
+def per_parameter(module: nn.Module, units: Sequence[str], reshard: bool, **more: Any) -> Sharded:
     """``fully_shard`` over all ranks."""
-    return PerParameterModel(module, units, init_device_mesh("cpu", (collectives.axis().size,)), reshard)
+    return PerParameterModel(module, units, init_device_mesh("cpu", (collectives.axis().size,)), reshard, **more)
 
 
-WAYS: dict[str, Callable[[nn.Module, Sequence[str], bool], Sharded]] = {"flat": flat, "per-parameter": per_parameter}
+WAYS: dict[str, Callable[..., Sharded]] = {"flat": flat, "per-parameter": per_parameter}
 
 
 def integers(*shape: int, seed: int, bound: int = 2) -> Tensor:
