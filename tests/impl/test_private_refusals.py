@@ -11,12 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdpcheck.impl import collectives
+from fsdpcheck.impl.clipping import Flat
 from fsdpcheck.impl.collectives import Axis
+from fsdpcheck.impl.private import Privacy
 from fsdpcheck.impl.step import MicroBatch, Options, Trainer
 from fsdpcheck.impl.wrap import ShardedModel
 
 if TYPE_CHECKING:
     from .conftest import Ranks
+
+PRIVATE = Options(normaliser=1, privacy=Privacy(Flat(1.0)))
 
 
 class Forward(nn.Module):
@@ -54,7 +58,9 @@ def private(
     loss: Callable[..., Tensor] = lambda y, t: first(y).flatten(1).sum(1),
 ) -> Trainer:
     sharded = ShardedModel(module, units, Axis(None, 0, 1), True)
-    return Trainer(sharded, loss, lambda p: torch.optim.SGD(p, lr=1.0), Options(normaliser=1, clip_norm=1.0))
+    return Trainer(
+        sharded, loss, lambda p: torch.optim.SGD(p, lr=1.0), Options(normaliser=1, privacy=Privacy(Flat(1.0)))
+    )
 
 
 def step(trainer: Trainer, x: Tensor | None = None) -> None:
@@ -173,7 +179,9 @@ def test_parameters_freed_before_the_gradient_arrives_are_an_error_on_every_rank
     def body(rank: int) -> str:
         module = nn.Sequential(Forward(lambda m, x: x * m.weight), nn.ReLU())
         model = ShardedModel(module, [], collectives.axis(), True)
-        trainer = Trainer(model, lambda y, t: y.sum(1), lambda p: torch.optim.SGD(p, lr=1.0), Options(1, clip_norm=1.0))
+        trainer = Trainer(
+            model, lambda y, t: y.sum(1), lambda p: torch.optim.SGD(p, lr=1.0), Options(1, privacy=Privacy(Flat(1.0)))
+        )
         module.register_forward_hook(lambda m, args, y: y.register_hook(lambda g: model.reshard()) and None)
         with pytest.raises(
             RuntimeError, match="0: its norm rule needs its parameters, and its sharding unit was freed"
