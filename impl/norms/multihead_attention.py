@@ -7,6 +7,7 @@ bias_k, bias_v and out_proj.*. An attention whose projections are layers of thei
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import _terms, fallback
 from .fallback import Call
@@ -43,7 +44,8 @@ def per_sample_gradient(
     module: nn.MultiheadAttention, activations: Tensor | Call, backprops: Tensor
 ) -> dict[str, Tensor]:
     """{dotted name: [B, *shape]} of all trainable parameters."""
-    return fallback.gradients_of(module, _trainable(module), activations, backprops)
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no batching rule
+        return fallback.gradients_of(module, _trainable(module), activations, backprops)
 
 
 def weighted_gradient(

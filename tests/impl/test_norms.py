@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fsdpcheck.impl import norms
-from fsdpcheck.impl.norms import conv, embedding, embedding_bag, layer_norm, linear
+from fsdpcheck.impl.norms import _tied, conv, embedding, embedding_bag, layer_norm, linear, multihead_attention
 
 
 def integers(*shape: int, seed: int = 0, bound: int = 3) -> Tensor:
@@ -278,3 +279,69 @@ def test_rounding_never_takes_the_gram_form_below_zero() -> None:
     raw = ((a_BTd @ a_BTd.transpose(1, 2)) * (cancelling @ cancelling.transpose(1, 2))).sum((1, 2))
     assert bool((raw < 0).any())
     assert bool((linear.gram(a_BTd, cancelling) >= 0).all())
+
+
+MASKS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "causal": {"attn_mask": torch.tensor([[False, True], [False, False]])},
+    "padding": {"key_padding_mask": torch.tensor([[False, True], [False, False], [True, False]])},
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("frozen", ["", "in_proj_weight", "out_proj.weight", "out_proj.bias"])
+def test_multihead_attention(mask: str, frozen: str) -> None:
+    """Keys of zero: all positions that may be attended to get equal weights, 1 or 1/2."""
+    module = nn.MultiheadAttention(32, 2, batch_first=True).double()
+    for seed, (name, parameter) in enumerate(module.named_parameters()):
+        parameter.data = integers(*parameter.shape, seed=seed)
+        parameter.requires_grad_(name != frozen)
+    module.in_proj_weight.data[32:64] = 0
+    x, g, given = integers(3, 2, 32, seed=21), integers(3, 2, 32, seed=22), MASKS[mask]
+    trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    wanted: dict[str, list[Tensor]] = {name: [] for name in trainable}
+    for i in range(3):
+        own = {name: value if name == "attn_mask" else value[i : i + 1] for name, value in given.items()}
+        with sdpa_kernel(SDPBackend.MATH):  # the fused backward takes exp of a rounded log
+            y = module(*[x[i : i + 1]] * 3, need_weights=False, **own)[0]
+        for name, found in zip(trainable, torch.autograd.grad(y, list(trainable.values()), g[i : i + 1]), strict=True):
+            wanted[name].append(found)
+    call = multihead_attention.call((x, x, x), given)
+    got = multihead_attention.per_sample_gradient(module, call, g)
+    weights = torch.tensor([0.5, 0.0, 2.0]).double()
+    weighted = multihead_attention.weighted_gradient(module, call, g, weights)
+    squared = torch.zeros(3).double()
+    for name, rows in wanted.items():
+        assert torch.equal(got[name], torch.stack(rows)), name
+        assert torch.equal(weighted[name], torch.tensordot(weights, torch.stack(rows), dims=1)), name
+        squared += torch.stack(rows).flatten(1).square().sum(1)
+    assert set(got) == set(weighted) == set(wanted)
+    assert torch.equal(multihead_attention.squared_norm(module, call, g), squared)
+
+
+def test_positions_of_an_attention_s_arguments_do_not_matter() -> None:
+    x, mask = torch.ones(2, 2, 4), torch.zeros(2, 2)
+    call = multihead_attention.call((x, x, x, None, False, mask), {})
+    assert len(call.rows()) == 3
+    assert call.keywords["attn_mask"] is mask
+
+
+@pytest.mark.parametrize("uses", [2, 3])
+@pytest.mark.parametrize("tokens", [0, 1, 2])
+@pytest.mark.parametrize("positions", [1, 2, 6])
+def test_the_norm_of_a_weight_used_several_times_is_that_of_the_sum(uses: int, tokens: int, positions: int) -> None:
+    """``tokens`` of the uses are by an Embedding [5, 3], the rest by a Linear; against the sum of their gradients."""
+    table, head = nn.Embedding(5, 3, padding_idx=1).double(), nn.Linear(3, 5, bias=False).double()
+    given: list[tuple[nn.Module, Tensor, Tensor]] = []
+    for use in range(uses):
+        if use < tokens:
+            inputs = integers(4, positions, seed=30 + use).long().remainder(5)
+            given.append((table, inputs, integers(4, positions, 3, seed=40 + use)))
+        else:
+            given.append((head, integers(4, positions, 3, seed=50 + use), integers(4, positions, 5, seed=60 + use)))
+    total = torch.zeros(4, 5, 3).double()
+    for module, inputs, backprops in given:
+        total += per_sample(module, inputs, backprops)["weight"]
+    apart = sum((_tied.squared_norm([use]) for use in given), torch.zeros(4).double())
+    assert torch.equal(_tied.squared_norm(given), total.square().sum((1, 2)))
+    assert not torch.equal(_tied.squared_norm(given), apart)

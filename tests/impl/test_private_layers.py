@@ -86,11 +86,14 @@ class First(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """nn.MultiheadAttention with keys of zero, so that each position attends equally to all: softmax is exact."""
+    """nn.MultiheadAttention with keys of zero, so that each position attends equally to all: softmax is exact.
+
+    A head of 16 is the smallest whose scale, 1/4, has a dyadic root: torch multiplies queries and keys with that.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(4, 1, batch_first=True)
+        self.attention = nn.MultiheadAttention(16, 1, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.attention(x, x, x, need_weights=False)[0]  # type: ignore[no-any-return]
@@ -137,7 +140,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Sequential], str]] = {
 INPUTS = {
     "vector": integers(4, 3, seed=20),
     "sequence": integers(4, 3, 3, seed=21),
-    "wide sequence": integers(4, 2, 4, seed=22),
+    "wide sequence": integers(4, 2, 16, seed=22),
     "tokens": torch.tensor([[1, 1, 4], [0, 2, 2], [3, 0, 3], [4, 4, 4]]),
 }
 
@@ -147,7 +150,7 @@ def made(kind: str) -> nn.Sequential:
     for seed, (name, parameter) in enumerate(built.named_parameters()):
         parameter.data = integers(*parameter.shape, seed=seed)
         if "in_proj" in name:
-            parameter.data[4:8] = 0
+            parameter.data[16:32] = 0
     if kind == "tied embedding":
         built.get_parameter("0.0.weight").data[0] = 0
     return built
