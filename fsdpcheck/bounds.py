@@ -18,7 +18,8 @@ from torch import Tensor
 
 from fsdpcheck import layouts, models
 from fsdpcheck.adapters._base import GlobalNormRule
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, LayerSpec
+from fsdpcheck.case_shapes import Stage, stages
 from fsdpcheck.exact.grid import exact_square_sum
 from fsdpcheck.oracle import Answer, Named, StepAnswer
 from fsdpcheck.proof import absolute_gradients
@@ -123,15 +124,47 @@ def clipped_gradient_bound(answer: Answer, step: StepAnswer, weights: Tensor, re
 
 
 def _path_roundings(case: Case) -> int:
-    """Most roundings on one path of the weighted backward pass and the reductions behind it."""
-    spec = case.model
-    positions = 1 if spec.input == "vector" else spec.length
-    backward = sum(layer.width + 1 for layer in spec.layers)
-    uses = 2 if spec.tied is not None else 1
+    """Most roundings on one path of the weighted backward pass and the reductions behind it.
+
+    A sum of m products rounds a term m times at most. A path goes through every stage, at one of which it ends in the
+    gradient of a parameter: a sum over positions, samples, their occurrences, uses, micro-batches and ranks.
+    """
+    chain = stages(case.model)
+    backward = models.classes(case) + sum(_through(stage) for stage in chain)
+    uses = 2 if case.model.tied is not None else 1
     occurrences = max(sum(layouts.logical_batch(case, k).values()) for k in range(case.step.steps))
     copies = case.world_size if case.layout.kind == "replicated" else 1
-    summed = occurrences * copies * positions * uses
+    summed = occurrences * copies * max(_positions(stage, case.model.length) for stage in chain) * uses
     return 8 + backward + summed + case.step.micro_batches + case.world_size
+
+
+def _through(stage: Stage) -> int:
+    """Most roundings from the gradient of a stage's output to that of its input, its activation included."""
+    if stage.spec is None:
+        return 0
+    squashed = stage.leaving[-1] if stage.spec.activation == "softmax" else 0
+    return 4 + squashed + _layer_roundings(stage, stage.spec)
+
+
+def _layer_roundings(stage: Stage, spec: LayerSpec) -> int:
+    """The same of the layer alone: sums of products, and the means over a row of h and of h * xhat that norms take."""
+    if stage.kind == "conv":
+        return spec.width // spec.groups * spec.kernel ** (len(stage.entering) - 1)
+    if stage.kind == "group_norm":
+        return math.prod(stage.entering) // spec.groups + 8
+    if stage.kind in ("layer_norm", "rms_norm"):
+        return stage.entering[-1] + 8
+    if stage.kind == "attention":  # the output's projection, weights or values, softmax, queries or keys, projections
+        length, width = stage.entering
+        return width + max(length, width + length + 4 + length) + width + 4
+    return spec.width
+
+
+def _positions(stage: Stage, length: int) -> int:
+    """How many terms of one sample the gradient of a parameter of this stage adds up, at most."""
+    if stage.kind in ("embedding", "embedding_bag"):
+        return length
+    return math.prod(stage.leaving[1:] if stage.channels_first else stage.leaving[:-1])
 
 
 def exact_global_norm_squared(step: StepAnswer) -> Fraction:
