@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from fsdpcheck.adapters._base import Batch, Features, Setup
 
@@ -139,6 +146,49 @@ def crossed_in_flight(rank: int) -> None:
     works = [dist.all_reduce(_numbers(), group=group, async_op=True) for group in order]
     for work in works:
         work.wait()
+
+
+@AveragingAdapter
+def objects(rank: int) -> None:
+    """Objects of unequal sizes travel in every way that distributed checkpoints use, also on a group of some ranks."""
+    some = dist.new_group([1, 2])
+    for group, ranks in ((None, list(range(dist.get_world_size()))), (some, [1, 2])):
+        if rank not in ranks:
+            continue
+        root, everyone = ranks[0], [member * "a" for member in ranks]
+        gathered: list[Any] = [None] * len(ranks)
+        dist.gather_object(rank * "a", gathered if rank == root else None, dst=root, group=group)
+        assert gathered == (everyone if rank == root else [None] * len(ranks))
+        dist.all_gather_object(gathered, rank * "a", group=group)
+        assert gathered == everyone
+        scattered: list[Any] = [None]
+        dist.scatter_object_list(scattered, everyone if rank == root else None, src=root, group=group)
+        assert scattered == [rank * "a"]
+        sent: list[Any] = everyone if rank == root else [None] * len(ranks)
+        dist.broadcast_object_list(sent, src=root, group=group)
+        assert sent == everyone
+
+
+@AveragingAdapter
+def checkpoints(rank: int) -> None:
+    """torch.distributed.checkpoint, as it is: a sharded parameter and an object are saved, spoilt and loaded."""
+    module = nn.Linear(3, 2)
+    with torch.no_grad():
+        module.weight.copy_(torch.arange(6.0).view(2, 3))
+    fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    folder = [tempfile.mkdtemp() if rank == 0 else ""]
+    dist.broadcast_object_list(folder)
+    saved = {"model": module.state_dict(), "step": 3}
+    dcp.save(saved, checkpoint_id=folder[0])
+    with torch.no_grad():
+        module.weight.zero_()
+    loaded = {"model": module.state_dict(), "step": 0}
+    dcp.load(loaded, checkpoint_id=folder[0])
+    assert isinstance(module.weight, DTensor)
+    assert torch.equal(module.weight.full_tensor(), torch.arange(6.0).view(2, 3))
+    assert loaded["step"] == 3
+    if rank == 0:  # all have read: a load ends with a collective
+        shutil.rmtree(folder[0])
 
 
 @AveragingAdapter

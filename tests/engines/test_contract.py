@@ -158,6 +158,15 @@ def test_calls_in_flight_on_two_groups_may_cross(engine: Engine) -> None:
     assert engine.run(own("crossed_in_flight")).failure is None
 
 
+@pytest.mark.parametrize("attribute", ["objects", "checkpoints"])
+def test_objects_and_distributed_checkpoints_travel_unmodified(
+    engine: Engine, simulated: Engine, attribute: str
+) -> None:
+    execution = engine.run(own(attribute, 3))
+    assert contents(execution) == contents(simulated.run(own(attribute, 3)))
+    assert len(execution.ranks[0].trace) > len(engine.run(own("honest", 3)).ranks[0].trace)
+
+
 def test_ranks_start_each_run_with_the_globals_of_a_new_process(engine: Engine) -> None:
     assert engine.run(own("leaves_marks")).failure is None
     execution = engine.run(own("tells_marks"))
