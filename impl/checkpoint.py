@@ -37,13 +37,8 @@ def write(folder: Folder, spans: Mapping[str, Span], header: object, group: dist
     """
     writer = FileSystemWriter(folder, overwrite=False)
     with _plainly():
-        dcp_save(
-            dict(spans),
-            storage_writer=writer,
-            planner=planners.SpanWriter(header),
-            process_group=group,
-            no_dist=group is None,
-        )
+        planner = planners.SpanWriter(spans, header)
+        dcp_save({}, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
 
 
 def read(folder: Folder, wanted: Wanted, group: dist.ProcessGroup | None) -> None:

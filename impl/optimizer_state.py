@@ -8,7 +8,7 @@ plain data that is equal on all ranks (step counters). Hyperparameters of a grou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -48,12 +48,13 @@ def key(name: str, state: str) -> str:
 
 
 def spans(model: Sharded, optimizer: torch.optim.Optimizer) -> dict[str, Span]:
-    """This rank's parts of all elementwise state, live."""
-    found = {}
+    """This rank's parts of all elementwise state, live; of replicas the first writes."""
+    found, writes = {}, model.replicas.rank == 0
     for shard in _shards(model, optimizer):
         for state, value in optimizer.state.get(shard, {}).items():
             if _is_elementwise(shard, value):
-                found.update({key(name, state): span for name, span in model.cut(shard, value.detach()).items()})
+                for name, span in model.cut(shard, value.detach()).items():
+                    found[key(name, state)] = replace(span, writes=writes)
     return found
 
 

@@ -50,15 +50,14 @@ class StateError(RuntimeError):
 
 
 class SpanWriter(SavePlanner):
-    """Writes a state dict of spans, each by the ranks whose span says so, and ``header``."""
+    """Writes spans by name, each by the ranks whose span says so, and ``header``."""
 
-    def __init__(self, header: object) -> None:
-        self._header = header
-        self._spans: Mapping[str, Span] = {}
+    def __init__(self, spans: Mapping[str, Span], header: object) -> None:
+        self._spans, self._header = spans, header
         self._views: dict[MetadataIndex, Tensor] = {}
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
-        self._spans = state_dict
+        """Nothing: DCP's own dict stays empty, because it would log each entry."""
 
     def create_local_plan(self) -> SavePlan:
         items = []

@@ -18,7 +18,7 @@ are not saved: their state belongs to one number of ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 import torch
@@ -56,7 +56,7 @@ def sharded_state_dict(model: Sharded) -> dict[str, Span]:
     found = {}
     for shard in [*model.shards(), *model.frozen_shards()]:
         for name, span in model.cut(shard, shard.detach()).items():
-            found[name] = Span(span.shape, span.start, span.value, first)
+            found[name] = replace(span, writes=first)
     for name, buffer in _buffers(model).items():
         found[name] = Span(buffer.shape, 0, buffer.detach().reshape(-1), first and model.axis.rank == 0)
     return found
@@ -88,9 +88,7 @@ def save(
     spans = {MODEL + name: span for name, span in sharded_state_dict(model).items()}
     header: dict[str, Any] = {"format": FORMAT, "optimizer": None, "extra": {}}
     if optimizer is not None:
-        writes = model.replicas.rank == 0
-        for name, span in optimizer_state.spans(model, optimizer).items():
-            spans[name] = Span(span.shape, span.start, span.value, writes)
+        spans |= optimizer_state.spans(model, optimizer)
         header["optimizer"] = asdict(optimizer_state.describe(model, optimizer))
     for name, stateful in extra.items():
         header["extra"][name] = stateful.state_dict()
