@@ -24,7 +24,8 @@ class Fault:
     """``target`` is "module:attribute" or "module:Class.attribute" inside this package.
 
     ``plants`` says in a sentence what is wrong then, ``stands_for`` which real bug it is like, ``caught_by`` is a
-    pattern (fnmatch) of the names of the laws of which at least one must fail.
+    pattern (fnmatch) of the names of the laws of which at least one must fail. ``cause`` is a pattern (regular
+    expression) of what a right diagnosis says: this mistake, not a kind of mistake or a consequence.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Fault:
     stands_for: str
     caught_by: str
     plant: Plant
+    cause: str = ""
     hits: int = 0
 
     def __call__(self) -> AbstractContextManager[Fault]:
@@ -62,11 +64,11 @@ class Fault:
         self.hits += 1
 
 
-def fault(target: str, stands_for: str, caught_by: str) -> Callable[[Plant], Fault]:
+def fault(target: str, stands_for: str, caught_by: str, cause: str = "") -> Callable[[Plant], Fault]:
     """Make a function ``plant(original, hit) -> planted`` a Fault named like it; its docstring says what it plants."""
 
     def decorate(plant: Plant) -> Fault:
         plants = " ".join((plant.__doc__ or "").split())
-        return Fault(plant.__name__, target, plants, stands_for, caught_by, plant)
+        return Fault(plant.__name__, target, plants, stands_for, caught_by, plant, cause)
 
     return decorate

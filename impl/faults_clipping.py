@@ -12,7 +12,7 @@ from .fault import Function, Hit, fault
 # -- clip factors -----------------------------------------------------------------------------------------------------
 
 
-@fault("clip:factors", "eps outside the quotient", "clipping.*")
+@fault("clip:factors", "eps outside the quotient", "clipping.*", cause="added to the quotient")
 def eps_outside_the_quotient(original: Function, hit: Hit) -> Function:
     """factor = min(1, C / n + eps), which may exceed C / n."""
 
@@ -23,7 +23,7 @@ def eps_outside_the_quotient(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("clip:factors", "eps omitted", "clipping.*")
+@fault("clip:factors", "eps omitted", "clipping.*", cause="eps = 0 stands beside")
 def eps_omitted(original: Function, hit: Hit) -> Function:
     """factor = min(1, C / n): a sample without gradient has factor C / 0."""
 
@@ -34,7 +34,7 @@ def eps_omitted(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("clip:factors", "factor formed from the squared norm", "clipping.factors")
+@fault("clip:factors", "factor formed from the squared norm", "clipping.factors", cause="squared norms stand in")
 def factors_from_squared_norms(original: Function, hit: Hit) -> Function:
     """The square root is forgotten: factor = min(1, C / (n^2 + eps))."""
 
@@ -49,6 +49,7 @@ def factors_from_squared_norms(original: Function, hit: Hit) -> Function:
     "private:PrivateBackward.clip_factors",
     "a scale applied twice, https://github.com/NVIDIA/apex/pull/1512",
     "*clip*",
+    cause="square of their clip factor",
 )
 def factor_applied_twice(original: Function, hit: Hit) -> Function:
     """Samples are weighted by the square of their clip factor; the reported factors are right."""
@@ -64,6 +65,7 @@ def factor_applied_twice(original: Function, hit: Hit) -> Function:
     "hooks:backprops",
     "unclipped gradient of the first pass leaks, https://github.com/meta-pytorch/opacus/pull/734",
     "training.private-unclipped",
+    cause="unclipped gradient leaked",
 )
 def first_backward_leaks(original: Function, hit: Hit) -> Function:
     """The first backward also forms weight gradients, unclipped, and nothing removes them before the second."""
@@ -81,6 +83,7 @@ def first_backward_leaks(original: Function, hit: Hit) -> Function:
     "hooks:Recorder.squared_norm_terms",
     "norms from the wrong activations, https://github.com/meta-pytorch/opacus/pull/738",
     "deferred.equals-immediate",
+    cause="micro-batch before",
 )
 def deferred_norms_are_stale(original: Function, hit: Hit) -> Function:
     """Deferred norms are computed from what the micro-batch before cached, wherever the sizes agree."""
@@ -104,6 +107,7 @@ def deferred_norms_are_stale(original: Function, hit: Hit) -> Function:
     "clip:global_squared_norm",
     "own shard's norm taken for the whole, https://github.com/areal-project/AReaL/issues/312",
     "global-norm.returned",
+    cause="shard alone",
 )
 def global_norm_of_own_shard(original: Function, hit: Hit) -> Function:
     """Each rank clips by the norm of its own gradient shard."""
@@ -120,6 +124,7 @@ def global_norm_of_own_shard(original: Function, hit: Hit) -> Function:
     "clip:clip_global_norm",
     "only the reported norm is local, https://github.com/radixark/miles_diffusion/pull/35",
     "global-norm.returned",
+    cause="shard alone",
 )
 def own_norm_reported(original: Function, hit: Hit) -> Function:
     """Clipping is right, but the norm returned is that of the rank's own shard."""
@@ -138,6 +143,7 @@ def own_norm_reported(original: Function, hit: Hit) -> Function:
     "clip:clip_global_norm",
     "clipped tensor by tensor, https://github.com/fedbiomed/fedbiomed/issues/1443",
     "global-norm.update",
+    cause="each unit's gradient is clipped",
 )
 def clipped_unit_by_unit(original: Function, hit: Hit) -> Function:
     """Each unit's gradient is clipped by its own norm; the norm returned is the global one."""
@@ -156,7 +162,7 @@ def clipped_unit_by_unit(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("clip:global_squared_norm", "padding read", "padding.unread-global-norm")
+@fault("clip:global_squared_norm", "padding read", "padding.unread-global-norm", cause="padding is read")
 def padding_read_by_global_norm(original: Function, hit: Hit) -> Function:
     """The global norm sums over whole shards; it is right only while padding happens to be zero."""
 

@@ -17,6 +17,7 @@ from .norms import _terms, embedding_bag, fallback
     "norms._tied:squared_norm",
     "tied uses' norms added, https://github.com/meta-pytorch/opacus/pull/738",
     "clipping.norms",
+    cause=r"(tied|shared).* cross term",
 )
 def tied_cross_terms_left_out(original: Function, hit: Hit) -> Function:
     """Tied weights: the squared norms of the uses are added, without the cross term of their sum."""
@@ -33,6 +34,7 @@ def tied_cross_terms_left_out(original: Function, hit: Hit) -> Function:
     "norms._tied:cross",
     "tied uses' norms added, https://github.com/meta-pytorch/opacus/pull/738",
     "clipping.norms",
+    cause=r"(tied|shared).* cross term",
 )
 def embedding_and_head_without_cross_term(original: Function, hit: Hit) -> Function:
     """An Embedding tied to a Linear: the inner product of their two gradients is taken to be zero."""
@@ -44,7 +46,7 @@ def embedding_and_head_without_cross_term(original: Function, hit: Hit) -> Funct
     return planted
 
 
-@fault("norms.conv:patches", "groups of a convolution mixed up", "clipping.norms")
+@fault("norms.conv:patches", "groups of a convolution mixed up", "clipping.norms", cause="groups of a convolution")
 def convolution_groups_mixed(original: Function, hit: Hit) -> Function:
     """Convolutions: channels are dealt out to the groups in turn instead of in blocks."""
 
@@ -58,7 +60,12 @@ def convolution_groups_mixed(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("norms.conv:patches", "stride, padding or dilation forgotten in the unfold of a norm rule", "clipping.norms")
+@fault(
+    "norms.conv:patches",
+    "stride, padding or dilation forgotten in the unfold of a norm rule",
+    "clipping.norms",
+    cause="patches of a convolution",
+)
 def convolution_patches_shifted(original: Function, hit: Hit) -> Function:
     """Convolutions: a padded input is read from its other end, so that the patches begin a step too late."""
 
@@ -72,7 +79,12 @@ def convolution_patches_shifted(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("norms.group_norm:normalised", "statistics of a GroupNorm over the wrong axes", "clipping.norms")
+@fault(
+    "norms.group_norm:normalised",
+    "statistics of a GroupNorm over the wrong axes",
+    "clipping.norms",
+    cause="GroupNorm: .*all channels",
+)
 def group_norm_over_all_channels(original: Function, hit: Hit) -> Function:
     """GroupNorm: the norm rule takes the statistics over all channels at once, as one group."""
 
@@ -85,7 +97,9 @@ def group_norm_over_all_channels(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("norms.rms_norm:normalised", "the input taken for the normalised input", "clipping.norms")
+@fault(
+    "norms.rms_norm:normalised", "the input taken for the normalised input", "clipping.norms", cause="RMSNorm: .*input"
+)
 def rms_norm_of_raw_inputs(original: Function, hit: Hit) -> Function:
     """RMSNorm: the norm rule multiplies backprops with the input as it came."""
 
@@ -100,6 +114,7 @@ def rms_norm_of_raw_inputs(original: Function, hit: Hit) -> Function:
     "norms.embedding_bag:squared_counts",
     "per-token norms added, cross terms lost, https://github.com/meta-pytorch/opacus/pull/738",
     "clipping.norms",
+    cause="twice in a bag",
 )
 def bag_tokens_not_merged(original: Function, hit: Hit) -> Function:
     """EmbeddingBag: a token that occurs twice in a bag counts as two rows."""
@@ -111,7 +126,12 @@ def bag_tokens_not_merged(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("norms:rule_for", "a functorch fallback without vmap: the batch taken for a sample", "clipping.norms")
+@fault(
+    "norms:rule_for",
+    "a functorch fallback without vmap: the batch taken for a sample",
+    "clipping.norms",
+    cause="gradient of the whole micro-batch",
+)
 def fallback_sums_before_squaring(original: Function, hit: Hit) -> Function:
     """Every layer goes by the fallback, which gives each sample the gradient of the whole batch."""
 

@@ -18,6 +18,7 @@ from .norms import embedding
     "aggregate:squared_norms",
     "complete norms reduced once more, https://github.com/modelscope/twinkle/pull/290",
     "norms.replicated-complete",
+    cause=r"exactly sqrt\([WS]\) = |complete on every rank are counted [WS] = ",
 )
 def complete_norms_summed(original: Function, hit: Hit) -> Function:
     """Replicated batch: squared norms that are complete on every rank are summed over the ranks."""
@@ -36,6 +37,7 @@ def complete_norms_summed(original: Function, hit: Hit) -> Function:
     "aggregate:squared_norms",
     "tensor-parallel norm code used under FSDP, https://github.com/meta-pytorch/opacus/pull/761",
     "norms.distributed-complete",
+    cause="by position",
 )
 def norms_summed_by_position(original: Function, hit: Hit) -> Function:
     """Distributed batch: squared norms of different samples at the same local position are summed over the ranks."""
@@ -57,6 +59,7 @@ def norms_summed_by_position(original: Function, hit: Hit) -> Function:
     "aggregate:sum_over",
     "own shard's norm taken for the whole, https://github.com/pytorch/pytorch/issues/72548",
     "norms.replicated-partial",
+    cause="own shard of rank",
 )
 def partial_norms_not_summed(original: Function, hit: Hit) -> Function:
     """Each rank takes the squared norm of its own shard for the sample's whole squared norm."""
@@ -72,6 +75,7 @@ def partial_norms_not_summed(original: Function, hit: Hit) -> Function:
     "aggregate:squared_norms",
     "one flag for a group of sharded and replicated parameters, https://github.com/deepspeedai/DeepSpeed/pull/5411",
     "norms.mixed",
+    cause=r"\(root\) that are complete on every rank are counted [WS] = ",
 )
 def complete_terms_counted_by_every_rank(original: Function, hit: Hit) -> Function:
     """Mixed contributions: the complete terms go into the all-reduce together with the partial ones."""
@@ -89,6 +93,7 @@ def complete_terms_counted_by_every_rank(original: Function, hit: Hit) -> Functi
     "aggregate:in_dataset_order",
     "missing reorder after the gather, claim A3 of the claims ledger",
     "norms.dataset-order",
+    cause="order of the ranks",
 )
 def gathered_norms_left_in_rank_order(original: Function, hit: Hit) -> Function:
     """Norms gathered from all ranks are reported in the order of the ranks, not by sample index."""
@@ -105,6 +110,7 @@ def gathered_norms_left_in_rank_order(original: Function, hit: Hit) -> Function:
     "flat:FlatBuffer.owned",
     "bounded at its start but not its end, https://github.com/NVIDIA/Megatron-LM/pull/5898",
     "norms.replicated-partial",
+    cause="last element of each",
 )
 def owned_part_off_by_one(original: Function, hit: Hit) -> Function:
     """Partial norms: the last element of every shard is left out."""
@@ -118,7 +124,10 @@ def owned_part_off_by_one(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "hooks:term", "squared norms cast down, https://github.com/facebookresearch/fairscale/issues/1092", "clipping.norms"
+    "hooks:term",
+    "squared norms cast down, https://github.com/facebookresearch/fairscale/issues/1092",
+    "clipping.norms",
+    cause="bfloat16",
 )
 def squared_norms_cast_down(original: Function, hit: Hit) -> Function:
     """Each layer's squared norms pass through bfloat16 (8 bits) before they are added up."""
@@ -134,7 +143,12 @@ def squared_norms_cast_down(original: Function, hit: Hit) -> Function:
 # -- norm rules -------------------------------------------------------------------------------------------------------
 
 
-@fault("norms.linear:bias_squared_norm", "a parameter forgotten by a norm rule", "clipping.norms")
+@fault(
+    "norms.linear:bias_squared_norm",
+    "a parameter forgotten by a norm rule",
+    "clipping.norms",
+    cause=r"(linear|attention)\S*\.bias .*left out of the norm",
+)
 def bias_left_out_of_norm(original: Function, hit: Hit) -> Function:
     """Linear: the bias is clipped but does not count in the norm."""
 
@@ -149,6 +163,7 @@ def bias_left_out_of_norm(original: Function, hit: Hit) -> Function:
     "norms.linear:bias_squared_norm",
     "ghost norm of the bias for 3-D inputs, https://github.com/meta-pytorch/opacus/pull/751",
     "clipping.norms",
+    cause="bias.*entries of the Gram",
 )
 def bias_gram_entries_squared(original: Function, hit: Hit) -> Function:
     """Linear: the bias norm sums the squares of the Gram matrix's entries instead of the entries."""
@@ -160,7 +175,12 @@ def bias_gram_entries_squared(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("norms.linear:direct", "split-K: partial sums squared before they are added up", "clipping.norms")
+@fault(
+    "norms.linear:direct",
+    "split-K: partial sums squared before they are added up",
+    "clipping.norms",
+    cause="two halves",
+)
 def partial_sums_squared(original: Function, hit: Hit) -> Function:
     """Linear, direct form: the two halves of a sequence are squared apart."""
 
@@ -176,6 +196,7 @@ def partial_sums_squared(original: Function, hit: Hit) -> Function:
     "norms.linear:gram",
     "only equal positions compared: tokens taken for samples, https://github.com/meta-pytorch/opacus/pull/722",
     "*norms*",
+    cause="without their cross terms",
 )
 def gram_without_cross_terms(original: Function, hit: Hit) -> Function:
     """Linear, Gram form: only the diagonal of the two Gram matrices is used."""
@@ -191,6 +212,7 @@ def gram_without_cross_terms(original: Function, hit: Hit) -> Function:
     "norms.linear:squared_norm",
     "frozen and trainable of one layer mixed up, https://github.com/meta-pytorch/opacus/issues/436",
     "clipping.norms",
+    cause="frozen weight counts",
 )
 def frozen_weight_counted(original: Function, hit: Hit) -> Function:
     """Linear: a frozen weight with a trainable bias counts in the norm."""
@@ -210,6 +232,7 @@ def frozen_weight_counted(original: Function, hit: Hit) -> Function:
     "norms.embedding:pair_of_each_position",
     "per-token norms added, cross terms lost, https://github.com/meta-pytorch/opacus/pull/738",
     "clipping.norms",
+    cause="occurs twice in a sample",
 )
 def embedding_rows_not_merged(original: Function, hit: Hit) -> Function:
     """Embedding: a token that occurs twice in a sample counts as two rows."""
@@ -226,6 +249,7 @@ def embedding_rows_not_merged(original: Function, hit: Hit) -> Function:
     "norms.embedding:without_padding",
     "padding tokens counted, https://github.com/meta-pytorch/opacus/issues/792",
     "clipping.norms",
+    cause="row of padding_idx",
 )
 def padding_row_counted(original: Function, hit: Hit) -> Function:
     """Embedding: the row of padding_idx, which has no gradient, counts in the norm."""
@@ -237,7 +261,12 @@ def padding_row_counted(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("norms.layer_norm:per_sample_gradient", "a parameter forgotten by a norm rule", "clipping.norms")
+@fault(
+    "norms.layer_norm:per_sample_gradient",
+    "a parameter forgotten by a norm rule",
+    "clipping.norms",
+    cause=r"layer_norm.*\.bias .*left out of the norm",
+)
 def layer_norm_bias_left_out(original: Function, hit: Hit) -> Function:
     """LayerNorm: the bias is clipped but does not count in the norm."""
 

@@ -16,6 +16,7 @@ from .fault import Function, Hit, fault
     "step:Trainer.micro_step",
     "nothing done for an empty batch, https://github.com/meta-pytorch/opacus/pull/530",
     "collectives.plain",
+    cause="without a sample",
 )
 def empty_rank_skips_its_collectives(original: Function, hit: Hit) -> Function:
     """A rank without rows in a micro-batch skips its forward and backward."""
@@ -33,6 +34,7 @@ def empty_rank_skips_its_collectives(original: Function, hit: Hit) -> Function:
     "step:Trainer.update",
     "rank 0 gathers for its log, https://github.com/Lightning-AI/pytorch-lightning/issues/17600",
     "collectives.plain",
+    cause="rank 0 alone",
 )
 def rank_zero_gathers_for_its_log(original: Function, hit: Hit) -> Function:
     """Rank 0 alone gathers the full parameters."""
@@ -50,6 +52,7 @@ def rank_zero_gathers_for_its_log(original: Function, hit: Hit) -> Function:
     "wrap:reduction_order",
     "same shape, other order, https://github.com/pytorch/pytorch/pull/75902",
     "collectives.plain",
+    cause="last rank .*another order",
 )
 def reduction_order_differs_on_last_rank(original: Function, hit: Hit) -> Function:
     """The last rank reduces two units whose shards have equal sizes in the opposite order."""
@@ -74,6 +77,7 @@ def reduction_order_differs_on_last_rank(original: Function, hit: Hit) -> Functi
     "shard:FlatUnit.reduce_gradients",
     "only used parameters reduced, https://github.com/pytorch/pytorch/issues/158719",
     "collectives.plain",
+    cause="unit without gradient",
 )
 def only_used_units_reduced(original: Function, hit: Hit) -> Function:
     """A unit whose local gradients are all zero or missing skips its reduction."""
@@ -93,6 +97,7 @@ def only_used_units_reduced(original: Function, hit: Hit) -> Function:
     "hooks:Recorder._immediate",
     "a parameter touched inside the norm hook, claim C1 of the claims ledger",
     "collectives.private",
+    cause="without a sample",
 )
 def norm_hook_gathers(original: Function, hit: Hit) -> Function:
     """Immediate norms gather the layer's unit again inside the hook, on ranks that have rows only."""
@@ -115,6 +120,7 @@ def norm_hook_gathers(original: Function, hit: Hit) -> Function:
     "hooks:Recorder._deferred",
     "work keyed to the local batch between two collectives, https://github.com/meta-pytorch/opacus/issues/516",
     "deferred.completes",
+    cause="without a sample",
 )
 def deferred_norms_gather(original: Function, hit: Hit) -> Function:
     """Deferred norms gather each layer's unit again before its norm is computed, on ranks that have rows only."""

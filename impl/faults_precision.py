@@ -24,7 +24,12 @@ def _factor_off(exponent: int) -> Fault:
 
     plant.__name__ = f"factor_off_by_1e_{exponent}"
     plant.__doc__ = f"The clip factor of a micro-batch's first sample is too small by a part in 10**{exponent}."
-    return fault("clip:factors", "a small numerical error in one factor", "clipping.coefficients")(plant)
+    return fault(
+        "clip:factors",
+        "a small numerical error in one factor",
+        "clipping.coefficients",
+        cause=f"factor of the first sample .* -1.0e-{exponent:02d}",
+    )(plant)
 
 
 def _norm_off(exponent: int) -> Fault:
@@ -42,7 +47,12 @@ def _norm_off(exponent: int) -> Fault:
 
     plant.__name__ = f"squared_norm_off_by_1e_{exponent}"
     plant.__doc__ = f"The squared norm of a micro-batch's first sample is too small by a part in 10**{exponent}."
-    return fault("aggregate:squared_norms", "an under-estimated norm breaks the guarantee", "clipping.norms")(plant)
+    return fault(
+        "aggregate:squared_norms",
+        "an under-estimated norm breaks the guarantee",
+        "clipping.norms",
+        cause=f" norm of the first sample .* -5.0e-{exponent + 1:02d}",
+    )(plant)
 
 
 factor_off_by_1e_3, factor_off_by_1e_6, factor_off_by_1e_9, factor_off_by_1e_12 = map(_factor_off, (3, 6, 9, 12))
@@ -50,19 +60,34 @@ squared_norm_off_by_1e_3, squared_norm_off_by_1e_6 = map(_norm_off, (3, 6))
 squared_norm_off_by_1e_9, squared_norm_off_by_1e_12 = map(_norm_off, (9, 12))
 
 
-@fault("private:PrivateBackward.clip_factors", "a sample lost between the passes", "training.private-gradients")
+@fault(
+    "private:PrivateBackward.clip_factors",
+    "a sample lost between the passes",
+    "training.private-gradients",
+    cause="first sample of each micro-batch is left out",
+)
 def sample_dropped_in_second_pass(original: Function, hit: Hit) -> Function:
     """The first sample of each micro-batch has no weight in the second backward; its reported factor is right."""
     return _reweighted(original, hit, 0.0)
 
 
-@fault("private:PrivateBackward.clip_factors", "a sample counted twice", "rounding.private-gradients")
+@fault(
+    "private:PrivateBackward.clip_factors",
+    "a sample counted twice",
+    "rounding.private-gradients",
+    cause="first sample of each micro-batch is counted twice",
+)
 def sample_doubled_in_second_pass(original: Function, hit: Hit) -> Function:
     """The first sample of each micro-batch counts twice in the second backward; its reported factor is right."""
     return _reweighted(original, hit, 2.0)
 
 
-@fault("private:PrivateBackward.clip_factors", "factors in another order than the losses", "clipping.coefficients")
+@fault(
+    "private:PrivateBackward.clip_factors",
+    "factors in another order than the losses",
+    "clipping.coefficients",
+    cause="first two samples .* exchanged",
+)
 def factors_swapped(original: Function, hit: Hit) -> Function:
     """The first two samples of each micro-batch are weighted by each other's factor; reported factors are right."""
 

@@ -14,6 +14,7 @@ from .fault import Function, Hit, fault
     "collectives:all_reduce_average",
     "the replica group lost, https://github.com/NVIDIA-NeMo/Automodel/pull/3135",
     "training.plain",
+    cause="not reduced over the replicas",
 )
 def replicas_not_reduced(original: Function, hit: Hit) -> Function:
     """Gradients are averaged inside each replica only: replicas drift apart."""
@@ -30,6 +31,7 @@ def replicas_not_reduced(original: Function, hit: Hit) -> Function:
     "collectives:all_reduce_average",
     "a factor that means something else on two axes, https://github.com/pytorch/pytorch/issues/155903",
     "training.plain",
+    cause="exactly R = ",
 )
 def replicas_summed_not_averaged(original: Function, hit: Hit) -> Function:
     """Gradients are divided by the number of shards, but not by the number of replicas."""
@@ -46,14 +48,14 @@ def replicas_summed_not_averaged(original: Function, hit: Hit) -> Function:
     "clip:global_squared_norm",
     "shard norms summed over replicas too, https://github.com/ByteDance-Seed/VeOmni/pull/862",
     "global-norm.returned",
+    cause=r"exactly sqrt\(R\) = ",
 )
 def global_norm_counts_replicas(original: Function, hit: Hit) -> Function:
     """Each shard's squares count once for each replica: the global norm is too large by sqrt(R)."""
 
-    def planted(units: Any, axis: Axis) -> Any:
-        replicas = units[0].replicas.size
-        if replicas > 1:
+    def planted(model: Any) -> Any:
+        if model.replicas.size > 1:
             hit()
-        return original(units, axis) * replicas
+        return original(model) * model.replicas.size
 
     return planted

@@ -18,6 +18,7 @@ from .fault import Function, Hit, fault
     "collectives:reduce_scatter_average",
     "AVG on top of a global mean, https://github.com/meta-pytorch/torchtune/pull/2172",
     "rounding.gradients",
+    cause="exactly 1/[WS] = ",
 )
 def averaged_twice(original: Function, hit: Hit) -> Function:
     """Reduced gradients are divided by W once more."""
@@ -33,6 +34,7 @@ def averaged_twice(original: Function, hit: Hit) -> Function:
     "collectives:reduce_scatter_average",
     "divisor forgotten, https://github.com/meta-pytorch/opacus/issues/324",
     "training.plain",
+    cause="exactly [WS] = ",
 )
 def summed_not_averaged(original: Function, hit: Hit) -> Function:
     """Reduced gradients are sums over ranks, never divided by W."""
@@ -48,6 +50,7 @@ def summed_not_averaged(original: Function, hit: Hit) -> Function:
     "step:Trainer.scale",
     "local means of uneven batches averaged, https://github.com/pytorch/torchtitan/pull/2206",
     "training.plain",
+    cause="local means",
 )
 def local_means(original: Function, hit: Hit) -> Function:
     """Each rank backpropagates the mean over its own rows, whatever their number."""
@@ -63,6 +66,7 @@ def local_means(original: Function, hit: Hit) -> Function:
     "step:Trainer.step",
     "normalised by micro-batches too, https://github.com/ml-explore/mlx-lm/pull/1413",
     "training.plain",
+    cause="exactly 1/K = ",
 )
 def divided_by_micro_batches(original: Function, hit: Hit) -> Function:
     """The gradient of K micro-batches is divided by K although N already counts all samples."""
@@ -79,7 +83,12 @@ def divided_by_micro_batches(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("step:Trainer.micro_step", "wrap-around rows, https://github.com/pytorch/pytorch/issues/25162", "training.*")
+@fault(
+    "step:Trainer.micro_step",
+    "wrap-around rows, https://github.com/pytorch/pytorch/issues/25162",
+    "training.*",
+    cause="duplicates are dropped",
+)
 def wrapped_rows_dropped(original: Function, hit: Hit) -> Function:
     """A sample that a lower rank has in the same micro-batch is left out, as if duplicates did not count."""
 
@@ -110,7 +119,12 @@ def _indices_by_rank(indices: Any, axis: Axis) -> list[list[int]]:
 # -- padding ----------------------------------------------------------------------------------------------------------
 
 
-@fault("flat:FlatBuffer.__init__", "padding value 42, https://github.com/pytorch/pytorch/pull/113106", "padding.zero")
+@fault(
+    "flat:FlatBuffer.__init__",
+    "padding value 42, https://github.com/pytorch/pytorch/pull/113106",
+    "padding.zero",
+    cause="when the parameters are sharded",
+)
 def padding_garbage_after_init(original: Function, hit: Hit) -> Function:
     """Padding of freshly sharded parameters is 42."""
 
@@ -127,6 +141,7 @@ def padding_garbage_after_init(original: Function, hit: Hit) -> Function:
     "shard:FlatUnit.accumulate",
     "bucket tail not cleared, https://github.com/NVIDIA/Megatron-LM/pull/5077",
     "padding.zero",
+    cause="when gradients are reduced",
 )
 def padding_garbage_after_reduce(original: Function, hit: Hit) -> Function:
     """Padding of reduced gradients is 1, and the optimizer carries it into the parameters' padding."""
@@ -140,7 +155,7 @@ def padding_garbage_after_reduce(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("step:Trainer.update", "an update that does not map zero to zero", "padding.zero")
+@fault("step:Trainer.update", "an update that does not map zero to zero", "padding.zero", cause="optimizer's update")
 def padding_grows_at_update(original: Function, hit: Hit) -> Function:
     """The optimizer's step adds 1 to the padding of every trainable shard."""
 
@@ -158,6 +173,7 @@ def padding_grows_at_update(original: Function, hit: Hit) -> Function:
     "flat:FlatBuffer.attach",
     "padded offsets used on real data, https://github.com/NVIDIA/Megatron-LM/pull/5077",
     "padding.unread",
+    cause="padding is read",
 )
 def padding_read_by_unshard(original: Function, hit: Hit) -> Function:
     """The sum of the padding is added to the last parameter; harmless only while padding is zero."""
@@ -179,6 +195,7 @@ def padding_read_by_unshard(original: Function, hit: Hit) -> Function:
     "flat:FlatBuffer.start",
     "offsets right only where W divides n, https://github.com/deepspeedai/DeepSpeed/pull/1380",
     "training.plain",
+    cause=r"start at rank \* floor",
 )
 def shard_starts_rounded_down(original: Any, hit: Hit) -> Any:
     """A shard starts at rank * floor(n / W) although it has ceil(n / W) elements."""
@@ -195,6 +212,7 @@ def shard_starts_rounded_down(original: Any, hit: Hit) -> Any:
     "collectives:all_gather",
     "stale tail after an update, https://github.com/pytorch/torchtitan/issues/1136",
     "training.plain",
+    cause="shard of the last rank .*stale",
 )
 def last_shard_stale(original: Function, hit: Hit) -> Function:
     """The last rank always sends the parameters it had when they were first gathered."""
@@ -216,6 +234,7 @@ def last_shard_stale(original: Function, hit: Hit) -> Function:
     "shard:FlatUnit.reshard",
     "a unit stays unsharded, https://github.com/pytorch/pytorch/issues/83129",
     "training.*",
+    cause="first step's parameters",
 )
 def units_never_resharded(original: Function, hit: Hit) -> Function:
     """Gathered parameters are never freed, so later steps compute with the first step's values."""
@@ -230,6 +249,7 @@ def units_never_resharded(original: Function, hit: Hit) -> Function:
     "shard:FlatUnit.reduce_gradients",
     "parameters outside units not synchronised, https://github.com/pytorch/pytorch/issues/98281",
     "training.plain",
+    cause=r"\(root\) are not reduced",
 )
 def root_gradients_not_reduced(original: Function, hit: Hit) -> Function:
     """The root unit's gradients stay local: each rank updates its shard with its own samples only."""
@@ -250,6 +270,7 @@ def root_gradients_not_reduced(original: Function, hit: Hit) -> Function:
     "step:Trainer.update",
     "the update of one rank skipped, https://github.com/facebookresearch/fairscale/issues/180",
     "rounding.update",
+    cause="last rank .*did not move",
 )
 def update_skipped_on_last_rank(original: Function, hit: Hit) -> Function:
     """The last of several ranks does not step its optimizer."""
@@ -270,6 +291,7 @@ def update_skipped_on_last_rank(original: Function, hit: Hit) -> Function:
     "step:Trainer.micro_step",
     "only the last micro-batch survives, https://github.com/allenai/open-instruct/pull/1498",
     "training.plain",
+    cause="only the last micro-batch counts",
 )
 def no_sync_drops_micro_batches(original: Function, hit: Hit) -> Function:
     """With gradient sync off, a micro-batch's gradients are dropped instead of kept."""
@@ -288,6 +310,7 @@ def no_sync_drops_micro_batches(original: Function, hit: Hit) -> Function:
     "shard:FlatUnit.accumulate",
     "the saved shard is overwritten, https://github.com/pytorch/pytorch/pull/73535",
     "training.plain",
+    cause="only the last micro-batch counts",
 )
 def reduced_gradient_overwritten(original: Function, hit: Hit) -> Function:
     """With gradient sync after every micro-batch, each reduction replaces the one before."""

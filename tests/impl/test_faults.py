@@ -38,6 +38,8 @@ def test_an_entry_says_what_it_plants_and_which_law_must_catch_it(planted: fault
     assert planted.plants.endswith(".")
     assert planted.stands_for
     assert re.fullmatch(r"[a-z.*-]+", planted.caught_by)
+    assert planted.cause
+    assert not re.search(planted.cause, ""), "silence is not right"
 
 
 def test_hits_are_counted_from_zero_at_each_entry() -> None:
