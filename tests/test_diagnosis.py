@@ -57,7 +57,7 @@ def test_micro_batches_ranks_and_local_means_are_named() -> None:
     weights = right_weights(PLAIN)
     chunks = layouts.indices(SMALL, 0)
     first = torch.tensor([float(any(row in own[0] for own in chunks)) for row in range(7)])
-    _all_name(PLAIN, weights * first, "only micro-batch 0 counts")
+    _all_name(PLAIN, weights * first, "only the first micro-batch counts")
     mine = torch.tensor([float(any(row in chunk for chunk in chunks[1])) for row in range(7)])
     _all_name(PLAIN, weights * mine, "only the samples of rank 1 count: not reduced")
     sizes = torch.tensor([3.0 if row % 3 == 0 else 2.0 for row in range(7)])
@@ -87,6 +87,22 @@ def test_norms_mixed_by_position_are_named_in_gradients_norms_and_factors() -> N
     _all_name(PROBE, factors / 8, "by position")
     assert "by position" in named(diagnosis.of_norms(PROBE, 0, 0, mixed.sqrt()[rows[0]]))
     assert "by position" in named(diagnosis.of_factors(PROBE, 0, 0, factors[rows[0]]))
+
+
+def test_norms_mixed_by_position_are_named_where_the_ranks_share_a_sample() -> None:
+    layout = BatchLayout("sampler", 5)
+    answer = oracle.answer(replace(clipped("probe"), layout=layout, mesh=MeshSpec(2)), EPS)
+    rows = [layouts.indices(answer.case, 0)[rank] for rank in (0, 1)]
+    first, second = ([row for chunk in own for row in chunk] for own in rows)
+    assert set(first) & set(second), "the sampler wraps around"
+    squares = answer.steps[0].squared_norms
+    assert "by position" in named(diagnosis.of_norms(answer, 0, 0, (squares[first] + squares[second]).sqrt()))
+
+
+def test_right_norms_and_factors_are_no_evidence() -> None:
+    mine = [row for chunk in layouts.indices(PROBE.case, 0)[0] for row in chunk]
+    assert diagnosis.of_norms(PROBE, 0, 0, PROBE.steps[0].norms[mine]) is None
+    assert diagnosis.of_factors(PROBE, 0, 0, PROBE.steps[0].factors[mine]) is None
 
 
 def test_eps_gone_wrong_is_named() -> None:

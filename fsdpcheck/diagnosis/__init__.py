@@ -67,6 +67,8 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects 
         for name, value in wanted.used.items()
     }
     slack = {name: rounding(case, wanted.after[name]) / rate for name in given}
+    if _within(case, wanted, given, slack):
+        return found or None
     return [*_of_given(answer, step, given, slack), *found]
 
 
@@ -78,6 +80,8 @@ def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspect
         return found or None
     given = {name: got[name].double() for name in wanted.used}
     slack = {name: torch.zeros_like(value) for name, value in given.items()}
+    if _within(answer.case, wanted, given, slack):
+        return found or None
     return [*_of_given(answer, step, given, slack), *found]
 
 
@@ -86,20 +90,24 @@ def of_initial(answer: Answer, got: Mapping[str, Tensor]) -> Suspects:
     return list(shards.shifted(answer.case, answer.steps[0].before, got, answer.trainable))
 
 
-def of_norms(answer: Answer, step: int, rank: int, got: Tensor) -> Suspects:
+def of_norms(answer: Answer, step: int, rank: int, got: Tensor) -> Suspects | None:
     """Suspects of wrong per-sample norms [b] of ``rank``."""
     wanted = answer.steps[step]
     mine = rows(answer.case, step, wanted)[rank]
+    if fits(answer.case, got, wanted.norms[mine]):
+        return None
     found = fitting(answer.case, got, ((s, value[mine]) for s, value in norms.suspected(answer, step, rank)))
     by_step = [own.norms[rows(answer.case, k, own)[rank]] for k, own in enumerate(answer.steps[: step + 1])]
     found += fitting(answer.case, got, stale.norms(answer.case, step, by_step))
     return found + list(_of_vector(answer.case, wanted.norms, wanted, step, rank, got, "norm"))
 
 
-def of_factors(answer: Answer, step: int, rank: int, got: Tensor) -> Suspects:
+def of_factors(answer: Answer, step: int, rank: int, got: Tensor) -> Suspects | None:
     """Suspects of wrong clip factors [b] of ``rank``."""
     wanted = answer.steps[step]
     mine = rows(answer.case, step, wanted)[rank]
+    if fits(answer.case, got, wanted.factors[mine]):
+        return None
     found = fitting(answer.case, got, ((s, value[mine]) for s, value in factors.suspected(answer, step, rank)))
     return found + list(_of_vector(answer.case, wanted.factors, wanted, step, rank, got, "factor"))
 
@@ -197,7 +205,7 @@ def _of_ranks(case: Case, terms: Sequence[Sequence[Named]]) -> Iterator[tuple[Su
     for chunk in (0, count - 1) if count > 1 else ():
         kept = {n: torch.stack([mine[chunk][n].double() for mine in terms]).sum(0) / world for n in names}
         which = "first" if chunk == 0 else "last"
-        yield Suspect(f"only the {which} micro-batch", f"only micro-batch {chunk} counts, of {count}"), kept
+        yield Suspect(f"only the {which} micro-batch", f"only the {which} micro-batch counts, of {count}"), kept
     replicas, size = case.mesh.dp_replicate, case.mesh.dp_shard
     for replica in range(replicas if replicas > 1 else 0):
         group = local[replica * size : (replica + 1) * size]
@@ -225,8 +233,6 @@ def _near(case: Case, got: Tensor, value: Tensor, terms: Sequence[Tensor]) -> bo
 def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator[Suspect]:
     """Suspicions that explain a whole gradient ``given``, up to ``slack``."""
     case, wanted = answer.case, answer.steps[step]
-    if not any(bool((given[n] - value.double()).abs().gt(slack[n]).any()) for n, value in wanted.used.items()):
-        return
     magnitude = {name: value.abs().sum(0) / case.step.normaliser for name, value in wanted.gradients.items()}
     for suspect, share in weights.suspected(answer, step):
         value = {name: torch.tensordot(share, g, dims=1) for name, g in wanted.gradients.items()}
@@ -240,6 +246,12 @@ def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
         yield from _of_probe(answer, step, given, slack)
 
 
+def _within(case: Case, wanted: StepAnswer, given: Named, slack: Named) -> bool:
+    """Whether a gradient is so near the right one that every suspicion which changes little would seem to fit."""
+    room = {name: slack[name] + rounding(case, value) for name, value in wanted.used.items()}
+    return all(bool(((given[n] - value.double()).abs() <= room[n]).all()) for n, value in wanted.used.items())
+
+
 def _explains(case: Case, value: Named, given: Named, slack: Named, magnitude: Named) -> bool:
     return all(
         bool(((value[name] - given[name]).abs() <= rounding(case, magnitude[name]) + slack[name]).all())
@@ -250,8 +262,6 @@ def _explains(case: Case, value: Named, given: Named, slack: Named, magnitude: N
 def _of_probe(answer: Answer, step: int, given: Named, slack: Named) -> Iterator[Suspect]:
     """The instrument shows each sample's weight: relative errors of single ones."""
     case, wanted = answer.case, answer.steps[step]
-    if max(wanted.multiplicity, default=0) > 1:
-        return
     places = [sample - step * case.layout.batch_size for sample in wanted.samples]
     read, right = given[INSTRUMENT][places, 0], wanted.released[INSTRUMENT].double()[places, 0]
     near = (read - right).abs() <= slack[INSTRUMENT][places, 0] + rounding(case, right)
@@ -259,7 +269,8 @@ def _of_probe(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
     everyone = chunks(case, step, wanted)
     own = everyone[:1] if case.layout.kind == "replicated" else everyone
     if all(math.isfinite(amount) and amount not in (-1.0, 1.0) for amount in off):
-        yield from singled_out(off, [chunk for mine in own for chunk in mine], "clip factor")
+        by_chunk = [chunk for mine in own for chunk in mine]
+        yield from singled_out(case, off, wanted.multiplicity, by_chunk, "clip factor")
 
 
 def _of_vector(
@@ -274,7 +285,7 @@ def _of_vector(
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     if all(map(math.isfinite, off)):
         places = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
-        yield from singled_out(off, places, noun)
+        yield from singled_out(case, off, [1] * len(off), places, noun)
     if len(set(right.tolist())) < 2:
         return
     if sorted(mine.tolist()) == sorted(got.tolist()):

@@ -12,11 +12,14 @@ from fsdpcheck.diagnosis.fitting import chunks
 from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.execution import Execution
 from fsdpcheck.matching import ranks_text
-from fsdpcheck.suspects import PATTERN, Suspect, Suspects
+from fsdpcheck.suspects import Suspect, Suspects
 from fsdpcheck.trace import Collective
 
 _Parting = tuple[int, list[int], Collective | None, list[int], Collective | None]
 """Place in the sequence; the ranks of one side and what they call there (None: nothing more); those of the other."""
+
+
+_REDUCTIONS = ("reduce_scatter", "all_reduce")
 
 
 def of_failure(execution: Execution) -> Suspects | None:
@@ -69,24 +72,31 @@ def _suspects(
             text = f"the collectives depend on whether a rank has samples: {ranks_text(odd)}, without a sample, {how}"
             yield Suspect("rank without samples", text)
             break
-    unit = common.subject if common is not None else ""
-    if unit and common is not None and "scatter" in common.op and set(odd) in _without_gradient(case, unit):
+    if common is not None and common.op in _REDUCTIONS and _alone(odd, others, _without_gradient(case, common.subject)):
+        unit = common.subject
         text = f"a unit without gradient is not reduced: {ranks_text(odd)}, where all gradients of {unit} are 0, {how}"
         yield Suspect("rank without gradient", text)
     if len(odd) == 1:
-        yield from _of_one(case, odd[0], theirs, common, how)
+        yield from _of_one(odd[0], others, theirs, common, how)
 
 
-def _of_one(case: Case, rank: int, theirs: Collective | None, common: Collective | None, how: str) -> Iterator[Suspect]:
-    reordered = theirs is not None and common is not None and theirs.op == common.op
-    if reordered:
+def _alone(odd: list[int], others: list[int], zero: list[set[int]]) -> bool:
+    """Whether exactly ``odd`` of the ranks of a group are among ``zero``, in some step or micro-batch."""
+    return any(set(odd) == ranks.intersection(odd + others) for ranks in zero)
+
+
+def _of_one(
+    rank: int, others: list[int], theirs: Collective | None, common: Collective | None, how: str
+) -> Iterator[Suspect]:
+    """``rank`` left the calls of ``others``, the rest of its group: does it stand at an end of the group?"""
+    if theirs is not None and common is not None and theirs.op == common.op:
         how = f"{how}: the same collectives in another order"
     elif common is None:
         how = f"{how}: a collective under a condition on the rank"
-    for key, matches in (("rank 0", rank == 0), ("the last rank", rank == case.world_size - 1)):
-        if matches:
-            who = key if key == "rank 0" else f"the last rank ({rank})"
-            yield Suspect(f"{key} alone", f"{who} alone {how}", PATTERN)
+    for key, end in (("the first rank", min), ("the last rank", max)):
+        if rank == end(rank, *others):
+            who = "rank 0" if rank == 0 else f"{key} ({rank})"
+            yield Suspect(f"{key} alone", f"{who} alone {how}")
 
 
 def _how(
@@ -125,6 +135,8 @@ def _without_gradient(case: Case, unit: str) -> list[set[int]]:
     except FsdpcheckError:
         return []
     names = shards.units(case, list(answer.trainable)).get(unit, [])
+    if not names:
+        return []
     found = []
     for step, wanted in enumerate(answer.steps):
         everyone = chunks(case, step, wanted)

@@ -19,9 +19,8 @@ _EPS = (1e-6, 1e-8)  # what implementations add
 def suspected_everywhere(answer: Answer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
     """Suspected factors [n] that are wrong alike on all ranks."""
     yield from suspected(answer, step, None)
-    positions = norms.by_position(answer, step)
-    if positions is not None and answer.case.step.clipping not in ("none", "unclipped"):
-        yield norms.MIXED, _factors(answer, positions)
+    if answer.case.step.clipping not in ("none", "unclipped"):
+        yield from ((norms.MIXED, _factors(answer, found)) for found in norms.by_position(answer, step))
 
 
 def suspected(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Suspect, Tensor]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fsdpcheck import layouts
 from fsdpcheck.case import Case
 from fsdpcheck.oracle import Named, StepAnswer
-from fsdpcheck.suspects import EXACT, WEAK, Suspect
+from fsdpcheck.suspects import EXACT, PATTERN, WEAK, Suspect
 
 _CLOSE = 16  # units in the last place: a suspicion's rounding, not a tolerance of any verdict
 
@@ -75,21 +75,26 @@ def rows(case: Case, step: int, wanted: StepAnswer) -> list[list[int]]:
     return [[row for chunk in own for row in chunk] for own in chunks(case, step, wanted)]
 
 
-def singled_out(off: Sequence[float], places: Sequence[Sequence[int]], noun: str) -> Iterator[Suspect]:
+def singled_out(
+    case: Case, off: Sequence[float], owners: Sequence[int], places: Sequence[Sequence[int]], noun: str
+) -> Iterator[Suspect]:
     """Whether exactly the first (or last) sample of each micro-batch is wrong, all by one relative amount.
 
-    ``off``: relative errors, 0 where right; ``places``: indices into it by micro-batch. Weak where no micro-batch has a
-    second sample that is right, or only one sample is wrong: then anything that is wrong looks so.
+    ``off``: relative errors, 0 where right; ``places``: indices into it by micro-batch; ``owners``: how often each is
+    among them. Weak where no micro-batch has a second sample: then anything looks so. Where only one is wrong, a
+    pattern.
     """
-    wrong = {place for place, amount in enumerate(off) if amount}
-    amounts = [off[place] for place in wrong]
-    if not wrong or any(abs(a - amounts[0]) > abs(amounts[0]) / 64 for a in amounts):
-        return
+    unit = 2.0**-52 if case.arithmetic.dtype == "float64" else 2.0**-23
     several = any(len(own) > 1 for own in places)
     for which, end in (("first", 0), ("last", -1)):
-        if wrong == {own[end] for own in places if own}:
+        shares = [sum(own[end] == row for own in places if own) / max(owners[row], 1) for row in range(len(off))]
+        amounts = [amount / share for amount, share in zip(off, shares, strict=True) if share and amount]
+        if not amounts or any(amount and not share for amount, share in zip(off, shares, strict=True)):
+            continue
+        room = abs(amounts[0]) / 64 + 4 * unit
+        if all(abs(amount - amounts[0]) <= room for amount in amounts) and len(amounts) == sum(map(bool, shares)):
             text = f"the {noun} of the {which} sample of each micro-batch is off by {amounts[0]:+.1e} of it"
-            strength = EXACT if several and len(wrong) > 1 else WEAK
+            strength = WEAK if not several else EXACT if len(amounts) > 1 else PATTERN
             yield Suspect(f"{which} of each micro-batch", text, strength)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.diagnosis import definitions, shards
-from fsdpcheck.diagnosis.fitting import by_ratio, mentions, rows
+from fsdpcheck.diagnosis.fitting import by_ratio, chunks, mentions, rows
 from fsdpcheck.oracle import INSTRUMENT, Answer, StepAnswer
 from fsdpcheck.suspects import Suspect
 
@@ -26,22 +26,31 @@ def suspected(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Sus
         yield suspect, squared.clamp(min=0).to(wanted.norms.dtype).sqrt()
 
 
-def by_position(answer: Answer, step: int, size: int | None = None) -> Tensor | None:
-    """Norms [n] if squared norms of samples at equal positions of the ranks were added up; None where it cannot be.
-
-    ``size``: how many neighbouring ranks add theirs up; all if None.
-    """
+def by_position(answer: Answer, step: int, rank: int | None = None) -> Iterator[Tensor]:
+    """Norms [n] if squared norms of samples at equal positions of the ranks were added up: in all or in one replica's
+    ranks, counting positions in a step or in a micro-batch. Those that ``rank`` sees; None: all, and nothing where a
+    sample occurs twice, since its ranks see different ones."""
     case, wanted = answer.case, answer.steps[step]
-    everyone = rows(case, step, wanted)
-    size = size or case.world_size
-    if case.world_size == 1 or case.layout.kind == "replicated" or max(wanted.multiplicity, default=0) > 1:
-        return None
-    squared = wanted.squared_norms.clone()
-    for group in (everyone[first : first + size] for first in range(0, case.world_size, size)):
-        for position in range(max(len(own) for own in group)):
-            together = [own[position] for own in group if position < len(own)]
-            squared[together] = wanted.squared_norms[together].sum()
-    return squared.to(wanted.norms.dtype).sqrt()
+    if case.world_size == 1 or case.layout.kind == "replicated":
+        return
+    if rank is None and max(wanted.multiplicity, default=0) > 1:
+        return
+    batches = [chunks(case, step, wanted), [[own] for own in rows(case, step, wanted)]]
+    for size in sorted({case.world_size, case.mesh.dp_shard} - {1}):
+        for everyone in batches if case.step.micro_batches > 1 else batches[1:]:
+            squared = wanted.squared_norms.clone()
+            for member in range(case.world_size) if rank is None else (rank,):
+                first = member // size * size
+                for row, together in _positions(everyone[first : first + size], member - first):
+                    squared[row] = wanted.squared_norms[together].sum()
+            yield squared.to(wanted.norms.dtype).sqrt()
+
+
+def _positions(group: list[list[list[int]]], member: int) -> Iterator[tuple[int, list[int]]]:
+    """(row of a member of the group, rows of all at its position), by rank and micro-batch."""
+    for number, own in enumerate(group[member]):
+        for position, row in enumerate(own):
+            yield row, [other[number][position] for other in group if position < len(other[number])]
 
 
 def _squared(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Suspect, Tensor]]:
@@ -52,14 +61,12 @@ def _squared(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Susp
     yield from _cast(wanted, squares)
     for suspect, delta in definitions.suspected(answer, step):
         yield suspect, wanted.squared_norms + delta
+    if rank is not None:
+        yield from shards.own_squares(answer, step, rank)
     if answer.case.world_size > 1:
         yield from _complete_again(answer, wanted, squares)
-        if rank is not None:
-            yield from shards.own_squares(answer, step, rank)
-            for size in {answer.case.world_size, answer.case.mesh.dp_shard}:
-                mixed = by_position(answer, step, size)
-                if mixed is not None:
-                    yield MIXED, mixed.double().square()
+        for mixed in by_position(answer, step, rank) if rank is not None else ():
+            yield MIXED, mixed.double().square()
 
 
 def _left_out(wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Suspect, Tensor]]:
@@ -111,6 +118,9 @@ def _complete_again(answer: Answer, wanted: StepAnswer, squares: dict[str, Tenso
     for unit, names in shards.units(answer.case, list(squares)).items():
         if len(names) == len(squares):
             continue
-        extra = torch.stack([squares[name] for name in names]).sum(0) * (answer.case.world_size - 1)
-        text = f"terms of {unit} that are complete on every rank are counted W times: summed over the ranks"
-        yield Suspect(f"counted W times: {unit}", text), wanted.squared_norms + extra
+        whole = torch.stack([squares[name] for name in names]).sum(0)
+        for word, count in (("W", answer.case.world_size), ("S", answer.case.mesh.dp_shard)):
+            text = (
+                f"terms of {unit} that are complete on every rank are counted {word} = {count} times: summed over ranks"
+            )
+            yield Suspect(f"counted again: {unit}", text), wanted.squared_norms + whole * (count - 1)

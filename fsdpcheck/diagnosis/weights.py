@@ -106,9 +106,9 @@ def _shares(case: Case, wanted: StepAnswer, step: int, right: Tensor) -> Iterato
     everyone, count = chunks(case, step, wanted), case.step.micro_batches
     everyone = everyone[:1] if case.layout.kind == "replicated" else everyone
     for number in range(count if count > 1 else 0):
-        key = {0: "the first", count - 1: "the last"}.get(number, str(number))
+        key = {0: "the first", count - 1: "the last"}.get(number, f"the {number + 1}th")
         weights = _pick(once, [row for mine in everyone for row in mine[number]])
-        yield Suspect(f"only {key} micro-batch", f"only micro-batch {number} counts, of {count}"), weights
+        yield Suspect(f"only {key} micro-batch", f"only {key} micro-batch counts, of {count}"), weights
     yield from _means(case, wanted, everyone, once)
     if len(everyone) == 1:
         return
@@ -116,7 +116,10 @@ def _shares(case: Case, wanted: StepAnswer, step: int, right: Tensor) -> Iterato
     for rank, mine in enumerate(by_rank):
         alone = _pick(once, mine)
         yield Suspect("one rank", f"only the samples of rank {rank} count: not reduced over the ranks"), alone
-        yield Suspect("W times one rank", f"only the samples of rank {rank} count: W times them"), alone * len(by_rank)
+        yield (
+            Suspect(f"W times rank {rank}", f"only the samples of rank {rank} count: W times them"),
+            alone * len(by_rank),
+        )
         yield Suspect(f"without rank {rank}", f"the samples of rank {rank} are left out"), right - alone
     yield from _replicas(case, by_rank, once)
     yield from _duplicates(case, wanted, everyone, once)
