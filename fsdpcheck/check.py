@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 
-from fsdpcheck import census, drawing
+from fsdpcheck import census, drawing, evidence
 from fsdpcheck.case import Case
 from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Violation
 from fsdpcheck.evidence import CASES, DIAGNOSED, Evidence
@@ -57,7 +57,7 @@ def check_law(
     started = time.monotonic()
     check = _Check(law, run.watching(law.observe), on_case, deadline)
     stop = _explore(check, profile, world_sizes, seed, shrink)
-    if shrink and stop is None and check.broken is not None:
+    if shrink and stop is None and check.broken is not None and run.engine.name == "simulated":
         check.look_further(world_sizes, seed)
     verdict = check.verdict(stop)
     return replace(verdict, seconds=time.monotonic() - started)
@@ -112,6 +112,7 @@ class _Check:
     violations: list[tuple[Case, Violation]] = field(default_factory=list)
     """Of failing cases: the first and the newest, which is the smallest."""
     evidence: Evidence = field(default_factory=Evidence)
+    stage: str = ""
 
     def judge(self, case: Case) -> None:
         if self.deadline is not None and time.monotonic() > self.deadline:
@@ -152,8 +153,11 @@ class _Check:
     def look_further(self, world_sizes: tuple[int, ...], seed: int) -> None:
         """Judge further cases for what they say about the cause; ends early when the budget does."""
         assert self.broken is not None
-        minimal = self.violations[-1][1]
-        for case in drawing.distinct(self.law.draw(self.run.features, world_sizes), CASES, _seed(self.law.name, seed)):
+        smallest, minimal = self.violations[-1]
+        if self.broken.kind == "value":
+            self.stage = self._stage(smallest)
+        cases = self.law.draw(self.run.features, world_sizes)
+        for case in drawing.distinct(cases, CASES, _seed(f"{self.law.name} further", seed)):
             if self.deadline is not None and time.monotonic() > self.deadline:
                 return
             violation = self._tried(case)
@@ -163,6 +167,13 @@ class _Check:
                 self.evidence.drawn.setdefault(case, True)
                 if len(self.evidence.suspects) < DIAGNOSED:
                     self.evidence.suspects.append(violation.suspects)
+
+    def _stage(self, case: Case) -> str:
+        """What of a step differs first; nothing that goes wrong here changes the verdict."""
+        try:
+            return evidence.stage(self.run, case)
+        except Exception:
+            return ""
 
     def _tried(self, case: Case) -> Exception | None:
         """What a case raises; nothing that goes wrong here changes the verdict."""
@@ -180,9 +191,10 @@ class _Check:
         first, minimal = self.violations[0][1], self.violations[-1][1]
         if first is not minimal and first.what == minimal.what:
             self.evidence.suspects.append(first.suspects)
-        if minimal.suspects is None and not any(self.evidence.suspects):
-            return replace(found, cause=minimal.cause, when=self.evidence.when())
-        return replace(found, cause=self.evidence.cause(minimal.suspects), when=self.evidence.when())
+        cause = minimal.cause
+        if minimal.suspects is not None or any(self.evidence.suspects):
+            cause = self.evidence.cause(minimal.suspects)
+        return replace(found, cause=cause, when=self.evidence.when(), stage=self.stage)
 
     def verdict(self, stop: BaseException | None) -> Verdict:
         """The verdict, given what ended the drawing (None: Hypothesis is done)."""

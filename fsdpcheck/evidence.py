@@ -8,20 +8,25 @@ that is said.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fsdpcheck import floors
 from fsdpcheck.case import Case
+from fsdpcheck.comparing import alike
+from fsdpcheck.execution import StepRecord
+from fsdpcheck.oracle import StepAnswer
+from fsdpcheck.recorded import local_rows, pick
+from fsdpcheck.runner import Run
 from fsdpcheck.suspects import Suspects, common, named
 
-CASES = 24
+CASES = 40
 """How many further cases are drawn after a finding."""
 
 DIAGNOSED = 12
 """Of how many failing cases suspects are looked for: that takes longer than to run them."""
 
-_CHANCE = 1e-3
+_CHANCE = 0.01
 """A kind of case is named when chance would single it out less often, after allowing for the number of kinds."""
 
 
@@ -80,17 +85,58 @@ def _told(kind: str, failing: Sequence[Mapping[str, bool]], passing: Sequence[Ma
     return f"only cases {kind} fail: {len(failing)} of them{also}; none of {outside} others does"
 
 
-def stages(differing: Sequence[tuple[str, bool]]) -> str:
-    """The first stage that differs, from (stage, differs) in the order of a step; "" if none does."""
-    names = [name for name, differs in differing if differs]
-    right = [name for name, _ in _until(differing)]
-    if not names:
+_INITIAL, _NORMS, _FACTORS = "the parameters before the first step", "the norms", "the clip factors"
+_GRADIENT, _PARAMETERS = "the reduced gradient", "the parameters"
+
+
+def stage(run: Run, case: Case) -> str:
+    """What of a step differs first from the single device's, and what is right until then; "" where none can be told.
+
+    From one more run of ``case`` that records all its adapter shows of it. Only what must agree in every bit is looked
+    at: no nested norms, no sums of weighted gradients that round, no replay. Local sums and optimizer states are not
+    recorded: where what follows from one is wrong and what leads to it right, it is said to lie in between.
+    """
+    tier = run.tier(case)
+    if tier == "replay" or run.features.factor.nested:
         return ""
-    return f"the {names[0]} differ first" + (f"; right until then: {', '.join(right)}" if right else "")
+    wanted = {"norms", "factors"} if case.step.private else set()
+    wanted |= {"grads"} if tier == "exact" else set()
+    answer, execution = run.answer(case), run(case, observe=run.features.observables & wanted)
+    if execution.failure is not None:
+        return ""
+    before = answer.steps[0].before
+    if any(not alike(own.initial.get(name), value) for own in execution.ranks for name, value in before.items()):
+        return f"the first to differ: {_INITIAL}"
+    right: dict[str, None] = {}
+    for number, step in enumerate(answer.steps):
+        seen = [_stages(case, number, step, result.rank, result.steps[number]) for result in execution.ranks]
+        for name in (each for each in seen[0] if tier == "exact" or each in (_NORMS, _FACTORS)):
+            if any(own[name] for own in seen):
+                return f"the first to differ, in step {number}: {name}{_between(name, number, list(right))}"
+            right[name] = None
+    return f"right, as far as they are compared bit for bit: {', '.join(right)}" if right else ""
 
 
-def _until(differing: Sequence[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    for name, differs in differing:
-        if differs:
-            return
-        yield name, differs
+def _between(name: str, step: int, right: Sequence[str]) -> str:
+    """What was right until ``name`` was not, and what lies between."""
+    until = f"; right until then: {', '.join(right)}" if right else ""
+    if name == _PARAMETERS and _GRADIENT in right:
+        state = ", the optimizer's state" if step else ""
+        return f"{until}: so the update{state}, or the gathering of what was updated"
+    if name == _GRADIENT and _FACTORS in right:
+        return f"{until}: so the clipped sum, or its reduction"
+    return until
+
+
+def _stages(case: Case, number: int, step: StepAnswer, rank: int, record: StepRecord) -> dict[str, bool]:
+    """Stage -> whether it differs, in the order of a step, of those that were recorded."""
+    found: dict[str, bool] = {}
+    rows = local_rows(case, number, rank, step.samples)
+    if record.norms is not None:
+        found[_NORMS] = not alike(record.norms, pick(step.norms, rows))
+    if record.factors is not None:
+        found[_FACTORS] = not alike(record.factors, pick(step.factors, rows))
+    if record.grads is not None:
+        found[_GRADIENT] = any(not alike(record.grads.get(name), value) for name, value in step.used.items())
+    found[_PARAMETERS] = any(not alike(record.params.get(name), value) for name, value in step.after.items())
+    return found
