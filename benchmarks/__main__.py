@@ -1,7 +1,7 @@
 """``python -m benchmarks [GROUP [ARGUMENT ...]]``: ratios against peers, and studies of agreement and of shares.
 
 Groups: rendezvous, engines, agreement [schedules|processes] [N], shares [N], acceptance [N], steps [N],
-deadlocks, accuracy, kernels (on a GPU). Without a group: both groups of ratios.
+deadlocks, diagnosis [SEED [FAULT]], accuracy, kernels (on a GPU). Without a group: both groups of ratios.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ def main(arguments: list[str]) -> None:
         from benchmarks import norm_accuracy
 
         print(norm_accuracy.report())
+    elif group == "diagnosis":
+        from benchmarks import diagnosis
+
+        for line in diagnosis.reports(int(rest[0]) if rest else 0, *rest[1:]):
+            print(line, flush=True)
     elif group in ("shares", "acceptance", "steps"):
         print(importlib.import_module(f"benchmarks.{group}").report(*map(int, rest)))
     else:

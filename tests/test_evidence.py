@@ -177,4 +177,4 @@ def _drawn(failing: int, passing: int) -> dict[Case, bool]:
 def _verdict(name: str, engine: SimulatedEngine, shrink: bool = True) -> Verdict:
     """That of the first law that has to catch a fault."""
     law = chapters()[faults.ALL[name].caught_by]
-    return check_law(law, Run(engine, "reference", installs=(f"fsdpcheck.impl.faults:{name}",)), "quick", shrink=shrink)
+    return check_law(law, Run(engine, "reference", installs=(f"fsdpcheck.impl.faults:{name}",)), "ci", shrink=shrink)
