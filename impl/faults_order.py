@@ -41,7 +41,7 @@ def rank_zero_gathers_for_its_log(original: Function, hit: Hit) -> Function:
 
     def planted(self: Any) -> None:
         original(self)
-        if self.axis.rank == 0 and self.axis.size > 1:
+        if self.model.axis.rank == 0 and self.model.axis.size > 1:
             hit()
             self.model.full_values()
 

@@ -276,7 +276,7 @@ def update_skipped_on_last_rank(original: Function, hit: Hit) -> Function:
     """The last of several ranks does not step its optimizer."""
 
     def planted(self: Any) -> None:
-        if 1 < self.axis.size == self.axis.rank + 1:
+        if 1 < self.model.axis.size == self.model.axis.rank + 1:
             hit()
         else:
             original(self)
