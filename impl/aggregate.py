@@ -70,6 +70,12 @@ def squared_norms(terms: Terms, layout: Layout, axis: Axis) -> Tensor:
     return terms.complete + sum_over(terms.partial, axis)
 
 
+def joined(terms: Sequence[Terms]) -> Terms:
+    """Terms of several micro-batches, end to end, so that one collective puts them together."""
+    partial = [one.partial for one in terms if one.partial is not None]
+    return Terms(torch.cat([one.complete for one in terms], -1), torch.cat(partial, -1) if partial else None)
+
+
 def sum_over(partial: Tensor, axis: Axis) -> Tensor:
     """Partial terms [b] summed over the axis: every rank gets the whole."""
     return collectives.all_reduce_sum(NORMS, partial.clone(), axis)

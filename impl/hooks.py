@@ -3,8 +3,8 @@
 The first backward asks autograd for gradients with respect to layer *outputs* only, so no weight gradient is formed and
 no parameter's ``.grad`` is touched: nothing unclipped exists that could leak.
 
-With bookkeeping there is no second backward: the recorder keeps activations and backprops, and ``weighted_gradients``
-contracts them with the clip factors.
+With bookkeeping there is no second backward: the recorder keeps activations and backprops, to be contracted with the
+clip factors (``sharing.weighted_gradients``).
 
 *Immediate*: each layer's term is computed inside the backward, when its backprop arrives. *Deferred*: after the whole
 backward. Both add the same terms in the same order, so they agree bit for bit. Whatever the timing,
@@ -53,7 +53,7 @@ class Recorder:
         """First backward: the terms [b] of this rank's squared per-sample gradient norms of ``losses`` [b].
 
         With two passes the graph stays for a second backward. With bookkeeping it goes, and activations and backprops
-        stay for ``weighted_gradients``.
+        stay for ``take``.
         """
         found, self.records = self.records, []
         self.kept = []
@@ -61,16 +61,10 @@ class Recorder:
         backward = self._deferred if mode.timing == "deferred" else self._immediate
         return self._summed(backward(found, losses, mode), losses)
 
-    def weighted_gradients(self, weights: Tensor, rows: Tensor | None = None) -> dict[str, Tensor]:
-        """{canonical name: sum over samples of weight [b] or [G, b] times gradient}, from what was kept; that is freed.
-
-        Whole tensors of this rank's samples; a parameter that no loss depends on is missing. With ``rows``, numbers of
-        samples, the others are cut out before anything is multiplied.
-        """
+    def take(self) -> list[Use]:
+        """What bookkeeping kept of the last first backward; it is the caller's now."""
         kept, self.kept = self.kept, []
-        if rows is not None:
-            kept, weights = [use.only(rows) for use in kept], weights[..., rows]
-        return sharing.weighted_gradients(kept, weights, self.clipping.group_of)
+        return kept
 
     def forget(self) -> None:
         """Drop what a forward outside any step, or a step that raised, has left."""

@@ -26,7 +26,7 @@ from . import collectives
 from .collectives import ALONE
 from .places import Initial, Slot, by_unit, materialise, shared_slots
 from .rows import RowLayout
-from .sharded import Piece
+from .sharded import Gradients, Piece
 from .spans import Span
 
 
@@ -43,7 +43,8 @@ class PerParameterModel:
     """``module`` sharded in place: a ``fully_shard`` group for each module named in ``unit_names``, then the root.
 
     ``mesh`` has one axis, or two for HSDP: (replicas, shards). Raises ValueError for a parameter that is used in two
-    units, which ``fully_shard`` would quietly untie, and for one without rows (0-dim).
+    units, which ``fully_shard`` would quietly untie, and for one without rows (0-dim). The root stays gathered between
+    forward and backward: it is needed again at once.
 
     ``compute_dtype`` and ``initial``: as for ``wrap.ShardedModel``.
     """
@@ -68,11 +69,13 @@ class PerParameterModel:
         modules = dict(module.named_modules(remove_duplicate=False))
         for name, positions in reversed(by_unit(module, unit_names, self.places).items()):  # the root last
             materialise([self.places[position] for position in positions], initial)
-            _shard(modules[name], mesh, reshard_after_forward, compute_dtype)
+            _shard(modules[name], mesh, reshard_after_forward and name != "", compute_dtype)
         assert isinstance(module, FSDPModule)
         self._root: FSDPModule = module
         self._parameters = {uses[0].name: _dtensor(uses[0]) for uses in self.places}
         self._added: dict[str, Tensor] = {}
+        self._pending: Gradients | None = None
+        self._has_added = False
         self._lost = False
 
     def __call__(self, *inputs: Any) -> Any:
@@ -95,28 +98,36 @@ class PerParameterModel:
         """Around a backward to layer outputs only: nothing is reduced; if it comes ``again``, kept units stay."""
         self._root.set_requires_gradient_sync(False)
         self._root.set_reshard_after_backward(self.reshard_after_forward or not again)
+        self._root.set_reshard_after_backward(not again, recurse=False)  # the root is needed again at once
         try:
             yield
         finally:
             self._root.set_reshard_after_backward(True)
 
-    def add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Add full local gradients, by canonical name, for the next ``reduce_gradients``."""
-        for name, gradient in gradients.items():
-            self._added[name] = self._added[name] + gradient if name in self._added else gradient
+    def add_gradients(self, gradients: Gradients, *, sync: bool) -> None:
+        """Add whole local gradients for the next ``reduce_gradients``: now, or with ``sync`` while reducing."""
+        self._has_added = True
+        if sync:
+            self._pending = gradients
+            return
+        for unit in self.units:
+            self._add(gradients(unit.names))
 
     def reduce_gradients(self) -> None:
-        """Average added gradients over the ranks, unit by unit, last unit first; no call if none were ever added.
+        """Average added gradients over the ranks, unit by unit, last unit first; no call if none were added.
 
         What backwards have formed is reduced already. Whether gradients are added is a mode of the whole step, the
         same on every rank; a parameter without one on this rank counts as zero.
         """
-        if not self._added:
+        if not self._has_added:
             return
-        added, self._added = self._added, {}
+        pending = self._pending
+        self._has_added, self._pending = False, None
         for unit in reversed(self.units):
+            if pending is not None:
+                self._add(pending(unit.names))
             if unit.names:
-                self._reduce(unit, added)
+                self._reduce(unit)
 
     def reshard(self) -> None:
         """Free whatever is still gathered."""
@@ -126,7 +137,7 @@ class PerParameterModel:
 
     def zero_grad(self) -> None:
         """Forget reduced and added gradients."""
-        self._added = {}
+        self._added, self._pending, self._has_added = {}, None, False
         self.module.zero_grad()
 
     def abandon(self) -> None:
@@ -189,11 +200,16 @@ class PerParameterModel:
         trainable = {name: p for name, p in self._parameters.items() if p.requires_grad}
         return self._whole({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in trainable.items()})
 
-    def _reduce(self, unit: Unit, added: Mapping[str, Tensor]) -> None:
+    def _add(self, gradients: Mapping[str, Tensor]) -> None:
+        for name, gradient in gradients.items():
+            self._added[name] = self._added[name] + gradient if name in self._added else gradient
+
+    def _reduce(self, unit: Unit) -> None:
         wholes = []
         for name, shape in zip(unit.names, unit.layout.shapes, strict=True):
             zeros = _local(self._parameters[name]).new_zeros(shape)
-            wholes.append(added[name].to(zeros.dtype) if name in added else zeros)
+            added = self._added.pop(name, None)
+            wholes.append(zeros if added is None else added.to(zeros.dtype))
         section = collectives.reduce_scatter_average(unit, unit.layout.pack(wholes), self.axis)
         section = collectives.all_reduce_average(unit, section, self.replicas)
         for name, rows in zip(unit.names, unit.layout.own(section, self.axis.rank), strict=True):

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from . import aggregate, clip, hooks, layers, modes, nonfinite
-from .aggregate import Layout
+from . import aggregate, clip, hooks, layers, modes, nonfinite, sharing
+from .aggregate import Layout, Terms
 from .clipping import Clipping
 from .modes import Mode
 from .profile import OFF, Off, Profile
+from .records import Use
 from .sharded import Sharded
 
 
@@ -30,13 +32,15 @@ class Privacy:
     """How a sample's contribution is bounded.
 
     ``contribution`` is "complete", "partial" or "mixed" and needs a replicated batch unless complete. ``mode`` may be
-    overridden for a step: see modes.py. ``nonfinite``: see nonfinite.py.
+    overridden for a step: see modes.py. ``nonfinite``: see nonfinite.py. ``fuse_norms`` puts the norms of all
+    micro-batches of a step together by one collective, before any of them is weighted.
     """
 
     clipping: Clipping
     mode: Mode = modes.DEFAULT
     contribution: Literal["complete", "partial", "mixed"] = "complete"
     nonfinite: Literal["raise", "drop"] = "raise"
+    fuse_norms: bool = False
 
     def mode_in_force(self) -> Mode:
         """The mode of the step that is about to begin. Raises ValueError where it cannot do what is asked."""
@@ -51,7 +55,22 @@ class Privacy:
                 "got nonfinite='drop' in two passes: a second backward meets the same NaNs, and 0 * NaN is NaN;"
                 " take the mode ghost_bk or flash_bk (bookkeeping)"
             )
+        if mode.passes == "two_pass" and self.fuse_norms:
+            raise ValueError(
+                "got fuse_norms in two passes: the graphs of all micro-batches would have to be kept;"
+                " take the mode ghost_bk or flash_bk (bookkeeping)"
+            )
         return mode
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A micro-batch whose norms are not put together yet: what bookkeeping kept of it."""
+
+    terms: Terms
+    kept: Sequence[Use]
+    indices: Sequence[int]
+    scale: float
 
 
 @dataclass
@@ -85,11 +104,17 @@ class PrivateBackward:
         self.recorder = hooks.Recorder(found, privacy.clipping, profile)
         self.mode = privacy.mode_in_force()
         self.found = Norms()
+        self._waiting: list[Waiting] = []
 
     def begin(self) -> None:
-        """A new step: reads the mode, forgets norms and whatever a forward outside any step has left."""
+        """A new step: reads the mode, forgets the norms of the last one."""
         self.mode = self.privacy.mode_in_force()
         self.found = Norms()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what a forward outside any step, or a step that raised, has left."""
+        self._waiting = []
         self.recorder.forget()
 
     def backward(self, losses: Tensor, indices: Sequence[int], scale: float, *, sync: bool) -> None:
@@ -97,19 +122,28 @@ class PrivateBackward:
 
         ``indices`` are the global numbers of the samples. With ``sync`` a reduction follows.
         """
+        if self.privacy.fuse_norms:
+            self._fused(losses, indices, scale, sync=sync)
+            return
         factors = self.clip_factors(losses, indices)
-        with self.profile.part("second backward" if self.mode.passes == "two_pass" else "weighted gradients"):
-            if self.mode.passes == "two_pass":
+        if self.mode.passes == "two_pass":
+            with self.profile.part("second backward"):
                 self.model.backward(losses, factors * scale, sync=sync)
-            else:
-                self.model.add_gradients(self.recorder.weighted_gradients(factors * scale, self._rows()))
+        else:
+            self._contract(self.recorder.take(), factors * scale, self.found.norms[-1], sync=sync)
 
     def clip_factors(self, losses: Tensor, indices: Sequence[int]) -> Tensor:
         """[b], or [G, b] with G clipping groups: first backward, norms, factors."""
+        return self._factors(self._terms(losses), indices)
+
+    def _terms(self, losses: Tensor) -> Terms:
         again = self.mode.passes == "two_pass"
         with self.profile.part("first backward"), self.model.gradients_of_outputs(again=again):
             terms = self.recorder.squared_norm_terms(losses, self.mode)
         self.notify("after_first_backward")
+        return terms
+
+    def _factors(self, terms: Terms, indices: Sequence[int]) -> Tensor:
         with self.profile.part("aggregation"):
             squared = aggregate.squared_norms(terms, self.layout, self.model.axis)
         with self.profile.part("clip factors"):
@@ -117,6 +151,28 @@ class PrivateBackward:
             self._report(squared, factors, indices)
         self.notify("after_norms")
         return factors
+
+    def _contract(self, kept: Sequence[Use], weights: Tensor, norms: Tensor, *, sync: bool) -> None:
+        """Clipped gradients from what bookkeeping kept; samples whose norm [b] is not finite are cut out if asked."""
+        if self.privacy.nonfinite == "drop" and not bool(torch.isfinite(norms).all()):
+            rows = torch.isfinite(norms).nonzero().flatten()
+            kept, weights = [use.only(rows) for use in kept], weights[..., rows]
+        with self.profile.part("weighted gradients"):
+            gradients = partial(sharing.weighted_gradients, kept, weights, self.privacy.clipping.group_of)
+            self.model.add_gradients(gradients, sync=sync)
+
+    def _fused(self, losses: Tensor, indices: Sequence[int], scale: float, *, sync: bool) -> None:
+        """Put a micro-batch off; at the last one (``sync``) put all norms together, then weigh each micro-batch."""
+        self._waiting.append(Waiting(self._terms(losses), self.recorder.take(), indices, scale))
+        if not sync:
+            return
+        waiting, self._waiting = self._waiting, []
+        every = [index for one in waiting for index in one.indices]
+        factors = self._factors(aggregate.joined([one.terms for one in waiting]), every)
+        sizes = [len(one.indices) for one in waiting]
+        parts = zip(waiting, torch.split(factors, sizes, -1), torch.split(self.found.norms[-1], sizes), strict=True)
+        for one, own, norms in parts:
+            self._contract(one.kept, own * one.scale, norms, sync=one is waiting[-1])
 
     def finish(self) -> None:
         """Raise NonFiniteNorm on all ranks if any rank met such a sample, unless they are to be left out."""
@@ -131,10 +187,3 @@ class PrivateBackward:
         self.found.indices.extend(indices)
         bad = nonfinite.found_in(squared).nonzero().flatten().tolist()
         self.found.nonfinite.extend(indices[row] for row in bad)
-
-    def _rows(self) -> Tensor | None:
-        """Numbers of the samples that count, or None if all do."""
-        if self.privacy.nonfinite != "drop":
-            return None
-        finite = torch.isfinite(self.found.norms[-1])
-        return None if bool(finite.all()) else finite.nonzero().flatten()

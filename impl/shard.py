@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from . import collectives, flat
 from .collectives import Axis
 from .places import Slot, parameter_at
+from .sharded import Gradients
 
 
 class FlatUnit:
@@ -82,6 +83,13 @@ class FlatUnit:
         self.drop_local_gradients()
         piece = collectives.reduce_scatter_average(self, full, self.axis)
         self.accumulate(collectives.all_reduce_average(self, piece, self.replicas))
+
+    def add_gradients(self, gradients: Gradients) -> None:
+        """Add whole local gradients of the trainable parameters to those that backwards have left."""
+        if self.trainable is None:
+            return
+        for name, gradient in gradients(self.trainable.names).items():
+            self.trainable.add_local(self.trainable.names.index(name), gradient)
 
     def accumulate(self, gradient: Tensor) -> None:
         """Add a reduced ``gradient`` [s] to the shard's: several micro-batches of one step may be reduced apart."""

@@ -6,7 +6,7 @@ Two ways exist: ``wrap.ShardedModel`` (flat buffers, everything written out) and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,6 +30,10 @@ class Piece:
     start: int
     value: Tensor
     gradient: Tensor | None
+
+
+Gradients = Callable[[Sequence[str]], Mapping[str, Tensor]]
+"""Whole local gradients of the parameters of these canonical names; one that has none is missing."""
 
 
 class Sharded(Protocol):
@@ -56,8 +60,12 @@ class Sharded(Protocol):
     def gradients_of_outputs(self, *, again: bool) -> AbstractContextManager[None]:
         """Around a backward that forms no parameter gradients; ``again``: another one on the same graph follows."""
 
-    def add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Add full local gradients, by canonical name, to what the next reduction averages."""
+    def add_gradients(self, gradients: Gradients, *, sync: bool) -> None:
+        """Add whole local gradients to what the next reduction averages.
+
+        ``sync`` says that ``reduce_gradients`` follows at once: then it asks for the gradients unit by unit, so that
+        those of one unit only exist at a time. Otherwise they are asked for now.
+        """
 
     def reduce_gradients(self) -> None:
         """Average what has accumulated over the ranks, and add this rank's pieces to the shards' gradients."""

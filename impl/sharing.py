@@ -7,7 +7,7 @@ counts each of them rightly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -83,8 +83,10 @@ def summed(own: Sequence[Place]) -> Tensor:
     return first
 
 
-def weighted_gradients(uses: Sequence[Use], weights: Tensor, group_of: GroupOf) -> dict[str, Tensor]:
-    """{canonical name: [*shape]}: sum_i weights_i g_i of every parameter used, over all of its uses; no collective.
+def weighted_gradients(
+    uses: Sequence[Use], weights: Tensor, group_of: GroupOf, wanted: Collection[str]
+) -> dict[str, Tensor]:
+    """{canonical name: [*shape]}: sum_i weights_i g_i of the ``wanted`` parameters, over all of their uses.
 
     ``weights`` [B], or [G, B] with a row for each clipping group. Uses whose rules need parameters' values must have
     been held in the backward.
@@ -93,11 +95,11 @@ def weighted_gradients(uses: Sequence[Use], weights: Tensor, group_of: GroupOf) 
     with torch.no_grad():
         for use in uses:
             names = use.record.layer.names
-            for group in dict.fromkeys(map(group_of, names.values())):
+            for group in dict.fromkeys(group_of(name) for name in names.values() if name in wanted):
                 weights_B = weights if weights.dim() == 1 else weights[group]
                 for attribute, gradient in _weighted(use, weights_B).items():
                     name = names[attribute]
-                    if group_of(name) == group:
+                    if name in wanted and group_of(name) == group:
                         found[name] = found[name] + gradient if name in found else gradient
     return found
 

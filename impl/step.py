@@ -75,6 +75,8 @@ class Trainer:
         self.model, self.options, self.loss, self.notify, self.profile = model, options, loss, notify, profile
         self.private: PrivateBackward | None = None
         if options.privacy is not None:
+            if options.privacy.fuse_norms and options.sync_every:
+                raise ValueError("fuse_norms weighs no micro-batch before the last: reduce once, with sync_every=False")
             layout: Layout = "replicated" if options.replicated else "distributed"
             self.private = PrivateBackward(model, options.privacy, layout, notify, profile)
         self.grad_norm: Tensor | None = None
@@ -142,7 +144,7 @@ class Trainer:
     def abandon(self) -> None:
         """Drop gathered units, gradients and records of a step that raised. No communication."""
         if self.private is not None:
-            self.private.recorder.forget()
+            self.private.forget()
         self.model.abandon()
 
     def scale(self, micro: MicroBatch) -> float:

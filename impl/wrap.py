@@ -12,7 +12,7 @@ ranks disagree (bug classes: PyTorch issues 158719, 64629).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from .collectives import ALONE, Axis
 from .places import Initial, Slot, by_unit, materialise, parameter_at, shared_slots
 from .shard import FlatUnit, gather_whole
-from .sharded import Piece
+from .sharded import Gradients, Piece
 from .spans import Span
 
 
@@ -55,6 +55,7 @@ class ShardedModel:
         self.axis = axis
         self.reshard_after_forward = reshard_after_forward
         self._frees_after_backward = True
+        self._pending: Gradients | None = None
         self.replicas = replicas
         self.places = shared_slots(module)
         self.units = make_units(module, unit_names, axis, replicas, self.places, compute_dtype, initial)
@@ -78,7 +79,10 @@ class ShardedModel:
 
     def reduce_gradients(self) -> None:
         """Average the gradients accumulated so far over the ranks, unit by unit, in the fixed order."""
+        pending, self._pending = self._pending, None
         for unit in reduction_order(self.units):
+            if pending is not None:
+                unit.add_gradients(pending)
             unit.reduce_gradients()
 
     def reshard(self) -> None:
@@ -106,16 +110,19 @@ class ShardedModel:
 
     def zero_grad(self) -> None:
         """Forget reduced and unreduced gradients."""
+        self._pending = None
         for unit in self.units:
             unit.drop_local_gradients()
             if unit.trainable is not None:
                 unit.trainable.shard.grad = None
 
-    def add_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Add full local gradients, by canonical name, to what the backwards have left."""
-        for name, gradient in gradients.items():
-            buffer = self._buffers[name]
-            buffer.add_local(buffer.names.index(name), gradient)
+    def add_gradients(self, gradients: Gradients, *, sync: bool) -> None:
+        """Add whole local gradients to what the backwards have left: now, or with ``sync`` while reducing."""
+        if sync:
+            self._pending = gradients
+            return
+        for unit in self.units:
+            unit.add_gradients(gradients)
 
     def frozen_shards(self) -> list[nn.Parameter]:
         """The shards that no optimizer updates."""
