@@ -180,7 +180,7 @@ def test_a_measured_choice_holds_for_its_shape_alone_until_it_is_replaced(monkey
 
 def _child(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     above = Path(fsdpcheck.__file__).parent.parent  # the copy under test, be it a wheel's or the checkout's
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    kept = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "PYTEST_ADDOPTS")}
     return subprocess.run(
         [sys.executable, *arguments],
         env={**kept, "PYTHONPATH": str(above), **environment},
