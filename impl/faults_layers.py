@@ -126,6 +126,12 @@ def bag_tokens_not_merged(original: Function, hit: Hit) -> Function:
     return planted
 
 
+class _Rule(SimpleNamespace):
+    """Rules are told apart by identity, as modules are."""
+
+    __hash__ = object.__hash__
+
+
 @fault(
     "norms:rule_for",
     "a functorch fallback without vmap: the batch taken for a sample",
@@ -143,7 +149,7 @@ def fallback_sums_before_squaring(original: Function, hit: Hit) -> Function:
     def squared_norm(module: Any, activations: Any, backprops: torch.Tensor) -> Any:
         return _terms.squares(per_sample_gradient(module, activations, backprops), backprops)
 
-    rule = SimpleNamespace(
+    rule = _Rule(
         NEEDS_PARAMETERS=True,
         per_sample_gradient=per_sample_gradient,
         squared_norm=squared_norm,

@@ -132,9 +132,9 @@ def owned_part_off_by_one(original: Function, hit: Hit) -> Function:
 def squared_norms_cast_down(original: Function, hit: Hit) -> Function:
     """Each layer's squared norms pass through bfloat16 (8 bits) before they are added up."""
 
-    def planted(together: Any) -> Any:
+    def planted(*arguments: Any) -> Any:
         hit()
-        found = original(together)
+        found = original(*arguments)
         return {kind: squared.to(torch.bfloat16).to(squared.dtype) for kind, squared in found.items()}
 
     return planted
