@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis.internal.conjecture.engine import ConjectureRunner
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import layouts, models, oracle, proof, strategies
+from fsdpcheck import adapters, drawing, layouts, models, oracle, proof, strategies
 from fsdpcheck.adapters._base import Features, Promise
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, Trait
 from fsdpcheck.errors import NotExact
@@ -279,3 +279,11 @@ def test_at_least_nine_drawn_cases_of_ten_are_proved_exact_in_every_family() -> 
 def test_anything_at_all_shrinks_to_the_smallest_case() -> None:
     case = smallest(strategies.plain(EVERYTHING), lambda case: True)
     assert case == Case(ModelSpec((LayerSpec(1),)), arithmetic=Arithmetic(project=False))
+
+
+def test_some_cases_of_two_steps_are_not_projected_so_that_what_a_rank_hides_has_an_effect() -> None:
+    features = adapters.load("reference").features
+    several = [case for case in drawing.distinct(strategies.plain(features), 60) if case.step.steps > 1]
+    hidden = [case for case in several if not case.arithmetic.project]
+    assert 2 <= len(hidden) < len(several) / 2
+    assert all(case.step.optimizer.kind == "sgd" and case.arithmetic.dtype == "float64" for case in hidden)
