@@ -149,7 +149,7 @@ def _through(stage: Stage) -> int:
 def _layer_roundings(stage: Stage, spec: LayerSpec) -> int:
     """The same of the layer alone: sums of products, and the means over a row of h and of h * xhat that norms take."""
     if stage.kind == "conv":
-        return spec.width // spec.groups * spec.kernel ** (len(stage.entering) - 1)
+        return spec.width // spec.groups * math.prod([spec.kernel] * (len(stage.entering) - 1))
     if stage.kind == "group_norm":
         return math.prod(stage.entering) // spec.groups + 8
     if stage.kind in ("layer_norm", "rms_norm"):
