@@ -114,7 +114,8 @@ def prepare(
         for entry in elementwise:
             value = state[entry] = torch.zeros_like(shard.detach(), dtype=dtypes[key(owners[0], entry)])
             prepared.spans.update({key(name, entry): span for name, span in model.cut(shard, value).items()})
-        state.update({name: value.clone() if isinstance(value, Tensor) else value for name, value in scalars.items()})
+        options = saved.hyperparameters[owners[0]]
+        state.update({name: _own(value, shard, options) for name, value in scalars.items()})
         prepared.states.append((shard, state))
     for group in optimizer.param_groups:
         owners = [name for shard in group["params"] for name in names(model, shard)]
@@ -161,6 +162,13 @@ def _alike(what: str, of: Mapping[str, Any]) -> Any:
                 f"  next    load with per-parameter sharding and the parameter groups that saved it"
             )
     return of[first]
+
+
+def _own(value: Any, shard: nn.Parameter, options: Plain) -> Any:
+    """A scalar for one shard; fused and capturable optimizers want their step counters on the parameter's device."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(shard.device if options.get("fused") or options.get("capturable") else "cpu", copy=True)
 
 
 def _is_elementwise(shard: nn.Parameter, value: object) -> bool:

@@ -33,7 +33,12 @@ def difference(one: object, other: object, where: str = "") -> str:
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
         pairs = enumerate(zip(one, other, strict=True))
         return next(filter(None, (difference(a, b, f"{where}[{i}]") for i, (a, b) in pairs)), "")
-    return "" if _same(one, other) else f"{where.lstrip() or 'all'}: {one!r} and {other!r}"
+    return "" if _same(one, other) else f"{where or 'all'}: {_shown(one)} and {_shown(other)}"
+
+
+def _shown(value: object) -> str:
+    """Bytes may be a key of noise, which belongs into no message."""
+    return f"<{len(value)} bytes>" if isinstance(value, bytes) else repr(value)
 
 
 def _same(one: object, other: object) -> bool:

@@ -11,7 +11,8 @@ What a checkpoint holds, each tensor in its own shape and under one name, whoeve
 
 ``extra`` is the place for whatever else must resume, as objects by name with ``state_dict()`` and
 ``load_state_dict()`` (``Stateful``): learning-rate schedulers, the sampler, the noise counters (seed, step). It is
-replicated: plain data that every rank holds alike, which saving checks. The global random number generators of ranks
+replicated: plain data that every rank holds alike, which saving checks. It lies readable in the file: guard a file that
+holds a key of noise like the key. The global random number generators of ranks
 are not saved: their state belongs to one number of ranks.
 """
 

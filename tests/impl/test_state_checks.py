@@ -141,6 +141,72 @@ def test_one_rank_communicates_nothing(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks.trace(0) == []
 
 
+class Odd(nn.Module):
+    """A parameter without elements, one of one element and no dim, two dtypes, a transposed buffer."""
+
+    turned: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = nn.Parameter(torch.zeros(0, 3))
+        self.number = nn.Parameter(torch.tensor(3.0))
+        self.half = nn.Linear(2, 3).bfloat16()
+        self.register_buffer("turned", torch.arange(6.0).view(2, 3).t())
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 4)])
+def test_odd_tensors_come_back(ranks: Ranks, tmp_path: Path, before: int, after: int) -> None:
+    def save(rank: int) -> None:
+        torch.manual_seed(5)
+        model = ShardedModel(Odd(), ["half"], collectives.axis(), True)
+        state.save(tmp_path, model, stepped(model))
+
+    def load(rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+        module = Odd()
+        module.turned.zero_()
+        model = ShardedModel(module, ["half"], collectives.axis(), True)
+        optimizer = adam(model)
+        state.load(tmp_path, model, optimizer)
+        full = state.full_state_dict(model), state.full_state_dict(model, everywhere=False)
+        return *full, sorted(optimizer_state.spans(model, optimizer))
+
+    ranks(save, before)
+    torch.manual_seed(5)
+    module = Odd()
+    single = torch.optim.Adam(module.parameters(), foreach=False)
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    single.step()
+    moments = sorted(
+        f"optimizer.state.{n}.{m}" for n, _ in module.named_parameters() for m in ("exp_avg", "exp_avg_sq")
+    )
+    for rank, (everywhere, on_rank_0, names) in enumerate(ranks(load, after)):
+        assert equal(everywhere, dict(module.state_dict()))
+        assert equal(on_rank_0, dict(module.state_dict()) if rank == 0 else {})
+        assert names == moments
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_gathered_before_loading_is_forgotten(ranks: Ranks, tmp_path: Path, way: str) -> None:
+    """The root stays gathered after a forward without a backward."""
+
+    def body(rank: int) -> tuple[Tensor, Tensor]:
+        model = WAYS[way](Net())
+        x = torch.ones(1, 3).double()
+        before = model(x).detach().clone()
+        model.reshard()
+        state.save(tmp_path, model)
+        for shard in model.shards():
+            shard.detach().zero_()
+        model(x)
+        state.load(tmp_path, model)
+        return before, model(x).detach().clone()
+
+    for before, after in ranks(body, 2):
+        assert before.any()
+        assert torch.equal(before, after)
+
+
 # -- files of others -------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +335,10 @@ REFUSED: dict[str, tuple[Refused, str]] = {
     "counters apart": (
         lambda rank, folder: state.save(folder / "x", sharded(), None, {"noise": Counters(7, rank)}),
         r"on rank 0 and on rank 1: \['extra'\]\['noise'\]\['step'\]: 0 and 1",
+    ),
+    "keys apart": (
+        lambda rank, folder: state.save(folder / "x", sharded(), None, {"noise": Counters(bytes([rank]), 0)}),  # type: ignore[arg-type]
+        r"\['extra'\]\['noise'\]\['seed'\]: <1 bytes> and <1 bytes>",
     ),
     "strange extra": (
         lambda rank, folder: state.save(folder / "x", sharded(), None, {"noise": Counters(object(), 0)}),  # type: ignore[arg-type]

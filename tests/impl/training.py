@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpcheck.adapters._gather import local_tensors
-from fsdpcheck.impl import collectives, optimizer_state, plain, state
+from fsdpcheck.impl import collectives, noise, optimizer_state, plain, state
 from fsdpcheck.impl.per_parameter import PerParameterModel
 from fsdpcheck.impl.sharded import Sharded
 from fsdpcheck.impl.spans import Span
@@ -100,18 +100,29 @@ class Counters:
 
 
 class Training:
-    """A trainer with a schedule and counters, on this rank's share of four samples."""
+    """A trainer with a schedule and noise, on this rank's share of four samples."""
 
     def __init__(self, way: Way, kind: str, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         loss = lambda outputs, targets: 0.5 * (outputs - targets).square().sum(1)  # noqa: E731
-        self.trainer = Trainer(way(Net()), loss, OPTIMIZERS[kind], Options(normaliser=2))
+        self.noise = Counters(seed=7, step=0)
+        notify = {"before_step": self.add_noise}
+        self.trainer = Trainer(
+            way(Net()),
+            loss,
+            OPTIMIZERS[kind],
+            Options(normaliser=2),
+            notify=lambda moment: notify.get(moment, lambda: None)(),
+        )
         self.model = self.trainer.model
         assert self.trainer.optimizer is not None
         self.optimizer = self.trainer.optimizer
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.75)
-        self.noise = Counters(seed=7, step=0)
         self.extra: dict[str, state.Stateful] = {"schedule": self.schedule, "noise": self.noise}
+
+    def add_noise(self) -> None:
+        """To the reduced gradients, as the counters say."""
+        noise.seeded(self.noise.seed).add_(self.model.pieces(), self.noise.step, 0.5)
 
     def step(self) -> dict[str, Any]:
         """One step, what it left, and weights back to small integers, so that the next one is exact again."""
@@ -130,6 +141,7 @@ class Training:
         state.save(folder, self.model, self.optimizer, self.extra)
 
     def load(self, folder: Path) -> None:
+        self.noise.seed = 0
         state.load(folder, self.model, self.optimizer, self.extra)
 
     def scramble(self) -> None:
