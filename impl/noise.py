@@ -90,6 +90,16 @@ class Noise:
             drawn[low - start : high - start] = block[low - first : high - first]
         return drawn
 
+    def uniform(self, name: str, step: int, start: int, stop: int, device: torch.device) -> Tensor:
+        """[stop - start] float64, uniform on the multiples of 2^-53 in [0, 1), of those elements of ``name``."""
+        drawn = torch.empty(stop - start, dtype=torch.float64, device=device)
+        for first, last in _blocks(start, stop, BLOCK.get(device.type, OTHER_BLOCK)):
+            high, low, *_ = self._words(name, step, first, last, device)
+            block = torch.as_tensor(_top53(high, low)).double().mul(2.0**-53)
+            lowest, highest = max(first, start), min(last, stop)
+            drawn[lowest - start : highest - start] = block[lowest - first : highest - first]
+        return drawn
+
     def add_(self, pieces: Iterable[Piece], step: int, deviation: float) -> None:
         """Add noise of standard ``deviation`` (noise multiplier * C / N) to the reduced gradients of ``pieces``.
 

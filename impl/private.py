@@ -10,6 +10,7 @@ Source: Li et al. 2021, arXiv:2110.05679 (two passes); Bu et al. 2022, arXiv:221
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,7 @@ from . import aggregate, clip, hooks, layers, modes, nonfinite, sharing
 from .aggregate import Layout, Terms
 from .clipping import Clipping
 from .modes import Mode
+from .noise import Noise
 from .profile import OFF, Off, Profile
 from .records import Use
 from .sharded import Sharded
@@ -34,6 +36,10 @@ class Privacy:
     ``contribution`` is "complete", "partial" or "mixed" and needs a replicated batch unless complete. ``mode`` may be
     overridden for a step: see modes.py. ``nonfinite``: see nonfinite.py. ``fuse_norms`` puts the norms of all
     micro-batches of a step together by one collective, before any of them is weighted.
+
+    ``noise_multiplier`` is the noise's standard deviation over the sensitivity of the clipped sum. A sample that occurs
+    k times in a logical batch moves the sum by k times the bound; ``duplicates`` on one rank are refused unless they
+    are to "count". (Those on two ranks cannot be seen without telling: see sampling.refuse_wrap_around.)
     """
 
     clipping: Clipping
@@ -41,6 +47,19 @@ class Privacy:
     contribution: Literal["complete", "partial", "mixed"] = "complete"
     nonfinite: Literal["raise", "drop"] = "raise"
     fuse_norms: bool = False
+    noise_multiplier: float = 0.0
+    noise: Noise | None = None
+    duplicates: Literal["refuse", "count"] = "refuse"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise ValueError(f"got noise_multiplier {self.noise_multiplier}, wanted a finite one that is not negative")
+        if self.noise_multiplier > 0 and self.noise is None:
+            raise ValueError("got a noise_multiplier and no noise: make it by noise.secure(...) or noise.seeded(...)")
+
+    def deviation(self, normaliser: float) -> float:
+        """Standard deviation of the noise on the released gradient, which is a sum divided by ``normaliser``."""
+        return self.noise_multiplier * self.clipping.sensitivity / normaliser
 
     def mode_in_force(self) -> Mode:
         """The mode of the step that is about to begin. Raises ValueError where it cannot do what is asked."""
@@ -180,10 +199,26 @@ class PrivateBackward:
             device = self.found.norms[0].device
             nonfinite.refuse(self.found.nonfinite, device, self.model.axis, self.model.replicas)
 
+    def add_noise(self, step: int, normaliser: float) -> None:
+        """Noise on every reduced gradient element, once, after the last reduction."""
+        if self.privacy.noise_multiplier == 0:
+            return
+        assert self.privacy.noise is not None
+        for shard in self.model.shards():
+            if shard.grad is None:  # a parameter that no loss depends on is released too
+                shard.grad = torch.zeros_like(shard)
+        self.privacy.noise.add_(self.model.pieces(), step, self.privacy.deviation(normaliser))
+
     def _report(self, squared: Tensor, factors: Tensor, indices: Sequence[int]) -> None:
         total = squared if squared.dim() == 1 else squared.sum(0)
         self.found.norms.append(clip.norms(total))
         self.found.factors.append(factors)
         self.found.indices.extend(indices)
+        if self.privacy.duplicates == "refuse" and len(set(self.found.indices)) < len(self.found.indices):
+            twice = next(index for index in indices if self.found.indices.count(index) > 1)
+            raise ValueError(
+                f"sample {twice} occurs more than once in this step on this rank: it would move the sum by more than"
+                " the clip norm; sample without duplicates, or say duplicates='count' and account for it"
+            )
         bad = nonfinite.found_in(squared).nonzero().flatten().tolist()
         self.found.nonfinite.extend(indices[row] for row in bad)

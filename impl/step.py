@@ -79,6 +79,8 @@ class Trainer:
                 raise ValueError("fuse_norms weighs no micro-batch before the last: reduce once, with sync_every=False")
             layout: Layout = "replicated" if options.replicated else "distributed"
             self.private = PrivateBackward(model, options.privacy, layout, notify, profile)
+        self.steps_taken = 0
+        """The step that the next noise belongs to; part of what resumes (``state_dict``)."""
         self.grad_norm: Tensor | None = None
         """0-dim: the global gradient norm that the last step clipped by."""
         shards = self.model.shards()
@@ -107,9 +109,13 @@ class Trainer:
             raise
         if self.options.max_grad_norm is not None:
             self.grad_norm = clip.clip_global_norm(self.model, self.options.max_grad_norm)
+        if self.private is not None:
+            with self.profile.part("noise"):
+                self.private.add_noise(self.steps_taken, self.options.normaliser)
         self.notify("before_step")
         with self.profile.part("update"):
             self.update()
+        self.steps_taken += 1
 
     def accumulate(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Reduced gradients of all micro-batches."""
@@ -152,6 +158,14 @@ class Trainer:
         return (
             1 if self.options.replicated else self.model.axis.size * self.model.replicas.size
         ) / self.options.normaliser
+
+    def state_dict(self) -> dict[str, int]:
+        """The step counter, for ``state.save(extra={"trainer": trainer})``; keys of noise are never saved."""
+        return {"steps_taken": self.steps_taken}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take a step counter back, so that no noise is used twice."""
+        self.steps_taken = state["steps_taken"]
 
     def update(self) -> None:
         """The optimizer's step on the shards; elementwise optimizers keep padding at zero."""

@@ -97,7 +97,7 @@ def _privacy(setup: Setup, mode: str) -> Privacy:
     from fsdpcheck.impl import clipping, modes, private
 
     contribution, timing = setup.step.contribution, setup.step.norms
-    return private.Privacy(clipping.Flat(setup.clip_norm), modes.parse(mode, timing), contribution)
+    return private.Privacy(clipping.Flat(setup.clip_norm), modes.parse(mode, timing), contribution, duplicates="count")
 
 
 class Reference:

@@ -257,7 +257,7 @@ def test_a_profile_counts_parts_and_layers(ranks: Ranks, mode: Mode) -> None:
         entered = {part: times for part, times, _ in profile.table()}
         last = "second backward" if mode.passes == "two_pass" else "weighted gradients"
         assert {part: times for part, times in entered.items() if "/" not in part} == dict.fromkeys(
-            ["forward", "first backward", "aggregation", "clip factors", last, "reduction", "update"], 1
+            ["forward", "first backward", "aggregation", "clip factors", last, "reduction", "noise", "update"], 1
         )
         assert sum(times for part, times in entered.items() if "/norms of " in part) == 2
         events = profile.trace_events()
