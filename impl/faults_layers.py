@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -126,10 +125,11 @@ def bag_tokens_not_merged(original: Function, hit: Hit) -> Function:
     return planted
 
 
-class _Rule(SimpleNamespace):
-    """Rules are told apart by identity, as modules are."""
+class _Rule:
+    """A rule of these names. Rules are told apart by identity, as modules are."""
 
-    __hash__ = object.__hash__
+    def __init__(self, **names: Any) -> None:
+        vars(self).update(names)
 
 
 @fault(

@@ -202,7 +202,7 @@ def term(together: Sequence[Use], mode: Mode, group_of: Callable[[str], int]) ->
     with torch.no_grad():
         if len(together) > 1 or together[0].held is not None or layer.contribution != "complete" or len(groups) > 1:
             return sharing.squared_terms(together, group_of)
-        rule = layer.rule
-        explicit = rule.squared_norm
-        chosen = getattr(rule, "flash_squared_norm", explicit) if mode.norms == "flash" else explicit
-        return {(groups.pop(), "complete"): chosen(layer.module, together[0].activations, together[0].backprop)}
+        use, group = together[0], groups.pop()
+        if mode.norms == "flash" and hasattr(layer.rule, "flash_squared_norm"):  # kernels add up in float32 themselves
+            return {(group, "complete"): layer.rule.flash_squared_norm(layer.module, use.record.activations, use.raw)}
+        return {(group, "complete"): layer.rule.squared_norm(layer.module, use.activations, use.backprop)}

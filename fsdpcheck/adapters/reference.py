@@ -141,3 +141,7 @@ class Reference:
 adapter = Reference()
 bookkeeping = Reference("ghost_bk")
 """One backward: clipped gradients from what it kept."""
+flash = Reference("flash")
+"""Norms of Linear layers by kernels: interpreted or their twins in torch without a GPU."""
+flash_bookkeeping = Reference("flash_bk")
+"""Both."""

@@ -40,3 +40,7 @@ class ReferenceFsdp2(Reference):
 adapter = ReferenceFsdp2()
 bookkeeping = ReferenceFsdp2("ghost_bk")
 """One backward: clipped gradients from what it kept, reduced by the engine itself."""
+flash = ReferenceFsdp2("flash")
+"""Norms of Linear layers by kernels: interpreted or their twins in torch without a GPU."""
+flash_bookkeeping = ReferenceFsdp2("flash_bk")
+"""Both."""

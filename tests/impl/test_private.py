@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fsdpcheck.impl import clipping, collectives, layout
+from fsdpcheck.impl import clipping, collectives, layout, modes
 from fsdpcheck.impl.clipping import Automatic, Flat, PerLayer
 from fsdpcheck.impl.collectives import ALONE
 from fsdpcheck.impl.modes import Mode
 from fsdpcheck.impl.nonfinite import NonFiniteNorm
+from fsdpcheck.impl.norms import linear
 from fsdpcheck.impl.private import Privacy
 from fsdpcheck.impl.profile import Profile
 from fsdpcheck.impl.step import MicroBatch, Options, Trainer
@@ -387,3 +388,46 @@ def test_activation_checkpointing_changes_no_bit(ranks: Ranks, way: str, privacy
     for (gradients, norms, _), (other, other_norms, _) in zip(got, wanted, strict=True):
         assert torch.equal(norms, other_norms)
         assert all(torch.equal(gradients[name.replace(".", ".inner.", 1)], other[name]) for name in other)
+
+
+# -- modes that are really different ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norms", ["ghost", "flash"])
+@pytest.mark.parametrize("passes", ["two_pass", "bookkeeping"])
+def test_a_mode_runs_what_it_says(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, norms: Any, passes: Any) -> None:
+    """Kernels are called in "flash" only, contractions in "bookkeeping" only; the bits are the same."""
+    called: list[str] = []
+
+    def counted(name: str, original: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            called.append(name)
+            return original(*arguments)
+
+        return call
+
+    monkeypatch.setattr(linear, "flash_squared_norm", counted("flash", linear.flash_squared_norm))
+    monkeypatch.setattr(linear, "squared_norm", counted("ghost", linear.squared_norm))
+    monkeypatch.setattr(linear, "weighted_gradient", counted("bookkeeping", linear.weighted_gradient))
+
+    def run(rank: int) -> dict[str, Tensor]:
+        return stepped("flat", rank, 1, Privacy(Flat(2.0**40), Mode(norms, passes)), X).model.full_gradients()
+
+    gradients = ranks(run, 1)[0]
+    assert set(called) == {norms, *({"bookkeeping"} if passes == "bookkeeping" else ())}
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, sum(g[name] for g in per_sample(network(), X, Y)))  # type: ignore[arg-type]
+
+
+def test_the_environment_decides_at_the_next_step(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(rank: int) -> list[str]:
+        trainer = stepped("flat", rank, 1, Privacy(Flat(1.0)), X)
+        assert trainer.private is not None
+        seen = [trainer.private.mode.passes]
+        for name in ("flash_bk_fsdp", "ghost"):
+            monkeypatch.setenv(modes.ENVIRONMENT, name)
+            trainer.step([MicroBatch(X, Y, [0, 1, 2, 3])])
+            seen.append(trainer.private.mode.passes)
+        return seen
+
+    assert ranks(run, 1) == [["two_pass", "bookkeeping", "two_pass"]]
