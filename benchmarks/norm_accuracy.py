@@ -1,9 +1,10 @@
 """Errors of norm^2: direct and Gram, in float32 and bfloat16, on independent and on cancelling tokens.
 
 ``python -m benchmarks accuracy``. "plain" is the expression of ``norms.linear`` in the dtype of the data; "kernels" are
-those of ``kernels``, which accumulate in float32 (the Triton ones on a GPU, else their twin in torch). The truth is the
-float64 gradient of the same rounded data. An error is |got - true| / true; "below" is the share of samples whose norm
-comes out too small by more than 1 %: those would be clipped too little, and below zero or zero not at all.
+those of ``kernels``, which accumulate in float32: Triton's on a GPU or with TRITON_INTERPRET=1, else the twin in torch.
+The truth is the float64 gradient of the same rounded data. An error is |got - true| / true; "below" is the share of
+samples whose norm comes out too small by more than 1 %: those would be clipped too little, and below zero or zero not
+at all.
 
 Cancelling tokens: the second half of the tokens repeats the first with backprops of opposite sign, changed by 1 part in
 100 or 1000, so that the terms of the sum over t are kappa times larger than the sum. The error of a direct sum grows
@@ -32,7 +33,9 @@ FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def report(samples: int = 8, length: int = 256, width: int = 256) -> str:
     """The table, a line for each kind of data, dtype and form."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    lines = [f"{samples} samples, T = {length}, d = p = {width}, on {device}; errors of norm^2"]
+    one = torch.ones(1, 1, 1, device=device)
+    used = kernels.implementation(one, one).__name__.rpartition(".")[2]
+    lines = [f"{samples} samples, T = {length}, d = p = {width}, on {device}, kernels by {used}; errors of norm^2"]
     lines.append(
         f"{'data':<20}{'dtype':<10}{'kappa':>8}  {'form':<18}{'median error':>14}{'worst error':>14}{'below':>8}"
     )
