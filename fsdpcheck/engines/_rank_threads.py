@@ -98,6 +98,7 @@ class Pool:
 
     def _serve(self, rank: int) -> None:
         set_current_rank(rank)
+        _affinity.schedule_as_batch()
         keep_on_this_thread = torch.autograd.set_multithreading_enabled(False)
         while True:
             self._go[rank].acquire()
