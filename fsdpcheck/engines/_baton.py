@@ -104,6 +104,10 @@ class Baton:
         """From now on every rank that gets the baton raises Aborted."""
         self.aborting = True
 
+    def release(self) -> None:
+        """Let go of the run after all ranks have ended: it and the baton hold each other, and need no collector now."""
+        del self._leave, self._enter, self._stuck
+
     def frame(self, rank: int) -> FrameType | None:
         """Where a rank that does not hold the baton stands."""
         return sys._current_frames().get(self._threads.get(rank, -1))

@@ -48,6 +48,7 @@ class SimulatedRun:
 
     def finish(self) -> None:
         """After all ranks have ended: fill in the execution."""
+        self.baton.release()
         self.execution.hand_overs = self.baton.hand_overs
         if any(self.open_calls.values()):
             self.voids.add("a call was never waited for")
