@@ -34,7 +34,7 @@ def move(calls: Sequence[Call], averaging: Averaging = "divide") -> Results:
 def _premultiplied(call: Call, size: int) -> Call:
     """The call that sums what this one averages; its inputs are new tensors."""
     inputs = [tensor.detach() * (tensor.new_ones(()) / size) for tensor in call.inputs]
-    return Call(replace(call.collective, reduce_op="sum"), inputs, call.outputs, call.native)
+    return Call(replace(call.collective, reduce_op="sum"), inputs, call.outputs, call.native, call.packed)
 
 
 def _all_reduce(calls: Sequence[Call]) -> Results:
@@ -60,17 +60,35 @@ def _barrier(calls: Sequence[Call]) -> Results:
 
 
 def _all_gather(calls: Sequence[Call]) -> Results:
-    count = len(calls[0].inputs)
-    gathered = [_copy(call.inputs[i]) for i in range(count) for call in calls]
-    return [gathered for _ in calls]
+    """One new tensor of all members' parts an input, for those who asked for one, and its parts for the others."""
+    sent = [[call.inputs[i].detach() for call in calls] for i in range(len(calls[0].inputs))]
+    packed = [torch.cat([part.reshape(-1) for part in parts]) for parts in sent]
+    if all(call.packed for call in calls):
+        return [packed for _ in calls]
+    loose = [part.clone() for parts in sent for part in parts]
+    return [packed if call.packed else loose for call in calls]
 
 
 def _reduce_scatter(calls: Sequence[Call]) -> Results:
+    """Elementwise, so the parts may be reduced together: bits are the same as part by part."""
     size, count = len(calls), len(calls[0].outputs)
+    if all(call.packed for call in calls):
+        reduced = [_parts(_reduced([call.inputs[i] for call in calls], calls[0]), size) for i in range(count)]
+        return [[parts[member] for parts in reduced] for member in range(size)]
+    loose = [_loose(call, size) for call in calls]
     return [
-        [_reduced([call.inputs[i * size + member] for call in calls], calls[0]) for i in range(count)]
+        [_reduced([inputs[i * size + member] for inputs in loose], calls[0]) for i in range(count)]
         for member in range(size)
     ]
+
+
+def _loose(call: Call, size: int) -> list[Tensor]:
+    """A reduce_scatter's W inputs an output, each by itself."""
+    return [part for flat in call.inputs for part in _parts(flat, size)] if call.packed else call.inputs
+
+
+def _parts(flat: Tensor, size: int) -> Sequence[Tensor]:
+    return flat.detach().view(size, flat.numel() // size).unbind(0)
 
 
 def _gather(calls: Sequence[Call]) -> Results:

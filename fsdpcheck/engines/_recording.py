@@ -35,14 +35,15 @@ Signature = tuple[tuple[str, tuple[int, ...]], ...]
 class Call:
     """One live call: what is recorded of it, its tensors, and how a real process group would do it.
 
-    ``inputs`` and ``outputs`` are flat lists; all_gather has W outputs an input (views of the one output tensor for the
-    single-tensor forms), reduce_scatter W inputs an output. ``splits``: element counts, all_to_all only.
+    ``inputs`` and ``outputs`` are flat lists; all_gather has W outputs an input, reduce_scatter W inputs an output.
+    ``packed``: the single-tensor forms of these two, where the W lie one behind the other in one flat tensor.
     """
 
     collective: Collective
     inputs: list[Tensor]
     outputs: list[Tensor]
     native: Callable[[Any], Any]
+    packed: bool = False
 
 
 if TYPE_CHECKING:
@@ -135,10 +136,11 @@ class RecordingGroup(_Group):
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
-        rows = [self._rows("all_gather", *pair) for pair in zip(outputs, inputs, strict=True)]
         options = opts if opts is not None else c10d.AllgatherOptions()
         native = _pairwise(outputs, inputs, lambda g, output, input: g._allgather_base(output, input, options))
-        return self._go("all_gather", inputs, [tensor for row in rows for tensor in row], opts, native)
+        packed = self._packed("all_gather", outputs, inputs)
+        signed = _signature(inputs), self._packed_signature(packed)
+        return self._go("all_gather", inputs, packed, opts, native, signatures=signed, packed=True)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -153,11 +155,14 @@ class RecordingGroup(_Group):
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
-        rows = [self._rows("reduce_scatter", *pair) for pair in zip(inputs, outputs, strict=True)]
         options = opts if opts is not None else dist.ReduceScatterOptions()
         native = _pairwise(outputs, inputs, lambda g, output, input: g._reduce_scatter_base(output, input, options))
-        flat = [tensor for row in rows for tensor in row]
-        return self._go("reduce_scatter", flat, outputs, opts, native, reduce_op=_reduce_name(opts))
+        packed = self._packed("reduce_scatter", inputs, outputs)
+        signed = self._packed_signature(packed), _signature(outputs)
+        reduce_op = _reduce_name(opts)
+        return self._go(
+            "reduce_scatter", packed, outputs, opts, native, reduce_op=reduce_op, signatures=signed, packed=True
+        )
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -166,17 +171,19 @@ class RecordingGroup(_Group):
         self._require_pieces("gather", outputs, inputs)
         flat = [tensor for row in outputs for tensor in row]
         native = lambda g: g.gather(outputs, inputs, opts)  # noqa: E731
-        return self._go("gather", inputs, flat, opts, native, root=self._global(opts.rootRank), signed=(inputs, ()))
+        root = self._global(opts.rootRank)
+        return self._go("gather", inputs, flat, opts, native, root=root, signatures=(_signature(inputs), ()))
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Any:
         self._require_pieces("scatter", inputs, outputs)
         flat = [tensor for row in inputs for tensor in row]
         native = lambda g: g.scatter(outputs, inputs, opts)  # noqa: E731
-        return self._go("scatter", flat, outputs, opts, native, root=self._global(opts.rootRank), signed=((), outputs))
+        root = self._global(opts.rootRank)
+        return self._go("scatter", flat, outputs, opts, native, root=root, signatures=((), _signature(outputs)))
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         native = lambda g: g.alltoall(outputs, inputs, opts)  # noqa: E731
-        return self._go("all_to_all", inputs, outputs, opts, native, signed=((), ()))
+        return self._go("all_to_all", inputs, outputs, opts, native, signatures=((), ()))
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
@@ -186,7 +193,7 @@ class RecordingGroup(_Group):
         outputs = _pieces(output, output_splits, size)
         inputs = _pieces(input, input_splits, size)
         native = lambda g: g.alltoall_base(output, input, output_splits, input_splits, opts)  # noqa: E731
-        return self._go("all_to_all", inputs, outputs, opts, native, signed=((), ()))
+        return self._go("all_to_all", inputs, outputs, opts, native, signatures=((), ()))
 
     alltoall_base = all_to_all_single
 
@@ -226,16 +233,19 @@ class RecordingGroup(_Group):
         *,
         reduce_op: str = "",
         root: int = -1,
-        signed: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
+        signatures: tuple[Signature, Signature] | None = None,
+        packed: bool = False,
     ) -> Any:
-        """Record the call, then perform it. ``signed``: the tensors whose shapes all members must agree on."""
+        """Record the call, then perform it. ``signatures``: what all members must agree on; None for all tensors."""
         require_dense(op, inputs)
         if outputs is not inputs:
             require_dense(op, outputs)
-        name, ranks = self.identity
-        signed_inputs, signed_outputs = signed if signed is not None else (inputs, outputs)
-        read = _signature(signed_inputs)
-        written = read if signed_outputs is signed_inputs else _signature(signed_outputs)
+        name, ranks = self._identity or self.identity
+        if signatures is None:
+            read = _signature(inputs)
+            written = read if outputs is inputs else _signature(outputs)
+        else:
+            read, written = signatures
         collective = Collective(
             op,
             ranks,
@@ -248,7 +258,7 @@ class RecordingGroup(_Group):
             bool(getattr(opts, "asyncOp", False)),
             subject(sys._getframe(2)),
         )
-        return self._perform(Call(collective, inputs, outputs, native))
+        return self._perform(Call(collective, inputs, outputs, native, packed))
 
     def _sequence(self) -> int:
         """0-based number of the next call of this rank on this group."""
@@ -260,12 +270,17 @@ class RecordingGroup(_Group):
         for row, own in zip(rows, owns, strict=False):  # a rank that is not the root has no rows
             require_pieces(op, row, own, self._group_size)
 
-    def _rows(self, op: str, large: Tensor, small: Tensor) -> list[Tensor]:
-        """``large`` as W flat views, one a rank, each as large as ``small``. Raises RuntimeError if sizes differ."""
-        require_multiple(op, large, small, self._group_size)
-        flat = large.view(-1)
-        count = small.numel()
-        return [flat[rank * count : (rank + 1) * count] for rank in range(self._group_size)]
+    def _packed(self, op: str, larges: Sequence[Tensor], smalls: Sequence[Tensor]) -> list[Tensor]:
+        """``larges`` as flat views of W parts, each as large as its small. Raises RuntimeError if sizes differ."""
+        for large, small in zip(larges, smalls, strict=True):
+            require_multiple(op, large, small, self._group_size)
+        return [large.view(-1) for large in larges]
+
+    def _packed_signature(self, packed: Sequence[Tensor]) -> Signature:
+        """The signature of the parts, as if each was a tensor."""
+        size = self._group_size
+        parts = [(_NAMES.get(flat.dtype) or _name(flat.dtype), (flat.numel() // size,)) for flat in packed]
+        return tuple(part for part in parts for _ in range(size))
 
     def _global(self, group_rank: int) -> int:
         return self.identity[1][group_rank]
@@ -295,14 +310,15 @@ def _name(dtype: torch.dtype) -> str:
 
 
 _REDUCE_NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-_REDUCE = {getattr(dist.ReduceOp, name): name.lower() for name in _REDUCE_NAMES}
+_REDUCE = {int(getattr(dist.ReduceOp, name)): name.lower() for name in _REDUCE_NAMES}
+"""By number: torch makes a new object of an operation each time, and hashing one costs more than the rest."""
 
 
 def _reduce_name(opts: Any) -> str:
     if opts is None:
         return "sum"
     op = getattr(opts.reduceOp, "op", opts.reduceOp)
-    return _REDUCE.get(op) or str(op)
+    return _REDUCE.get(int(op)) or str(op)
 
 
 def _pairwise(
@@ -318,14 +334,16 @@ def _last(works: list[Any]) -> Any:
     return works[-1]
 
 
-_TELLS: dict[CodeType, str] = {}
+_TELLS: dict[int, tuple[str, CodeType]] = {}
+"""By identity of the code, which is kept alive for it: to hash code is to hash all that is in it."""
 
 
 def subject(frame: FrameType | None) -> str:
     """The unit whose data travels: the nearest frame whose ``self`` says so (torch_private.subject_of), else ""."""
     while frame is not None:
         code = frame.f_code
-        local = _TELLS[code] if code in _TELLS else _tells(code)
+        known = _TELLS.get(id(code))
+        local = known[0] if known is not None else _tells(code)
         if local:
             name = torch_private.subject_of(frame.f_locals.get(local))
             if name is not None:
@@ -336,7 +354,9 @@ def subject(frame: FrameType | None) -> str:
 
 def _tells(code: CodeType) -> str:
     """The local variable of this code that can be a sharding unit, or ""; decided by its source, never by who ran."""
-    if torch_private.is_plumbing(code.co_filename):
-        return _TELLS.setdefault(code, "")
-    arguments = code.co_varnames[: code.co_argcount]
-    return _TELLS.setdefault(code, next((name for name in torch_private.SUBJECT_LOCALS if name in arguments), ""))
+    local = ""
+    if not torch_private.is_plumbing(code.co_filename):
+        arguments = code.co_varnames[: code.co_argcount]
+        local = next((name for name in torch_private.SUBJECT_LOCALS if name in arguments), "")
+    _TELLS[id(code)] = local, code
+    return local

@@ -94,7 +94,7 @@ class Meeting(RecordingGroup):
         if run.baton.aborting:
             run.baton.block(rank)
         under_way = run.open_calls[rank]
-        if any(other.group_name != call.collective.group_name for other in under_way):
+        if under_way and any(other.group_name != call.collective.group_name for other in under_way):
             run.voids.add("calls on several groups were under way together")
         under_way.append(call.collective)
         key = instance(call.collective)
@@ -112,7 +112,7 @@ class Meeting(RecordingGroup):
 def _complete(run: Run, there: Instance) -> None:
     """The last member has come: check that all sides agree, compute, let the waiting members go on."""
     calls = [there.calls[member] for member in there.members]
-    if any(not _agree(call.collective, calls[0].collective) for call in calls[1:]):
+    if not _agree([call.collective for call in calls]):
         _refuse(run, there)
     results = move(calls, run.averaging)
     there.results = dict(zip(there.members, results, strict=True))
@@ -121,10 +121,16 @@ def _complete(run: Run, there: Instance) -> None:
         run.baton.wake(rank)
 
 
-def _agree(one: Collective, other: Collective) -> bool:
+def _agree(members: list[Collective]) -> bool:
     """Equal in all that is computed with, and not known to be about different units."""
-    same_subject = one.subject == other.subject or not one.subject or not other.subject
-    return same_subject and one.fingerprint == other.fingerprint
+    first, *others = members
+    wanted, subject = first.fingerprint, first.subject
+    for other in others:
+        if other.subject != subject and subject and other.subject:
+            return False
+        if other.fingerprint != wanted:
+            return False
+    return True
 
 
 def _refuse(run: Run, there: Instance) -> None:
@@ -143,7 +149,7 @@ class MetWork(c10d.Work):
     """A call under way on one rank."""
 
     def __init__(self, run: Run, rank: int, there: Instance, call: Call) -> None:
-        super().__init__()
+        c10d.Work.__init__(self)
         self._run, self._rank, self._there, self._call = run, rank, there, call
         self._delivered = False
         sends = call.collective.op == "broadcast" and call.collective.root == rank
@@ -193,7 +199,9 @@ class MetWork(c10d.Work):
         memory = self._call.collective.op in AS_MEMORY
         for output, value in zip(self._call.outputs, results, strict=False):
             place = as_memory(output) if memory else output
-            place.detach().copy_(value if value.shape == output.shape else value.reshape(output.shape))
+            if place.requires_grad:
+                place = place.detach()
+            place.copy_(value if value.shape == output.shape else value.reshape(output.shape))
 
 
 class _Flight:
