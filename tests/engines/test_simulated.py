@@ -207,6 +207,29 @@ def test_point_to_point_says_that_it_is_not_offered(simulate: Simulator) -> None
     assert execution.failure.exception == "NotSupported"
 
 
+@pytest.mark.parametrize("op", [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX])
+def test_ranks_may_give_a_list_where_others_give_one_tensor(simulate: Simulator, op: dist.ReduceOp.RedOpType) -> None:
+    def body(rank: int, size: int, result: RankResult) -> None:
+        mine = torch.arange(2.0) + 10 * rank
+        everyone, piece = torch.zeros(size * 2), torch.zeros(2)
+        terms = (torch.arange(size * 2.0) - size).pow(rank + 1) / 4
+        if rank == 1:
+            dist.all_gather(list(everyone.view(size, 2)), mine)
+            dist.reduce_scatter(piece, list(terms.view(size, 2)), op=op)
+        else:
+            dist.all_gather_into_tensor(everyone, mine)
+            dist.reduce_scatter_tensor(piece, terms, op=op)
+        keep(result, everyone=everyone, piece=piece, terms=terms)
+
+    execution = simulate(body, 3)
+    assert execution.failure is None
+    terms = torch.stack([result.initial["terms"] for result in execution.ranks])
+    wanted = {dist.ReduceOp.SUM: terms.sum(0), dist.ReduceOp.AVG: terms.sum(0) / 3, dist.ReduceOp.MAX: terms.amax(0)}
+    for rank, result in enumerate(execution.ranks):
+        assert result.initial["everyone"].tolist() == [0, 1, 10, 11, 20, 21]
+        assert torch.equal(result.initial["piece"], wanted[op].view(3, 2)[rank])
+
+
 # -- the planted bugs of the table in docs, each seen with its cause -----------------------------------------------
 
 
