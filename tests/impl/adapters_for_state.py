@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -58,6 +59,35 @@ class Resuming(Reference):
 
     def build(self, model: nn.Module, setup: Setup) -> Any:
         return Resumed(model, setup)
+
+
+class Keeping(ReferenceTrainer):
+    """Saves after each step, to a folder of that number."""
+
+    folder: Path
+    steps = 0
+
+    def step(self, batch: Batch) -> None:
+        from fsdpcheck.impl import state
+
+        super().step(batch)
+        self.steps += 1
+        state.save(self.folder / str(self.steps), self.impl.model, self.impl.optimizer)
+
+
+class Keeper(Reference):
+    """The reference, which keeps checkpoints in ``folder``."""
+
+    name = "keeper"
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+
+    def build(self, model: nn.Module, setup: Setup) -> ReferenceTrainer:
+        trainer = Keeping(self.shard(model, setup), setup, self.mode)
+        trainer.folder = self.folder
+        return trainer
 
 
 adapter = Resuming()

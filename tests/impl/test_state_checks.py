@@ -284,6 +284,12 @@ def thawed() -> Net:
     return net
 
 
+def frozen() -> Net:
+    net = Net()
+    net.units[0][2].bias.requires_grad_(False)  # type: ignore[index, union-attr]
+    return net
+
+
 def apart() -> Net:
     net = Net()
     net.units[0][2].weight = nn.Parameter(torch.zeros(3, 3).double())  # type: ignore[index, union-attr]
@@ -330,6 +336,10 @@ REFUSED: dict[str, tuple[Refused, str]] = {
     "thawed": (
         lambda rank, folder: (m := sharded(thawed()), state.load(folder, m, adam(m), {"noise": Counters(0, 0)})),
         "no optimizer state of head.bias",
+    ),
+    "frozen": (
+        lambda rank, folder: (m := sharded(frozen()), state.load(folder, m, adam(m), {"noise": Counters(0, 0)})),
+        "does not update\n  got     units.0.2.bias",
     ),
     "own state": (lambda rank, folder: state.save(folder / "x", sharded(OwnState())), "got     _extra_state"),
     "counters apart": (

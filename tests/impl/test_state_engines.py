@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from fsdpcheck import models
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec
 from fsdpcheck.engines import open_engine
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.execution import Execution, RunRequest
+from fsdpcheck.impl import state
+from fsdpcheck.program import make_optimizer
+
+from .ways import WAYS
+
+if TYPE_CHECKING:
+    from .conftest import Ranks
 
 RESUMING = f"{Path(__file__).with_name('adapters_for_state.py')}:adapter"
 
@@ -48,3 +57,25 @@ def test_stopping_changes_no_bit(engine: Engine, optimizer: OptimizerSpec) -> No
             assert all(torch.equal(one.grads[name], value) for name, value in other.grads.items())
     assert len(got.ranks[0].steps) == 4
     assert sum(call.op == "scatter" for call in got.ranks[0].trace) == 3 * 2 * 2  # resumed three times
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_one_engine_saved_another_loads_at_other_numbers_of_ranks(
+    engine: Engine, ranks: Ranks, tmp_path: Path, way: str
+) -> None:
+    here = Path(__file__).with_name("adapters_for_state.py").read_text(encoding="utf-8")
+    adapter = tmp_path / "keeper_for_state.py"
+    adapter.write_text(f"{here}\n\nkeeper = Keeper({str(tmp_path / 'kept')!r})\n", encoding="utf-8")
+    saved = run(engine, f"{adapter}:keeper", OPTIMIZERS[1])
+
+    def load(rank: int) -> tuple[dict[str, torch.Tensor], Any]:
+        units = [name for names in models.unit_names(saved.request.case) for name in names]
+        model = WAYS[way](models.build(saved.request.case), units, True)
+        optimizer = make_optimizer(OPTIMIZERS[1], model.shards())
+        state.load(tmp_path / "kept" / "3", model, optimizer)
+        return model.full_values(), [entry["step"].item() for entry in optimizer.state.values()]
+
+    for world_size in (1, 2, 4):
+        for values, steps in ranks(load, world_size):
+            assert all(torch.equal(values[name], value) for name, value in saved.ranks[0].steps[2].params.items())
+            assert set(steps) == {3.0}
