@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 from fsdpcheck.impl import collectives, optimizer_state, state
 from fsdpcheck.impl.collectives import ALONE
+from fsdpcheck.impl.per_parameter import PerParameterModel
 from fsdpcheck.impl.wrap import ShardedModel
 
 from .training import (
@@ -186,13 +187,25 @@ def test_odd_tensors_come_back(ranks: Ranks, tmp_path: Path, before: int, after:
         assert names == moments
 
 
+def computing(way: str, dtype: torch.dtype | None) -> ShardedModel | PerParameterModel:
+    """Computes in ``dtype``, and keeps shards in float64."""
+    if way == "flat":
+        return ShardedModel(Net(), UNITS, collectives.axis(), True, compute_dtype=dtype)
+    mesh = init_device_mesh("cpu", (collectives.axis().size,))
+    return PerParameterModel(Net(), UNITS, mesh, True, compute_dtype=dtype)
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_what_was_gathered_before_loading_is_forgotten(ranks: Ranks, tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+def test_what_was_gathered_before_loading_is_forgotten(
+    ranks: Ranks, tmp_path: Path, way: str, world_size: int, dtype: torch.dtype | None
+) -> None:
     """The root stays gathered after a forward without a backward."""
 
-    def body(rank: int) -> tuple[Tensor, Tensor]:
-        model = WAYS[way](Net())
-        x = torch.ones(1, 3).double()
+    def body(rank: int) -> tuple[Tensor, Tensor, set[torch.dtype]]:
+        model = computing(way, dtype)
+        x = torch.ones(1, 3, dtype=dtype or torch.float64)
         before = model(x).detach().clone()
         model.reshard()
         state.save(tmp_path, model)
@@ -200,11 +213,13 @@ def test_what_was_gathered_before_loading_is_forgotten(ranks: Ranks, tmp_path: P
             shard.detach().zero_()
         model(x)
         state.load(tmp_path, model)
-        return before, model(x).detach().clone()
+        dtypes = {span.value.dtype for span in state.sharded_state_dict(model).values()}
+        return before, model(x).detach().clone(), dtypes
 
-    for before, after in ranks(body, 2):
+    for before, after, dtypes in ranks(body, world_size):
         assert before.any()
         assert torch.equal(before, after)
+        assert dtypes == {torch.float64}
 
 
 # -- files of others -------------------------------------------------------------------------------------------------
