@@ -196,3 +196,29 @@ def paddings(training: Training) -> set[float]:
         moments = [value for value in training.optimizer.state.get(buffer.shard, {}).values() if value.dim()]
         found += [tensor.detach()[buffer.padding] for tensor in [buffer.shard, *moments]]
     return set(torch.cat(found).tolist()) - {0.0}
+
+
+def sharded(module: nn.Module | None = None) -> ShardedModel:
+    return ShardedModel(Net() if module is None else module, UNITS, collectives.axis(), True)
+
+
+def adam(model: ShardedModel) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.shards(), foreach=False)
+
+
+def stepped(model: ShardedModel) -> torch.optim.Optimizer:
+    optimizer = adam(model)
+    for shard in model.shards():
+        shard.grad = torch.ones_like(shard)
+    optimizer.step()
+    return optimizer
+
+
+def groups_apart(model: ShardedModel) -> torch.optim.Optimizer:
+    first, *rest = model.shards()
+    return torch.optim.Adam([{"params": [first], "lr": 0.5}, {"params": rest}], foreach=False)
+
+
+def values(found: dict[str, Any]) -> dict[str, Any]:
+    """Spans and plain state of one rank."""
+    return {name: span.value for name, span in found["spans"].items()} | {"plain": found["plain"]}
