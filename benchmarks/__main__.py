@@ -1,7 +1,7 @@
 """``python -m benchmarks [GROUP [ARGUMENT ...]]``: ratios against peers, and studies of agreement and of shares.
 
 Groups: rendezvous, engines, agreement [schedules|processes] [N], shares [N], acceptance [N], steps [N],
-deadlocks, diagnosis [SEED [FAULT]], accuracy, kernels (on a GPU). Without a group: both groups of ratios.
+deadlocks, diagnosis [SEED [FAULT]], private, accuracy, kernels (on a GPU). Without a group: both groups of ratios.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ def main(arguments: list[str]) -> None:
         from benchmarks import kernels
 
         for line in kernels.lines():
+            print(line, flush=True)
+    elif group == "private":
+        from benchmarks import private_step
+
+        for line in private_step.lines():
             print(line, flush=True)
     elif group == "accuracy":
         from benchmarks import norm_accuracy
