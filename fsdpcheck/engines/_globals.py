@@ -60,15 +60,8 @@ def _swaps() -> list[Swap]:
         Swap("torch.rng", torch.default_generator.get_state, torch.default_generator.set_state, cheap=False),
         Swap("random", _twister.read, _twister.write, cheap=False),
         Swap("numpy.random", _numpy.get_bit_generator, _numpy.set_bit_generator, mutable=True),
-        Swap("default dtype", torch.get_default_dtype, torch.set_default_dtype),
-        Swap("deterministic", _read_deterministic, _write_deterministic),
-        Swap("matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-        Swap("mkldnn", lambda: torch.backends.mkldnn.enabled, lambda on: setattr(torch.backends.mkldnn, "enabled", on)),
-        Swap("warnings.filters", lambda: warnings.filters, _write_filters, mutable=True),
-        Swap("stdout", lambda: sys.stdout, lambda stream: setattr(sys, "stdout", stream), mutable=True),
-        Swap("stderr", lambda: sys.stderr, lambda stream: setattr(sys, "stderr", stream), mutable=True),
-        Swap("excepthook", lambda: sys.excepthook, lambda hook: setattr(sys, "excepthook", hook), mutable=True),
-        Swap("logging.disable", lambda: logging.root.manager.disable, logging.disable),
+        Swap("torch settings", _read_settings, _write_settings),
+        Swap("python settings", _read_python, _write_python, cheap=False),
         Swap("working directory", os.getcwd, os.chdir),
         *_cuda_swaps(),
     ]
@@ -82,6 +75,7 @@ class RankGlobals:
 
     def __init__(self, world_size: int, extra: Sequence[str] = ()) -> None:
         self._swaps = [*_swaps(), *(_module_global(dotted) for dotted in extra)]
+        self._reads = [swap.read for swap in self._swaps]
         self._outside, self._outside_environment = self._read(), _read(_RANK_ENVIRONMENT + _WORLD_ENVIRONMENT)
         self._now: list[Any] | None = None
         self._environment = [
@@ -108,7 +102,7 @@ class RankGlobals:
         _write(_RANK_ENVIRONMENT + _WORLD_ENVIRONMENT, self._outside_environment)
 
     def _read(self) -> list[Any]:
-        return [swap.read() for swap in self._swaps]
+        return [read() for read in self._reads]
 
     def _put_back(self, values: list[Any]) -> None:
         for swap, value in zip(self._swaps, values, strict=True):
@@ -124,7 +118,7 @@ class RankGlobals:
         state["torch.rng"] = _SEEDED_TORCH
         state["random"] = _SEEDED_RANDOM
         state["numpy.random"] = _numpy_generator(rank)
-        state["warnings.filters"] = [("ignore", None, Warning, None, 0)]
+        state["python settings"] = ([("ignore", None, Warning, None, 0)], *state["python settings"][1:])
         for swap in self._swaps:
             if isinstance(swap, _ModuleGlobal):
                 state[swap.name] = swap.fresh()
@@ -191,14 +185,35 @@ def _write(names: tuple[str, ...], values: tuple[str | None, ...]) -> None:
             os.environ[name] = value
 
 
-def _read_deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+def _read_settings() -> tuple[Any, ...]:
+    """What torch computes with: together, for they seldom change and one comparison tells."""
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.mkldnn.enabled,
+    )
 
 
-def _write_deterministic(flags: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
+def _write_settings(settings: tuple[Any, ...]) -> None:
+    dtype, deterministic, warn_only, precision, mkldnn = settings
+    torch.set_default_dtype(dtype)
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.mkldnn.enabled = mkldnn  # type: ignore[assignment]
 
 
-def _write_filters(filters: list[Any]) -> None:
-    warnings.filters = filters
-    cast(Any, warnings)._filters_mutated()
+def _read_python() -> tuple[Any, ...]:
+    """Filters of warnings (a list changed in place), streams, hook, level of logging: names of Python's own modules."""
+    return warnings.filters, sys.stdout, sys.stderr, sys.excepthook, logging.root.manager.disable
+
+
+def _write_python(settings: tuple[Any, ...]) -> None:
+    """Always written, by reference, for that is cheaper than to compare; but not what has side effects."""
+    filters, sys.stdout, sys.stderr, sys.excepthook, disabled = settings
+    if warnings.filters is not filters:
+        warnings.filters = filters
+        cast(Any, warnings)._filters_mutated()
+    if logging.root.manager.disable != disabled:
+        logging.disable(disabled)
