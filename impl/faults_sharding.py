@@ -10,6 +10,7 @@ import torch
 from . import aggregate, collectives
 from .collectives import Axis
 from .fault import Function, Hit, fault
+from .layout import REPLICATED
 
 # -- averaging --------------------------------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ def wrapped_rows_dropped(original: Function, hit: Hit) -> Function:
     """A sample that a lower rank has in the same micro-batch is left out, as if duplicates did not count."""
 
     def planted(self: Any, micro: Any, sync: bool) -> Any:
-        if self.options.replicated:
+        if self.options.layout == REPLICATED:
             return original(self, micro, sync)
         everyone = collectives.axis()
         lower = [set(rows) for rows in _indices_by_rank(micro.indices, everyone)[: everyone.rank]]

@@ -10,6 +10,7 @@ owner knows.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +20,26 @@ from .aggregate import Layout
 from .collectives import Axis, Subject
 
 FINGERPRINTS = Subject("(sample fingerprints)")
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How a batch is laid out over the ranks that shard parameters, and over replicas of the shards (HSDP)."""
+
+    shards: Layout = "distributed"
+    replicas: Layout = "distributed"
+
+    def shares(self, axis: Axis, replicas: Axis) -> int:
+        """Into how many parts the logical batch is split."""
+        return (axis.size if self.shards == "distributed" else 1) * (
+            replicas.size if self.replicas == "distributed" else 1
+        )
+
+
+DISTRIBUTED = Layouts()
+"""Every rank has samples of its own."""
+REPLICATED = Layouts("replicated", "replicated")
+"""All ranks have the same samples."""
 
 
 class AmbiguousLayout(ValueError):
@@ -42,8 +63,13 @@ def detect(inputs: Tensor, axis: Axis) -> Layout:
         return "replicated"
     raise AmbiguousLayout(
         f"all {axis.size} ranks hold the same {len(inputs)} rows: the batch is replicated, or distributed with equal"
-        " samples, which cannot be told from the rows; say which with Options.replicated"
+        " samples, which cannot be told from the rows; say which with Options.layout"
     )
+
+
+def detect_both(inputs: Tensor, axis: Axis, replicas: Axis) -> Layouts:
+    """``detect`` over the axis of the shards, then over that of the replicas."""
+    return Layouts(detect(inputs, axis), detect(inputs, replicas))
 
 
 def _fingerprint(inputs: Tensor) -> int:

@@ -76,7 +76,7 @@ class PerParameterModel:
         self._added: dict[str, Tensor] = {}
         self._pending: Gradients | None = None
         self._has_added = False
-        self._lost = False
+        self._ran = self._lost = False
 
     def __call__(self, *inputs: Any) -> Any:
         """The module's forward, each unit gathered when its turn comes. All ranks must call it together."""
@@ -85,6 +85,10 @@ class PerParameterModel:
                 "a step raised, and this torch cannot reset fully_shard after that (2.13 can): the next gradients would"
                 " be incomplete; shard a new model and load its state"
             )
+        for uses in self.places:
+            if any(slot.module._parameters.get(slot.attribute) is not self._parameters[uses[0].name] for slot in uses):
+                raise RuntimeError(f"parameter {uses[0].name} was replaced after sharding: change it before wrapping")
+        self._ran = True
         return self.module(*inputs)
 
     def backward(self, outputs: Tensor, gradients: Tensor, *, sync: bool) -> None:
@@ -147,9 +151,10 @@ class PerParameterModel:
         one, and some gradients with it, silently. Then the next forward raises RuntimeError instead.
         """
         if hasattr(self._root, "reset_iter_state"):
-            self._root.reset_iter_state()
+            if self._ran:  # before a first forward there is nothing to reset, and 2.13 raises AttributeError
+                self._root.reset_iter_state()
         else:
-            self._lost = True
+            self._lost = self._ran
         self.reshard()
         self.zero_grad()
 

@@ -4,8 +4,8 @@ How a private step clips is in private.py; here is what every step does, in orde
 micro-batch, reduction, global clipping or noise, the optimizer's update.
 
 Loss convention: the released gradient is (1/N) * sum over the logical batch. Reductions average over the W ranks, so a
-rank weighs each of its samples W/N when the batch is distributed and 1/N when it is replicated; this is right whatever
-the local sizes are.
+rank weighs each of its samples W/N when the batch is distributed and 1/N when it is replicated (in general S/N, with S
+parts of the batch); this is right whatever the local sizes are.
 
 Source: Li et al. 2021, arXiv:2110.05679 (two passes); Zhao et al. 2023, arXiv:2304.11277 (sharding).
 """
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from . import aggregate, clip, collectives
-from .aggregate import Layout
+from .layout import DISTRIBUTED, Layouts
 from .private import Norms, Privacy, PrivateBackward
 from .profile import OFF, Off, Profile
 from .sharded import Sharded
@@ -43,12 +43,12 @@ class Options:
     """How steps are taken.
 
     ``normaliser`` is N. ``privacy`` clips each sample's gradient (None: plain). ``max_grad_norm`` clips the global norm
-    of a plain step. ``sync_every`` reduces after each micro-batch instead of after the last. ``replicated``: all ranks
+    of a plain step. ``sync_every`` reduces after each micro-batch instead of after the last. ``layout``: which ranks
     are given the same samples.
     """
 
     normaliser: float
-    replicated: bool = False
+    layout: Layouts = DISTRIBUTED
     privacy: Privacy | None = None
     max_grad_norm: float | None = None
     sync_every: bool = True
@@ -59,7 +59,7 @@ class Trainer:
 
     All ranks construct it with equal values, and call each method together, with equally many micro-batches each (of
     zero rows where a rank has no samples). ``notify`` is called at the moments named above. Over the model's replicas
-    (HSDP) each rank has samples of its own unless the batch is replicated.
+    (HSDP) each rank has samples of its own unless ``Options.layout`` says otherwise.
     """
 
     def __init__(
@@ -77,8 +77,7 @@ class Trainer:
         if options.privacy is not None:
             if options.privacy.fuse_norms and options.sync_every:
                 raise ValueError("fuse_norms weighs no micro-batch before the last: reduce once, with sync_every=False")
-            layout: Layout = "replicated" if options.replicated else "distributed"
-            self.private = PrivateBackward(model, options.privacy, layout, notify, profile)
+            self.private = PrivateBackward(model, options.privacy, options.layout.shards, notify, profile)
         self.steps_taken = 0
         """The step that the next noise belongs to; part of what resumes (``state_dict``)."""
         self.grad_norm: Tensor | None = None
@@ -134,6 +133,7 @@ class Trainer:
         """
         with self.profile.part("forward"):
             losses = self.loss(self.model(micro.inputs), micro.targets)
+            _refuse_reduced(losses, micro)
         self.notify("after_forward")
         if self.private is None:
             weights = torch.full_like(losses, self.scale(micro), requires_grad=False)
@@ -154,10 +154,8 @@ class Trainer:
         self.model.abandon()
 
     def scale(self, micro: MicroBatch) -> float:
-        """Weight of one sample on this rank: W/N, or 1/N when every rank has all samples."""
-        return (
-            1 if self.options.replicated else self.model.axis.size * self.model.replicas.size
-        ) / self.options.normaliser
+        """Weight of one sample on this rank: S/N, with S the number of parts that the logical batch is split into."""
+        return self.options.layout.shares(self.model.axis, self.model.replicas) / self.options.normaliser
 
     def state_dict(self) -> dict[str, int]:
         """The step counter, for ``state.save(extra={"trainer": trainer})``; keys of noise are never saved."""
@@ -177,3 +175,15 @@ class Trainer:
         everyone = self.model.axis if self.model.replicas.size == 1 else collectives.axis()
         norms = torch.cat(self.found.norms)
         return aggregate.gather_in_dataset_order(norms, self.found.indices, bound, everyone)
+
+
+def _refuse_reduced(losses: Tensor, micro: MicroBatch) -> None:
+    """Raise ValueError unless there is one loss a sample, and one global number a sample."""
+    wanted = len(micro.inputs)
+    if losses.shape != (wanted,):
+        raise ValueError(
+            f"got losses of shape {tuple(losses.shape)} for {wanted} samples, wanted ({wanted},), one a sample: give"
+            " the loss reduction='none' and sum over all other axes; Options.normaliser takes the mean"
+        )
+    if len(micro.indices) != wanted:
+        raise ValueError(f"got {len(micro.indices)} indices for {wanted} samples, wanted the global number of each")

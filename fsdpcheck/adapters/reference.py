@@ -34,11 +34,11 @@ class ReferenceTrainer:
     """``impl.step.Trainer`` behind the adapter protocol, with every observable. ``impl`` is public for observers."""
 
     def __init__(self, model: Sharded, setup: Setup, mode: str) -> None:
-        from fsdpcheck.impl import step
+        from fsdpcheck.impl import layout, step
 
         options = step.Options(
             normaliser=setup.step.normaliser,
-            replicated=setup.replicated,
+            layout=layout.REPLICATED if setup.replicated else layout.DISTRIBUTED,
             privacy=_privacy(setup, mode) if setup.step.private else None,
             max_grad_norm=setup.step.max_grad_norm,
             sync_every=setup.step.sync_every,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.impl.clipping import Flat
+from fsdpcheck.impl.layout import DISTRIBUTED, REPLICATED
 from fsdpcheck.impl.modes import Mode
 from fsdpcheck.impl.private import Privacy
 from fsdpcheck.impl.step import MicroBatch, Options, Trainer
@@ -60,7 +61,9 @@ def trained(way: str, reshard: bool, kind: str, units: int, micro_batches: int) 
     for seed, parameter in enumerate(module.parameters()):
         parameter.data = integers(*parameter.shape, seed=seed)
     replicated = "partial" in kind or kind == "fused"
-    options = Options(normaliser=2, privacy=PRIVACY[kind], replicated=replicated, sync_every=False)
+    options = Options(
+        normaliser=2, privacy=PRIVACY[kind], layout=REPLICATED if replicated else DISTRIBUTED, sync_every=False
+    )
     model = WAYS[way](module, [str(unit) for unit in range(units)], reshard)
     trainer = Trainer(model, loss, sgd, options)
     rows = [list(range(4))[k::micro_batches] for k in range(micro_batches)]
@@ -113,7 +116,7 @@ def test_fusing_needs_bookkeeping_and_one_reduction(ranks: Ranks) -> None:
         Privacy(Flat(1.0), fuse_norms=True).mode_in_force()
 
     def refused(rank: int) -> str:
-        options = Options(normaliser=2, privacy=PRIVACY["fused"], replicated=True)
+        options = Options(normaliser=2, privacy=PRIVACY["fused"], layout=REPLICATED)
         with pytest.raises(ValueError, match="sync_every=False") as caught:
             Trainer(WAYS["flat"](nn.Linear(3, 2).double(), [], True), loss, sgd, options)
         return str(caught.value)

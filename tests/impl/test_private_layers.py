@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpcheck.impl import collectives
 from fsdpcheck.impl.clipping import Flat
+from fsdpcheck.impl.layout import REPLICATED
 from fsdpcheck.impl.modes import Mode
 from fsdpcheck.impl.per_parameter import PerParameterModel
 from fsdpcheck.impl.private import Privacy
@@ -198,7 +199,7 @@ def stepped(kind: str, way: str, rank: int, world_size: int, options: Options, r
         options,
     )
     start = sum(SIZES[world_size][:rank])
-    rows = list(range(4)) if options.replicated else list(range(start, start + SIZES[world_size][rank]))
+    rows = list(range(4)) if options.layout == REPLICATED else list(range(start, start + SIZES[world_size][rank]))
     trainer.step([MicroBatch(x[rows], x[rows], rows)])
     return trainer
 
@@ -226,7 +227,7 @@ def test_a_private_step_equals_the_single_device(
 @pytest.mark.parametrize("contribution", ["partial", "mixed"])
 @pytest.mark.parametrize("kind", ["tied linears", "tied embedding", "fallback, tied", "conv twice", "attention"])
 def test_partial_contributions_of_shared_parameters(ranks: Ranks, kind: str, contribution: Any) -> None:
-    options = Options(normaliser=1, privacy=Privacy(Flat(2.0**60), contribution=contribution), replicated=True)
+    options = Options(normaliser=1, privacy=Privacy(Flat(2.0**60), contribution=contribution), layout=REPLICATED)
     squared, _ = alone(kind)
     for found in ranks(lambda rank: torch.cat(stepped(kind, "flat", rank, 3, options, True).found.norms), 3):
         assert torch.equal(found, (squared * 9).sqrt())

@@ -15,6 +15,7 @@ from fsdpcheck.adapters._gather import local_tensors
 from fsdpcheck.impl import clip, collectives
 from fsdpcheck.impl.clipping import Flat
 from fsdpcheck.impl.collectives import ALONE, Axis
+from fsdpcheck.impl.layout import REPLICATED
 from fsdpcheck.impl.modes import Mode
 from fsdpcheck.impl.per_parameter import PerParameterModel
 from fsdpcheck.impl.private import Norms, Privacy
@@ -152,7 +153,7 @@ def sharded(
         outputs = model(kind)(inputs(kind))
     trainer = Trainer(WAYS[way](model(kind), reshard), Loss(world_size), sgd, options)
     start = sum(SIZES[world_size][:rank])
-    rows = list(range(4)) if options.replicated else list(range(start, start + SIZES[world_size][rank]))
+    rows = list(range(4)) if options.layout == REPLICATED else list(range(start, start + SIZES[world_size][rank]))
     for step in range(steps):
         if step:
             project(local_tensors(trainer.model.shards()))
@@ -206,7 +207,7 @@ def test_private_steps_that_clip_nothing(
 @pytest.mark.parametrize("contribution", ["complete", "partial", "mixed"])
 @pytest.mark.parametrize("way", WAYS)
 def test_replicated_batches(ranks: Ranks, way: str, kind: str, world_size: int, contribution: Any) -> None:
-    options = Options(normaliser=2, privacy=Privacy(Flat(2.0**60), contribution=contribution), replicated=True)
+    options = Options(normaliser=2, privacy=Privacy(Flat(2.0**60), contribution=contribution), layout=REPLICATED)
     wanted = single_device(kind, world_size, 2)
     for got in ranks(lambda rank: sharded(kind, rank, world_size, options, 1, way), world_size):
         assert torch.equal(got.norms, wanted.norms)
