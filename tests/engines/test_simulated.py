@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -491,6 +494,45 @@ def test_process_globals_belong_to_one_rank(simulate: Simulator) -> None:
             wanted += [torch.rand(1).item(), ours.random(), theirs.rand()]
             torch.set_default_dtype(kept)
         assert result.initial["drawn"].tolist() == wanted
+
+
+def _settings() -> dict[str, object]:
+    return {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "stdout": sys.stdout,
+        "stderr": sys.stderr,
+        "hook": sys.excepthook,
+        "logging": logging.root.manager.disable,
+        "folder": os.getcwd(),
+    }
+
+
+def test_settings_belong_to_one_rank(simulate: Simulator, tmp_path: Path) -> None:
+    """Ranks that set everything, and one that sets nothing and sees nothing of it; afterwards all is back."""
+    outside = _settings()
+
+    def body(rank: int, size: int, result: RankResult) -> None:
+        before = _settings()
+        if rank != 1:
+            torch.use_deterministic_algorithms(True, warn_only=rank == 0)
+            torch.set_float32_matmul_precision("high" if rank else "medium")
+            torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+            sys.stdout, sys.stderr, sys.excepthook = io.StringIO(), io.StringIO(), lambda *_: None
+            logging.disable(10 + rank)
+            os.chdir(tmp_path if rank else tmp_path.parent)
+        mine = _settings()
+        same = {name for name, value in mine.items() if before[name] == value}
+        assert same == (set(before) if rank == 1 else {"warn only"} if rank == 2 else set())
+        for _ in range(2):
+            dist.barrier()
+            assert _settings() == mine
+
+    execution = simulate(body, 3)
+    assert execution.failure is None, execution.failure.text
+    assert _settings() == outside
 
 
 # -- unmodified programs, repeated ---------------------------------------------------------------------------------
