@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from fsdpcheck.impl import collectives, memory
+from fsdpcheck.impl.clipping import Flat
+from fsdpcheck.impl.modes import Mode
 from fsdpcheck.impl.per_parameter import PerParameterModel
+from fsdpcheck.impl.private import Privacy
+from fsdpcheck.impl.step import MicroBatch, Options, Trainer
 from fsdpcheck.impl.wrap import ShardedModel
+
+from .ways import WAYS, sgd
 
 if TYPE_CHECKING:
     from .conftest import Ranks
@@ -115,3 +122,66 @@ def test_a_model_of_half_a_billion_parameters_without_allocating_it() -> None:
         assert found.optimizer_state == 2 * found.parameters
         assert found.gradients == found.parameters
     assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def plain_bytes(module: nn.Module) -> int:
+    """Bytes of the parameters that ``fully_shard`` holds gathered now."""
+    gathered = {id(p): p for p in module.parameters() if not isinstance(p, DTensor)}
+    return sum(parameter.numel() * parameter.element_size() for parameter in gathered.values())
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_per_parameter_sharding_gathers_no_more_than_the_formula_says(ranks: Ranks, reshard: bool) -> None:
+    def most(rank: int) -> int:
+        sharded = PerParameterModel(network(), UNITS, init_device_mesh("cpu", (2,)), reshard)
+        seen = [0]
+        for module in sharded.module.modules():
+            module.register_forward_pre_hook(lambda *_: seen.append(plain_bytes(sharded.module)))
+            module.register_full_backward_pre_hook(lambda *_: seen.append(plain_bytes(sharded.module)))
+        outputs = sharded(torch.ones(1, 3).double())
+        sharded.backward(outputs, torch.ones_like(outputs), sync=True)
+        sharded.reshard()
+        assert plain_bytes(sharded.module) == 0
+        return max(seen)
+
+    account = memory.per_parameter_account(network(), UNITS, 2, reshard_after_forward=reshard)
+    root, one_at_a_time = plain_bytes(nn.Linear(2, 1).double()), plain_bytes(network()[1])
+    for seen in ranks(most, 2):
+        assert root + one_at_a_time <= seen <= account.peak_unsharded
+        assert reshard or seen == account.peak_unsharded
+
+
+SIZE = 61
+"""No other tensor of a step has as many elements as a whole layer of this width."""
+
+
+@pytest.mark.parametrize("passes", ["two_pass", "bookkeeping"])
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_as_large_as_a_layer_survives_a_step(ranks: Ranks, way: str, passes: Any) -> None:
+    """Tensors whose storage is at least a layer's weight, before the first step and after the second."""
+
+    def large() -> int:
+        gc.collect()
+        tensors = [found for found in gc.get_objects() if type(found) in (Tensor, nn.Parameter)]
+        return len({t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes() >= 8 * SIZE * SIZE})
+
+    trainers: list[Trainer] = []
+
+    def step(rank: int) -> None:
+        module = nn.Sequential(nn.Linear(SIZE, SIZE), nn.ReLU(), nn.Linear(SIZE, SIZE)).double()
+        options = Options(2, privacy=Privacy(Flat(1.0), Mode(passes=passes)))
+        trainer = Trainer(WAYS[way](module, ["0", "2"], True), loss, sgd, options)
+        trainers.append(trainer)
+        x = torch.ones(1, SIZE).double() * rank
+        for _ in range(2):
+            trainer.step([MicroBatch(x, x, [rank])])
+
+    before = large()
+    ranks(step, 3)
+    assert len(trainers) == 3
+    assert large() == before
+    trainers[0].model.shards()[0].grad = None  # the trainers were alive until here
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * (outputs - targets).square().sum(1)
