@@ -201,7 +201,7 @@ def _write_settings(settings: tuple[Any, ...]) -> None:
     torch.set_default_dtype(dtype)
     torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
     torch.set_float32_matmul_precision(precision)
-    torch.backends.mkldnn.enabled = mkldnn  # type: ignore[assignment]
+    torch.backends.mkldnn.enabled = mkldnn
 
 
 def _read_python() -> tuple[Any, ...]:
