@@ -19,7 +19,7 @@ Activation = Literal[
 ]  # fmt: skip
 Freeze = Literal["none", "weight", "bias", "all"]
 InputKind = Literal["vector", "sequence", "tokens", "bags", "signal", "image", "volume"]
-LayoutKind = Literal["replicated", "contiguous", "strided", "sampler", "ragged"]
+LayoutKind = Literal["replicated", "contiguous", "strided", "sampler", "ragged", "listed"]
 Loss = Literal["mse", "linear", "hinge", "l1", "cross_entropy"]
 Clipping = Literal["none", "unclipped", "exact", "probe"]
 NormMode = Literal["immediate", "deferred"]
@@ -125,6 +125,8 @@ class BatchLayout:
     "replicated": every rank the whole batch. "contiguous", "strided": blocks or every W-th sample, B need not divide.
     "sampler": as DistributedSampler does, with ``shuffle``, and ``drop_last`` or wrap-around duplicates.
     "ragged": ``counts[r]`` consecutive samples on rank r; zeros allowed.
+    "listed": rank r has the samples ``lists[r]``, positions in 0 .. B-1, in this order at every step; B is then how
+    many there are to choose from, some maybe in no list and some in several. A "replicated" batch may have one list.
     """
 
     kind: LayoutKind = "contiguous"
@@ -132,10 +134,14 @@ class BatchLayout:
     shuffle: bool = False
     drop_last: bool = False
     counts: tuple[int, ...] = ()
+    lists: tuple[tuple[int, ...], ...] = ()
 
     def local_sizes(self, world_size: int) -> tuple[int, ...]:
         """How many samples each of the ranks has, wrap-around duplicates included."""
         base, extra = divmod(self.batch_size, world_size)
+        if self.lists:
+            sizes = tuple(len(own) for own in self.lists)
+            return sizes * world_size if self.kind == "replicated" else sizes
         if self.kind == "ragged":
             return self.counts
         if self.kind == "replicated":
@@ -171,6 +177,7 @@ class StepSpec:
     reading the coefficients. ``clip_norm`` is C in units of the per-sample loss scale (see proof.py).
     ``max_grad_norm`` clips the *global* gradient norm of plain training (None: no clipping).
     ``sync_every`` reduces gradients after every micro-batch; otherwise only after the last (no_sync).
+    ``noise_multiplier``: standard deviation of the noise over C, for a private step (0: none; the oracle adds none).
     ``resume``: between steps the optimizer's state is dropped and comes back from its own ``state_dict``.
     "cross_entropy" is the softmax cross-entropy, summed over positions, against classes read off the targets.
     """
@@ -188,6 +195,7 @@ class StepSpec:
     max_grad_norm: float | None = None
     optimizer: OptimizerSpec = OptimizerSpec()
     resume: bool = False
+    noise_multiplier: float = 0.0
 
     @property
     def private(self) -> bool:

@@ -87,6 +87,11 @@ def _ranges(case: Case) -> Iterator[tuple[str, float, float, float]]:
     yield "layout.batch_size", layout.batch_size, 1, 4096
     for rank, count in enumerate(layout.counts):
         yield f"layout.counts[{rank}]", count, 0, 4096
+    for rank, own in enumerate(layout.lists):
+        yield f"the length of layout.lists[{rank}]", len(own), 0, 4096
+        for place, sample in enumerate(own):
+            yield f"layout.lists[{rank}][{place}]", sample, 0, layout.batch_size - 1
+    yield "step.noise_multiplier", step.noise_multiplier, 0.0, 2.0**16
     yield "step.steps", step.steps, 1, 256
     yield "step.micro_batches", step.micro_batches, 1, 256
     yield "step.normaliser", step.normaliser, 1, 1 << 40
@@ -184,6 +189,10 @@ def _validate_layout(case: Case) -> None:
         _refuse("layout.counts", layout.counts, wanted, "one count a rank of the mesh")
     if layout.kind != "ragged" and layout.counts:
         _refuse("layout.counts", layout.counts, f"none for a {layout.kind} layout", 'only "ragged" has counts')
+    wanted_lists = {"listed": (world,), "replicated": (0, 1)}.get(layout.kind, (0,))
+    if len(layout.lists) not in wanted_lists:
+        wanted = f"{' or '.join(map(str, wanted_lists))} lists for a {layout.kind} layout"
+        _refuse("layout.lists", layout.lists, wanted, 'one a rank if "listed", one in all if "replicated"')
     if layout.kind != "sampler" and (layout.shuffle or layout.drop_last):
         _refuse("layout.shuffle, drop_last", (layout.shuffle, layout.drop_last), "False", 'only "sampler" has them')
 
@@ -196,6 +205,8 @@ def _validate_step(case: Case) -> None:
         _refuse("step.normaliser", step.normaliser, f"a power of two, or one times W = {world}", "choose such an N")
     if step.reduction == "mean":
         _validate_mean(case)
+    if step.noise_multiplier and not step.private:
+        _refuse("step.noise_multiplier", step.noise_multiplier, "0.0 without per-sample clipping", "clip, or add none")
     if step.private and step.max_grad_norm is not None:
         _refuse("step.max_grad_norm", step.max_grad_norm, "None with per-sample clipping", "clip one way")
     if not step.private and (step.norms, step.contribution) != ("immediate", "complete"):
@@ -292,6 +303,7 @@ def _number_traits(case: Case) -> Iterator[Trait]:
 def _layout_traits(case: Case) -> Iterator[Trait]:
     layout, sizes = case.layout, case.local_sizes
     wraps = layout.kind == "sampler" and sum(sizes) > layout.batch_size
+    wraps = wraps or len({i for own in layout.lists for i in own}) < sum(map(len, layout.lists))
     facts: dict[Trait, Any] = {
         "replicated": layout.kind == "replicated" and case.world_size > 1,
         "ragged": len(set(sizes)) > 1,

@@ -19,9 +19,19 @@ _LONGEST = 1 << 20
 """Characters of the longest text that is looked at."""
 
 
+_LATER: dict[str, dict[str, Any]] = {"BatchLayout": {"lists": ()}, "StepSpec": {"noise_multiplier": 0.0}}
+"""Fields, by the class they are in, that came after version 2 was frozen: written only where they differ from this."""
+
+
 def encode(case: Case, version: int) -> str:
-    """The case as one line of JSON, every field written out."""
-    return json.dumps({"version": version, **dataclasses.asdict(case)}, separators=(",", ":"), allow_nan=False)
+    """The case as one line of JSON, every field written out but later ones that say nothing."""
+    data = dataclasses.asdict(case)
+    for part in (case.layout, case.step):
+        own = data["layout" if part is case.layout else "step"]
+        for name, default in _LATER[type(part).__name__].items():
+            if own[name] == default:
+                del own[name]
+    return json.dumps({"version": version, **data}, separators=(",", ":"), allow_nan=False)
 
 
 def decode(kind: type[Case], text: str, version: int) -> Case:
@@ -85,10 +95,11 @@ def _object(kind: Any, data: Any, where: str) -> Any:
     fields = typing.get_type_hints(kind)
     if not isinstance(data, dict):
         _refuse(where, data, "an object")
-    if data.keys() != fields.keys():
-        unknown, missing = sorted(data.keys() - fields.keys()), sorted(fields.keys() - data.keys())
+    later = _LATER.get(kind.__name__, {}).keys()
+    if data.keys() | later != fields.keys():
+        unknown, missing = sorted(data.keys() - fields.keys()), sorted(fields.keys() - data.keys() - later)
         _refuse(where, f"unknown keys {unknown}, missing keys {missing}", f"exactly {', '.join(fields)}")
-    return kind(**{name: _value(fields[name], data[name], f"{where}.{name}") for name in fields})
+    return kind(**{name: _value(fields[name], data[name], f"{where}.{name}") for name in fields if name in data})
 
 
 def _tuple(arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
@@ -143,6 +154,7 @@ def _describe_ranks(case: Case) -> str:
     axes = f" (dp_shard {mesh.dp_shard} x dp_replicate {mesh.dp_replicate})" if mesh.dp_replicate > 1 else ""
     kept = "" if mesh.reshard_after_forward else ", parameters kept unsharded after forward"
     how = layout.kind + " shuffled" * layout.shuffle + " drop_last" * layout.drop_last
+    how += f" {list(map(list, layout.lists))}" if layout.lists else ""
     sizes = "+".join(map(str, case.local_sizes))
     chunks = f", in {step.micro_batches} micro-batches, gradients reduced " if step.micro_batches > 1 else ""
     chunks += ("after each" if step.sync_every else "after the last") if chunks else ""
@@ -154,6 +166,7 @@ def _describe_step(case: Case) -> str:
     what = "plain training"
     if step.private:
         what = f"private, clipping family {step.clipping}, C = {step.clip_norm}, {step.norms} norms"
+        what += f", noise multiplier {step.noise_multiplier}" if step.noise_multiplier else ""
         what += f", {step.contribution} contributions" if step.contribution != "complete" else ""
     elif step.max_grad_norm is not None:
         what += f", global gradient norm clipped to {step.max_grad_norm}"

@@ -90,6 +90,9 @@ def _per_rank(case: Case, step: int) -> list[list[int]]:
     """Every rank's samples at one step, in order."""
     layout, world = case.layout, case.world_size
     order = list(range(step * layout.batch_size, (step + 1) * layout.batch_size))
+    if layout.lists:
+        lists = [[order[place] for place in own] for own in layout.lists]
+        return lists * world if layout.kind == "replicated" else lists
     if layout.kind == "replicated":
         return [order] * world
     if layout.kind == "strided":

@@ -153,6 +153,7 @@ def _setup(
         optimizer=functools.partial(_own_optimizer, case),
         device=device,
         notify=notify,
+        seed=case.seed,
     )
 
 

@@ -91,7 +91,20 @@ def test_the_json_form_is_frozen() -> None:
     assert Case.from_json(FROZEN) == SMALLEST
 
 
-@pytest.mark.parametrize("case", [SMALLEST, EVERYTHING, IMAGE], ids=["smallest", "everything", "image"])
+NOISY = Case(
+    ModelSpec((LayerSpec(1),)),
+    MeshSpec(2),
+    BatchLayout("listed", 3, lists=((2, 2), ())),
+    StepSpec(clipping="probe", noise_multiplier=0.5),
+)
+
+
+def test_fields_that_came_later_are_written_only_where_they_say_something() -> None:
+    assert all(text in NOISY.to_json() for text in ('"lists":[[2,2],[]]', '"noise_multiplier":0.5'))
+    assert not any(text in SMALLEST.to_json() for text in ("lists", "noise"))
+
+
+@pytest.mark.parametrize("case", [SMALLEST, EVERYTHING, IMAGE, NOISY], ids=["smallest", "everything", "image", "noisy"])
 def test_json_gives_the_case_back(case: Case) -> None:
     back = Case.from_json(case.to_json())
     assert back == case
@@ -270,6 +283,13 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("layout.counts", {"layout": BatchLayout("strided", 3, counts=(3,))}),
     ("shuffle", {"layout": BatchLayout("strided", 3, shuffle=True)}),
     ("drop_last", {"layout": BatchLayout("replicated", 3, drop_last=True)}),
+    ("layout.lists", {"layout": BatchLayout("listed", 3)}),
+    ("layout.lists", {"layout": BatchLayout("listed", 3, lists=((0,), (1,)))}),
+    ("layout.lists", {"layout": BatchLayout("replicated", 3, lists=((0,), (1,)))}),
+    ("layout.lists", {"layout": BatchLayout("strided", 3, lists=((0,),))}),
+    ("layout.lists", {"layout": BatchLayout("listed", 3, lists=((3,),))}),
+    ("noise_multiplier", {"step": StepSpec(noise_multiplier=1.0)}),
+    ("noise_multiplier", {"step": StepSpec(clipping="probe", noise_multiplier=-1.0)}),
     ("batch_size", {"layout": BatchLayout(batch_size=0)}),
     ("normaliser", {"step": StepSpec(normaliser=3)}),
     ("normaliser", {"mesh": MeshSpec(3), "step": StepSpec(normaliser=9)}),

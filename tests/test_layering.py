@@ -24,7 +24,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "data": (
             "execution", "arithmetic", "matching", "deadlock", "adapters", "adapters._base", "models", "layers",
-            "layouts", "program", "plan", "verdict", "floors",
+            "layouts", "siblings", "program", "plan", "verdict", "floors",
         )
     },
     {
@@ -37,7 +37,8 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "runner": ("runner",),
         "checks": (
-            "checks", "bounded_checks", "bounds", "matched", "comparing", "recorded", "diagnosis", "diagnosis.*",
+            "checks", "bounded_checks", "bounds", "matched", "comparing", "recorded", "paired", "diagnosis",
+            "diagnosis.*",
         ),
     },
     {"uses": ("replay", "census", "evidence", "check", "law", "planted", "session", "ledger", "power", "power.*")},

@@ -57,6 +57,21 @@ def test_contiguous_is_blocks_and_strided_is_every_wth() -> None:
     assert layouts.indices(case_of(BatchLayout("strided", 5), 2), 0) == (((0, 2, 4),), ((1, 3),))
 
 
+def test_listed_follows_the_lists_at_every_step() -> None:
+    case = case_of(BatchLayout("listed", 3, lists=((2, 0), (2,))), 2, steps=2, micro_batches=2)
+    assert layouts.indices(case, 0) == (((2,), (0,)), ((2,), ()))
+    assert layouts.indices(case, 1) == (((5,), (3,)), ((5,), ()))
+    assert layouts.logical_batch(case, 1) == Counter({3: 1, 5: 2})
+    assert {"wrap-around", "ragged", "empty-rank"} <= case.requires()
+
+
+def test_a_replicated_batch_may_have_one_list() -> None:
+    case = case_of(BatchLayout("replicated", 3, lists=((2, 0),)), 2)
+    assert layouts.indices(case, 0) == (((2, 0),), ((2, 0),))
+    assert layouts.logical_batch(case, 0) == Counter({0: 1, 2: 1})
+    assert case.local_sizes == (2, 2)
+
+
 def test_ragged_follows_the_counts() -> None:
     case = case_of(BatchLayout("ragged", 4, counts=(0, 3, 1)), 3)
     assert layouts.indices(case, 0) == (((),), ((0, 1, 2),), ((3,),))

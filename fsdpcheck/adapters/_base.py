@@ -107,8 +107,9 @@ class Setup:
     ``units``: canonical module names to shard, one tuple an inner unit, in forward order (one name each so far); the
     root unit is implied. ``loss(output [b, F + R], targets [b, F + R])`` gives per-sample losses [b] (loss.reduction
     == "none"); ``loss.with_reduction("mean" | "sum")`` gives the same loss reduced.
-    ``clip_norm`` is C itself (already in the units of the losses). ``notify(moment, trainer)`` announces the moments
-    after_forward, after_first_backward, after_norms, after_reduce, before_step, after_reshard; calling it is optional.
+    ``clip_norm`` is C itself (already in the units of the losses). ``seed``: what seeds the noise, equal on all ranks.
+    ``notify(moment, trainer)`` announces the moments after_forward, after_first_backward, after_norms, after_reduce,
+    before_step, after_reshard; calling it is optional.
     """
 
     rank: int
@@ -122,6 +123,7 @@ class Setup:
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     device: torch.device
     notify: Callable[[str, object], None]
+    seed: int = 0
 
 
 @dataclass(frozen=True)

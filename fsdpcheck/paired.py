@@ -1,0 +1,107 @@
+"""Checks of two runs of sibling cases: what must not change has not changed, bit for bit.
+
+The right answers of both are computed too, each proved exact. They say which of the two runs is wrong, and they are
+compared with each other first: a pair whose right answers differ proves nothing and is rejected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from torch import Tensor
+
+from fsdpcheck import diagnosis
+from fsdpcheck.case import Case
+from fsdpcheck.comparing import alike, require_equal
+from fsdpcheck.errors import NotExact
+from fsdpcheck.execution import Execution
+from fsdpcheck.oracle import INSTRUMENT, Answer
+from fsdpcheck.recorded import completed, shows
+from fsdpcheck.suspects import Suspects
+
+Named = dict[str, Tensor]
+Side = tuple[Execution, Answer]
+
+
+def assert_same_training(first: Side, second: Side, what: str) -> None:
+    """Every rank of both runs shows the same initial parameters, gradients (if recorded) and parameters at every step.
+
+    Parameters are compared by their names without the unit. The instrument, whose size hangs on W, is left out.
+    """
+    _require_same_answer(first[1], second[1])
+    one, others = completed(first[0])[0], [*completed(first[0])[1:], *completed(second[0])]
+    executions = [first[0]] * (len(first[0].ranks) - 1) + [second[0]] * len(second[0].ranks)
+    reference = f"{_called(first[0].request.case)}, rank {one.rank}"
+    for execution, other in zip(executions, others, strict=True):
+        here = f"{_called(execution.request.case)}, rank {other.rank}, against {reference}"
+        cause = partial(_of_wrong, first, second, -1)
+        require_equal(what, _body(other.initial), _body(one.initial), f"before the first step, {here}", cause)
+        for k, (got, wanted) in enumerate(zip(other.steps, one.steps, strict=True)):
+            cause = partial(_of_wrong, first, second, k)
+            if shows(first[0], k, "grads") and shows(second[0], k, "grads"):
+                assert got.grads is not None
+                assert wanted.grads is not None
+                require_equal(what, _body(got.grads), _body(wanted.grads), f"step {k}, gradients, {here}", cause)
+            require_equal(what, _body(got.params), _body(wanted.params), f"step {k}, {here}", cause)
+
+
+def assert_initial_equal(execution: Execution, answer: Answer) -> None:
+    """Before the first step every rank shows the parameters of the model that it was given, bit for bit."""
+    what = "training starts from other parameters than the model has"
+    for result in completed(execution):
+        cause = partial(diagnosis.of_initial, answer, result.initial)
+        require_equal(what, result.initial, answer.steps[0].before, f"rank {result.rank}", cause)
+
+
+def require_same_placement(first: Execution, second: Execution) -> None:
+    """Raises NotExact if parameters lay at other alignments in two completed runs: kernels may round otherwise."""
+    for one, two in zip(completed(first), completed(second), strict=True):
+        if one.placement != two.placement:
+            raise NotExact(f"rank {two.rank}: parameters lie at other alignments in the second run")
+
+
+def local_name(parameter: str) -> str:
+    """A parameter's name without its unit: "units.0.linear0.weight" and "tail.linear0.weight" are one layer's."""
+    head, _, rest = parameter.partition(".")
+    return rest.partition(".")[2] if head == "units" else rest if head == "tail" else parameter
+
+
+def _body(named: Mapping[str, Tensor]) -> Named:
+    return {local_name(name): value for name, value in named.items() if name != INSTRUMENT}
+
+
+def _require_same_answer(first: Answer, second: Answer) -> None:
+    for k, (one, two) in enumerate(zip(first.steps, second.steps, strict=True)):
+        for a, b in ((one.used, two.used), (one.after, two.after)):
+            mine, other = _body(a), _body(b)
+            if mine.keys() != other.keys() or not all(alike(mine[name], other[name]) for name in mine):
+                raise NotExact(f"step {k}: the two siblings have different right answers, so nothing is to be compared")
+
+
+def _called(case: Case) -> str:
+    """What of a case its siblings may have otherwise."""
+    mesh, step = case.mesh, case.step
+    replicas = f" in {mesh.dp_replicate} replicas" if mesh.dp_replicate > 1 else ""
+    kept = "" if mesh.reshard_after_forward else ", kept unsharded"
+    return f"W = {case.world_size}{replicas}{kept}, K = {step.micro_batches}, units {list(case.model.units)}"
+
+
+def _of_wrong(first: Side, second: Side, k: int) -> Suspects | None:
+    """Suspects of the first run that is not its own right answer at step ``k`` (-1: before the first)."""
+    for execution, answer in (first, second):
+        for result in execution.ranks:
+            if k < 0:
+                if _differs(result.initial, answer.steps[0].before):
+                    return diagnosis.of_initial(answer, result.initial)
+                continue
+            record, step = result.steps[k], answer.steps[k]
+            if record.grads is not None and _differs(record.grads, step.used):
+                return diagnosis.of_gradient(answer, k, record.grads)
+            if _differs(record.params, step.after):
+                return diagnosis.of_update(answer, k, record.params)
+    return None
+
+
+def _differs(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
+    return any(not alike(got.get(name), value) for name, value in wanted.items())

@@ -1,0 +1,130 @@
+"""Siblings: cases derived from a drawn one that must have the same answer, or one that is told in advance.
+
+Each is a function of the case alone and takes the implementation's features, so that it stays within what is accepted.
+A case that has no such sibling raises NotExact, is counted as rejected, and nothing is claimed of it.
+
+Legend: W ranks, S shards, R replicas, N the normaliser, K micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+from fsdpcheck import layouts, values
+from fsdpcheck.adapters._base import Features
+from fsdpcheck.case import BatchLayout, Case, MeshSpec
+from fsdpcheck.case_rules import is_power_of_two
+from fsdpcheck.case_shapes import item_units
+from fsdpcheck.errors import InvalidCase, NotExact
+
+_LARGEST_WORLD = 6
+
+Pair = tuple[Case, Case]
+
+
+def listed(case: Case) -> Case:
+    """The case with the samples of its first step written out, rank by rank, and used at every step."""
+    own = [[i for chunk in rank for i in chunk] for rank in layouts.indices(case, 0)]
+    lists = tuple(tuple(rank) for rank in own)
+    if case.layout.kind == "replicated":
+        return replace(case, layout=BatchLayout("replicated", case.layout.batch_size, lists=lists[:1]))
+    step = case.step if case.step.reduction == "sum" else replace(case.step, reduction="sum")
+    return replace(case, layout=BatchLayout("listed", case.layout.batch_size, lists=lists), step=step)
+
+
+def at_another_world_size(case: Case, features: Features) -> Pair:
+    """The case, and the same logical batch on another number of ranks, or another split of them into replicas.
+
+    Both release the same gradient: losses carry the factor W R (see models.loss_scale), so N grows with it.
+    """
+    first = replace(listed(case), step=replace(listed(case).step, normaliser=_times_world(case)))
+    return first, _chosen(case, features, _worlds(first), "number of ranks")
+
+
+def with_other_units(case: Case, features: Features) -> Pair:
+    """The case, and one whose layers are grouped into other sharding units: all in the root, or each its own."""
+    return case, _chosen(case, features, _groupings(case), "grouping into units")
+
+
+def with_other_reshard(case: Case, features: Features) -> Pair:
+    """The case, and one that keeps parameters unsharded after the forward where it frees them, or the reverse."""
+    kept = replace(case.mesh, reshard_after_forward=not case.mesh.reshard_after_forward)
+    return case, _chosen(case, features, [replace(case, mesh=kept)], "way to reshard")
+
+
+def with_samples_reordered(case: Case, features: Features) -> Pair:
+    """The case, and one in which every rank has its samples in the opposite order, or those of the next rank."""
+    first = listed(case)
+    lists = first.layout.lists
+    orders = tuple(own[::-1] for own in lists), lists[1:] + lists[:1]
+    cases = (replace(first, layout=replace(first.layout, lists=order)) for order in orders)
+    return first, _chosen(first, features, cases, "order of samples")
+
+
+def with_other_micro_batches(case: Case, features: Features) -> Pair:
+    """The case, and one that takes each rank's samples in another number of micro-batches: one, or several."""
+    counts = (1,) if case.step.micro_batches > 1 else (3, 2)
+    step = case.step if case.step.reduction == "sum" else replace(case.step, reduction="sum")
+    cases = (replace(case, step=replace(step, micro_batches=count, sync_every=True)) for count in counts)
+    return case, _chosen(case, features, cases, "number of micro-batches")
+
+
+def _chosen(case: Case, features: Features, candidates: Iterable[Case], what: str) -> Case:
+    """The first candidate that is another case and accepted."""
+    for candidate in candidates:
+        limit = features.max_world_size or candidate.world_size
+        if candidate != case and candidate.requires() <= features.accepts and candidate.world_size <= limit:
+            return candidate
+    raise NotExact(f"no sibling of this case with another {what} is accepted by the adapter")
+
+
+def _times_world(case: Case) -> int:
+    """N as a power of two times W, where it is not; a power of two for a replicated batch."""
+    n, world = case.step.normaliser, case.world_size
+    if case.layout.kind == "replicated" or (n % world == 0 and is_power_of_two(n // world)):
+        return n
+    return n * world
+
+
+def _worlds(case: Case) -> Iterator[Case]:
+    """The case on other meshes of at most six ranks, in an order that hangs on its seed, the ranks of all lists dealt
+    out again in turn."""
+    meshes = [(s, r) for s in range(1, _LARGEST_WORLD + 1) for r in (1, 2, 3) if s * r <= _LARGEST_WORLD]
+    for place in values.permutation(case.seed, "another world size", len(meshes)):
+        shards, replicas = meshes[place]
+        if (shards, replicas) == (case.mesh.dp_shard, case.mesh.dp_replicate):
+            continue
+        mesh = MeshSpec(shards, replicas, case.mesh.reshard_after_forward)
+        scale = Fraction(shards * replicas * replicas, case.world_size * case.mesh.dp_replicate)
+        normaliser = case.step.normaliser * scale
+        if normaliser.denominator > 1:
+            continue
+        step = replace(case.step, normaliser=int(normaliser))
+        if step.micro_batches > 1:  # on more ranks each has fewer samples, perhaps fewer than micro-batches
+            step = replace(step, micro_batches=1, sync_every=True)
+        arithmetic = replace(case.arithmetic, averaging="divide")
+        try:
+            yield replace(
+                case, mesh=mesh, layout=_dealt(case.layout, mesh.world_size), step=step, arithmetic=arithmetic
+            )
+        except InvalidCase:  # N is neither a power of two nor one times the other W
+            continue
+
+
+def _dealt(layout: BatchLayout, world_size: int) -> BatchLayout:
+    """The samples of all lists, dealt out to the ranks in turn; a replicated batch stays as it is."""
+    if layout.kind == "replicated":
+        return layout
+    samples = [sample for own in layout.lists for sample in own]
+    return replace(layout, lists=tuple(tuple(samples[rank::world_size]) for rank in range(world_size)))
+
+
+def _groupings(case: Case) -> Iterator[Case]:
+    spec = case.model
+    items = len(spec.layers) + spec.has_front
+    for units in ((1,) * items, (items,), (), (items - 1,) if items > 1 else ()):
+        other = replace(spec, units=units)
+        if spec.tied is None or len({item_units(other)[place + spec.has_front] for place in spec.tied}) == 1:
+            yield replace(case, model=other)

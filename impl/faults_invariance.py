@@ -1,0 +1,143 @@
+"""Planted bugs that hang on what must not matter: how many ranks, units, micro-batches, and in which order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from .fault import Function, Hit, fault
+
+
+@fault(
+    "step:Trainer.scale",
+    "linear scaling on top of an average, https://github.com/pytorch/torchtitan/pull/2206",
+    "invariance.*world",
+    cause="exactly [WS] = ",
+)
+def weighed_for_the_ranks_that_are_there(original: Function, hit: Hit) -> Function:
+    """Each sample's weight grows once more with the number of ranks, as if its learning rate were scaled with it."""
+
+    def planted(self: Any, micro: Any) -> Any:
+        hit()
+        return original(self, micro) * self.model.axis.size
+
+    return planted
+
+
+@fault(
+    "shard:FlatUnit.accumulate",
+    "a parameter's size rule applied to the unit's, https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2081",
+    "invariance.*units",
+    cause="precision",
+)
+def large_units_in_low_precision(original: Function, hit: Hit) -> Function:
+    """Units with more than 8 elements a shard have their gradient rounded to four bits; small ones are kept."""
+
+    def planted(self: Any, gradient: torch.Tensor) -> None:
+        if gradient.numel() > 8:
+            hit()
+            mantissa, exponent = torch.frexp(gradient)
+            gradient = torch.ldexp((mantissa * 16).round() / 16, exponent)
+        original(self, gradient)
+
+    return planted
+
+
+@fault(
+    "wrap:ShardedModel.reshard",
+    "a unit that stays unsharded, https://github.com/pytorch/pytorch/issues/83129",
+    "invariance.*reshard",
+    cause="first step's parameters",
+)
+def kept_parameters_never_freed(original: Function, hit: Hit) -> Function:
+    """Where parameters are kept after the forward, nothing frees them after the backward: later steps use old ones."""
+
+    def planted(self: Any) -> None:
+        if self.reshard_after_forward:
+            original(self)
+        else:
+            hit()
+
+    return planted
+
+
+@fault(
+    "step:Trainer.micro_step",
+    "rows cut off to make a batch even, https://github.com/pytorch/pytorch/issues/25162",
+    "invariance.*samples",
+    cause="left out",
+)
+def odd_row_dropped(original: Function, hit: Hit) -> Function:
+    """The last row of a micro-batch of 3, 5, ... rows is left out, as for a kernel that wants pairs."""
+
+    def planted(self: Any, micro: Any, sync: bool) -> Any:
+        rows = len(micro.indices)
+        if rows % 2 and rows > 1:
+            hit()
+            rows -= 1
+        return original(self, type(micro)(micro.inputs[:rows], micro.targets[:rows], micro.indices[:rows]), sync)
+
+    return planted
+
+
+@fault(
+    "shard:FlatUnit.reduce_gradients",
+    "a gradient buffer used for two reductions, https://github.com/pytorch/pytorch/pull/73535",
+    "invariance.*micro-batches",
+    cause="exactly K = |micro-batch",
+)
+def local_gradients_survive_their_reduction(original: Function, hit: Hit) -> Function:
+    """Local gradients are not released when they are reduced: the next micro-batch's reduction counts them again."""
+
+    def planted(self: Any) -> None:
+        if self.trainable is None:
+            return
+        kept = [parameter.grad for parameter in self.trainable.parameters]
+        original(self)
+        for parameter, gradient in zip(self.trainable.parameters, kept, strict=True):
+            if gradient is not None:
+                hit()
+                parameter.grad = gradient
+
+    return planted
+
+
+@fault(
+    "shard:FlatUnit.__init__",
+    "no broadcast of initial parameters, https://github.com/pytorch/torchtitan/issues/166",
+    "invariance.initial",
+    cause="replicas",
+)
+def replicas_start_apart(original: Function, hit: Hit) -> Function:
+    """Each replica adds its number to the parameters it starts from, as if it had a seed of its own."""
+
+    def planted(self: Any, *arguments: Any) -> None:
+        original(self, *arguments)
+        for buffer in self.buffers if self.replicas.rank else ():
+            hit()
+            buffer.shard.data += self.replicas.rank
+
+    return planted
+
+
+_STEPS: Counter[int] = Counter()
+"""By rank: what the planted warm-up below counts, which outlives a training."""
+
+
+@fault(
+    "step:Trainer.scale",
+    "state of one training found by the next, https://github.com/facebookresearch/fairscale/issues/780",
+    "invariance.repeated",
+    cause="outlives|earlier (run|training)",
+)
+def warm_up_outlives_its_training(original: Function, hit: Hit) -> Function:
+    """The weight of samples is warmed up by a counter of the process, which the next training finds where it was."""
+
+    def planted(self: Any, micro: Any) -> Any:
+        hit()
+        _STEPS[self.model.axis.rank] += 1
+        return original(self, micro) * (1 - 2.0 ** -_STEPS[self.model.axis.rank])
+
+    return planted

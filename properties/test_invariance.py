@@ -1,0 +1,139 @@
+"""Invariance: how many ranks, units, micro-batches there are, and in which order samples come, must not show.
+
+Each law runs two sibling cases, both proved exact, and compares what they show: an adapter needs to show parameters
+only. What both runs do wrong alike is not seen here, but by the chapter on training.
+"""
+
+from __future__ import annotations
+
+from hypothesis.strategies import SearchStrategy
+
+from fsdpcheck import siblings, strategies
+from fsdpcheck.adapters._base import Features
+from fsdpcheck.case import Case, Clipping
+from fsdpcheck.checks import assert_same_execution
+from fsdpcheck.execution import Observable
+from fsdpcheck.law import law
+from fsdpcheck.paired import assert_initial_equal, assert_same_training, require_same_placement
+from fsdpcheck.runner import Run
+
+
+def _private(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    """Families in which equal sums are promised: all factors 1, or factors that are exact."""
+    families: tuple[Clipping, ...] = ("unclipped",) if features.factor.nested else ("unclipped", "exact")
+    return strategies.cases(features, clipping=families, world_sizes=world_sizes)
+
+
+def _same(pair: siblings.Pair, run: Run, what: str) -> None:
+    first, second = pair
+    observe: frozenset[Observable] = run.features.observables & {"grads"}
+    one, two = run(first, observe=observe), run(second, observe=observe)
+    assert_same_training((one, run.answer(first)), (two, run.answer(second)), what)
+
+
+_WORLD = "training depends on the number of ranks"
+_UNITS = "training depends on how layers are grouped into units"
+_RESHARD = "training depends on whether parameters are freed after the forward"
+_ORDER = "training depends on the order of samples"
+_MICRO = "training depends on the number of micro-batches"
+
+
+@law("invariance.initial", promise="plain", draw=strategies.plain)
+def test_training_starts_from_the_parameters_of_the_model_that_was_given(case: Case, run: Run) -> None:
+    """Before the first step every rank, of every replica, shows the parameters that the model had before sharding.
+
+    Does not see how ranks that built different models would be made equal: all build the same. Source: torchtitan#166,
+    DeepSpeed#1380.
+    """
+    assert_initial_equal(run(case), run.answer(case))
+
+
+@law("invariance.world", promise="plain", draw=strategies.plain)
+def test_plain_training_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
+    """The same logical batch on another number of ranks, or of replicas, trains the same parameters, bit for bit.
+
+    The loss carries the factor W and N grows with it, so that averages are exact on both. Source: torchtune#2172,
+    torchtitan#2206, Opacus#324.
+    """
+    _same(siblings.at_another_world_size(case, run.features), run, _WORLD)
+
+
+@law("invariance.private-world", promise="private", draw=_private)
+def test_private_training_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
+    """The same with per-sample clipping. Source: Opacus#734, Opacus#761."""
+    _same(siblings.at_another_world_size(case, run.features), run, _WORLD)
+
+
+@law("invariance.units", promise="plain", draw=strategies.plain)
+def test_plain_training_is_the_same_for_any_units(case: Case, run: Run) -> None:
+    """Layers grouped into other sharding units train the same parameters, bit for bit.
+
+    Source: bitsandbytes#2081, where a rule about a parameter's size was applied to the unit's.
+    """
+    _same(siblings.with_other_units(case, run.features), run, _UNITS)
+
+
+@law("invariance.private-units", promise="private", draw=_private)
+def test_private_training_is_the_same_for_any_units(case: Case, run: Run) -> None:
+    """The same with per-sample clipping: a norm goes over all units. Source: torchtitan#766."""
+    _same(siblings.with_other_units(case, run.features), run, _UNITS)
+
+
+@law("invariance.reshard", promise="plain", draw=strategies.plain, needs_traits=("keep-unsharded",))
+def test_plain_training_is_the_same_with_parameters_kept(case: Case, run: Run) -> None:
+    """Whether parameters are freed after the forward, or kept for the backward, changes no bit.
+
+    Source: pytorch#83129.
+    """
+    _same(siblings.with_other_reshard(case, run.features), run, _RESHARD)
+
+
+@law("invariance.private-reshard", promise="private", draw=_private, needs_traits=("keep-unsharded",))
+def test_private_training_is_the_same_with_parameters_kept(case: Case, run: Run) -> None:
+    """The same with per-sample clipping, whose second backward needs the parameters once more.
+
+    Source: pytorch#83129.
+    """
+    _same(siblings.with_other_reshard(case, run.features), run, _RESHARD)
+
+
+@law("invariance.samples", promise="plain", draw=strategies.plain)
+def test_plain_training_is_the_same_for_any_order_of_samples(case: Case, run: Run) -> None:
+    """Each rank's samples in the opposite order, dealt out to micro-batches anew, train the same, bit for bit.
+
+    Where each rank has one, they change ranks. Source: pytorch#25162.
+    """
+    _same(siblings.with_samples_reordered(case, run.features), run, _ORDER)
+
+
+@law("invariance.private-samples", promise="private", draw=_private)
+def test_private_training_is_the_same_for_any_order_of_samples(case: Case, run: Run) -> None:
+    """The same with per-sample clipping: each sample keeps its own norm and factor. Source: Opacus#761."""
+    _same(siblings.with_samples_reordered(case, run.features), run, _ORDER)
+
+
+@law("invariance.micro-batches", promise="plain", draw=strategies.plain, needs_traits=("micro-batches",))
+def test_plain_training_is_the_same_in_any_number_of_micro_batches(case: Case, run: Run) -> None:
+    """One micro-batch or several, gradients reduced after each or after the last, train the same, bit for bit.
+
+    Source: mlx-lm#1413, pytorch#73535.
+    """
+    _same(siblings.with_other_micro_batches(case, run.features), run, _MICRO)
+
+
+@law("invariance.private-micro-batches", promise="private", draw=_private, needs_traits=("micro-batches",))
+def test_private_training_is_the_same_in_any_number_of_micro_batches(case: Case, run: Run) -> None:
+    """The same with per-sample clipping. Source: Safe-Synthesizer#518, Opacus#530."""
+    _same(siblings.with_other_micro_batches(case, run.features), run, _MICRO)
+
+
+@law("invariance.repeated", promise="plain", draw=strategies.real, observe=("grads",), needs_traits=("real",))
+def test_a_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
+    """The same case run twice, in one process, on real numbers, gives the same parameters and gradients, bit for bit.
+
+    Sees what outlives a training: a counter, a cache, a buffer that is not cleared. Where parameters lie in memory at
+    another alignment, kernels may round otherwise, and nothing is claimed. Source: fairscale#780.
+    """
+    first, second = run(case), run(case)
+    require_same_placement(first, second)
+    assert_same_execution(first, second)

@@ -1,0 +1,71 @@
+"""Siblings: other cases with the same right answer, and never one that an implementation does not accept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+
+from fsdpcheck import drawing, layouts, oracle, proof, siblings, strategies
+from fsdpcheck.adapters._base import Features, Promise
+from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec, Trait
+from fsdpcheck.errors import NotExact
+from fsdpcheck.oracle import INSTRUMENT
+from fsdpcheck.paired import local_name
+
+EVERYTHING = Features(frozenset(get_args(Promise)), frozenset(get_args(Trait)) - {"real"})
+NOTHING = Features(frozenset({"plain"}))
+Relation = Callable[[Case, Features], siblings.Pair]
+RELATIONS: list[Relation] = [
+    siblings.at_another_world_size,
+    siblings.with_other_units,
+    siblings.with_other_reshard,
+    siblings.with_samples_reordered,
+    siblings.with_other_micro_batches,
+]
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_siblings_are_other_cases_with_the_same_right_answer(relation: Relation) -> None:
+    compared = 0
+    for case in drawing.distinct(strategies.cases(EVERYTHING, clipping=("none", "unclipped", "exact")), 40):
+        try:
+            first, second = relation(case, EVERYTHING)
+            answers = oracle.answer(first), oracle.answer(second)
+            for pair, answer in zip((first, second), answers, strict=True):
+                proof.prove(pair, answer)
+        except NotExact:
+            continue
+        compared += 1
+        assert first != second
+        for k, (one, two) in enumerate(zip(*(answer.steps for answer in answers), strict=True)):
+            assert layouts.logical_batch(first, k) == layouts.logical_batch(second, k)
+            assert [local_name(name) for name in one.after] == [local_name(name) for name in two.after]
+            for (name, a), b in zip(one.after.items(), two.after.values(), strict=True):
+                assert name == INSTRUMENT or torch.equal(a, b)
+    assert compared >= 20
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_what_is_not_accepted_is_no_sibling(relation: Relation) -> None:
+    seen = 0
+    for case in drawing.distinct(strategies.cases(NOTHING, clipping=("none",)), 30):
+        try:
+            assert relation(case, NOTHING)[1].requires() <= NOTHING.accepts
+        except NotExact as error:
+            seen += "no sibling" in str(error)
+    allowed = {siblings.with_other_reshard, siblings.with_other_micro_batches}
+    assert seen == 30 if relation in allowed else seen < 30
+
+
+def test_one_rank_has_a_sibling_on_several_where_rows_may_be_uneven() -> None:
+    case = Case(ModelSpec((LayerSpec(3),)), MeshSpec(3), BatchLayout("sampler", 4), StepSpec(normaliser=2))
+    first, second = siblings.at_another_world_size(case, EVERYTHING)
+    assert first.step.normaliser == 6
+    assert second.world_size != 3
+    assert sorted(i for own in second.layout.lists for i in own) == [0, 0, 1, 1, 2, 3]
+    limited = replace(EVERYTHING, max_world_size=1)
+    assert siblings.at_another_world_size(case, limited)[1].world_size == 1
