@@ -14,6 +14,7 @@ from typing import Any
 
 from fsdpcheck import __version__, adapters
 from fsdpcheck.case import Trait
+from fsdpcheck.claims import command as claims_command
 from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
 from fsdpcheck.ledger import INTERRUPTED, Ledger
 from fsdpcheck.plan import PROFILES, WORLD_SIZES, Plan, parse_traits, parse_world_sizes
@@ -74,10 +75,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fsdpcheck {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="{run,replay,power,list}")
+    commands = parser.add_subparsers(required=True, metavar="{run,replay,power,claims,list}")
     _add_run(commands)
     _add_replay(commands)
     power_command.add(commands, _world_sizes)
+    claims_command.add(commands)
     _add_list(commands)
     return parser
 

@@ -41,9 +41,19 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
             "diagnosis.*",
         ),
     },
-    {"uses": ("replay", "census", "evidence", "check", "law", "planted", "session", "ledger", "power", "power.*")},
+    {
+        "uses": (
+            "replay", "census", "evidence", "check", "law", "planted", "session", "ledger", "power", "power.*",
+            "claims", "claims.*",
+        )
+    },
     {"report": ("report", "report.*")},
-    {"ways in": ("power.command", "cli", "__main__", "pytest_plugin", "supervise", "worker", "under_torchrun")},
+    {
+        "ways in": (
+            "power.command", "claims.command", "cli", "__main__", "pytest_plugin", "supervise", "worker",
+            "under_torchrun",
+        )
+    },
 )  # fmt: skip
 """From the bottom up. On one floor, a room may use its own modules and no other room's."""
 
