@@ -23,8 +23,8 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"case": ("case", "case_rules", "case_shapes", "case_text")},
     {
         "data": (
-            "execution", "arithmetic", "matching", "deadlock", "adapters", "adapters._base", "models", "layers",
-            "layouts", "siblings", "program", "plan", "verdict", "floors",
+            "execution", "arithmetic", "matching", "deadlock", "adapter", "adapters", "adapters._base", "models",
+            "layers", "layouts", "siblings", "program", "plan", "verdict", "floors",
         )
     },
     {
