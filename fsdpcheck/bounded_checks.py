@@ -15,9 +15,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import bounds, diagnosis, models, oracle
+from fsdpcheck import bounds, clipping_groups, diagnosis, models, oracle
 from fsdpcheck.adapters._base import GlobalNormRule
 from fsdpcheck.case import Case
+from fsdpcheck.clipping_groups import column
 from fsdpcheck.comparing import (
     alike,
     number,
@@ -26,9 +27,10 @@ from fsdpcheck.comparing import (
     require_none,
     require_row_form,
     require_same_form,
+    unknown,
 )
 from fsdpcheck.comparing import differing as bits_differ
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.errors import Diagnose, UsageError, Violation
 from fsdpcheck.execution import Execution, StepRecord
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named, StepAnswer
 from fsdpcheck.program import make_optimizer, project_
@@ -74,8 +76,11 @@ def assert_probe_coefficients(execution: Execution, answer: Answer) -> None:
         raise UsageError(f'got clipping {answer.case.step.clipping!r}; wanted "probe": only it has a row a sample')
     what = "the coefficients that the instrument reads are not the clip factors"
     for k, step in _comparable(execution, answer):
-        wanted, room = _probe_rows(answer, k, step)
-        _assert_near(execution, answer, k, {INSTRUMENT: wanted}, {INSTRUMENT: room}, what)
+        rows = [_probe_rows(answer, k, step, group) for group in range(len(answer.clip_norms))]
+        names = clipping_groups.instruments(answer.case)
+        wanted = {name: value for name, (value, _) in zip(names, rows, strict=True)}
+        room = {name: value for name, (_, value) in zip(names, rows, strict=True)}
+        _assert_near(execution, answer, k, wanted, room, what)
 
 
 def assert_clipped_gradient_within_bound(execution: Execution, answer: Answer) -> None:
@@ -88,7 +93,8 @@ def assert_clipped_gradient_within_bound(execution: Execution, answer: Answer) -
     what = "the clipped gradient is not the sum of clipped per-sample gradients"
     for k, step in _comparable(execution, answer):
         weights, relative = _weights(execution, answer, k, step)
-        wanted = {name: torch.tensordot(weights, g, dims=1) for name, g in step.gradients.items()}
+        own = {name: column(weights, clipping_groups.number(answer.case, name)) for name in step.gradients}
+        wanted = {name: torch.tensordot(own[name], g, dims=1) for name, g in step.gradients.items()}
         room = bounds.clipped_gradient_bound(answer, step, weights, relative)
         _assert_near(execution, answer, k, wanted, room, what)
 
@@ -162,11 +168,29 @@ def _assert_rows(
             where = f"step {k}, rank {rank}"
             require_row_form(what, got, wanted, where)
             mask = bits_differ(got, wanted)
-            if wrong is not None:
+            if mask.dim() == 2:  # [b, G]
+                got, wanted, mask = _worst(got, wanted, mask)
+            elif wrong is not None:
                 marks = [wrong(step, row, value) for row, value in zip(rows, got.tolist(), strict=True)]
                 mask = torch.tensor(marks, dtype=torch.bool)
-            cause = partial(diagnose, answer, k, rank, got)
+            cause = silent_by_group(answer, partial(diagnose, answer, k, rank, got))
             require_no_row(what, got, wanted, mask, local_samples(answer.case, k, rank), where, cause)
+
+
+def clips_by_group(answer: Answer) -> bool:
+    """Whether factors are [n, G]."""
+    return len(answer.clip_norms) > 1
+
+
+def silent_by_group(answer: Answer, cause: Diagnose) -> Diagnose:
+    """``cause``, but unknown with per-layer clipping: diagnosis knows of one factor a sample only."""
+    return unknown if clips_by_group(answer) else cause
+
+
+def _worst(got: Tensor, wanted: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each sample the first group that is marked: (got, wanted, mask), [b] each, of [b, G]."""
+    group_b1 = mask.int().argmax(1, keepdim=True)
+    return got.gather(1, group_b1)[:, 0], wanted.gather(1, group_b1)[:, 0], mask.any(1)
 
 
 def _comparable(execution: Execution, answer: Answer) -> Iterator[tuple[int, StepAnswer]]:
@@ -193,14 +217,15 @@ def _near_root(got: float, squared: Fraction, bound: Fraction) -> bool:
     return max(1 - bound, Fraction(0)) ** 2 * squared <= Fraction(got) ** 2 <= (1 + bound) ** 2 * squared
 
 
-def _probe_rows(answer: Answer, k: int, step: StepAnswer) -> tuple[Tensor, Tensor]:
-    """Wanted gradient of the instrument and how far off it may be, [R, 1] float64."""
+def _probe_rows(answer: Answer, k: int, step: StepAnswer, group: int) -> tuple[Tensor, Tensor]:
+    """Wanted gradient of a group's instrument and how far off it may be, [R, 1] float64."""
     case = answer.case
     wanted = torch.zeros(models.instrument_rows(case), 1, dtype=torch.float64)
     room = torch.zeros_like(wanted)
     unit = bounds.UNIT_ROUNDOFF[case.arithmetic.dtype]
     for row, (sample, count) in enumerate(zip(step.samples, step.multiplicity, strict=True)):
-        exact = bounds.exact_factor(answer, step, row) if answer.rule.nested else Fraction(float(step.factors[row]))
+        shown = Fraction(float(column(step.factors, group)[row]))
+        exact = bounds.exact_factor(answer, step, row, group) if answer.rule.nested else shown
         exact *= Fraction(models.loss_scale(case)) * count / case.step.normaliser
         relative = bounds.factor_bound(answer) + bounds.gamma(bounds.probe_roundings(case, count), unit)
         place = sample - k * case.layout.batch_size
@@ -211,7 +236,13 @@ def _probe_rows(answer: Answer, k: int, step: StepAnswer) -> tuple[Tensor, Tenso
 
 
 def _weights(execution: Execution, answer: Answer, k: int, step: StepAnswer) -> tuple[Tensor, Fraction]:
-    """(weights [n] = factor * multiplicity / N as the implementation has them, their relative error)."""
+    """(weights [n] = factor * multiplicity / N as the implementation has them, their relative error).
+
+    With per-layer clipping [n, G].
+    """
+    if clips_by_group(answer):
+        groups = range(len(answer.clip_norms))
+        return torch.stack([_right_weights(answer, step, g) for g in groups], 1), bounds.factor_bound(answer)
     case, count = answer.case, len(step.samples)
     if shows(execution, k, "factors"):
         weights = torch.zeros(count, dtype=torch.float64)
@@ -227,9 +258,14 @@ def _weights(execution: Execution, answer: Answer, k: int, step: StepAnswer) -> 
         places = [sample - k * case.layout.batch_size for sample in step.samples]
         most = max((bounds.probe_roundings(case, m) for m in step.multiplicity), default=0)
         return rows_R[places] / models.loss_scale(case), bounds.gamma(most, unit)
+    return _right_weights(answer, step, 0), bounds.factor_bound(answer)
+
+
+def _right_weights(answer: Answer, step: StepAnswer, group: int) -> Tensor:
+    """[n]: factor * multiplicity / N of one clipping group."""
     counts = torch.tensor(step.multiplicity, dtype=torch.float64)
-    exact = [float(bounds.exact_factor(answer, step, row)) for row in range(count)]
-    return torch.tensor(exact, dtype=torch.float64) * counts / case.step.normaliser, bounds.factor_bound(answer)
+    exact = [float(bounds.exact_factor(answer, step, row, group)) for row in range(len(step.samples))]
+    return torch.tensor(exact, dtype=torch.float64) * counts / answer.case.step.normaliser
 
 
 def _assert_near(execution: Execution, answer: Answer, k: int, wanted: Named, room: Named, what: str) -> None:
@@ -253,7 +289,9 @@ def _within(
         mask = ~((grads[name].double() - value).abs() <= room[name])
         if bool(mask.any()):
             wrong[name] = mask
-    require_none(what, grads, wanted, wrong, where, lambda: diagnosis.of_gradient(answer, k, grads))
+    require_none(
+        what, grads, wanted, wrong, where, silent_by_group(answer, partial(diagnosis.of_gradient, answer, k, grads))
+    )
 
 
 def _update_within(
@@ -274,7 +312,9 @@ def _update_within(
         mask = ~((low[name] <= params[name]) & (params[name] <= high[name]))
         if bool(mask.any()):
             wrong[name] = mask
-    require_none(what, params, step.after, wrong, where, lambda: diagnosis.of_update(answer, k, params))
+    require_none(
+        what, params, step.after, wrong, where, silent_by_group(answer, partial(diagnosis.of_update, answer, k, params))
+    )
 
 
 def _reads_gradients_from_updates(case: Case, k: int) -> bool:

@@ -20,6 +20,7 @@ from fsdpcheck import layouts, models
 from fsdpcheck.adapters._base import GlobalNormRule
 from fsdpcheck.case import Case, LayerSpec
 from fsdpcheck.case_shapes import Stage, stages
+from fsdpcheck.clipping_groups import column, number
 from fsdpcheck.exact.grid import exact_square_sum
 from fsdpcheck.oracle import Answer, Named, StepAnswer
 from fsdpcheck.proof import absolute_gradients
@@ -77,13 +78,13 @@ def factor_bound(answer: Answer) -> Fraction:
     return (1 + gamma(3, unit)) / (1 - sample_norm_bound(answer)) - 1
 
 
-def exact_factor(answer: Answer, step: StepAnswer, row: int) -> Fraction:
-    """The clip factor of one sample to 200 bits: min(1, C / (sqrt(n2) + eps))."""
-    squared = Fraction(float(step.squared_norms[row]))
+def exact_factor(answer: Answer, step: StepAnswer, row: int, group: int = 0) -> Fraction:
+    """The clip factor of one sample (in one clipping group) to 200 bits: min(1, C / (sqrt(n2) + eps))."""
+    squared = Fraction(float(step.group_squares[row, group]))
     if answer.case.step.clipping in ("none", "unclipped"):
         return Fraction(1)
     norm = square_root(squared) + Fraction(answer.rule.eps)
-    return min(Fraction(1), Fraction(answer.clip_norm) / norm) if norm else Fraction(1)
+    return min(Fraction(1), Fraction(answer.clip_norms[group]) / norm) if norm else Fraction(1)
 
 
 def square_root(value: Fraction) -> Fraction:
@@ -110,6 +111,8 @@ def probe_roundings(case: Case, multiplicity: int) -> int:
 def clipped_gradient_bound(answer: Answer, step: StepAnswer, weights: Tensor, relative: Fraction) -> Named:
     """Elementwise bound on |released gradient - sum_i w_i g_i|, float64, for weights w [n] = factor * multiplicity / N.
 
+    With per-layer clipping w is [n, G], by clipping group.
+
     ``relative``: the relative error of the weights themselves. The float64 evaluation of the sum is counted too.
     The weights enter at the loss, so each product and sum of the backward pass behind it may round: at most k roundings
     on each path from the loss to an element, hence gamma(k) times the sum of the paths' absolute values.
@@ -120,7 +123,8 @@ def clipped_gradient_bound(answer: Answer, step: StepAnswer, weights: Tensor, re
     total = float(backward + gamma(2 * len(step.samples) + 8, UNIT_ROUNDOFF["float64"]))
     absolute = absolute_gradients(case, step)
     scale = models.loss_scale(case)
-    return {name: torch.tensordot(weights.abs(), value, dims=1) * (scale * total) for name, value in absolute.items()}
+    own = {name: column(weights.abs(), number(case, name)) for name in absolute}
+    return {name: torch.tensordot(own[name], value, dims=1) * (scale * total) for name, value in absolute.items()}
 
 
 def _path_roundings(case: Case) -> int:

@@ -24,6 +24,7 @@ Loss = Literal["mse", "linear", "hinge", "l1", "cross_entropy"]
 Clipping = Literal["none", "unclipped", "exact", "probe"]
 NormMode = Literal["immediate", "deferred"]
 Contribution = Literal["complete", "partial", "mixed"]
+ClipGroups = Literal["all", "units"]
 Dtype = Literal["float64", "float32"]
 Numbers = Literal["grid", "real"]
 Averaging = Literal["divide", "premultiply"]
@@ -36,7 +37,7 @@ Trait = Literal[
     "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project", "hsdp",
     "layer-norm-without-bias", "conv", "group-norm", "rms-norm", "attention", "bags",
     "conv-private", "group-norm-private", "rms-norm-private", "attention-private", "bags-private",
-    "surrogates", "real", "adam", "schedule", "resume", "premultiply",
+    "surrogates", "real", "adam", "schedule", "resume", "premultiply", "per-layer-clipping",
 ]  # fmt: skip
 """What a case can demand of an implementation; ``Case.requires()`` gives the set, ``Features.accepts`` must cover it.
 
@@ -46,7 +47,8 @@ the body are left to the root unit (the instrument always is). "rows<ranks", "un
 or does not divide, the rows of a weight. "conv" and its like stand for plain training, "conv-private" for per-sample
 clipping, which needs a norm rule. "surrogates": a function of the model is replaced by one with values on a grid for
 the length of the run (see exact/surrogates.py). "schedule", "resume": the optimizer is the one ``Setup.optimizer``
-made, whose learning rate, or state, changes between steps.
+made, whose learning rate, or state, changes between steps. "per-layer-clipping": a clip factor for each group of
+parameters (``Setup.clip_bounds``).
 """
 
 
@@ -175,6 +177,8 @@ class StepSpec:
     ``clipping``: "none" is plain training; "unclipped" is private with C above every norm; "exact" private with norms
     that the instrument makes powers of two or puts at the threshold; "probe" private with any C, the instrument
     reading the coefficients. ``clip_norm`` is C in units of the per-sample loss scale (see proof.py).
+    ``clip_groups`` "units" clips each sample's gradient once for each unit and once for the root's parameters, each
+    with its own bound (see clipping_groups.py); "all" clips it as a whole.
     ``max_grad_norm`` clips the *global* gradient norm of plain training (None: no clipping).
     ``sync_every`` reduces gradients after every micro-batch; otherwise only after the last (no_sync).
     ``noise_multiplier``: standard deviation of the noise over C, for a private step (0: none; the oracle adds none).
@@ -196,6 +200,7 @@ class StepSpec:
     optimizer: OptimizerSpec = OptimizerSpec()
     resume: bool = False
     noise_multiplier: float = 0.0
+    clip_groups: ClipGroups = "all"
 
     @property
     def private(self) -> bool:

@@ -209,6 +209,9 @@ def _validate_step(case: Case) -> None:
         _refuse("step.noise_multiplier", step.noise_multiplier, "0.0 without per-sample clipping", "clip, or add none")
     if step.private and step.max_grad_norm is not None:
         _refuse("step.max_grad_norm", step.max_grad_norm, "None with per-sample clipping", "clip one way")
+    if step.clip_groups != "all" and not (step.private and case.model.units and case.arithmetic.numbers == "grid"):
+        wanted = '"all" without clipping, without inner units, and with real numbers'
+        _refuse("step.clip_groups", step.clip_groups, wanted, "set it")
     if not step.private and (step.norms, step.contribution) != ("immediate", "complete"):
         got = (step.norms, step.contribution)
         _refuse("step.norms, contribution", got, "the defaults without clipping", "there are no per-sample norms")
@@ -325,5 +328,6 @@ def _step_traits(case: Case) -> Iterator[Trait]:
         "adamw": step.optimizer.kind == "adamw",
         "schedule": step.optimizer.schedule != "constant",
         "resume": step.resume,
+        "per-layer-clipping": step.clip_groups != "all",
     }
     yield from (trait for trait, holds in facts.items() if holds)

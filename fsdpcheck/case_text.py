@@ -19,7 +19,10 @@ _LONGEST = 1 << 20
 """Characters of the longest text that is looked at."""
 
 
-_LATER: dict[str, dict[str, Any]] = {"BatchLayout": {"lists": ()}, "StepSpec": {"noise_multiplier": 0.0}}
+_LATER: dict[str, dict[str, Any]] = {
+    "BatchLayout": {"lists": ()},
+    "StepSpec": {"noise_multiplier": 0.0, "clip_groups": "all"},
+}
 """Fields, by the class they are in, that came after version 2 was frozen: written only where they differ from this."""
 
 
@@ -167,6 +170,7 @@ def _describe_step(case: Case) -> str:
     if step.private:
         what = f"private, clipping family {step.clipping}, C = {step.clip_norm}, {step.norms} norms"
         what += f", noise multiplier {step.noise_multiplier}" if step.noise_multiplier else ""
+        what += ", each unit and the root for themselves" if step.clip_groups == "units" else ""
         what += f", {step.contribution} contributions" if step.contribution != "complete" else ""
     elif step.max_grad_norm is not None:
         what += f", global gradient norm clipped to {step.max_grad_norm}"

@@ -34,7 +34,7 @@ def check_law(
     law: Law,
     run: Run,
     profile: str = "quick",
-    world_sizes: tuple[int, ...] = WORLD_SIZES,
+    world_sizes: tuple[int, ...] = (),
     *,
     seed: int = 0,
     deadline: float | None = None,
@@ -43,10 +43,12 @@ def check_law(
 ) -> Verdict:
     """Judge ``law`` on up to PROFILES[profile] distinct cases; the same arguments give the same verdict.
 
+    Cases have the numbers of ranks in ``world_sizes``; () stands for WORLD_SIZES[profile].
     ``on_case`` is called before each case runs. ``deadline`` (time.monotonic) stops drawing, never turns into a verdict
     of its own. Without ``shrink`` a finding keeps the first case that breaks the law. Raises nothing but
     KeyboardInterrupt: what goes wrong is in the verdict.
     """
+    world_sizes = world_sizes or WORLD_SIZES[profile]
     reason = law.not_promised(run.features)
     if reason:
         return Verdict(law.name, run.adapter_ref, "not promised", reason=reason)

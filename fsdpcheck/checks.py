@@ -22,6 +22,7 @@ from fsdpcheck.bounded_checks import (
     assert_global_norm,
     assert_norms_exact,
     assert_probe_coefficients,
+    silent_by_group,
 )
 from fsdpcheck.case import Case
 from fsdpcheck.comparing import alike, first_index, number, require_equal, unknown
@@ -67,7 +68,7 @@ def assert_parameters_equal(execution: Execution, answer: Answer) -> None:
     for k, step in enumerate(answer.steps):
         for result in execution.ranks:
             got = result.steps[k].params
-            cause: Diagnose = partial(diagnosis.of_update, answer, k, got)
+            cause = silent_by_group(answer, partial(diagnosis.of_update, answer, k, got))
             where = f"step {k}, rank {result.rank}"
             require_equal(what, got, step.after, where, poisoned(execution, got, cause))
 
@@ -77,7 +78,8 @@ def assert_gradients_equal(execution: Execution, answer: Answer) -> None:
     completed(execution)
     for k, step in enumerate(answer.steps):
         for rank, got in recorded(execution, k, "grads"):
-            where, cause = f"step {k}, rank {rank}", partial(diagnosis.of_gradient, answer, k, got)
+            where = f"step {k}, rank {rank}"
+            cause = silent_by_group(answer, partial(diagnosis.of_gradient, answer, k, got))
             require_equal("the gradient is not the single device's", got, step.used, where, cause)
 
 

@@ -17,7 +17,7 @@ from fsdpcheck.case import Trait
 from fsdpcheck.claims import command as claims_command
 from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
 from fsdpcheck.ledger import INTERRUPTED, Ledger
-from fsdpcheck.plan import PROFILES, WORLD_SIZES, Plan, parse_traits, parse_world_sizes
+from fsdpcheck.plan import PROFILES, Plan, parse_traits, parse_world_sizes
 from fsdpcheck.power import command as power_command
 from fsdpcheck.report import colour, document, ending, finding
 from fsdpcheck.report.progress import progress
@@ -95,7 +95,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     several = partial(run.add_argument, action="append", default=[])
     several("--adapter", metavar="NAME", help="a built-in name, pkg.mod:attr or file.py:attr; repeatable")
     run.add_argument("--engine", choices=("simulated", "processes"), default="simulated", help="how ranks are had")
-    run.add_argument("--world-size", type=_world_sizes, default=WORLD_SIZES, metavar="1-5", help="3, 1-5 or 2,4")
+    run.add_argument("--world-size", type=_world_sizes, default=(), metavar="1-5", help="3, 1-5 or 2,13")
     several("--law", metavar="GLOB", help="only laws that match, such as 'norms.*'; repeatable")
     run.add_argument("--profile", choices=tuple(PROFILES), default="quick", help=f"cases a law: {_profiles()}")
     run.add_argument("--json", type=Path, metavar="FILE", help="write the whole session as JSON, after Ctrl-C too")

@@ -65,5 +65,6 @@ def census(case: Case) -> dict[str, bool]:
         "replicated": "replicated" in traits,
         "no-sync": "no-sync" in traits,
         "mean": "mean" in traits,
+        "clipped by unit": "per-layer-clipping" in traits,
         "deferred": case.step.norms == "deferred",
     }

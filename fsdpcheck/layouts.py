@@ -65,12 +65,13 @@ def batch(
 ) -> Batch:
     """What one rank is given at one step, on ``device`` (CPU if None).
 
-    ``instrument`` [steps, D, R] are the targets of the instrument, zeros if None. Packed targets are [b, F + R];
+    ``instrument`` [steps, D, G * R] are the targets of the instruments of G clipping groups, zeros if None. Packed
+    targets are [b, F + G * R];
     ``loss_scale`` is W/N, or 1/N when the batch is replicated.
     """
     all_inputs, body_DF = inputs(case), targets(case)
     if instrument is None:
-        rows_DR = body_DF.new_zeros(len(body_DF), models.instrument_rows(case))
+        rows_DR = body_DF.new_zeros(len(body_DF), models.instrument_width(case))
     else:
         rows_DR = instrument[step].to(body_DF.dtype)
     packed_DP = torch.cat([body_DF, rows_DR], dim=1)

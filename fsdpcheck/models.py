@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdpcheck import layers, values
+from fsdpcheck import clipping_groups, layers, values
 from fsdpcheck.case import Case, Dtype, Loss, Numbers
 from fsdpcheck.case_shapes import Shape, Stage, StageKind, body_output, stages
 
@@ -47,8 +47,19 @@ class Layer(NamedTuple):
         return self.stage.shapes
 
 
+class Metered(nn.Sequential):
+    """A unit with an instrument of its own, called "instrument": gives (what the chain gives, [b, R])."""
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = inputs
+        for name, module in self.named_children():
+            hidden = hidden if name == "instrument" else module(hidden)
+        return hidden, _read(self.instrument, hidden)
+
+
 class CaseModel(nn.Module):
-    """Units to shard, layers left to the root, and the instrument. Forward: inputs [b, ...] -> [b, F + R]; b may be 0.
+    """Units to shard, layers left to the root, and the instrument. Forward: inputs [b, ...] -> [b, F + G * R] with G
+    clipping groups, each with an instrument, the root's last; b may be 0.
 
     The instrument is a Linear(1, R) fed with ones: its per-sample gradient is whatever the loss multiplies its output
     with, so it measures and shapes clip factors without touching the body (see proof.py).
@@ -61,12 +72,20 @@ class CaseModel(nn.Module):
         self.instrument = instrument
 
     def forward(self, inputs: Tensor) -> Tensor:
-        hidden = inputs
+        hidden, readings = inputs, []
         for unit in self.units:
             hidden = unit(hidden)
+            if isinstance(hidden, tuple):
+                hidden, reading = hidden
+                readings.append(reading)
         body_BF = self.tail(hidden).flatten(1)
-        ones_B1 = torch.ones(len(inputs), 1, dtype=body_BF.dtype, device=body_BF.device)
-        return torch.cat([body_BF, self.instrument(ones_B1)], dim=1)
+        return torch.cat([body_BF, *readings, _read(self.instrument, body_BF)], dim=1)
+
+
+def _read(instrument: nn.Module, like: Tensor) -> Tensor:
+    """[b, R]: an instrument's output for the b samples of ``like``."""
+    reading: Tensor = instrument(torch.ones(len(like), 1, dtype=like.dtype, device=like.device))
+    return reading
 
 
 class PerSampleLoss(nn.Module):
@@ -119,7 +138,8 @@ class PerSampleLoss(nn.Module):
 def build(case: Case) -> CaseModel:
     """The case's model on CPU, filled with ``initial_parameters(case)``; torch's random streams are not touched."""
     parameters = initial_parameters(case)
-    groups = [nn.Sequential() for _ in range(len(case.model.units) + 1)]
+    metered = len(clipping_groups.names(case)) > 1
+    groups = [Metered() if metered else nn.Sequential() for _ in case.model.units] + [nn.Sequential()]
     made: dict[str, nn.Module] = {}
     for position, layer in enumerate(layer_names(case)):
         place, local = _split(layer.name)
@@ -132,9 +152,16 @@ def build(case: Case) -> CaseModel:
         if spec is not None and spec.activation != "identity":
             number = position - case.model.has_front
             groups[place].add_module(f"activation{number}", layers.activation(spec.activation))
-    instrument = layers.linear(1, instrument_rows(case), bias=False)
-    instrument.weight = nn.Parameter(parameters["instrument.weight"])
+    *inner, instrument = [_instrument(case, parameters[name]) for name in clipping_groups.instruments(case)]
+    for unit, own in zip(groups, inner, strict=False):
+        unit.add_module("instrument", own)
     return CaseModel(groups[:-1], groups[-1], instrument)
+
+
+def _instrument(case: Case, value: Tensor) -> nn.Linear:
+    made = layers.linear(1, instrument_rows(case), bias=False)
+    made.weight = nn.Parameter(value)
+    return made
 
 
 def initial_parameters(case: Case) -> dict[str, Tensor]:
@@ -166,13 +193,13 @@ def _drawn(seed: int, stream: str, shape: Shape, bound: int, numbers: Numbers, d
 
 def parameter_shapes(case: Case) -> dict[str, Shape]:
     """Shape of every parameter by canonical name, in the order of ``named_parameters``; a shared weight once."""
-    shapes = {
-        f"{layer.name}.{name}": shape
-        for layer in layer_names(case)
-        for name, shape in layer.shapes.items()
-        if not (layer.tied_to and name == "weight")
-    }
-    shapes["instrument.weight"] = (instrument_rows(case), 1)
+    shapes: dict[str, Shape] = {}
+    for group, instrument in enumerate(clipping_groups.instruments(case)):
+        for layer in layer_names(case):
+            if clipping_groups.number(case, layer.name) == group:
+                own = layer.shapes.items()
+                shapes |= {f"{layer.name}.{n}": s for n, s in own if not (layer.tied_to and n == "weight")}
+        shapes[instrument] = (instrument_rows(case), 1)
     return shapes
 
 
@@ -217,6 +244,11 @@ def instrument_rows(case: Case) -> int:
     """
     wanted = case.layout.batch_size if case.step.clipping == "probe" else 4
     return -(-wanted // case.world_size) * case.world_size
+
+
+def instrument_width(case: Case) -> int:
+    """G * R, what the instruments of all clipping groups add to a packed output or target."""
+    return len(clipping_groups.names(case)) * instrument_rows(case)
 
 
 def loss_scale_exponent(case: Case) -> int:

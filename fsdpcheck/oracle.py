@@ -16,15 +16,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import arithmetic, layouts, models, values
+from fsdpcheck import arithmetic, clipping_groups, layouts, models, values
 from fsdpcheck.adapters._base import FactorRule
 from fsdpcheck.case import Case
+from fsdpcheck.clipping_groups import INSTRUMENT as INSTRUMENT
+from fsdpcheck.clipping_groups import column, members
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.four_squares import four_squares, slack_targets
 from fsdpcheck.exact.grid import exact_square_sum, grid_exponent
 from fsdpcheck.program import at_step, make_optimizer, project_
-
-INSTRUMENT = "instrument.weight"
 
 Named = dict[str, Tensor]
 """Tensors by canonical parameter name; a shared parameter once, under its first name."""
@@ -46,12 +46,14 @@ class StepAnswer:
     gradients: Named
     """Per-sample gradients, [n, *shape]."""
     squared_norms: Tensor
+    group_squares: Tensor
+    """Squared norms by clipping group, [n, G]."""
     targets: Tensor
-    """Targets u of the instrument, [n, R]."""
+    """Targets u of the instruments, [n, G * R]."""
     norms: Tensor
     """sqrt(squared_norms), case dtype."""
     factors: Tensor
-    """Clip factors, case dtype; ones in plain training."""
+    """Clip factors, case dtype; ones in plain training. [n], or [n, G] with per-layer clipping."""
     clipped_sum: Named
     """Sum over the logical batch of factor * gradient."""
     released: Named
@@ -68,7 +70,7 @@ class StepAnswer:
 class Answer:
     """The single device's answer. ``clip_norm`` is C in the units of the losses (infinite in plain training).
 
-    ``instrument`` [steps, D, R], float64: targets of the instrument for RunRequest.instrument.
+    ``instrument`` [steps, D, G * R], float64: targets of the instruments for RunRequest.instrument.
     """
 
     case: Case
@@ -82,6 +84,11 @@ class Answer:
         """Canonical names of the parameters that have a gradient."""
         return tuple(self.steps[0].gradients)
 
+    @property
+    def clip_norms(self) -> tuple[float, ...]:
+        """C of each clipping group."""
+        return tuple(clipping_groups.bounds(self.case, self.clip_norm).values())
+
 
 def answer(case: Case, rule: FactorRule | None = None) -> Answer:
     """The single device's answer to ``case`` under ``rule``, the expression of the clip factors (default: C / norm).
@@ -93,7 +100,7 @@ def answer(case: Case, rule: FactorRule | None = None) -> Answer:
     device = _SingleDevice(case, rule)
     with arithmetic.decided(case):
         steps = tuple(device.step(k) for k in range(case.step.steps))
-    rows_KDR = torch.zeros(case.step.steps, len(device.inputs), models.instrument_rows(case), dtype=torch.float64)
+    rows_KDR = torch.zeros(case.step.steps, len(device.inputs), models.instrument_width(case), dtype=torch.float64)
     for k, step in enumerate(steps):
         rows_KDR[k, list(step.samples)] = step.targets
     return Answer(case, rule, _clip_norm(case, steps), rows_KDR, steps)
@@ -134,6 +141,7 @@ class _SingleDevice:
         self.parameters = {name: nn.Parameter(value) for name, value in models.initial_parameters(case).items()}
         self.model = models.build(case).double()
         self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.instruments = clipping_groups.instruments(case)
         self.loss = models.loss_for(case)
         self.inputs = layouts.inputs(case)
         self.inputs = self.inputs.double() if self.inputs.is_floating_point() else self.inputs
@@ -147,19 +155,25 @@ class _SingleDevice:
         multiplicity = tuple(count for _, count in batch)
         losses, gradients = self._per_sample(samples)
         targets_nR = _instrument_targets(self.case, k, samples, gradients)
-        gradients[INSTRUMENT] = (targets_nR * self.loss.scale).unsqueeze(-1)
-        squared = _square_sums(gradients, len(samples))
+        for name, own_nR in zip(self.instruments, targets_nR.split(models.instrument_rows(self.case), 1), strict=True):
+            gradients[name] = (own_nR * self.loss.scale).unsqueeze(-1)
+        squares_nG = self._group_squares(gradients, len(samples))
+        squared = squares_nG.sum(1)
         norms = squared.to(self.dtype).sqrt()
-        coefficients = self._factors(norms)
-        total = _weighted(gradients, coefficients.double() * torch.tensor(multiplicity, dtype=torch.float64))
+        coefficients_nG = self._factors(squares_nG.to(self.dtype).sqrt())
+        coefficients = coefficients_nG if len(self.instruments) > 1 else coefficients_nG[:, 0]
+        times_n = torch.tensor(multiplicity, dtype=torch.float64)
+        total = self._weighted(
+            gradients, coefficients.double() * (times_n if coefficients.dim() == 1 else times_n[:, None])
+        )
         released = {name: (value / self.case.step.normaliser).to(self.dtype) for name, value in total.items()}
         grad_norm = torch.tensor(math.sqrt(exact_square_sum(released.values())), dtype=self.dtype)
         used = self._clip_globally(released, grad_norm)
         before = {name: p.detach().clone() for name, p in self.parameters.items()}
         after = self._update(used)
         return StepAnswer(
-            before, samples, multiplicity, losses, gradients, squared, targets_nR, norms, coefficients, total, released,
-            grad_norm, used, after,
+            before, samples, multiplicity, losses, gradients, squared, squares_nG, targets_nR, norms, coefficients,
+            total, released, grad_norm, used, after,
         )  # fmt: skip
 
     def _load(self) -> None:
@@ -170,7 +184,7 @@ class _SingleDevice:
 
     def _per_sample(self, samples: tuple[int, ...]) -> tuple[Tensor, Named]:
         """Losses [n] and gradients [n, *shape] of the samples, each alone, with the instrument's targets at zero."""
-        packed = torch.zeros(1, self.targets.shape[1] + models.instrument_rows(self.case), dtype=torch.float64)
+        packed = torch.zeros(1, self.targets.shape[1] + models.instrument_width(self.case), dtype=torch.float64)
         losses = []
         gradients: dict[str, list[Tensor]] = {name: [] for name in self.trained}
         for index in samples:
@@ -187,10 +201,21 @@ class _SingleDevice:
         }
         return torch.stack(losses) if losses else torch.zeros(0, dtype=torch.float64), stacked
 
-    def _factors(self, norms: Tensor) -> Tensor:
+    def _group_squares(self, gradients: Named, count: int) -> Tensor:
+        """[n, G]"""
+        groups = range(len(self.instruments))
+        return torch.stack([_square_sums(members(self.case, gradients, group), count) for group in groups], 1)
+
+    def _factors(self, norms_nG: Tensor) -> Tensor:
         if self.case.step.clipping in ("none", "unclipped"):
-            return torch.ones_like(norms)
-        return factors(norms, self.case.step.clip_norm * self.loss.scale, self.rule)
+            return torch.ones_like(norms_nG)
+        bounds = clipping_groups.bounds(self.case, self.case.step.clip_norm * self.loss.scale).values()
+        return torch.stack([factors(n, c, self.rule) for n, c in zip(norms_nG.unbind(1), bounds, strict=True)], 1)
+
+    def _weighted(self, gradients: Named, weights: Tensor) -> Named:
+        """Sum over samples of weight * gradient, with weights [n], or [n, G] by group."""
+        weight_of = {name: column(weights, clipping_groups.number(self.case, name)) for name in gradients}
+        return {name: torch.tensordot(weight_of[name], gradient, dims=1) for name, gradient in gradients.items()}
 
     def _clip_globally(self, released: Named, grad_norm: Tensor) -> Named:
         if self.case.step.max_grad_norm is None:
@@ -216,11 +241,6 @@ def _square_sums(gradients: Named, count: int) -> Tensor:
     return total
 
 
-def _weighted(gradients: Named, weights: Tensor) -> Named:
-    """Sum over samples of weight * gradient."""
-    return {name: torch.tensordot(weights, gradient, dims=1) for name, gradient in gradients.items()}
-
-
 def _clip_norm(case: Case, steps: Iterable[StepAnswer]) -> float:
     if case.step.clipping == "none":
         return math.inf
@@ -231,28 +251,36 @@ def _clip_norm(case: Case, steps: Iterable[StepAnswer]) -> float:
 
 
 def _instrument_targets(case: Case, k: int, samples: tuple[int, ...], gradients: Named) -> Tensor:
-    """Targets u of the instrument, [n, R]: zeros, one-hot by sample ("probe"), or slack ("exact")."""
-    rows_nR = torch.zeros(len(samples), models.instrument_rows(case), dtype=torch.float64)
-    if case.step.clipping == "probe":
-        for row, index in enumerate(samples):
-            rows_nR[row, index - k * case.layout.batch_size] = 1.0
-    elif case.step.clipping == "exact" and samples:
-        _fill_slack(rows_nR, case, k, samples, gradients)
-    return rows_nR
+    """Targets u of the instruments, [n, G * R]; of each: zeros, one-hot by sample ("probe"), or slack ("exact")."""
+    width, rows = models.instrument_width(case), models.instrument_rows(case)
+    targets = torch.zeros(len(samples), width, dtype=torch.float64)
+    for group, rows_nR in enumerate(targets.split(rows, 1)):
+        if case.step.clipping == "probe":
+            for row, index in enumerate(samples):
+                rows_nR[row, index - k * case.layout.batch_size] = 1.0
+        elif case.step.clipping == "exact" and samples:
+            _fill_slack(rows_nR, case, k, samples, members(case, gradients, group), group)
+    return targets
 
 
-def _fill_slack(rows_nR: Tensor, case: Case, k: int, samples: tuple[int, ...], gradients: Named) -> None:
-    """Four-square slack for each sample's norm; the four values start at another row for each sample."""
+def _fill_slack(rows_nR: Tensor, case: Case, k: int, samples: tuple[int, ...], gradients: Named, group: int) -> None:
+    """Four-square slack for the norm of each sample's ``gradients`` of one clipping group.
+
+    The four values start at another row for each sample.
+    """
     scale = models.loss_scale(case)
-    body = {name: gradient / scale for name, gradient in gradients.items() if name != INSTRUMENT}
+    body = {name: gradient / scale for name, gradient in gradients.items()}
+    clip_norm = case.step.clip_norm * clipping_groups.multiples(case)[group]
     fraction_bits = max(0, -min((grid_exponent(g) for g in body.values()), default=0))
     if fraction_bits > 26:
         raise NotExact(f"step {k}, slack: squares on the grid 2**-{2 * fraction_bits}; had 53 bits")
     unit = 4**fraction_bits
     squared = [int(value) for value in (_square_sums(body, len(samples)) * unit).tolist()]
-    choices = values.integers(case.seed, f"slack {k}", (case.layout.batch_size,), 0, 1 << 16)
+    choices = values.integers(
+        case.seed, f"slack {k}" + f" group {group}" * bool(group), (case.layout.batch_size,), 0, 1 << 16
+    )
     picked = [int(choices[index - k * case.layout.batch_size]) for index in samples]
-    for row, target in enumerate(slack_targets(squared, case.step.clip_norm**2 * unit, unit, picked)):
+    for row, target in enumerate(slack_targets(squared, clip_norm**2 * unit, unit, picked)):
         if target is not None:
             if target.bit_length() > 53:
                 raise NotExact(f"step {k}, slack: sample {samples[row]} needs {target.bit_length()} bits; had 53")

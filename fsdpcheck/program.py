@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import adapters, layouts, models
+from fsdpcheck import adapters, clipping_groups, layouts, models
 from fsdpcheck.adapters._base import Adapter, Batch, MicroBatch, Observed, Setup, Trainer
 from fsdpcheck.case import Case, OptimizerSpec
 from fsdpcheck.errors import AdapterError
@@ -150,6 +150,7 @@ def _setup(
         units=models.unit_names(case),
         loss=models.loss_for(case),
         clip_norm=request.clip_norm,
+        clip_bounds=clipping_groups.bounds(case, request.clip_norm),
         optimizer=functools.partial(_own_optimizer, case),
         device=device,
         notify=notify,

@@ -25,13 +25,14 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import arithmetic, layouts, models
+from fsdpcheck import arithmetic, clipping_groups, layouts, models
 from fsdpcheck.case import Case
+from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.certifier import PRECISIONS, Certifier, Precision
 from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent, premultiplies_exactly
 from fsdpcheck.exact.operators import Bound
-from fsdpcheck.oracle import INSTRUMENT, Answer, StepAnswer
+from fsdpcheck.oracle import Answer, StepAnswer
 
 _UNBOUNDED = Precision(EMPTY, EMPTY, EMPTY)
 
@@ -89,12 +90,17 @@ def _prove_step(case: Case, step: StepAnswer, model: models.CaseModel, budget: B
             for row in range(len(step.samples)):
                 _norms(case, step, _certified(case, step, model, budget, [row], None), budget)
     if weights is not None:
-        exponent = grid_exponent(step.targets) + grid_exponent(weights)
-        budget.spend(f"weighted sum of {INSTRUMENT}", torch.tensordot(weights, step.targets.abs(), dims=1), exponent)
+        parts = step.targets.split(models.instrument_rows(case), 1)
+        for group, (name, own_nR) in enumerate(zip(clipping_groups.instruments(case), parts, strict=True)):
+            weights_n = clipping_groups.column(weights, group)
+            exponent = grid_exponent(own_nR) + grid_exponent(weights_n)
+            budget.spend(f"weighted sum of {name}", torch.tensordot(weights_n, own_nR.abs(), dims=1), exponent)
 
 
 def _weights(answer: Answer, step: StepAnswer, scalar: float) -> Tensor | None:
     """What each sample's loss is multiplied by in the backward pass that is reduced, [n]; None if that may round.
+
+    With per-layer clipping [n, G]: its gradient with respect to the parameters of each clipping group.
 
     Clip factor, loss scale and W/N, times how often the sample occurs on all ranks together: so the sum over the batch
     covers the sums over micro-batches and ranks. Averaging divides by W what the loss scale made a multiple of W.
@@ -102,7 +108,9 @@ def _weights(answer: Answer, step: StepAnswer, scalar: float) -> Tensor | None:
     if not _reduces_exactly(answer, step):
         return None
     copies = answer.case.world_size if answer.case.layout.kind == "replicated" else 1
-    return step.factors.double() * scalar * torch.tensor(step.multiplicity, dtype=torch.float64) * copies
+    times_n = torch.tensor(step.multiplicity, dtype=torch.float64)
+    times = times_n if step.factors.dim() == 1 else times_n[:, None]
+    return step.factors.double() * scalar * times * copies
 
 
 def _reduces_exactly(answer: Answer, step: StepAnswer) -> bool:
@@ -158,15 +166,17 @@ def _certified(
         bounds = {name: certifier.bound(gradient) for name, gradient in zip(trained, gradients, strict=True)}
         if weights is not None:
             certifier.stage = "weighted backward"
-            _gradients(losses, trained, weights, keep=False)
+            for group in range(len(clipping_groups.names(case))):
+                own = clipping_groups.members(case, trained, group)
+                _gradients(losses, own, clipping_groups.column(weights, group), keep=True)
     return bounds
 
 
 def _data(case: Case, step: StepAnswer, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Inputs and packed targets [n, F + R] of some samples, float64, with a silent instrument."""
+    """Inputs and packed targets [n, F + G * R] of some samples, float64, with a silent instrument."""
     samples = [step.samples[row] for row in rows]
     inputs, targets_nF = layouts.inputs(case)[samples], layouts.targets(case)[samples].double()
-    silent = torch.zeros(len(samples), models.instrument_rows(case), dtype=torch.float64)
+    silent = torch.zeros(len(samples), models.instrument_width(case), dtype=torch.float64)
     return inputs.double() if inputs.is_floating_point() else inputs, torch.cat([targets_nF, silent], 1)
 
 
@@ -179,7 +189,7 @@ def _loss(case: Case) -> models.PerSampleLoss:
 
 def _trained(model: models.CaseModel) -> dict[str, nn.Parameter]:
     """The body's trained parameters."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad and name != INSTRUMENT}
+    return {name: p for name, p in model.named_parameters() if p.requires_grad and not is_instrument(name)}
 
 
 def _gradients(losses: Tensor, trained: dict[str, nn.Parameter], weights: Tensor, keep: bool) -> tuple[Tensor, ...]:
@@ -224,4 +234,5 @@ def absolute_gradients(case: Case, step: StepAnswer) -> dict[str, Tensor]:
             for name, gradient in zip(trained, gradients, strict=True):
                 found[name].append(certifier.bound(gradient).terms.reshape(gradient.shape))
     stacked = {name: torch.stack(rows) for name, rows in found.items()}
-    return {**stacked, INSTRUMENT: step.targets.abs().unsqueeze(-1)}
+    parts = step.targets.abs().unsqueeze(-1).split(models.instrument_rows(case), 1)
+    return {**stacked, **dict(zip(clipping_groups.instruments(case), parts, strict=True))}

@@ -44,13 +44,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fsdpcheck-avoid", default="", metavar="TRAITS", help="draw no such case: tied,frozen")
     group.addoption("--fsdpcheck-engine", choices=("simulated", "processes"), default="simulated")
     group.addoption("--fsdpcheck-profile", choices=tuple(PROFILES), default="quick")
-    group.addoption("--fsdpcheck-world-size", default="1-5", metavar="1-5", help="3, 1-5 or 2,4")
+    group.addoption("--fsdpcheck-world-size", default="", metavar="1-5", help="3, 1-5 or 2,13")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     asked = tuple(dict.fromkeys(config.getoption("--fsdpcheck-adapter")))
     try:
-        sizes = parse_world_sizes(config.getoption("--fsdpcheck-world-size"))
+        sizes_named = config.getoption("--fsdpcheck-world-size")
+        sizes = parse_world_sizes(sizes_named) if sizes_named else ()
         named = config.getoption("--fsdpcheck-avoid")
         avoid = parse_traits(named) if named else ()
         for ref in asked:  # imports torch, which is right where somebody names an adapter

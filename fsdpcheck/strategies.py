@@ -126,6 +126,8 @@ def cases(
     if family != "none":
         deferred = "deferred" in features.promises
         step = replace(step, norms=draw(st.sampled_from([n for n in norms if n == "immediate" or deferred])))
+        by_unit = "per-layer-clipping" in features.accepts and numbers == "grid" and bool(model.units)
+        step = replace(step, clip_groups="units" if _flag(draw, by_unit, _RARELY) else "all")
     if global_norm:
         step = replace(step, max_grad_norm=2.0 ** draw(st.integers(-1, 8)))
     reshard = not _flag(draw, "keep-unsharded" in features.accepts)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsdpcheck.engines import torchrun
 from fsdpcheck.ledger import Ledger
-from fsdpcheck.plan import WORLD_SIZES, Plan
+from fsdpcheck.plan import Plan
 from fsdpcheck.worker import told_session
 
 
@@ -25,8 +25,7 @@ def session(plan: Plan, listen: Callable[[Ledger, Mapping[str, Any]], None]) -> 
 
 
 def _fitted(plan: Plan) -> Plan:
-    asked = plan.world_sizes if plan.world_sizes != WORLD_SIZES else ()
-    return replace(plan, engine="torchrun", world_sizes=asked or (torchrun.world_size(),))
+    return replace(plan, engine="torchrun", world_sizes=plan.world_sizes or (torchrun.world_size(),))
 
 
 def _driven(plan: Plan, engine: torchrun.TorchrunEngine, listen: Callable[[Ledger, Mapping[str, Any]], None]) -> Ledger:

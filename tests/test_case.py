@@ -59,6 +59,8 @@ IMAGE = Case(
     ),
     arithmetic=Arithmetic(averaging="premultiply"),
 )
+ONE_UNIT = ModelSpec((LayerSpec(1),), units=(1,))
+BY_UNIT = StepSpec(clipping="exact", clip_groups="units")
 FROZEN = (
     '{"version":2,"model":{"layers":[{"width":1,"bias":false,"activation":"identity","frozen":"none","kind":"linear",'
     '"kernel":1,"stride":1,"padding":0,"dilation":1,"groups":1}],'
@@ -133,6 +135,18 @@ def _copied(data: Any, path: tuple[Any, ...]) -> tuple[Any, Any]:
 WHOLE = json.loads(EVERYTHING.to_json())
 
 
+def test_a_field_that_came_later_may_be_left_out() -> None:
+    """Tokens of this version that are older than the field stay what they were, bit for bit."""
+    assert "clip_groups" not in replace(SMALLEST, step=StepSpec(clipping="exact")).to_json()
+    case = Case(ONE_UNIT, step=BY_UNIT)
+    assert '"clip_groups":"units"' in case.to_json()
+    assert Case.from_json(case.to_json()) == case
+    said = case.to_json().replace('"clip_groups":"units"', '"clip_groups":"all"')
+    assert Case.from_json(said) == replace(case, step=StepSpec(clipping="exact"))
+    with pytest.raises(InvalidCase, match=r"case.step.clip_groups: got 7"):
+        Case.from_json(case.to_json().replace('"clip_groups":"units"', '"clip_groups":7'))
+
+
 def test_a_missing_key_is_refused() -> None:
     for path in _paths(WHOLE):
         copy, place = _copied(WHOLE, path)
@@ -202,6 +216,7 @@ WORDS = [
     {"step": StepSpec(clipping="nonsense")},  # type: ignore[arg-type]
     {"step": StepSpec(norms="nonsense")},  # type: ignore[arg-type]
     {"step": StepSpec(contribution="nonsense")},  # type: ignore[arg-type]
+    {"step": StepSpec(clip_groups="nonsense")},  # type: ignore[arg-type]
     {"step": StepSpec(optimizer=OptimizerSpec("nonsense"))},  # type: ignore[arg-type]
     {"step": StepSpec(optimizer=OptimizerSpec(schedule="nonsense"))},  # type: ignore[arg-type]
     {"arithmetic": Arithmetic("nonsense")},  # type: ignore[arg-type]
@@ -232,6 +247,16 @@ def on(kind: str, *layers: LayerSpec, features: int = 2, length: int = 3) -> dic
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("step.clip_groups: got 'units'", {"model": ONE_UNIT, "step": StepSpec(clip_groups="units")}),
+    ("step.clip_groups: got 'units'", {"step": BY_UNIT}),
+    (
+        "step.clip_groups: got 'units'",
+        {
+            "model": ONE_UNIT,
+            "step": replace(BY_UNIT, clipping="probe"),
+            "arithmetic": Arithmetic(project=False, numbers="real"),
+        },
+    ),
     ("dp_shard: got 0", {"mesh": MeshSpec(0)}),
     ("world size", {"mesh": MeshSpec(64, 2)}),
     ("number of model.layers", {"model": ModelSpec(())}),
@@ -394,6 +419,7 @@ NEEDED: list[tuple[Trait, Case]] = [
     ("schedule", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec(schedule="halving")))),
     ("resume", replace(SMALLEST, step=StepSpec(resume=True))),
     ("hsdp", replace(SMALLEST, mesh=MeshSpec(1, 2))),
+    ("per-layer-clipping", Case(ONE_UNIT, step=BY_UNIT)),
 ]
 
 

@@ -16,6 +16,7 @@ from fsdpcheck.check import check_law
 from fsdpcheck.errors import AdapterError, NoProgress, NotExact, UsageError, Violation
 from fsdpcheck.execution import Execution, Failure, RankState, RunRequest
 from fsdpcheck.law import LAWS, Law, law
+from fsdpcheck.plan import WORLD_SIZES
 from fsdpcheck.replay import decode
 from fsdpcheck.runner import Run
 
@@ -71,7 +72,7 @@ def test_a_law_that_holds_counts_distinct_cases(run: Run) -> None:
     verdict = check_law(a_law(lambda case, run: seen.append(case)), run, "ci")
     assert (verdict.status, verdict.exit_code, verdict.cases) == ("holds", 0, len(set(seen)))
     assert verdict.cases > 40
-    assert sum(verdict.census[f"W={world}"] for world in range(1, 6)) == verdict.cases
+    assert sum(verdict.census.get(f"W={world}", 0) for world in range(1, 14)) == verdict.cases
     verdict.raise_if_broken()
 
 
@@ -110,6 +111,19 @@ def test_on_case_hears_of_every_case_before_it_runs(run: Run) -> None:
 def test_only_the_asked_world_sizes_are_drawn(run: Run) -> None:
     verdict = check_law(a_law(lambda case, run: None), run, world_sizes=(3,))
     assert verdict.census["W=3"] == verdict.cases > 0
+
+
+def test_a_profile_has_its_own_world_sizes(run: Run) -> None:
+    """Where none are asked for: five in the quick profile, 13 ranks too in the nightly one, and seldom in ci."""
+    shares = {}
+    for profile in ("quick", "ci", "nightly"):
+        verdict = check_law(a_law(lambda case, run: None), run, profile)
+        counts = {int(label[2:]): n for label, n in verdict.census.items() if label.startswith("W=")}
+        assert set(counts) <= set(WORLD_SIZES[profile])
+        shares[profile] = sum(n for world, n in counts.items() if world > 5) / verdict.cases
+    assert shares["quick"] == 0
+    assert set(counts) == {1, 2, 3, 4, 5, 6, 7, 8, 13}
+    assert 0.05 < shares["ci"] < 0.35 < shares["nightly"]
 
 
 def test_a_law_that_is_not_promised_is_never_run(run: Run) -> None:

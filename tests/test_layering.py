@@ -24,7 +24,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "data": (
             "execution", "arithmetic", "matching", "deadlock", "adapter", "adapters", "adapters._base", "models",
-            "layers", "layouts", "siblings", "program", "plan", "verdict", "floors",
+            "layers", "layouts", "siblings", "program", "plan", "verdict", "floors", "clipping_groups",
         )
     },
     {

@@ -107,9 +107,10 @@ class Setup:
     ``units``: canonical module names to shard, one tuple an inner unit, in forward order (one name each so far); the
     root unit is implied. ``loss(output [b, F + R], targets [b, F + R])`` gives per-sample losses [b] (loss.reduction
     == "none"); ``loss.with_reduction("mean" | "sum")`` gives the same loss reduced.
-    ``clip_norm`` is C itself (already in the units of the losses). ``seed``: what seeds the noise, equal on all ranks.
-    ``notify(moment, trainer)`` announces the moments after_forward, after_first_backward, after_norms, after_reduce,
-    before_step, after_reshard; calling it is optional.
+    ``clip_norm`` is C itself (already in the units of the losses). ``clip_bounds``: for per-layer clipping, C_l by
+    dotted prefix of the parameters' canonical names, "" for all the rest; {"": C} otherwise. ``seed``: what seeds the
+    noise, equal on all ranks. ``notify(moment, trainer)`` announces the moments after_forward, after_first_backward,
+    after_norms, after_reduce, before_step, after_reshard; calling it is optional.
     """
 
     rank: int
@@ -120,6 +121,7 @@ class Setup:
     units: tuple[tuple[str, ...], ...]
     loss: nn.Module
     clip_norm: float
+    clip_bounds: Mapping[str, float]
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     device: torch.device
     notify: Callable[[str, object], None]
@@ -155,7 +157,7 @@ class Observed(Trainer, Protocol):
         """ "norms": per-sample gradient norms [local samples] of the last step, in order of the micro-batches."""
 
     def factors(self) -> Tensor:
-        """ "factors": clip factors [local samples] of the last step."""
+        """ "factors": clip factors [local samples] of the last step; with per-layer clipping [local samples, G]."""
 
     def grad_norm(self) -> Tensor:
         """ "grad_norm": the global gradient norm that clipping returned in the last step (0-dim)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,7 +65,9 @@ class ReferenceTrainer:
         return torch.cat(self.impl.found.norms)
 
     def factors(self) -> Tensor:
-        return torch.cat(self.impl.found.factors)
+        """[b], or [b, G] with clipping groups."""
+        found = torch.cat(self.impl.found.factors, -1)
+        return found if found.dim() == 1 else found.T
 
     def ordered_norms(self) -> dict[str, Tensor]:
         found = self.impl.norms_in_dataset_order(_PUBLIC_BOUND)
@@ -97,7 +100,9 @@ def _privacy(setup: Setup, mode: str) -> Privacy:
     from fsdpcheck.impl import clipping, modes, private
 
     contribution, timing = setup.step.contribution, setup.step.norms
-    return private.Privacy(clipping.Flat(setup.clip_norm), modes.parse(mode, timing), contribution, duplicates="count")
+    flat = setup.step.clip_groups == "all"
+    rule = clipping.Flat(setup.clip_norm) if flat else clipping.PerLayer(setup.clip_bounds)
+    return private.Privacy(rule, modes.parse(mode, timing), contribution, duplicates="count")
 
 
 class Reference:
@@ -121,6 +126,8 @@ class Reference:
     def __init__(self, mode: str = "ghost") -> None:
         self.mode = mode
         self.name = type(self).name if mode == "ghost" else f"{type(self).name}, {mode}"
+        if mode.endswith("_bk"):  # two passes weigh all gradients of a sample alike
+            self.features = replace(self.features, accepts=self.features.accepts | {"per-layer-clipping"})
 
     def build(self, model: nn.Module, setup: Setup) -> ReferenceTrainer:
         return ReferenceTrainer(self.shard(model, setup), setup, self.mode)

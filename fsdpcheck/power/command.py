@@ -33,7 +33,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], world_siz
     several("--adapter", metavar="NAME", help="an implementation believed to be right; default: reference; repeatable")
     several("--family", metavar="NAME", help="plain, clipped, probe, ...; default: all; repeatable")
     parser.add_argument("--cases", type=_count, default=50, metavar="N", help="cases a family (50)")
-    parser.add_argument("--world-size", type=world_sizes, default=WORLD_SIZES, metavar="1-5", help="3, 1-5 or 2,4")
+    parser.add_argument(
+        "--world-size", type=world_sizes, default=WORLD_SIZES["quick"], metavar="1-5", help="3, 1-5 or 2,4"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON too")
 
 
