@@ -8,11 +8,13 @@ parameters, "" for the root's, which is the last group. Bounds differ, so that g
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fsdpcheck.case import Case
 
+T = TypeVar("T", Tensor, nn.Parameter)
 INSTRUMENT = "instrument.weight"
 """Canonical name of the instrument of the root's group; that of unit i is "units.i.instrument.weight"."""
 
@@ -55,6 +57,6 @@ def column(values: Tensor, group: int) -> Tensor:
     return values if values.dim() == 1 else values[:, group]
 
 
-def members(case: Case, values: Mapping[str, Tensor], group: int) -> dict[str, Tensor]:
-    """The tensors of one group's parameters, by canonical name."""
+def members(case: Case, values: Mapping[str, T], group: int) -> dict[str, T]:
+    """What belongs to the parameters of one group, by canonical name."""
     return {name: value for name, value in values.items() if number(case, name) == group}

@@ -54,7 +54,7 @@ class Metered(nn.Sequential):
         hidden = inputs
         for name, module in self.named_children():
             hidden = hidden if name == "instrument" else module(hidden)
-        return hidden, _read(self.instrument, hidden)
+        return hidden, _read(self.get_submodule("instrument"), hidden)
 
 
 class CaseModel(nn.Module):

@@ -155,7 +155,9 @@ class _SingleDevice:
         multiplicity = tuple(count for _, count in batch)
         losses, gradients = self._per_sample(samples)
         targets_nR = _instrument_targets(self.case, k, samples, gradients)
-        for name, own_nR in zip(self.instruments, targets_nR.split(models.instrument_rows(self.case), 1), strict=True):
+        for name, own_nR in zip(
+            self.instruments, torch.split(targets_nR, models.instrument_rows(self.case), 1), strict=True
+        ):
             gradients[name] = (own_nR * self.loss.scale).unsqueeze(-1)
         squares_nG = self._group_squares(gradients, len(samples))
         squared = squares_nG.sum(1)
@@ -254,7 +256,7 @@ def _instrument_targets(case: Case, k: int, samples: tuple[int, ...], gradients:
     """Targets u of the instruments, [n, G * R]; of each: zeros, one-hot by sample ("probe"), or slack ("exact")."""
     width, rows = models.instrument_width(case), models.instrument_rows(case)
     targets = torch.zeros(len(samples), width, dtype=torch.float64)
-    for group, rows_nR in enumerate(targets.split(rows, 1)):
+    for group, rows_nR in enumerate(torch.split(targets, rows, 1)):
         if case.step.clipping == "probe":
             for row, index in enumerate(samples):
                 rows_nR[row, index - k * case.layout.batch_size] = 1.0

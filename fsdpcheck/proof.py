@@ -90,7 +90,7 @@ def _prove_step(case: Case, step: StepAnswer, model: models.CaseModel, budget: B
             for row in range(len(step.samples)):
                 _norms(case, step, _certified(case, step, model, budget, [row], None), budget)
     if weights is not None:
-        parts = step.targets.split(models.instrument_rows(case), 1)
+        parts = torch.split(step.targets, models.instrument_rows(case), 1)
         for group, (name, own_nR) in enumerate(zip(clipping_groups.instruments(case), parts, strict=True)):
             weights_n = clipping_groups.column(weights, group)
             exponent = grid_exponent(own_nR) + grid_exponent(weights_n)
@@ -102,15 +102,15 @@ def _weights(answer: Answer, step: StepAnswer, scalar: float) -> Tensor | None:
 
     With per-layer clipping [n, G]: its gradient with respect to the parameters of each clipping group.
 
-    Clip factor, loss scale and W/N, times how often the sample occurs on all ranks together: so the sum over the batch
-    covers the sums over micro-batches and ranks. Averaging divides by W what the loss scale made a multiple of W.
+    Clip factor, loss scale and W/N, times how often the sample occurs on all ranks together, rounded up to an odd
+    number, which leaves the grid of a single occurrence as it is: so the sum over the batch covers the sums over
+    micro-batches and ranks. Averaging divides by W what the loss scale made a multiple of W.
     """
     if not _reduces_exactly(answer, step):
         return None
     copies = answer.case.world_size if answer.case.layout.kind == "replicated" else 1
-    times_n = torch.tensor(step.multiplicity, dtype=torch.float64)
-    times = times_n if step.factors.dim() == 1 else times_n[:, None]
-    return step.factors.double() * scalar * times * copies
+    times_n = torch.tensor([copies * count | 1 for count in step.multiplicity], dtype=torch.float64)
+    return step.factors.double() * scalar * (times_n if step.factors.dim() == 1 else times_n[:, None])
 
 
 def _reduces_exactly(answer: Answer, step: StepAnswer) -> bool:
@@ -234,5 +234,5 @@ def absolute_gradients(case: Case, step: StepAnswer) -> dict[str, Tensor]:
             for name, gradient in zip(trained, gradients, strict=True):
                 found[name].append(certifier.bound(gradient).terms.reshape(gradient.shape))
     stacked = {name: torch.stack(rows) for name, rows in found.items()}
-    parts = step.targets.abs().unsqueeze(-1).split(models.instrument_rows(case), 1)
+    parts = torch.split(step.targets.abs().unsqueeze(-1), models.instrument_rows(case), 1)
     return {**stacked, **dict(zip(clipping_groups.instruments(case), parts, strict=True))}

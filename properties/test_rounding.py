@@ -20,7 +20,7 @@ def test_the_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> N
 
 
 @law(
-    "rounding.private-gradients", promise="exact-factors", draw=strategies.real_private, observe=("grads", "factors"),
+    "rounding.private-gradients", promise="second-backward", draw=strategies.real_private, observe=("grads", "factors"),
     needs_traits=("real",),
 )  # fmt: skip
 def test_the_clipped_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> None:

@@ -173,6 +173,14 @@ def test_a_fault_of_grouping_is_found(
     assert verdict.finding.cause == ""
 
 
+def test_bookkeeping_is_not_asked_for_the_bits_of_a_second_backward() -> None:
+    """It contracts activations and backprops with the factors: right, but rounded at other places."""
+    law = chapters()["rounding.private-gradients"]
+    assert law.not_promised(load("reference").features) == ""
+    assert "contracts what the one backward kept" in law.not_promised(load("reference:bookkeeping").features)
+    assert not chapters()["training.private-gradients"].not_promised(load("reference:bookkeeping").features)
+
+
 def test_adapters_that_weigh_a_sample_once_are_given_no_such_case() -> None:
     for name in ("reference", "reference_fsdp2", "fully_shard", "fsdp1"):
         assert "per-layer-clipping" not in load(name).features.accepts

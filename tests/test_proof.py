@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from torch import Tensor, nn
 
-from fsdpcheck import arithmetic, layers, layouts, models, oracle, proof, strategies
+from fsdpcheck import arithmetic, clipping_groups, layers, layouts, models, oracle, proof, strategies
 from fsdpcheck.adapters._base import FactorRule, Features, Promise
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, Trait
 from fsdpcheck.errors import NotExact
@@ -93,11 +93,16 @@ def _reduced_in_another_order(answer: Answer, k: int, draw: random.Random) -> di
     draw.shuffle(every)
     cut = draw.randint(0, len(every))
     total = {name: torch.zeros_like(value) for name, value in step.released.items()}
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     for rows in (every[:cut], every[cut:]):
         samples = [step.samples[row] for row in rows]
         packed = torch.cat([layouts.targets(case)[samples], step.targets[rows].to(step.norms.dtype)], 1)
         losses = models.loss_for(case)(model(layouts.inputs(case)[samples]), packed)
-        ((losses * step.factors[rows]).sum() * (case.world_size / case.step.normaliser)).backward()
+        for group in range(len(answer.clip_norms)):
+            weights = clipping_groups.column(step.factors, group)[rows] * (case.world_size / case.step.normaliser)
+            own = clipping_groups.members(case, trained, group)
+            if own:
+                torch.autograd.backward(losses, weights, retain_graph=True, inputs=list(own.values()))
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and name in total:
             total[name] = parameter.grad / case.world_size

@@ -82,6 +82,7 @@ def test_everything_else_appears_regularly(name: str) -> None:
     facts = [census(case) for case in from_everything(name)]
     counts = {fact: sum(found[fact] for found in facts) for fact in facts[0]}
     absent = {"mean"} if name.startswith("private") else {"deferred"}
+    absent |= set() if name.startswith("private") else {"clipped by unit"}
     absent |= {"premultiplied averages"} if name == "private_probe" else set()  # its factors are on no grid
     assert {fact: count for fact, count in counts.items() if count < 4 and fact not in absent} == {}
     assert {case.world_size for case in from_everything(name)} == set(strategies.WORLD_SIZES)
@@ -264,7 +265,7 @@ FAMILIES = (
 
 def test_at_least_nine_drawn_cases_of_ten_are_proved_exact_in_every_family() -> None:
     accepted, rejected = Counter[str](), Counter[str]()
-    for case in drawn(strategies.cases(EVERYTHING), 200):
+    for case in drawn(strategies.cases(EVERYTHING), 600):
         try:
             proof.prove(case, oracle.answer(case))
             counted = accepted

@@ -19,7 +19,7 @@ from fsdpcheck.execution import Observable
 
 Promise = Literal[
     "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms",
-    "dataset-order",
+    "dataset-order", "second-backward",
 ]  # fmt: skip
 """What an adapter can promise; each law names one.
 
@@ -28,6 +28,8 @@ own clip factors. exact-factors: factors are a function of the one squared norm 
 bit for bit. padding.zero: padding is zero after init, after reduce-scatter, after the optimizer step. padding.unread:
 padding is never read. deferred: norms may be computed after the first backward. global-norm: clips and returns the
 global gradient norm. partial-norms: can form each rank's own share of the squared norms of a replicated batch.
+second-backward: clipped gradients come of one backward through the re-weighted losses, so that on real numbers a rank's
+own gradient can be replayed bit for bit (bookkeeping contracts what it kept: other roundings).
 dataset-order: can report the norms of the whole logical batch on every rank, by global sample index.
 """
 

@@ -85,6 +85,7 @@ class FullyShard:
             "deferred": "has no per-sample norms",
             "partial-norms": "has no per-sample norms",
             "dataset-order": "has no per-sample norms",
+            "second-backward": "trains plainly: it has no per-sample clipping",
         },
     )
 

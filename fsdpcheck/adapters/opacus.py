@@ -31,6 +31,7 @@ _REASONS = {
     "deferred": "computes norms inside the first backward",
     "global-norm": "clips per sample: it has no global gradient norm",
     "partial-norms": "every rank forms whole norms of its own samples",
+    "second-backward": "its factors carry the rounding of nested norms; the exact-norm tiers judge it",
     "dataset-order": "leaves each rank with the norms of its own samples",
 }
 _ACCEPTS: frozenset[Trait] = frozenset(

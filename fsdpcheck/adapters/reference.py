@@ -96,6 +96,17 @@ class ReferenceTrainer:
         return local_tensors(self.impl.model.shards())
 
 
+def _of_bookkeeping(features: Features) -> Features:
+    """Two passes weigh all gradients of a sample alike; bookkeeping weighs each parameter's, and without a backward."""
+    reason = "contracts what the one backward kept with the clip factors, which rounds otherwise than a second backward"
+    return replace(
+        features,
+        promises=features.promises - {"second-backward"},
+        accepts=features.accepts | {"per-layer-clipping"},
+        reasons={**features.reasons, "second-backward": reason},
+    )
+
+
 def _privacy(setup: Setup, mode: str) -> Privacy:
     from fsdpcheck.impl import clipping, modes, private
 
@@ -113,7 +124,7 @@ class Reference:
         promises=frozenset(
             {
                 *("plain", "private", "exact-factors", "padding.zero", "padding.unread"),
-                *("deferred", "global-norm", "partial-norms", "dataset-order"),
+                *("deferred", "global-norm", "partial-norms", "dataset-order", "second-backward"),
             }
         ),
         accepts=ACCEPTS,
@@ -126,8 +137,8 @@ class Reference:
     def __init__(self, mode: str = "ghost") -> None:
         self.mode = mode
         self.name = type(self).name if mode == "ghost" else f"{type(self).name}, {mode}"
-        if mode.endswith("_bk"):  # two passes weigh all gradients of a sample alike
-            self.features = replace(self.features, accepts=self.features.accepts | {"per-layer-clipping"})
+        if mode.endswith("_bk"):
+            self.features = _of_bookkeeping(self.features)
 
     def build(self, model: nn.Module, setup: Setup) -> ReferenceTrainer:
         return ReferenceTrainer(self.shard(model, setup), setup, self.mode)

@@ -100,7 +100,7 @@ FAMILIES: tuple[Family, ...] = (
         (*_GRADIENTS, *_SAMPLES, *_MEANS), baseline=False,
     ),
     Family(
-        "real private", "replay", "exact-factors", strategies.real_private, ("rounding.private-gradients",),
+        "real private", "replay", "second-backward", strategies.real_private, ("rounding.private-gradients",),
         (*_GRADIENTS, *_SAMPLES, *_SECOND_PASS), baseline=False,
     ),
 )  # fmt: skip
