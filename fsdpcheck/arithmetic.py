@@ -12,9 +12,9 @@ from fsdpcheck.exact import surrogates
 
 @contextmanager
 def of(case: Case) -> Iterator[None]:
-    """Surrogates in place if the case needs them."""
+    """Surrogates in place if the case needs them; coarse ones for a user's model, which may be deep."""
     if "surrogates" in case.requires():
-        with surrogates.installed():
+        with surrogates.installed(coarse=case.model.own is not None):
             yield
     else:
         yield

@@ -23,6 +23,7 @@ from fsdpcheck.case_shapes import Stage, stages
 from fsdpcheck.clipping_groups import column, number
 from fsdpcheck.exact.grid import exact_square_sum
 from fsdpcheck.oracle import Answer, Named, StepAnswer
+from fsdpcheck.own_roundings import path_roundings
 from fsdpcheck.proof import absolute_gradients
 
 UNIT_ROUNDOFF = {"float64": Fraction(1, 2**53), "float32": Fraction(1, 2**24)}
@@ -133,6 +134,8 @@ def _path_roundings(case: Case) -> int:
     A sum of m products rounds a term m times at most. A path goes through every stage, at one of which it ends in the
     gradient of a parameter: a sum over positions, samples, their occurrences, uses, micro-batches and ranks.
     """
+    if case.model.own is not None:
+        return 8 + path_roundings(case) + case.step.micro_batches + case.world_size
     chain = stages(case.model)
     backward = models.classes(case) + sum(_through(stage) for stage in chain)
     uses = 2 if case.model.tied is not None else 1

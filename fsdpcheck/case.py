@@ -37,7 +37,7 @@ Trait = Literal[
     "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project", "hsdp",
     "layer-norm-without-bias", "conv", "group-norm", "rms-norm", "attention", "bags",
     "conv-private", "group-norm-private", "rms-norm-private", "attention-private", "bags-private",
-    "surrogates", "real", "adam", "schedule", "resume", "premultiply", "per-layer-clipping",
+    "surrogates", "real", "adam", "schedule", "resume", "premultiply", "per-layer-clipping", "own-layers",
 ]  # fmt: skip
 """What a case can demand of an implementation; ``Case.requires()`` gives the set, ``Features.accepts`` must cover it.
 
@@ -48,7 +48,8 @@ or does not divide, the rows of a weight. "conv" and its like stand for plain tr
 clipping, which needs a norm rule. "surrogates": a function of the model is replaced by one with values on a grid for
 the length of the run (see exact/surrogates.py). "schedule", "resume": the optimizer is the one ``Setup.optimizer``
 made, whose learning rate, or state, changes between steps. "per-layer-clipping": a clip factor for each group of
-parameters (``Setup.clip_bounds``).
+parameters (``Setup.clip_bounds``). "own-layers": parameters in modules of a kind that no other word here names, which
+only a user's own model has.
 """
 
 
@@ -77,6 +78,27 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnModel:
+    """A model, a batch and a loss of the user's own, by reference ("pkg.mod:attr"), and what was seen of them.
+
+    The references are imported when the case runs, so a case from elsewhere is run only after its reader has repeated
+    them (see replay.py). ``loss`` "" is the built-in one: half the squared error, or cross-entropy of integer targets.
+    ``units``: names of the modules to shard, in forward order. ``rows``: size of dim 0 of each parameter.
+    ``features`` F and ``targets`` count one sample's output and targets, flattened. ``traits``: what the model itself
+    demands of an implementation.
+    """
+
+    build: str
+    batch: str
+    loss: str = ""
+    units: tuple[str, ...] = ()
+    rows: tuple[int, ...] = ()
+    features: int = 1
+    targets: int = 1
+    traits: tuple[Trait, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """An ordinary model: an input stage, a chain of layers, units for sharding.
 
@@ -89,6 +111,7 @@ class ModelSpec:
     ``tied`` names two layers (0-based, among ``layers``) that share one weight; -1 is the Embedding.
     ``units``: sizes of the sharding units, counted over [input stage, if it has parameters] + layers, in order; what is
     left over stays with the root unit, as does the instrument (see proof.py).
+    ``own``: a model of the user's own; then there are no layers and every other field has its default.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -100,6 +123,12 @@ class ModelSpec:
     layer_norm: bool = False
     tied: tuple[int, int] | None = None
     units: tuple[int, ...] = ()
+    own: OwnModel | None = None
+
+    @property
+    def unit_count(self) -> int:
+        """How many inner sharding units there are."""
+        return len(self.units) if self.own is None else len(self.own.units)
 
     @property
     def has_front(self) -> bool:

@@ -13,7 +13,7 @@ from fsdpcheck.case_shapes import SPATIAL, Stage, item_units, row_counts, stages
 from fsdpcheck.errors import InvalidCase
 
 if TYPE_CHECKING:
-    from fsdpcheck.case import Case, LayerSpec, ModelSpec, Trait
+    from fsdpcheck.case import Case, LayerSpec, ModelSpec, OwnModel, Trait
 
 MAX_WORLD_SIZE = 64
 _MAX_ELEMENTS = 1 << 22
@@ -71,7 +71,7 @@ def _ranges(case: Case) -> Iterator[tuple[str, float, float, float]]:
     yield "mesh.dp_shard", case.mesh.dp_shard, 1, MAX_WORLD_SIZE
     yield "mesh.dp_replicate", case.mesh.dp_replicate, 1, MAX_WORLD_SIZE
     yield "the world size dp_shard * dp_replicate", case.world_size, 1, MAX_WORLD_SIZE
-    yield "the number of model.layers", len(model.layers), 1, 64
+    yield "the number of model.layers", len(model.layers), 1 if model.own is None else 0, 64
     for index, layer in enumerate(model.layers):
         yield f"model.layers[{index}].width", layer.width, 1, 4096
         yield f"model.layers[{index}].kernel", layer.kernel, 1, 64
@@ -107,6 +107,9 @@ def _ranges(case: Case) -> Iterator[tuple[str, float, float, float]]:
 
 
 def _validate_model(spec: ModelSpec) -> None:
+    if spec.own is not None:
+        _validate_own(spec, spec.own)
+        return
     items = len(spec.layers) + spec.has_front
     if sum(spec.units) > items:
         _refuse("model.units", spec.units, f"sizes that add up to at most {items} layers", "make units smaller")
@@ -124,6 +127,20 @@ def _validate_model(spec: ModelSpec) -> None:
         _validate_layer(f"model.layers[{index}]", stage, stage.spec)
     if spec.tied is not None:
         _validate_tied(spec, *spec.tied)
+
+
+def _validate_own(spec: ModelSpec, own: OwnModel) -> None:
+    """A user's model: nothing of the chain, and no trait that belongs to another part of the case."""
+    if spec != type(spec)(layers=(), own=own):
+        _refuse("model", "layers or other fields of a chain", "none beside a model of your own", "leave them out")
+    for name, reference in (("build", own.build), ("batch", own.batch)):
+        if ":" not in reference:
+            _refuse(f"model.own.{name}", reference, "pkg.mod:attr or file.py:attr", "name an object")
+    for name, value in (("features", own.features), ("targets", own.targets), *(("rows", rows) for rows in own.rows)):
+        if not 0 <= value <= _MAX_ELEMENTS:
+            _refuse(f"model.own.{name}", value, f"a number from 0 to {_MAX_ELEMENTS}", "choose one in the range")
+    if unknown := sorted(set(own.traits) - OWN_TRAITS):
+        _refuse("model.own.traits", unknown[0], f"traits among {', '.join(sorted(OWN_TRAITS))}", "leave it out")
 
 
 def _validate_layer(where: str, stage: Stage, layer: LayerSpec) -> None:
@@ -246,6 +263,8 @@ def _validate_numbers(case: Case) -> None:
 
 
 def _validate_size(case: Case) -> None:
+    if case.model.own is not None:  # runs only where its user has named it
+        return
     chain = stages(case.model)
     parameters = sum(math.prod(shape) for stage in chain for shape in stage.shapes.values())
     widest = max(max(math.prod(stage.entering), math.prod(stage.leaving)) for stage in chain)
@@ -256,7 +275,36 @@ def _validate_size(case: Case) -> None:
             _refuse(f"the size of {where}", size, f"at most {_MAX_ELEMENTS} elements", "make the case smaller")
 
 
+OWN_TRAITS: frozenset[Trait] = frozenset(
+    {
+        "bias", "tokens", "sequence", "padding_idx", "layer-norm", "layer-norm-without-bias", "frozen", "tied",
+        "root-parameters", "conv", "group-norm", "rms-norm", "attention", "bags", "own-layers", "surrogates",
+    }
+)  # fmt: skip
+"""What a user's model can demand by itself; "surrogates" means: when numbers are on a grid."""
+
+
+def _own_traits(case: Case, own: OwnModel) -> Iterator[Trait]:
+    ranks = case.mesh.dp_shard
+    private: dict[Trait, Trait] = {
+        "tied": "tied-private", "conv": "conv-private", "group-norm": "group-norm-private",
+        "rms-norm": "rms-norm-private", "attention": "attention-private", "bags": "bags-private",
+    }  # fmt: skip
+    found = [trait for trait in own.traits if trait != "surrogates"]
+    yield from (private.get(trait, trait) if case.step.private else trait for trait in found)
+    facts: dict[Trait, bool] = {
+        "rows<ranks": any(rows < ranks for rows in own.rows),
+        "uneven-rows": any(rows % ranks for rows in own.rows),
+        "keep-unsharded": not case.mesh.reshard_after_forward,
+        "hsdp": case.mesh.dp_replicate > 1,
+    }
+    yield from (trait for trait, holds in facts.items() if holds)
+
+
 def _model_traits(case: Case) -> Iterator[Trait]:
+    if case.model.own is not None:
+        yield from _own_traits(case, case.model.own)
+        return
     spec, ranks = case.model, case.mesh.dp_shard
     kinds = {layer.kind for layer in spec.layers}
     facts: dict[Trait, Any] = {
@@ -293,6 +341,8 @@ def _number_traits(case: Case) -> Iterator[Trait]:
     arithmetic, layers = case.arithmetic, case.model.layers
     used = {layer.kind for layer in layers} | {layer.activation for layer in layers}
     off_the_grid = bool(used & _OFF_THE_GRID) or case.step.loss == "cross_entropy"
+    if case.model.own is not None:
+        off_the_grid = "surrogates" in case.model.own.traits
     facts: dict[Trait, Any] = {
         "float32": arithmetic.dtype == "float32",
         "project": arithmetic.project,

@@ -13,13 +13,14 @@ from fsdpcheck.case_shapes import SPATIAL, Stage, body_input, stages
 from fsdpcheck.errors import InvalidCase
 
 if TYPE_CHECKING:
-    from fsdpcheck.case import Case, ModelSpec
+    from fsdpcheck.case import Case, ModelSpec, OwnModel
 
 _LONGEST = 1 << 20
 """Characters of the longest text that is looked at."""
 
 
 _LATER: dict[str, dict[str, Any]] = {
+    "ModelSpec": {"own": None},
     "BatchLayout": {"lists": ()},
     "StepSpec": {"noise_multiplier": 0.0, "clip_groups": "all"},
 }
@@ -29,8 +30,8 @@ _LATER: dict[str, dict[str, Any]] = {
 def encode(case: Case, version: int) -> str:
     """The case as one line of JSON, every field written out but later ones that say nothing."""
     data = dataclasses.asdict(case)
-    for part in (case.layout, case.step):
-        own = data["layout" if part is case.layout else "step"]
+    for key, part in (("model", case.model), ("layout", case.layout), ("step", case.step)):
+        own = data[key]
         for name, default in _LATER[type(part).__name__].items():
             if own[name] == default:
                 del own[name]
@@ -114,7 +115,16 @@ def _tuple(arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]
     return tuple(_value(kinds[index], item, f"{where}[{index}]") for index, item in enumerate(data))
 
 
+def _describe_own(own: OwnModel) -> str:
+    units = f"units {', '.join(own.units)}" if own.units else "no inner unit"
+    return (
+        f"model: your own {own.build}, {len(own.rows)} parameters, on {own.batch}; {units}, the rest left to the root"
+    )
+
+
 def _describe_model(spec: ModelSpec) -> str:
+    if spec.own is not None:
+        return _describe_own(spec.own)
     indices = spec.input in ("tokens", "bags")
     shape = (spec.length,) if indices else body_input(spec)
     parts = [f"{spec.input} inputs [{', '.join(map(str, ('B', *shape)))}]"]
@@ -180,7 +190,9 @@ def _describe_step(case: Case) -> str:
     rule += ", halved after each step" if optimizer.schedule == "halving" else ""
     rule += ", its state saved and loaded after each step" if step.resume else ""
     count = f"{step.steps} step" + "s" * (step.steps > 1)
-    loss = f"{step.loss} loss, {step.reduction} over samples, normaliser {step.normaliser}"
+    own = case.model.own
+    kind = own.loss if own is not None and own.loss else step.loss
+    loss = f"{kind} loss, {step.reduction} over samples, normaliser {step.normaliser}"
     return f"step: {count}, {what}; {loss}; {rule}"
 
 

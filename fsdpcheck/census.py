@@ -17,7 +17,7 @@ def labels(case: Case, run: Run) -> tuple[str, ...]:
 
 
 def _drawn(case: Case) -> Iterator[str]:
-    if len(case.model.units) > 1:
+    if case.model.unit_count > 1:
         yield "several units"
     if case.step.steps > 1:
         yield "several steps"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 
-from fsdpcheck import census, drawing, evidence
+from fsdpcheck import census, drawing, evidence, own_drawing
 from fsdpcheck.case import Case
 from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Violation
 from fsdpcheck.evidence import CASES, DIAGNOSED, Evidence
@@ -25,6 +25,8 @@ from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
     from fsdpcheck.law import Law
 
 OnCase = Callable[["Law", Run, Case], None]
@@ -56,6 +58,8 @@ def check_law(
     if largest is not None and largest < min(world_sizes):
         reason = f"the adapter takes at most {largest} ranks, asked were {', '.join(map(str, world_sizes))}"
         return Verdict(law.name, run.adapter_ref, "no case", reason=reason, exit_code=USAGE)
+    if run.own is not None and (reason := own_drawing.not_accepted(law.draw, run.features, world_sizes, run.own)):
+        return Verdict(law.name, run.adapter_ref, "not promised", reason=reason)
     started = time.monotonic()
     check = _Check(law, run.watching(law.observe), on_case, deadline)
     stop = _explore(check, profile, world_sizes, seed, shrink)
@@ -108,6 +112,8 @@ class _Check:
     deadline: float | None
     judged: set[Case] = field(default_factory=set)
     rejected: set[Case] = field(default_factory=set)
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why cases were rejected."""
     census: Counter[str] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)
     broken: Finding | None = None
@@ -124,8 +130,9 @@ class _Check:
         self.run.last.clear()
         try:
             self.law.body(case, self.run)
-        except NotExact:
+        except NotExact as error:
             self.rejected.add(case)
+            self.reasons[str(error)] += 1
             hypothesis.reject()
         except Violation as violation:
             self._break(case, violation)
@@ -158,7 +165,7 @@ class _Check:
         smallest, minimal = self.violations[-1]
         if self.broken.kind == "value":
             self.stage = self._stage(smallest)
-        cases = self.law.draw(self.run.features, world_sizes)
+        cases = _cases(self.law, self.run, world_sizes)
         for case in drawing.distinct(cases, CASES, _seed(f"{self.law.name} further", seed)):
             if self.deadline is not None and time.monotonic() > self.deadline:
                 return
@@ -243,6 +250,10 @@ class _Check:
                 self._held, status="no case", reason="the budget was spent before the first case", exit_code=NO_PROGRESS
             )
         reason = f"promised, but no case could be judged: {len(self.rejected)} drawn and rejected as not exact"
+        if self.run.own is not None:
+            why = "".join(f"\n  most often: {text}" for text, _ in self.reasons.most_common(1))
+            reason += f"{why}\n  next    try --real: the model as it is, its own weights, judged by the rounding laws"
+            return replace(self._held, status="no case", reason=reason, exit_code=USAGE)
         return replace(self._held, status="no case", reason=reason, exit_code=INTERNAL)
 
     def _error(self, error: BaseException, case: Case | None) -> Verdict:
@@ -272,7 +283,7 @@ def _explore(
         suppress_health_check=list(hypothesis.HealthCheck),  # time is the engine's, acceptance is counted by us
     )
     try:
-        cases = check.law.draw(check.run.features, world_sizes)
+        cases = _cases(check.law, check.run, world_sizes)
         body = hypothesis.given(case=cases)(lambda case: check.judge(case))
         with without_local_constants(), without_mutations():
             hypothesis.seed(_seed(check.law.name, seed))(settings(body))()
@@ -281,6 +292,12 @@ def _explore(
     except (Exception, _Stop) as stop:
         return stop
     return None
+
+
+def _cases(law: Law, run: Run, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    if run.own is None:
+        return law.draw(run.features, world_sizes)
+    return own_drawing.cases(law.draw, run.features, world_sizes, run.own)
 
 
 def _seed(law: str, seed: int) -> int:

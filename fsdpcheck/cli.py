@@ -37,6 +37,7 @@ _RUN_EPILOG = """examples:
   fsdpcheck run --adapter train.py:MyAdapter           your own (see README.md: an adapter is one file)
   fsdpcheck run --world-size 2,4 --profile ci --json report.json
   fsdpcheck run --adapter opacus --avoid padding_idx   around a known defect; `fsdpcheck list traits` names all
+  fsdpcheck run --model train.py:build --batch train.py:batch      the laws on your own model
   torchrun --nproc-per-node 4 -m fsdpcheck run         real ranks, world size 4; torchrun itself exits with 1
                                                        whenever a rank's exit code is not 0
 """
@@ -45,7 +46,8 @@ _REPLAY_EPILOG = """examples:
   fsdpcheck replay 'v1:AAAA...'                        the case of a finding, on simulated ranks
   fsdpcheck replay 'v1:AAAA...' --engine processes     the same on real gloo processes
   fsdpcheck replay report.json                         every finding of a report, a journal or a log
-A token only names things; what is not part of fsdpcheck is imported only if you repeat it with --adapter or --install.
+A token only names things; what is not part of fsdpcheck is imported only if you repeat it: --adapter,
+--install, --model, --batch, --loss.
 """
 
 
@@ -104,6 +106,24 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument("--seed", type=int, default=0, metavar="N", help="draw other cases than everybody's (0)")
     run.add_argument("--no-confirm", action="store_true", help="do not run findings again on real gloo processes")
     run.add_argument("--budget", type=_seconds, metavar="SECONDS", help="draw no further case after so many seconds")
+    _add_own(run)
+    run.add_argument("--units", type=_names, metavar="NAMES", help="modules to shard: a,b (default: the blocks)")
+    run.add_argument("--real", action="store_true", help="your model as it is, own weights, by the rounding laws")
+
+
+def _add_own(parser: argparse.ArgumentParser) -> None:
+    """References to a user's own model; a replay imports them only when they are given here."""
+    parser.add_argument("--model", default="", metavar="NAME", help="cases on your own model: build() -> nn.Module")
+    parser.add_argument("--batch", default="", metavar="NAME", help="its data: batch(n) -> (inputs, targets)")
+    parser.add_argument("--loss", default="", metavar="NAME", help="its loss: loss(outputs, targets) -> [n]")
+
+
+def _require_own(options: argparse.Namespace) -> None:
+    if options.model and not options.batch:
+        raise UsageError("--model needs --batch: pkg.mod:batch or file.py:batch, called as batch(n)")
+    given = [name for name in ("batch", "loss", "units", "real") if getattr(options, name, None)]
+    if given and not options.model:
+        raise UsageError(f"--{given[0]} is about a model of your own; next: name it with --model")
 
 
 def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -119,6 +139,7 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     replay.add_argument("--adapter", metavar="NAME", help="run this one, instead of the adapter the token names")
     replay.add_argument("--install", action="append", default=[], metavar="NAME", help="allow or add an install")
     replay.add_argument("--budget", type=_seconds, metavar="SECONDS", help="give up on a run after so many seconds")
+    _add_own(replay)
 
 
 def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -128,6 +149,7 @@ def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _run(options: argparse.Namespace) -> int:
+    _require_own(options)
     plan = Plan(
         adapters=tuple(dict.fromkeys(options.adapter)) or adapters.default_names(),
         laws=tuple(options.law) or ("*",),
@@ -139,6 +161,11 @@ def _run(options: argparse.Namespace) -> int:
         budget=options.budget,
         confirm=not options.no_confirm,
         avoid=options.avoid,
+        model=options.model,
+        batch=options.batch,
+        loss=options.loss,
+        units=options.units,
+        real=options.real,
     )
     journal = document.Journal(options.json) if options.json else None
     shown = progress()
@@ -176,7 +203,8 @@ def _replay(options: argparse.Namespace) -> int:
     texts = [options.what] if replay.looks_like_token(options.what) else replay.tokens_in(Path(options.what))
     tokens = [replay.decode(text) for text in texts]
     installs = [planted.resolved(name) for name in options.install]
-    tokens = [replay.trusted(token, options.adapter, installs) for token in tokens]
+    own = (options.model, options.batch, options.loss)
+    tokens = [replay.trusted(token, options.adapter, installs, own) for token in tokens]
     paint, codes = colour.painter(sys.stdout), []
     for token in tokens:
         engine = options.engine or _HINTS.get(token.engine, "simulated")
@@ -214,6 +242,10 @@ def _traits(text: str) -> tuple[Trait, ...]:
         return parse_traits(text)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _seconds(text: str) -> float:

@@ -32,7 +32,7 @@ def census(case: Case) -> dict[str, bool]:
         "uneven rows": "uneven-rows" in traits,
         "rows < ranks": "rows<ranks" in traits,
         "ragged or empty ranks": len(set(case.local_sizes)) > 1,
-        "several units": len(spec.units) > 1,
+        "several units": spec.unit_count > 1,
         "3-D inputs": spec.input in ("sequence", "tokens", "signal"),
         "4-D and 5-D inputs": spec.input in ("image", "volume"),
         "several micro-batches": case.step.micro_batches > 1,

@@ -13,7 +13,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from fsdpcheck import models, values
+from fsdpcheck import models, own_model, values
 from fsdpcheck.adapters._base import Batch, MicroBatch
 from fsdpcheck.case import Case
 from fsdpcheck.case_shapes import body_input
@@ -36,12 +36,14 @@ def logical_batch(case: Case, step: int) -> Counter[int]:
 
 
 def inputs(case: Case) -> Tensor:
-    """The dataset's inputs: [D, d], [D, T, d], [D, C, L, ...], or int64 tokens [D, T].
+    """The dataset's inputs: [D, d], [D, T, d], [D, C, L, ...], or int64 tokens [D, T]; a user's in their own shape.
 
     With a LayerNorm in front every row is balanced: half +2^k, half -2^k, with 2^k <= arithmetic.inputs. Then mean 0,
     variance 4^k and the normalised row +-1 are exact. Not so real numbers, which are fractions everywhere.
     """
     spec, samples = case.model, _samples(case)
+    if spec.own is not None:
+        return _own(case, "inputs", own_model.samples(spec.own.batch, samples)[0], case.arithmetic.inputs)
     if spec.input in ("tokens", "bags"):
         shape: tuple[int, ...] = (samples, spec.length)
         return torch.from_numpy(values.integers(case.seed, "tokens", shape, 0, spec.vocabulary - 1))
@@ -56,6 +58,11 @@ def targets(case: Case) -> Tensor:
 
     Integers, or fractions if the case's numbers are real.
     """
+    if case.model.own is not None:
+        given = own_model.samples(case.model.own.batch, _samples(case))[1]
+        return _own(case, "targets", given.reshape(len(given), -1), case.arithmetic.inputs + 1).to(
+            models.DTYPES[case.arithmetic.dtype]
+        )
     shape = (_samples(case), models.body_features(case))
     return models.drawn(case, "targets", shape, case.arithmetic.inputs + 1)
 
@@ -81,6 +88,15 @@ def batch(
     )
     ranks = 1 if case.layout.kind == "replicated" else case.world_size
     return Batch(micro_batches, ranks / case.step.normaliser)
+
+
+def _own(case: Case, stream: str, given: Tensor, bound: int) -> Tensor:
+    """A user's own data: integers as they are; fractions in the case's dtype, or integers drawn in their place."""
+    if not given.is_floating_point():
+        return given.clone()
+    if case.arithmetic.numbers == "real":
+        return given.to(models.DTYPES[case.arithmetic.dtype], copy=True)
+    return models.drawn(case, stream, tuple(given.shape), bound)
 
 
 def _samples(case: Case) -> int:

@@ -33,6 +33,7 @@ class Ledger:
     laws: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     guarantees: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     verdicts: dict[tuple[str, str], Verdict] = field(default_factory=dict)
     running: tuple[str, str] | None = None
     case: str = ""
@@ -47,6 +48,7 @@ class Ledger:
         if kind == "plan":
             self.laws, self.guarantees = tuple(event["laws"]), dict(event["guarantees"])
             self.versions = dict(event["versions"])
+            self.notes = tuple(event.get("notes", ()))
             self.plan = replace(self.plan, installs=tuple(event["installs"]))
         elif kind == "law":
             self.running, self.case, self.cases_of_running = (event["law"], event["adapter"]), "", 0

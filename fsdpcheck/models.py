@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdpcheck import clipping_groups, layers, values
-from fsdpcheck.case import Case, Dtype, Loss, Numbers
+from fsdpcheck import clipping_groups, layers, own_model, values
+from fsdpcheck.case import Case, Dtype, Loss, Numbers, OwnModel
 from fsdpcheck.case_shapes import Shape, Stage, StageKind, body_output, stages
+from fsdpcheck.clipping_groups import INSTRUMENT
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 EXACT_SCALE_EXPONENT = {"float64": 40, "float32": 8}
@@ -88,6 +89,18 @@ def _read(instrument: nn.Module, like: Tensor) -> Tensor:
     return reading
 
 
+class OwnCaseModel(CaseModel):
+    """The instrument beside a model of the user's own, which stays as it is: inputs [b, ...] -> [b, F + R]."""
+
+    def __init__(self, model: nn.Module, features: int, instrument: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.model, self.features, self.instrument = model, features, instrument
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        body_BF = self.model(inputs).reshape(len(inputs), self.features)
+        return torch.cat([body_BF, _read(self.instrument, body_BF)], dim=1)
+
+
 class PerSampleLoss(nn.Module):
     """Per-sample loss [b] of packed outputs and targets [b, F + R], times ``scale``; sums, never means, over features.
 
@@ -103,10 +116,11 @@ class PerSampleLoss(nn.Module):
         super().__init__()
         self.kind, self.features, self.scale, self.reduction = kind, features, scale, reduction
         self.classes = features if classes is None else classes
+        self.target_features = features
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         y_BF, v_BR = outputs[:, : self.features], outputs[:, self.features :]
-        t_BF, u_BR = targets[:, : self.features], targets[:, self.features :]
+        t_BF, u_BR = targets[:, : self.target_features], targets[:, self.target_features :]
         losses_B = (self._body(y_BF, t_BF) + (u_BR * v_BR).sum(1)) * self.scale
         if self.reduction == "none":
             return losses_B
@@ -135,9 +149,29 @@ class PerSampleLoss(nn.Module):
         return losses_N.reshape(len(y_BF), positions).sum(1)
 
 
+class OwnLoss(PerSampleLoss):
+    """The same of a user's own loss: outputs [b, F + R] and targets [b, F' + R], both flattened, go to it as it knows
+    them; integer targets as integers."""
+
+    def __init__(self, own: OwnModel, scale: float = 1.0, reduction: Reduction = "none") -> None:
+        super().__init__("mse", own.features, scale, reduction)
+        self.own, self.target_features = own, own.targets
+
+    def with_reduction(self, reduction: Reduction) -> OwnLoss:
+        return OwnLoss(self.own, self.scale, reduction)
+
+    def _body(self, y_BF: Tensor, t_BF: Tensor) -> Tensor:
+        like = own_model.samples(self.own.batch, 1)[1]
+        targets = t_BF.reshape(len(t_BF), *like.shape[1:])
+        outputs = y_BF.reshape(len(y_BF), *own_model.output_shape(self.own))
+        return own_model.loss(self.own.loss)(outputs, targets if like.is_floating_point() else targets.to(like.dtype))
+
+
 def build(case: Case) -> CaseModel:
     """The case's model on CPU, filled with ``initial_parameters(case)``; torch's random streams are not touched."""
     parameters = initial_parameters(case)
+    if case.model.own is not None:
+        return _build_own(case, case.model.own, parameters)
     metered = len(clipping_groups.names(case)) > 1
     groups = [Metered() if metered else nn.Sequential() for _ in case.model.units] + [nn.Sequential()]
     made: dict[str, nn.Module] = {}
@@ -158,6 +192,14 @@ def build(case: Case) -> CaseModel:
     return CaseModel(groups[:-1], groups[-1], instrument)
 
 
+def _build_own(case: Case, own: OwnModel, parameters: dict[str, Tensor]) -> CaseModel:
+    instrument = _instrument(case, parameters[INSTRUMENT])
+    made = OwnCaseModel(own_model.model(own.build).to(DTYPES[case.arithmetic.dtype]), own.features, instrument)
+    for name, parameter in made.model.named_parameters():
+        parameter.data = parameters[f"model.{name}"]
+    return made
+
+
 def _instrument(case: Case, value: Tensor) -> nn.Linear:
     made = layers.linear(1, instrument_rows(case), bias=False)
     made.weight = nn.Parameter(value)
@@ -167,14 +209,32 @@ def _instrument(case: Case, value: Tensor) -> nn.Linear:
 def initial_parameters(case: Case) -> dict[str, Tensor]:
     """Parameters before the first step by canonical name, in [-weights, weights], in the case's dtype.
 
-    Integers, or fractions if the case's numbers are real. In the order of ``named_parameters``: a shared weight once,
+    Integers, or fractions if the case's numbers are real (a user's model has its own). In the order of
+    ``named_parameters``: a shared weight once,
     under its first name. Values hang on the layer's position in the chain, not on its unit, so regrouping units keeps
     them.
     """
     bound = case.arithmetic.weights
-    return {
+    if case.model.own is not None and case.arithmetic.numbers == "real":
+        own = own_model.values(case.model.own.build)
+        made = {f"model.{name}": value.to(DTYPES[case.arithmetic.dtype], copy=True) for name, value in own.items()}
+        return {**made, INSTRUMENT: drawn(case, "parameter " + INSTRUMENT, (instrument_rows(case), 1), bound)}
+    found = {
         name: drawn(case, "parameter " + _local(name), shape, bound) for name, shape in parameter_shapes(case).items()
     }
+    return found if case.model.own is None else {name: _thinned(case, name, value) for name, value in found.items()}
+
+
+def _thinned(case: Case, name: str, value: Tensor) -> Tensor:
+    """A matrix with one entry in d kept, so about one a row of d: deep models stay within the bits there are.
+
+    Where an entry is zero, its gradient is not; only fewer paths lead further back.
+    """
+    if value.dim() < 2 or name == INSTRUMENT:
+        return value
+    shape = tuple(value.shape)
+    kept = values.integers(case.seed, "kept of " + name, shape, 0, math.prod(shape[1:]) - 1) == 0
+    return value * torch.from_numpy(kept)
 
 
 def drawn(case: Case, stream: str, shape: Shape, bound: int) -> Tensor:
@@ -193,12 +253,15 @@ def _drawn(seed: int, stream: str, shape: Shape, bound: int, numbers: Numbers, d
 
 def parameter_shapes(case: Case) -> dict[str, Shape]:
     """Shape of every parameter by canonical name, in the order of ``named_parameters``; a shared weight once."""
+    if case.model.own is not None:
+        own = own_model.values(case.model.own.build)
+        return {**{f"model.{n}": tuple(v.shape) for n, v in own.items()}, INSTRUMENT: (instrument_rows(case), 1)}
     shapes: dict[str, Shape] = {}
     for group, instrument in enumerate(clipping_groups.instruments(case)):
         for layer in layer_names(case):
             if clipping_groups.number(case, layer.name) == group:
-                own = layer.shapes.items()
-                shapes |= {f"{layer.name}.{n}": s for n, s in own if not (layer.tied_to and n == "weight")}
+                parts = layer.shapes.items()
+                shapes |= {f"{layer.name}.{n}": s for n, s in parts if not (layer.tied_to and n == "weight")}
         shapes[instrument] = (instrument_rows(case), 1)
     return shapes
 
@@ -219,17 +282,21 @@ def layer_names(case: Case) -> tuple[Layer, ...]:
 
 def unit_names(case: Case) -> tuple[tuple[str, ...], ...]:
     """Canonical module names of the inner sharding units, one tuple a unit, in forward order; the root is implied."""
+    if case.model.own is not None:
+        return tuple((f"model.{name}",) for name in case.model.own.units)
     return tuple((f"units.{index}",) for index in range(len(case.model.units)))
 
 
 def loss_for(case: Case) -> PerSampleLoss:
     """The case's per-sample loss, scaled by ``loss_scale(case)``."""
+    if case.model.own is not None:
+        return OwnLoss(case.model.own, loss_scale(case))
     return PerSampleLoss(case.step.loss, body_features(case), loss_scale(case), classes=classes(case))
 
 
 def body_features(case: Case) -> int:
     """F, the number of features of one sample's flattened body output."""
-    return math.prod(body_output(case.model))
+    return math.prod(body_output(case.model)) if case.model.own is None else case.model.own.features
 
 
 def classes(case: Case) -> int:

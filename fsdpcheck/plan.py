@@ -33,6 +33,8 @@ class Plan:
     everybody sees; another explores elsewhere. ``budget``: seconds after which no further case is drawn, or None.
     ``confirm``: run each minimal case again on real gloo processes. ``avoid``: traits of cases that are not drawn,
     whatever the adapters accept.
+    ``model``, ``batch``, ``loss``: references to a user's own, "" for none; ``units`` of it to shard, None to choose;
+    ``real``: with its own weights and true functions, judged by replay.
     """
 
     adapters: tuple[str, ...]
@@ -45,6 +47,11 @@ class Plan:
     budget: float | None = None
     confirm: bool = True
     avoid: tuple[Trait, ...] = ()
+    model: str = ""
+    batch: str = ""
+    loss: str = ""
+    units: tuple[str, ...] | None = None
+    real: bool = False
 
     def to_json(self) -> str:
         """One line of JSON; ``from_json`` is its inverse."""

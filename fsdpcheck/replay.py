@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from fsdpcheck import adapters
+from fsdpcheck import adapters, references
 from fsdpcheck.case import Case
 from fsdpcheck.errors import InvalidCase, InvalidToken
 
@@ -85,6 +85,9 @@ def encode(token: Token) -> str:
 def command(token: str, adapter: str, installs: Iterable[str] = ()) -> str:
     """The command line that runs a token's case again; it repeats whatever a token alone may not import."""
     parts = ["fsdpcheck", "replay", f"'{token}'"]
+    own = decode(token).case.model.own
+    for option, name in (("--model", own.build), ("--batch", own.batch), ("--loss", own.loss)) if own else ():
+        parts += [option, shlex.quote(name)] if name else []
     if not adapters.is_builtin(adapter):
         parts += ["--adapter", shlex.quote(adapter)]
     for name in installs:
@@ -118,8 +121,10 @@ def looks_like_token(text: str) -> bool:
     return re.match(r"\s*['\"]?v\d+:", text) is not None
 
 
-def trusted(token: Token, adapter: str | None = None, installs: Sequence[str] = ()) -> Token:
-    """``token`` with what the user repeated in place of what it names.
+def trusted(
+    token: Token, adapter: str | None = None, installs: Sequence[str] = (), own: tuple[str, str, str] = ("", "", "")
+) -> Token:
+    """``token`` with what the user repeated in place of what it names. ``own``: model, batch and loss, "" if not.
 
     Raises InvalidToken when something would have to be imported that is neither ours nor repeated.
     """
@@ -135,7 +140,28 @@ def trusted(token: Token, adapter: str | None = None, installs: Sequence[str] = 
             f" If you trust it, repeat it: --install {foreign[0]!r}"
         )
     extra = tuple(name for name in installs if name not in token.installs)
+    token = replace(token, case=_trusted_model(token.case, own))
     return replace(token, adapter=adapter or token.adapter, installs=token.installs + extra)
+
+
+def _trusted_model(case: Case, repeated: tuple[str, str, str]) -> Case:
+    """The case on what the user repeated, where it names a model of somebody's own."""
+    own = case.model.own
+    if own is None:
+        if any(repeated):
+            raise InvalidToken("the token's case is on no model of your own; leave out --model, --batch and --loss")
+        return case
+    named = {"model": own.build, "batch": own.batch, "loss": own.loss}
+    for (option, name), given in zip(named.items(), repeated, strict=True):
+        if bool(name) != bool(given):
+            raise InvalidToken(
+                f"the token names the {option} {name!r}, which is not part of fsdpcheck; nothing was imported."
+                f" If you trust it, repeat it: --{option} {name!r}"
+                if name
+                else f"the token names no {option}; leave out --{option}"
+            )
+    build, batch, loss = (references.canonical(name) if name else "" for name in repeated)
+    return replace(case, model=replace(case.model, own=replace(own, build=build, batch=batch, loss=loss)))
 
 
 def _unpacked(text: str) -> bytes:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fsdpcheck import adapters, models, oracle, proof, tiers
 from fsdpcheck.adapters._base import Adapter, FactorRule, Features, Trait
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, OwnModel
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import AdapterError, NoProgress, NotSupported, UsageError
 from fsdpcheck.execution import Execution, Failure, Observable, RunRequest, SchedulePolicy
@@ -34,6 +34,8 @@ class Run:
     schedule: SchedulePolicy = "forward"
     avoid: frozenset[Trait] = frozenset()
     """Traits that no case may demand although the adapter accepts them: ways around known defects."""
+    own: OwnModel | None = None
+    """The model of all cases, where it is a user's own."""
     last: list[Execution] = field(default_factory=list, compare=False, repr=False)
     """The newest execution, alone; what a finding says about failures is read from it."""
 

@@ -18,7 +18,7 @@ from typing import Any
 import hypothesis
 import torch
 
-from fsdpcheck import adapters, engines, law, planted, replay
+from fsdpcheck import adapters, engines, law, own_inspection, planted, replay
 from fsdpcheck.case import Case
 from fsdpcheck.check import check_law, finding_of
 from fsdpcheck.engines.base import Engine
@@ -42,17 +42,18 @@ def run_session(plan: Plan, emit: Emit, done: Collection[tuple[str, str]] = (), 
     torch.set_num_threads(1)
     for ref in plan.adapters:
         adapters.load(ref)  # first: a user's file may hold laws of its own
-    laws = chosen_laws(plan.laws)
+    seen = own_inspection.inspect(plan.model, plan.batch, plan.loss, plan.units) if plan.model else None
+    laws = chosen_laws(plan.laws) if seen is None else _of_tier(chosen_laws(plan.laws), plan.real)
+    avoid = frozenset(plan.avoid) | (seen.left_out(plan.real) if seen else frozenset())
     plan = replace(plan, installs=tuple(planted.resolved(name) for name in plan.installs))
-    emit(_plan_event(plan, laws))
+    emit({**_plan_event(plan, laws), "notes": seen.notes if seen else ()})
     with ExitStack() as stack:
         used = engine or _opened(stack, plan.engine, plan.budget)
         confirm = _Confirmation(stack, plan, used)
         deadline = None if plan.budget is None else time.monotonic() + plan.budget
         for ref in plan.adapters:
-            _one_adapter(
-                plan, Run(used, ref, plan.installs, avoid=frozenset(plan.avoid)), laws, done, emit, confirm, deadline
-            )
+            run = Run(used, ref, plan.installs, avoid=avoid, own=seen.own if seen else None)
+            _one_adapter(plan, run, laws, done, emit, confirm, deadline)
 
 
 def replayed(token: replay.Token, engine_name: str, budget: float | None = None) -> Verdict:
@@ -74,6 +75,15 @@ def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
         if not fnmatch.filter(known, glob):
             raise UsageError(f"no law matches {glob!r}; known: {', '.join(known) or 'none'}")
     return [found for name, found in known.items() if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+
+
+def _of_tier(laws: list[Law], real: bool) -> list[Law]:
+    """The laws on real numbers, or all others. Raises UsageError when none is left."""
+    found = [one for one in laws if ("real" in one.needs_traits) == real]
+    if not found:
+        names, other = ", ".join(one.name for one in laws), "without --real" if real else "with --real"
+        raise UsageError(f"of the chosen laws none is for this tier; got {names}, which run {other}")
+    return found
 
 
 def _plan_event(plan: Plan, laws: list[Law]) -> dict[str, Any]:
@@ -115,7 +125,7 @@ def _one_adapter(
                 found, run, plan.profile, plan.world_sizes, seed=plan.seed, deadline=deadline, on_case=_telling(emit)
             )
         emit({"event": "verdict", **verdict.to_data()})
-        if verdict.exit_code == USAGE and not refused:
+        if verdict.exit_code == USAGE and verdict.status == "error" and not refused:
             refused = f"not checked: the adapter broke its protocol in {found.name}"
         if verdict.finding is not None:
             emit({"event": "confirmation", "law": found.name, "adapter": run.adapter_ref, **confirm(found, verdict)})

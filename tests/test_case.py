@@ -18,6 +18,7 @@ from fsdpcheck.case import (
     MeshSpec,
     ModelSpec,
     OptimizerSpec,
+    OwnModel,
     StepSpec,
     Trait,
 )
@@ -414,6 +415,7 @@ NEEDED: list[tuple[Trait, Case]] = [
     ("surrogates", Case(ModelSpec((LayerSpec(1, kind="attention"),), "sequence"))),
     ("surrogates", replace(SMALLEST, step=StepSpec("cross_entropy"))),
     ("real", replace(SMALLEST, arithmetic=Arithmetic(project=False, numbers="real"))),
+    ("own-layers", Case(ModelSpec((), own=OwnModel("mine:build", "mine:batch", traits=("own-layers",))))),
     ("premultiply", replace(SMALLEST, arithmetic=Arithmetic(averaging="premultiply"))),
     ("adam", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec("adam")))),
     ("schedule", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec(schedule="halving")))),

@@ -27,9 +27,11 @@ _SOURCES = str(Path(fsdpcheck.__file__).parent.parent)
 OPTIONS = {
     "run": {
         "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--json", "--law", "--no-confirm",
-        "--profile", "--seed", "--world-size", "-h",
+        "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss", "--units", "--real",
     },
-    "replay": {"--adapter", "--budget", "--engine", "--help", "--install", "-h", "TOKEN|FILE"},
+    "replay": {
+        "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--loss", "--model", "-h", "TOKEN|FILE",
+    },
     "power": {"--adapter", "--cases", "--family", "--help", "--json", "--world-size", "-h"},
     "claims": {"--help", "--json", "--markdown", "-h", "ID"},
     "list": {"--help", "-h", "what"},

@@ -17,14 +17,15 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "words": (
             "fsdpcheck", "errors", "suspects", "trace", "values", "exact", "exact.*", "exact.surrogates.*",
-            "torch_private", "hypothesis_private",
+            "torch_private", "hypothesis_private", "references",
         )
     },
     {"case": ("case", "case_rules", "case_shapes", "case_text")},
     {
         "data": (
             "execution", "arithmetic", "matching", "deadlock", "adapter", "adapters", "adapters._base", "models",
-            "layers", "layouts", "siblings", "program", "plan", "verdict", "floors", "clipping_groups",
+            "layers", "layouts", "siblings", "program", "plan", "verdict", "floors", "clipping_groups", "own_model",
+            "own_units", "own_inspection",
         )
     },
     {
@@ -32,13 +33,13 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
         "engines": ("engines", "engines.*"),
         "oracle": ("oracle", "proof", "tiers"),
         "observers": ("observers",),
-        "strategies": ("strategies", "strategies_model", "drawing"),
+        "strategies": ("strategies", "strategies_model", "drawing", "own_drawing"),
     },
     {
         "runner": ("runner",),
         "checks": (
-            "checks", "bounded_checks", "bounds", "matched", "comparing", "recorded", "paired", "diagnosis",
-            "diagnosis.*",
+            "checks", "bounded_checks", "bounds", "own_roundings", "matched", "comparing", "recorded", "paired",
+            "diagnosis", "diagnosis.*",
         ),
     },
     {

@@ -7,22 +7,21 @@ crosses process borders and fits in a replay token. Nothing here imports torch b
 from __future__ import annotations
 
 import difflib
-import hashlib
-import importlib
-import importlib.util
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
-from fsdpcheck.errors import AdapterError, MissingDependency
+from fsdpcheck import references
+from fsdpcheck.errors import AdapterError
+from fsdpcheck.references import canonical as canonical
 
 if TYPE_CHECKING:
     from fsdpcheck.adapters._base import Adapter
 
 _FOLDER = Path(__file__).parent
 _EXTRAS = {"opacus": "opacus"}  # package (and adapter of that name) -> extra of fsdpcheck that installs it
+_KIND = references.Kind("adapter", AdapterError, _EXTRAS)
 _loaded: dict[str, Adapter] = {}
 
 
@@ -42,12 +41,6 @@ def is_builtin(ref: str) -> bool:
     return name in names() and variant.isidentifier() == (":" in ref)
 
 
-def canonical(ref: str) -> str:
-    """``ref`` with the path of "file.py:attr" made absolute, so that it means the same in every working directory."""
-    target, colon, attr = ref.rpartition(":")
-    return f"{Path(target).expanduser().resolve()}:{attr}" if colon and target.endswith(".py") else ref
-
-
 def load(ref: str) -> Adapter:
     """The adapter that ``ref`` names. The same reference gives the same object for the life of the process.
 
@@ -63,12 +56,9 @@ def _found(key: str, ref: str) -> Any:
     target, colon, attr = key.rpartition(":")
     if not colon:
         return _builtin(ref)
-    if not target or not attr:
-        raise AdapterError(f"adapter {ref!r} is not of the form pkg.mod:attr or file.py:attr")
     if target in names():
-        return _attribute(_imported(f"{__name__}.{target}", target), attr, ref)
-    module = _file_module(Path(target), ref) if target.endswith(".py") else _dotted_module(target, ref)
-    return _attribute(module, attr, ref)
+        return references.attribute(references.imported(f"{__name__}.{target}", target, _KIND), attr, ref, _KIND)
+    return references.load(ref, _KIND)
 
 
 def _builtin(name: str) -> Any:
@@ -81,62 +71,7 @@ def _builtin(name: str) -> Any:
             f"unknown adapter {name!r}.{hint} Known: {', '.join(names()) or 'none'}."
             " Your own is named pkg.mod:attr or file.py:attr."
         )
-    return _attribute(_imported(f"{__name__}.{name}", name), "adapter", name)
-
-
-def _dotted_module(dotted: str, ref: str) -> ModuleType:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; the console script does not
-    return _imported(dotted, ref)
-
-
-def _file_module(path: Path, ref: str) -> ModuleType:
-    name = f"fsdpcheck_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    if not path.is_file():
-        raise AdapterError(f"adapter {ref!r}: there is no file {path}")
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise AdapterError(f"adapter {ref!r}: {path} cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # last, so that a file beside it shadows nothing
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise _import_error(error, ref, name) from error
-    return module
-
-
-def _imported(dotted: str, ref: str) -> ModuleType:
-    try:
-        return importlib.import_module(dotted)
-    except (Exception, SystemExit) as error:
-        raise _import_error(error, ref, dotted) from error
-
-
-def _import_error(error: BaseException, ref: str, dotted: str) -> AdapterError:
-    missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
-    if missing and dotted != missing and not dotted.startswith(f"{missing}."):
-        package = missing.partition(".")[0]
-        what = f"'fsdpcheck[{_EXTRAS[package]}]'" if package in _EXTRAS else package
-        return MissingDependency(f"adapter {ref!r} needs {missing!r}, which is not installed: pip install {what}")
-    if missing:
-        return AdapterError(f"adapter {ref!r}: no module {missing!r} on the import path (working folder: {Path.cwd()})")
-    return AdapterError(f"adapter {ref!r} cannot be imported: {type(error).__name__}: {error}")
-
-
-def _attribute(module: ModuleType, attr: str, ref: str) -> Any:
-    try:
-        return getattr(module, attr)
-    except AttributeError:
-        public = [name for name in vars(module) if not name.startswith("_")]
-        close = difflib.get_close_matches(attr, public, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise AdapterError(f"adapter {ref!r}: {module.__file__} has no {attr!r}.{hint}") from None
+    return references.attribute(references.imported(f"{__name__}.{name}", name, _KIND), "adapter", name, _KIND)
 
 
 def _validated(ref: str, found: Any) -> Adapter:

@@ -23,7 +23,7 @@ ACCEPTS: frozenset[Trait] = frozenset(
         "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
         "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
         "hsdp", "premultiply", "conv", "group-norm", "rms-norm", "attention", "bags", "surrogates", "real", "adam",
-        "schedule", "resume", "layer-norm-without-bias", "attention-private",
+        "schedule", "resume", "layer-norm-without-bias", "own-layers", "attention-private",
         "conv-private", "group-norm-private", "rms-norm-private", "bags-private", "tied-private",
     }
 )  # fmt: skip

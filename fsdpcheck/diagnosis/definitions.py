@@ -33,7 +33,8 @@ class _Seen(NamedTuple):
 
 def suspected(answer: Answer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
     """(suspicion, what it adds to the squared norms [n])."""
-    if not answer.case.step.private or answer.case.model.tied is not None or not answer.steps[step].samples:
+    own = answer.case.model.own is not None  # whose layers may be called in any way
+    if own or not answer.case.step.private or answer.case.model.tied is not None or not answer.steps[step].samples:
         return
     found: dict[str, tuple[str, dict[str, Tensor]]] = {}
     for layer in _layers(answer.case, answer, step):

@@ -88,6 +88,8 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule, name = RULES.get(func), func.overloadpacket.__name__
+        if any(_narrow(value) for value in _flat(args)):
+            self._refuse(func, "computes in fewer bits than float64; next: the tier of real numbers")
         if rule is not None:
             bounds = self._judged(func, name, rule, args, kwargs)
             result = func(*args, **kwargs)
@@ -186,6 +188,11 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
             yield from value
         else:
             yield value
+
+
+def _narrow(value: Any) -> bool:
+    """Whether a tensor's dtype rounds where float64 does not: bounds in float64 would promise too much of it."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
 
 
 def _floating(result: Any) -> bool:

@@ -196,6 +196,8 @@ def _by_channel(value: Operand, x: Operand) -> Operand:
 
 def _pulled_back(rows: Operand) -> Tensor:
     """r (h + m(h) + xhat m(h xhat)) at the largest r and xhat; m is at most the sum times a power of two."""
+    if normalisation.mode.coarse:
+        return rows.magnitude
     summed = rows.magnitude.sum(1, keepdim=True) * normalisation.dyadic_share(rows.magnitude.shape[1])
     most = 2.0 ** normalisation.INVERSE_STD[1]
     found: Tensor = most * (rows.magnitude + summed * (1 + normalisation.LARGEST**2))
@@ -203,6 +205,8 @@ def _pulled_back(rows: Operand) -> Tensor:
 
 
 def _pulled_exponent(rows: Operand) -> int:
+    if normalisation.mode.coarse:
+        return rows.exponent
     count = rows.magnitude.shape[1]
     share = round(math.log2(normalisation.dyadic_share(count)))
     return rows.exponent + normalisation.INVERSE_STD[0] - 2 * normalisation.BITS + share

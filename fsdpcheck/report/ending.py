@@ -9,7 +9,7 @@ from fsdpcheck.report.colour import Paint
 
 def ending(ledger: Ledger, paint: Paint) -> str:
     """All that ``fsdpcheck run`` prints on stdout."""
-    parts = [table.table(ledger, paint)]
+    parts = ["\n".join(ledger.notes), table.table(ledger, paint)]
     groups = finding.grouped(ledger.findings)
     parts += [finding.render(group, number, paint, ledger.plan.installs) for number, group in enumerate(groups, 1)]
     parts += [

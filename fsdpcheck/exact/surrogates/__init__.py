@@ -97,9 +97,15 @@ _state = _Installed()
 
 
 @contextmanager
-def installed() -> Iterator[None]:
-    """The surrogates in place, in the whole process, until the last one leaves. Re-entrant; threads may share it."""
+def installed(coarse: bool = False) -> Iterator[None]:
+    """The surrogates in place, in the whole process, until the last one leaves. Re-entrant; threads may share it.
+
+    ``coarse``: normalisations with a backward that takes no bits; all who are inside at once ask for the same.
+    """
     with _state.lock:
+        if _state.inside and normalisation.mode.coarse != coarse:
+            raise RuntimeError("surrogates are in place already, coarse or not; two kinds at once cannot be")
+        normalisation.mode.coarse = coarse
         _state.inside += 1
         if _state.library is None:
             _state.library = _registered()

@@ -9,6 +9,7 @@ so they have the same bits for every batch, and so has xhat.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -19,6 +20,17 @@ LARGEST = 2.0
 INVERSE_STD = (-1, 0)
 """Least and greatest exponent of r."""
 Three = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass
+class Mode:
+    """``coarse``: backward is h alone. Linear all the same, and it takes no bits, so that a deep model stays exact."""
+
+    coarse: bool = False
+
+
+mode = Mode()
+"""Of the whole process, set by ``surrogates.installed``."""
 
 
 def layer_norm(x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Three:
@@ -98,6 +110,8 @@ def rms_xhat(x: Tensor, count: int, eps: float) -> Tensor:
 
 def rms_xhat_backward(grad: Tensor, x: Tensor, count: int, eps: float) -> Tensor:
     """fsdpcheck::rms_xhat_backward: r (h - xhat m(h xhat))."""
+    if mode.coarse:
+        return grad.clone()
     xhat, inverse = _rms(x.reshape(-1, count), eps)
     xhat = xhat.to(grad.dtype)
     rows = grad.reshape(-1, count)
@@ -126,6 +140,8 @@ def _rms(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def _backward(weighted: Tensor, xhat: Tensor, inverse: Tensor) -> Tensor:
+    if mode.coarse:
+        return weighted.clone()
     centred = weighted - _dyadic_mean(weighted) - xhat * _dyadic_mean(weighted * xhat)
     return _dyadic_inverse(inverse).to(weighted.dtype) * centred
 
