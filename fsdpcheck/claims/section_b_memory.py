@@ -1,0 +1,265 @@
+"""Section B, what ranks hold: bytes, views and aliases; whether training gets anywhere; and the API of FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from fsdpcheck.claims import toys
+from fsdpcheck.claims.lab import Lab, impl
+from fsdpcheck.claims.registry import Outcome, claim, only_if, verdict
+
+
+@claim(
+    "B6",
+    "Memory a rank is 2, 4, 8 times smaller at W = 2, 4, 8; 505M parameters in fp32 at W = 8 take 252.5 MB; ZeRO-3"
+    " turns"
+    " 4N into 4N/W.",
+)
+def memory_a_rank(lab: Lab) -> Outcome:
+    """Bytes behind the live shards, by model; and the account of 505M parameters on the meta device."""
+    worlds = (2, 4, 8)
+    even, uneven = ({w: _ratio(lab, hidden, w) for w in worlds} for hidden in (8, 5))
+    big = _half_a_billion()
+    units = [str(position) for position in range(len(big))]
+    account = impl("memory").flat_account(big, units, 8, states=2)
+    numel = sum(parameter.numel() for parameter in big.parameters())
+    states = account.parameters + account.gradients + account.optimizer_state
+    exact = all(ratio == w for w, ratio in even.items())
+    return Outcome(
+        only_if(
+            "W divides the elements of every unit", under_it=exact, otherwise=all(r == w for w, r in uneven.items())
+        ),
+        f"live bytes of one rank over W ranks: {_ratios(even)} where W divides every unit, {_ratios(uneven)} where not;"
+        f" {numel / 1e6:.1f}M parameters at W = 8: {account.parameters / 1e6:.1f} MB, of which {account.padding} bytes"
+        f" are padding, against {numel * 4 / 8 / 1e6:.1f} by 4n/W; with gradients and Adam {states / 1e6:.1f} MB"
+        f" = {states / (16 * numel):.4f} of 16n",
+    )
+
+
+def _ratio(lab: Lab, hidden: int, world_size: int) -> float:
+    """Bytes that one rank alone holds over the most that one of W ranks does."""
+
+    def held(rank: int) -> int:
+        model = toys.flat(_wide(hidden))
+        return _bytes([shard for shard in model.shards()])
+
+    alone: int = lab.ranks(held, 1)[0]
+    most: int = max(lab.ranks(held, world_size))
+    return alone / most
+
+
+def _wide(hidden: int) -> nn.Sequential:
+    """hidden 8: units of 64 and 64 elements, a root of 16; 5: of 25, 25 and 10."""
+    inner = [nn.Sequential(nn.Linear(hidden, hidden, bias=False)) for _ in range(2)]
+    return nn.Sequential(*inner, nn.Linear(hidden, 2, bias=False))
+
+
+def _half_a_billion() -> nn.Sequential:
+    """32 layers of width 1024 and a vocabulary of 50,000, without any memory."""
+    with torch.device("meta"):
+        blocks = [nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True) for _ in range(32)]
+        return nn.Sequential(nn.Embedding(50_000, 1024), *blocks, nn.Linear(1024, 50_000, bias=False))
+
+
+def _ratios(found: dict[int, float]) -> str:
+    return ", ".join(f"{ratio:.3f} at W={w}" for w, ratio in found.items())
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    """Bytes of the distinct storages behind ``tensors``."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
+    return sum(storages.values())
+
+
+@claim(
+    "B7", "all_gather() makes an unpadded view, reshard() frees it and keeps the shard; W=1 aliases, nothing is cloned."
+)
+def gathered_views_are_freed(lab: Lab) -> Outcome:
+    """Storages behind parameters: gathered, freed, during and after a step, at W = 1 and 3."""
+    one, many = lab.ranks(_storages, 1)[0], lab.ranks(_storages, 3)
+    alias = one["aliases"] and one["alive after a step"] == 0
+    freed = all(not any(rank[moment] for moment in rank if moment.startswith("alive after")) for rank in many)
+    views = all(rank["views"] and rank["unpadded"] and rank["kept"] and not rank["aliases"] for rank in many)
+    after = {moment: max(rank[moment] for rank in many) for moment in many[0] if moment.startswith("alive after")}
+    return Outcome(
+        verdict(alias and freed and views),
+        f"W = 3: parameters are views of the gathered buffer: {views}, whose bytes are {after}; the shard keeps its"
+        " address:"
+        f" {all(rank['kept'] for rank in many)}; W = 1: the buffer is the shard itself: {one['aliases']}",
+    )
+
+
+def _storages(rank: int) -> dict[str, Any]:
+    model = toys.flat(toys.network())
+    buffers = [unit.trainable for unit in model.units]
+    addresses = [buffer.shard.data_ptr() for buffer in buffers]
+    aliases = all(buffer.full.data_ptr() == buffer.shard.data_ptr() for buffer in buffers)
+
+    def alive() -> int:
+        """Bytes gathered beyond the shards themselves."""
+        return 0 if aliases else sum(buffer.full.untyped_storage().nbytes() for buffer in buffers)
+
+    found: dict[str, Any] = {"aliases": aliases, "alive after init": alive()}
+    for unit in model.units:
+        unit.unshard()
+    pairs = [(buffer, parameter) for buffer in buffers for parameter in buffer.parameters]
+    found["views"] = all(p.untyped_storage().data_ptr() == b.full.untyped_storage().data_ptr() for b, p in pairs)
+    found["unpadded"] = all(sum(p.numel() for p in b.parameters) == b.numel for b in buffers)
+    for unit in model.units:
+        unit.reshard()
+    found["alive after reshard"] = alive()
+    trainer = toys.trainer(model)
+    trainer.step(toys.micro_batches([toys.share(rank, model.axis.size)]))
+    found["alive after a step"] = alive()
+    found["kept"] = addresses == [buffer.shard.data_ptr() for buffer in buffers]
+    return found
+
+
+@claim("B8", "Training converges at W = 1, 2, 4, 8 (a smoke test, and no evidence of anything else).")
+def training_converges(lab: Lab) -> Outcome:
+    """Sixty steps of linear regression on data that a line explains."""
+    losses = {w: lab.ranks(_regression, w)[0] for w in (1, 2, 4, 8)}
+    shown = ", ".join(f"W={w}: {first:.3g} to {last:.1e}" for w, (first, last) in losses.items())
+    return Outcome(verdict(all(last < first / 1000 for first, last in losses.values())), f"loss over 60 steps, {shown}")
+
+
+def _regression(rank: int) -> tuple[float, float]:
+    """(loss before, loss after) over the whole batch, on this rank."""
+    samples = 16
+    x = torch.randn(samples, 3, generator=torch.Generator().manual_seed(5)).double()
+    y = x @ torch.tensor([[1.0, -2.0], [0.5, 3.0], [2.0, 1.0]]).double()
+    model = toys.flat(nn.Sequential(nn.Sequential(nn.Linear(3, 2, bias=False)).double()), units=["0"])
+    optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.3, foreach=False)  # noqa: E731
+    trainer = toys.trainer(model, optimizer=optimizer, normaliser=samples)
+    rows = toys.share(rank, model.axis.size, samples)
+    found = []
+    for _ in range(60):
+        trainer.step([impl("step").MicroBatch(x[rows], y[rows], rows)])
+        found.append(_residual(model, x, y))
+    return found[0], found[-1]
+
+
+def _residual(model: Any, x: Tensor, y: Tensor) -> float:
+    (weight,) = model.full_values().values()
+    return toys.loss(x @ weight.T, y).mean().item()
+
+
+@claim("B9", "The reference is compatible with the FSDP2 API.")
+def fsdp2_api(lab: Lab) -> Outcome:
+    """Every public method of FSDPModule, called between two steps: of the reference, and of ``fully_shard`` alone."""
+    methods = sorted(name for name in vars(FSDPModule) if not name.startswith("_"))
+    ours, alone = ({name: _said(lab, step, name) for name in methods} for step in (_private_step, _plain_step))
+    fine = [name for name in methods if ours[name] == ""]
+    nowhere = [f"{name}: {ours[name]}" for name in methods if ours[name] and alone[name]]
+    only_ours = [f"{name}: {ours[name]}" for name in methods if ours[name] and not alone[name]]
+    return Outcome(
+        only_if(
+            f"{', '.join(name.partition(':')[0] for name in only_ours) or 'nothing'} is not called",
+            under_it=bool(fine),
+            otherwise=not only_ours,
+        ),
+        f"of {len(methods)} public methods of FSDPModule, called between two steps at W = 2, {len(fine)} leave a"
+        " clipped"
+        f" step of the reference right in every bit ({', '.join(fine)}); {len(nowhere)} do not, here or on fully_shard"
+        f" alone ({'; '.join(nowhere) or 'none'}); only with the reference: {'; '.join(only_ours) or 'none'}",
+    )
+
+
+class _Gather:
+    """An all-gather of one's own, as ``set_custom_all_gather`` wants it."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
+        return impl("collectives")._all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class _Reduce:
+    """A reduce-scatter of one's own."""
+
+    allocate = _Gather.allocate
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        return impl("collectives")._reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+
+
+_CALLS: dict[str, Callable[[Any], Any]] = {
+    "set_all_reduce_hook": lambda root: root.set_all_reduce_hook(lambda tensor: None),
+    "set_allocate_memory_from_process_group_for_comm": (
+        lambda root: root.set_allocate_memory_from_process_group_for_comm(True)
+    ),
+    "set_custom_all_gather": lambda root: root.set_custom_all_gather(_Gather()),
+    "set_custom_reduce_scatter": lambda root: root.set_custom_reduce_scatter(_Reduce()),
+    "set_force_sum_reduction_for_comms": lambda root: root.set_force_sum_reduction_for_comms(True),
+    "set_gradient_divide_factor": lambda root: root.set_gradient_divide_factor(2.0),
+    "set_is_last_backward": lambda root: root.set_is_last_backward(True),
+    "set_modules_to_backward_prefetch": lambda root: root.set_modules_to_backward_prefetch([root[1]]),
+    "set_modules_to_forward_prefetch": lambda root: root.set_modules_to_forward_prefetch([root[0]]),
+    "set_post_optim_event": lambda root: root.set_post_optim_event(torch.Event()),
+    "set_reduce_scatter_divide_factor": lambda root: root.set_reduce_scatter_divide_factor(2.0),
+    "set_reduce_scatter_max_input_buffers": lambda root: root.set_reduce_scatter_max_input_buffers(1),
+    "set_reduce_scatter_unused_params": lambda root: root.set_reduce_scatter_unused_params(True),
+    "set_requires_all_reduce": lambda root: root.set_requires_all_reduce(True),
+    "set_requires_gradient_sync": lambda root: root.set_requires_gradient_sync(True),
+    "set_reshard_after_backward": lambda root: root.set_reshard_after_backward(False),
+    "set_reshard_after_forward": lambda root: root.set_reshard_after_forward(False),
+    "set_unshard_in_backward": lambda root: root[0].set_unshard_in_backward(True),
+}
+"""How those are called that need an argument; W = 2, so that a factor of 2 is the usual one. Others are called bare."""
+
+
+def _said(lab: Lab, step: Callable[[], tuple[Any, Callable[[], dict[str, Tensor]]]], name: str) -> str:
+    """What is wrong after the call, or "": an exception's text, or other parameters than without it."""
+
+    def body(rank: int, call: Callable[[Any], Any] | None) -> dict[str, Tensor]:
+        model, take = step()
+        take()
+        if call is not None:
+            call(model)
+        return take()
+
+    wanted = lab.ranks(lambda rank: body(rank, None), 2)[0]
+    found: dict[int, dict[str, Tensor]] = {}
+    call = _CALLS.get(name, lambda root: getattr(root, name)())
+    execution = lab.attempt(lambda rank: found.update({rank: body(rank, call)}), 2)
+    if execution.failure is not None:
+        return execution.failure.text.splitlines()[-1]
+    return "other parameters" if toys.different(found[0], wanted) else ""
+
+
+def _private_step() -> tuple[Any, Callable[[], dict[str, Tensor]]]:
+    """The reference on ``fully_shard``: (its root, a clipped step that returns the parameters)."""
+    model = toys.per_parameter(toys.network())
+    trainer = toys.trainer(model, privacy=toys.privacy(2.0**60))
+    rows = [toys.share(model.axis.rank, 2)]
+
+    def take() -> dict[str, Tensor]:
+        trainer.step(toys.micro_batches(rows))
+        values: dict[str, Tensor] = model.full_values()
+        return values
+
+    return model.module, take
+
+
+def _plain_step() -> tuple[Any, Callable[[], dict[str, Tensor]]]:
+    """``fully_shard`` alone: (root, a plain step that returns the parameters)."""
+    root: Any = toys.network()
+    for unit in (root[0], root[1], root):
+        fully_shard(unit)
+    optimizer = toys.sgd(root.parameters())
+    rows = toys.share(torch.distributed.get_rank(), 2)
+    x, y = toys.data()
+
+    def take() -> dict[str, Tensor]:
+        optimizer.zero_grad()
+        torch.autograd.backward(toys.loss(root(x[rows]), y[rows]).sum() / 8)
+        optimizer.step()
+        return {name: parameter.full_tensor().detach().clone() for name, parameter in root.named_parameters()}
+
+    return root, take
