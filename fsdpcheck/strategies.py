@@ -38,6 +38,13 @@ from fsdpcheck.strategies_model import Allowed
 T = TypeVar("T")
 Draw = Callable[[Features, Sequence[int]], st.SearchStrategy[Case]]
 WORLD_SIZES = (1, 2, 3, 4, 5)
+_NOT_IN_EIGHT_BITS: frozenset[Trait] = frozenset(
+    {
+        "surrogates", "conv", "conv-private", "bags", "bags-private", "layer-norm", "layer-norm-without-bias",
+        "per-layer-clipping", "real",
+    }
+)  # fmt: skip
+"""What is off the grid, or has kernels for bfloat16 whose sums are not promised to be float32's."""
 _LOSSES: tuple[Loss, ...] = ("mse", "linear", "hinge", "l1")
 _LARGEST_BATCH = 9
 _AVERAGES: tuple[Averaging, ...] = ("divide", "divide", "divide", "premultiply")
@@ -79,6 +86,14 @@ def real_private(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -
     return cases(features, clipping=("probe",), world_sizes=world_sizes, numbers="real")
 
 
+def low_precision(
+    features: Features, world_sizes: Sequence[int] = WORLD_SIZES, clipping: Clipping = "none"
+) -> st.SearchStrategy[Case]:
+    """Small float32 cases of Linear and Embedding layers, most of which are exact in 8 bits (see low_precision.py)."""
+    simple = replace(features, accepts=features.accepts - _NOT_IN_EIGHT_BITS)
+    return cases(simple, clipping=(clipping,), world_sizes=world_sizes, tiny_only=True)
+
+
 def with_readable_updates(draw: Draw) -> Draw:
     """``draw``, but with an optimizer whose update shows its gradient: SGD without momentum and weight decay."""
     hiding: frozenset[Trait] = frozenset({"momentum", "weight-decay", "adam", "adamw"})
@@ -101,6 +116,7 @@ def cases(
     global_norm: bool = False,
     replicated: bool | None = None,
     numbers: Numbers = "grid",
+    tiny_only: bool = False,
 ) -> Case:
     """Cases that ``features.accepts`` covers, in the given clipping families and world sizes.
 
@@ -108,13 +124,14 @@ def cases(
     then with a replicated batch (with distributed samples they are not computable). ``norms`` and ``contributions``
     narrow both further; ``replicated`` asks for replicated batches only, or none. If no size in ``world_sizes`` is
     within ``features.max_world_size`` there is no case. A global norm summed in float32 is asked of float32 cases only.
+    ``tiny_only`` draws float32 cases, the smallest numbers and sizes.
     With "real" ``numbers`` the true functions are drawn whether surrogates are accepted or not.
     """
     limit = features.max_world_size or max(world_sizes)
     world = draw(st.sampled_from([size for size in world_sizes if size <= limit]))
     shards = world // draw(st.sampled_from(_replicas(world))) if "hsdp" in features.accepts else world
     narrow = global_norm and features.global_norm.dtype == "float32"
-    tiny = narrow or _flag(draw, "float32" in features.accepts, _RARELY)
+    tiny = narrow or tiny_only or _flag(draw, "float32" in features.accepts, _RARELY)
     family = draw(st.sampled_from(clipping))
     contribution = _contribution(draw, features, family, contributions)
     off_the_grid = numbers == "real" or _flag(draw, "surrogates" in features.accepts, _OFTEN)

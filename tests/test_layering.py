@@ -31,7 +31,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "adapters": ("adapters.*",),
         "engines": ("engines", "engines.*"),
-        "oracle": ("oracle", "proof", "tiers"),
+        "oracle": ("oracle", "proof", "low_precision", "tiers"),
         "observers": ("observers",),
         "strategies": ("strategies", "strategies_model", "drawing", "own_drawing"),
     },
