@@ -49,7 +49,8 @@ class StepRecord:
     ``params`` and ``grads``: full (unsharded) tensors by canonical name, params *before* any projection.
     ``norms`` and ``factors``: [local samples of this step], in the order of the rank's micro-batches.
     ``grad_norm``: the global gradient norm the implementation returned.
-    ``losses``: unused by laws of observability level ``params``.
+    ``hidden``: a parameter of which the rank's own whole copy differs from what it showed; "" when none does, or when
+    what it holds is no whole copies.
     """
 
     params: dict[str, Tensor]
@@ -57,6 +58,7 @@ class StepRecord:
     norms: Tensor | None = None
     factors: Tensor | None = None
     grad_norm: Tensor | None = None
+    hidden: str = ""
 
 
 @dataclass

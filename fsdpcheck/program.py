@@ -48,6 +48,7 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
         result.steps.append(_record(trainer, adapter, request))
         watch.moment("after_step", trainer)
         if case.arithmetic.project:
+            result.steps[-1].hidden = _hidden(result.steps[-1].params, cast(Observed, trainer).local_tensors())
             _project(cast(Observed, trainer), adapter, case)
 
 
@@ -98,6 +99,31 @@ def _project(trainer: Observed, adapter: Adapter, case: Case) -> None:
             f"  wanted  the live tensors this rank trains, which are changed in place between steps\n"
             f"  next    return them without clone(), or do not accept 'project'"
         )
+
+
+def _hidden(shown: dict[str, Tensor], held: Iterable[Tensor]) -> str:
+    """The first parameter whose whole copy on this rank is not what was shown; "" if none, or if copies are not whole.
+
+    An implementation that keeps whole parameters on every rank may show rank 0's everywhere. Then a rank that drifts
+    would be healed by the projection, and never be seen.
+    """
+    own = list(held)
+    by_shape: dict[torch.Size, list[str]] = {}
+    for name, value in shown.items():
+        by_shape.setdefault(value.shape, []).append(name)
+    if sorted(tensor.shape for tensor in own) != sorted(value.shape for value in shown.values()):
+        return ""
+    for tensor in own:
+        names = by_shape[tensor.shape]  # which of equally shaped ones it is, nobody says
+        same = next((name for name in names if _same(tensor.detach().to("cpu"), shown[name])), None)
+        if same is None:
+            return names[0]
+        names.remove(same)
+    return ""
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _watch_placement(model: nn.Module, placement: dict[str, int]) -> None:

@@ -34,6 +34,14 @@ def completed(execution: Execution) -> list[RankResult]:
                 wanted=f"{wanted} steps",
                 where=f"rank {result.rank}",
             )
+        for step, record in enumerate(result.steps):
+            if record.hidden:
+                raise Violation(
+                    "a rank shows parameters that are not its own",
+                    got="its own copy differs from what it showed",
+                    wanted="parameters() from this rank's own state: projection between steps would heal what differs",
+                    where=f"step {step}, rank {result.rank}, {record.hidden}",
+                )
     if len(execution.ranks) != execution.request.case.world_size:
         got, world = len(execution.ranks), execution.request.case.world_size
         raise Violation("ranks are missing", got=f"{got} ranks", wanted=f"{world} ranks", where="the run as a whole")

@@ -86,3 +86,22 @@ def test_adam_decays_its_gradient_and_adamw_its_weight() -> None:
     adam, adamw = own(KINDS["adam"], one, False), own(KINDS["adamw"], other, False)
     assert (type(adam), type(adamw)) == (torch.optim.Adam, torch.optim.AdamW)
     assert not torch.equal(trained(adam, one, 1)[0], trained(adamw, other, 1)[0])
+
+
+# -- ranks that show what is not theirs -------------------------------------------------------------------------------
+
+
+def test_a_rank_whose_own_copy_differs_from_what_it_shows_is_seen() -> None:
+    shown = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0, float("nan")]), "c": torch.tensor([[1.0]])}
+    whole = [shown["c"], shown["b"], shown["a"]]
+    assert program._hidden(shown, [tensor.clone() for tensor in whole]) == ""
+    drifted = [shown["c"], shown["b"], shown["a"] + 2.0**-40]
+    assert program._hidden(shown, drifted) == ""  # float32 rounds it away
+    drifted = [shown["c"], shown["b"], shown["a"] * (1 + 2.0**-20)]
+    assert program._hidden(shown, drifted) == "a"
+
+
+def test_shards_are_not_compared_with_what_is_shown() -> None:
+    shown = {"a": torch.zeros(4), "b": torch.zeros(2)}
+    assert program._hidden(shown, [torch.ones(2), torch.ones(1)]) == ""
+    assert program._hidden(shown, [torch.ones(6)]) == ""
