@@ -63,7 +63,9 @@ class Features:
 
     ``reasons`` says, by promise, why one is *not* made; it is printed. ``owns_loss_scale``: the implementation itself
     turns per-sample losses into the released gradient (1/N) * sum; otherwise the adapter multiplies the local sum of
-    losses by ``Batch.loss_scale`` (W/N; 1/N when replicated). ``rank_local``: dotted names "pkg.mod:NAME" of module
+    losses by ``Batch.loss_scale`` (W/N; 1/N when replicated). On real numbers (trait "real") the factor is
+    taken to be applied to the losses, before the backward: elsewhere it rounds otherwise, by an ulp; whoever applies it
+    elsewhere does not accept "real". ``rank_local``: dotted names "pkg.mod:NAME" of module
     globals that real ranks would each have for themselves.
     """
 
