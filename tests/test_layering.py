@@ -24,7 +24,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "data": (
             "execution", "arithmetic", "matching", "deadlock", "adapter", "adapters", "adapters._base", "models",
-            "layers", "layouts", "siblings", "program", "plan", "verdict", "floors", "clipping_groups", "own_model",
+            "layers", "layouts", "siblings", "neighbours", "program", "plan", "verdict", "floors", "clipping_groups", "own_model",
             "own_units", "own_inspection",
         )
     },
@@ -39,7 +39,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
         "runner": ("runner",),
         "checks": (
             "checks", "bounded_checks", "bounds", "own_roundings", "matched", "comparing", "recorded", "paired",
-            "diagnosis", "diagnosis.*",
+            "private_checks", "diagnosis", "diagnosis.*",
         ),
     },
     {

@@ -1,0 +1,76 @@
+"""Planted bugs of privacy: one record moves more than its clip norm, or what it must not move at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import collectives
+from .collectives import Subject
+from .fault import Function, Hit, fault
+
+
+@fault(
+    "clip:factors",
+    "micro-batches averaged before they are clipped, https://github.com/tensorflow/privacy/issues/81",
+    "privacy.sensitivity",
+    cause="pair|share",
+)
+def pairs_share_a_norm(original: Function, hit: Hit) -> Function:
+    """Two samples that follow each other are clipped by their mean squared norm, as one."""
+
+    def planted(squared_norms: torch.Tensor, clip_norm: float) -> Any:
+        pairs = squared_norms.clone()
+        even = len(pairs) - len(pairs) % 2
+        if even:
+            hit()
+            pairs[:even] = pairs[:even].reshape(-1, 2).mean(1, keepdim=True).expand(-1, 2).reshape(-1)
+        return original(pairs, clip_norm)
+
+    return planted
+
+
+@fault(
+    "clip:factors",
+    "a clip norm that follows the batch, https://github.com/meta-pytorch/opacus/pull/779",
+    "privacy.independence",
+    cause="clip norm|C ",
+)
+def clip_norm_follows_the_batch(original: Function, hit: Hit) -> Function:
+    """The clip norm is lowered to the median norm of the micro-batch, without noise."""
+
+    def planted(squared_norms: torch.Tensor, clip_norm: float) -> Any:
+        if len(squared_norms) < 2:
+            return original(squared_norms, clip_norm)
+        hit()
+        return original(squared_norms, min(clip_norm, float(squared_norms.median().sqrt())))
+
+    return planted
+
+
+_LOGGED = Subject("(norms, for a log)")
+
+
+@fault(
+    "step:Trainer.update",
+    "a message as long as the largest local batch, https://github.com/meta-pytorch/opacus/issues/516",
+    "privacy.collectives",
+    cause="size",
+)
+def log_as_long_as_the_batch(original: Function, hit: Hit) -> Function:
+    """Norms are gathered for a log, padded to the largest local batch: how many samples there are is sent."""
+
+    def planted(self: Any) -> None:
+        original(self)
+        if self.private is None:
+            return
+        everyone = collectives.axis()
+        count = sum(len(norms) for norms in self.found.norms)
+        counts = torch.empty(everyone.size, dtype=torch.int64)
+        collectives.all_gather(_LOGGED, counts, torch.tensor([count]), everyone)
+        hit()
+        padded = torch.zeros(int(counts.max()), dtype=torch.float64)
+        collectives.all_gather(_LOGGED, padded.new_empty(len(padded) * everyone.size), padded, everyone)
+
+    return planted

@@ -1,0 +1,72 @@
+"""Privacy: what one record can move. Everything here is conditional on which records each rank has at a step.
+
+Neighbours are two lists of indices (see neighbours.py). Noise is off: what is bounded is what the noise has to hide.
+Frozen, tied and ignored parameters are among the cases. Not judged: the sampler, whose law is its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis.strategies import SearchStrategy
+
+from fsdpcheck import neighbours, strategies
+from fsdpcheck.adapters._base import Features
+from fsdpcheck.case import Case, Clipping
+from fsdpcheck.law import law
+from fsdpcheck.private_checks import (
+    assert_others_keep_their_coefficient,
+    assert_same_calls,
+    assert_sensitivity,
+)
+from fsdpcheck.runner import Run
+
+
+def _clipped(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    """Only "probe": in the family "exact" what the instrument sees of a record hangs on the others in its batch."""
+    return strategies.cases(features, clipping=("probe",), world_sizes=world_sizes, contributions=("complete",))
+
+
+def _any(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    families: tuple[Clipping, ...] = ("unclipped", "exact", "probe")
+    return strategies.cases(features, clipping=families, world_sizes=world_sizes, contributions=("complete",))
+
+
+def _one_step(case: Case) -> Case:
+    return replace(case, step=replace(case.step, steps=1, resume=False))
+
+
+@law("privacy.sensitivity", promise="private", draw=_clipped, observe=("grads",))
+def test_one_record_moves_the_released_sum_by_at_most_the_clip_norm(case: Case, run: Run) -> None:
+    """A record removed or added moves N * the released gradient by at most C, one replaced by 2C, one that occurs k
+    times by k C.
+
+    In exact arithmetic, over all parameters together, with room for proven rounding only. Does not see a sum that is
+    too small. Source: TF-Privacy#81, Opacus#751, pytorch#25162; DP-SGD, arXiv:1607.00133.
+    """
+    pair = neighbours.of(_one_step(case), run.features)
+    one, two = run(pair.first), run(pair.second)
+    assert_sensitivity(pair, (one, run.answer(pair.first)), (two, run.answer(pair.second)))
+
+
+@law("privacy.independence", promise="exact-factors", draw=_clipped, observe=("grads",))
+def test_a_record_weighs_the_same_whatever_the_others_are(case: Case, run: Run) -> None:
+    """The coefficient of a record in the released gradient does not depend on which other records are in the batch.
+
+    So clip norm, divisor and weights are functions of the record and of public numbers, bit for bit. Source:
+    Opacus#779, Opacus#280, nousnet#274.
+    """
+    pair = neighbours.of(_one_step(case), run.features)
+    one, two = run(pair.first), run(pair.second)
+    assert_others_keep_their_coefficient(pair, (one, run.answer(pair.first)), (two, run.answer(pair.second)))
+
+
+@law("privacy.collectives", promise="private", draw=_any)
+def test_no_collective_depends_on_a_record(case: Case, run: Run) -> None:
+    """Number of steps, and number, order, groups, types and sizes of all collectives, are the same for neighbours.
+
+    Only tensors that stay on their rank may have as many rows as it has samples. Norms of a replicated batch that are
+    put together from shares travel as one number a sample; they are not drawn here. Source: Opacus#516, Opacus#812.
+    """
+    pair = neighbours.of(case, run.features)
+    assert_same_calls(pair, run(pair.first), run(pair.second))
