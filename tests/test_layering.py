@@ -24,8 +24,8 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "data": (
             "execution", "arithmetic", "matching", "deadlock", "adapter", "adapters", "adapters._base", "models",
-            "layers", "layouts", "siblings", "neighbours", "program", "plan", "verdict", "floors", "clipping_groups", "own_model",
-            "own_units", "own_inspection",
+            "layers", "layouts", "siblings", "neighbours", "program", "plan", "verdict", "floors", "clipping_groups",
+            "own_model", "own_units", "own_inspection",
         )
     },
     {
