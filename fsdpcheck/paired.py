@@ -13,10 +13,11 @@ from torch import Tensor
 
 from fsdpcheck import diagnosis
 from fsdpcheck.case import Case
+from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.comparing import alike, require_equal
 from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution
-from fsdpcheck.oracle import INSTRUMENT, Answer
+from fsdpcheck.oracle import Answer
 from fsdpcheck.recorded import completed, shows
 from fsdpcheck.suspects import Suspects
 
@@ -68,7 +69,7 @@ def local_name(parameter: str) -> str:
 
 
 def _body(named: Mapping[str, Tensor]) -> Named:
-    return {local_name(name): value for name, value in named.items() if name != INSTRUMENT}
+    return {local_name(name): value for name, value in named.items() if not is_instrument(name)}
 
 
 def _require_same_answer(first: Answer, second: Answer) -> None:

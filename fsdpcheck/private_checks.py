@@ -1,10 +1,12 @@
 """Checks of two runs on neighbouring batches: how far one record moves the released sum, and what it must not move.
 
-Legend: N the normaliser, C the clip norm, k how many clip norms the neighbours may be apart, W ranks.
+Legend: N the normaliser, C the clip norm, the root of the sum of C_l^2 where groups of parameters are clipped apart, k
+how many clip norms the neighbours may be apart, n samples, G clipping groups.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import partial
@@ -12,13 +14,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fsdpcheck import bounds, tiers
+from fsdpcheck import bounds, clipping_groups, tiers
 from fsdpcheck.comparing import alike, number
 from fsdpcheck.diagnosis import of_gradient
 from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.neighbours import Neighbours
-from fsdpcheck.oracle import INSTRUMENT, Answer
+from fsdpcheck.oracle import Answer
 from fsdpcheck.paired import Side
 from fsdpcheck.recorded import completed, recorded
 from fsdpcheck.suspects import Suspects
@@ -38,8 +40,8 @@ def assert_sensitivity(pair: Neighbours, first: Side, second: Side) -> None:
         if squared > limit**2:
             raise Violation(
                 "one record moves the released sum by more than its clip norm allows",
-                got=f"{float(bounds.square_root(squared)) / answer.clip_norm!r} * C",
-                wanted=f"at most {pair.times} * C, C = {answer.clip_norm!r}",
+                got=f"{float(bounds.square_root(squared / _sensitivity_squared(answer)))!r} * C",
+                wanted=f"at most {pair.times} * C, C = {math.hypot(*answer.clip_norms)!r}",
                 where=f"step 0, rank {rank}, {pair.words}",
                 cause=partial(_of_wrong, first, second),
             )
@@ -52,17 +54,18 @@ def assert_others_keep_their_coefficient(pair: Neighbours, first: Side, second: 
     """
     one, other = first[0], second[0]
     completed(one), completed(other)
-    moved = list(pair.moved)
+    kept = [record for record in range(pair.first.layout.batch_size) if record not in pair.moved]
     for (rank, a), (_, b) in zip(recorded(one, 0, "grads"), recorded(other, 0, "grads"), strict=True):
-        mine, theirs = a[INSTRUMENT].flatten().clone(), b[INSTRUMENT].flatten().clone()
-        mine[moved] = theirs[moved] = 0
-        if not alike(mine, theirs):
-            record = int((mine != theirs).nonzero()[0])
+        for name in clipping_groups.instruments(pair.first):
+            mine, theirs = a[name].flatten()[kept], b[name].flatten()[kept]
+            if alike(mine, theirs):
+                continue
+            place = int((mine != theirs).nonzero()[0])
             raise Violation(
                 "the coefficient of a record depends on which others there are",
-                got=number(theirs[record]),
-                wanted=number(mine[record]),
-                where=f"step 0, rank {rank}, record {record}; {pair.words}",
+                got=number(theirs[place]),
+                wanted=number(mine[place]),
+                where=f"step 0, rank {rank}, record {kept[place]}, {name}; {pair.words}",
                 cause=partial(_of_wrong, first, second),
             )
 
@@ -85,7 +88,18 @@ def _limit(pair: Neighbours, first: Side, second: Side) -> Fraction:
     """k * C, and what may be rounded of both released sums."""
     room = sum((_room(answer) for _, answer in (first, second)), Fraction(0))
     answer = first[1]
-    return pair.times * Fraction(answer.clip_norm) * (1 + _of_factors(answer)) + answer.case.step.normaliser * room
+    bound = _root_above(_sensitivity_squared(answer))
+    return pair.times * bound * (1 + _of_factors(answer)) + answer.case.step.normaliser * room
+
+
+def _sensitivity_squared(answer: Answer) -> Fraction:
+    """C^2, the sum over the clipping groups."""
+    return sum((Fraction(own) ** 2 for own in answer.clip_norms), Fraction(0))
+
+
+def _root_above(value: Fraction) -> Fraction:
+    """A square root, rounded up."""
+    return bounds.square_root(value) * (1 + Fraction(1, 2**190))
 
 
 def _room(answer: Answer) -> Fraction:
@@ -93,10 +107,11 @@ def _room(answer: Answer) -> Fraction:
     step = answer.steps[0]
     if tiers.of(answer.case, answer.rule) == "exact" or not step.samples:
         return Fraction(0)
-    weights = step.factors.double() * torch.tensor(step.multiplicity) / answer.case.step.normaliser
+    counts = torch.tensor(step.multiplicity, dtype=torch.float64)
+    weights = step.factors.double() * counts.reshape(-1, *[1] * (step.factors.dim() - 1)) / answer.case.step.normaliser
     off = bounds.clipped_gradient_bound(answer, step, weights, 2 * _of_factors(answer))
     squares = sum((Fraction(value) ** 2 for each in off.values() for value in each.flatten().tolist()), Fraction(0))
-    return bounds.square_root(squares) * (1 + Fraction(1, 2**190))
+    return _root_above(squares)
 
 
 def _of_factors(answer: Answer) -> Fraction:

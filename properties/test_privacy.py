@@ -38,11 +38,11 @@ def _one_step(case: Case) -> Case:
 
 @law("privacy.sensitivity", promise="private", draw=_clipped, observe=("grads",))
 def test_one_record_moves_the_released_sum_by_at_most_the_clip_norm(case: Case, run: Run) -> None:
-    """A record removed or added moves N * the released gradient by at most C, one replaced by 2C, one that occurs k
-    times by k C.
+    """A record removed or added moves N * the released gradient by at most C, one replaced by 2C, k copies by k C.
 
-    In exact arithmetic, over all parameters together, with room for proven rounding only. Does not see a sum that is
-    too small. Source: TF-Privacy#81, Opacus#751, pytorch#25162; DP-SGD, arXiv:1607.00133.
+    Where groups of parameters are clipped apart, C is the root of the sum of their C_l^2. Decided in exact arithmetic,
+    over all parameters together, with room for proven rounding only. Does not see a sum that is too small. Source:
+    TF-Privacy#81, Opacus#751, pytorch#25162; DP-SGD, arXiv:1607.00133; per layer, arXiv:1812.06210.
     """
     pair = neighbours.of(_one_step(case), run.features)
     one, two = run(pair.first), run(pair.second)
