@@ -1,7 +1,8 @@
 """``python -m benchmarks [GROUP [ARGUMENT ...]]``: ratios against peers, and studies of agreement and of shares.
 
-Groups: rendezvous, engines, agreement [schedules|processes] [N], shares [N], acceptance [N], steps [N],
-deadlocks, diagnosis [SEED [FAULT]], private, accuracy, kernels (on a GPU). Without a group: both groups of ratios.
+Groups: rendezvous, engines, agreement [schedules|processes] [N], shares [N], acceptance [N], steps [N], coverage [N],
+shrunk [SEED], deadlocks, diagnosis [SEED [FAULT]], private, accuracy, kernels (on a GPU). Without a group: both groups
+of ratios.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ def main(arguments: list[str]) -> None:
 
         for line in private_step.lines():
             print(line, flush=True)
+    elif group == "shrunk":
+        from benchmarks import coverage
+
+        for line in coverage.shrunk(*map(int, rest)):
+            print(line, flush=True)
     elif group == "accuracy":
         from benchmarks import norm_accuracy
 
@@ -49,7 +55,7 @@ def main(arguments: list[str]) -> None:
 
         for line in diagnosis.reports(int(rest[0]) if rest else 0, *rest[1:]):
             print(line, flush=True)
-    elif group in ("shares", "acceptance", "steps"):
+    elif group in ("shares", "acceptance", "steps", "coverage"):
         print(importlib.import_module(f"benchmarks.{group}").report(*map(int, rest)))
     else:
         from benchmarks import engines
