@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -33,13 +33,14 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
     """
     case, adapter = request.case, adapters.load(request.adapter)
     watch = _Watch(request, rank, result)
-    setup = _setup(request, adapter, rank, device, watch.moment)
+    made: list[torch.optim.Optimizer] = []
+    setup = _setup(request, adapter, rank, device, watch.moment, made)
     model = models.build(case)
     if device.type != "cpu":  # where it is built; to walk through it for nothing costs 3 % of a small case
         model.to(device)
     if case.arithmetic.numbers == "real":
         _watch_placement(model, result.placement)
-    trainer = _checked(adapter.build(model, setup), adapter, request)
+    trainer = _checked(adapter.build(model, setup), adapter, request, made)
     result.initial = _named_tensors(trainer.parameters(), "parameters", adapter)
     watch.moment("after_init", trainer)
     for step in range(case.step.steps):
@@ -48,8 +49,9 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
         result.steps.append(_record(trainer, adapter, request))
         watch.moment("after_step", trainer)
         if case.arithmetic.project:
-            result.steps[-1].hidden = _hidden(result.steps[-1].params, cast(Observed, trainer).local_tensors())
-            _project(cast(Observed, trainer), adapter, case)
+            held = _held(trainer, made)
+            result.steps[-1].hidden = _hidden(result.steps[-1].params, held)
+            _project(held, trainer, adapter, case)
 
 
 def make_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -88,11 +90,20 @@ def project_(tensors: Iterable[Tensor], case: Case) -> None:
         tensor.round_().clamp_(-bound, bound)
 
 
-def _project(trainer: Observed, adapter: Adapter, case: Case) -> None:
+def _held(trainer: Trainer, made: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
+    """What the trainer says it holds, or else what the optimizers it was given update."""
+    if callable(getattr(trainer, "local_tensors", None)):
+        return list(cast(Observed, trainer).local_tensors())
+    return _updated(made)
+
+
+def _project(held: list[Tensor], trainer: Trainer, adapter: Adapter, case: Case) -> None:
     """Project what the rank holds. Raises AdapterError for copies: training would go on from the real parameters."""
-    held = list(trainer.local_tensors())
     project_(held, case)
-    if any(one.data_ptr() != two.data_ptr() for one, two in zip(held, trainer.local_tensors(), strict=True)):
+    if not callable(getattr(trainer, "local_tensors", None)):
+        return
+    again = cast(Observed, trainer).local_tensors()
+    if any(one.data_ptr() != two.data_ptr() for one, two in zip(held, again, strict=True)):
         raise AdapterError(
             f"local_tensors() of adapter {adapter.name!r} returned copies\n"
             f"  got     tensors at other addresses in a second call\n"
@@ -124,6 +135,14 @@ def _hidden(shown: dict[str, Tensor], held: Iterable[Tensor]) -> str:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _updated(made: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
+    """This rank's part of every parameter that an optimizer updates, live."""
+    from torch.distributed.tensor import DTensor
+
+    held = [value for optimizer in made for group in optimizer.param_groups for value in group["params"]]
+    return [value.to_local() if isinstance(value, DTensor) else value for value in held]
 
 
 def _watch_placement(model: nn.Module, placement: dict[str, int]) -> None:
@@ -164,7 +183,12 @@ def _resolve(dotted: str) -> Observer:
 
 
 def _setup(
-    request: RunRequest, adapter: Adapter, rank: int, device: torch.device, notify: Callable[[str, object], None]
+    request: RunRequest,
+    adapter: Adapter,
+    rank: int,
+    device: torch.device,
+    notify: Callable[[str, object], None],
+    made: list[torch.optim.Optimizer],
 ) -> Setup:
     case = request.case
     return Setup(
@@ -177,11 +201,17 @@ def _setup(
         loss=models.loss_for(case),
         clip_norm=request.clip_norm,
         clip_bounds=clipping_groups.bounds(case, request.clip_norm),
-        optimizer=functools.partial(_own_optimizer, case),
+        optimizer=functools.partial(_noted, case, made),
         device=device,
         notify=notify,
         seed=case.seed,
     )
+
+
+def _noted(case: Case, made: list[torch.optim.Optimizer], parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """``_own_optimizer``, noted in ``made``."""
+    made.append(_own_optimizer(case, parameters))
+    return made[-1]
 
 
 def _own_optimizer(case: Case, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -205,10 +235,10 @@ def _optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch
 _METHODS = {"grads": "gradients", "norms": "norms", "factors": "factors", "shards": "shards", "grad_norm": "grad_norm"}
 
 
-def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest) -> Trainer:
+def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest, made: Sequence[torch.optim.Optimizer]) -> Trainer:
     """``trainer``, if it has the methods that this run will call."""
     needed = ["step", "parameters"] + [_METHODS[name] for name in sorted(request.observe) if name in _METHODS]
-    if request.case.arithmetic.project:
+    if request.case.arithmetic.project and not made:
         needed.append("local_tensors")
     missing = [name for name in needed if not callable(getattr(trainer, name, None))]
     if missing:

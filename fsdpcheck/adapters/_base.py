@@ -176,7 +176,10 @@ class Observed(Trainer, Protocol):
         """ "shards": this rank's live flat shards with their padding."""
 
     def local_tensors(self) -> list[Tensor]:
-        """The local parameter tensors the optimizer updates, live; needed for cases that project (see program.py)."""
+        """The local parameter tensors the optimizer updates, live, for cases that project (see program.py).
+
+        Needed only where the optimizer is not one that ``Setup.optimizer`` made, whose parameters are known.
+        """
 
 
 class Adapter(Protocol):
