@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from fsdpcheck import layouts, values
 from fsdpcheck.adapters._base import Features
-from fsdpcheck.case import BatchLayout, Case, MeshSpec
+from fsdpcheck.case import BatchLayout, Case, MeshSpec, OwnModel, Trait
 from fsdpcheck.case_rules import is_power_of_two
 from fsdpcheck.case_shapes import item_units
 from fsdpcheck.errors import InvalidCase, NotExact
@@ -121,8 +121,18 @@ def _dealt(layout: BatchLayout, world_size: int) -> BatchLayout:
     return replace(layout, lists=tuple(tuple(samples[rank::world_size]) for rank in range(world_size)))
 
 
+def _without_units(case: Case, own: OwnModel) -> Iterator[Case]:
+    """The case with none of its model's units, all but the first, or all but the last; the root has the rest."""
+    traits: tuple[Trait, ...] = tuple(sorted({*own.traits, "root-parameters"}))
+    for units in ((), own.units[1:], own.units[:-1]):
+        yield replace(case, model=replace(case.model, own=replace(own, units=units, traits=traits)))
+
+
 def _groupings(case: Case) -> Iterator[Case]:
     spec = case.model
+    if spec.own is not None:
+        yield from _without_units(case, spec.own)
+        return
     items = len(spec.layers) + spec.has_front
     for units in ((1,) * items, (items,), (), (items - 1,) if items > 1 else ()):
         other = replace(spec, units=units)

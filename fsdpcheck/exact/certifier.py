@@ -88,6 +88,8 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule, name = RULES.get(func), func.overloadpacket.__name__
+        if rule is not None and not any(_floating(value) for value in _flat(args)):
+            rule = None  # integers: positions, masks
         if any(_narrow(value) for value in _flat(args)):
             self._refuse(func, "computes in fewer bits than float64; next: the tier of real numbers")
         if rule is not None:
@@ -98,7 +100,7 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if func in MOVES:
             self._carry(func, name, args, kwargs, result)
-        elif name not in LOGICAL or _floating(result):
+        elif _floating(result) or (name not in LOGICAL and func not in RULES):
             self._refuse(func, "has no rule; next: the tier of real numbers, or add a rule to exact/operators.py")
         return result
 
