@@ -161,10 +161,10 @@ class OwnLoss(PerSampleLoss):
         return OwnLoss(self.own, self.scale, reduction)
 
     def _body(self, y_BF: Tensor, t_BF: Tensor) -> Tensor:
-        like = own_model.samples(self.own.batch, 1)[1]
-        targets = t_BF.reshape(len(t_BF), *like.shape[1:])
+        shape, dtype = own_model.target_form(self.own)
+        targets = t_BF.reshape(len(t_BF), *shape)
         outputs = y_BF.reshape(len(y_BF), *own_model.output_shape(self.own))
-        return own_model.loss(self.own.loss)(outputs, targets if like.is_floating_point() else targets.to(like.dtype))
+        return own_model.loss(self.own.loss)(outputs, targets if dtype is None else targets.to(dtype))
 
 
 def build(case: Case) -> CaseModel:

@@ -35,7 +35,7 @@ def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own
 
 def on_model(own: OwnModel, case: Case) -> Case:
     """``case`` on the user's model. Weights on a grid are the smallest: a deep model needs the bits."""
-    integers = not own_model.samples(own.batch, 1)[1].is_floating_point()
+    integers = own_model.target_form(own)[1] is not None
     step = replace(case.step, loss="cross_entropy" if integers and not own.loss else "mse")
     arithmetic = replace(case.arithmetic, weights=1)
     return replace(case, model=ModelSpec((), own=own), step=step, arithmetic=arithmetic)

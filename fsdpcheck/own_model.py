@@ -94,6 +94,13 @@ def built_in_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return rows.reshape(len(outputs), math.prod(targets.shape[1:])).sum(1)
 
 
+def target_form(own: OwnModel) -> tuple[tuple[int, ...], torch.dtype | None]:
+    """Shape of one sample's target, and the dtype of integer targets (None: fractions, in whatever dtype is used)."""
+    with _lock:
+        targets = _samples(own.batch, NEEDED)[1]
+        return tuple(targets.shape[1:]), None if targets.is_floating_point() else targets.dtype
+
+
 def output_shape(own: OwnModel) -> tuple[int, ...]:
     """Shape of one sample's output."""
     with _lock:

@@ -1,0 +1,294 @@
+"""A user's own model: what is seen of it, what is refused and how, and that its cases are judged like all others."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fsdpcheck import adapters, cli, layouts, models, oracle, own_drawing, own_inspection, own_roundings, proof, replay
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, ModelSpec, OwnModel, StepSpec
+from fsdpcheck.errors import InvalidCase, InvalidToken, NotExact, UsageError
+from fsdpcheck.law import chapters
+
+TOYS = str(Path(__file__).parent / "toys" / "own_models.py")
+GPT = str(Path(__file__).parent.parent / "docs" / "examples" / "small_gpt.py")
+
+
+def _own(build: str = "right", batch: str = "batch", loss: str = "", file: str = TOYS) -> OwnModel:
+    return own_inspection.inspect(f"{file}:{build}", f"{file}:{batch}", f"{file}:{loss}" if loss else "").own
+
+
+def _case(own: OwnModel, numbers: str = "grid", loss: str = "mse") -> Case:
+    arithmetic = Arithmetic(project=False, numbers=numbers)  # type: ignore[arg-type]
+    step = StepSpec(loss)  # type: ignore[arg-type]
+    return Case(ModelSpec((), own=own), layout=BatchLayout("contiguous", 3), step=step, arithmetic=arithmetic, seed=7)
+
+
+def test_units_and_traits_are_seen() -> None:
+    own = _own()
+    assert own.units == ("blocks.0", "blocks.1")
+    assert (own.features, own.targets, own.rows) == (2, 2, (3, 3, 3, 3, 2))
+    assert own.traits == ("bias", "root-parameters")
+    assert _own("with_surrogate").traits == ("bias", "layer-norm", "root-parameters", "surrogates")
+    assert "own-layers" in _own("own_layer").traits
+    assert "surrogates" in _own(batch="classes").traits
+
+
+def test_the_example_is_seen_as_what_it_is() -> None:
+    own = _own("build", file=GPT)
+    assert own.units == ("blocks.0", "blocks.1")
+    wanted = {"attention", "bias", "layer-norm", "root-parameters", "sequence", "surrogates", "tokens"}
+    assert set(own.traits) == wanted
+    assert set(_own("tied", file=GPT).traits) == wanted | {"tied"}
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        ("missing", "has no 'missing'"),
+        ("no_module", "built no module"),
+        ("raises", "RuntimeError: no such checkpoint"),
+        ("random_build", "two builds that differ in head.weight"),
+        ("batch_norm", "layer front.0 mixes samples\n  got     BatchNorm1d"),
+        ("dropout", "layer front.0 drops at random\n  got     Dropout(p=0.5) in training"),
+        ("random_forward", "is random, first in layer front.0 (Calls)"),
+        ("mixing", "mixes samples, first in layer front.0 (Calls)"),
+        ("counting", "changes front.0.seen"),
+        ("frozen", "has nothing to train"),
+        ("complex_parameter", "parameter phase is not floating-point\n  got     torch.complex64"),
+        ("scalar_parameter", "parameter scale has no dimension"),
+        ("reserved_name", "parameter instrument.weight of model"),
+        ("shared", "blocks.0.0.weight in blocks.0 is blocks.1.0.weight in blocks.1"),
+        ("tuple_output", "raised"),
+    ],
+)
+def test_a_model_that_cannot_be_checked_is_refused(build: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        _own(build)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ("missing", "has no 'missing'"),
+        ("no_pair", "is no pair of tensors\n  got     Tensor"),
+        ("dictionary", "is no pair of tensors\n  got     ['dict', 'Tensor']"),
+        ("few", "shape [8, 3]\n  wanted  at least 27 samples along dim 0"),
+        ("transposed", "dim 1 has 27: is that the sample axis?"),
+        ("random_batch", "gives other inputs each time"),
+        ("alike", "the samples are all alike"),
+        ("wide_targets", "got     targets [4, 5] for outputs [4, 2]\n  wanted  targets [4, 2]"),
+    ],
+)
+def test_a_batch_that_cannot_be_used_is_refused(batch: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        _own(batch=batch)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(("loss", "said"), [("averaged", "shape []"), ("centred", "mixes samples")])
+def test_a_loss_of_all_samples_together_is_refused(loss: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        _own(loss=loss)
+    assert said in str(refused.value)
+
+
+def test_a_module_that_is_not_there_is_named() -> None:
+    with pytest.raises(UsageError, match=r"no module 'no_such_package' on the import path"):
+        own_inspection.inspect("no_such_package.models:build", f"{TOYS}:batch")
+
+
+@pytest.mark.parametrize(
+    ("units", "said"),
+    [
+        (("blocks.2",), "no module 'blocks.2' to shard; known: blocks, blocks.0"),
+        (("front",), "has no parameters"),
+        (("blocks", "blocks.0"), "'blocks.0' is in 'blocks'"),
+        (("head", "head"), "name each module once"),
+    ],
+)
+def test_units_that_cannot_be_are_refused(units: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        own_inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch", units=units)
+    assert said in str(refused.value)
+
+
+def test_a_model_that_raises_on_no_samples_is_given_none() -> None:
+    seen = own_inspection.inspect(f"{TOYS}:not_on_none", f"{TOYS}:batch")
+    assert "empty-rank" in seen.left_out(real=True)
+    assert "left out" in "\n".join(seen.notes)
+    assert "empty-rank" not in own_inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").left_out(real=True)
+
+
+def test_dropout_in_eval_mode_is_taken_and_stays_off() -> None:
+    model = models.build(_case(_own("dropout_off")))
+    assert not model.get_submodule("model.front.0").training
+
+
+def test_integers_are_kept_and_fractions_drawn_or_kept() -> None:
+    own = _own("build", file=GPT)
+    case = _case(own, loss="cross_entropy")
+    assert torch.equal(layouts.inputs(case), layouts.inputs(replace(case, seed=8)))
+    grid, real = _case(_own()), _case(_own(), "real")
+    assert torch.equal(layouts.inputs(grid), layouts.inputs(grid).round())
+    assert not torch.equal(layouts.inputs(real), layouts.inputs(real).round())
+
+
+def test_real_cases_have_the_models_own_weights_and_others_integers() -> None:
+    own = _own()
+    real, grid = models.initial_parameters(_case(own, "real")), models.initial_parameters(_case(own))
+    assert list(real) == list(grid) == [name for name, _ in models.build(_case(own)).named_parameters()]
+    assert not torch.equal(real["model.head.weight"], real["model.head.weight"].round())
+    assert all(torch.equal(value, value.round()) for value in grid.values())
+
+
+def test_the_model_itself_gives_the_body_of_the_output() -> None:
+    case = _case(_own(), "real")
+    model, inputs = models.build(case), layouts.inputs(case)
+    assert torch.equal(model(inputs)[:, :2], model.get_submodule("model")(inputs))
+
+
+def test_the_answer_is_autograds_on_the_users_model() -> None:
+    case = _case(_own(loss="absolute"))
+    answer = oracle.answer(case)
+    proof.prove(case, answer)
+    model, inputs, targets = models.build(case).get_submodule("model"), layouts.inputs(case), layouts.targets(case)
+    (model(inputs) - targets).abs().sum().backward()  # type: ignore[operator]
+    for name, parameter in model.named_parameters():
+        assert torch.equal(answer.steps[0].released[f"model.{name}"], parameter.grad)
+
+
+@pytest.mark.parametrize(("build", "said"), [("untaught", "aten.sin.default"), ("narrow", "fewer bits than float64")])
+def test_what_the_exact_domain_cannot_express_is_named(build: str, said: str) -> None:
+    case = _case(_own(build))
+    with pytest.raises(NotExact, match=said):
+        proof.prove(case, oracle.answer(case))
+
+
+def test_roundings_count_every_sum() -> None:
+    small = _case(_own())
+    large = replace(small, layout=BatchLayout("contiguous", 9))
+    assert 0 < own_roundings.path_roundings(small) < own_roundings.path_roundings(large)
+
+
+def test_a_case_of_a_users_model_goes_through_json() -> None:
+    case = _case(_own())
+    assert Case.from_json(case.to_json()) == case
+    assert "your own" in case.describe()
+    assert '"own"' not in Case(ModelSpec((_LAYER,))).to_json()
+
+
+_LAYER = LayerSpec(1)
+
+
+@pytest.mark.parametrize(
+    "change", [{"traits": ("hsdp",)}, {"build": "no reference"}, {"features": -1}, {"rows": (1 << 30,)}]
+)
+def test_a_users_model_that_contradicts_itself_is_no_case(change: dict[str, object]) -> None:
+    own = OwnModel("mine:build", "mine:batch")
+    with pytest.raises(InvalidCase):
+        Case(ModelSpec((), own=replace(own, **change)))  # type: ignore[arg-type]
+    with pytest.raises(InvalidCase):
+        Case(ModelSpec((_LAYER,), own=own))
+
+
+def test_a_trait_that_an_adapter_does_not_accept_is_no_promise() -> None:
+    law = chapters()["training.plain"]
+    features = replace(adapters.load("fully_shard").features, accepts=frozenset({"bias", "root-parameters"}))
+    assert own_drawing.not_accepted(law.draw, features, (1,), _own()) == ""
+    said = own_drawing.not_accepted(law.draw, features, (1,), _own("own_layer"))
+    assert said == "the adapter does not accept own-layers, which the model demands"
+
+
+def _run(tmp_path: Path, *arguments: str, build: str = "right") -> tuple[int, dict[str, object]]:
+    report = tmp_path / "report.json"
+    own = ["--model", f"{TOYS}:{build}", "--batch", f"{TOYS}:batch"]
+    code = cli.main(["run", *own, "--world-size", "2", "--no-confirm", "--json", str(report), *arguments])
+    return code, json.loads(report.read_text())
+
+
+def test_laws_hold_on_a_users_model(tmp_path: Path) -> None:
+    code, data = _run(tmp_path, "--adapter", "fully_shard", "--law", "training.plain")
+    (verdict,) = data["verdicts"]  # type: ignore[misc]
+    assert (code, verdict["status"]) == (0, "holds")
+    assert verdict["cases"] == verdict["census"]["tier exact"] > 5
+
+
+def test_laws_hold_on_a_users_weights(tmp_path: Path) -> None:
+    code, data = _run(tmp_path, "--adapter", "fully_shard", "--real")
+    assert code == 0
+    judged = [verdict for verdict in data["verdicts"] if verdict["status"] == "holds"]  # type: ignore[attr-defined]
+    assert {verdict["law"] for verdict in judged} >= {"rounding.gradients", "rounding.update"}
+    assert all(verdict["census"]["tier replay"] == verdict["cases"] for verdict in judged)
+
+
+@pytest.mark.parametrize("tier", [["--law", "training.plain"], ["--real", "--law", "rounding.gradients"]])
+def test_a_planted_fault_is_found_on_a_users_model_and_replayed(
+    tier: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, data = _run(tmp_path, "--adapter", "reference", "--install", "averaged_twice", *tier)
+    assert code == 1
+    (verdict,) = data["verdicts"]  # type: ignore[misc]
+    token = verdict["finding"]["token"]
+    assert "--model" in capsys.readouterr().out
+    assert cli.main(["replay", token]) == 2
+    assert "nothing was imported" in capsys.readouterr().err
+    assert cli.main(["replay", token, "--model", f"{TOYS}:right"]) == 2
+    assert "repeat it: --batch" in capsys.readouterr().err
+    assert cli.main(["replay", token, "--model", f"{TOYS}:right", "--batch", f"{TOYS}:batch"]) == 1
+
+
+def test_a_law_that_can_judge_no_case_says_why_and_offers_the_next_tier(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, data = _run(tmp_path, "--adapter", "fully_shard", "--law", "training.plain", build="untaught")
+    (verdict,) = data["verdicts"]  # type: ignore[misc]
+    assert (code, verdict["status"]) == (2, "no case")
+    assert "aten.sin.default" in capsys.readouterr().out
+    assert "--real" in verdict["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "m:build"], "--model needs --batch"),
+        (["--batch", "m:batch"], "--batch is about a model of your own"),
+        (["--real"], "--real is about a model of your own"),
+        (["--units", "a,b"], "--units is about a model of your own"),
+    ],
+)
+def test_half_a_model_is_a_usage_error(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_laws_of_the_other_tier_are_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _ = _run(tmp_path, "--adapter", "fully_shard", "--law", "rounding.update")
+    assert code == 2
+    assert "which run with --real" in capsys.readouterr().out
+
+
+def test_a_token_is_trusted_with_what_the_reader_repeated_in_its_place() -> None:
+    own = OwnModel("elsewhere:build", "elsewhere:batch")
+    token = replay.Token("training.plain", "fully_shard", Case(ModelSpec((), own=own)))
+    found = replay.trusted(token, own=("here:build", "here:batch", "")).case.model.own
+    assert found is not None
+    assert (found.build, found.batch) == ("here:build", "here:batch")
+    with pytest.raises(InvalidToken, match="leave out --loss"):
+        replay.trusted(token, own=("here:build", "here:batch", "here:loss"))
+    ordinary = replace(token, case=Case(ModelSpec((_LAYER,))))
+    with pytest.raises(InvalidToken, match="no model of your own"):
+        replay.trusted(ordinary, own=("here:build", "", ""))
+
+
+def test_a_token_alone_imports_nothing() -> None:
+    own = OwnModel("nowhere_at_all:build", "nowhere_at_all:batch")
+    text = replay.encode(replay.Token("training.plain", "fully_shard", Case(ModelSpec((), own=own))))
+    assert replay.decode(text).case.model.own == own
+    assert "nowhere_at_all" not in sys.modules

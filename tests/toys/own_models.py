@@ -1,0 +1,192 @@
+"""Models, batches and losses of a user's own: one that is right, and one for each way to be wrong."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor, nn
+
+
+class Net(nn.Module):
+    """Two blocks and a head on vectors of 3, or on what ``front`` makes of them."""
+
+    def __init__(self, *front: nn.Module) -> None:
+        super().__init__()
+        self.front = nn.Sequential(*front)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(3, 3), nn.ReLU()) for _ in range(2))
+        self.head = nn.Linear(3, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.front(x)
+        for block in self.blocks:
+            x = block(x)
+        result: Tensor = self.head(x)
+        return result
+
+
+class Calls(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function: object) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)  # type: ignore[operator, no-any-return]
+
+
+class Counts(nn.Module):
+    """Keeps a statistic in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return x
+
+
+def right() -> nn.Module:
+    return Net()
+
+
+def with_surrogate() -> nn.Module:
+    return Net(nn.LayerNorm(3))
+
+
+def own_layer() -> nn.Module:
+    model = Net()
+    model.scale = nn.Parameter(torch.ones(3))
+    return model
+
+
+def untaught() -> nn.Module:
+    return Net(Calls(torch.sin))
+
+
+def narrow() -> nn.Module:
+    return Net(Calls(lambda x: (x.float() * x.float()).to(x.dtype)))
+
+
+def not_on_none() -> nn.Module:
+    return Net(Calls(lambda x: x.reshape(len(x), -1)))
+
+
+def no_module() -> object:
+    return "a model"
+
+
+def raises() -> nn.Module:
+    raise RuntimeError("no such checkpoint")
+
+
+def random_build() -> nn.Module:
+    model = Net()
+    nn.init.constant_(model.head.weight, time.perf_counter_ns() % 1e6)
+    return model
+
+
+def batch_norm() -> nn.Module:
+    return Net(nn.BatchNorm1d(3))
+
+
+def dropout() -> nn.Module:
+    return Net(nn.Dropout(0.5))
+
+
+def dropout_off() -> nn.Module:
+    return dropout().eval()
+
+
+def random_forward() -> nn.Module:
+    return Net(Calls(torch.nn.functional.dropout))
+
+
+def mixing() -> nn.Module:
+    return Net(Calls(lambda x: x - x.mean(0)))
+
+
+def counting() -> nn.Module:
+    return Net(Counts())
+
+
+def frozen() -> nn.Module:
+    return Net().requires_grad_(False)
+
+
+def complex_parameter() -> nn.Module:
+    model = Net()
+    model.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    return model
+
+
+def scalar_parameter() -> nn.Module:
+    model = Net()
+    model.scale = nn.Parameter(torch.ones(()))
+    return model
+
+
+def reserved_name() -> nn.Module:
+    model = Net()
+    model.instrument = nn.Linear(1, 1)
+    return model
+
+
+def shared() -> nn.Module:
+    model = Net()
+    model.blocks[1][0].weight = model.blocks[0][0].weight
+    return model
+
+
+def tuple_output() -> nn.Module:
+    return Net(Calls(lambda x: (x, x)))
+
+
+def batch(n: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, 3), torch.randn(n, 2)
+
+
+def classes(n: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, 3), torch.randint(2, (n,))
+
+
+def no_pair(n: int) -> Tensor:
+    return torch.randn(n, 3)
+
+
+def dictionary(n: int) -> tuple[dict[str, Tensor], Tensor]:
+    return {"x": torch.randn(n, 3)}, torch.randn(n, 2)
+
+
+def few() -> tuple[Tensor, Tensor]:
+    return torch.randn(8, 3), torch.randn(8, 2)
+
+
+def transposed(n: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(3, n), torch.randn(n, 2)
+
+
+def random_batch(n: int) -> tuple[Tensor, Tensor]:
+    return torch.full((n, 3), time.perf_counter_ns() % 1e6), torch.randn(n, 2)
+
+
+def alike(n: int) -> tuple[Tensor, Tensor]:
+    return torch.ones(n, 3), torch.randn(n, 2)
+
+
+def wide_targets(n: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, 3), torch.randn(n, 5)
+
+
+def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).abs().sum(1)
+
+
+def averaged(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().mean()
+
+
+def centred(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - outputs.mean(0) - targets).square().sum(1)
