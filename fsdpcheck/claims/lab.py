@@ -38,7 +38,7 @@ class Lab:
         execution = self.attempt(body, world_size)
         if execution.failure is not None:
             raise RanksFailed(execution.failure.text)
-        return [self._returned[rank] for rank in range(world_size)]
+        return self.returned
 
     def attempt(self, body: Callable[[int], Any], world_size: int) -> Execution:
         """The execution of ``body`` on all ranks, whatever came of it."""
@@ -46,6 +46,11 @@ class Lab:
         case = Case(ModelSpec((LayerSpec(1),)), mesh=MeshSpec(dp_shard=world_size))
         self.last = self._programs.run(RunRequest(case, "reference"))
         return self.last
+
+    @property
+    def returned(self) -> list[Any]:
+        """What each rank returned in the newest ``ranks`` or ``attempt``; shorter if some did not."""
+        return [self._returned[rank] for rank in sorted(self._returned)]
 
     def trace(self, rank: int = 0) -> Trace:
         """The collectives of one rank in the newest ``ranks`` or ``attempt``."""

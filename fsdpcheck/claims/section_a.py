@@ -13,7 +13,7 @@ from fsdpcheck.claims.lab import Lab, impl
 from fsdpcheck.claims.registry import Outcome, claim, only_if, verdict
 from fsdpcheck.errors import Violation
 
-UNCLIPPED = 2.0**60
+UNCLIPPED, CLIP_NORM = 2.0**60, 2.0
 WORLDS = (2, 3, 4)
 
 
@@ -163,14 +163,14 @@ def _detected(rows: Tensor) -> str:
 @claim("A5", "An inflated norm is a monitoring value only: training is unaffected, because clipping is local.")
 def inflated_norms_change_training(lab: Lab) -> Outcome:
     """One clipped step with the norms as they are, summed for a report, and summed where clip factors are formed."""
-    clip_norm = 2.0
+    clip_norm = CLIP_NORM
     right = lab.ranks(lambda rank: _clipped_step(rank, clip_norm, report=False), 2)[0]
     reported = lab.ranks(lambda rank: _clipped_step(rank, clip_norm, report=True), 2)[0]
     with impl("faults").install("norms_summed_by_position"):
         fed = lab.ranks(lambda rank: _clipped_step(rank, clip_norm, report=False), 2)[0]
     initial = {name: p.detach() for name, p in toys.network().named_parameters()}
     moved, short = (_moved(initial, values) for _, values in (right, fed))
-    ratio = (fed[0] / right[0])[right[0] < 1]
+    ratio = fed[0] / right[0]
     elements = toys.different(right[1], fed[1])
     return Outcome(
         only_if(
@@ -247,11 +247,12 @@ def worked_example(lab: Lab) -> Outcome:
     numbers += sum(int(got == said) for got, said in zip(totals, _TOTALS, strict=True))
     weight, x = torch.tensor(_ROWS[0][0] + _ROWS[1][0]).double(), torch.ones(3, 6).double()
     norms = len(((x @ weight.T).unsqueeze(2) * x.unsqueeze(1)).square().sum((1, 2)))
+    said = len(totals) + sum(len(stated) for _, stated in _ROWS.values())
     return Outcome(
-        verdict(numbers == 6 and norms == len(parts[0])),
-        f"{numbers} of the 6 numbers are right: rank 0 has {parts[0]}, rank 1 {parts[1]}, together {totals}; and"
+        verdict(numbers == said and norms == len(parts[0])),
+        f"{numbers} of the {said} numbers are right: rank 0 has {parts[0]}, rank 1 {parts[1]}, together {totals}; and"
         " rows of"
-        f" a weight's shard are not samples: 3 samples have {norms} norms, a shard of 2 rows would give"
+        f" a weight's shard are not samples: 3 samples have {norms} norms, a shard of {len(parts[0])} rows would give"
         f" {len(parts[0])}",
     )
 
