@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fsdpcheck.case import Case
+from fsdpcheck.errors import NotExact
 from fsdpcheck.oracle import Answer
 from fsdpcheck.runner import Run
 
 
 def labels(case: Case, run: Run) -> tuple[str, ...]:
-    """Everything that one judged case of ``run`` is counted under."""
+    """Everything that one judged case of ``run`` is counted under.
+
+    A law may have judged other cases made from it; what is computed of it is left out where it is not exact itself.
+    """
     tier = run.tier(case)
-    computed = () if tier == "replay" else _computed(run.answer(case))
+    try:
+        computed = () if tier == "replay" else tuple(_computed(run.answer(case)))
+    except NotExact:
+        computed = ()
     return (f"W={case.world_size}", f"tier {tier}", *sorted(case.requires()), *_drawn(case), *computed)
 
 

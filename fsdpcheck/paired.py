@@ -89,7 +89,9 @@ def _called(case: Case) -> str:
 
 
 def _of_wrong(first: Side, second: Side, k: int) -> Suspects | None:
-    """Suspects of the first run that is not its own right answer at step ``k`` (-1: before the first)."""
+    """Suspects of the first run that is not its own right answer at step ``k`` (-1: before any); none with noise."""
+    if first[1].case.step.noise_multiplier:
+        return None
     for execution, answer in (first, second):
         for result in execution.ranks:
             if k < 0:

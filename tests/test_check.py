@@ -67,6 +67,16 @@ def too_large(case: Case, run: Run) -> None:
         raise Violation("too large", got=str(case.layout.batch_size), wanted="<= 3", where="layout")
 
 
+def test_a_law_may_judge_another_case_than_one_that_is_not_exact_itself(run: Run) -> None:
+    large = replace(a_case(1, 2), arithmetic=Arithmetic(weights=1 << 20, inputs=1 << 20, project=False))
+    with pytest.raises(NotExact):
+        run.answer(large)
+    verdict = check_law(a_law(lambda case, run: None, draw=lambda features, sizes: st.just(large)), run)
+    assert (verdict.status, verdict.cases) == ("holds", 1), verdict.reason
+    assert verdict.census["W=1"] == 1
+    assert "non-zero gradient" not in verdict.census
+
+
 def test_a_law_that_holds_counts_distinct_cases(run: Run) -> None:
     seen = list[Case]()
     verdict = check_law(a_law(lambda case, run: seen.append(case)), run, "ci")

@@ -19,7 +19,7 @@ from fsdpcheck.execution import Observable
 
 Promise = Literal[
     "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms",
-    "dataset-order", "second-backward",
+    "dataset-order", "second-backward", "noise",
 ]  # fmt: skip
 """What an adapter can promise; each law names one.
 
@@ -31,6 +31,8 @@ global gradient norm. partial-norms: can form each rank's own share of the squar
 second-backward: clipped gradients come of one backward through the re-weighted losses, so that on real numbers a rank's
 own gradient can be replayed bit for bit (bookkeeping contracts what it kept: other roundings).
 dataset-order: can report the norms of the whole logical batch on every rank, by global sample index.
+noise: adds Gaussian noise with ``StepSpec.noise_multiplier``, which is a function of ``Setup.seed``, parameter, element
+and step alone.
 """
 
 

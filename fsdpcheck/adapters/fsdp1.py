@@ -124,6 +124,7 @@ class FullyShardedDataParallelAdapter:
             "partial-norms": "has no per-sample norms",
             "dataset-order": "has no per-sample norms",
             "second-backward": "trains plainly: it has no per-sample clipping",
+            "noise": "trains plainly: it adds none",
         },
     )
 

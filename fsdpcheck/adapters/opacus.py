@@ -32,6 +32,7 @@ _REASONS = {
     "global-norm": "clips per sample: it has no global gradient norm",
     "partial-norms": "every rank forms whole norms of its own samples",
     "second-backward": "its factors carry the rounding of nested norms; the exact-norm tiers judge it",
+    "noise": "draws it from one generator a rank, so its bits hang on the sharding; run without noise here",
     "dataset-order": "leaves each rank with the norms of its own samples",
 }
 _ACCEPTS: frozenset[Trait] = frozenset(

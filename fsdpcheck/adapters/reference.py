@@ -108,12 +108,19 @@ def _of_bookkeeping(features: Features) -> Features:
 
 
 def _privacy(setup: Setup, mode: str) -> Privacy:
-    from fsdpcheck.impl import clipping, modes, private
+    from fsdpcheck.impl import clipping, modes, noise, private
 
     contribution, timing = setup.step.contribution, setup.step.norms
     flat = setup.step.clip_groups == "all"
     rule = clipping.Flat(setup.clip_norm) if flat else clipping.PerLayer(setup.clip_bounds)
-    return private.Privacy(rule, modes.parse(mode, timing), contribution, duplicates="count")
+    return private.Privacy(
+        rule,
+        modes.parse(mode, timing),
+        contribution,
+        noise_multiplier=setup.step.noise_multiplier,
+        noise=noise.seeded(setup.seed),
+        duplicates="count",
+    )
 
 
 class Reference:
@@ -124,7 +131,7 @@ class Reference:
         promises=frozenset(
             {
                 *("plain", "private", "exact-factors", "padding.zero", "padding.unread"),
-                *("deferred", "global-norm", "partial-norms", "dataset-order", "second-backward"),
+                *("deferred", "global-norm", "partial-norms", "dataset-order", "second-backward", "noise"),
             }
         ),
         accepts=ACCEPTS,

@@ -1,0 +1,89 @@
+"""Noise: once on every real element, the same on all ranks and for every layout, of the right scale, never again.
+
+Decided structurally where it can be: noise is what a noisy run releases beyond the same run without noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from fsdpcheck import noise_checks, observers, siblings, strategies
+from fsdpcheck.adapters._base import Features
+from fsdpcheck.case import Case
+from fsdpcheck.checks import assert_padding_zero
+from fsdpcheck.law import law
+from fsdpcheck.noise_checks import assert_noise_once, assert_noise_scale, noisy
+from fsdpcheck.paired import assert_same_training
+from fsdpcheck.runner import Run
+
+
+def _exact(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    """Cases whose clipped sums are exact and whose C grows with the losses, so that noise of siblings is the same."""
+    return strategies.cases(features, clipping=("exact",), world_sizes=world_sizes)
+
+
+def _wide(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    """The same in float64, where a sum shows at least 40 bits of the noise in it."""
+    return _exact(replace(features, accepts=features.accepts - {"float32"}), world_sizes)
+
+
+def _large(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    return st.just(noise_checks.large_and_empty(world_sizes))
+
+
+def _same(pair: siblings.Pair, run: Run, what: str) -> None:
+    first, second = pair
+    assert_same_training((run(first), run.answer(first)), (run(second), run.answer(second)), what)
+
+
+@law("noise.world", promise="noise", draw=_exact, observe=("grads",))
+def test_noise_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
+    """The same seed, batch and step on another number of ranks, or of replicas, release the same noisy gradient.
+
+    Bit for bit. So no rank's share of the noise depends on which share it is. Source: Opacus#761, Opacus#166.
+    """
+    _same(siblings.at_another_world_size(noisy(case, 1), run.features), run, "noise depends on the number of ranks")
+
+
+@law("noise.micro-batches", promise="noise", draw=_exact, observe=("grads",), needs_traits=("micro-batches",))
+def test_noise_is_added_once_however_many_micro_batches(case: Case, run: Run) -> None:
+    """One micro-batch or several, reduced after each or after the last, release the same noisy gradient, bit for bit.
+
+    Source: optax#527.
+    """
+    pair = siblings.with_other_micro_batches(noisy(case, 1), run.features)
+    _same(pair, run, "noise depends on the number of micro-batches")
+
+
+@law("noise.once", promise="noise", draw=_wide, observe=("grads",), needs_traits=("project",))
+def test_every_element_has_noise_of_its_own(case: Case, run: Run) -> None:
+    """Every element of every trained parameter has noise at every step, equal on all ranks, and no draw is used twice.
+
+    Over elements, shards, parameters and steps; also for parameters no sample reaches. Frozen parameters have none.
+    Source: Opacus#161, Opacus#761, jax#3646, mlcommons/training#844.
+    """
+    clean = noise_checks.standing(noisy(case))
+    clean = replace(clean, step=replace(clean.step, noise_multiplier=0.0))
+    assert_noise_once(run(noisy(clean)), run(clean))
+
+
+@law("noise.padding", promise="noise", draw=_exact, observe=("shards",))
+def test_padding_has_no_noise(case: Case, run: Run) -> None:
+    """Padding stays zero under noise, in parameters and gradients: norms and moments of it would be wrong for ever.
+
+    Source: pytorch#113106.
+    """
+    assert_padding_zero(run(noisy(case), observers=(observers.PADDING,)))
+
+
+@law("noise.scale", promise="noise", draw=_large, observe=("grads",), needs_traits=("empty-rank",))
+def test_the_noise_has_the_scale_that_was_asked_for(case: Case, run: Run) -> None:
+    """An empty batch releases noise of standard deviation noise multiplier * C / N, on 313,600 elements of one layer.
+
+    Right noise is called wrong with probability 1e-6 at most, noise that is 1 % off is found with probability 0.99;
+    draws are seeded. One case. Source: Opacus#530, jax_privacy#383, TF-Privacy#153, fedbiomed#1443.
+    """
+    assert_noise_scale(run(case), run.answer(case))
