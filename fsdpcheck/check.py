@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from fsdpcheck.law import Law
 
+_HOPELESS = 40
+"""Cases of a user's own model that are rejected, with none judged, before drawing ends: each takes a build of it."""
+
 OnCase = Callable[["Law", Run, Case], None]
 
 
@@ -133,6 +136,8 @@ class _Check:
         except NotExact as error:
             self.rejected.add(case)
             self.reasons[str(error)] += 1
+            if self.hopeless:
+                raise _Stop(None, None) from error
             hypothesis.reject()
         except Violation as violation:
             self._break(case, violation)
@@ -145,6 +150,11 @@ class _Check:
         if self.broken is None:
             self.evidence.drawn[case] = False
         self._count(case)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether a user's own model gave no case that could be judged, of as many as say that it never will."""
+        return self.run.own is not None and not self.judged and len(self.rejected) >= _HOPELESS
 
     def _break(self, case: Case, violation: Violation) -> None:
         if self.broken is None:
@@ -211,6 +221,7 @@ class _Check:
             return self._error(stop.error, stop.case)
         if isinstance(stop, Flaky) and self.broken is not None:
             return self._flaky(self.broken)
+        stop = None if self.hopeless else stop
         spent = isinstance(stop, _Stop)
         if self.broken is not None:
             return self._finding(

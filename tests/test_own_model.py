@@ -255,6 +255,7 @@ def test_a_law_that_can_judge_no_case_says_why_and_offers_the_next_tier(
     assert (code, verdict["status"]) == (2, "no case")
     assert "aten.sin.default" in capsys.readouterr().out
     assert "--real" in verdict["reason"]
+    assert verdict["rejected"] == 40
 
 
 @pytest.mark.parametrize(
