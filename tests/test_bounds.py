@@ -120,3 +120,17 @@ def test_no_path_rounds_more_often_than_the_bound_counts() -> None:
         assert 0 < counted <= bounds._path_roundings(case), case.describe()
         seen.update(case.requires())
     assert all(seen[f"{name}-private"] >= 3 for name in PRIVATE), seen
+
+
+def test_copies_of_a_probed_sample_are_exact_where_no_rounding_is_allowed_for() -> None:
+    """Sums of W equal float32 numbers, one after the other and in pairs, against W times the number."""
+    values = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+    probe = next(c for c in drawing.distinct(strategies.private_probe(adapters.load("reference").features), 400)
+                 if c.layout.kind == "replicated" and c.mesh.dp_replicate == 1 and c.world_size == 2)  # fmt: skip
+    for world in (2, 4, 8, 16):
+        total = values
+        for _ in range(world - 1):
+            total = total + values
+        exact = bool((total == world * values).all())
+        case = replace(probe, mesh=replace(probe.mesh, dp_shard=world))
+        assert exact == (bounds.probe_roundings(case, 1) == 0)
