@@ -68,7 +68,9 @@ def test_the_options_are_frozen() -> None:
     assert found == OPTIONS
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["replay", "--help"], ["list", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["replay", "--help"], ["list", "--help"], ["claims", "--help"]]
+)
 def test_help_ends_well_and_shows_an_example_or_the_codes(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

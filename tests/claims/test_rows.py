@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,13 @@ LEDGER = (
     + [f"D{n}" for n in range(1, 16)]
     + ["E1", "E2", "E3"]
 )
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "claims.md"
+checkout = pytest.mark.skipif(not DOCUMENT.is_file(), reason="needs the files of the checkout")
+
+
+def _is_row(line: str) -> bool:
+    return line.startswith("| ") and not line.startswith("| id")
 
 
 @pytest.fixture(scope="module")
@@ -149,12 +157,20 @@ def test_what_only_a_gpu_can_tell_says_so(lab: Lab) -> None:
     assert measured(lab, "E2").verdict == NEEDS_GPU
 
 
+@checkout
+def test_the_document_has_every_row() -> None:
+    lines = [line for line in DOCUMENT.read_text().splitlines() if _is_row(line)]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == LEDGER
+
+
+@checkout
 @pytest.mark.nightly
-def test_every_row_is_judged_and_twice_alike() -> None:
-    rows = [row for row in registry.all_claims() if row.id != "D15"]
+def test_the_document_is_what_the_ledger_measures_twice_alike() -> None:
+    rows = [row for row in registry.all_claims() if row.id != "D15"]  # starts processes: below
     once, twice = judging.judge(rows), judging.judge(rows)
     assert once == twice
-    assert [row.id for row in once if row.verdict == judging.ERROR] == []
+    written = DOCUMENT.read_text()
+    assert [row.id for row in once if f"| {row.statement} | *{row.verdict}* |" not in written] == []
 
 
 @pytest.mark.nightly
