@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpcheck.claims import toys
 from fsdpcheck.claims.lab import Lab
+from fsdpcheck.claims.low_precision import Halved
 from fsdpcheck.claims.registry import Outcome, claim, verdict
 
 
@@ -162,67 +163,6 @@ def state_dicts_without_communication(lab: Lab) -> Outcome:
     )
 
 
-class _Halved(Tensor):
-    """A float64 tensor that travels as float32: the pre and post all-gather extensions of FSDP2."""
-
-    @staticmethod
-    def __new__(cls, data: Tensor) -> Any:
-        return Tensor._make_wrapper_subclass(cls, data.shape, dtype=data.dtype, strides=data.stride())
-
-    def __init__(self, data: Tensor) -> None:
-        self.data_ = data
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["data_"], None
-
-    @staticmethod
-    def __tensor_unflatten__(inner: dict[str, Tensor], *_: Any) -> _Halved:
-        return _Halved(inner["data_"])
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        unwrap = lambda value: value.data_ if isinstance(value, cls) else value  # noqa: E731
-        plain = torch.utils._pytree.tree_map(unwrap, (args, kwargs or {}))
-        if func is torch.ops.aten.copy_.default and isinstance(args[0], cls):
-            func(*plain[0], **plain[1])
-            return args[0]
-        result = func(*plain[0], **plain[1])
-        kept = func.namespace == "aten" and func.overloadpacket.__name__ in _KEPT
-        return torch.utils._pytree.tree_map(
-            lambda value: cls(value) if kept and isinstance(value, Tensor) else value, result
-        )
-
-    def fsdp_pre_all_gather(self, mesh: Any) -> tuple[tuple[Tensor, ...], Any]:
-        return (self.data_.float(),), None
-
-    def fsdp_post_all_gather(
-        self, all_gather_outputs: tuple[Tensor, ...], metadata: Any, param_dtype: Any, *, out: Tensor | None = None
-    ) -> Any:
-        (gathered,) = all_gather_outputs
-        if out is not None:
-            out.copy_(gathered)
-            return None
-        return gathered.double(), (gathered,)
-
-
-_KEPT = frozenset(
-    [
-        "detach",
-        "clone",
-        "split",
-        "slice",
-        "view",
-        "as_strided",
-        "new_zeros",
-        "empty_like",
-        "zeros_like",
-        "_to_copy",
-        "chunk",
-        "narrow",
-    ]
-)
-
-
 @claim("D4", "Parameters travel in low precision by the pre/post all-gather extensions, with plain ones in one call.")
 def low_precision_all_gather(lab: Lab) -> Outcome:
     """A weight that travels as float32 beside a float64 bias: bytes of the unit's one all-gather, and the outputs."""
@@ -232,7 +172,7 @@ def low_precision_all_gather(lab: Lab) -> Outcome:
         for seed, parameter in enumerate(module.parameters()):
             parameter.data = toys.integers(*parameter.shape, seed=seed)
         if low:
-            module[0].weight = nn.Parameter(_Halved(module[0].weight.detach()))
+            module[0].weight = nn.Parameter(Halved(module[0].weight.detach()))
         sharded(module, (0,))
         x, _ = toys.data()
         outputs: Tensor = module(x)
