@@ -196,9 +196,7 @@ def low_precision_all_gather(lab: Lab) -> Outcome:
 _WIDTHS = {"uint8": 1, "float32": 4, "float64": 8}
 
 
-@claim(
-    "D5", "Freeing is deterministic: the peak of unsharded bytes is the same every step (7 % less memory than FSDP1)."
-)
+@claim("D5", "Freeing is deterministic: the peak of unsharded bytes is the same every step.")
 def freeing_is_deterministic(lab: Lab) -> Outcome:
     """Bytes of plain parameters at every module's forward and backward, four steps, resharding or not."""
     peaks, left = {}, {}
