@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from . import aggregate, collectives
-from .collectives import Axis
-from .fault import Function, Hit, fault
-from .norms import embedding
+from .. import aggregate, collectives
+from ..collectives import Axis
+from ..fault import Function, Hit, fault
+from ..norms import embedding
 
 # -- aggregation over ranks: the table of aggregate.py ----------------------------------------------------------------
 

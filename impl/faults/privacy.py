@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from . import collectives
-from .collectives import Subject
-from .fault import Function, Hit, fault
+from .. import collectives
+from ..collectives import Subject
+from ..fault import Function, Hit, fault
 
 
 @fault(

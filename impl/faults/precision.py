@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .fault import Fault, Function, Hit, fault
+from ..fault import Fault, Function, Hit, fault
 
 
 def _factor_off(exponent: int) -> Fault:

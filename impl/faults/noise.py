@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .fault import Function, Hit, fault
+from ..fault import Function, Hit, fault
 
 
 @fault(

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from . import clip, collectives
-from .fault import Function, Hit, fault
+from .. import clip, collectives
+from ..fault import Function, Hit, fault
 
 # -- clip factors -----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .fault import Function, Hit, fault
+from ..fault import Function, Hit, fault
 
 
 @fault(

@@ -1,7 +1,7 @@
 """Every planted bug, by name: ``faults.ALL``, ``faults.install(name)``, or ``fsdpcheck.impl.faults:NAME`` in a request.
 
-The bugs themselves stand by theme in the files ``faults_*.py`` beside this one, which are found by scanning; to add a
-bug, add a function to one of them.
+The bugs themselves stand by theme in the files beside this one, which are found by scanning; to add a bug, add a
+function to one of them.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from contextlib import AbstractContextManager
-from pathlib import Path
 
-from .fault import Fault
+from ..fault import Fault
 
 
 def _collect() -> dict[str, Fault]:
     found: dict[str, Fault] = {}
-    for info in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if not info.name.startswith("faults_"):
-            continue
-        for value in vars(importlib.import_module(f".{info.name}", __package__)).values():
+    for info in pkgutil.iter_modules(__path__):
+        for value in vars(importlib.import_module(f"{__name__}.{info.name}")).values():
             if isinstance(value, Fault) and found.setdefault(value.name, value) is not value:
                 raise RuntimeError(f"two faults are named {value.name!r}")
     return found

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from . import aggregate, collectives
-from .collectives import Axis
-from .fault import Function, Hit, fault
-from .layout import REPLICATED
+from .. import aggregate, collectives
+from ..collectives import Axis
+from ..fault import Function, Hit, fault
+from ..layout import REPLICATED
 
 # -- averaging --------------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from .collectives import Axis
-from .fault import Function, Hit, fault
+from ..collectives import Axis
+from ..fault import Function, Hit, fault
 
 
 @fault(
