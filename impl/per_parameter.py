@@ -85,9 +85,10 @@ class PerParameterModel:
                 "a step raised, and this torch cannot reset fully_shard after that (2.13 can): the next gradients would"
                 " be incomplete; shard a new model and load its state"
             )
-        for uses in self.places:
-            if any(slot.module._parameters.get(slot.attribute) is not self._parameters[uses[0].name] for slot in uses):
-                raise RuntimeError(f"parameter {uses[0].name} was replaced after sharding: change it before wrapping")
+        if self._replaced():
+            self.reshard()  # whoever gathered a unit by hand is no culprit
+        if name := self._replaced():
+            raise RuntimeError(f"parameter {name} was replaced after sharding: change it before wrapping")
         self._ran = True
         return self.module(*inputs)
 
@@ -143,6 +144,8 @@ class PerParameterModel:
         """Forget reduced and added gradients."""
         self._added, self._pending, self._has_added = {}, None, False
         self.module.zero_grad()
+        for parameter in self._parameters.values():  # the module shows others while a unit is gathered
+            parameter.grad = None
 
     def abandon(self) -> None:
         """Free gathered units and drop gradients, without communication.
@@ -204,6 +207,13 @@ class PerParameterModel:
         """Every reduced gradient, whole and new; zeros before the first reduction. Communicates."""
         trainable = {name: p for name, p in self._parameters.items() if p.requires_grad}
         return self._whole({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in trainable.items()})
+
+    def _replaced(self) -> str:
+        """The first parameter that is not where it was put, because a unit is gathered or somebody replaced it."""
+        for uses in self.places:
+            if any(slot.module._parameters.get(slot.attribute) is not self._parameters[uses[0].name] for slot in uses):
+                return uses[0].name
+        return ""
 
     def _add(self, gradients: Mapping[str, Tensor]) -> None:
         for name, gradient in gradients.items():

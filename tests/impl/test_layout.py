@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 
 from fsdpcheck.impl import collectives, layout
 from fsdpcheck.impl.clipping import Flat
@@ -121,3 +122,20 @@ def test_a_parameter_changed_after_sharding_is_named(ranks: Ranks, way: str) -> 
         return str(caught.value)
 
     assert ranks(refused, 2)
+
+
+def test_a_unit_gathered_by_hand_is_no_replaced_parameter(ranks: Ranks) -> None:
+    def run(rank: int) -> dict[str, Tensor]:
+        module = network()
+        model = WAYS["per-parameter"](module, ["0"], True)
+        trainer = Trainer(model, loss, lambda p: torch.optim.SGD(p, lr=0.0), Options(2))
+        assert isinstance(module, FSDPModule)
+        for _ in range(2):
+            module.unshard()
+            trainer.step([MicroBatch(X[rank::2], Y[rank::2], [0, 1])])
+        return trainer.model.full_gradients()
+
+    samples = per_sample(network(), X, Y)
+    for gradients in ranks(run, 2):
+        for name, gradient in gradients.items():
+            assert torch.equal(gradient * 2, sum(g[name] for g in samples))  # type: ignore[arg-type]
