@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fsdpcheck.impl import plain
+from fsdpcheck.impl.state import plain
 
 from .training import COMBINED, OPTIMIZERS, WAYS, Training, assert_same, flat, paddings, seen, whole
 

@@ -13,9 +13,10 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from fsdpcheck.impl import collectives, optimizer_state, state
+from fsdpcheck.impl import collectives, state
 from fsdpcheck.impl.collectives import ALONE
 from fsdpcheck.impl.per_parameter import PerParameterModel
+from fsdpcheck.impl.state import optimizer_state
 from fsdpcheck.impl.wrap import ShardedModel
 
 from .training import (

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsdpcheck.impl import optimizer_state, planners, state
+from fsdpcheck.impl import state
 from fsdpcheck.impl.flat import FlatBuffer
 from fsdpcheck.impl.spans import Span
+from fsdpcheck.impl.state import optimizer_state, planners
 from fsdpcheck.impl.wrap import ShardedModel
 
 from .test_state import loads, resumed, saves

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpcheck.adapters._gather import local_tensors
-from fsdpcheck.impl import collectives, noise, optimizer_state, plain, state
+from fsdpcheck.impl import collectives, noise, state
 from fsdpcheck.impl.per_parameter import PerParameterModel
 from fsdpcheck.impl.sharded import Sharded
 from fsdpcheck.impl.spans import Span
+from fsdpcheck.impl.state import optimizer_state, plain
 from fsdpcheck.impl.step import MicroBatch, Options, Trainer
 from fsdpcheck.impl.wrap import ShardedModel
 

@@ -27,11 +27,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from . import checkpoint, collectives, optimizer_state, plain
+from .. import collectives
+from ..sharded import Sharded
+from ..spans import Span
+from . import checkpoint, optimizer_state, plain
 from .optimizer_state import Described, short
 from .planners import StateError
-from .sharded import Sharded
-from .spans import Span
 
 FORMAT = 1
 MODEL = "model."

@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from ..spans import Span
 from . import planners
 from .planners import StateError, Wanted
-from .spans import Span
 
 Folder = str | os.PathLike[str]
 

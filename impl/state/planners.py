@@ -37,8 +37,8 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from ..spans import Box, Span
 from . import plain
-from .spans import Box, Span
 
 HEADER = "header"
 Wanted = Callable[[Metadata], Mapping[str, Span]]

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..sharded import Sharded
+from ..spans import Span
 from . import plain
 from .planners import StateError
-from .sharded import Sharded
-from .spans import Span
 
 Plain = dict[str, Any]
 
