@@ -35,6 +35,8 @@ from fsdpcheck.suspects import Suspect, Suspects
 
 _AVERAGING = 3
 """Most roundings that averaging over an axis adds to a term: 1/W, the product before the sum, a division after it."""
+_SMALLEST = {"float64": Fraction(1, 2**1074), "float32": Fraction(1, 2**149)}
+"""The smallest positive number, by dtype."""
 
 
 def assert_gradients_sum(execution: Execution) -> None:
@@ -107,6 +109,15 @@ def sum_bound(case: Case) -> Fraction:
     axes = 2 if case.mesh.dp_replicate > 1 else 1
     averaging = 0 if case.world_size & (case.world_size - 1) == 0 else axes * _AVERAGING
     return gamma(terms - 1 + averaging, UNIT_ROUNDOFF[case.arithmetic.dtype])
+
+
+def underflow_bound(case: Case) -> Fraction:
+    """How far off averaging may be where quotients fall below the normal numbers: half a step of theirs a division.
+
+    There also a division by a power of two rounds, and relative bounds say nothing; sums of such numbers are exact.
+    """
+    divisions = 2 * case.world_size * case.step.micro_batches * _AVERAGING
+    return divisions * _SMALLEST[case.arithmetic.dtype] / 2
 
 
 def _placed(value: Tensor, address: int) -> Tensor:
@@ -200,7 +211,7 @@ def _require_sum(case: Case, got: Mapping[str, Tensor], terms: Sequence[Named], 
     bound = sum_bound(case)
     wrong = {}
     for name, value in wanted.items():
-        mask = _beyond(got[name], value, [term[name] for term in terms], case.world_size, bound)
+        mask = _beyond(got[name], value, [term[name] for term in terms], case.world_size, bound, underflow_bound(case))
         if bool(mask.any()):
             wrong[name] = mask
     require_none(what, got, wanted, wrong, where, cause)
@@ -213,13 +224,15 @@ def _rounded_average(terms: Sequence[Tensor], divisor: int) -> Tensor:
     return torch.tensor(sums, dtype=torch.float64).reshape(terms[0].shape).to(terms[0].dtype)
 
 
-def _beyond(got: Tensor, near: Tensor, terms: Sequence[Tensor], divisor: int, bound: Fraction) -> Tensor:
-    """Mask of the elements of ``got`` whose exact distance from the exact average exceeds bound * sum |terms|."""
+def _beyond(
+    got: Tensor, near: Tensor, terms: Sequence[Tensor], divisor: int, bound: Fraction, least: Fraction
+) -> Tensor:
+    """Mask of the elements of ``got`` farther than bound * sum |terms| + ``least`` from the exact average."""
     mask = torch.zeros_like(got, dtype=torch.bool)
     for place in (got != near).nonzero().tolist():
         index = tuple(place)
         values = [Fraction(float(term[index])) for term in terms]
-        room = bound * sum(map(abs, values), Fraction(0)) / divisor
+        room = bound * sum(map(abs, values), Fraction(0)) / divisor + least
         value = float(got[index])
         mask[index] = not math.isfinite(value) or abs(Fraction(value) - sum(values, Fraction(0)) / divisor) > room
     return mask

@@ -116,3 +116,15 @@ def test_where_parameters_lay_is_recorded_for_real_numbers_only(engine: Simulate
         assert all(address % 8 == 0 for address in result.placement.values())
     grid = replace(REAL, model=replace(REAL.model, layers=REAL.model.layers[1:]), arithmetic=Arithmetic(project=False))
     assert not any(result.placement for result in executed(engine, grid, adapter).ranks)
+
+
+def test_averages_below_the_normal_numbers_have_room_to_round_and_no_more() -> None:
+    """Eight multiples of the smallest number; their sum over 8 rounds, by less than the room of one division."""
+    case = Case(ModelSpec((LayerSpec(1),)), MeshSpec(8))
+    least = matched.underflow_bound(case)
+    terms = [torch.tensor([5e-324 * k], dtype=torch.float64) for k in (1, 2, 2, 4, 1, 1, 1, 1)]
+    near = matched._rounded_average(terms, 8)
+    for off, beyond in ((0, False), (1, False), (200, True)):
+        got, elsewhere = near + 5e-324 * off, torch.ones(1, dtype=torch.float64)
+        mask = matched._beyond(got, elsewhere, terms, 8, matched.sum_bound(case), least)
+        assert bool(mask.any()) == beyond
