@@ -13,7 +13,7 @@ from torch import Tensor
 from fsdpcheck.case import Case
 from fsdpcheck.trace import Trace
 
-Observable = Literal["params", "grads", "norms", "factors", "shards", "grad_norm"]
+Observable = Literal["params", "grads", "norms", "factors", "shards", "grad_norm", "units"]
 FailureKind = Literal[
     "deadlock", "mismatch", "unsafe", "in-flight", "raised", "exited", "lost", "no progress", "adapter"
 ]
@@ -40,6 +40,10 @@ class RunRequest:
     clip_norm: float = float("inf")
     """C in the units of the losses, as the oracle derived it (Setup.clip_norm)."""
     schedule: SchedulePolicy = "forward"
+    save_to: str = ""
+    """Folder that all ranks reach: after step k (from 0) its checkpoint is saved there as "k". "" saves nothing."""
+    load_from: str = ""
+    """Folder of such checkpoints: each step k > 0 is taken by a new trainer, which has its state from "k - 1" there."""
 
 
 @dataclass
@@ -51,6 +55,8 @@ class StepRecord:
     ``grad_norm``: the global gradient norm the implementation returned.
     ``hidden``: a parameter of which the rank's own whole copy differs from what it showed; "" when none does, or when
     what it holds is no whole copies.
+    ``saved``: what was shown when the step's checkpoint was saved, after any projection; ``loaded``: what the trainer
+    that takes this step showed when it had loaded the last step's.
     """
 
     params: dict[str, Tensor]
@@ -59,6 +65,8 @@ class StepRecord:
     factors: Tensor | None = None
     grad_norm: Tensor | None = None
     hidden: str = ""
+    saved: dict[str, Tensor] | None = None
+    loaded: dict[str, Tensor] | None = None
 
 
 @dataclass

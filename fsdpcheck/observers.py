@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsdpcheck.adapters._base import UnitState
+
 PADDING = "fsdpcheck.observers:padding"
 ORDERED_NORMS = "fsdpcheck.observers:ordered_norms"
 POISON_PADDING = "fsdpcheck.observers:poison_padding"
+UNITS = "fsdpcheck.observers:units"
 
 _MOMENTS = ("after_init", "after_reduce", "after_step")
 
@@ -31,6 +34,11 @@ def poison_padding(moment: str, trainer: Any, rank: int) -> None:
     with torch.no_grad():
         for shard in trainer.shards():
             shard.data[shard.padding] = float("nan")
+
+
+def units(moment: str, trainer: Any, rank: int) -> list[UnitState]:
+    """What every unit holds, at every moment that is announced."""
+    return list(trainer.units())
 
 
 def ordered_norms(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | None:

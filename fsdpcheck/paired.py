@@ -15,20 +15,23 @@ from fsdpcheck import diagnosis
 from fsdpcheck.case import Case
 from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.comparing import alike, require_equal
-from fsdpcheck.errors import NotExact
+from fsdpcheck.errors import Diagnose, NotExact
 from fsdpcheck.execution import Execution
 from fsdpcheck.oracle import Answer
 from fsdpcheck.recorded import completed, shows
-from fsdpcheck.suspects import Suspects
+from fsdpcheck.suspects import Suspect, Suspects
 
 Named = dict[str, Tensor]
 Side = tuple[Execution, Answer]
 
 
-def assert_same_training(first: Side, second: Side, what: str) -> None:
+def assert_same_training(
+    first: Side, second: Side, what: str, gradients: Suspect | None = None, update: Suspect | None = None
+) -> None:
     """Every rank of both runs shows the same initial parameters, gradients (if recorded) and parameters at every step.
 
     Parameters are compared by their names without the unit. The instrument, whose size hangs on W, is left out.
+    ``gradients``: what to suspect where they differ; ``update``: where they are shown and equal, and parameters differ.
     """
     _require_same_answer(first[1], second[1])
     one, others = completed(first[0])[0], [*completed(first[0])[1:], *completed(second[0])]
@@ -36,14 +39,17 @@ def assert_same_training(first: Side, second: Side, what: str) -> None:
     reference = f"{_called(first[0].request.case)}, rank {one.rank}"
     for execution, other in zip(executions, others, strict=True):
         here = f"{_called(execution.request.case)}, rank {other.rank}, against {reference}"
-        cause = partial(_of_wrong, first, second, -1)
+        cause = _cause(None, first, second, -1)
         require_equal(what, _body(other.initial), _body(one.initial), f"before the first step, {here}", cause)
         for k, (got, wanted) in enumerate(zip(other.steps, one.steps, strict=True)):
-            cause = partial(_of_wrong, first, second, k)
+            cause = _cause(gradients, first, second, k)
             if shows(first[0], k, "grads") and shows(second[0], k, "grads"):
                 assert got.grads is not None
                 assert wanted.grads is not None
                 require_equal(what, _body(got.grads), _body(wanted.grads), f"step {k}, gradients, {here}", cause)
+                cause = _cause(update, first, second, k)
+            else:
+                cause = _cause(None, first, second, k)
             require_equal(what, _body(got.params), _body(wanted.params), f"step {k}, {here}", cause)
 
 
@@ -66,6 +72,11 @@ def local_name(parameter: str) -> str:
     """A parameter's name without its unit: "units.0.linear0.weight" and "tail.linear0.weight" are one layer's."""
     head, _, rest = parameter.partition(".")
     return rest.partition(".")[2] if head == "units" else rest if head == "tail" else parameter
+
+
+def _cause(suspect: Suspect | None, first: Side, second: Side, k: int) -> Diagnose:
+    """Names ``suspect``, or if None looks for what is wrong at step ``k`` of either run."""
+    return partial(_of_wrong, first, second, k) if suspect is None else lambda: [suspect]
 
 
 def _body(named: Mapping[str, Tensor]) -> Named:

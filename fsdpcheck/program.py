@@ -35,23 +35,44 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
     watch = _Watch(request, rank, result)
     made: list[torch.optim.Optimizer] = []
     setup = _setup(request, adapter, rank, device, watch.moment, made)
-    model = models.build(case)
-    if device.type != "cpu":  # where it is built; to walk through it for nothing costs 3 % of a small case
-        model.to(device)
-    if case.arithmetic.numbers == "real":
-        _watch_placement(model, result.placement)
-    trainer = _checked(adapter.build(model, setup), adapter, request, made)
+    trainer = _built(request, adapter, setup, made, result)
     result.initial = _named_tensors(trainer.parameters(), "parameters", adapter)
     watch.moment("after_init", trainer)
     for step in range(case.step.steps):
-        watch.step = step
+        watch.step, loaded = step, None
+        if request.load_from and step:
+            made.clear()
+            trainer = _built(request, adapter, setup, made, result)
+            loaded = _loaded(trainer, adapter, f"{request.load_from}/{step - 1}")
         trainer.step(_on(device, layouts.batch(case, step, rank, request.instrument)))
         result.steps.append(_record(trainer, adapter, request))
+        result.steps[-1].loaded = loaded
         watch.moment("after_step", trainer)
         if case.arithmetic.project:
             held = _held(trainer, made)
             result.steps[-1].hidden = _hidden(result.steps[-1].params, held)
             _project(held, trainer, adapter, case)
+        if request.save_to:
+            result.steps[-1].saved = _named_tensors(trainer.parameters(), "parameters", adapter)
+            cast(Observed, trainer).save(f"{request.save_to}/{step}")
+
+
+def _built(
+    request: RunRequest, adapter: Adapter, setup: Setup, made: list[torch.optim.Optimizer], result: RankResult
+) -> Trainer:
+    """A trainer of the model as it is before the first step."""
+    model = models.build(request.case)
+    if setup.device.type != "cpu":  # where it is built; to walk through it for nothing costs 3 % of a small case
+        model.to(setup.device)
+    if request.case.arithmetic.numbers == "real":
+        _watch_placement(model, result.placement)
+    return _checked(adapter.build(model, setup), adapter, request, made)
+
+
+def _loaded(trainer: Trainer, adapter: Adapter, folder: str) -> dict[str, Tensor]:
+    """What a trainer shows that has loaded the checkpoint in ``folder``."""
+    cast(Observed, trainer).load(folder)
+    return _named_tensors(trainer.parameters(), "parameters", adapter)
 
 
 def make_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -232,7 +253,10 @@ def _optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch
     return kind(parameters, lr=lr, weight_decay=spec.weight_decay, foreach=False)
 
 
-_METHODS = {"grads": "gradients", "norms": "norms", "factors": "factors", "shards": "shards", "grad_norm": "grad_norm"}
+_METHODS = {
+    "grads": "gradients", "norms": "norms", "factors": "factors", "shards": "shards", "grad_norm": "grad_norm",
+    "units": "units",
+}  # fmt: skip
 
 
 def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest, made: Sequence[torch.optim.Optimizer]) -> Trainer:
@@ -240,6 +264,7 @@ def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest, made: Sequ
     needed = ["step", "parameters"] + [_METHODS[name] for name in sorted(request.observe) if name in _METHODS]
     if request.case.arithmetic.project and not made:
         needed.append("local_tensors")
+    needed += ["save"] * bool(request.save_to) + ["load"] * bool(request.load_from)
     missing = [name for name in needed if not callable(getattr(trainer, name, None))]
     if missing:
         raise AdapterError(

@@ -46,8 +46,10 @@ class Run:
         observers: tuple[str, ...] = (),
         installs: tuple[str, ...] = (),
         schedule: SchedulePolicy | None = None,
+        save_to: str = "",
+        load_from: str = "",
     ) -> Execution:
-        """One execution of ``case`` on all its ranks.
+        """One execution of ``case`` on all its ranks. ``save_to``, ``load_from``: folders (see RunRequest).
 
         Raises NotExact (the case is outside the exact domain), AdapterError (the adapter breaks its protocol),
         NotSupported, NoProgress. What the implementation itself does wrong is in ``Execution.failure``.
@@ -62,6 +64,8 @@ class Run:
             instrument=instrument,
             clip_norm=clip_norm,
             schedule=schedule or self.schedule,
+            save_to=save_to,
+            load_from=load_from,
         )
         execution = self.engine.run(request)
         self.last[:] = [execution]

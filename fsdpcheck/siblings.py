@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-from fsdpcheck import layouts, values
+from fsdpcheck import layouts, models, values
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import BatchLayout, Case, MeshSpec, OwnModel, Trait
 from fsdpcheck.case_rules import is_power_of_two
@@ -41,6 +41,13 @@ def at_another_world_size(case: Case, features: Features) -> Pair:
     """
     first = replace(listed(case), step=replace(listed(case).step, normaliser=_times_world(case)))
     return first, _chosen(case, features, _worlds(first), "number of ranks")
+
+
+def for_resharding(case: Case, features: Features) -> Pair:
+    """The same, with parameters of the same shapes: at W ranks for which the instrument has as many rows."""
+    first = replace(listed(case), step=replace(listed(case).step, normaliser=_times_world(case)))
+    alike = (other for other in _worlds(first) if models.instrument_rows(other) == models.instrument_rows(first))
+    return first, _chosen(first, features, alike, "number of ranks and the same shapes")
 
 
 def with_other_units(case: Case, features: Features) -> Pair:

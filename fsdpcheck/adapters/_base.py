@@ -19,7 +19,7 @@ from fsdpcheck.execution import Observable
 
 Promise = Literal[
     "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms",
-    "dataset-order", "second-backward", "noise",
+    "dataset-order", "second-backward", "noise", "state", "lifecycle",
 ]  # fmt: skip
 """What an adapter can promise; each law names one.
 
@@ -33,6 +33,10 @@ own gradient can be replayed bit for bit (bookkeeping contracts what it kept: ot
 dataset-order: can report the norms of the whole logical batch on every rank, by global sample index.
 noise: adds Gaussian noise with ``StepSpec.noise_multiplier``, which is a function of ``Setup.seed``, parameter, element
 and step alone.
+state: a training is saved and goes on in a new trainer, at any number of ranks, with the bits of one that never
+stopped (``Observed.save``, ``Observed.load``, ``Keeping``).
+lifecycle: gathers one inner unit at a time, frees it when it has been used, and leaves no gradient unreduced
+(``Observed.units``).
 """
 
 
@@ -143,6 +147,37 @@ class Shard:
     padding: slice
 
 
+@dataclass(frozen=True)
+class UnitState:
+    """What one sharding unit of a rank holds at a moment. ``name``: of its module, "(root)" for the root unit.
+
+    ``gathered``: bytes of memory that hold its unsharded parameters beyond the shard itself. ``unreduced``: names of
+    its parameters whose whole local gradients are held. ``aliased``: the shard and the unsharded parameters are one
+    memory.
+    """
+
+    name: str
+    gathered: int
+    unreduced: tuple[str, ...]
+    aliased: bool
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One piece of one parameter as it lies in a checkpoint.
+
+    ``name``: the parameter's canonical name (a tied one has one). ``shape``: of the whole parameter. ``offsets`` and
+    ``sizes``: where the piece lies in it, as the checkpoint says. ``value``: what lies in the file for the piece, with
+    all of its storage.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    value: Tensor
+
+
 class Trainer(Protocol):
     """What ``build`` returns. Both methods are called by all ranks together, so both may communicate."""
 
@@ -177,6 +212,15 @@ class Observed(Trainer, Protocol):
     def shards(self) -> list[Shard]:
         """ "shards": this rank's live flat shards with their padding."""
 
+    def units(self) -> list[UnitState]:
+        """ "units": what each sharding unit holds now, the root first. No communication, and nothing is changed."""
+
+    def save(self, folder: str) -> None:
+        """For "state": write all that a training needs to go on into ``folder``, new, which every rank reaches."""
+
+    def load(self, folder: str) -> None:
+        """For "state": take the state over from ``folder``, written at any number of ranks. Called before any step."""
+
     def local_tensors(self) -> list[Tensor]:
         """The local parameter tensors the optimizer updates, live, for cases that project (see program.py).
 
@@ -191,3 +235,13 @@ class Adapter(Protocol):
     features: Features
 
     def build(self, model: nn.Module, setup: Setup) -> Trainer: ...
+
+
+class Keeping(Adapter, Protocol):
+    """What an adapter that promises "state" has besides. Both are called in one process without any group."""
+
+    def stored(self, folder: str) -> list[Stored]:
+        """All pieces of all parameters in a checkpoint, trainable and frozen; nothing of optimizers."""
+
+    def read(self, folder: str, model: nn.Module) -> None:
+        """Fill an ordinary, unsharded model from a checkpoint, as its user would without this implementation."""

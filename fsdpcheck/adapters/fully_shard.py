@@ -87,6 +87,8 @@ class FullyShard:
             "dataset-order": "has no per-sample norms",
             "second-backward": "trains plainly: it has no per-sample clipping",
             "noise": "trains plainly: it adds none",
+            "state": "has no checkpoint of its own: what is saved is up to its user",
+            "lifecycle": "gathers the next unit ahead, and has no public view of what is gathered",
         },
     )
 

@@ -33,6 +33,8 @@ _REASONS = {
     "partial-norms": "every rank forms whole norms of its own samples",
     "second-backward": "its factors carry the rounding of nested norms; the exact-norm tiers judge it",
     "noise": "draws it from one generator a rank, so its bits hang on the sharding; run without noise here",
+    "state": "has no checkpoint of its own: what is saved is up to its user",
+    "lifecycle": "shards by FSDP2, which gathers the next unit ahead and has no public view of what is gathered",
     "dataset-order": "leaves each rank with the norms of its own samples",
 }
 _ACCEPTS: frozenset[Trait] = frozenset(

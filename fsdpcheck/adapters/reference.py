@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.adapters._base import Batch, FactorRule, Features, GlobalNormRule, Setup, Shard, Trait
+from fsdpcheck.adapters._base import Batch, FactorRule, Features, GlobalNormRule, Setup, Shard, Stored, Trait, UnitState
 from fsdpcheck.adapters._gather import local_tensors
 from fsdpcheck.adapters._mesh import REPLICATE, SHARD, mesh_of
 
 if TYPE_CHECKING:
     from fsdpcheck.impl.private import Privacy
+    from fsdpcheck.impl.shard import FlatUnit
     from fsdpcheck.impl.sharded import Sharded
     from fsdpcheck.impl.step import Trainer
 
@@ -92,8 +93,37 @@ class ReferenceTrainer:
                     found.append(Shard(f"{name} gradient", buffer.shard.grad.detach(), buffer.padding))
         return found
 
+    def units(self) -> list[UnitState]:
+        """Flat sharding only."""
+        from fsdpcheck.impl.wrap import ShardedModel
+
+        assert isinstance(self.impl.model, ShardedModel)
+        return [_unit_state(unit) for unit in self.impl.model.units]
+
+    def save(self, folder: str) -> None:
+        from fsdpcheck.impl import state
+
+        state.save(folder, self.impl.model, self.impl.optimizer, {"trainer": self.impl})
+
+    def load(self, folder: str) -> None:
+        from fsdpcheck.impl import state
+
+        state.load(folder, self.impl.model, self.impl.optimizer, {"trainer": self.impl})
+
     def local_tensors(self) -> list[Tensor]:
         return local_tensors(self.impl.model.shards())
+
+
+def _unit_state(unit: FlatUnit) -> UnitState:
+    gathered, unreduced, aliased = 0, [], True
+    for buffer in unit.buffers:
+        whole, shard = buffer.full.untyped_storage(), buffer.shard.untyped_storage()
+        alias = bool(whole.nbytes()) and whole.data_ptr() == shard.data_ptr()
+        gathered += 0 if alias else whole.nbytes()
+        aliased = aliased and (alias or not buffer.numel)
+        held = zip(buffer.names, buffer.local_gradients(), strict=True)
+        unreduced += [name for name, gradient in held if gradient is not None]
+    return UnitState(unit.fqn, gathered, tuple(unreduced), aliased)
 
 
 def _of_bookkeeping(features: Features) -> Features:
@@ -132,10 +162,11 @@ class Reference:
             {
                 *("plain", "private", "exact-factors", "padding.zero", "padding.unread"),
                 *("deferred", "global-norm", "partial-norms", "dataset-order", "second-backward", "noise"),
+                *("state", "lifecycle"),
             }
         ),
         accepts=ACCEPTS,
-        observables=frozenset({"params", "grads", "norms", "factors", "shards", "grad_norm"}),
+        observables=frozenset({"params", "grads", "norms", "factors", "shards", "grad_norm", "units"}),
         owns_loss_scale=True,
         factor=FactorRule(eps=1e-6, expression="divide", nested=False),
         global_norm=GlobalNormRule(nested=False, dtype="case", eps=1e-6),
@@ -149,6 +180,16 @@ class Reference:
 
     def build(self, model: nn.Module, setup: Setup) -> ReferenceTrainer:
         return ReferenceTrainer(self.shard(model, setup), setup, self.mode)
+
+    def stored(self, folder: str) -> list[Stored]:
+        from fsdpcheck.adapters import _checkpoint  # what it imports takes as long as a hundred small cases
+
+        return _checkpoint.stored(folder)
+
+    def read(self, folder: str, model: nn.Module) -> None:
+        from fsdpcheck.adapters import _checkpoint
+
+        _checkpoint.read(folder, model)
 
     def shard(self, model: nn.Module, setup: Setup) -> Sharded:
         """Flat buffers over all ranks, or with replicas over one axis of the mesh."""

@@ -1,0 +1,50 @@
+"""Checkpoints of torch.distributed.checkpoint (DCP) read without the implementation that wrote them, in one process.
+
+Public API and documented metadata only. Source: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from fsdpcheck.adapters._base import Stored
+
+_MODEL = "model."
+
+
+def stored(folder: str) -> list[Stored]:
+    """Every piece of every tensor whose name in the file begins with "model."."""
+    metadata = FileSystemReader(folder).read_metadata()
+    found = []
+    for index, place in metadata.storage_data.items():
+        entry = metadata.state_dict_metadata[index.fqn]
+        if not index.fqn.startswith(_MODEL) or not isinstance(entry, TensorStorageMetadata):
+            continue
+        value = _tensor(Path(folder) / place.relative_path, place.offset, place.length)
+        offsets = tuple(index.offset or (0,) * len(entry.size))
+        sizes = next(tuple(chunk.sizes) for chunk in entry.chunks if tuple(chunk.offsets) == offsets)
+        found.append(Stored(index.fqn.removeprefix(_MODEL), tuple(entry.size), offsets, sizes, value))
+    return found
+
+
+def read(folder: str, model: nn.Module) -> None:
+    """Fill the model by DCP's own loader. A tied parameter is read under its first name."""
+    values = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        load({"model": values}, checkpoint_id=folder, no_dist=True)
+
+
+def _tensor(file: Path, offset: int, length: int) -> Tensor:
+    with file.open("rb") as data:
+        data.seek(offset)
+        value: Tensor = torch.load(io.BytesIO(data.read(length)), weights_only=True)
+    return value

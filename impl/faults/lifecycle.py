@@ -1,0 +1,61 @@
+"""Planted bugs of lifecycle: memory that is held too long or twice. None of the first two changes a value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..fault import Function, Hit, fault
+
+
+@fault(
+    "wrap:ShardedModel._free_unless_kept",
+    "units that stay unsharded, https://github.com/pytorch/pytorch/issues/83129",
+    "lifecycle.gathered",
+    cause="not freed when its forward",
+)
+def forward_frees_nothing(original: Function, hit: Hit) -> Function:
+    """Inner units are kept after the forward, whether they should be or not; all are freed by their backward."""
+
+    def planted(self: Any, unit: Any) -> None:
+        if self.reshard_after_forward and unit is not self.units[0]:
+            hit()
+
+    return planted
+
+
+@fault(
+    "flat:FlatBuffer.drop_local_gradients",
+    "gradients set to zero, not to None, https://github.com/pytorch/pytorch/pull/92731",
+    "lifecycle.released",
+    cause="not released when it is reduced",
+)
+def gradients_zeroed_not_released(original: Function, hit: Hit) -> Function:
+    """Local gradients are filled with zeros when they have been reduced, and their memory is kept."""
+
+    def planted(self: Any) -> None:
+        kept = [parameter.grad for parameter in self.parameters]
+        original(self)
+        for parameter, gradient in zip(self.parameters, kept, strict=True):
+            if gradient is not None:
+                hit()
+                parameter.grad = gradient.zero_()
+
+    return planted
+
+
+@fault(
+    "flat:FlatBuffer.__init__",
+    "one rank that holds shard and whole apart",
+    "lifecycle.aliased",
+    cause="shard is a copy",
+)
+def shard_copied_on_one_rank(original: Function, hit: Hit) -> Function:
+    """With one rank the shard is a copy of the full buffer, which nothing gathers again."""
+
+    def planted(self: Any, *arguments: Any) -> None:
+        original(self, *arguments)
+        if self.is_shard:
+            hit()
+            self.shard.data = self.shard.data.clone()
+
+    return planted

@@ -1,0 +1,81 @@
+"""Planted bugs of checkpoints: state that does not come back, comes back in part, or lies beside what should not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..fault import Function, Hit, fault
+
+
+@fault(
+    "state.optimizer_state:Prepared.take_over",
+    "moments dropped without a word, https://github.com/areal-project/AReaL/pull/1468",
+    "state.resumed",
+    cause="optimizer's state",
+)
+def moments_not_taken_over(original: Function, hit: Hit) -> Function:
+    """Hyperparameters of the optimizer come back, and its elementwise state and step counters do not."""
+
+    def planted(self: Any, optimizer: Any) -> None:
+        if any(state for _, state in self.states):
+            hit()
+        self.states = []
+        original(self, optimizer)
+
+    return planted
+
+
+@fault(
+    "step:Trainer.load_state_dict",
+    "a counter that is left out of the checkpoint, https://github.com/meta-pytorch/opacus/pull/429",
+    "state.noise",
+    cause="step counter|noise of an earlier step",
+)
+def noise_counter_starts_again(original: Function, hit: Hit) -> Function:
+    """The number of steps taken is not taken over: noise that was released is used again."""
+
+    def planted(self: Any, state: dict[str, int]) -> None:
+        hit()
+
+    return planted
+
+
+@fault(
+    "state.planners:SpanReader.create_local_plan",
+    "state of another number of ranks loaded in part, https://github.com/ServiceNow/Fast-LLM/issues/436",
+    "state.resharded",
+    cause="saved or loaded wrong",
+)
+def first_writer_alone_is_read(original: Function, hit: Hit) -> Function:
+    """Of each part that a rank loads only what one rank had written: all of it, if the number of ranks is the same."""
+
+    def planted(self: Any) -> Any:
+        plan = original(self)
+        first: dict[Any, Any] = {}
+        for item in plan.items:
+            first.setdefault(item.dest_index, item)
+        if len(first) < len(plan.items):
+            hit()
+        return type(plan)(list(first.values()))
+
+    return planted
+
+
+@fault(
+    "state.planners:SpanWriter.resolve_data",
+    "padding in a saved shard, https://github.com/deepspeedai/DeepSpeed/pull/1380",
+    "state.shape",
+    cause="memory around a parameter",
+)
+def whole_storage_written(original: Function, hit: Hit) -> Function:
+    """In place of each part of a shard the whole storage is written: other parameters, and the padding."""
+
+    def planted(self: Any, write_item: Any) -> Any:
+        view = original(self, write_item)
+        whole = self._views[write_item.index].untyped_storage()
+        if whole.nbytes() == view.untyped_storage().nbytes():
+            return view
+        hit()
+        return view.new_empty(0).set_(whole)
+
+    return planted

@@ -1,0 +1,100 @@
+"""State: a training that is saved and goes on elsewhere is the one that never stopped.
+
+Each step but the first is taken by a new trainer, which has read what was saved after the step before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from tempfile import TemporaryDirectory
+from typing import cast
+
+from hypothesis.strategies import SearchStrategy
+
+from fsdpcheck import siblings, strategies
+from fsdpcheck.adapters._base import Features, Keeping
+from fsdpcheck.case import Case, Clipping
+from fsdpcheck.errors import NotExact
+from fsdpcheck.execution import Observable
+from fsdpcheck.law import law
+from fsdpcheck.noise_checks import noisy
+from fsdpcheck.recorded import completed
+from fsdpcheck.runner import Run
+from fsdpcheck.state_checks import assert_readable, assert_resumed, assert_stored, going_on, unsharded
+
+
+def _any(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    """Plain and private, in the families in which equal sums are promised."""
+    private: tuple[Clipping, ...] = ("unclipped", "exact") if "exact-factors" in features.promises else ("unclipped",)
+    plain: tuple[Clipping, ...] = ("none",) if "plain" in features.promises else ()
+    chosen = (*plain, *private) if "private" in features.promises else plain
+    return strategies.cases(features, clipping=chosen, world_sizes=world_sizes)
+
+
+def _exact(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    return strategies.cases(features, clipping=("exact",), world_sizes=world_sizes)
+
+
+def _observed(run: Run) -> frozenset[Observable]:
+    return run.features.observables & {"grads"}
+
+
+def _assert_same_after_stops(case: Case, run: Run, what: str) -> None:
+    answer, observe = run.answer(case), _observed(run)
+    never = run(case, observe=observe)
+    with TemporaryDirectory() as folder:
+        stopped = run(case, observe=observe, save_to=folder, load_from=folder)
+    assert_resumed((never, answer), (stopped, answer), what)
+
+
+@law("state.resumed", promise="state", draw=_any)
+def test_a_training_that_stopped_goes_on_as_if_it_had_not(case: Case, run: Run) -> None:
+    """Saved after each step and taken on by a new trainer, a training has the bits of one that never stopped.
+
+    Parameters, momentum, moments, step counters and a halving learning rate. Not seen: the sampler, which is its
+    user's. Source: AReaL#1468, where moments were dropped without a word.
+    """
+    _assert_same_after_stops(going_on(case, run.features), run, "training that stopped went on otherwise")
+
+
+@law("state.noise", promise="state", draw=_exact, observe=("grads",))
+def test_a_training_that_stopped_uses_no_noise_twice(case: Case, run: Run) -> None:
+    """The noise after a stop is that of the next step, not that of the first one over again.
+
+    Asked of an adapter that promises noise too. Source: Opacus#429, jax#3646.
+    """
+    if "noise" not in run.features.promises:
+        raise NotExact("the adapter adds no noise")
+    private = noisy(going_on(case, run.features))
+    _assert_same_after_stops(private, run, "noise after a stop is not that of the next step")
+
+
+@law("state.resharded", promise="state", draw=_any)
+def test_a_training_goes_on_at_another_number_of_ranks(case: Case, run: Run) -> None:
+    """Saved at W ranks and loaded at W', it has the parameters that were saved, and the bits of one that stayed at W.
+
+    Between 1, 2 and 4 ranks, or 3 and 6, with any replicas: elsewhere the instrument has another shape. Source:
+    Fast-LLM#436, Lightning#16815, torchtitan#1136.
+    """
+    one, two = siblings.for_resharding(going_on(case, run.features), run.features)
+    observe = _observed(run)
+    with TemporaryDirectory() as folder:
+        completed(first := run(one, observe=observe, save_to=folder))
+        second = run(two, observe=observe, load_from=folder)
+    what = "training goes on otherwise at another number of ranks"
+    assert_resumed((first, run.answer(one)), (second, run.answer(two)), what)
+
+
+@law("state.shape", promise="state", draw=_any)
+def test_a_checkpoint_holds_each_parameter_once_and_no_padding(case: Case, run: Run) -> None:
+    """Every parameter lies in it under its own name and shape, each element once, and an unsharded model reads it.
+
+    Padding is in no file. Source: DeepSpeed#1380, torchtitan#1136.
+    """
+    case = replace(case, step=replace(case.step, steps=1, resume=False))
+    adapter = cast(Keeping, run.adapter)
+    with TemporaryDirectory() as folder:
+        completed(execution := run(case, save_to=folder))
+        assert_stored(execution, adapter.stored(f"{folder}/0"), 0)
+        adapter.read(f"{folder}/0", model := unsharded(case))
+        assert_readable(execution, model, 0)
