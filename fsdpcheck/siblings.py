@@ -39,13 +39,13 @@ def at_another_world_size(case: Case, features: Features) -> Pair:
 
     Both release the same gradient: losses carry the factor W R (see models.loss_scale), so N grows with it.
     """
-    first = replace(listed(case), step=replace(listed(case).step, normaliser=_times_world(case)))
+    first = _with_lists(case)
     return first, _chosen(case, features, _worlds(first), "number of ranks")
 
 
 def for_resharding(case: Case, features: Features) -> Pair:
     """The same, with parameters of the same shapes: at W ranks for which the instrument has as many rows."""
-    first = replace(listed(case), step=replace(listed(case).step, normaliser=_times_world(case)))
+    first = _with_lists(case)
     alike = (other for other in _worlds(first) if models.instrument_rows(other) == models.instrument_rows(first))
     return first, _chosen(first, features, alike, "number of ranks and the same shapes")
 
@@ -85,6 +85,12 @@ def _chosen(case: Case, features: Features, candidates: Iterable[Case], what: st
         if candidate != case and candidate.requires() <= features.accepts and candidate.world_size <= limit:
             return candidate
     raise NotExact(f"no sibling of this case with another {what} is accepted by the adapter")
+
+
+def _with_lists(case: Case) -> Case:
+    """The case with its samples listed, and N such that other numbers of ranks have one too."""
+    one = listed(case)
+    return replace(one, step=replace(one.step, normaliser=_times_world(case)))
 
 
 def _times_world(case: Case) -> int:

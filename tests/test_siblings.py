@@ -21,6 +21,7 @@ NOTHING = Features(frozenset({"plain"}))
 Relation = Callable[[Case, Features], siblings.Pair]
 RELATIONS: list[Relation] = [
     siblings.at_another_world_size,
+    siblings.for_resharding,
     siblings.with_other_units,
     siblings.with_other_reshard,
     siblings.with_samples_reordered,
