@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from fsdpcheck import adapters, references
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, OwnModel
 from fsdpcheck.errors import InvalidCase, InvalidToken
 
 VERSION: Final = 2
@@ -85,7 +85,7 @@ def encode(token: Token) -> str:
 def command(token: str, adapter: str, installs: Iterable[str] = ()) -> str:
     """The command line that runs a token's case again; it repeats whatever a token alone may not import."""
     parts = ["fsdpcheck", "replay", f"'{token}'"]
-    own = decode(token).case.model.own
+    own = _own(token)
     for option, name in (("--model", own.build), ("--batch", own.batch), ("--loss", own.loss)) if own else ():
         parts += [option, shlex.quote(name)] if name else []
     if not adapters.is_builtin(adapter):
@@ -93,6 +93,14 @@ def command(token: str, adapter: str, installs: Iterable[str] = ()) -> str:
     for name in installs:
         parts += [] if name.startswith(FAULTS) else ["--install", shlex.quote(name)]
     return " ".join(parts)
+
+
+def _own(token: str) -> OwnModel | None:
+    """The user's model that a token's case is about; none of a token that another release wrote."""
+    try:
+        return decode(token).case.model.own
+    except InvalidToken:
+        return None
 
 
 def decode(text: str) -> Token:

@@ -95,7 +95,7 @@ def test_the_plugin_is_silent_where_no_law_is(chapter: pytest.Pytester) -> None:
 def test_the_laws_run_from_anywhere_by_their_canonical_name(chapter: pytest.Pytester) -> None:
     """One light law of fsdpcheck itself, collected as ``--pyargs fsdpcheck.properties``."""
     chapter.path.joinpath("test_chapter.py").unlink()
-    chosen = ("--fsdpcheck-adapter", "reference", "-k", "plain_training_is")
+    chosen = ("--fsdpcheck-adapter", "reference", "-k", "plain_training_is_the_single_device_one")
     result = _pytest(chapter, "-p", "no:xdist", "--pyargs", "fsdpcheck.properties", *chosen)
     assert result.ret == 0
     result.stdout.fnmatch_lines(["1 checks promised, 1 ran, *"])

@@ -12,6 +12,8 @@ from pathlib import Path
 from fsdpcheck import torch_private
 from fsdpcheck.engines._follower import STACK_SIGNAL
 
+_ENGINES = f"{os.sep}fsdpcheck{os.sep}engines{os.sep}"
+"""In the path of every engine's file, whichever copy of fsdpcheck a worker runs."""
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 _PATIENCE_SECONDS = 2.0
 """How long evidence is waited for. It decorates a verdict and never makes one."""
@@ -44,7 +46,7 @@ def collect(files: Mapping[int, Path], pids: Mapping[int, int], alive: Callable[
 def parse(text: str) -> Stack:
     """A stack from faulthandler's text (most recent call first)."""
     frames = [match for match in map(_FRAME.fullmatch, text.splitlines()) if match]
-    ours = (frame for frame in frames if not torch_private.is_plumbing(frame["file"]))
+    ours = (frame for frame in frames if not (torch_private.is_plumbing(frame["file"]) or _ENGINES in frame["file"]))
     where = next((f"{frame['file']}:{frame['line']}" for frame in ours), "")
     return Stack(where, tuple(frame[0] for frame in reversed(frames)))
 
