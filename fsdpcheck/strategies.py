@@ -202,7 +202,7 @@ def _batch_sizes(accepts: frozenset[Trait], world: int, largest: int, kind: str)
     else:
         sizes = [size for size in sizes if "ragged" in accepts or size % world == 0]
         sizes = [size for size in sizes if "empty-rank" in accepts or size >= world]
-    return sizes + [size for size in sizes if size % world] or [world]
+    return strategies_model.drawable(sizes + [size for size in sizes if size % world] or [world])
 
 
 def _ragged(draw: st.DrawFn, world: int, largest: int, empty: bool) -> BatchLayout:

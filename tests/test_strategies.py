@@ -208,6 +208,12 @@ def test_two_units_on_two_ranks_shrink_to_the_smallest_such_case() -> None:
     assert case.model.features <= 2
 
 
+def test_where_ranks_must_divide_rows_and_batch_two_ranks_are_still_the_smallest() -> None:
+    few = Features(frozenset({"plain"}), frozenset({"bias"}))  # on four ranks, of all widths, only 4 is accepted
+    case = smallest(strategies.plain(few, (1, 2, 3, 4, 5)), lambda case: case.world_size > 1)
+    assert (case.world_size, case.model.layers[0].width, case.layout.batch_size, case.seed) == (2, 2, 2, 0)
+
+
 def test_clipping_with_momentum_shrinks_to_one_layer() -> None:
     case = smallest(
         strategies.private_exact(EVERYTHING),
