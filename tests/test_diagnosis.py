@@ -113,6 +113,22 @@ def test_eps_gone_wrong_is_named() -> None:
     assert "eps = 1e-06 is added to the squared norm" in named(diagnosis.of_factors(PROBE, 0, 0, inside[rows]))
 
 
+def test_an_undeclared_expression_of_right_factors_is_named() -> None:
+    case = clipped("probe")
+    case = replace(case, step=replace(case.step, clip_norm=7))  # scaling by a power of two would round nothing
+    right, other = oracle.answer(case), oracle.answer(case, FactorRule(expression="reciprocal"))
+    everywhere = [(rank, local_rows(case, 0, rank, right.steps[0].samples)) for rank in range(case.world_size)]
+    declare = "declare FactorRule(expression='reciprocal')"
+
+    def said(found: Answer) -> list[str]:
+        factors = found.steps[0].factors
+        by_rank = [named(diagnosis.of_factors(right, 0, rank, factors[rows])) for rank, rows in everywhere]
+        return ["".join(by_rank), named(diagnosis.of_gradient(right, 0, found.steps[0].released))]
+
+    assert all(declare in text for text in said(other))
+    assert not any(declare in text for text in said(right))
+
+
 def test_permuted_samples_are_named() -> None:
     step = PROBE.steps[0]
     mine, others = (pick(step.norms, local_rows(PROBE.case, 0, rank, step.samples)) for rank in (1, 2))

@@ -68,7 +68,7 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects 
     }
     slack = {name: rounding(case, wanted.after[name]) / rate for name in given}
     if _within(case, wanted, given, slack):
-        return found or None
+        return [*factors.undeclared_in(answer, step, given), *found] or None
     return [*_of_given(answer, step, given, slack), *found]
 
 
@@ -81,7 +81,7 @@ def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspect
     given = {name: got[name].double() for name in wanted.used}
     slack = {name: torch.zeros_like(value) for name, value in given.items()}
     if _within(answer.case, wanted, given, slack):
-        return found or None
+        return [*factors.undeclared_in(answer, step, given), *found] or None
     return [*_of_given(answer, step, given, slack), *found]
 
 
@@ -107,7 +107,7 @@ def of_factors(answer: Answer, step: int, rank: int, got: Tensor) -> Suspects | 
     wanted = answer.steps[step]
     mine = rows(answer.case, step, wanted)[rank]
     if fits(answer.case, got, wanted.factors[mine]):
-        return None
+        return factors.undeclared(answer, step, mine, got)
     found = fitting(answer.case, got, ((s, value[mine]) for s, value in factors.suspected(answer, step, rank)))
     return found + list(_of_vector(answer.case, wanted.factors, wanted, step, rank, got, "factor"))
 

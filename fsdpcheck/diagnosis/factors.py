@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fsdpcheck import oracle
 from fsdpcheck.diagnosis import norms
-from fsdpcheck.oracle import Answer
+from fsdpcheck.oracle import INSTRUMENT, Answer, Named
 from fsdpcheck.suspects import Suspect
 
 _EPS = (1e-6, 1e-8)  # what implementations add
+_IN_WORDS = {"divide": "torch.div(C, norm)", "reciprocal": "norm.reciprocal() * C, which C / norm is in PyTorch"}
 
 
 def suspected_everywhere(answer: Answer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
@@ -44,6 +46,36 @@ def suspected(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Sus
     yield Suspect("all one", "every factor is 1: nothing is clipped"), torch.ones_like(right)
     yield Suspect("not clamped", "factors are not clamped to 1"), quotient
     yield Suspect("factor squared", "it is the square of the factor"), wanted.factors.square()
+
+
+def undeclared(answer: Answer, step: int, mine: list[int], got: Tensor) -> list[Suspect] | None:
+    """Whether factors [b] of the samples ``mine``, right up to rounding, are those of an expression not declared."""
+    suspect, found = _undeclared(answer, step)
+    right = answer.steps[step].factors[mine]
+    return [suspect] if torch.equal(got, found[mine]) and not torch.equal(got, right) else None
+
+
+def undeclared_in(answer: Answer, step: int, given: Named) -> list[Suspect]:
+    """The same of a gradient that is right up to rounding, read off the instrument of a probe."""
+    wanted = answer.steps[step]
+    if answer.case.step.clipping != "probe" or len(answer.clip_norms) > 1 or not len(wanted.samples):
+        return []
+    places = [sample - step * answer.case.layout.batch_size for sample in wanted.samples]
+    read, right = given[INSTRUMENT][places, 0], wanted.released[INSTRUMENT].double()[places, 0]
+    suspect, found = _undeclared(answer, step)
+    same = torch.equal(read, found.double() * (right / wanted.factors.double()))
+    return [suspect] if same and not torch.equal(read, right) else []
+
+
+def _undeclared(answer: Answer, step: int) -> tuple[Suspect, Tensor]:
+    """The factors [n] of the expression that the adapter does not declare: right, but for their rounding."""
+    expression: Literal["divide", "reciprocal"] = "divide" if answer.rule.expression == "reciprocal" else "reciprocal"
+    rule = replace(answer.rule, expression=expression)
+    text = (
+        f"the factors are, bit for bit, those of {_IN_WORDS[expression]}, and Features.factor declares the other"
+        f" expression: if this one is meant, declare FactorRule(expression={expression!r})"
+    )
+    return Suspect(f"expression {expression}", text), oracle.factors(answer.steps[step].norms, answer.clip_norm, rule)
 
 
 def _factors(answer: Answer, found: Tensor) -> Tensor:
