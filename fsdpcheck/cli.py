@@ -31,9 +31,9 @@ _EPILOG = """exit codes:
   0 every promised law holds   1 a finding   2 usage or adapter error   3 internal error   4 no progress
   130 interrupted; findings so far are printed and kept"""
 
-_RUN_EPILOG = """examples:
+RUN_EPILOG = """examples:
   fsdpcheck run                                        the built-in implementations, quick profile
-  fsdpcheck run --adapter fully_shard --law 'norms.*'  one adapter, one chapter
+  fsdpcheck run --adapter reference --law 'norms.*'    one adapter, one chapter
   fsdpcheck run --adapter train.py:MyAdapter           your own (see README.md: an adapter is one file)
   fsdpcheck run --world-size 2,4 --profile ci --json report.json
   fsdpcheck run --adapter opacus --avoid padding_idx   around a known defect; `fsdpcheck list traits` names all
@@ -43,8 +43,8 @@ _RUN_EPILOG = """examples:
 """
 
 _REPLAY_EPILOG = """examples:
-  fsdpcheck replay 'v1:AAAA...'                        the case of a finding, on simulated ranks
-  fsdpcheck replay 'v1:AAAA...' --engine processes     the same on real gloo processes
+  fsdpcheck replay 'v2:AAAA...'                        the case of a finding, on simulated ranks
+  fsdpcheck replay 'v2:AAAA...' --engine processes     the same on real gloo processes
   fsdpcheck replay report.json                         every finding of a report, a journal or a log
 A token only names things; what is not part of fsdpcheck is imported only if you repeat it: --adapter,
 --install, --model, --batch, --loss.
@@ -90,7 +90,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run = commands.add_parser(
         "run",
         help="check laws on implementations",
-        epilog=_RUN_EPILOG,
+        epilog=RUN_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.set_defaults(command=_run)
@@ -134,7 +134,7 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     replay.set_defaults(command=_replay)
-    replay.add_argument("what", metavar="TOKEN|FILE", help="a token (v1:...) or a file that holds tokens")
+    replay.add_argument("what", metavar="TOKEN|FILE", help="a token (v2:...) or a file that holds tokens")
     replay.add_argument("--engine", choices=("simulated", "processes"), help="default: the one the token names")
     replay.add_argument("--adapter", metavar="NAME", help="run this one, instead of the adapter the token names")
     replay.add_argument("--install", action="append", default=[], metavar="NAME", help="allow or add an install")

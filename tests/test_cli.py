@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fsdpcheck
-from fsdpcheck import adapters, cli
+from fsdpcheck import adapters, cli, law
 from fsdpcheck.errors import UsageError
 from fsdpcheck.ledger import Ledger
 from fsdpcheck.plan import Plan
@@ -319,3 +321,21 @@ def test_traits_are_listed_with_who_accepts_them(capsys: pytest.CaptureFixture[s
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert "fully_shard" in lines["tied"]
     assert "fully_shard" not in lines["tied-private"]
+
+
+def test_traits_that_an_extra_brings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("opacus")
+    assert cli.main(["list", "traits"]) == 0
+    assert "opacus" in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("padding_idx"))
+
+
+@pytest.mark.parametrize(
+    "text", [cli.RUN_EPILOG, (Path(__file__).parents[1] / "README.md").read_text()], ids=["help", "README"]
+)
+def test_chapters_that_examples_name_are_promised(text: str) -> None:
+    shown = re.findall(r"fsdpcheck run --adapter (\w+) --law '([^']+)'", text)
+    assert shown
+    for name, glob in shown:
+        features = adapters.load(name).features
+        chosen = [found for law_name, found in law.chapters().items() if fnmatch(law_name, glob)]
+        assert any(not found.not_promised(features) for found in chosen), (name, glob)

@@ -48,9 +48,17 @@ def _engines() -> str:
 
 
 def _traits() -> str:
-    accepted = {name: adapters.load(name).features.accepts for name in adapters.default_names()}
+    accepted = {name: _accepted(name) for name in adapters.names()}
     rows = [(trait, ", ".join(n for n, traits in accepted.items() if trait in traits)) for trait in get_args(Trait)]
     return _columns([("trait", "accepted by"), *((trait, names or "-") for trait, names in rows)])
+
+
+def _accepted(name: str) -> frozenset[Trait]:
+    """What an adapter accepts; nothing if what it needs is not installed, which the list of adapters says."""
+    try:
+        return adapters.load(name).features.accepts
+    except AdapterError:
+        return frozenset()
 
 
 def _columns(rows: list[tuple[str, ...]]) -> str:
