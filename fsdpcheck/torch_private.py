@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import library as dispatcher
 
 SUBJECT_LOCALS = ("self", "handle", "unit")
 """Names of local variables worth giving to ``subject_of`` when a call stack is walked from a collective outwards.
@@ -178,9 +179,9 @@ def forget_meshes() -> None:
     cast(Any, debug)._clear_sharding_prop_cache()
 
 
-def remove_library(library: torch.library.Library) -> None:
-    """Take a library's kernels out of the dispatcher at once: ``Library._destroy``, which ``_scoped_library`` calls.
+def remove_kernels(registered: dispatcher.Library) -> None:
+    """Take registered kernels out of the dispatcher at once: ``Library._destroy``, which ``_scoped_library`` calls.
 
     Tried on torch 2.13; read in 2.11 and 2.12. Otherwise they would stay until the garbage collector comes by.
     """
-    library._destroy()  # type: ignore[no-untyped-call]
+    registered._destroy()  # type: ignore[no-untyped-call]

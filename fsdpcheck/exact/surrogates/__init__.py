@@ -21,18 +21,19 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch import library as dispatcher
 
 from fsdpcheck.exact.surrogates import elementwise, normalisation, softmax
 from fsdpcheck.exact.surrogates.grid_rounding import doubts as doubts
-from fsdpcheck.torch_private import remove_library
+from fsdpcheck.torch_private import remove_kernels
 
 
-@torch.library.custom_op("fsdpcheck::rms_xhat", mutates_args=())
+@dispatcher.custom_op("fsdpcheck::rms_xhat", mutates_args=())
 def _rms_xhat(x: Tensor, count: int, eps: float) -> Tensor:
     return normalisation.rms_xhat(x, count, eps)
 
 
-@torch.library.custom_op("fsdpcheck::rms_xhat_backward", mutates_args=())
+@dispatcher.custom_op("fsdpcheck::rms_xhat_backward", mutates_args=())
 def _rms_xhat_backward(grad: Tensor, x: Tensor, count: int, eps: float) -> Tensor:
     return normalisation.rms_xhat_backward(grad, x, count, eps)
 
@@ -90,7 +91,7 @@ class _Installed:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.inside = 0
-        self.library: torch.library.Library | None = None
+        self.kernels: dispatcher.Library | None = None
 
 
 _state = _Installed()
@@ -107,16 +108,16 @@ def installed(coarse: bool = False) -> Iterator[None]:
             raise RuntimeError("surrogates are in place already, coarse or not; two kinds at once cannot be")
         normalisation.mode.coarse = coarse
         _state.inside += 1
-        if _state.library is None:
-            _state.library = _registered()
+        if _state.kernels is None:
+            _state.kernels = _registered()
     try:
         yield
     finally:
         with _state.lock:
             _state.inside -= 1
-            if not _state.inside and _state.library is not None:
-                remove_library(_state.library)
-                _state.library = None
+            if not _state.inside and _state.kernels is not None:
+                remove_kernels(_state.kernels)
+                _state.kernels = None
 
 
 def active() -> bool:
@@ -124,15 +125,15 @@ def active() -> bool:
     return _state.inside > 0
 
 
-def _registered() -> torch.library.Library:
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+def _registered() -> dispatcher.Library:
+    kernels: Any = dispatcher.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         for device in ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",):
             for name, kernel in KERNELS.items():
-                library.impl(name, kernel, device)
+                kernels.impl(name, kernel, device)
             for name, function in COMPOSITES.items():
-                library.impl(name, function, f"Autograd{device}")
-                library.impl(name, function, device)
-    registered: torch.library.Library = library
+                kernels.impl(name, function, f"Autograd{device}")
+                kernels.impl(name, function, device)
+    registered: dispatcher.Library = kernels
     return registered
