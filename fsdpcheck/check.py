@@ -57,6 +57,10 @@ def check_law(
     reason = law.not_promised(run.features)
     if reason:
         return Verdict(law.name, run.adapter_ref, "not promised", reason=reason)
+    asked, world_sizes = world_sizes, tuple(size for size in world_sizes if size >= law.ranks)
+    if not world_sizes:
+        reason = f"the law says nothing on fewer than {law.ranks} ranks, asked were {', '.join(map(str, asked))}"
+        return Verdict(law.name, run.adapter_ref, "no case", reason=reason, exit_code=USAGE)
     largest = run.features.max_world_size
     if largest is not None and largest < min(world_sizes):
         reason = f"the adapter takes at most {largest} ranks, asked were {', '.join(map(str, world_sizes))}"

@@ -33,7 +33,8 @@ class Law:
 
     ``body(case, run)`` returns or raises Violation. ``draw(features, world_sizes)`` gives a strategy of cases that an
     implementation with these features accepts, on one of these numbers of ranks. ``needs_traits``: what every case of
-    this law demands. ``statement``: the law in words (the docstring). ``where``: file:line of the body.
+    this law demands. ``statement``: the law in words (the docstring). ``where``: file:line of the body. ``ranks``: the
+    fewest on which the law says anything; smaller worlds are not drawn.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Law:
     body: Body
     statement: str
     where: str
+    ranks: int = 1
 
     @property
     def guarantee(self) -> str:
@@ -59,6 +61,8 @@ class Law:
             return f"the adapter does not show {', '.join(sorted(hidden))}"
         if unmet := self.needs_traits - features.accepts:
             return f"the adapter does not accept {', '.join(sorted(unmet))}"
+        if features.max_world_size is not None and features.max_world_size < self.ranks:
+            return f"the law says nothing on fewer than {self.ranks} ranks, the adapter takes {features.max_world_size}"
         return ""
 
 
@@ -80,6 +84,7 @@ def law(
     draw: Draw,
     observe: Iterable[Observable] = ("params",),
     needs_traits: Iterable[Trait] = (),
+    ranks: int = 1,
 ) -> Callable[[Body], Collected]:
     """Register the decorated ``body(case, run)`` as the law ``name`` ("chapter.law").
 
@@ -99,6 +104,7 @@ def law(
             body=body,
             statement=inspect.getdoc(body) or "",
             where=_place(body),
+            ranks=ranks,
         )
         _register(found)
         return _test(found)

@@ -27,7 +27,7 @@ def _alone(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[C
     return _any(features, (1,))
 
 
-@law("lifecycle.gathered", promise="lifecycle", draw=_any, observe=("units",))
+@law("lifecycle.gathered", promise="lifecycle", draw=_any, observe=("units",), ranks=2)
 def test_the_root_and_one_inner_unit_at_most_are_gathered(case: Case, run: Run) -> None:
     """At every announced moment at most one inner unit holds gathered parameters, beside the root.
 

@@ -70,7 +70,7 @@ def test_every_element_has_noise_of_its_own(case: Case, run: Run) -> None:
     assert_noise_once(run(noisy(clean)), run(clean))
 
 
-@law("noise.padding", promise="noise", draw=_exact, observe=("shards",))
+@law("noise.padding", promise="noise", draw=_exact, observe=("shards",), ranks=2)
 def test_padding_has_no_noise(case: Case, run: Run) -> None:
     """Padding stays zero under noise, in parameters and gradients: norms and moments of it would be wrong for ever.
 

@@ -9,7 +9,7 @@ from fsdpcheck.law import law
 from fsdpcheck.runner import Run
 
 
-@law("padding.zero", promise="padding.zero", draw=strategies.plain, observe=("shards",))
+@law("padding.zero", promise="padding.zero", draw=strategies.plain, observe=("shards",), ranks=2)
 def test_padding_stays_zero(case: Case, run: Run) -> None:
     """Padding is zero after init, after reduce-scatter and after the optimizer step, in parameters and gradients.
 
@@ -18,7 +18,7 @@ def test_padding_stays_zero(case: Case, run: Run) -> None:
     assert_padding_zero(run(case, observers=(observers.PADDING,)))
 
 
-@law("padding.unread", promise="padding.unread", draw=strategies.plain, observe=("shards",))
+@law("padding.unread", promise="padding.unread", draw=strategies.plain, observe=("shards",), ranks=2)
 def test_padding_is_never_read(case: Case, run: Run) -> None:
     """NaN written into padding before forward, clipping and the optimizer changes no parameter.
 
@@ -28,7 +28,11 @@ def test_padding_is_never_read(case: Case, run: Run) -> None:
 
 
 @law(
-    "padding.unread-global-norm", promise="padding.unread", draw=strategies.global_norm, observe=("shards", "grad_norm")
+    "padding.unread-global-norm",
+    promise="padding.unread",
+    draw=strategies.global_norm,
+    observe=("shards", "grad_norm"),
+    ranks=2,
 )
 def test_padding_does_not_enter_the_global_norm(case: Case, run: Run) -> None:
     """NaN in the padding of gradient shards changes neither the global norm nor the clipped update.

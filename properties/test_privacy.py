@@ -61,7 +61,7 @@ def test_a_record_weighs_the_same_whatever_the_others_are(case: Case, run: Run) 
     assert_others_keep_their_coefficient(pair, (one, run.answer(pair.first)), (two, run.answer(pair.second)))
 
 
-@law("privacy.collectives", promise="private", draw=_any)
+@law("privacy.collectives", promise="private", draw=_any, ranks=2)
 def test_no_collective_depends_on_a_record(case: Case, run: Run) -> None:
     """Number of steps, and number, order, groups, types and sizes of all collectives, are the same for neighbours.
 

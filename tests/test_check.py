@@ -86,6 +86,19 @@ def test_a_law_that_holds_counts_distinct_cases(run: Run) -> None:
     verdict.raise_if_broken()
 
 
+def test_a_law_that_needs_several_ranks_draws_no_smaller_world_and_never_passes_without_one(run: Run) -> None:
+    seen = list[int]()
+    law = a_law(lambda case, run: seen.append(case.world_size), ranks=2)
+    assert check_law(law, run, "ci", (1, 2, 3)).status == "holds"
+    assert set(seen) == {2, 3}
+    verdict = check_law(law, run, "ci", (1,))
+    assert (verdict.status, verdict.exit_code, verdict.cases) == ("no case", 2, 0)
+    assert verdict.reason == "the law says nothing on fewer than 2 ranks, asked were 1"
+    alone = replace(run.features, max_world_size=1)
+    assert law.not_promised(alone) == "the law says nothing on fewer than 2 ranks, the adapter takes 1"
+    assert a_law(too_large).not_promised(alone) == ""
+
+
 def test_the_same_arguments_give_the_same_cases_and_another_seed_others(run: Run) -> None:
     def cases(**more: int) -> list[Case]:
         seen = list[Case]()
