@@ -46,11 +46,7 @@ def per_sample_gradient(module: nn.Embedding, activations: Tensor, backprops: Te
     """{"weight": [B, vocabulary, p]} if it is trainable."""
     if not module.weight.requires_grad:
         return {}
-    tokens_BT, g_BTp = as_pair(module, activations, backprops)
-    samples, rows = len(tokens_BT), module.num_embeddings
-    flat = g_BTp.new_zeros(samples * rows, g_BTp.shape[2])
-    flat.index_add_(0, pair_number(tokens_BT, rows), g_BTp.flatten(0, 1))
-    return {"weight": flat.view(samples, rows, g_BTp.shape[2])}
+    return {"weight": rows_by_sample(*as_pair(module, activations, backprops), module.num_embeddings)}
 
 
 def weighted_gradient(
@@ -59,9 +55,21 @@ def weighted_gradient(
     """{"weight": [vocabulary, p]} if it is trainable."""
     if not module.weight.requires_grad:
         return {}
-    tokens_BT, g_BTp = as_pair(module, activations, _terms.scaled(backprops, weights_B))
-    whole = g_BTp.new_zeros(module.num_embeddings, g_BTp.shape[2])
-    return {"weight": whole.index_add_(0, tokens_BT.flatten(), g_BTp.flatten(0, 1))}
+    scaled = _terms.scaled(backprops, weights_B)
+    return {"weight": rows_of_all(*as_pair(module, activations, scaled), module.num_embeddings)}
+
+
+def rows_by_sample(tokens_BT: Tensor, g_BTp: Tensor, rows: int) -> Tensor:
+    """[B, rows, p]: for each sample, what its positions give to each row of the weight."""
+    flat = g_BTp.new_zeros(len(tokens_BT) * rows, g_BTp.shape[2])
+    flat.index_add_(0, pair_number(tokens_BT, rows), g_BTp.flatten(0, 1))
+    return flat.view(len(tokens_BT), rows, g_BTp.shape[2])
+
+
+def rows_of_all(tokens_BT: Tensor, g_BTp: Tensor, rows: int) -> Tensor:
+    """[rows, p]: what all positions of all samples give to each row of the weight."""
+    whole = g_BTp.new_zeros(rows, g_BTp.shape[2])
+    return whole.index_add_(0, tokens_BT.flatten(), g_BTp.flatten(0, 1))
 
 
 def pair_of_each_position(tokens_BT: Tensor, rows: int) -> tuple[Tensor, Tensor]:

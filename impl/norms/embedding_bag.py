@@ -41,11 +41,7 @@ def per_sample_gradient(module: nn.EmbeddingBag, activations: Tensor, backprops:
     """{"weight": [B, vocabulary, p]} if it is trainable."""
     if not module.weight.requires_grad:
         return {}
-    tokens_BT, g_BTp = _spread(module, activations, backprops)
-    samples, rows = len(tokens_BT), module.num_embeddings
-    flat = g_BTp.new_zeros(samples * rows, g_BTp.shape[2])
-    flat.index_add_(0, embedding.pair_number(tokens_BT, rows), g_BTp.flatten(0, 1))
-    return {"weight": flat.view(samples, rows, g_BTp.shape[2])}
+    return {"weight": embedding.rows_by_sample(*_spread(module, activations, backprops), module.num_embeddings)}
 
 
 def weighted_gradient(
@@ -54,9 +50,8 @@ def weighted_gradient(
     """{"weight": [vocabulary, p]} if it is trainable."""
     if not module.weight.requires_grad:
         return {}
-    tokens_BT, g_BTp = _spread(module, activations, _terms.scaled(backprops, weights_B))
-    whole = g_BTp.new_zeros(module.num_embeddings, g_BTp.shape[2])
-    return {"weight": whole.index_add_(0, tokens_BT.flatten(), g_BTp.flatten(0, 1))}
+    scaled = _terms.scaled(backprops, weights_B)
+    return {"weight": embedding.rows_of_all(*_spread(module, activations, scaled), module.num_embeddings)}
 
 
 def by_mode(module: nn.EmbeddingBag, tokens_BT: Tensor, g_Bp: Tensor) -> Tensor:
