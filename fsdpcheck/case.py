@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fsdpcheck import case_rules, case_text
+from fsdpcheck import case_rules, case_text, case_traits
 
 VERSION = 2
 
@@ -274,7 +274,7 @@ class Case:
 
     def requires(self) -> frozenset[Trait]:
         """What the case demands of an implementation."""
-        return case_rules.requires(self)
+        return case_traits.requires(self)
 
     def describe(self) -> str:
         """The case in words: model, ranks and batch, step, numbers; a line each."""

@@ -32,6 +32,7 @@ from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.certifier import PRECISIONS, Certifier, Precision
 from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent, premultiplies_exactly
 from fsdpcheck.exact.operators import Bound
+from fsdpcheck.losses import PerSampleLoss
 from fsdpcheck.oracle import Answer, StepAnswer
 
 _UNBOUNDED = Precision(EMPTY, EMPTY, EMPTY)
@@ -180,7 +181,7 @@ def _data(case: Case, step: StepAnswer, rows: Sequence[int]) -> tuple[Tensor, Te
     return inputs.double() if inputs.is_floating_point() else inputs, torch.cat([targets_nF, silent], 1)
 
 
-def _loss(case: Case) -> models.PerSampleLoss:
+def _loss(case: Case) -> PerSampleLoss:
     """The case's loss at loss scale 1."""
     loss = models.loss_for(case)
     loss.scale = 1.0

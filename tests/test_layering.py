@@ -20,12 +20,12 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
             "torch_private", "hypothesis_private", "references",
         )
     },
-    {"case": ("case", "case_rules", "case_shapes", "case_text")},
+    {"case": ("case", "case_rules", "case_shapes", "case_text", "case_traits")},
     {
         "data": (
             "execution", "arithmetic", "matching", "deadlock", "adapter", "adapters", "adapters._base", "models",
-            "layers", "layouts", "siblings", "neighbours", "program", "plan", "verdict", "floors", "clipping_groups",
-            "own_model", "own_units", "own_inspection",
+            "losses", "layers", "layouts", "siblings", "neighbours", "program", "plan", "verdict", "floors",
+            "clipping_groups", "own_model", "own_units", "own_inspection",
         )
     },
     {

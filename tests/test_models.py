@@ -27,7 +27,7 @@ from fsdpcheck.case import (
     ModelSpec,
     StepSpec,
 )
-from fsdpcheck.models import PerSampleLoss
+from fsdpcheck.losses import PerSampleLoss
 
 SPECS = {
     "one": ModelSpec((LayerSpec(1),)),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fsdpcheck import torch_private
+from fsdpcheck.engines._subjects import subject
 from fsdpcheck.engines._tensors import require_contiguous, require_dense, require_multiple, require_pieces
 from fsdpcheck.errors import NotSupported
 from fsdpcheck.trace import Collective
@@ -332,31 +332,3 @@ def _last(works: list[Any]) -> Any:
     for work in works[:-1]:
         work.wait()
     return works[-1]
-
-
-_TELLS: dict[int, tuple[str, CodeType]] = {}
-"""By identity of the code, which is kept alive for it: to hash code is to hash all that is in it."""
-
-
-def subject(frame: FrameType | None) -> str:
-    """The unit whose data travels: the nearest frame whose ``self`` says so (torch_private.subject_of), else ""."""
-    while frame is not None:
-        code = frame.f_code
-        known = _TELLS.get(id(code))
-        local = known[0] if known is not None else _tells(code)
-        if local:
-            name = torch_private.subject_of(frame.f_locals.get(local))
-            if name is not None:
-                return name
-        frame = frame.f_back
-    return ""
-
-
-def _tells(code: CodeType) -> str:
-    """The local variable of this code that can be a sharding unit, or ""; decided by its source, never by who ran."""
-    local = ""
-    if not torch_private.is_plumbing(code.co_filename):
-        arguments = code.co_varnames[: code.co_argcount]
-        local = next((name for name in torch_private.SUBJECT_LOCALS if name in arguments), "")
-    _TELLS[id(code)] = local, code
-    return local
