@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import oracle
+from fsdpcheck.adapters._base import FactorRule
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.oracle import Answer, Named
@@ -74,3 +75,13 @@ def right_weights(answer: Answer, step: int = 0) -> Tensor:
     wanted = answer.steps[step]
     counts = torch.tensor(wanted.multiplicity, dtype=torch.float64)
     return wanted.factors.double() * counts / answer.case.step.normaliser
+
+
+WEIGHT = "units.0.linear0.weight"
+NESTED = FactorRule(eps=1e-6, expression="reciprocal", nested=True)
+GLOBAL = replace(SMALL, step=replace(SMALL.step, max_grad_norm=0.5))
+PLAIN = oracle.answer(SMALL)
+EXACT = oracle.answer(clipped("exact"), FactorRule(eps=1e-6))
+PROBE = oracle.answer(clipped("probe"), FactorRule(eps=1e-6))
+PROBE_NESTED = oracle.answer(clipped("probe"), NESTED)
+CLIPPED = oracle.answer(GLOBAL)
