@@ -61,6 +61,7 @@ class PerParameterModel:
     ) -> None:
         self.module = module
         self.reshard_after_forward = reshard_after_forward
+        self.steps_taken = 0
         self.axis = collectives.axis(mesh.get_group(mesh.ndim - 1))
         self.replicas = collectives.axis(mesh.get_group(0)) if mesh.ndim == 2 else ALONE
         self.places = shared_slots(module)

@@ -47,6 +47,8 @@ class Sharded(Protocol):
     replicas: Axis
     places: list[list[Slot]]
     """All places of each parameter, as they were before sharding, parameters in canonical order."""
+    steps_taken: int
+    """Steps that trainers have taken with these parameters. Noise is a function of it, so checkpoints hold it."""
 
     def __call__(self, *inputs: Any) -> Any:
         """The module's forward, each unit gathered when its turn comes."""

@@ -78,12 +78,15 @@ class Trainer:
             if options.privacy.fuse_norms and options.sync_every:
                 raise ValueError("fuse_norms weighs no micro-batch before the last: reduce once, with sync_every=False")
             self.private = PrivateBackward(model, options.privacy, options.layout.shards, notify, profile)
-        self.steps_taken = 0
-        """The step that the next noise belongs to; part of what resumes (``state_dict``)."""
         self.grad_norm: Tensor | None = None
         """0-dim: the global gradient norm that the last step clipped by."""
         shards = self.model.shards()
         self.optimizer = optimizer(shards) if shards else None
+
+    @property
+    def steps_taken(self) -> int:
+        """The step that the next noise belongs to. It is the model's, and is saved and loaded with its parameters."""
+        return self.model.steps_taken
 
     @property
     def found(self) -> Norms:
@@ -114,7 +117,7 @@ class Trainer:
         self.notify("before_step")
         with self.profile.part("update"):
             self.update()
-        self.steps_taken += 1
+        self.model.steps_taken += 1
 
     def accumulate(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Reduced gradients of all micro-batches."""
@@ -156,14 +159,6 @@ class Trainer:
     def scale(self, micro: MicroBatch) -> float:
         """Weight of one sample on this rank: S/N, with S the number of parts that the logical batch is split into."""
         return self.options.layout.shares(self.model.axis, self.model.replicas) / self.options.normaliser
-
-    def state_dict(self) -> dict[str, int]:
-        """The step counter, for ``state.save(extra={"trainer": trainer})``; keys of noise are never saved."""
-        return {"steps_taken": self.steps_taken}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take a step counter back, so that no noise is used twice."""
-        self.steps_taken = state["steps_taken"]
 
     def update(self) -> None:
         """The optimizer's step on the shards; elementwise optimizers keep padding at zero."""

@@ -54,6 +54,7 @@ class ShardedModel:
         self.module = module
         self.axis = axis
         self.reshard_after_forward = reshard_after_forward
+        self.steps_taken = 0
         self._frees_after_backward = True
         self._pending: Gradients | None = None
         self.replicas = replicas

@@ -103,12 +103,12 @@ class ReferenceTrainer:
     def save(self, folder: str) -> None:
         from fsdpcheck.impl import state
 
-        state.save(folder, self.impl.model, self.impl.optimizer, {"trainer": self.impl})
+        state.save(folder, self.impl.model, self.impl.optimizer)
 
     def load(self, folder: str) -> None:
         from fsdpcheck.impl import state
 
-        state.load(folder, self.impl.model, self.impl.optimizer, {"trainer": self.impl})
+        state.load(folder, self.impl.model, self.impl.optimizer)
 
     def local_tensors(self) -> list[Tensor]:
         return local_tensors(self.impl.model.shards())

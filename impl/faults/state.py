@@ -26,7 +26,7 @@ def moments_not_taken_over(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "step:Trainer.load_state_dict",
+    "state:count_on",
     "a counter that is left out of the checkpoint, https://github.com/meta-pytorch/opacus/pull/429",
     "state.noise",
     cause="step counter|noise of an earlier step",
@@ -34,7 +34,7 @@ def moments_not_taken_over(original: Function, hit: Hit) -> Function:
 def noise_counter_starts_again(original: Function, hit: Hit) -> Function:
     """The number of steps taken is not taken over: noise that was released is used again."""
 
-    def planted(self: Any, state: dict[str, int]) -> None:
+    def planted(model: Any, header: Any) -> None:
         hit()
 
     return planted

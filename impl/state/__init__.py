@@ -7,13 +7,16 @@ What a checkpoint holds, each tensor in its own shape and under one name, whoeve
 
 - ``model.<canonical name>``: trainable and frozen parameters (a tied one once), and persistent buffers;
 - ``optimizer.state.<canonical name>.<key>``: elementwise optimizer state;
-- a header: step counters, hyperparameters by canonical name, and ``extra``.
+- a header: the number of steps taken, the optimizer's step counters and hyperparameters by canonical name, ``extra``.
+
+The number of steps taken is the model's own and always saved and loaded with its parameters, with or without an
+optimizer: noise is a function of it, and a private training that began at step 0 again would release noise twice.
+Keys of noise are never saved.
 
 ``extra`` is the place for whatever else must resume, as objects by name with ``state_dict()`` and
-``load_state_dict()`` (``Stateful``): learning-rate schedulers, the sampler, the noise counters (seed, step). It is
-replicated: plain data that every rank holds alike, which saving checks. It lies readable in the file: guard a file that
-holds a key of noise like the key. The global random number generators of ranks
-are not saved: their state belongs to one number of ranks.
+``load_state_dict()`` (``Stateful``): learning-rate schedulers, a sampler. It is replicated: plain data that every rank
+holds alike, which saving checks. It lies readable in the file. The global random number generators of ranks are not
+saved: their state belongs to one number of ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from . import checkpoint, optimizer_state, plain
 from .optimizer_state import Described, short
 from .planners import StateError
 
-FORMAT = 1
+FORMAT = 2
 MODEL = "model."
 
 
@@ -85,10 +88,11 @@ def save(
 ) -> None:
     """Write a checkpoint into ``folder``, new or empty, that all ranks can reach. All ranks call it, between steps.
 
+    ``model.steps_taken``, which noise is a function of, goes with the parameters and cannot be forgotten.
     Raises StateError, on all ranks, and TypeError for state that is no plain data.
     """
     spans = {MODEL + name: span for name, span in sharded_state_dict(model).items()}
-    header: dict[str, Any] = {"format": FORMAT, "optimizer": None, "extra": {}}
+    header: dict[str, Any] = {"format": FORMAT, "steps_taken": model.steps_taken, "optimizer": None, "extra": {}}
     if optimizer is not None:
         spans |= optimizer_state.spans(model, optimizer)
         header["optimizer"] = asdict(optimizer_state.describe(model, optimizer))
@@ -106,8 +110,8 @@ def load(
 ) -> None:
     """Fill ``model`` in place from a checkpoint; to resume, ``optimizer`` and ``extra`` too. All ranks call it.
 
-    Without an optimizer only the model is read, also from a file that DCP's own planner wrote. With one, ``extra``
-    must name exactly what was saved: forgetting the noise counters would use noise twice.
+    Without an optimizer only the model and its number of steps are read; a file that DCP's own planner wrote has none,
+    and leaves it as it is. With one, ``extra`` must name exactly what was saved.
     Raises StateError on all ranks: before anything is changed, unless the file fits; a file that cannot be read to its
     end leaves the model half filled.
     """
@@ -132,9 +136,9 @@ class _Loading:
         stored = {n: s for n, s in metadata.state_dict_metadata.items() if isinstance(s, TensorStorageMetadata)}
         check_model({n.removeprefix(MODEL): s for n, s in stored.items() if n.startswith(MODEL)}, self.spans)
         found = {MODEL + name: span for name, span in self.spans.items()}
+        self.saved = checkpoint.header_of(metadata)
         if self.optimizer is None and not self.extra:
             return found
-        self.saved = checkpoint.header_of(metadata)
         _check_header(self.saved, self.optimizer is not None, self.extra)
         if self.optimizer is not None:
             dtypes = {name: entry.properties.dtype for name, entry in stored.items()}
@@ -147,10 +151,17 @@ class _Loading:
         """Give what was read to its owners; spans of parameters were filled in place."""
         for name, buffer in _buffers(self.model).items():
             buffer.copy_(self.spans[name].value.view(buffer.shape))
+        if self.saved is not None:
+            count_on(self.model, self.saved)
         if self.prepared is not None and self.optimizer is not None:
             self.prepared.take_over(self.optimizer)
         for name, stateful in self.extra.items():
             stateful.load_state_dict(self.saved["extra"][name])
+
+
+def count_on(model: Sharded, header: Mapping[str, Any]) -> None:
+    """The next step of ``model`` is the one after the last that was saved: its noise was never drawn before."""
+    model.steps_taken = header["steps_taken"]
 
 
 def check_model(stored: Mapping[str, TensorStorageMetadata], spans: Mapping[str, Span]) -> None:

@@ -32,12 +32,12 @@ Folder = str | os.PathLike[str]
 def write(folder: Folder, spans: Mapping[str, Span], header: object, group: dist.ProcessGroup | None) -> None:
     """Write what all ranks of ``group`` hold (None: this process is alone) into ``folder``, new or empty.
 
-    Raises StateError on all ranks if the folder holds a checkpoint, the ranks' spans do not tile each tensor exactly,
-    or the ranks' headers differ.
+    Raises StateError on all ranks if the folder holds anything, the ranks' spans do not tile each tensor exactly, or
+    the ranks' headers differ.
     """
     writer = FileSystemWriter(folder, overwrite=False)
     with _plainly():
-        planner = planners.SpanWriter(spans, header)
+        planner = planners.SpanWriter(spans, header, folder)
         dcp_save({}, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -50,16 +51,17 @@ class StateError(RuntimeError):
 
 
 class SpanWriter(SavePlanner):
-    """Writes spans by name, each by the ranks whose span says so, and ``header``."""
+    """Writes spans by name, each by the ranks whose span says so, and ``header``, into ``folder`` if it is empty."""
 
-    def __init__(self, spans: Mapping[str, Span], header: object) -> None:
-        self._spans, self._header = spans, header
+    def __init__(self, spans: Mapping[str, Span], header: object, folder: str | os.PathLike[str]) -> None:
+        self._spans, self._header, self._folder = spans, header, folder
         self._views: dict[MetadataIndex, Tensor] = {}
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
         """Nothing: DCP's own dict stays empty, because it would log each entry."""
 
     def create_local_plan(self) -> SavePlan:
+        _check_empty(self._folder)  # no rank writes before all have planned
         items = []
         for name, span in self._spans.items():
             for box, view in _to_write(span):
@@ -140,6 +142,17 @@ def _to_write(span: Span) -> Iterator[tuple[Box, Tensor]]:
 
 def _chunk(box: Box) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
+
+
+def _check_empty(folder: str | os.PathLike[str]) -> None:
+    if found := sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        kind = "a checkpoint already" if ".metadata" in found else "files of something else, or of a save that broke"
+        raise StateError(
+            f"a checkpoint is written into an empty folder only, never over another one\n"
+            f"  got     {folder}: {kind} ({', '.join(found[:3])}{', ...' if len(found) > 3 else ''})\n"
+            f"  wanted  a new folder, or an empty one\n"
+            f"  next    save each step into a folder of its own, such as checkpoints/step-100, and delete what is old"
+        )
 
 
 def _check_equal(headers: Sequence[object], sizes: Sequence[object]) -> None:

@@ -52,7 +52,7 @@ Refused = Callable[[int, Path], object]
 
 REFUSED: dict[str, tuple[Refused, str]] = {
     "another folder": (lambda rank, folder: state.load(folder / "no", sharded()), "there is no checkpoint"),
-    "an old folder": (lambda rank, folder: state.save(folder, sharded()), "already exists"),
+    "an old folder": (lambda rank, folder: state.save(folder, sharded()), "a checkpoint already .*a folder of its own"),
     "missing": (lambda rank, folder: state.load(folder, sharded(Extra())), "got     a file without head.more"),
     "untied": (lambda rank, folder: state.load(folder, sharded(apart())), "without units.0.2.weight"),
     "unexpected": (
@@ -150,7 +150,7 @@ def test_is_refused_on_all_ranks(ranks: Ranks, tmp_path: Path, what: str) -> Non
     ranks(prepare, 2)
     first, second = ranks(body, 2)
     assert first == second
-    assert all(word in first for word in ("got ", "wanted ", "next ")) or what in ("an old folder", "damaged")
+    assert all(word in first for word in ("got ", "wanted ", "next ")) or what == "damaged"
 
 
 def test_a_refused_load_changes_nothing(ranks: Ranks, tmp_path: Path) -> None:
