@@ -1,70 +1,61 @@
-"""``python -m benchmarks [GROUP [ARGUMENT ...]]``: ratios against peers, and studies of agreement and of shares.
-
-Groups: rendezvous, engines, agreement [schedules|processes] [N], shares [N], acceptance [N], steps [N], coverage [N],
-shrunk [SEED], deadlocks, diagnosis [SEED [FAULT]], private, accuracy, kernels (on a GPU). Without a group: both groups
-of ratios.
-"""
+"""``python -m benchmarks [STUDY [ARGUMENT ...]]``: ratios against peers, and studies of what the harness finds."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
-import sys
 import warnings
+from collections.abc import Iterable
+from typing import Final
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+STUDIES: Final[dict[str, tuple[str, str, str]]] = {
+    "ratios": ("engines", "ratios", "both groups of ratios that follow"),
+    "rendezvous": ("engines", "rendezvous_ratios", "a collective call: simulated ranks over torch's threaded group"),
+    "engines": ("engines", "engine_ratios", "cases a second: simulated ranks over torch's threads and over processes"),
+    "private": ("private_step", "lines", "a private step over a plain one, on the CPU"),
+    "kernels": ("kernels", "lines", "kernels over cuBLAS, and their fraction of the floor; on a GPU"),
+    "accuracy": ("norm_accuracy", "report", "[SAMPLES LENGTH WIDTH]: errors of squared norms by form and arithmetic"),
+    "schedules": ("agreement", "schedules", "[N]: cases that give other bits in reverse order, of N"),
+    "processes": ("agreement", "processes", "[N]: cases that gloo processes and simulated ranks disagree on, of N"),
+    "deadlocks": ("deadlocks", "reports", "from the last possible move to the report of a deadlock"),
+    "shares": ("shares", "report", "[N]: where the time of a check goes"),
+    "acceptance": ("acceptance", "report", "[N]: share of draws proved exact, and floors, by family and type"),
+    "steps": ("steps", "report", "[N]: share of cases exact at step 6, by optimizer"),
+    "coverage": ("coverage", "report", "[N]: facts about cases, and pairs of facts, that N cases a law reach"),
+    "shrunk": ("coverage", "shrunk", "[SEED]: how small the minimal cases of planted faults are"),
+    "laws": ("laws", "lines", "[N [LAW]]: who promises each law, its cost, the planted faults that N cases of it kill"),
+    "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
+}
+"""Name -> its module, the function that gives its lines, and what it measures."""
 
-def main(arguments: list[str]) -> None:
-    """Run one group, or both groups of ratios, and print a line a measurement."""
+
+def main() -> None:
+    """Run one study, by default both groups of ratios, and print its lines as they come."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Ratios against peers, measured in pairs in one run, and studies of what the harness finds.",
+        epilog="studies:\n" + "\n".join(f"  {name:<11} {says}" for name, (_, _, says) in STUDIES.items()),
+    )
+    parser.add_argument(
+        "study", nargs="?", default="ratios", choices=STUDIES, metavar="STUDY", help="by default ratios"
+    )
+    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="of the study; each has a default")
+    asked = parser.parse_args()
     import torch
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    group, *rest = arguments or ["ratios"]
-    if group == "agreement":
-        from benchmarks import agreement
-
-        print(getattr(agreement, rest[0])(int(rest[1])))
-    elif group == "deadlocks":
-        from benchmarks import deadlocks
-
-        for line in deadlocks.reports():
-            print(line, flush=True)
-    elif group == "kernels":
-        from benchmarks import kernels
-
-        for line in kernels.lines():
-            print(line, flush=True)
-    elif group == "private":
-        from benchmarks import private_step
-
-        for line in private_step.lines():
-            print(line, flush=True)
-    elif group == "shrunk":
-        from benchmarks import coverage
-
-        for line in coverage.shrunk(*map(int, rest)):
-            print(line, flush=True)
-    elif group == "accuracy":
-        from benchmarks import norm_accuracy
-
-        print(norm_accuracy.report())
-    elif group == "diagnosis":
-        from benchmarks import diagnosis
-
-        for line in diagnosis.reports(int(rest[0]) if rest else 0, *rest[1:]):
-            print(line, flush=True)
-    elif group in ("shares", "acceptance", "steps", "coverage"):
-        print(importlib.import_module(f"benchmarks.{group}").report(*map(int, rest)))
-    else:
-        from benchmarks import engines
-
-        groups = {"rendezvous": engines.rendezvous_ratios, "engines": engines.engine_ratios}
-        for measure in [groups[group]] if group in groups else groups.values():
-            for ratio in measure():
-                print(ratio, flush=True)
+    module, function, _ = STUDIES[asked.study]
+    arguments = [int(each) if each.isdigit() else each for each in asked.arguments]
+    found = getattr(importlib.import_module(f"benchmarks.{module}"), function)(*arguments)
+    lines: Iterable[object] = [found] if isinstance(found, str) else found
+    for line in lines:
+        print(line, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

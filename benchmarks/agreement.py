@@ -1,6 +1,6 @@
 """Do runs agree? N drawn cases run twice, under the reversed schedule, and on real gloo processes; bits and traces.
 
-``python -m benchmarks agreement [schedules|processes] [N]``. Prints how many agreed and each case that did not.
+``python -m benchmarks schedules [N]`` and ``processes [N]``. Prints how many agreed and each case that did not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ the order of the backend's sum; probe factors are rounded too."""
 _OBSERVED = {"reference": ("grads",), "fully_shard": ("grads",), "fsdp1": ("grads",)}
 
 
-def schedules(count: int) -> str:
+def schedules(count: int = 100) -> str:
     """Each case run twice forward and once reversed: are the three equal in every recorded bit and every trace?"""
     engine = SimulatedEngine()
 
@@ -39,7 +39,7 @@ def schedules(count: int) -> str:
     return text
 
 
-def processes(count: int) -> str:
+def processes(count: int = 100) -> str:
     """Each case simulated and on gloo processes: are the two equal in every recorded bit and every trace?"""
     engine, real = SimulatedEngine(), ProcessesEngine()
     text = _study(engine, count, lambda run, case: _differ(run(case), run.on(real)(case)), "simulated against gloo")

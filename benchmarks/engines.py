@@ -53,6 +53,12 @@ def engine_ratios(quick: bool = False) -> Iterator[Ratio]:
     ours.close()
 
 
+def ratios() -> Iterator[Ratio]:
+    """Both groups."""
+    yield from rendezvous_ratios()
+    yield from engine_ratios()
+
+
 def rendezvous_ratios() -> Iterator[Ratio]:
     """H5: one all_reduce, fingerprint and trace on, against the threaded group."""
     for world_size in (4, 16):

@@ -45,8 +45,9 @@ def check_law(
     deadline: float | None = None,
     on_case: OnCase | None = None,
     shrink: bool = True,
+    most: int | None = None,
 ) -> Verdict:
-    """Judge ``law`` on up to PROFILES[profile] distinct cases; the same arguments give the same verdict.
+    """Judge ``law`` on distinct cases, at ``most`` PROFILES[profile] unless said; the same arguments, the same verdict.
 
     Cases have the numbers of ranks in ``world_sizes``; () stands for WORLD_SIZES[profile].
     ``on_case`` is called before each case runs. ``deadline`` (time.monotonic) stops drawing, never turns into a verdict
@@ -69,7 +70,7 @@ def check_law(
         return Verdict(law.name, run.adapter_ref, "not promised", reason=reason)
     started = time.monotonic()
     check = _Check(law, run.watching(law.observe), on_case, deadline)
-    stop = _explore(check, profile, world_sizes, seed, shrink)
+    stop = _explore(check, most or PROFILES[profile], world_sizes, seed, shrink)
     if shrink and stop is None and check.broken is not None and run.engine.name == "simulated":
         check.look_further(world_sizes, seed)
     verdict = check.verdict(stop)
@@ -282,12 +283,10 @@ class _Check:
         return replace(self._held, status="error", reason=reason, exit_code=getattr(error, "exit_code", INTERNAL))
 
 
-def _explore(
-    check: _Check, profile: str, world_sizes: tuple[int, ...], seed: int, shrink: bool
-) -> BaseException | None:
+def _explore(check: _Check, most: int, world_sizes: tuple[int, ...], seed: int, shrink: bool) -> BaseException | None:
     """Let Hypothesis draw; what ended it, or None when it drew all it wanted."""
     settings = hypothesis.settings(
-        max_examples=PROFILES[profile],
+        max_examples=most,
         derandomize=True,
         database=None,
         deadline=None,
