@@ -130,6 +130,34 @@ def clipped_gradient_bound(answer: Answer, step: StepAnswer, weights: Tensor, re
     return {name: torch.tensordot(own[name], value, dims=1) * (scale * total) for name, value in absolute.items()}
 
 
+def squared_norm_range(case: Case, gradient: Named, paths: Named) -> tuple[Fraction, Fraction]:
+    """(least, most) that the square of a rounded norm of one sample can be, whichever way it is formed.
+
+    ``gradient``: the sample's, from a replay in the same shapes, which may round like any other. ``paths``: the same
+    with every path's absolute value added up, so that each evaluation errs by gamma(k) ``paths`` at most, k roundings
+    on a path. With H the norm of ``paths``, both algebraic forms of the squared norm, direct sum and Gram <A A^T,
+    G G^T>, are sums of products of two paths, whose absolute values add up to H^2 at most: so they err by
+    ((1 + gamma(k))^2 (1 + gamma(m)) - 1) H^2, m additions and roots. Where terms cancel, H is large beside the norm,
+    and the direct sum is better than that.
+    """
+    unit = UNIT_ROUNDOFF[case.arithmetic.dtype]
+    path = gamma(_path_roundings(case) + 4, unit)  # 4 for losses that are scaled and scaled back
+    largest = square_root(exact_square_sum(paths.values())) / (1 - 2 * path)
+    near = square_root(exact_square_sum(gradient.values()))
+    room = ((1 + path) ** 2 * (1 + gamma(_square_roundings(case, gradient), unit)) - 1) * largest**2
+    least, most = max(near - path * largest, Fraction(0)), near + path * largest
+    return max(least**2 - room, Fraction(0)), (most**2 + room) * (1 + Fraction(1, 2**190))
+
+
+def _square_roundings(case: Case, gradient: Named) -> int:
+    """Most roundings of a sum of squares, or of products in the Gram form, over elements, positions, parameters, ranks,
+    and of roots in between."""
+    uses = 2 if case.model.tied is not None else 1
+    positions = uses * max(_positions(stage, case.model.length) for stage in stages(case.model))
+    elements = sum(value.numel() for value in gradient.values())
+    return 2 * elements + positions**2 + 5 * len(gradient) + case.world_size + 12
+
+
 def _path_roundings(case: Case) -> int:
     """Most roundings on one path of the weighted backward pass and the reductions behind it.
 

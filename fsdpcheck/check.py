@@ -66,6 +66,8 @@ def check_law(
     if largest is not None and largest < min(world_sizes):
         reason = f"the adapter takes at most {largest} ranks, asked were {', '.join(map(str, world_sizes))}"
         return Verdict(law.name, run.adapter_ref, "no case", reason=reason, exit_code=USAGE)
+    if run.own is not None and not law.own_models:
+        return Verdict(law.name, run.adapter_ref, "not promised", reason="the law knows none of your model's layers")
     if run.own is not None and (reason := own_drawing.not_accepted(law.draw, run.features, world_sizes, run.own)):
         return Verdict(law.name, run.adapter_ref, "not promised", reason=reason)
     started = time.monotonic()

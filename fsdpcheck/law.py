@@ -34,7 +34,8 @@ class Law:
     ``body(case, run)`` returns or raises Violation. ``draw(features, world_sizes)`` gives a strategy of cases that an
     implementation with these features accepts, on one of these numbers of ranks. ``needs_traits``: what every case of
     this law demands. ``statement``: the law in words (the docstring). ``where``: file:line of the body. ``ranks``: the
-    fewest on which the law says anything; smaller worlds are not drawn.
+    fewest on which the law says anything; smaller worlds are not drawn. ``own_models``: whether it can be asked of a
+    user's own model, whatever that is made of.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Law:
     statement: str
     where: str
     ranks: int = 1
+    own_models: bool = True
 
     @property
     def guarantee(self) -> str:
@@ -85,6 +87,7 @@ def law(
     observe: Iterable[Observable] = ("params",),
     needs_traits: Iterable[Trait] = (),
     ranks: int = 1,
+    own_models: bool = True,
 ) -> Callable[[Body], Collected]:
     """Register the decorated ``body(case, run)`` as the law ``name`` ("chapter.law").
 
@@ -105,6 +108,7 @@ def law(
             statement=inspect.getdoc(body) or "",
             where=_place(body),
             ranks=ranks,
+            own_models=own_models,
         )
         _register(found)
         return _test(found)

@@ -86,18 +86,28 @@ def local_gradient(
 ) -> Named:
     """One rank's gradient of sum_i weights_i L_i on one micro-batch, before any reduction; ``weights`` [b].
 
+    Parameters that are not reached get zeros. See ``local_losses``.
+    """
+    losses, trained = local_losses(case, before, micro, placement)
+    found = torch.autograd.grad(
+        losses, list(trained.values()), weights.to(losses.dtype), allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(trained, found, strict=True))
+
+
+def local_losses(
+    case: Case, before: Mapping[str, Tensor], micro: MicroBatch, placement: Mapping[str, int]
+) -> tuple[Tensor, dict[str, nn.Parameter]]:
+    """(losses [b] of one micro-batch, with their graph; the trained parameters that they hang on).
+
     ``before``: full parameters by canonical name, in the case's dtype. ``placement``: their addresses modulo a cache
-    line, 0 where not said. Parameters that are not reached get zeros.
+    line, 0 where not said.
     """
     model = _model(case)
     for name, parameter in model.named_parameters():
         parameter.data = _placed(before[name], placement.get(name, 0))
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    losses = models.loss_for(case)(model(micro.inputs), micro.targets)
-    found = torch.autograd.grad(
-        losses, list(trained.values()), weights.to(losses.dtype), allow_unused=True, materialize_grads=True
-    )
-    return dict(zip(trained, found, strict=True))
+    return models.loss_for(case)(model(micro.inputs), micro.targets), trained
 
 
 def sum_bound(case: Case) -> Fraction:
@@ -163,7 +173,7 @@ def _own(execution: Execution, result: RankResult, k: int, times: Mapping[int, f
     ``times``: what the weights at some places of each micro-batch are multiplied by, to try a suspicion.
     """
     case, record = execution.request.case, result.steps[k]
-    before = _before(result, k, case)
+    before = parameters_before(result, k, case)
     batch = layouts.batch(case, k, result.rank, execution.request.instrument)
     factors = _factors(record, batch.size, case, f"step {k}, rank {result.rank}")
     found, start = [], 0
@@ -194,8 +204,8 @@ def _factors(record: StepRecord, size: int, case: Case, where: str) -> Tensor:
     return record.factors
 
 
-def _before(result: RankResult, k: int, case: Case) -> Named:
-    """Parameters a rank began step k with: what it showed last, projected if the case projects."""
+def parameters_before(result: RankResult, k: int, case: Case) -> Named:
+    """Parameters by canonical name that a rank began step k with: those it showed last, projected if it projects."""
     shown = result.initial if k == 0 else result.steps[k - 1].params
     if k == 0 or not case.arithmetic.project:
         return shown

@@ -18,7 +18,7 @@ Legend: n samples of a step, F flattened body output, R rows of the instrument, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -33,7 +33,7 @@ from fsdpcheck.exact.certifier import PRECISIONS, Certifier, Precision
 from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent, premultiplies_exactly
 from fsdpcheck.exact.operators import Bound
 from fsdpcheck.losses import PerSampleLoss
-from fsdpcheck.oracle import Answer, StepAnswer
+from fsdpcheck.oracle import Answer, Named, StepAnswer
 
 _UNBOUNDED = Precision(EMPTY, EMPTY, EMPTY)
 
@@ -201,6 +201,20 @@ def _gradients(losses: Tensor, trained: dict[str, nn.Parameter], weights: Tensor
     )
 
 
+def traced_gradients(
+    losses: Tensor, trained: Mapping[str, nn.Parameter], weights: Tensor, keep: bool
+) -> tuple[Named, Named]:
+    """Gradients of sum_i weights_i L_i, and the same with every path's absolute value added up; ``losses`` [b] float64.
+
+    Only the backward pass is traced. ``keep``: the graph is needed again. Raises NotExact for an operator that has no
+    rule.
+    """
+    with Certifier(_UNBOUNDED, "bounds", stage="backward", paths=True) as certifier:
+        gradients = _gradients(losses, dict(trained), weights, keep)
+    found = dict(zip(trained, gradients, strict=True))
+    return found, {name: certifier.bound(value).terms.reshape(value.shape) for name, value in found.items()}
+
+
 def _norms(case: Case, step: StepAnswer, bounds: dict[str, Bound], budget: Budget) -> None:
     """Squared norms, scaled, over all parameters.
 
@@ -230,10 +244,9 @@ def absolute_gradients(case: Case, step: StepAnswer) -> dict[str, Tensor]:
         for row in range(len(step.samples)):
             inputs, targets = _data(case, step, [row])
             losses = loss(model(inputs), targets)
-            with Certifier(_UNBOUNDED, "bounds", stage="backward", paths=True) as certifier:
-                gradients = _gradients(losses, trained, torch.ones(1, dtype=torch.float64), keep=False)
-            for name, gradient in zip(trained, gradients, strict=True):
-                found[name].append(certifier.bound(gradient).terms.reshape(gradient.shape))
+            _, paths = traced_gradients(losses, trained, torch.ones(1, dtype=torch.float64), keep=False)
+            for name in trained:
+                found[name].append(paths[name])
     stacked = {name: torch.stack(rows) for name, rows in found.items()}
     parts = torch.split(step.targets.abs().unsqueeze(-1), models.instrument_rows(case), 1)
     return {**stacked, **dict(zip(clipping_groups.instruments(case), parts, strict=True))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hypothesis.strategies import SearchStrategy
@@ -11,6 +12,7 @@ from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Contribution
 from fsdpcheck.checks import assert_norms_exact, assert_norms_in_dataset_order
 from fsdpcheck.law import law
+from fsdpcheck.matched_norms import assert_norms_near
 from fsdpcheck.runner import Run
 
 if TYPE_CHECKING:
@@ -95,3 +97,29 @@ def test_complete_terms_are_counted_once_beside_partial_ones(case: Case, run: Ru
     Otherwise complete terms count W times. Source: pytorch#88955, DeepSpeed#5411.
     """
     assert_norms_exact(run(case), run.answer(case))
+
+
+_UNCOUNTABLE = {"surrogates", "layer-norm", "float32", "per-layer-clipping"}
+
+
+def _real(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    """Float64, on real numbers, of functions whose roundings can be counted: no normalisation, softmax or GELU."""
+    countable = replace(features, accepts=features.accepts - _UNCOUNTABLE)
+    return strategies.cases(countable, clipping=("probe",), world_sizes=world_sizes).map(_of_real_numbers)
+
+
+def _of_real_numbers(case: Case) -> Case:
+    """In one step: in each further one, norms are formed as in the first."""
+    arithmetic = replace(case.arithmetic, numbers="real", project=False, averaging="divide")
+    return replace(case, step=replace(case.step, steps=1, resume=False), arithmetic=arithmetic)
+
+
+@law("norms.one-sided", promise="private", draw=_real, observe=("norms",), needs_traits=("real",), own_models=False)
+def test_norms_of_real_numbers_are_not_below_the_true_ones(case: Case, run: Run) -> None:
+    """On real numbers a reported norm is not below the sample's true one, nor above, by more than its sums may round.
+
+    Float64; Linear, Embedding, EmbeddingBag and convolutions. Sees what exact numbers hide: norms formed in fewer bits,
+    Gram sums that cancel. A norm that is too small lets its sample through unclipped. Source:
+    jax_privacy#309; claim E3.
+    """
+    assert_norms_near(run(case))

@@ -55,6 +55,25 @@ def _norm_off(exponent: int) -> Fault:
     )(plant)
 
 
+@fault(
+    "aggregate:squared_norms",
+    "squared norms in half precision, https://github.com/google-deepmind/jax_privacy/pull/309",
+    "norms.one-sided",
+    cause="fewer bits",
+)
+def squared_norms_in_float32(original: Function, hit: Hit) -> Function:
+    """Squared norms pass through float32: nothing is lost of small integers, and seven digits are left of the rest."""
+
+    def planted(*arguments: Any) -> Any:
+        found = original(*arguments)
+        if found.dtype == torch.float64 and len(found):
+            hit()
+            return found.float().double()
+        return found
+
+    return planted
+
+
 factor_off_by_1e_3, factor_off_by_1e_6, factor_off_by_1e_9, factor_off_by_1e_12 = map(_factor_off, (3, 6, 9, 12))
 squared_norm_off_by_1e_3, squared_norm_off_by_1e_6 = map(_norm_off, (3, 6))
 squared_norm_off_by_1e_9, squared_norm_off_by_1e_12 = map(_norm_off, (9, 12))
