@@ -18,14 +18,15 @@ No hook ever gathers anything, so no rank can be made to issue a collective that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from . import records, sharing, uses
+from . import independence, norms, records, sharing, uses
 from .aggregate import Contribution, Terms
 from .clipping import Clipping
 from .modes import Mode
@@ -65,6 +66,15 @@ class Recorder:
         """What bookkeeping kept of the last first backward; it is the caller's now."""
         kept, self.kept = self.kept, []
         return kept
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Around a forward that is not to be recorded."""
+        self._running_again = True
+        try:
+            yield
+        finally:
+            self._running_again = False
 
     def forget(self) -> None:
         """Drop what a forward outside any step, or a step that raised, has left."""
@@ -135,12 +145,8 @@ class Recorder:
         use = Use(record, backprop)
         if not record.layer.needs_parameters:
             return use
-        self._running_again = True
-        try:
-            with torch.no_grad():
-                return Use(record, backprop, use.per_sample_gradient())
-        finally:
-            self._running_again = False
+        with self.paused(), torch.no_grad():
+            return Use(record, backprop, use.per_sample_gradient())
 
     def _record(
         self, layer: Layer, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
@@ -151,8 +157,10 @@ class Recorder:
         if layer.needs_parameters and layer.name not in self._asked:
             self._asked.add(layer.name)
             if fallback.mixes_samples(module, record.activations):
-                kind = type(module).__name__
-                raise NotImplementedError(f"{layer.name} is a {kind}: it mixes the samples of a batch")
+                kind = norms.layer_type(module).__name__
+                raise NotImplementedError(
+                    f"{layer.name} is a {kind}: it mixes the samples of a batch; {independence.INSTEAD}"
+                )
         self.records.append(record)
 
     def _refuse_unsound(self, found: Sequence[Record], losses: Tensor) -> None:

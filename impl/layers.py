@@ -24,7 +24,10 @@ def layers_of(model: Sharded, contribution: str) -> list[Layer]:
     covered: set[int] = set()
     for name, module in model.module.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise NotImplementedError(f"{name} is a {type(module).__name__}: it mixes the samples of a batch")
+            raise NotImplementedError(
+                f"{name} is a {norms.layer_type(module).__name__}: it mixes the samples of a batch, none of which has a"
+                " gradient of its own then; use GroupNorm or LayerNorm"
+            )
         if id(module) in covered:
             continue
         rule = norms.rule_for(module) or fallback

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from . import collectives
 from .collectives import ALONE
-from .places import Initial, Slot, by_unit, materialise, shared_slots
+from .places import Initial, Slot, by_unit, change, materialise, placed, shared_slots
 from .rows import RowLayout
 from .sharded import Gradients, Piece
 from .spans import Span
@@ -74,6 +74,7 @@ class PerParameterModel:
         assert isinstance(module, FSDPModule)
         self._root: FSDPModule = module
         self._parameters = {uses[0].name: _dtensor(uses[0]) for uses in self.places}
+        self._placed = placed(self.places)
         self._added: dict[str, Tensor] = {}
         self._pending: Gradients | None = None
         self._has_added = False
@@ -86,10 +87,10 @@ class PerParameterModel:
                 "a step raised, and this torch cannot reset fully_shard after that (2.13 can): the next gradients would"
                 " be incomplete; shard a new model and load its state"
             )
-        if self._replaced():
+        if change(self.module, self._placed):
             self.reshard()  # whoever gathered a unit by hand is no culprit
-        if name := self._replaced():
-            raise RuntimeError(f"parameter {name} was replaced after sharding: change it before wrapping")
+        if changed := change(self.module, self._placed):
+            raise RuntimeError(changed)
         self._ran = True
         return self.module(*inputs)
 
@@ -208,13 +209,6 @@ class PerParameterModel:
         """Every reduced gradient, whole and new; zeros before the first reduction. Communicates."""
         trainable = {name: p for name, p in self._parameters.items() if p.requires_grad}
         return self._whole({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in trainable.items()})
-
-    def _replaced(self) -> str:
-        """The first parameter that is not where it was put, because a unit is gathered or somebody replaced it."""
-        for uses in self.places:
-            if any(slot.module._parameters.get(slot.attribute) is not self._parameters[uses[0].name] for slot in uses):
-                return uses[0].name
-        return ""
 
     def _add(self, gradients: Mapping[str, Tensor]) -> None:
         for name, gradient in gradients.items():

@@ -40,6 +40,51 @@ def shared_slots(module: nn.Module) -> list[list[Slot]]:
     return list(places.values())
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A parameter as it was put into its slot when its model was sharded."""
+
+    slot: Slot
+    parameter: nn.Parameter
+    requires_grad: bool
+    dtype: torch.dtype
+
+
+def placed(places: Sequence[Sequence[Slot]]) -> list[Placed]:
+    """What all places hold now."""
+    found = [(slot, parameter_at(slot)) for uses in places for slot in uses]
+    return [Placed(slot, parameter, parameter.requires_grad, parameter.dtype) for slot, parameter in found]
+
+
+def change(module: nn.Module, held: Sequence[Placed]) -> str:
+    """What was done to the parameters of ``module`` since they were ``held``, with the way out; "" if nothing was.
+
+    Seen: a parameter that was replaced, removed, added (also with a layer), frozen, thawed or given another dtype. Not
+    seen: values written into a parameter, which lie in its shards or, while it is freed, nowhere.
+    """
+    for one in held:
+        name, now = one.slot.name, one.slot.module._parameters.get(one.slot.attribute)
+        if now is not one.parameter:
+            return f"parameter {name} was replaced after sharding: change it before wrapping"
+        if now.requires_grad != one.requires_grad:
+            return (
+                f"requires_grad of {name} was {one.requires_grad} when it was sharded and is now {now.requires_grad}:"
+                " freeze and unfreeze before wrapping"
+            )
+        if now.dtype != one.dtype:
+            return (
+                f"parameter {name} was {one.dtype} when it was sharded and is now {now.dtype}: convert the module"
+                " before wrapping, or compute in another dtype with compute_dtype"
+            )
+    known = {(id(one.slot.module), one.slot.attribute) for one in held}
+    for prefix, child in module.named_modules():
+        for attribute, parameter in child._parameters.items():
+            if parameter is not None and (id(child), attribute) not in known:
+                name = f"{prefix}.{attribute}" if prefix else attribute
+                return f"parameter {name} was added after sharding: build the whole module before wrapping"
+    return ""
+
+
 Initial = Callable[[str, torch.Size], Tensor]
 """The whole value of a parameter, by canonical name and shape: equal on all ranks."""
 

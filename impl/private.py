@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from . import aggregate, clip, hooks, layers, modes, nonfinite, sharing
+from . import aggregate, clip, hooks, independence, layers, modes, nonfinite, sharing
 from .aggregate import Layout, Terms
 from .clipping import Clipping
 from .modes import Mode
@@ -40,6 +40,8 @@ class Privacy:
     ``noise_multiplier`` is the noise's standard deviation over the sensitivity of the clipped sum. A sample that occurs
     k times in a logical batch moves the sum by k times the bound; ``duplicates`` on one rank are refused unless they
     are to "count". (Those on two ranks cannot be seen without telling: see sampling.refuse_wrap_around.)
+
+    ``independence``: the first step asks, by two forwards of made-up rows, whether samples mix (independence.py).
     """
 
     clipping: Clipping
@@ -50,6 +52,7 @@ class Privacy:
     noise_multiplier: float = 0.0
     noise: Noise | None = None
     duplicates: Literal["refuse", "count"] = "refuse"
+    independence: Literal["ask", "trust"] = "ask"
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise_multiplier < math.inf:
@@ -124,6 +127,14 @@ class PrivateBackward:
         self.mode = privacy.mode_in_force()
         self.found = Norms()
         self._waiting: list[Waiting] = []
+        self._asks = privacy.independence == "ask"
+
+    def ask(self, loss: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, targets: Tensor) -> None:
+        """Once, before the first step: raise NotImplementedError where samples mix. All ranks call it together."""
+        if self._asks:
+            recorder = self.recorder
+            independence.refuse_dependent(self.model, loss, recorder.layers, inputs, targets, recorder.paused)
+            self._asks = False
 
     def begin(self) -> None:
         """A new step: reads the mode, forgets the norms of the last one."""

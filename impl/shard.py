@@ -44,7 +44,6 @@ class FlatUnit:
         computing = replace_dtype(named, slots, compute_dtype)
         self.fqn = fqn or "(root)"
         self.module = module
-        self.slots = [(slot, parameter_at(slot), parameter_at(slot).requires_grad) for slot in slots]
         self.axis, self.replicas = axis, replicas
         self.trainable = _buffer(named, axis, True, computing)
         self.frozen = _buffer(named, axis, False, computing)
@@ -53,8 +52,7 @@ class FlatUnit:
         self.reshard()
 
     def unshard(self) -> None:
-        """All-gather the parameters; nothing if they are there already. Raises if somebody replaced one."""
-        self._check_unchanged()
+        """All-gather the parameters; nothing if they are there already."""
         if self.is_unsharded:
             return
         for buffer in self.buffers:
@@ -101,17 +99,6 @@ class FlatUnit:
         """Forget unreduced gradients."""
         for buffer in self.buffers:
             buffer.drop_local_gradients()
-
-    def _check_unchanged(self) -> None:
-        for slot, parameter, requires_grad in self.slots:
-            current = slot.module._parameters.get(slot.attribute)
-            if current is not parameter:
-                raise RuntimeError(f"parameter {slot.name} was replaced after sharding: change it before wrapping")
-            if current.requires_grad != requires_grad:
-                raise RuntimeError(
-                    f"requires_grad of {slot.name} was {requires_grad} when it was sharded and is now "
-                    f"{current.requires_grad}: freeze and unfreeze before wrapping"
-                )
 
 
 def gather_whole(pieces: Sequence[tuple[flat.FlatBuffer, Tensor]], axis: Axis) -> dict[str, Tensor]:

@@ -77,7 +77,11 @@ class Trainer:
         if options.privacy is not None:
             if options.privacy.fuse_norms and options.sync_every:
                 raise ValueError("fuse_norms weighs no micro-batch before the last: reduce once, with sync_every=False")
-            self.private = PrivateBackward(model, options.privacy, options.layout.shards, notify, profile)
+            try:
+                self.private = PrivateBackward(model, options.privacy, options.layout.shards, notify, profile)
+            except NotImplementedError as error:
+                error.add_note(self._where)
+                raise
         self.grad_norm: Tensor | None = None
         """0-dim: the global gradient norm that the last step clipped by."""
         shards = self.model.shards()
@@ -87,6 +91,12 @@ class Trainer:
     def steps_taken(self) -> int:
         """The step that the next noise belongs to. It is the model's, and is saved and loaded with its parameters."""
         return self.model.steps_taken
+
+    @property
+    def _where(self) -> str:
+        """This rank's number over both axes, as torch numbers those of a mesh (replicas, shards), for errors."""
+        axis, replicas = self.model.axis, self.model.replicas
+        return f"on rank {replicas.rank * axis.size + axis.rank} of {axis.size * replicas.size}"
 
     @property
     def found(self) -> Norms:
@@ -106,8 +116,9 @@ class Trainer:
         self.grad_norm = None
         try:
             self.accumulate(micro_batches)
-        except BaseException:
+        except BaseException as error:
             self.abandon()
+            error.add_note(self._where)
             raise
         if self.options.max_grad_norm is not None:
             self.grad_norm = clip.clip_global_norm(self.model, self.options.max_grad_norm)
@@ -122,6 +133,7 @@ class Trainer:
     def accumulate(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Reduced gradients of all micro-batches."""
         if self.private is not None:
+            self.private.ask(self.loss, micro_batches[0].inputs, micro_batches[0].targets)
             self.private.begin()
         for position, micro in enumerate(micro_batches):
             last = position == len(micro_batches) - 1

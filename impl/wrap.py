@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from .collectives import ALONE, Axis
-from .places import Initial, Slot, by_unit, materialise, parameter_at, shared_slots
+from .places import Initial, Slot, by_unit, change, materialise, parameter_at, placed, shared_slots
 from .shard import FlatUnit, gather_whole
 from .sharded import Gradients, Piece
 from .spans import Span
@@ -60,13 +60,19 @@ class ShardedModel:
         self.replicas = replicas
         self.places = shared_slots(module)
         self.units = make_units(module, unit_names, axis, replicas, self.places, compute_dtype, initial)
+        self._placed = placed(self.places)
         self._buffers = {name: buffer for unit in self.units for buffer in unit.buffers for name in buffer.names}
         for unit in self.units:
             unit.module.register_forward_pre_hook(partial(self._before_forward, unit), prepend=True)
             unit.module.register_forward_hook(partial(self._after_forward, unit))
 
     def __call__(self, *inputs: Any) -> Any:
-        """The module's forward, each unit gathered when its turn comes. All ranks must call it together."""
+        """The module's forward, each unit gathered when its turn comes. All ranks must call it together.
+
+        Raises RuntimeError, before any communication, for parameters that were changed after wrapping.
+        """
+        if changed := change(self.module, self._placed):
+            raise RuntimeError(changed)
         return self.module(*inputs)
 
     def backward(self, outputs: Tensor, gradients: Tensor, *, sync: bool = True) -> None:

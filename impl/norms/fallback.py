@@ -95,8 +95,9 @@ def gradients_of(
     try:
         found: dict[str, Tensor] = vmap(of_one_sample, randomness="error")(backprops, *call.rows())
     except RuntimeError as error:
+        kind = type(module).__name__.removeprefix("FSDP")
         raise NotImplementedError(
-            f"a {type(module).__name__} has no norm rule, and torch.func cannot take its per-sample gradients: {error};"
+            f"a {kind} has no norm rule, and torch.func cannot take its per-sample gradients: {error};"
             " a layer that is random in training mode needs its dropout at 0, any other a rule in impl/norms"
         ) from error
     return found

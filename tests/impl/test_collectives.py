@@ -4,11 +4,13 @@ Per micro-batch, plain: U + 1 all-gathers forward, and U more backward if units 
 root). Reductions: one a unit, at the last micro-batch. A private step adds: U all-gathers a micro-batch for a second
 backward, none with bookkeeping; nothing for complete norms, one all-reduce a micro-batch for partial ones, or one in
 all when fused; and one all-gather of two integers a step, so that all ranks learn of samples without a finite norm.
+The first private step asks whether samples mix: two forwards more, once, unless the owner says that they do not.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,13 +30,15 @@ if TYPE_CHECKING:
 
 X, Y = integers(4, 3, seed=1), integers(4, 2, seed=2)
 BOOKKEEPING = Mode(passes="bookkeeping")
+privacy = partial(Privacy, Flat(1.0), independence="trust")  # to ask takes two forwards, once
 PRIVACY = {
     "plain": None,
-    "two_pass": Privacy(Flat(1.0)),
-    "bookkeeping": Privacy(Flat(1.0), BOOKKEEPING),
-    "partial": Privacy(Flat(1.0), contribution="partial"),
-    "partial bookkeeping": Privacy(Flat(1.0), BOOKKEEPING, contribution="partial"),
-    "fused": Privacy(Flat(1.0), BOOKKEEPING, contribution="partial", fuse_norms=True),
+    "two_pass": privacy(),
+    "bookkeeping": privacy(BOOKKEEPING),
+    "partial": privacy(contribution="partial"),
+    "partial bookkeeping": privacy(BOOKKEEPING, contribution="partial"),
+    "fused": privacy(BOOKKEEPING, contribution="partial", fuse_norms=True),
+    "asked": privacy(independence="ask"),
 }
 
 
@@ -45,6 +49,7 @@ def wanted(kind: str, reshard: bool, units: int, micro_batches: int) -> dict[str
     private = kind != "plain"
     if private and "bookkeeping" not in kind and kind != "fused":
         gathers += micro_batches * again
+    gathers += 2 * (units + 1) if kind == "asked" else 0
     reduces = {"partial": micro_batches, "partial bookkeeping": micro_batches, "fused": 1}.get(kind, 0)
     found = {"all_gather": gathers + private, "reduce_scatter": units + 1, "all_reduce": reduces}
     return {op: count for op, count in found.items() if count}

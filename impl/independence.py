@@ -1,0 +1,166 @@
+"""Whether a sample's loss depends on that sample alone, asked once before the first private step.
+
+A sample's gradient exists only if no other sample's row reaches its loss. Where one does - a normalisation over the
+batch, a loss that compares samples, an axis that is not the samples' - the norms are those of mixtures, clipping bounds
+nobody's influence, and nothing in the step would show it. So the model and the loss are run on a few made-up rows, once
+as they are and once with NaN in the first one: whatever else becomes NaN depends on it. The rows have the shapes of the
+inputs and none of their values, so every rank runs the same and finds the same, also one without samples.
+
+Not seen: mixing of integers (rows of token numbers are poisoned where a layer first makes real numbers of them), of
+targets (which may be numbers of classes), and of values that NaN does not pass through. Seen without being there:
+masked mixing, 0 * NaN, as of several samples packed into one row. Then say ``Privacy(independence="trust")``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import norms
+from .records import Layer
+from .sharded import Sharded
+
+INSTEAD = (
+    "take GroupNorm or LayerNorm for a BatchNorm, batch_first=True for an axis of positions, a loss that compares no"
+    " samples; or, if it is known that no sample's loss depends on another's row, say Privacy(independence='trust')"
+)
+
+
+def refuse_dependent(
+    model: Sharded,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    layers: Sequence[Layer],
+    inputs: Tensor,
+    targets: Tensor,
+    unrecorded: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """Raise NotImplementedError, on all ranks, naming where rows meet; ``inputs`` and ``targets`` [b, ...], b >= 0.
+
+    Two forwards, no backward: as many collectives as two forwards. Buffers and random states are left as they were.
+    The poisoned one is ``unrecorded``; of the other the caller has to drop what was recorded.
+    """
+    rows = made_up(inputs)
+    try:
+        with _left_as_it_was(model.module, inputs):
+            clean, _ = _run(model, loss, layers, rows, targets, poisoned=False)
+        with _left_as_it_was(model.module, inputs), unrecorded():
+            poisoned, met = _run(model, loss, layers, rows, targets, poisoned=True)
+    except Exception as error:
+        error.add_note(
+            f"when asked whether samples mix, with {len(rows)} made-up rows of shape {tuple(rows.shape[1:])} before the"
+            " first private step; for a model that cannot run on such rows say Privacy(independence='trust')"
+        )
+        raise
+    if clean is not None and poisoned is not None and _reached(clean, poisoned):
+        raise NotImplementedError(f"{met or 'the loss'}: it mixes the samples of a batch; {INSTEAD}")
+
+
+def made_up(inputs: Tensor) -> Tensor:
+    """[n, ...]: equal rows shaped like those of ``inputs``, 1, 2, 3, ... over their number, or zeros for integers.
+
+    n is 2, or the next number that none of the other axes has, so that they cannot be taken for the samples'.
+    """
+    shape = inputs.shape[1:]
+    n = next(n for n in range(2, 4 + len(shape)) if n not in shape)
+    if not inputs.is_floating_point():
+        return inputs.new_zeros((n, *shape))
+    count = max(shape.numel(), 1)
+    row = torch.arange(1, count + 1, dtype=torch.float64, device=inputs.device).div(count).to(inputs.dtype)
+    return row.reshape(shape).expand(n, *shape).clone()
+
+
+def _run(
+    model: Sharded,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    layers: Sequence[Layer],
+    rows: Tensor,
+    targets: Tensor,
+    *,
+    poisoned: bool,
+) -> tuple[Tensor | None, str]:
+    """Losses [n], None if they are not one a sample, and where NaN first reached another row ("": nowhere)."""
+    wanted = targets.new_zeros((len(rows), *targets.shape[1:]))
+    with _watching(model.module, layers, rows, poisoned) as watch, torch.enable_grad():
+        outputs = model(poison(rows) if poisoned else rows)
+        losses = loss(outputs, wanted)
+    model.reshard()
+    whole = isinstance(losses, Tensor) and losses.shape == (len(rows),)
+    return losses.detach() if whole else None, watch.met
+
+
+def poison(rows: Tensor) -> Tensor:
+    """``rows`` with NaN all over the first one; integers as they are."""
+    if not rows.is_floating_point():
+        return rows
+    return rows.index_fill(0, torch.zeros(1, dtype=torch.int64, device=rows.device), float("nan"))
+
+
+def _reached(clean: Tensor, poisoned: Tensor) -> bool:
+    return bool((poisoned[1:].isnan() & ~clean[1:].isnan()).any())
+
+
+class _Watch:
+    """What modules are given and give, in the order in which they run."""
+
+    def __init__(self, count: int, poisoned: bool) -> None:
+        self.count, self.poisoned, self.met = count, poisoned, ""
+
+    def before(self, where: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if self.poisoned and not self.met and any(self._mixed(value) for value in inputs):
+            self.met = f"the forward that calls {where}, before it does"
+
+    def after(self, where: str, counted: bool, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        first = output[0] if isinstance(output, (tuple, list)) and output else output
+        if not isinstance(first, Tensor):
+            return None
+        if counted and len(first) != self.count:
+            raise NotImplementedError(
+                f"{where} gives {len(first)} rows for {self.count} samples: the first axis of every layer's input and"
+                " output must be the samples; transpose before and after it, or say batch_first=True"
+            )
+        if not self.poisoned:
+            return None
+        if not self.met and self._mixed(first):
+            self.met = f"{where} is a {norms.layer_type(module).__name__}"
+        return poison(first) if self._begins(inputs, first) and first is output else None
+
+    def _mixed(self, value: Any) -> bool:
+        return self._rows(value) and bool(value[1:].isnan().any())
+
+    def _begins(self, inputs: tuple[Any, ...], output: Tensor) -> bool:
+        """Whether a module makes real numbers of rows of integers."""
+        given = [value for value in inputs if isinstance(value, Tensor)]
+        return self._rows(output) and bool(given) and not any(value.is_floating_point() for value in given)
+
+    def _rows(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0 and len(value) == self.count
+
+
+@contextmanager
+def _watching(module: nn.Module, layers: Sequence[Layer], rows: Tensor, poisoned: bool) -> Iterator[_Watch]:
+    watch, counted = _Watch(len(rows), poisoned), {id(layer.module) for layer in layers}
+    with ExitStack() as hooks:
+        for name, child in module.named_modules():
+            where = name or "(root)"
+            before = child.register_forward_pre_hook(partial(watch.before, where), prepend=True)
+            after = child.register_forward_hook(partial(watch.after, where, id(child) in counted), prepend=True)
+            hooks.callback(before.remove)
+            hooks.callback(after.remove)
+        yield watch
+
+
+@contextmanager
+def _left_as_it_was(module: nn.Module, inputs: Tensor) -> Iterator[None]:
+    """Buffers and random states are the same afterwards."""
+    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
+            yield
+    finally:
+        for buffer, value in kept:
+            buffer.data.copy_(value)
