@@ -26,6 +26,11 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
     "steps": ("steps", "report", "[N]: share of cases exact at step 6, by optimizer"),
     "coverage": ("coverage", "report", "[N]: facts about cases, and pairs of facts, that N cases a law reach"),
     "shrunk": ("coverage", "shrunk", "[SEED]: how small the minimal cases of planted faults are"),
+    "modes": (
+        "modes",
+        "lines",
+        "[FILE [PROFILE [VARIANT ...]]]: private laws on each mode and way of sharding, W = 1-8",
+    ),
     "laws": ("laws", "lines", "[N [LAW]]: who promises each law, its cost, the planted faults that N cases of it kill"),
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }

@@ -5,10 +5,10 @@ model of units: what happens around forward and backward), ``sharded`` (what a t
 ``per_parameter`` (the same on ``fully_shard``, with ``rows``), ``norms/`` (per-sample squared norms, one layer type a
 file), ``kernels/`` (the norms of a Linear without its gradients), ``layers`` and ``records`` (which layers count, what
 a forward leaves), ``hooks`` (activations and backprops), ``sharing`` (parameters used several times), ``uses`` (nothing
-trains uncounted), ``independence`` (no sample reaches another's loss), ``aggregate`` and ``layout`` (norms over ranks), ``clip`` and ``clipping`` (factors), ``nonfinite``,
-``modes``, ``private`` (clipped gradients of a micro-batch), ``noise`` (and its ``words``), ``sampling``, ``step`` (the
-training step); then ``memory`` and ``profile`` (what it costs), and ``state/`` (saving and loading at any number of
-ranks). ``collectives`` is the only file that talks to other ranks; ``fault`` and ``faults/`` plant bugs on purpose.
+trains uncounted), ``independence`` (no sample reaches another's loss), ``aggregate`` and ``layout`` (norms over
+ranks), ``clip`` and ``clipping`` (factors), ``nonfinite``, ``modes``, ``private`` (clipped gradients of a micro-batch),
+``noise`` (and its ``words``), ``sampling``, ``step`` (the training step); then ``memory`` and ``profile`` (what it
+costs), and ``state/`` (saving and loading at any number of ranks). ``collectives`` is the only file that talks to other ranks; ``fault`` and ``faults/`` plant bugs on purpose.
 
 Files call one another through the module (``clip.factors(...)``), so that a planted fault is seen by every caller.
 """

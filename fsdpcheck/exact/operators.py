@@ -229,27 +229,36 @@ def _convolution_backward(grad: Operand, x: Operand, weight: Operand, *rest: Any
 
 
 @_rule(_aten.embedding_dense_backward.default)
-def _embedding_backward(grad: Operand, *rest: Any) -> Sequence[Bound]:
-    return [Bound(_aten.embedding_dense_backward.default(grad.magnitude, *rest), grad.exponent)]
+def _embedding_backward(grad: Operand, indices: Tensor, rows: int, padding: int, by_frequency: bool) -> Sequence[Bound]:
+    if by_frequency:
+        raise Inexact("divides rows by how often they occur (scale_grad_by_freq), which may be no power of two")
+    terms = _aten.embedding_dense_backward.default(grad.magnitude, indices, rows, padding, False)
+    return [Bound(terms, grad.exponent)]
 
 
 @_rule(_aten._embedding_bag.default, _aten._embedding_bag_forward_only.default)
 def _embedding_bag(
     weight: Operand, indices: Tensor, offsets: Tensor, by_frequency: bool = False, mode: int = 0, *rest: Any
 ) -> Sequence[Bound | None]:
-    if mode != 0 or by_frequency or (len(rest) > 1 and rest[1] is not None):
-        raise Inexact("is an EmbeddingBag that does not just add up rows")
+    _adds_rows(by_frequency, mode, rest[1] if len(rest) > 1 else None)
     terms = _aten._embedding_bag.default(weight.magnitude, indices, offsets, False, 0, *rest)[0]
     return [Bound(terms, weight.exponent), None, None, None]
 
 
+def _adds_rows(by_frequency: bool, mode: int, weights: Any) -> None:
+    if mode != 0 or by_frequency or weights is not None:
+        raise Inexact("is an EmbeddingBag that does not just add up rows")
+
+
 @_rule(_aten._embedding_bag_dense_backward.default)
 def _embedding_bag_backward(grad: Operand, *rest: Any) -> Sequence[Bound]:
+    _adds_rows(*rest[5:7], rest[7])
     return [Bound(_aten._embedding_bag_dense_backward.default(grad.magnitude, *rest), grad.exponent)]
 
 
 @_rule(_aten._embedding_bag_backward.default)
 def _composite_embedding_bag_backward(grad: Operand, *rest: Any) -> Sequence[Bound]:
+    _adds_rows(*rest[6:8], rest[9])
     return [Bound(_aten._embedding_bag_backward.default(grad.magnitude, *rest), grad.exponent)]
 
 

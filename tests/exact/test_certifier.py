@@ -14,7 +14,7 @@ from fsdpcheck.errors import NotExact
 from fsdpcheck.exact import surrogates
 from fsdpcheck.exact.certifier import BFLOAT16, FLOAT32, FLOAT64, TF32, Certifier, Precision
 from fsdpcheck.exact.grid import bits, grid_exponent
-from fsdpcheck.exact.operators import RULES, Operand, constant
+from fsdpcheck.exact.operators import RULES, Inexact, Operand, constant
 
 _aten = torch.ops.aten
 
@@ -174,6 +174,34 @@ def test_what_no_grid_holds_is_refused_and_named(compute: Callable[[Tensor], Ten
     x = torch.arange(4, dtype=torch.float64)
     with pytest.raises(NotExact, match=words.replace(".", r"\.")), Certifier(FLOAT64, "test"):
         compute(x)
+
+
+@pytest.mark.parametrize("by_frequency", [False, True])
+def test_gradients_of_rows_over_their_frequency_are_refused(by_frequency: bool) -> None:
+    """Token 1 occurs three times: its row is a third of a sum, on no grid. Sums alone are certified."""
+    tokens, table = torch.tensor([1, 1, 1, 0]), integers(2, 3, seed=4).requires_grad_()
+    with Certifier(FLOAT64, "test"):
+        output = F.embedding(tokens, table, scale_grad_by_freq=by_frequency)
+        if not by_frequency:
+            assert torch.equal(torch.autograd.grad(output.sum(), table)[0], torch.tensor([[1.0], [3.0]]).expand(2, 3))
+            return
+        with pytest.raises(NotExact, match=r"embedding_dense_backward.*scale_grad_by_freq"):
+            torch.autograd.grad(output.sum(), table)
+
+
+@pytest.mark.parametrize("option", [{"scale_grad_by_freq": True}, {"mode": "mean"}])
+def test_bags_that_divide_are_refused(option: dict[str, object]) -> None:
+    tokens, table = torch.tensor([[1, 1, 1]]), integers(2, 3, seed=4).requires_grad_()
+    with pytest.raises(NotExact, match="does not just add up rows"), Certifier(FLOAT64, "test"):
+        F.embedding_bag(tokens, table, **{"mode": "sum", **option})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("by_frequency", "mode"), [(True, 0), (False, 1)])
+def test_so_are_their_gradients(by_frequency: bool, mode: int) -> None:
+    bags = torch.zeros(3, dtype=torch.int64)
+    rest = (torch.ones(3, dtype=torch.int64), bags, torch.tensor([3]), torch.empty(0), 2, by_frequency, mode, None)
+    with pytest.raises(Inexact, match="does not just add up rows"):
+        RULES[_aten._embedding_bag_dense_backward.default](operand(integers(1, 3)), *rest)
 
 
 def test_a_user_model_with_norms_attention_and_convolution_is_certified_under_surrogates() -> None:
