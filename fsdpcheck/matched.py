@@ -62,7 +62,7 @@ def assert_updates_follow(execution: Execution) -> None:
     case = execution.request.case
     for result in completed(execution):
         parameters = {name: nn.Parameter(value.clone()) for name, value in result.initial.items()}
-        optimizer = make_optimizer(case.step.optimizer, [parameters[name] for name in _trained(case)])
+        optimizer = make_optimizer(case.step.optimizer, [parameters[name] for name in trained_names(case)])
         for k, record in enumerate(result.steps):
             before = {name: value.detach().clone() for name, value in parameters.items()}
             for name, gradient in (record.grads or {}).items():
@@ -70,7 +70,7 @@ def assert_updates_follow(execution: Execution) -> None:
             optimizer.step()
             what = "the update is not the optimizer's for the gradient that was shown"
             wanted = {name: value.detach() for name, value in parameters.items()}
-            trained = {name: wanted[name] for name in _trained(case)}
+            trained = {name: wanted[name] for name in trained_names(case)}
             cause = functools.partial(_of_update, case, before, trained, record.params)
             require_equal(what, record.params, wanted, f"step {k}, rank {result.rank}", cause)
             if case.arithmetic.project:
@@ -142,7 +142,7 @@ def _model(case: Case) -> models.CaseModel:
     return models.build(case)
 
 
-def _trained(case: Case) -> list[str]:
+def trained_names(case: Case) -> list[str]:
     return [name for name, parameter in _model(case).named_parameters() if parameter.requires_grad]
 
 

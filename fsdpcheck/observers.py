@@ -13,6 +13,7 @@ PADDING = "fsdpcheck.observers:padding"
 ORDERED_NORMS = "fsdpcheck.observers:ordered_norms"
 POISON_PADDING = "fsdpcheck.observers:poison_padding"
 UNITS = "fsdpcheck.observers:units"
+HELD = "fsdpcheck.observers:held"
 
 _MOMENTS = ("after_init", "after_reduce", "after_step")
 
@@ -39,6 +40,13 @@ def poison_padding(moment: str, trainer: Any, rank: int) -> None:
 def units(moment: str, trainer: Any, rank: int) -> list[UnitState]:
     """What every unit holds, at every moment that is announced."""
     return list(trainer.units())
+
+
+def held(moment: str, trainer: Any, rank: int) -> list[Tensor] | None:
+    """Copies of the local tensors that the optimizer updates, after construction and after each step."""
+    if moment not in ("after_init", "after_step"):
+        return None
+    return [tensor.detach().to("cpu", copy=True) for tensor in trainer.local_tensors()]
 
 
 def ordered_norms(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | None:

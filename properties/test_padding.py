@@ -1,12 +1,42 @@
-"""Padding of flat shards: always zero, and never read. Two promises, two laws, two separate runs."""
+"""Shards: they cover the parameters once, and their padding is always zero, and never read.
+
+Padding has two promises, two laws, two separate runs. Shards that are empty, because there are more ranks than rows or
+elements, are among the cases of all.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from hypothesis.strategies import SearchStrategy
+
 from fsdpcheck import observers, strategies
-from fsdpcheck.case import Case
+from fsdpcheck.adapters._base import Features
+from fsdpcheck.case import Case, Clipping, Numbers
 from fsdpcheck.checks import assert_clipped_update, assert_global_norm, assert_padding_zero, assert_parameters_equal
 from fsdpcheck.law import law
 from fsdpcheck.runner import Run
+from fsdpcheck.shard_checks import assert_covered
+
+
+def _different_numbers(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    """One step on real numbers, which tell elements apart, where they are accepted; plain where that is promised."""
+    numbers: Numbers = "real" if "real" in features.accepts else "grid"
+    family: Clipping = "none" if "plain" in features.promises else "probe"
+    found = strategies.cases(features, clipping=(family,), world_sizes=world_sizes, numbers=numbers)
+    return found.map(lambda case: replace(case, step=replace(case.step, steps=1, resume=False)))
+
+
+@law("shards.cover", promise="sharded", draw=_different_numbers, ranks=2)
+def test_every_element_lies_on_one_rank(case: Case, run: Run) -> None:
+    """Before and after a step every element of every trained parameter lies on one rank of a replica, and no other.
+
+    Seen by values: tensors that the optimizer updates, with zeros for as much padding as is shown. So nothing is
+    updated, counted in a norm or given noise twice. Not where in a shard it lies. Source: ZeRO, arXiv:1910.02054;
+    DeepSpeed#8277, Megatron-LM#5898, pytorch#154888.
+    """
+    watched = (observers.HELD, *[observers.PADDING] * ("shards" in run.features.observables))
+    assert_covered(run(case, observers=watched))
 
 
 @law("padding.zero", promise="padding.zero", draw=strategies.plain, observe=("shards",), ranks=2)

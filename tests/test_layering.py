@@ -39,7 +39,8 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
         "runner": ("runner",),
         "checks": (
             "checks", "bounded_checks", "bounds", "own_roundings", "matched", "matched_norms", "comparing", "recorded",
-            "paired", "private_checks", "noise_checks", "state_checks", "lifecycle_checks", "diagnosis", "diagnosis.*",
+            "paired", "private_checks", "noise_checks", "state_checks", "lifecycle_checks", "shard_checks",
+            "diagnosis", "diagnosis.*",
         ),
     },
     {

@@ -20,6 +20,7 @@ from fsdpcheck.execution import Observable
 Promise = Literal[
     "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms",
     "dataset-order", "second-backward", "noise", "state", "lifecycle",
+    "sharded",
 ]  # fmt: skip
 """What an adapter can promise; each law names one.
 
@@ -37,6 +38,8 @@ state: a training is saved and goes on in a new trainer, at any number of ranks,
 stopped (``Observed.save``, ``Observed.load``, ``Keeping``).
 lifecycle: gathers one inner unit at a time, frees it when it has been used, and leaves no gradient unreduced
 (``Observed.units``).
+sharded: each element of a trained parameter lies on one rank of the shards' axis, and replicas hold the same; the
+trainer has ``local_tensors``.
 """
 
 
@@ -224,7 +227,8 @@ class Observed(Trainer, Protocol):
     def local_tensors(self) -> list[Tensor]:
         """The local parameter tensors the optimizer updates, live, for cases that project (see program.py).
 
-        Needed only where the optimizer is not one that ``Setup.optimizer`` made, whose parameters are known.
+        Needed only by who promises "sharded", and where the optimizer is not one that ``Setup.optimizer`` made, whose
+        parameters are known.
         """
 
 

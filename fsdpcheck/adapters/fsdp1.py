@@ -111,7 +111,7 @@ class FullyShardedDataParallelAdapter:
     """Units wrapped through a CustomPolicy, then the root. Tied layers must be in one unit (see fsdp.wrap)."""
 
     features = Features(
-        promises=frozenset({"plain", "global-norm"}),
+        promises=frozenset({"plain", "global-norm", "sharded"}),
         accepts=_ACCEPTS,
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="float32", eps=1e-6),

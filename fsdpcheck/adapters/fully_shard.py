@@ -73,7 +73,7 @@ class FullyShard:
 
     name = "fully_shard"
     features = Features(
-        promises=frozenset({"plain", "global-norm"}),
+        promises=frozenset({"plain", "global-norm", "sharded"}),
         accepts=_ACCEPTS,
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),

@@ -125,7 +125,7 @@ class GhostFsdp:
     def __init__(self, name: str, accepts: frozenset[Trait], loss_reduction: Literal["mean", "sum"] = "mean") -> None:
         self.name, self._reduction = name, loss_reduction
         self.features = Features(
-            promises=frozenset({"private"}),
+            promises=frozenset({"private", "sharded"}),
             accepts=accepts,
             observables=frozenset({"params", "grads", "norms", "factors"}),
             owns_loss_scale=True,

@@ -162,7 +162,7 @@ class Reference:
             {
                 *("plain", "private", "exact-factors", "padding.zero", "padding.unread"),
                 *("deferred", "global-norm", "partial-norms", "dataset-order", "second-backward", "noise"),
-                *("state", "lifecycle"),
+                *("state", "lifecycle", "sharded"),
             }
         ),
         accepts=ACCEPTS,

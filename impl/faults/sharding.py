@@ -285,6 +285,26 @@ def update_skipped_on_last_rank(original: Function, hit: Hit) -> Function:
     return planted
 
 
+@fault(
+    "wrap:ShardedModel.__init__",
+    "one shard a replica: nothing is sharded, https://github.com/pytorch/pytorch/issues/154888",
+    "shards.cover",
+    cause="nothing is sharded",
+)
+def replicated_instead_of_sharded(original: Function, hit: Hit) -> Function:
+    """The one axis to shard over is taken for one of replicas: training is right, and no memory is saved."""
+
+    def planted(
+        self: Any, module: Any, units: Any, axis: Axis, reshard: Any, replicas: Axis = collectives.ALONE, **options: Any
+    ) -> None:
+        if axis.size > 1 and replicas.size == 1:
+            hit()
+            axis, replicas = replicas, axis
+        original(self, module, units, axis, reshard, replicas, **options)
+
+    return planted
+
+
 # -- accumulation -----------------------------------------------------------------------------------------------------
 
 
