@@ -14,16 +14,25 @@ from fsdpcheck.adapters._base import (
     Trainer,
     Trait,
 )
+from fsdpcheck.adapters._plugs import Drawn, Kernel, Kernels, Sampler, SamplerSetup, Sampling
+from fsdpcheck.case_sampling import SamplingSpec
 
 __all__ = [
     "Adapter",
     "Batch",
+    "Drawn",
     "FactorRule",
     "Features",
     "GlobalNormRule",
+    "Kernel",
+    "Kernels",
     "MicroBatch",
     "Observed",
     "Promise",
+    "Sampler",
+    "SamplerSetup",
+    "Sampling",
+    "SamplingSpec",
     "Setup",
     "Shard",
     "Trainer",

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fsdpcheck import case_rules, case_text, case_traits
+from fsdpcheck.case_kernel import KernelSpec
+from fsdpcheck.case_sampling import SamplingSpec
 
 VERSION = 2
 
@@ -256,7 +258,11 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Every input that decides the answer. Equal cases give equal answers on every machine and torch version."""
+    """Every input that decides the answer. Equal cases give equal answers on every machine and torch version.
+
+    A case of a ``sampling`` or of a ``kernel`` trains nothing: beside it there are ``WITHOUT_MODEL``, a seed and, for a
+    sampler, a mesh.
+    """
 
     model: ModelSpec
     mesh: MeshSpec = MeshSpec()
@@ -264,6 +270,8 @@ class Case:
     step: StepSpec = StepSpec()
     arithmetic: Arithmetic = Arithmetic()
     seed: int = 0
+    sampling: SamplingSpec | None = None
+    kernel: KernelSpec | None = None
 
     def __post_init__(self) -> None:
         self.validate()
@@ -291,6 +299,11 @@ class Case:
         return case_text.decode(cls, text, VERSION)
 
     @property
+    def trains(self) -> bool:
+        """Whether ranks train a model in this case."""
+        return self.sampling is None and self.kernel is None
+
+    @property
     def world_size(self) -> int:
         return self.mesh.world_size
 
@@ -298,3 +311,17 @@ class Case:
     def local_sizes(self) -> tuple[int, ...]:
         """How many samples each rank has at every step, wrap-around duplicates included."""
         return self.layout.local_sizes(self.world_size)
+
+
+WITHOUT_MODEL = ModelSpec((LayerSpec(1),))
+"""The model of a case that trains none."""
+
+
+def of_sampler(sampling: SamplingSpec, mesh: MeshSpec, seed: int) -> Case:
+    """A case of a sampler. Raises InvalidCase."""
+    return Case(WITHOUT_MODEL, mesh, seed=seed, sampling=sampling)
+
+
+def of_kernel(kernel: KernelSpec, seed: int) -> Case:
+    """A case of a kernel. Raises InvalidCase."""
+    return Case(WITHOUT_MODEL, seed=seed, kernel=kernel)

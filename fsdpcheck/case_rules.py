@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
+from fsdpcheck import case_kernel, case_sampling
 from fsdpcheck.case_shapes import SPATIAL, Stage, item_units, stages
 from fsdpcheck.case_traits import OWN_TRAITS
 from fsdpcheck.errors import InvalidCase
@@ -24,6 +25,8 @@ _MAX_ELEMENTS = 1 << 22
 def validate(case: Case) -> None:
     """Raises InvalidCase, naming the field, when the case contradicts itself or leaves the supported ranges."""
     _validate_words(case)
+    if not case.trains:
+        _validate_without_model(case)
     for where, value, low, high in _ranges(case):
         if not low <= value <= high:
             _refuse(where, value, f"a number from {low} to {high}", "choose one in the range")
@@ -55,6 +58,7 @@ def _validate_words(case: Case) -> None:
     parts: list[tuple[str, object]] = [(field.name, getattr(case, field.name)) for field in dataclasses.fields(case)]
     parts += [(f"model.layers[{index}]", layer) for index, layer in enumerate(case.model.layers)]
     parts.append(("step.optimizer", case.step.optimizer))
+    parts += [(name, part) for name, part in (("sampling", case.sampling), ("kernel", case.kernel)) if part is not None]
     for where, part in parts:
         for name, words in _words(cast(Hashable, type(part))):
             if getattr(part, name) not in words:
@@ -100,6 +104,10 @@ def _ranges(case: Case) -> Iterator[tuple[str, float, float, float]]:
     yield "arithmetic.weights", case.arithmetic.weights, 1, 1 << 20
     yield "arithmetic.inputs", case.arithmetic.inputs, 1, 1 << 20
     yield "seed", case.seed, 0, (1 << 64) - 1
+    if case.sampling is not None:
+        yield from case_sampling.ranges(case.sampling)
+    if case.kernel is not None:
+        yield from case_kernel.ranges(case.kernel)
 
 
 def _validate_model(spec: ModelSpec) -> None:
@@ -137,6 +145,24 @@ def _validate_own(spec: ModelSpec, own: OwnModel) -> None:
             _refuse(f"model.own.{name}", value, f"a number from 0 to {_MAX_ELEMENTS}", "choose one in the range")
     if unknown := sorted(set(own.traits) - OWN_TRAITS):
         _refuse("model.own.traits", unknown[0], f"traits among {', '.join(sorted(OWN_TRAITS))}", "leave it out")
+
+
+def _validate_without_model(case: Case) -> None:
+    """A case of a sampler or a kernel: nothing beside it that would say nothing."""
+    if case.sampling is not None and case.kernel is not None:
+        _refuse("sampling, kernel", "both", "one of them", "make two cases")
+    from fsdpcheck.case import WITHOUT_MODEL, MeshSpec
+
+    mesh = MeshSpec(case.mesh.dp_shard, case.mesh.dp_replicate) if case.sampling is not None else MeshSpec()
+    defaults = {field.name: field.default for field in dataclasses.fields(case) if field.name in _TRAINING}
+    defaults |= {"model": WITHOUT_MODEL, "mesh": mesh}
+    for name, default in defaults.items():
+        if getattr(case, name) != default:
+            _refuse(name, getattr(case, name), f"{default} where nothing is trained", "leave it out")
+
+
+_TRAINING = {"layout", "step", "arithmetic"}
+"""Fields of a case, beside model and mesh, that say nothing where nothing is trained."""
 
 
 def _validate_layer(where: str, stage: Stage, layer: LayerSpec) -> None:

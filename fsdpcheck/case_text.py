@@ -9,6 +9,7 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fsdpcheck import case_kernel, case_sampling
 from fsdpcheck.case_shapes import SPATIAL, Stage, body_input, stages
 from fsdpcheck.errors import InvalidCase
 
@@ -20,6 +21,7 @@ _LONGEST = 1 << 20
 
 
 _LATER: dict[str, dict[str, Any]] = {
+    "Case": {"sampling": None, "kernel": None},
     "ModelSpec": {"own": None},
     "BatchLayout": {"lists": ()},
     "StepSpec": {"noise_multiplier": 0.0, "clip_groups": "all"},
@@ -30,8 +32,8 @@ _LATER: dict[str, dict[str, Any]] = {
 def encode(case: Case, version: int) -> str:
     """The case as one line of JSON, every field written out but later ones that say nothing."""
     data = dataclasses.asdict(case)
-    for key, part in (("model", case.model), ("layout", case.layout), ("step", case.step)):
-        own = data[key]
+    parts = ((data, case), (data["model"], case.model), (data["layout"], case.layout), (data["step"], case.step))
+    for own, part in parts:
         for name, default in _LATER[type(part).__name__].items():
             if own[name] == default:
                 del own[name]
@@ -57,6 +59,10 @@ def decode(kind: type[Case], text: str, version: int) -> Case:
 
 def describe(case: Case) -> str:
     """The case in words, a few lines, no line break at the end."""
+    if case.sampling is not None:
+        return case_sampling.describe(case, case.sampling)
+    if case.kernel is not None:
+        return case_kernel.describe(case.kernel, case.seed)
     lines = _describe_model(case.model), _describe_ranks(case), _describe_step(case), _describe_numbers(case)
     return "\n".join(lines)
 

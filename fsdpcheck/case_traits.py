@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from fsdpcheck import case_sampling
 from fsdpcheck.case_shapes import SPATIAL, row_counts
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ _PRIVATE: dict[Trait, Trait] = {
 
 def requires(case: Case) -> frozenset[Trait]:
     """The traits an implementation must accept to be given this case."""
+    if case.sampling is not None:
+        return frozenset(case_sampling.traits(case, case.sampling))
+    if case.kernel is not None:
+        return frozenset()
     return frozenset({*_model_traits(case), *_layout_traits(case), *_step_traits(case), *_number_traits(case)})
 
 

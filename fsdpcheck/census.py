@@ -16,6 +16,8 @@ def labels(case: Case, run: Run) -> tuple[str, ...]:
     A law may have judged other cases made from it; what is computed of it is left out where it is not exact itself.
     """
     tier = run.tier(case)
+    if not case.trains:
+        return (f"W={case.world_size}", f"tier {tier}", *sorted(case.requires()))
     try:
         computed = () if tier == "replay" else tuple(_computed(run.answer(case)))
     except NotExact:

@@ -15,6 +15,7 @@ import hypothesis
 from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 
 from fsdpcheck import census, drawing, evidence, own_drawing
+from fsdpcheck.adapters._base import WITHOUT_MODEL
 from fsdpcheck.case import Case
 from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Violation
 from fsdpcheck.evidence import CASES, DIAGNOSED, Evidence
@@ -66,6 +67,8 @@ def check_law(
     if largest is not None and largest < min(world_sizes):
         reason = f"the adapter takes at most {largest} ranks, asked were {', '.join(map(str, world_sizes))}"
         return Verdict(law.name, run.adapter_ref, "no case", reason=reason, exit_code=USAGE)
+    if run.own is not None and law.promise in WITHOUT_MODEL:
+        return Verdict(law.name, run.adapter_ref, "not promised", reason="the law is about no model")
     if run.own is not None and not law.own_models:
         return Verdict(law.name, run.adapter_ref, "not promised", reason="the law knows none of your model's layers")
     if run.own is not None and (reason := own_drawing.not_accepted(law.draw, run.features, world_sizes, run.own)):
@@ -180,7 +183,7 @@ class _Check:
         """Judge further cases for what they say about the cause; ends early when the budget does."""
         assert self.broken is not None
         smallest, minimal = self.violations[-1]
-        if self.broken.kind == "value":
+        if self.broken.kind == "value" and smallest.trains:
             self.stage = self._stage(smallest)
         cases = _cases(self.law, self.run, world_sizes)
         for case in drawing.distinct(cases, CASES, _seed(f"{self.law.name} further", seed)):

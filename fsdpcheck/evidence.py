@@ -61,8 +61,11 @@ class Evidence:
 
 def _facts(case: Case) -> Mapping[str, bool]:
     """Every kind the case may be of, and whether it is."""
-    found = {f"with {name}": value for name, value in floors.census(case).items()}
     traits = case.requires()
+    if not case.trains:
+        found = {f"with {trait}": trait in traits for trait in ("hsdp", "replicated", "wrap-around")}
+        return found | {"with several ranks": case.world_size > 1, "with one rank": case.world_size == 1}
+    found = {f"with {name}": value for name, value in floors.census(case).items()}
     found |= {f"with {trait}": trait in traits for trait in _TRAITS if f"with {trait}" not in found}
     return found | {name.replace("with ", "without ", 1): not value for name, value in found.items()}
 

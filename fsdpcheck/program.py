@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import adapters, clipping_groups, layouts, models
+from fsdpcheck import adapters, clipping_groups, kernel_program, layouts, models, sampler_program
 from fsdpcheck.adapters._base import Adapter, Batch, MicroBatch, Observed, Setup, Trainer
 from fsdpcheck.case import Case, OptimizerSpec
 from fsdpcheck.errors import AdapterError
@@ -32,6 +32,12 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
     Raises whatever the implementation raises, and AdapterError for what breaks the adapter protocol.
     """
     case, adapter = request.case, adapters.load(request.adapter)
+    if case.sampling is not None:
+        sampler_program.draw(case, case.sampling, adapter, rank, result)
+        return
+    if case.kernel is not None:
+        kernel_program.compute(case, case.kernel, adapter, result)
+        return
     watch = _Watch(request, rank, result)
     made: list[torch.optim.Optimizer] = []
     setup = _setup(request, adapter, rank, device, watch.moment, made)

@@ -21,11 +21,14 @@ Field = Literal["grads", "norms", "factors", "grad_norm"]
 
 def completed(execution: Execution) -> list[RankResult]:
     """The ranks of a run that took every step. Raises Violation with the failure's report otherwise."""
-    failure, wanted = execution.failure, execution.request.case.step.steps
+    case, failure = execution.request.case, execution.failure
+    wanted = case.step.steps if case.trains else 0
     if failure is not None:
         stood = ", ".join(f"rank {state.rank} {state.state}" for state in failure.ranks) or "unknown"
-        what, cause = "the run did not complete", partial(of_failure, execution)
-        raise Violation(what, got=failure.text, wanted="all ranks finish", where=stood, cause=cause)
+        cause = partial(of_failure, execution) if case.trains else ""
+        raise Violation(
+            "the run did not complete", got=failure.text, wanted="all ranks finish", where=stood, cause=cause
+        )
     for result in execution.ranks:
         if len(result.steps) != wanted:
             raise Violation(

@@ -12,6 +12,7 @@ from torch import Tensor
 from fsdpcheck import adapters, models, oracle, proof, tiers
 from fsdpcheck.adapters._base import Adapter, FactorRule, Features, Trait
 from fsdpcheck.case import Case, OwnModel
+from fsdpcheck.engines._interpreter import interpreter
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import AdapterError, NoProgress, NotSupported, UsageError
 from fsdpcheck.execution import Execution, Failure, Observable, RunRequest, SchedulePolicy
@@ -67,13 +68,15 @@ class Run:
             save_to=save_to,
             load_from=load_from,
         )
-        execution = self.engine.run(request)
+        execution = (self.engine if case.kernel is None else interpreter()).run(request)
         self.last[:] = [execution]
         _raise_what_is_no_finding(execution.failure)
         return execution
 
     def answer(self, case: Case) -> oracle.Answer:
         """The single device's answer, proved exact. Computed once a case. Raises NotExact, UsageError."""
+        if not case.trains:
+            raise UsageError("a case that trains nothing has no answer; next: look at what its ranks observed")
         if self.tier(case) == "replay":
             raise UsageError("a case of real numbers has no exact answer; next: judge it by replay (matched.py)")
         return _proved(case, self.features.factor)
@@ -84,6 +87,8 @@ class Run:
 
     def _given(self, case: Case) -> tuple[Tensor | None, float]:
         """(targets of the instrument, C in the units of the losses) that the ranks are given."""
+        if not case.trains:
+            return None, math.inf
         if self.tier(case) != "replay":
             answer = self.answer(case)
             return answer.instrument, answer.clip_norm

@@ -7,15 +7,21 @@ from typing import Literal
 from fsdpcheck.adapters._base import FactorRule
 from fsdpcheck.case import Case
 
-Tier = Literal["exact", "any C", "replay"]
+Tier = Literal["exact", "any C", "replay", "lists", "bounded"]
 """exact: every sum is exact, so every bit must agree. any C: squared norms are exact and factors an elementwise map of
 them, but sums of weighted gradients round, within a proven bound; the probe reads the factors themselves. replay: real
 numbers and true non-linearities; local gradients are replayed in the same shapes and their sum may round by a theorem.
-Source of all three: Higham, Accuracy and Stability of Numerical Algorithms, chapters 2-4."""
+lists: what a sampler dealt out, compared entry by entry, or counted, where only its frequency is promised, and held
+against exact binomial tails. bounded: a kernel on real numbers, within a proven bound.
+Source of bounds: Higham, Accuracy and Stability of Numerical Algorithms, chapters 2-4."""
 
 
 def of(case: Case, rule: FactorRule) -> Tier:
     """The tier ``case`` is judged in, for an implementation whose clip factors follow ``rule``."""
+    if case.sampling is not None:
+        return "lists"
+    if case.kernel is not None:
+        return "exact" if case.kernel.numbers == "grid" else "bounded"
     if case.arithmetic.numbers == "real":
         return "replay"
     if case.step.clipping == "probe" or (case.step.clipping == "exact" and rule.nested):

@@ -35,6 +35,14 @@ class Layouts:
             replicas.size if self.replicas == "distributed" else 1
         )
 
+    def share(self, axis: Axis, replicas: Axis) -> tuple[int, int]:
+        """(number of this rank's part of the logical batch, how many parts there are)."""
+        number = 0
+        for layout, each in ((self.replicas, replicas), (self.shards, axis)):
+            if layout == "distributed":
+                number = number * each.size + each.rank
+        return number, self.shares(axis, replicas)
+
 
 DISTRIBUTED = Layouts()
 """Every rank has samples of its own."""

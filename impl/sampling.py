@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -90,6 +91,7 @@ def refuse_wrap_around(dataset_size: int, world_size: int, drop_last: bool) -> N
         )
 
 
+@cache
 def _quantile(n: int, q: float, tail: float) -> int:
     """The smallest k with P(Binomial(n, q) > k) <= tail, by the exact probabilities."""
     if q == 1:

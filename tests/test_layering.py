@@ -17,13 +17,14 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "words": (
             "fsdpcheck", "errors", "suspects", "trace", "values", "exact", "exact.*", "exact.surrogates.*",
-            "torch_private", "hypothesis_private", "references",
+            "binomial", "torch_private", "hypothesis_private", "triton_private", "references",
         )
     },
-    {"case": ("case", "case_rules", "case_shapes", "case_text", "case_traits")},
+    {"case": ("case", "case_rules", "case_shapes", "case_text", "case_traits", "case_sampling", "case_kernel")},
     {
         "data": (
-            "execution", "arithmetic", "matching", "deadlock", "adapter", "adapters", "adapters._base", "models",
+            "execution", "arithmetic", "matching", "deadlock", "adapter", "adapters", "adapters._base",
+            "adapters._plugs", "models", "sampler_program", "kernel_program", "kernel_data",
             "losses", "layers", "layouts", "siblings", "neighbours", "program", "plan", "verdict", "floors",
             "clipping_groups", "own_model", "own_units", "own_inspection",
         )
@@ -33,14 +34,14 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
         "engines": ("engines", "engines.*"),
         "oracle": ("oracle", "proof", "low_precision", "tiers"),
         "observers": ("observers",),
-        "strategies": ("strategies", "strategies_model", "drawing", "own_drawing"),
+        "strategies": ("strategies", "strategies_model", "strategies_beside", "drawing", "own_drawing"),
     },
     {
         "runner": ("runner",),
         "checks": (
             "checks", "bounded_checks", "bounds", "own_roundings", "matched", "matched_norms", "comparing", "recorded",
             "paired", "private_checks", "noise_checks", "state_checks", "lifecycle_checks", "shard_checks",
-            "diagnosis", "diagnosis.*",
+            "sampler_checks", "poisson_checks", "kernel_checks", "diagnosis", "diagnosis.*",
         ),
     },
     {
@@ -127,7 +128,8 @@ def test_impl_is_reached_only_by_its_adapters_and_by_name() -> None:
         for module, path in _modules().items()
         if any(f"{name}.".startswith("fsdpcheck.impl.") for name in _imported(path))
     }
-    assert users == {"adapters.reference", "adapters.reference_fsdp2"}
+    of_impl = {"reference", "reference_fsdp2", "_reference_samplers", "_reference_kernels"}
+    assert users == {f"adapters.{name}" for name in of_impl}
 
 
 def test_the_reference_adapter_reaches_impl_lazily() -> None:

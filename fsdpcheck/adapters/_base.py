@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from fsdpcheck.case import MeshSpec, StepSpec
 from fsdpcheck.case import Trait as Trait
+from fsdpcheck.case_kernel import KernelDtype
 from fsdpcheck.execution import Observable
 
 Promise = Literal[
     "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms",
-    "dataset-order", "second-backward", "noise", "state", "lifecycle",
-    "sharded",
+    "dataset-order", "second-backward", "noise", "state", "lifecycle", "sharded",
+    "epochs", "poisson", "same-draws", "kernels",
 ]  # fmt: skip
 """What an adapter can promise; each law names one.
 
@@ -40,7 +41,13 @@ lifecycle: gathers one inner unit at a time, frees it when it has been used, and
 (``Observed.units``).
 sharded: each element of a trained parameter lies on one rank of the shards' axis, and replicas hold the same; the
 trainer has ``local_tensors``.
+epochs: has a sampler that deals each epoch out to the ranks in shares of equal length (``Sampling``). poisson: has one
+whose steps are Poisson draws: each record joins by itself, with the same probability, on one rank alone. same-draws:
+which records a Poisson draw takes is a function of seed, record and step alone, so that it is the same at any number of
+ranks and after a stop. kernels: has kernels that compute per-sample squared norms of a Linear (``Kernels``).
 """
+WITHOUT_MODEL: frozenset[Promise] = frozenset({"epochs", "poisson", "same-draws", "kernels"})
+"""Promises whose laws train no model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ class Features:
     losses by ``Batch.loss_scale`` (W/N; 1/N when replicated). On real numbers (trait "real") the factor is
     taken to be applied to the losses, before the backward: elsewhere it rounds otherwise, by an ulp; whoever applies it
     elsewhere does not accept "real". ``rank_local``: dotted names "pkg.mod:NAME" of module
-    globals that real ranks would each have for themselves.
+    globals that real ranks would each have for themselves. ``kernel_dtypes``: what kernels take, also mixed.
     """
 
     promises: frozenset[Promise]
@@ -87,6 +94,7 @@ class Features:
     max_world_size: int | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     rank_local: tuple[str, ...] = ()
+    kernel_dtypes: tuple[KernelDtype, ...] = ("float32",)
 
 
 @dataclass(frozen=True)

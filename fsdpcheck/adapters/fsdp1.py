@@ -126,6 +126,10 @@ class FullyShardedDataParallelAdapter:
             "second-backward": "trains plainly: it has no per-sample clipping",
             "noise": "trains plainly: it adds none",
             "state": "has no checkpoint of its own: what is saved is up to its user",
+            "epochs": "has torch's DistributedSampler, which is checked with fully_shard",
+            "poisson": "has no Poisson sampler",
+            "same-draws": "has no Poisson sampler",
+            "kernels": "trains plainly: it computes no per-sample norms",
             "lifecycle": "gathers the next unit ahead, and has no public view of what is gathered",
         },
     )

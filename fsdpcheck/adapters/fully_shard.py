@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from fsdpcheck.adapters import _torch_sampler
 from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup, Trait
 from fsdpcheck.adapters._gather import full_values, local_tensors
 from fsdpcheck.adapters._mesh import mesh_of
 from fsdpcheck.adapters._plain import local_loss
+from fsdpcheck.adapters._plugs import Sampler, SamplerSetup
 
 _ACCEPTS: frozenset[Trait] = frozenset(
     {
@@ -73,7 +75,7 @@ class FullyShard:
 
     name = "fully_shard"
     features = Features(
-        promises=frozenset({"plain", "global-norm", "sharded"}),
+        promises=frozenset({"plain", "global-norm", "sharded", "epochs"}),
         accepts=_ACCEPTS,
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
@@ -88,9 +90,15 @@ class FullyShard:
             "second-backward": "trains plainly: it has no per-sample clipping",
             "noise": "trains plainly: it adds none",
             "state": "has no checkpoint of its own: what is saved is up to its user",
+            "poisson": "has no Poisson sampler",
+            "same-draws": "has no Poisson sampler",
+            "kernels": "trains plainly: it computes no per-sample norms",
             "lifecycle": "gathers the next unit ahead, and has no public view of what is gathered",
         },
     )
+
+    def sampler(self, setup: SamplerSetup) -> Sampler:
+        return _torch_sampler.Shares(setup)
 
     def build(self, model: nn.Module, setup: Setup) -> _Trainer:
         mesh = mesh_of(setup)

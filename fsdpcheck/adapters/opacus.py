@@ -20,8 +20,10 @@ from opacus.utils.fsdp_utils import FSDP2Wrapper  # type: ignore[import-untyped,
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fsdpcheck.adapters._base import Batch, FactorRule, Features, Setup, Trait
+from fsdpcheck.adapters import _opacus_sampler
+from fsdpcheck.adapters._base import Batch, FactorRule, Features, Promise, Setup, Trait
 from fsdpcheck.adapters._gather import full_values, local_tensors
+from fsdpcheck.adapters._plugs import Sampler, SamplerSetup
 
 _REASONS = {
     "exact-factors": "forms a norm of per-parameter norms, whose rounding is in its clip factors",
@@ -35,6 +37,10 @@ _REASONS = {
     "noise": "draws it from one generator a rank, so its bits hang on the sharding; run without noise here",
     "state": "has no checkpoint of its own: what is saved is up to its user",
     "lifecycle": "shards by FSDP2, which gathers the next unit ahead and has no public view of what is gathered",
+    "epochs": "leaves the order of epochs to the data loader it is given",
+    "poisson": "asked of the variants opacus, opacus:poisson and opacus:one_stream",
+    "same-draws": "every rank draws from a generator of its own",
+    "kernels": "forms norms by einsum, layer by layer: it has no kernels",
     "dataset-order": "leaves each rank with the norms of its own samples",
 }
 _ACCEPTS: frozenset[Trait] = frozenset(
@@ -67,6 +73,11 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+Poisson = Literal["no", "as released", "repaired", "seeded alike, repaired"]
+"""What is promised of Poisson sampling: nothing, or of Opacus' sampler as it is, or with empty draws put back, its
+ranks seeded apart or alike."""
 
 
 class _Trainer:
@@ -122,16 +133,27 @@ class GhostFsdp:
     N = W * expected_batch_size. "sum": documented as no division at all, so what it sums a user divides by N.
     """
 
-    def __init__(self, name: str, accepts: frozenset[Trait], loss_reduction: Literal["mean", "sum"] = "mean") -> None:
-        self.name, self._reduction = name, loss_reduction
+    def __init__(
+        self,
+        name: str,
+        accepts: frozenset[Trait],
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        poisson: Poisson = "no",
+    ) -> None:
+        self.name, self._reduction, self._poisson = name, loss_reduction, poisson
+        promised: frozenset[Promise] = frozenset({"private", "sharded"} | (set() if poisson == "no" else {"poisson"}))
         self.features = Features(
-            promises=frozenset({"private", "sharded"}),
+            promises=promised,
             accepts=accepts,
             observables=frozenset({"params", "grads", "norms", "factors"}),
             owns_loss_scale=True,
             factor=FactorRule(eps=1e-6, expression="reciprocal", nested=True),
-            reasons=_REASONS,
+            reasons={promise: reason for promise, reason in _REASONS.items() if promise not in promised},
         )
+
+    def sampler(self, setup: SamplerSetup) -> Sampler:
+        alike, repaired = self._poisson == "seeded alike, repaired", self._poisson.endswith("repaired")
+        return _opacus_sampler.Poisson(setup, alike, repaired)
 
     def build(self, model: nn.Module, setup: Setup) -> _Trainer:
         module: Any = FSDP2Wrapper(model)
@@ -167,9 +189,9 @@ def _divide(normaliser: int, optimizer: Any) -> None:
 
 _SOUND = frozenset(_ACCEPTS - KNOWN.keys())
 
-adapter = GhostFsdp("opacus", _ACCEPTS)
+adapter = GhostFsdp("opacus", _ACCEPTS, poisson="as released")
 """All that Opacus documents."""
-sound = GhostFsdp("opacus without known findings", _SOUND)
+sound = GhostFsdp("opacus without known findings", _SOUND, poisson="repaired")
 """Whatever is found here is new, or a false alarm."""
 padding_idx = GhostFsdp("opacus, padding_idx", _SOUND | {"padding_idx"})
 few_rows = GhostFsdp("opacus, rows<ranks", _SOUND | {"rows<ranks", "uneven-rows"})
@@ -177,4 +199,6 @@ empty_ranks = GhostFsdp("opacus, empty-rank", _SOUND | {"empty-rank"})
 bags = GhostFsdp("opacus, bags", _SOUND | {"bags-private"})
 unbiased = GhostFsdp("opacus, layer-norm-without-bias", _SOUND | {"layer-norm-without-bias"})
 summing = GhostFsdp("opacus, loss_reduction sum", _SOUND, "sum")
+poisson = GhostFsdp("opacus, Poisson sampling", _SOUND, poisson="as released")
+one_stream = GhostFsdp("opacus, ranks seeded alike", _SOUND, poisson="seeded alike, repaired")
 """One known finding each, so that none hides another. ``summing`` releases 1/W of the sum: FSDP still averages."""

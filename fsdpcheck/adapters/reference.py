@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from fsdpcheck.adapters._base import Batch, FactorRule, Features, GlobalNormRule, Setup, Shard, Stored, Trait, UnitState
 from fsdpcheck.adapters._gather import local_tensors
 from fsdpcheck.adapters._mesh import REPLICATE, SHARD, mesh_of
+from fsdpcheck.adapters._plugs import Kernel, Sampler, SamplerSetup
 
 if TYPE_CHECKING:
     from fsdpcheck.impl.private import Privacy
@@ -162,7 +164,7 @@ class Reference:
             {
                 *("plain", "private", "exact-factors", "padding.zero", "padding.unread"),
                 *("deferred", "global-norm", "partial-norms", "dataset-order", "second-backward", "noise"),
-                *("state", "lifecycle", "sharded"),
+                *("state", "lifecycle", "sharded", "epochs", "poisson", "same-draws", "kernels"),
             }
         ),
         accepts=ACCEPTS,
@@ -170,6 +172,7 @@ class Reference:
         owns_loss_scale=True,
         factor=FactorRule(eps=1e-6, expression="divide", nested=False),
         global_norm=GlobalNormRule(nested=False, dtype="case", eps=1e-6),
+        kernel_dtypes=("float32", "float64", "bfloat16", "float16"),
     )
 
     def __init__(self, mode: str = "ghost") -> None:
@@ -190,6 +193,16 @@ class Reference:
         from fsdpcheck.adapters import _checkpoint
 
         _checkpoint.read(folder, model)
+
+    def sampler(self, setup: SamplerSetup) -> Sampler:
+        from fsdpcheck.adapters import _reference_samplers
+
+        return _reference_samplers.sampler(setup)
+
+    def kernels(self) -> Mapping[str, Kernel]:
+        from fsdpcheck.adapters import _reference_kernels
+
+        return _reference_kernels.kernels()
 
     def shard(self, model: nn.Module, setup: Setup) -> Sharded:
         """Flat buffers over all ranks, or with replicas over one axis of the mesh."""

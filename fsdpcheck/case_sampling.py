@@ -1,0 +1,111 @@
+"""Cases of samplers: which records are dealt out, how, and to how many ranks. A part of ``Case``.
+
+Legend: D records of the data set, q the probability of a draw, P shares that an epoch or a batch is split into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from fsdpcheck.case import Case, MeshSpec, Trait
+
+SamplingKind = Literal["shares", "poisson"]
+AxisLayout = Literal["distributed", "replicated"]
+MAX_DRAWS = 1 << 21
+"""Records times steps of a case, at most, so that a hostile token cannot ask for all memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSpec:
+    """What a sampler is asked for; the mesh and the seed of the case go with it.
+
+    "shares": every epoch deals all D ``records`` out to P shares of equal length, in dataset order or in a new order
+    (``shuffle``), by leaving the last ones out (``drop_last``) or by taking the first ones again, and in steps of
+    ``batch_size`` records of each share. "poisson": in each of ``steps`` steps of an epoch every record joins by itself
+    with probability ``rate`` q; a micro-batch has ``batch_size`` records at most, if the sampler
+    makes several.
+    ``shards``, ``replicas``: whether ranks along this axis of the mesh have the same records or their own.
+    ``start``: the first step of every epoch that is asked for, of a sampler made anew, as after a stop.
+    """
+
+    kind: SamplingKind = "shares"
+    records: int = 1
+    batch_size: int = 1
+    epochs: int = 1
+    steps: int = 1
+    rate: float = 1.0
+    shuffle: bool = False
+    drop_last: bool = False
+    shards: AxisLayout = "distributed"
+    replicas: AxisLayout = "distributed"
+    start: int = 0
+
+
+def share_of(spec: SamplingSpec, mesh: MeshSpec, rank: int) -> int:
+    """Which of the shares a rank has; rank = replica * dp_shard + place in the replica."""
+    replica, place = divmod(rank, mesh.dp_shard)
+    if spec.shards == "replicated":
+        return replica if spec.replicas == "distributed" else 0
+    return rank if spec.replicas == "distributed" else place
+
+
+def share_count(spec: SamplingSpec, mesh: MeshSpec) -> int:
+    """P: into how many shares the records are split."""
+    shards = mesh.dp_shard if spec.shards == "distributed" else 1
+    return shards * (mesh.dp_replicate if spec.replicas == "distributed" else 1)
+
+
+def repeated(spec: SamplingSpec, mesh: MeshSpec) -> int:
+    """How many entries of an epoch repeat a record, so that all shares are equally long."""
+    return 0 if spec.kind == "poisson" or spec.drop_last else -spec.records % share_count(spec, mesh)
+
+
+def epoch_steps(spec: SamplingSpec, mesh: MeshSpec) -> int:
+    """Steps of an epoch, counted from its first."""
+    if spec.kind == "poisson":
+        return spec.steps
+    whole, rest = divmod(spec.records, share_count(spec, mesh))
+    return -(-(whole + (rest > 0 and not spec.drop_last)) // spec.batch_size)
+
+
+def ranges(spec: SamplingSpec) -> Iterator[tuple[str, float, float, float]]:
+    """(field, value, lowest, highest) of every number."""
+    yield "sampling.records", spec.records, 1, 1 << 20
+    yield "sampling.batch_size", spec.batch_size, 1, 1 << 20
+    yield "sampling.epochs", spec.epochs, 1, 256
+    yield "sampling.steps", spec.steps, 1, 1 << 14
+    yield "sampling.start", spec.start, 0, 1 << 20
+    yield "sampling.rate", spec.rate, 2.0**-20, 1.0
+    yield "records times steps of sampling", spec.records * spec.steps * spec.epochs, 1, MAX_DRAWS
+
+
+def traits(case: Case, spec: SamplingSpec) -> Iterator[Trait]:
+    """What a sampling case demands of an adapter."""
+    mesh = case.mesh
+    if mesh.dp_replicate > 1:
+        yield "hsdp"
+    if share_count(spec, mesh) < mesh.world_size:
+        yield "replicated"
+    if repeated(spec, mesh):
+        yield "wrap-around"
+
+
+def describe(case: Case, spec: SamplingSpec) -> str:
+    """The case in words."""
+    mesh = case.mesh
+    what = f"{spec.records} records in shares of equal length, {_way(spec)}, {spec.batch_size} of each a step"
+    if spec.kind == "poisson":
+        what = f"Poisson draws of {spec.records} records with probability {spec.rate}, {spec.batch_size} a micro-batch"
+    long = f"{spec.epochs} epochs" if spec.epochs > 1 else "1 epoch"
+    long += f" of {spec.steps} steps" if spec.kind == "poisson" else ""
+    long += f", from step {spec.start} on" if spec.start else ""
+    axes = f"dp_shard {mesh.dp_shard} {spec.shards} x dp_replicate {mesh.dp_replicate} {spec.replicas}"
+    return f"sampler: {what}; {long}\nranks: W = {mesh.world_size} ({axes}); seed {case.seed}"
+
+
+def _way(spec: SamplingSpec) -> str:
+    order = "shuffled" if spec.shuffle else "in dataset order"
+    return f"{order}, the last ones dropped" if spec.drop_last else f"{order}, the first ones taken again"

@@ -1,0 +1,234 @@
+"""Planted bugs of samplers: records on several ranks, ranks out of step, draws that are no Poisson draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..fault import Function, Hit, fault
+
+
+@fault(
+    "epochs:EpochSampler.order",
+    "no global seed: every process shuffles by itself, https://github.com/Lightning-AI/pytorch-lightning/pull/17713",
+    "samplers.dealt",
+    cause="shares overlap",
+)
+def every_rank_shuffles_by_itself(original: Function, hit: Hit) -> Function:
+    """The order of an epoch is another on every rank."""
+
+    def planted(self: Any, epoch: int) -> list[int]:
+        order, (number, _) = original(self, epoch), self.layouts.share(self.axis, self.replicas)
+        hit()
+        return order[number:] + order[:number]
+
+    return planted
+
+
+@fault(
+    "layout:Layouts.share",
+    "the data-parallel rank taken from the wrong mesh axis, https://github.com/pytorch/torchtitan/issues/1842",
+    "samplers.dealt",
+    cause="axis is not the one",
+)
+def share_by_the_other_axis(original: Function, hit: Hit) -> Function:
+    """Where samples are replicated over one axis of the mesh, shares are numbered along that one."""
+
+    def planted(self: Any, axis: Any, replicas: Any) -> tuple[int, int]:
+        number, count = original(self, axis, replicas)
+        other = axis if self.shards == "replicated" else replicas
+        if axis.size > 1 and replicas.size > 1 and self.shards != self.replicas:
+            hit()
+            return other.rank % count, count
+        return number, count
+
+    return planted
+
+
+@fault(
+    "epochs:EpochSampler.share",
+    "a loader without padding, https://github.com/pytorch/torchtitan/issues/1618",
+    "samplers.steps",
+    cause="more records than others",
+)
+def rest_dealt_out(original: Function, hit: Hit) -> Function:
+    """The last records go to the first ranks, whose epochs are then longer."""
+
+    def planted(self: Any, epoch: int) -> list[tuple[int, bool]]:
+        order, (number, count) = self.order(epoch), self.layouts.share(self.axis, self.replicas)
+        if len(order) % count:
+            hit()
+        return [(record, False) for record in order[number::count]]
+
+    return planted
+
+
+@fault(
+    "epochs:EpochSampler.order",
+    "set_epoch forgotten; calls DistributedSampler's documentation warns of",
+    "samplers.epochs",
+    cause="the epoch is not told",
+)
+def epoch_never_told(original: Function, hit: Hit) -> Function:
+    """Every epoch has the order of the first."""
+
+    def planted(self: Any, epoch: int) -> list[int]:
+        hit()
+        order: list[int] = original(self, 0)
+        return order
+
+    return planted
+
+
+@fault(
+    "epochs:EpochSampler.steps",
+    "a resumed loader that begins at iteration 0, https://github.com/huggingface/accelerate/pull/4071",
+    "samplers.resumed",
+    cause="begins again",
+)
+def resumed_from_the_start(original: Function, hit: Hit) -> Function:
+    """The step at which to go on is not used."""
+
+    def planted(self: Any, epoch: int, start: int = 0) -> Any:
+        if start:
+            hit()
+        return original(self, epoch)
+
+    return planted
+
+
+@fault(
+    "sampling:PoissonSampler.draw",
+    "every rank draws from the whole data set, https://github.com/meta-pytorch/opacus/issues/444",
+    "samplers.poisson-once",
+    cause="belongs to shares",
+)
+def neighbours_record_drawn_too(original: Function, hit: Hit) -> Function:
+    """A rank that draws its first record hands it to the rank before it as well."""
+
+    def planted(self: Any, step: int) -> list[list[int]]:
+        drawn: list[list[int]] = original(self, step)
+        behind = self.own.stop
+        if behind < self.dataset_size:
+            theirs = self.key.uniform("(which records join)", step, behind, behind + 1, torch.device("cpu"))
+            if float(theirs) < self.rate and len(drawn[-1]) < self.capacity:
+                hit()
+                drawn[-1].append(behind)
+        return drawn
+
+    return planted
+
+
+@fault(
+    "sampling:PoissonSampler.draw",
+    "a distributed sampler that yields nothing for an empty draw, https://github.com/meta-pytorch/opacus/pull/164",
+    "samplers.poisson-steps",
+    cause="left out",
+)
+def empty_draws_left_out(original: Function, hit: Hit) -> Function:
+    """Micro-batches without a record are left out."""
+
+    def planted(self: Any, step: int) -> list[list[int]]:
+        drawn: list[list[int]] = original(self, step)
+        if not all(drawn):
+            hit()
+        return [chunk for chunk in drawn if chunk]
+
+    return planted
+
+
+@fault(
+    "sampling:PoissonSampler.draw",
+    "ranks seeded alike, https://github.com/meta-pytorch/opacus/pull/271",
+    "samplers.poisson-law",
+    cause="the same stream",
+)
+def ranks_draw_one_stream(original: Function, hit: Hit) -> Function:
+    """Every rank draws for its records what the first rank draws for its own, place by place."""
+
+    def planted(self: Any, step: int) -> list[list[int]]:
+        if self.axis.rank:
+            hit()
+        uniform = self.key.uniform("(which records join)", step, 0, len(self.own), torch.device("cpu"))
+        joined = (uniform < self.rate).nonzero().flatten().add(self.own.start).tolist()
+        return [joined[k * self.capacity : (k + 1) * self.capacity] for k in range(self.micro_batches)]
+
+    return planted
+
+
+@fault(
+    "sampling:PoissonSampler.draw",
+    "shuffled batches of one size, https://github.com/lxuechen/private-transformers/issues/7",
+    "samplers.poisson-law",
+    cause="size of a batch",
+)
+def batches_of_one_size(original: Function, hit: Hit) -> Function:
+    """Each share's batch has the expected number of records, a uniform subset of its own."""
+
+    def planted(self: Any, step: int) -> list[list[int]]:
+        hit()
+        uniform = self.key.uniform("(which records join)", step, self.own.start, self.own.stop, torch.device("cpu"))
+        size = round(self.rate * len(self.own))
+        joined = uniform.argsort()[:size].sort().values.add(self.own.start).tolist()
+        return [joined[k * self.capacity : (k + 1) * self.capacity] for k in range(self.micro_batches)]
+
+    return planted
+
+
+@fault(
+    "sampling:PoissonSampler.draw",
+    "a rate from another count than was drawn with, https://github.com/meta-pytorch/opacus/issues/813",
+    "samplers.poisson-rate",
+    cause="probability is not",
+)
+def rate_one_percent_low(original: Function, hit: Hit) -> Function:
+    """Records join with 0.99 times the probability."""
+
+    def planted(self: Any, step: int) -> list[list[int]]:
+        hit()
+        uniform = self.key.uniform("(which records join)", step, self.own.start, self.own.stop, torch.device("cpu"))
+        joined = (uniform < 0.99 * self.rate).nonzero().flatten().add(self.own.start).tolist()
+        return [joined[k * self.capacity : (k + 1) * self.capacity] for k in range(self.micro_batches)]
+
+    return planted
+
+
+@fault(
+    "sampling:PoissonSampler.draw",
+    "draws from the generator of each rank, https://github.com/meta-pytorch/opacus/pull/271",
+    "samplers.poisson-world",
+    cause="depend on rank",
+)
+def draws_keyed_by_rank(original: Function, hit: Hit) -> Function:
+    """Draws are independent, and a function of the rank that makes them."""
+
+    def planted(self: Any, step: int) -> list[list[int]]:
+        hit()
+        name = f"(which records join rank {self.axis.rank} of {self.axis.size})"
+        uniform = self.key.uniform(name, step, self.own.start, self.own.stop, torch.device("cpu"))
+        joined = (uniform < self.rate).nonzero().flatten().add(self.own.start).tolist()
+        return [joined[k * self.capacity : (k + 1) * self.capacity] for k in range(self.micro_batches)]
+
+    return planted
+
+
+@fault(
+    "sampling:PoissonSampler.draw",
+    "a resumed loader that begins at iteration 0, https://github.com/huggingface/accelerate/pull/4203",
+    "samplers.poisson-resumed",
+    cause="begins again",
+)
+def draws_counted_by_the_sampler(original: Function, hit: Hit) -> Function:
+    """Draws are numbered by the sampler itself, from 0 whenever it is made."""
+    counts: dict[int, tuple[Any, int]] = {}
+
+    def planted(self: Any, step: int) -> list[list[int]]:
+        _, count = counts.get(id(self), (self, 0))
+        counts[id(self)] = (self, count + 1)  # keeps the sampler, so that no other has its id
+        if count != step:
+            hit()
+        drawn: list[list[int]] = original(self, count)
+        return drawn
+
+    return planted

@@ -1,0 +1,87 @@
+"""Kernels that compute per-sample squared norms, against the definition; those in Triton are interpreted.
+
+Every kernel of the adapter runs in a process of its own, on tensors and workspaces that lie in NaN.
+"""
+
+from __future__ import annotations
+
+from hypothesis.strategies import SearchStrategy
+
+from fsdpcheck import strategies_beside
+from fsdpcheck.adapters._base import Features
+from fsdpcheck.case import Case
+from fsdpcheck.kernel_checks import (
+    assert_definition,
+    assert_memory_kept,
+    assert_same_bits,
+    assert_spoiled,
+    assert_within_bound,
+)
+from fsdpcheck.law import law
+from fsdpcheck.runner import Run
+
+
+def _integers(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    return strategies_beside.kernels(features)
+
+
+def _spoiled(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    return strategies_beside.kernels(features, spoil=("nan", "inf"))
+
+
+def _real(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    return strategies_beside.kernels(features, numbers="real")
+
+
+def _repeated(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    return strategies_beside.kernels(features, numbers="real", repeated=True)
+
+
+@law("kernels.definition", promise="kernels", draw=_integers)
+def test_norms_are_those_of_the_definition(case: Case, run: Run) -> None:
+    """On integers, scaled by powers of two, every norm is the definition's, bit for bit.
+
+    For every remainder of the tile sizes, any strides and dtypes, no sample or several. Not seen: what rounds. Source:
+    jax_privacy#309 (squares that vanish in half precision), Opacus#751.
+    """
+    assert_definition(run(case))
+
+
+@law("kernels.bounded", promise="kernels", draw=_real)
+def test_norms_are_not_under_estimated(case: Case, run: Run) -> None:
+    """On real numbers that nearly cancel, norms are within the bound of float32 sums, so never further below.
+
+    A norm that is too small leaves its sample clipped too little. Not seen: errors within the bound, which for sums
+    that cancel are large beside the norm itself. Source: jax_privacy#309, Megatron and fairscale#1092 (norms that were
+    summed in half precision).
+    """
+    assert_within_bound(run(case))
+
+
+@law("kernels.order", promise="kernels", draw=_repeated)
+def test_equal_inputs_give_equal_bits(case: Case, run: Run) -> None:
+    """Called twice, or with the programs of a launch in the opposite order, a kernel gives the same bits.
+
+    So ranks that hold one sample agree on its clip factor. Not seen: orders inside a program, which only a GPU has.
+    Source: NVIDIA/Megatron-LM#657, atomics.
+    """
+    assert_same_bits(run(case))
+
+
+@law("kernels.memory", promise="kernels", draw=_integers)
+def test_kernels_keep_to_their_own_memory(case: Case, run: Run) -> None:
+    """A kernel writes to nothing but what it allocated, and reads neither beside its inputs nor what nobody wrote.
+
+    Not seen: what is further than 64 elements away. Source: Megatron-LM#5788, pytorch#116122.
+    """
+    assert_memory_kept(run(case))
+
+
+@law("kernels.spoiled", promise="kernels", draw=_spoiled)
+def test_a_spoiled_sample_is_seen_and_spoils_no_other(case: Case, run: Run) -> None:
+    """A sample with a NaN has norm NaN, one with an infinity no finite norm, and all others have their own, exactly.
+
+    Source: DeepSpeed#7171, habitat-lab#2226, pytorch#46849.
+    """
+    assert_spoiled(execution := run(case))
+    assert_definition(execution)

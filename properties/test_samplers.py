@@ -1,0 +1,155 @@
+"""Samplers: which rank gets which record, in which step; in shares of equal length, and by Poisson draws.
+
+Index lists are compared entry by entry. What is promised of chance alone is judged by exact binomial tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from fsdpcheck import strategies_beside
+from fsdpcheck.adapters._base import Features
+from fsdpcheck.case import Case, MeshSpec
+from fsdpcheck.case_sampling import epoch_steps
+from fsdpcheck.checks import assert_collectives_equal
+from fsdpcheck.law import law
+from fsdpcheck.poisson_checks import assert_poisson, assert_rate
+from fsdpcheck.runner import Run
+from fsdpcheck.sampler_checks import (
+    assert_dealt_out,
+    assert_equal_steps,
+    assert_goes_on,
+    assert_one_rank_each,
+    assert_orders,
+    assert_same_draws,
+    of_case,
+)
+
+
+def _shares(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    return strategies_beside.shares(features, world_sizes)
+
+
+def _epochs(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    return strategies_beside.shares(features, world_sizes, several=True)
+
+
+def _draws(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    return strategies_beside.draws(features, world_sizes)
+
+
+def _long(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    return strategies_beside.long_draws(features, world_sizes)
+
+
+def _many(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    return st.just(strategies_beside.many_draws(world_sizes))
+
+
+def _later(case: Case) -> Case:
+    """The case from the middle of every epoch on."""
+    spec = of_case(case)
+    return replace(case, sampling=replace(spec, start=epoch_steps(spec, case.mesh) // 2))
+
+
+@law("samplers.dealt", promise="epochs", draw=_shares)
+def test_an_epoch_is_dealt_out_to_the_ranks(case: Case, run: Run) -> None:
+    """An epoch's shares are equally long and hold every record once, but for fewer than P left out or taken twice.
+
+    P shares: ranks along a replicated axis have the same one, along a distributed axis their own. Entries that repeat a
+    record are marked, where the sampler marks any. Not seen: whether a training loop counts marked entries. Source:
+    pytorch#25162, Lightning#17713, Opacus#444.
+    """
+    assert_dealt_out(run(case))
+
+
+@law("samplers.steps", promise="epochs", draw=_shares)
+def test_all_ranks_take_equally_many_steps(case: Case, run: Run) -> None:
+    """Every rank takes the same number of steps and micro-batches, and calls the same collectives to sample.
+
+    Source: torchtitan#1618, prime-rl#2515, where ranks that ran out of batches left the others in a collective.
+    """
+    assert_equal_steps(execution := run(case))
+    assert_collectives_equal(execution)
+
+
+@law("samplers.epochs", promise="epochs", draw=_epochs)
+def test_every_epoch_has_an_order_of_its_own(case: Case, run: Run) -> None:
+    """Shuffled epochs have different orders that follow from seed and epoch; others that of the data set, every time.
+
+    Two orders of 16 records or more are equal by chance below 1e-13. Not seen: whether all orders are equally likely.
+    Source: accelerate#4071, and every loop that forgets set_epoch.
+    """
+    assert_orders(run(case), run(case))
+
+
+@law("samplers.resumed", promise="epochs", draw=_epochs)
+def test_a_stopped_epoch_goes_on_where_it_stopped(case: Case, run: Run) -> None:
+    """A sampler made anew that goes on at a later step of any epoch gives the records that were still to come.
+
+    Not seen: how a training stores where it stood. Source: accelerate#4071, accelerate#4203.
+    """
+    assert_goes_on(run(case), run(_later(case)))
+
+
+@law("samplers.poisson-once", promise="poisson", draw=_draws)
+def test_a_record_joins_a_step_on_one_rank(case: Case, run: Run) -> None:
+    """In a step every record is drawn at most once, by one share; ranks that share a batch draw the same.
+
+    Source: Opacus#444, where every rank drew from the whole data set, so that a record counted W times.
+    """
+    assert_one_rank_each(run(case))
+
+
+@law("samplers.poisson-steps", promise="poisson", draw=_draws)
+def test_empty_draws_are_steps_too(case: Case, run: Run) -> None:
+    """Every rank takes every step, in as many micro-batches as all others, also where it draws no record.
+
+    The number of micro-batches is the same in all steps: it is public, what is drawn is not. Source: Opacus#164, whose
+    distributed sampler yields nothing for an empty draw.
+    """
+    assert_equal_steps(execution := run(case))
+    assert_collectives_equal(execution)
+
+
+@law("samplers.poisson-law", promise="poisson", draw=_long)
+def test_records_join_independently_with_one_probability(case: Case, run: Run) -> None:
+    """All draws of all records are independent, on whichever rank they are made, with the probability asked for.
+
+    Tested on the number of draws, on the sizes of batches, on every pair of records and of steps: right draws are
+    called wrong with probability 1e-9 a case. Found are ranks that draw one stream, batches of fixed size, draws that
+    come again. Not seen: dependence of three records or more. Source: Opacus#271, private-transformers#7,
+    jax_privacy#84; a batch of binomial size that is a uniform subset is the same law (jax_privacy#121).
+    """
+    assert_poisson(run(case))
+
+
+@law("samplers.poisson-rate", promise="poisson", draw=_many)
+def test_records_join_with_the_probability_asked_for(case: Case, run: Run) -> None:
+    """Of 2^20 draws with probability 1/2 as many join as should.
+
+    Right draws are called wrong with probability 1e-9, a probability that is 1 % off is found with 0.99. One case.
+    Source: Opacus#813.
+    """
+    assert_rate(run(case))
+
+
+@law("samplers.poisson-world", promise="same-draws", draw=_draws)
+def test_draws_do_not_depend_on_the_number_of_ranks(case: Case, run: Run) -> None:
+    """The same seed draws the same records in the same steps on one rank and on any number of them.
+
+    Source: Opacus#271, whose draws follow from the generator of each rank.
+    """
+    assert_same_draws(run(case), run(replace(case, mesh=MeshSpec(1 if case.world_size > 1 else 3))))
+
+
+@law("samplers.poisson-resumed", promise="same-draws", draw=_draws)
+def test_draws_after_a_stop_are_those_that_were_to_come(case: Case, run: Run) -> None:
+    """A Poisson sampler made anew that goes on at a later step draws what one that never stopped would have drawn.
+
+    Draws that begin again are used twice, which no accountant allows for. Source: accelerate#4071.
+    """
+    assert_goes_on(run(case), run(_later(case)))
