@@ -89,13 +89,13 @@ class Recorder:
 
     def _backward(self, found: Sequence[Record], losses: Tensor, mode: Mode, at_once: frozenset[int]) -> list[Squares]:
         """Squared norms of each group of records, in the order of the forward; ``at_once``: those not to put off."""
-        held: dict[int, Mapping[str, Tensor]] = {}
+        held: dict[int, Use] = {}
         early: dict[int, Squares] = {}
 
         def arrived(position: int, backprop: Tensor) -> None:
             use = self._use(found[position], backprop.detach())
-            if use.held is not None:
-                held[position] = use.held
+            if found[position].layer.needs_parameters:
+                held[position] = use
             if position in at_once:
                 early[position] = self._term([use], mode)
 
@@ -107,7 +107,7 @@ class Recorder:
         gradients = backprops(found, losses, mode)
         for handle in handles:
             handle.remove()
-        arrivals = {p: Use(found[p], g.detach(), held.get(p)) for p, g in enumerate(gradients) if g is not None}
+        arrivals = {p: held.get(p) or Use(found[p], g.detach()) for p, g in enumerate(gradients) if g is not None}
         if mode.passes == "bookkeeping":
             self.kept = list(arrivals.values())
         squares = []
@@ -141,12 +141,12 @@ class Recorder:
         return torch.stack([sums.get((g, contribution), zero) for g in range(len(self.clipping.groups))])
 
     def _use(self, record: Record, backprop: Tensor) -> Use:
-        """A use, its per-sample gradients formed if that takes parameters, which are gathered now."""
+        """A use, and what takes parameters formed already, while they are gathered: products or gradients."""
         use = Use(record, backprop)
         if not record.layer.needs_parameters:
             return use
         with self.paused(), torch.no_grad():
-            return Use(record, backprop, use.per_sample_gradient())
+            return use.without_parameters()
 
     def _record(
         self, layer: Layer, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any

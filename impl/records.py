@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .aggregate import Contribution
 from .norms import fallback
+from .norms._products import Products
 from .norms.fallback import Call
 from .sharded import Sharded
 
@@ -46,14 +47,14 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One layer in one forward: ``activations`` is its input, ``output`` still hangs on the graph.
+    """One layer in one forward: ``activations`` is its input, or what was made of it; ``output`` hangs on the graph.
 
     ``others``: further tensors of its output, which no loss may depend on. ``parameters`` are the trainable ones as
     they were then, gathered, and ``inputs`` the graph's nodes that its inputs come from.
     """
 
     layer: Layer
-    activations: Tensor | Call
+    activations: Tensor | Call | Products
     output: Tensor
     version: int
     others: tuple[Tensor, ...] = ()
@@ -65,7 +66,7 @@ class Record:
 class Use:
     """A record with its backprop; ``held`` are its per-sample gradients, where they had to be formed in the backward.
 
-    That is where the rule needs the parameters' values, which are freed later.
+    That is where the rule needs the parameters' values, which are freed later, and knows no products to hold instead.
     """
 
     record: Record
@@ -86,24 +87,39 @@ class Use:
     def only(self, rows: Tensor) -> Use:
         """The same use by some samples only, ``rows`` [b'] their numbers."""
         record, held = self.record, self.held
-        if held is None and isinstance(record.activations, Tensor):
+        if isinstance(record.activations, Products):
+            record = replace(record, activations=record.activations.only(rows))
+        elif held is None and isinstance(record.activations, Tensor):
             record = replace(record, activations=record.activations[rows])
         kept = None if held is None else {attribute: gradient[rows] for attribute, gradient in held.items()}
         return Use(record, self.raw[rows], kept)
+
+    def without_parameters(self) -> Use:
+        """The same use, which needs no parameters any more: they are gathered now. Raises RuntimeError if not."""
+        layer, record = self.record.layer, self.record
+        if not hasattr(layer.rule, "products"):
+            return Use(record, self.raw, self.per_sample_gradient())
+        refuse_freed(record)
+        products = layer.rule.products(layer.module, record.activations, self.raw)
+        return Use(replace(record, activations=products), self.raw)
 
     def per_sample_gradient(self) -> Mapping[str, Tensor]:
         """{attribute: [B, *shape]}. Raises RuntimeError if that takes parameters that are not gathered any more."""
         if self.held is not None:
             return self.held
-        refuse_freed(self.record)
         layer, record = self.record.layer, self.record
-        inputs = (record.activations, self.raw) if layer.needs_parameters else (self.activations, self.backprop)
+        needs = layer.needs_parameters and not isinstance(record.activations, Products)
+        if needs:
+            refuse_freed(record)
+        inputs = (record.activations, self.raw) if needs else (self.activations, self.backprop)
         found: dict[str, Tensor] = layer.rule.per_sample_gradient(layer.module, *inputs)
         return {attribute: lifted(gradient) for attribute, gradient in found.items()}
 
 
 def lifted(value: Any) -> Any:
-    """A half-precision tensor in float32; anything else as it is."""
+    """A half-precision tensor in float32, products with theirs; anything else as it is."""
+    if isinstance(value, Products):
+        return value.lifted(lifted)
     return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
 
 

@@ -14,7 +14,9 @@ A rule is a module of this folder with these names:
 A rule needs activations, backprops and options of the layer only, never the values of its parameters, unless it says
 ``NEEDS_PARAMETERS = True``; then it has to be called while the layer's unit is gathered. ``COVERS_CHILDREN = True``
 says that the rule's attributes are dotted names of *all* parameters below the layer, whose children have no rule of
-their own. ``ONE_INPUT`` may say what the one input is, for the error of a call with more; ``call(positional,
+their own. ``products(module, activations, backprops)`` may give such a rule ``_products.Products`` to be called with
+from then on, in place of activations and without parameters; otherwise its per-sample gradients are formed at once.
+``ONE_INPUT`` may say what the one input is, for the error of a call with more; ``call(positional,
 keywords)`` makes a ``fallback.Call`` where a rule takes several. A layer type without a file is taken by ``fallback``,
 and a type is matched exactly: a subclass may compute something else. Adding a layer type is adding a file; names that
 begin with "_" are no rules.

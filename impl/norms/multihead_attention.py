@@ -1,15 +1,25 @@
-"""nn.MultiheadAttention, as a whole: it multiplies with its projections' weights itself, so no inner layer ever runs.
+"""nn.MultiheadAttention, through its projections: it multiplies with their weights itself, so no inner layer ever runs.
 
-Its forward is run again under torch.func (``fallback``), for all of its parameters: in_proj_*, q/k/v_proj_weight,
-bias_k, bias_v and out_proj.*. An attention whose projections are layers of their own needs nothing of this.
+Its projections of queries, keys and values and its output projection are four products, each a Linear (``_products``).
+Their backprops are found by running again what lies between them, for the whole batch at once: that takes the values of
+the parameters, while they are gathered, and forms no per-sample gradient. bias_k and bias_v are biases of one position.
+An attention whose projections are layers of their own needs nothing of this.
+
+Legend: B samples, T positions of queries, S of keys and values, e features, h heads.
 """
 
 from __future__ import annotations
 
+import math
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from . import _terms, fallback
+from .. import kernels
+from . import fallback, linear
+from ._products import Product, Products
 from .fallback import Call
 
 LAYER = nn.MultiheadAttention
@@ -28,32 +38,93 @@ def refusal(module: nn.MultiheadAttention) -> str:
 
 def call(positional: tuple[object, ...], keywords: dict[str, object]) -> Call:
     """The call with everything behind query, key and value named; ``attn_mask`` [T, S] is the same for all samples."""
-    named = {**dict(zip(_ARGUMENTS, positional[3:], strict=False)), **keywords}
+    named = {**dict(zip(("query", "key", "value", *_ARGUMENTS), positional, strict=False)), **keywords}
     mask = named.get("attn_mask")
     if isinstance(mask, Tensor) and mask.dim() != 2:
         raise NotImplementedError("a MultiheadAttention with a mask for each sample: give one [T, S] for all samples")
-    return Call(positional[:3], named, shared=("attn_mask",))
+    return Call((), named, shared=("attn_mask",))
 
 
-def squared_norm(module: nn.MultiheadAttention, activations: Tensor | Call, backprops: Tensor) -> Tensor:
+def squared_norm(module: nn.MultiheadAttention, activations: Call | Products, backprops: Tensor) -> Tensor:
     """[B]: squared gradient norms over all trainable parameters."""
-    return _terms.squares(per_sample_gradient(module, activations, backprops), backprops)
+    return _products(module, activations, backprops).squared_norm(linear.weight_squared_norm)
+
+
+def flash_squared_norm(module: nn.MultiheadAttention, activations: Call | Products, backprops: Tensor) -> Tensor:
+    """[B]: the same, the matrices' by kernels."""
+    return _products(module, activations, backprops).squared_norm(kernels.squared_norm)
 
 
 def per_sample_gradient(
-    module: nn.MultiheadAttention, activations: Tensor | Call, backprops: Tensor
+    module: nn.MultiheadAttention, activations: Call | Products, backprops: Tensor
 ) -> dict[str, Tensor]:
     """{dotted name: [B, *shape]} of all trainable parameters."""
-    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no batching rule
-        return fallback.gradients_of(module, _trainable(module), activations, backprops)
+    return _products(module, activations, backprops).per_sample_gradient()
 
 
 def weighted_gradient(
-    module: nn.MultiheadAttention, activations: Tensor | Call, backprops: Tensor, weights_B: Tensor
+    module: nn.MultiheadAttention, activations: Call | Products, backprops: Tensor, weights_B: Tensor
 ) -> dict[str, Tensor]:
     """{dotted name: [*shape]} of all trainable parameters."""
-    return fallback.weighted_gradients_of(module, _trainable(module), activations, backprops, weights_B)
+    return _products(module, activations, backprops).weighted_gradient(weights_B)
 
 
-def _trainable(module: nn.MultiheadAttention) -> list[str]:
-    return [name for name, value in module.named_parameters() if value.requires_grad]
+def products(module: nn.MultiheadAttention, activations: Call, backprops: Tensor) -> Products:
+    """The layer's products. Needs its parameters."""
+    trainable = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
+    inputs = [activations.keywords[name] for name in ("query", "key", "value")]
+    projections = _projections(module)
+    leaves = [F.linear(x, w, b).detach().requires_grad_() for x, (w, b, *_) in zip(inputs, projections, strict=True)]
+    extra = [_rows_of(own, len(backprops)) for own in (module.bias_k, module.bias_v) if own is not None]
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused kernels take exp of a rounded log
+        mixed_BTe = _mixed(module, *leaves, extra, activations)
+        above = backprops @ module.out_proj.weight.detach()
+        (*found,) = torch.autograd.grad(mixed_BTe, [*leaves, *extra], above)
+    rows = [(name, bias, x, g) for x, (_, _, name, bias), g in zip(inputs, projections, found, strict=False)]
+    rows += [("", name, None, g) for name, g in zip(("bias_k", "bias_v"), found[3:], strict=False)]
+    rows += [("out_proj.weight", "out_proj.bias", mixed_BTe.detach(), backprops)]
+    made = [Product(w if w in trainable else "", b if b in trainable else "", x, g) for w, b, x, g in rows]
+    return Products(tuple(made), trainable)
+
+
+def _products(module: nn.MultiheadAttention, activations: Call | Products, backprops: Tensor) -> Products:
+    return activations if isinstance(activations, Products) else products(module, activations, backprops)
+
+
+def _projections(module: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor | None, str, str]]:
+    """(weight, bias, name of the parameter that holds the weight, of that with the bias) of queries, keys, values."""
+    packed = module.in_proj_weight
+    names = ("in_proj_weight",) * 3 if packed is not None else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    weights = packed.chunk(3) if packed is not None else [module.get_parameter(name) for name in names]
+    biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.detach().chunk(3)
+    return [(w.detach(), b, name, "in_proj_bias") for w, b, name in zip(weights, biases, names, strict=True)]
+
+
+def _rows_of(own: Tensor, count: int) -> Tensor:
+    """[B, 1, e]: bias_k or bias_v, a row for each sample, to find each sample's gradient."""
+    return own.detach().expand(count, 1, own.shape[-1]).clone().requires_grad_()
+
+
+def _mixed(
+    module: nn.MultiheadAttention, q_BTe: Tensor, k_BSe: Tensor, v_BSe: Tensor, extra: list[Tensor], given: Call
+) -> Tensor:
+    """[B, T, e]: values, mixed by attention, before the output projection."""
+    positions, heads = k_BSe.shape[1], module.num_heads
+    if extra:
+        k_BSe, v_BSe = torch.cat([k_BSe, extra[0]], 1), torch.cat([v_BSe, extra[1]], 1)
+    if module.add_zero_attn:
+        k_BSe, v_BSe = F.pad(k_BSe, (0, 0, 0, 1)), F.pad(v_BSe, (0, 0, 0, 1))
+    mask = _mask(given, q_BTe, k_BSe.shape[1] - positions)
+    split = [x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q_BTe, k_BSe, v_BSe)]
+    return F.scaled_dot_product_attention(*split, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+def _mask(given: Call, like: Tensor, more: int) -> Tensor | None:
+    """What is added to the scores, [B or 1, 1, T or 1, S + more], or None: masks of positions and of padding."""
+    named = {"attn_mask": lambda m: m[None, None], "key_padding_mask": lambda m: m[:, None, None]}
+    masks = [shape(given.keywords[name]) for name, shape in named.items() if given.keywords.get(name) is not None]
+    added = [
+        torch.zeros_like(m, dtype=like.dtype).masked_fill(m, -math.inf) if m.dtype == torch.bool else m.to(like.dtype)
+        for m in masks
+    ]
+    return F.pad(sum(added[1:], added[0]), (0, more)) if added else None

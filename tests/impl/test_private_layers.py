@@ -16,7 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from fsdpcheck.impl import collectives
 from fsdpcheck.impl.clipping import Flat
 from fsdpcheck.impl.layout import REPLICATED
-from fsdpcheck.impl.modes import Mode
+from fsdpcheck.impl.modes import Mode, parse
+from fsdpcheck.impl.norms import fallback
+from fsdpcheck.impl.norms._products import Products
 from fsdpcheck.impl.per_parameter import PerParameterModel
 from fsdpcheck.impl.private import Privacy
 from fsdpcheck.impl.step import MicroBatch, Options, Trainer
@@ -222,6 +224,31 @@ def test_a_private_step_equals_the_single_device(
         assert torch.equal(found, (squared[indices] * world_size**2).sqrt())
         for name, gradient in total.items():
             assert torch.equal(gradients[name], gradient * world_size), name
+
+
+@pytest.mark.parametrize("mode", ["ghost", "flash", "ghost_bk", "flash_bk"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_attention_forms_no_gradient_of_a_sample(
+    ranks: Ranks, way: str, mode: str, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norms and clipped gradients through its projections: ways to per-sample gradients are closed."""
+
+    def closed(*_: Any) -> Any:
+        raise AssertionError("a per-sample gradient is formed")
+
+    monkeypatch.setattr(Products, "per_sample_gradient", closed)
+    monkeypatch.setattr(fallback, "gradients_of", closed)
+    options = Options(normaliser=1, privacy=Privacy(Flat(2.0**60), parse(mode)))
+    squared, total = alone("attention")
+
+    def body(rank: int) -> tuple[Tensor, list[int], dict[str, Tensor]]:
+        trainer = stepped("attention", way, rank, world_size, options, True)
+        return torch.cat(trainer.found.norms), trainer.found.indices, trainer.model.full_gradients()
+
+    for found, indices, gradients in ranks(body, world_size):
+        assert torch.equal(found, (squared[indices] * world_size**2).sqrt())
+        assert all(torch.equal(gradients[name], gradient * world_size) for name, gradient in total.items())
 
 
 @pytest.mark.parametrize("contribution", ["partial", "mixed"])
