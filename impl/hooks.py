@@ -31,6 +31,7 @@ from .aggregate import Contribution, Terms
 from .clipping import Clipping
 from .modes import Mode
 from .norms import fallback
+from .norms._products import Products
 from .profile import OFF, Off, Profile
 from .records import Layer, Record, Use
 
@@ -156,6 +157,7 @@ class Recorder:
         record = records.record_of(layer, inputs, keywords, output)
         if layer.needs_parameters and layer.name not in self._asked:
             self._asked.add(layer.name)
+            assert not isinstance(record.activations, Products)  # made in the backward
             if fallback.mixes_samples(module, record.activations):
                 kind = norms.layer_type(module).__name__
                 raise NotImplementedError(

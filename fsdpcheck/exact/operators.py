@@ -252,13 +252,13 @@ def _adds_rows(by_frequency: bool, mode: int, weights: Any) -> None:
 
 @_rule(_aten._embedding_bag_dense_backward.default)
 def _embedding_bag_backward(grad: Operand, *rest: Any) -> Sequence[Bound]:
-    _adds_rows(*rest[5:7], rest[7])
+    _adds_rows(rest[5], rest[6], rest[7])
     return [Bound(_aten._embedding_bag_dense_backward.default(grad.magnitude, *rest), grad.exponent)]
 
 
 @_rule(_aten._embedding_bag_backward.default)
 def _composite_embedding_bag_backward(grad: Operand, *rest: Any) -> Sequence[Bound]:
-    _adds_rows(*rest[6:8], rest[9])
+    _adds_rows(rest[6], rest[7], rest[9])
     return [Bound(_aten._embedding_bag_backward.default(grad.magnitude, *rest), grad.exponent)]
 
 

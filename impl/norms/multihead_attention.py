@@ -11,6 +11,7 @@ Legend: B samples, T positions of queries, S of keys and values, e features, h h
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +78,7 @@ def products(module: nn.MultiheadAttention, activations: Call, backprops: Tensor
     leaves = [F.linear(x, w, b).detach().requires_grad_() for x, (w, b, *_) in zip(inputs, projections, strict=True)]
     extra = [_rows_of(own, len(backprops)) for own in (module.bias_k, module.bias_v) if own is not None]
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused kernels take exp of a rounded log
-        mixed_BTe = _mixed(module, *leaves, extra, activations)
+        mixed_BTe = _mixed(module, leaves, extra, activations)
         above = backprops @ module.out_proj.weight.detach()
         (*found,) = torch.autograd.grad(mixed_BTe, [*leaves, *extra], above)
     rows = [(name, bias, x, g) for x, (_, _, name, bias), g in zip(inputs, projections, found, strict=False)]
@@ -105,24 +106,24 @@ def _rows_of(own: Tensor, count: int) -> Tensor:
     return own.detach().expand(count, 1, own.shape[-1]).clone().requires_grad_()
 
 
-def _mixed(
-    module: nn.MultiheadAttention, q_BTe: Tensor, k_BSe: Tensor, v_BSe: Tensor, extra: list[Tensor], given: Call
-) -> Tensor:
+def _mixed(module: nn.MultiheadAttention, projected: Sequence[Tensor], extra: Sequence[Tensor], given: Call) -> Tensor:
     """[B, T, e]: values, mixed by attention, before the output projection."""
-    positions, heads = k_BSe.shape[1], module.num_heads
+    q_BTe, k_BSe, v_BSe = projected
+    positions = k_BSe.shape[1]
     if extra:
         k_BSe, v_BSe = torch.cat([k_BSe, extra[0]], 1), torch.cat([v_BSe, extra[1]], 1)
     if module.add_zero_attn:
         k_BSe, v_BSe = F.pad(k_BSe, (0, 0, 0, 1)), F.pad(v_BSe, (0, 0, 0, 1))
     mask = _mask(given, q_BTe, k_BSe.shape[1] - positions)
-    split = [x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q_BTe, k_BSe, v_BSe)]
-    return F.scaled_dot_product_attention(*split, attn_mask=mask).transpose(1, 2).flatten(2)
+    q, k, v = (x.view(*x.shape[:2], module.num_heads, module.head_dim).transpose(1, 2) for x in (q_BTe, k_BSe, v_BSe))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
 def _mask(given: Call, like: Tensor, more: int) -> Tensor | None:
     """What is added to the scores, [B or 1, 1, T or 1, S + more], or None: masks of positions and of padding."""
-    named = {"attn_mask": lambda m: m[None, None], "key_padding_mask": lambda m: m[:, None, None]}
-    masks = [shape(given.keywords[name]) for name, shape in named.items() if given.keywords.get(name) is not None]
+    positions, padding = given.keywords.get("attn_mask"), given.keywords.get("key_padding_mask")
+    masks = [] if positions is None else [positions[None, None]]
+    masks += [] if padding is None else [padding[:, None, None]]
     added = [
         torch.zeros_like(m, dtype=like.dtype).masked_fill(m, -math.inf) if m.dtype == torch.bool else m.to(like.dtype)
         for m in masks
