@@ -61,7 +61,10 @@ class Recorder:
         self.kept = []
         self._refuse_unsound(found, losses)
         backward = self._deferred if mode.timing == "deferred" else self._immediate
-        return self._summed(backward(found, losses, mode), losses)
+        squares = backward(found, losses, mode)
+        self.profile.count("layers with norms", len(squares))
+        with self.profile.part("stack"):
+            return self._summed(squares, losses)
 
     def take(self) -> list[Use]:
         """What bookkeeping kept of the last first backward; it is the caller's now."""

@@ -133,7 +133,8 @@ class PrivateBackward:
         """Once, before the first step: raise NotImplementedError where samples mix. All ranks call it together."""
         if self._asks:
             recorder = self.recorder
-            independence.refuse_dependent(self.model, loss, recorder.layers, inputs, targets, recorder.paused)
+            with self.profile.part("independence"):
+                independence.refuse_dependent(self.model, loss, recorder.layers, inputs, targets, recorder.paused)
             self._asks = False
 
     def begin(self) -> None:
@@ -222,7 +223,8 @@ class PrivateBackward:
 
     def _report(self, squared: Tensor, factors: Tensor, indices: Sequence[int]) -> None:
         total = squared if squared.dim() == 1 else squared.sum(0)
-        self.found.norms.append(clip.norms(total))
+        with self.profile.part("final"):
+            self.found.norms.append(clip.norms(total))
         self.found.factors.append(factors)
         self.found.indices.extend(indices)
         if self.privacy.duplicates == "refuse" and len(set(self.found.indices)) < len(self.found.indices):

@@ -1,6 +1,19 @@
 """Profile: how long a rank spends in each part of its private steps, and how often. Off by default.
 
-Parts nest: ``"norms/aggregation"`` is inside ``"norms"``. Times are wall-clock seconds on this rank; on a GPU the
+Parts nest: ``"first backward/stack"`` is inside ``"first backward"``.
+
+| part                                       | what                                                                    |
+|--------------------------------------------|-------------------------------------------------------------------------|
+| independence                               | asking, before the first step, whether samples mix                      |
+| first backward                             | to the layers' outputs                                                  |
+| norms of LAYER (in it, or after it)        | local compute: the squared norms of one layer, or of several that share |
+| stack (in it)                              | the layers' squared norms added up                                      |
+| aggregation                                | over ranks, where contributions are partial                             |
+| clip factors, final (in it)                | from squared norms; their roots                                         |
+| second backward, or weighted gradients     | in two passes, or with bookkeeping                                      |
+| forward, reduction, noise, update          | as in a plain step                                                      |
+
+Counted: layers with norms. Times are wall-clock seconds on this rank; on a GPU the
 device is synchronised at both ends of every part, which is why a profile is never on by default.
 """
 
@@ -59,6 +72,14 @@ class Profile:
             entered, seconds = found.get(span.part, (0, 0.0))
             found[span.part] = entered + 1, seconds + span.seconds
         return [(part, entered, seconds) for part, (entered, seconds) in found.items()]
+
+    def text(self) -> str:
+        """The table to print: a line a part, indented by depth, and one a counter."""
+        lines = [f"rank {self.rank:<43} {'times':>7} {'seconds':>12}"]
+        for part, entered, seconds in self.table():
+            depth, _, name = part.count("/"), *part.rpartition("/")[1:]
+            lines.append(f"{'  ' * depth + name:<48} {entered:>7} {seconds:>12.6f}")
+        return "\n".join([*lines, *(f"{what:<48} {number:>7}" for what, number in self.counts.items())])
 
     def trace_events(self) -> list[dict[str, Any]]:
         """Complete events of the Trace Event Format (Perfetto, chrome://tracing), one process a rank, microseconds."""

@@ -11,13 +11,19 @@ import torch
 from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import FsdpcheckError
-from fsdpcheck.execution import Execution, RankResult, RunRequest
+from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest
 from fsdpcheck.runner import Run
 from fsdpcheck.trace import Trace
 
 
 class RanksFailed(FsdpcheckError):
     """Ranks of a check that have to finish did not: the row is shown as an error."""
+
+
+def said(failure: Failure) -> str:
+    """The exception that a rank raised, with its message, of a report: the last line but for notes."""
+    lines = [line.strip() for line in failure.text.splitlines()]
+    return next((line for line in reversed(lines) if line.startswith(f"{failure.exception}:")), lines[-1])
 
 
 class Lab:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from fsdpcheck.claims import toys
-from fsdpcheck.claims.lab import Lab, impl
+from fsdpcheck.claims.lab import Lab, impl, said
 from fsdpcheck.claims.registry import Outcome, claim, only_if, verdict
 
 
@@ -229,7 +229,7 @@ def _said(lab: Lab, step: Callable[[], tuple[Any, Callable[[], dict[str, Tensor]
     call = _CALLS.get(name, lambda root: getattr(root, name)())
     execution = lab.attempt(lambda rank: found.update({rank: body(rank, call)}), 2)
     if execution.failure is not None:
-        return execution.failure.text.splitlines()[-1]
+        return said(execution.failure)
     return "other parameters" if toys.different(found[0], wanted) else ""
 
 

@@ -73,8 +73,12 @@ WAYS: dict[str, Callable[..., Any]] = {"flat": flat, "per parameter": per_parame
 
 
 def privacy(clip_norm: float, mode: str = "ghost", timing: str = "immediate", **more: Any) -> Any:
-    """Flat clipping at ``clip_norm`` in a mode of the reference."""
-    return impl("private").Privacy(impl("clipping").Flat(clip_norm), impl("modes").parse(mode, timing), **more)
+    """Flat clipping at ``clip_norm`` in a mode of the reference, which asks nothing before its first step.
+
+    What is counted and timed is then what every step does.
+    """
+    rule, chosen = impl("clipping").Flat(clip_norm), impl("modes").parse(mode, timing)
+    return impl("private").Privacy(rule, chosen, independence="trust", **more)
 
 
 def trainer(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fsdpcheck.adapters._gather import local_tensors
 from fsdpcheck.impl import modes
 from fsdpcheck.impl.clipping import Flat
 from fsdpcheck.impl.modes import Mode, parse
@@ -16,22 +17,27 @@ from fsdpcheck.impl.private import Privacy
 from fsdpcheck.impl.profile import Profile
 from fsdpcheck.impl.step import MicroBatch
 
-from .network import BOOKKEEPING, X, Y, network, per_sample, stepped
+from .network import BOOKKEEPING, SIZES, X, Y, network, per_sample, stepped
+from .ways import WAYS
 
 if TYPE_CHECKING:
     from .conftest import Ranks
 
 
-@pytest.mark.parametrize(
-    ("name", "norms", "passes"),
-    [
-        ("ghost", "ghost", "two_pass"),
-        ("flash_fsdp", "flash", "two_pass"),
-        ("ghost_bk", "ghost", "bookkeeping"),
-        ("ghost_fsdp_bk", "ghost", "bookkeeping"),
-        ("flash_bk_fsdp", "flash", "bookkeeping"),
-    ],
-)
+NAMES = [
+    ("ghost", "ghost", "two_pass"),
+    ("ghost_fsdp", "ghost", "two_pass"),
+    ("flash", "flash", "two_pass"),
+    ("flash_fsdp", "flash", "two_pass"),
+    ("ghost_bk", "ghost", "bookkeeping"),
+    ("ghost_fsdp_bk", "ghost", "bookkeeping"),
+    ("flash_bk", "flash", "bookkeeping"),
+    ("flash_fsdp_bk", "flash", "bookkeeping"),
+    ("flash_bk_fsdp", "flash", "bookkeeping"),
+]
+
+
+@pytest.mark.parametrize(("name", "norms", "passes"), NAMES)
 def test_the_usual_names(name: str, norms: str, passes: str) -> None:
     assert (parse(name).norms, parse(name).passes) == (norms, passes)
 
@@ -53,19 +59,30 @@ def test_the_environment_overrides_norms_and_passes_at_the_moment_of_use(monkeyp
 # -- profiles ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [Mode(), BOOKKEEPING], ids=["two_pass", "bookkeeping"])
-def test_a_profile_counts_parts_and_layers(ranks: Ranks, mode: Mode) -> None:
+@pytest.mark.parametrize("name", ["ghost", "flash", "ghost_bk", "flash_bk"])
+@pytest.mark.parametrize("timing", ["immediate", "deferred"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_profile_counts_parts_and_layers(ranks: Ranks, way: str, name: str, timing: Any) -> None:
+    mode = parse(name, timing)
+
     def profiled(rank: int) -> Profile:
         profile = Profile(rank)
-        stepped("flat", rank, 2, Privacy(Flat(1.0), mode), X, profile)
+        stepped(way, rank, 2, Privacy(Flat(1.0), mode), X, profile)
         return profile
 
     for rank, profile in enumerate(ranks(profiled, 2)):
         entered = {part: times for part, times, _ in profile.table()}
         last = "second backward" if mode.passes == "two_pass" else "weighted gradients"
+        parts = ["independence", "forward", "first backward", "aggregation", "clip factors"]
         assert {part: times for part, times in entered.items() if "/" not in part} == dict.fromkeys(
-            ["forward", "first backward", "aggregation", "clip factors", last, "reduction", "noise", "update"], 1
+            [*parts, last, "reduction", "noise", "update"], 1
         )
+        assert (entered["first backward/stack"], entered["clip factors/final"]) == (1, 1)
+        assert profile.counts == {"layers with norms": 2}
+        lines = profile.text().splitlines()
+        assert len(lines) == 1 + len(entered) + 1
+        assert lines[0].startswith(f"rank {rank} ")
+        assert [line.split()[-2] for line in lines[1:-1]] == [str(times) for times in entered.values()]
         assert sum(times for part, times in entered.items() if "/norms of " in part) == 2
         events = profile.trace_events()
         assert {event["pid"] for event in events} == {rank}
@@ -101,15 +118,43 @@ def test_a_mode_runs_what_it_says(ranks: Ranks, monkeypatch: pytest.MonkeyPatch,
         assert torch.equal(gradient, sum(g[name] for g in per_sample(network(), X, Y)))  # type: ignore[arg-type]
 
 
-def test_the_environment_decides_at_the_next_step(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(rank: int) -> list[str]:
-        trainer = stepped("flat", rank, 1, Privacy(Flat(1.0)), X)
-        assert trainer.private is not None
-        seen = [trainer.private.mode.passes]
-        for name in ("flash_bk_fsdp", "ghost"):
-            monkeypatch.setenv(modes.ENVIRONMENT, name)
-            trainer.step([MicroBatch(X, Y, [0, 1, 2, 3])])
-            seen.append(trainer.private.mode.passes)
-        return seen
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_environment_decides_at_the_next_step(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, way: str, world_size: int
+) -> None:
+    """One trainer, a step under each name: what runs is what the name says, and every step releases the same bits."""
+    ran: list[str] = []
 
-    assert ranks(run, 1) == [["two_pass", "bookkeeping", "two_pass"]]
+    def noted(name: str, original: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            ran.append(name)
+            return original(*arguments)
+
+        return call
+
+    for name in ("flash_squared_norm", "squared_norm", "weighted_gradient"):
+        monkeypatch.setattr(linear, name, noted(name, getattr(linear, name)))
+
+    def run(rank: int) -> list[dict[str, Tensor]]:
+        trainer = stepped(way, rank, world_size, Privacy(Flat(2.0**40), BOOKKEEPING), X)
+        released = []
+        start = sum(SIZES[world_size][:rank])
+        rows = list(range(start, start + SIZES[world_size][rank]))
+        for name, norms, passes in NAMES:
+            for shard in local_tensors(trainer.model.shards()):
+                shard.zero_()  # every step from the same parameters
+            monkeypatch.setenv(modes.ENVIRONMENT, name)
+            ran.clear()
+            trainer.step([MicroBatch(X[rows], Y[rows], rows)])
+            if world_size == 1:
+                kernel = "flash_squared_norm" if norms == "flash" else "squared_norm"
+                assert set(ran) == {kernel, *(["weighted_gradient"] if passes == "bookkeeping" else [])}
+            assert trainer.private is not None
+            assert (trainer.private.mode.norms, trainer.private.mode.passes) == (norms, passes)
+            released.append(trainer.model.full_gradients())
+        return released
+
+    for first, *others in ranks(run, world_size):
+        assert any(bool(value.any()) for value in first.values())
+        assert all(torch.equal(other[name], value) for other in others for name, value in first.items())
