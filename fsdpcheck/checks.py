@@ -29,7 +29,7 @@ from fsdpcheck.comparing import alike, first_index, number, require_equal, unkno
 from fsdpcheck.errors import Diagnose, UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, StepRecord
 from fsdpcheck.oracle import Answer
-from fsdpcheck.recorded import completed, poisoned, recorded
+from fsdpcheck.recorded import completed, poisoned, recorded, require_numbers
 from fsdpcheck.suspects import Suspects
 from fsdpcheck.trace import Collective
 
@@ -139,6 +139,8 @@ def assert_same_execution(a: Execution, b: Execution) -> None:
     kinds = [execution.failure.kind if execution.failure else "none" for execution in (a, b)]
     if kinds[0] != kinds[1]:
         raise Violation(what, got=f"failure: {kinds[1]}", wanted=f"failure: {kinds[0]}", where="the runs as a whole")
+    for execution in (a, b):
+        require_numbers(execution)
     if len(a.ranks) != len(b.ranks):
         raise Violation(what, got=f"{len(b.ranks)} ranks", wanted=f"{len(a.ranks)} ranks", where="the runs as a whole")
     for one, two in zip(a.ranks, b.ranks, strict=True):

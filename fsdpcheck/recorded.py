@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fsdpcheck import layouts
 from fsdpcheck.case import Case
+from fsdpcheck.comparing import first_index, number
 from fsdpcheck.diagnosis.calls import of_failure
 from fsdpcheck.errors import Diagnose, UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult
@@ -20,7 +21,7 @@ Field = Literal["grads", "norms", "factors", "grad_norm"]
 
 
 def completed(execution: Execution) -> list[RankResult]:
-    """The ranks of a run that took every step. Raises Violation with the failure's report otherwise."""
+    """The ranks of a run that took every step and shows numbers; else raises Violation, with the failure's report."""
     case, failure = execution.request.case, execution.failure
     wanted = case.step.steps if case.trains else 0
     if failure is not None:
@@ -48,7 +49,42 @@ def completed(execution: Execution) -> list[RankResult]:
     if len(execution.ranks) != execution.request.case.world_size:
         got, world = len(execution.ranks), execution.request.case.world_size
         raise Violation("ranks are missing", got=f"{got} ranks", wanted=f"{world} ranks", where="the run as a whole")
+    require_numbers(execution)
     return execution.ranks
+
+
+def require_numbers(execution: Execution) -> None:
+    """Raise Violation at the first NaN or infinity that a rank reported, unless the run wrote NaN into padding.
+
+    NaN equals NaN, and infinity itself: a law that compares two runs would hold on runs of nothing else.
+    """
+    if POISON_PADDING in execution.request.observers:
+        return
+    for result in execution.ranks:
+        for where, value in _reported(result):
+            if bool(value.isfinite().all()):
+                continue
+            wrong = ~value.isfinite()
+            index = first_index(wrong)
+            raise Violation(
+                "a reported value is not finite",
+                got=number(value[index]),
+                wanted="a number",
+                where=f"rank {result.rank}, {where}{list(index) if index else ''}; {int(wrong.sum())} of"
+                f" {wrong.numel()} elements",
+            )
+
+
+def _reported(result: RankResult) -> Iterator[tuple[str, Tensor]]:
+    """(where, value) of everything a rank reported, in the order in which it did."""
+    yield from ((f"before the first step, {name}", value) for name, value in result.initial.items())
+    for k, step in enumerate(result.steps):
+        vectors = {"norms": step.norms, "clip factors": step.factors, "global norm": step.grad_norm}
+        yield from ((f"step {k}, {name}", value) for name, value in vectors.items() if value is not None)
+        yield from ((f"step {k}, gradient of {name}", value) for name, value in (step.grads or {}).items())
+        yield from ((f"step {k}, {name}", value) for name, value in step.params.items())
+        yield from ((f"step {k}, saved, {name}", value) for name, value in (step.saved or {}).items())
+        yield from ((f"step {k}, loaded, {name}", value) for name, value in (step.loaded or {}).items())
 
 
 def shows(execution: Execution, step: int, field: Field) -> bool:

@@ -74,6 +74,31 @@ def test_missing_steps_and_ranks_are_violations() -> None:
         checks.assert_completed(made)
 
 
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+@pytest.mark.parametrize("field", ["initial", "params", "grads", "norms", "factors", "grad_norm", "saved", "loaded"])
+def test_two_runs_of_no_numbers_are_not_equal(field: str, value: float) -> None:
+    """NaN equals NaN, so every check that compares what an implementation says with what it says itself would pass."""
+
+    def spoiled() -> Execution:
+        made = execution(EXACT)
+        for result in made.ranks:
+            record = result.steps[-1]
+            record.saved, record.loaded = dict(record.params), dict(record.params)
+            holder: object = result if field == "initial" else record
+            held = getattr(holder, field)
+            spoil = {name: torch.full_like(t, value) for name, t in held.items()} if isinstance(held, dict) else None
+            setattr(holder, field, torch.full_like(held, value) if spoil is None else spoil)
+        return made
+
+    for check in (checks.assert_completed, checks.assert_ranks_agree, checks.assert_collectives_equal):
+        with pytest.raises(Violation, match=rf"a reported value is not finite\n  got     {value}") as found:
+            check(spoiled())
+    assert found.value.where.startswith("rank 0, before the" if field == "initial" else "rank 0, step 1, ")
+    for compare in (checks.assert_same_execution, checks.assert_deferred_equals_immediate):
+        with pytest.raises(Violation, match="a reported value is not finite"):
+            compare(spoiled(), spoiled())
+
+
 def test_the_smallest_change_of_one_parameter_on_one_rank_is_seen() -> None:
     made = execution(PLAIN)
     value = made.ranks[2].steps[1].params[WEIGHT]

@@ -73,9 +73,9 @@ def test_factors_that_are_no_numbers_or_too_few_are_violations_not_crashes(engin
     record = execution.ranks[0].steps[0]
     assert record.factors is not None
     record.factors[0] = torch.nan
-    with pytest.raises(Violation, match=r"wanted  numbers in \[0, 1\]"):
+    with pytest.raises(Violation, match=r"a reported value is not finite\n  got     nan"):
         matched.assert_gradients_sum(execution)
-    record.factors = record.factors[:2]
+    record.factors = record.factors[1:]
     with pytest.raises(Violation, match=r"got     float64\[2\]"):
         matched.assert_gradients_sum(execution)
     record.factors = None
