@@ -98,11 +98,11 @@ def _checked(value: Any, adapter: Adapter) -> Tensor:
     )
 
 
-class _Workspace(TorchDispatchMode):
+class _Workspace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Puts what is allocated under it into guarded memory; what is allocated empty is NaN."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._rooms: list[tuple[Tensor, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -121,7 +121,8 @@ def test_records_join_independently_with_one_probability(case: Case, run: Run) -
 
     Tested on the number of draws, on the sizes of batches, on every pair of records and of steps: right draws are
     called wrong with probability 1e-9 a case. Found are ranks that draw one stream, batches of fixed size, draws that
-    come again. Not seen: dependence of three records or more. Source: Opacus#271, private-transformers#7,
+    come again. Not seen: dependence of three records or more, or of two that agree in less than a quarter of the steps
+    too many. Source: Opacus#271, private-transformers#7,
     jax_privacy#84; a batch of binomial size that is a uniform subset is the same law (jax_privacy#121).
     """
     assert_poisson(run(case))

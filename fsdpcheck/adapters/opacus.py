@@ -141,7 +141,8 @@ class GhostFsdp:
         poisson: Poisson = "no",
     ) -> None:
         self.name, self._reduction, self._poisson = name, loss_reduction, poisson
-        promised: frozenset[Promise] = frozenset({"private", "sharded"} | (set() if poisson == "no" else {"poisson"}))
+        promised: frozenset[Promise] = frozenset({"private", "sharded"})
+        promised |= {"poisson"} if poisson != "no" else set()
         self.features = Features(
             promises=promised,
             accepts=accepts,

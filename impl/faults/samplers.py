@@ -19,7 +19,8 @@ def every_rank_shuffles_by_itself(original: Function, hit: Hit) -> Function:
     """The order of an epoch is another on every rank."""
 
     def planted(self: Any, epoch: int) -> list[int]:
-        order, (number, _) = original(self, epoch), self.layouts.share(self.axis, self.replicas)
+        order: list[int] = original(self, epoch)
+        number, _ = self.layouts.share(self.axis, self.replicas)
         hit()
         return order[number:] + order[:number]
 

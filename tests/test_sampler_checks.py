@@ -1,0 +1,232 @@
+"""Checks of samplers on lists that are made up: right ones pass, and each mistake is told from all others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from fsdpcheck.adapters._plugs import Drawn
+from fsdpcheck.case import MeshSpec, of_sampler
+from fsdpcheck.case_sampling import AxisLayout, SamplingSpec, epoch_steps, share_count, share_of
+from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.execution import Execution, RankResult, RunRequest
+from fsdpcheck.poisson_checks import assert_poisson, assert_rate
+from fsdpcheck.sampler_checks import (
+    assert_dealt_out,
+    assert_equal_steps,
+    assert_goes_on,
+    assert_one_rank_each,
+    assert_orders,
+    assert_same_draws,
+)
+from fsdpcheck.sampler_program import OBSERVER
+from tests.fabricated import SMALL
+
+Lists = list[list[list[tuple[int, ...]]]]
+"""By rank, epoch and step: records."""
+
+
+def execution(
+    spec: SamplingSpec, mesh: MeshSpec, lists: Lists, repeats: dict[int, tuple[int, ...]] | None = None
+) -> Execution:
+    """Ranks that drew ``lists``, one micro-batch a step; ``repeats``: by rank, of the last step of each epoch."""
+    ranks = []
+    for rank, epochs in enumerate(lists):
+        result = RankResult(rank)
+        for number, epoch in enumerate(epochs):
+            drawn = [Drawn((step,), None if repeats is None else ()) for step in epoch]
+            if repeats is not None:
+                drawn[-1] = Drawn((epoch[-1],), repeats.get(rank, ()))
+            result.observations.append((OBSERVER, "epoch", number, drawn))
+        ranks.append(result)
+    return Execution("made up", RunRequest(of_sampler(spec, mesh, 1), "made up"), ranks)
+
+
+FIVE = SamplingSpec(records=5, batch_size=2)
+TWO = MeshSpec(2)
+WRAPPED: Lists = [[[(0, 2), (4,)]], [[(1, 3), (0,)]]]
+
+
+def broken(check: Callable[..., None], *executions: Execution) -> Violation:
+    with pytest.raises(Violation) as caught:
+        check(*executions)
+    return caught.value
+
+
+def test_the_geometry_of_shares() -> None:
+    mesh = MeshSpec(dp_shard=3, dp_replicate=2)
+    numbers: dict[tuple[AxisLayout, AxisLayout], list[int]] = {
+        ("distributed", "distributed"): [0, 1, 2, 3, 4, 5],
+        ("replicated", "distributed"): [0, 0, 0, 1, 1, 1],
+        ("distributed", "replicated"): [0, 1, 2, 0, 1, 2],
+        ("replicated", "replicated"): [0] * 6,
+    }
+    for (shards, replicas), wanted in numbers.items():
+        spec = SamplingSpec(shards=shards, replicas=replicas)
+        assert [share_of(spec, mesh, rank) for rank in range(6)] == wanted
+        assert share_count(spec, mesh) == len(set(wanted))
+    assert [epoch_steps(SamplingSpec(records=n, batch_size=2), TWO) for n in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]
+    assert epoch_steps(SamplingSpec(records=5, batch_size=2, drop_last=True), TWO) == 1
+
+
+def test_wrapped_shares_pass_marked_or_not() -> None:
+    assert_dealt_out(execution(FIVE, TWO, WRAPPED))
+    assert_dealt_out(execution(FIVE, TWO, WRAPPED, {1: (0,)}))
+    assert_equal_steps(execution(FIVE, TWO, WRAPPED))
+
+
+@pytest.mark.parametrize(
+    ("lists", "repeats", "what"),
+    [
+        ([[[(0, 2), (4,)]], [[(1, 2), (0,)]]], None, "as often as promised"),  # 3 nowhere, 2 twice
+        ([[[(0, 2), (4,)]], [[(1, 3)]]], None, "equally long"),
+        ([[[(0, 2), (4,)]], [[(1, 3), (0,)]]], {}, "marks"),
+        ([[[(0, 2), (4,)]], [[(1, 3), (0,)]]], {0: (4,), 1: (0,)}, "marks"),
+    ],
+    ids=["overlap", "length", "not marked", "marked too much"],
+)
+def test_shares_that_are_none(lists: Lists, repeats: dict[int, tuple[int, ...]] | None, what: str) -> None:
+    assert what in broken(assert_dealt_out, execution(FIVE, TWO, lists, repeats)).what
+
+
+def test_replicas_have_one_share() -> None:
+    spec = SamplingSpec(records=4, batch_size=4, replicas="replicated")
+    mesh = MeshSpec(dp_shard=1, dp_replicate=2)
+    assert_dealt_out(execution(spec, mesh, [[[(0, 1, 2, 3)]]] * 2))
+    found = broken(assert_dealt_out, execution(spec, mesh, [[[(0, 1, 2, 3)]], [[(0, 1, 3, 2)]]]))
+    assert "replicated axis" in found.what
+
+
+def test_ranks_out_of_step() -> None:
+    short = broken(assert_equal_steps, execution(FIVE, TWO, [[[(0, 2), (4,)]], [[(1, 3)]]]))
+    assert (short.got, short.wanted) == ("1 steps", "2 steps, as all ranks")
+    assert "fewer records" in short.cause
+    long = broken(assert_equal_steps, execution(FIVE, TWO, [[[(0, 2, 4), ()]], [[(1, 3), (0,)]]]))
+    assert "longer than was asked for" in long.what
+    spec = SamplingSpec("poisson", records=4, steps=2, rate=0.5)
+    empty = broken(assert_equal_steps, execution(spec, TWO, [[[(0,), ()]], [[(3,)]]]))
+    assert "draws no record are left out" in empty.cause
+    assert_equal_steps(execution(spec, TWO, [[[(0,), ()]], [[(3,), ()]]]))
+
+
+def test_orders_of_epochs() -> None:
+    spec = SamplingSpec(records=16, batch_size=16, epochs=2, shuffle=True)
+    straight, other, third = (tuple(random.Random(seed).sample(range(16), 16)) for seed in (1, 2, 3))
+    good = execution(spec, MeshSpec(), [[[straight], [other]]])
+    assert_orders(good, good)
+    repeated = execution(spec, MeshSpec(), [[[straight], [straight]]])
+    assert "repeats the order of epoch 0" in broken(assert_orders, repeated, repeated).cause
+    sorted_one = execution(spec, MeshSpec(), [[[straight], [tuple(range(16))]]])
+    assert "repeats the order of the data set" in broken(assert_orders, sorted_one, sorted_one).cause
+    assert "does not follow" in broken(assert_orders, good, execution(spec, MeshSpec(), [[[straight], [third]]])).what
+    still = SamplingSpec(records=4, batch_size=2, epochs=2)
+    strided = execution(still, TWO, [[[(0, 2)]] * 2, [[(1, 3)]] * 2])
+    blocks = execution(still, TWO, [[[(0, 1)]] * 2, [[(2, 3)]] * 2])
+    assert_orders(strided, strided)
+    assert_orders(blocks, blocks)
+    moved = execution(still, TWO, [[[(0, 2)], [(2, 0)]], [[(1, 3)]] * 2])
+    assert "wrong order" in broken(assert_orders, moved, moved).what
+
+
+def test_a_sampler_that_goes_on() -> None:
+    whole = execution(FIVE, TWO, WRAPPED)
+    later = SamplingSpec(records=5, batch_size=2, start=1)
+    assert_goes_on(whole, execution(later, TWO, [[[(4,)]], [[(0,)]]]))
+    assert "begins again" in broken(assert_goes_on, whole, execution(later, TWO, [[[(4,)]], [[(1, 3)]]])).cause
+    assert not broken(assert_goes_on, whole, execution(later, TWO, [[[(3,)]], [[(0,)]]])).cause
+
+
+def test_a_record_on_two_ranks_and_draws_that_depend_on_ranks() -> None:
+    spec = SamplingSpec("poisson", records=4, steps=1, rate=0.5)
+    right = execution(spec, TWO, [[[(0, 1)]], [[(3,)]]])
+    assert_one_rank_each(right)
+    assert "shares [0, 1]" in broken(assert_one_rank_each, execution(spec, TWO, [[[(0, 1)]], [[(1,)]]])).got
+    assert_same_draws(right, execution(spec, MeshSpec(), [[[(3, 0, 1)]]]))
+    assert broken(assert_same_draws, right, execution(spec, MeshSpec(), [[[(0, 1)]]])).got == "[0, 1]"
+
+
+# -- the joint law of Poisson draws ------------------------------------------------------------------------------------
+
+STEPS, RECORDS, RATE = 256, 12, 0.25
+Step = Callable[[random.Random, int, list[tuple[int, ...]]], set[int]]
+"""(source of chance, number of the step, the steps before) -> the logical batch."""
+
+
+def drawn(step: Step, seed: int = 0) -> Execution:
+    """A batch a step, on two ranks that own half of the records each."""
+    chance, batches = random.Random(seed), list[tuple[int, ...]]()
+    for number in range(STEPS):
+        batches.append(tuple(sorted(step(chance, number, batches))))
+    half = RECORDS // 2
+    own = [[tuple(r for r in batch if r // half == rank) for batch in batches] for rank in range(2)]
+    spec = SamplingSpec("poisson", records=RECORDS, steps=STEPS, rate=RATE)
+    return execution(spec, TWO, [[lists] for lists in own])
+
+
+def poisson(chance: random.Random, number: int, before: list[tuple[int, ...]]) -> set[int]:
+    return {record for record in range(RECORDS) if chance.random() < RATE}
+
+
+def binomial_subset(chance: random.Random, number: int, before: list[tuple[int, ...]]) -> set[int]:
+    """A binomial size, then a uniform subset of that size: the same law (jax_privacy#121)."""
+    size = sum(chance.random() < RATE for _ in range(RECORDS))
+    return set(chance.sample(range(RECORDS), size))
+
+
+@pytest.mark.parametrize("law", [poisson, binomial_subset])
+def test_right_draws_are_never_called_wrong(law: Step) -> None:
+    """60 seeds each: by chance one of them would be with probability 1.2e-7."""
+    for seed in range(60):
+        made = drawn(law, seed)
+        assert_poisson(made)
+        assert_rate(made)
+
+
+def truncated(chance: random.Random, number: int, before: list[tuple[int, ...]]) -> set[int]:
+    """A binomial size, cut off where a batch is full: the variant of jax_privacy#121 that is wrong."""
+    size = min(4, sum(chance.random() < RATE for _ in range(RECORDS)))
+    return set(chance.sample(range(RECORDS), size))
+
+
+def fixed(chance: random.Random, number: int, before: list[tuple[int, ...]]) -> set[int]:
+    return set(chance.sample(range(RECORDS), int(RATE * RECORDS)))
+
+
+def one_stream(chance: random.Random, number: int, before: list[tuple[int, ...]]) -> set[int]:
+    own = {place for place in range(RECORDS // 2) if chance.random() < RATE}
+    return own | {place + RECORDS // 2 for place in own}
+
+
+def again(chance: random.Random, number: int, before: list[tuple[int, ...]]) -> set[int]:
+    """The second half of the steps is the first: the counter of an epoch begins at 0 again."""
+    return set(before[number - STEPS // 2]) if number >= STEPS // 2 else poisson(chance, number, before)
+
+
+def seldom(chance: random.Random, number: int, before: list[tuple[int, ...]]) -> set[int]:
+    return {record for record in range(RECORDS) if chance.random() < 0.6 * RATE}
+
+
+def never_the_last(chance: random.Random, number: int, before: list[tuple[int, ...]]) -> set[int]:
+    return poisson(chance, number, before) - {RECORDS - 1}
+
+
+@pytest.mark.parametrize(
+    ("law", "cause"),
+    [
+        (truncated, "size of a batch"),
+        (fixed, "size of a batch"),
+        (one_stream, "two records join together or apart"),
+        (again, "used again"),
+        (seldom, "the probability is not 0.25"),
+        (never_the_last, "not all records have one probability"),
+    ],
+)
+def test_other_laws_are_named(law: Step, cause: str) -> None:
+    assert cause in broken(assert_poisson, drawn(law)).cause
+
+
+def test_checks_of_something_else_say_so() -> None:
+    with pytest.raises(UsageError, match="not one of a sampler"):
+        assert_rate(Execution("made up", RunRequest(SMALL, "made up"), []))
