@@ -44,6 +44,10 @@ class RunRequest:
     """Folder that all ranks reach: after step k (from 0) its checkpoint is saved there as "k". "" saves nothing."""
     load_from: str = ""
     """Folder of such checkpoints: each step k > 0 is taken by a new trainer, which has its state from "k - 1" there."""
+    spoiled: tuple[tuple[int, float], ...] = ()
+    """(global number of a sample, what all of its targets are instead: NaN or an infinity)."""
+    loss_times: float = 1.0
+    """What every per-sample loss is multiplied by, besides the case's own scale."""
 
 
 @dataclass

@@ -50,7 +50,7 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
             made.clear()
             trainer = _built(request, adapter, setup, made, result)
             loaded = _loaded(trainer, adapter, f"{request.load_from}/{step - 1}")
-        trainer.step(_on(device, layouts.batch(case, step, rank, request.instrument)))
+        trainer.step(_on(device, _spoiled(layouts.batch(case, step, rank, request.instrument), request)))
         result.steps.append(_record(trainer, adapter, request))
         result.steps[-1].loaded = loaded
         watch.moment("after_step", trainer)
@@ -190,6 +190,23 @@ def _on(device: torch.device, batch: Batch) -> Batch:
     return Batch(tuple(micro), batch.loss_scale)
 
 
+def _spoiled(batch: Batch, request: RunRequest) -> Batch:
+    """``batch`` with the targets of some samples put out of use.
+
+    Where targets stand for classes, as they may in a user's own model, those of the instrument alone.
+    """
+    case, chosen = request.case, dict(request.spoiled)
+    if not chosen:
+        return batch
+    classes = case.step.loss == "cross_entropy" or case.model.own is not None
+    first = -models.instrument_width(case) if classes else 0
+    for micro in batch.micro_batches:  # rows of its own: layouts.batch has indexed them out
+        for row, sample in enumerate(micro.indices):
+            if sample in chosen:
+                micro.targets[row, first:] = chosen[sample]
+    return batch
+
+
 class _Watch:
     """Calls the run's observers at each moment and stores what they return."""
 
@@ -218,6 +235,8 @@ def _setup(
     made: list[torch.optim.Optimizer],
 ) -> Setup:
     case = request.case
+    loss = models.loss_for(case)
+    loss.scale *= request.loss_times
     return Setup(
         rank=rank,
         world_size=case.world_size,
@@ -225,7 +244,7 @@ def _setup(
         step=case.step,
         replicated=case.layout.kind == "replicated",
         units=models.unit_names(case),
-        loss=models.loss_for(case),
+        loss=loss,
         clip_norm=request.clip_norm,
         clip_bounds=clipping_groups.bounds(case, request.clip_norm),
         optimizer=functools.partial(_noted, case, made),

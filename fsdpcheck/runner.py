@@ -49,13 +49,18 @@ class Run:
         schedule: SchedulePolicy | None = None,
         save_to: str = "",
         load_from: str = "",
+        spoiled: tuple[tuple[int, float], ...] = (),
+        loss_times: float = 1.0,
+        given_for: Case | None = None,
     ) -> Execution:
-        """One execution of ``case`` on all its ranks. ``save_to``, ``load_from``: folders (see RunRequest).
+        """One execution of ``case`` on all its ranks. ``save_to`` to ``loss_times``: see RunRequest.
+
+        ``given_for``: the case for which targets of the instrument and C are computed, if that is another.
 
         Raises NotExact (the case is outside the exact domain), AdapterError (the adapter breaks its protocol),
         NotSupported, NoProgress. What the implementation itself does wrong is in ``Execution.failure``.
         """
-        instrument, clip_norm = self._given(case)
+        instrument, clip_norm = self._given(given_for or case)
         request = RunRequest(
             case=case,
             adapter=adapters.canonical(self.adapter_ref),
@@ -67,6 +72,8 @@ class Run:
             schedule=schedule or self.schedule,
             save_to=save_to,
             load_from=load_from,
+            spoiled=spoiled,
+            loss_times=loss_times,
         )
         execution = (self.engine if case.kernel is None else interpreter()).run(request)
         self.last[:] = [execution]

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from hypothesis.strategies import SearchStrategy
+
 from fsdpcheck import strategies
-from fsdpcheck.case import Case
+from fsdpcheck.adapters._base import Features
+from fsdpcheck.case import Case, Clipping
 from fsdpcheck.checks import (
     assert_clipped_gradient_within_bound,
     assert_factors,
     assert_norms_exact,
     assert_probe_coefficients,
 )
+from fsdpcheck.execution import Observable
 from fsdpcheck.law import law
+from fsdpcheck.nonfinite_checks import assert_refused_or_left_out, spoiled
 from fsdpcheck.runner import Run
+
+
+def _exact(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    """Families in which the sum of the others is promised bit for bit; factors below 1 where they are exact."""
+    families: tuple[Clipping, ...] = ("unclipped", "exact") if "exact-factors" in features.promises else ("unclipped",)
+    return strategies.cases(features, clipping=families, world_sizes=world_sizes)
 
 
 @law("clipping.coefficients", promise="private", draw=strategies.with_readable_updates(strategies.private_probe))
@@ -46,3 +57,16 @@ def test_reported_norms_are_the_per_sample_gradient_norms(case: Case, run: Run) 
 def test_the_clipped_gradient_is_the_sum_of_clipped_gradients(case: Case, run: Run) -> None:
     """The released gradient is (1/N) * sum of c_i g_i, within the proven bound on the rounding of the weighted pass."""
     assert_clipped_gradient_within_bound(run(case), run.answer(case))
+
+
+@law("clipping.nonfinite", promise="nonfinite", draw=_exact)
+def test_a_sample_without_a_norm_is_refused_by_all_or_left_out(case: Case, run: Run) -> None:
+    """A sample whose gradient is NaN or infinite: all ranks raise and name it, or the step is that without it.
+
+    Bit for bit. Its targets are what is spoiled. Not seen: whether the trainer can go on after it has raised. Source:
+    DeepSpeed#7171, fairscale#180.
+    """
+    pair = spoiled(case)
+    observe: frozenset[Observable] = run.features.observables & {"grads"}
+    execution = run(pair.case, observe=observe, spoiled=((pair.sample, pair.value),), given_for=pair.without)
+    assert_refused_or_left_out(execution, pair, run.answer(pair.without))

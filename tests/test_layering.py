@@ -41,7 +41,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
         "checks": (
             "checks", "bounded_checks", "bounds", "own_roundings", "matched", "matched_norms", "comparing", "recorded",
             "paired", "private_checks", "noise_checks", "state_checks", "lifecycle_checks", "shard_checks",
-            "sampler_checks", "poisson_checks", "kernel_checks", "diagnosis", "diagnosis.*",
+            "nonfinite_checks", "sampler_checks", "poisson_checks", "kernel_checks", "diagnosis", "diagnosis.*",
         ),
     },
     {

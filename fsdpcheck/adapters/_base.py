@@ -20,7 +20,7 @@ from fsdpcheck.execution import Observable
 
 Promise = Literal[
     "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms",
-    "dataset-order", "second-backward", "noise", "state", "lifecycle", "sharded",
+    "dataset-order", "second-backward", "noise", "state", "lifecycle", "sharded", "nonfinite",
     "epochs", "poisson", "same-draws", "kernels",
 ]  # fmt: skip
 """What an adapter can promise; each law names one.
@@ -41,6 +41,8 @@ lifecycle: gathers one inner unit at a time, frees it when it has been used, and
 (``Observed.units``).
 sharded: each element of a trained parameter lies on one rank of the shards' axis, and replicas hold the same; the
 trainer has ``local_tensors``.
+nonfinite: a sample whose gradient norm is NaN or infinite is refused by all ranks together, by an exception that names
+its global number, or it is left out, as if the batch had come without it.
 epochs: has a sampler that deals each epoch out to the ranks in shares of equal length (``Sampling``). poisson: has one
 whose steps are Poisson draws: each record joins by itself, with the same probability, on one rank alone. same-draws:
 which records a Poisson draw takes is a function of seed, record and step alone, so that it is the same at any number of

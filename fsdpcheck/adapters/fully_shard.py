@@ -88,6 +88,7 @@ class FullyShard:
             "partial-norms": "has no per-sample norms",
             "dataset-order": "has no per-sample norms",
             "second-backward": "trains plainly: it has no per-sample clipping",
+            "nonfinite": "has no per-sample norms",
             "noise": "trains plainly: it adds none",
             "state": "has no checkpoint of its own: what is saved is up to its user",
             "poisson": "has no Poisson sampler",

@@ -30,6 +30,7 @@ _REASONS = {
     "plain": "clips every step: it has no plain training",
     "padding.zero": "shards by FSDP2, which hides the padding of a last shard",
     "padding.unread": "shards by FSDP2, which hides the padding of a last shard",
+    "nonfinite": "documents nothing about samples whose norm is NaN or infinite",
     "deferred": "computes norms inside the first backward",
     "global-norm": "clips per sample: it has no global gradient norm",
     "partial-norms": "every rank forms whole norms of its own samples",

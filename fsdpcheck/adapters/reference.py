@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,19 +31,20 @@ ACCEPTS: frozenset[Trait] = frozenset(
     }
 )  # fmt: skip
 
+Nonfinite = Literal["raise", "drop"]
 _PUBLIC_BOUND = 4096  # no case has a larger batch
 
 
 class ReferenceTrainer:
     """``impl.step.Trainer`` behind the adapter protocol, with every observable. ``impl`` is public for observers."""
 
-    def __init__(self, model: Sharded, setup: Setup, mode: str) -> None:
+    def __init__(self, model: Sharded, setup: Setup, mode: str, nonfinite: Nonfinite) -> None:
         from fsdpcheck.impl import layout, step
 
         options = step.Options(
             normaliser=setup.step.normaliser,
             layout=layout.REPLICATED if setup.replicated else layout.DISTRIBUTED,
-            privacy=_privacy(setup, mode) if setup.step.private else None,
+            privacy=_privacy(setup, mode, nonfinite) if setup.step.private else None,
             max_grad_norm=setup.step.max_grad_norm,
             sync_every=setup.step.sync_every,
         )
@@ -139,7 +140,7 @@ def _of_bookkeeping(features: Features) -> Features:
     )
 
 
-def _privacy(setup: Setup, mode: str) -> Privacy:
+def _privacy(setup: Setup, mode: str, nonfinite: Nonfinite) -> Privacy:
     from fsdpcheck.impl import clipping, modes, noise, private
 
     contribution, timing = setup.step.contribution, setup.step.norms
@@ -149,6 +150,7 @@ def _privacy(setup: Setup, mode: str) -> Privacy:
         rule,
         modes.parse(mode, timing),
         contribution,
+        nonfinite=nonfinite,
         noise_multiplier=setup.step.noise_multiplier,
         noise=noise.seeded(setup.seed),
         duplicates="count",
@@ -164,7 +166,7 @@ class Reference:
             {
                 *("plain", "private", "exact-factors", "padding.zero", "padding.unread"),
                 *("deferred", "global-norm", "partial-norms", "dataset-order", "second-backward", "noise"),
-                *("state", "lifecycle", "sharded", "epochs", "poisson", "same-draws", "kernels"),
+                *("state", "lifecycle", "sharded", "nonfinite", "epochs", "poisson", "same-draws", "kernels"),
             }
         ),
         accepts=ACCEPTS,
@@ -175,14 +177,15 @@ class Reference:
         kernel_dtypes=("float32", "float64", "bfloat16", "float16"),
     )
 
-    def __init__(self, mode: str = "ghost") -> None:
-        self.mode = mode
+    def __init__(self, mode: str = "ghost", nonfinite: Nonfinite = "raise") -> None:
+        self.mode, self.nonfinite = mode, nonfinite
         self.name = type(self).name if mode == "ghost" else f"{type(self).name}, {mode}"
+        self.name += ", drop" * (nonfinite == "drop")
         if mode.endswith("_bk"):
             self.features = _of_bookkeeping(self.features)
 
     def build(self, model: nn.Module, setup: Setup) -> ReferenceTrainer:
-        return ReferenceTrainer(self.shard(model, setup), setup, self.mode)
+        return ReferenceTrainer(self.shard(model, setup), setup, self.mode, self.nonfinite)
 
     def stored(self, folder: str) -> list[Stored]:
         from fsdpcheck.adapters import _checkpoint  # what it imports takes as long as a hundred small cases
@@ -220,6 +223,8 @@ class Reference:
 adapter = Reference()
 bookkeeping = Reference("ghost_bk")
 """One backward: clipped gradients from what it kept."""
+dropping = Reference("ghost_bk", "drop")
+"""Samples without a finite norm are left out instead of refused."""
 flash = Reference("flash")
 """Norms of Linear layers by kernels: interpreted or their twins in torch without a GPU."""
 flash_bookkeeping = Reference("flash_bk")

@@ -49,6 +49,22 @@ def clip_norm_follows_the_batch(original: Function, hit: Hit) -> Function:
     return planted
 
 
+@fault(
+    "nonfinite:found_in",
+    "a norm that is infinite passes, https://github.com/deepspeedai/DeepSpeed/pull/7171",
+    "clipping.nonfinite",
+    cause="0 . NaN",
+)
+def nonfinite_norms_pass(original: Function, hit: Hit) -> Function:
+    """Samples whose norm is NaN or infinite are taken for ordinary ones."""
+
+    def planted(squared_norms: torch.Tensor) -> torch.Tensor:
+        hit()
+        return torch.zeros_like(original(squared_norms))
+
+    return planted
+
+
 _LOGGED = Subject("(norms, for a log)")
 
 
