@@ -78,7 +78,7 @@ def shrunk(seed: int = 0) -> Iterator[str]:
         law = next(law for name, law in chapters().items() if fnmatch(name, fault.caught_by))
         if law.promise in WITHOUT_MODEL:
             continue
-        run = Run(engine, "reference", installs=(f"fsdpcheck.impl.faults:{fault.name}",))
+        run = Run(engine, fault.subject, installs=(f"fsdpcheck.impl.faults:{fault.name}",))
         finding = check_law(law, run, "ci", seed=seed).finding
         if finding is None:
             yield f"{fault.name}: {law.name} did not catch it in these cases"

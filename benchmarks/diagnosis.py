@@ -100,7 +100,7 @@ def _one(engine: SimulatedEngine, fault: Fault, seed: int) -> Diagnosed:
 
 def _found(engine: SimulatedEngine, fault: Fault, seed: int) -> Finding | None:
     """What the first law says that has to catch the fault and does."""
-    run = Run(engine, "reference", installs=(f"fsdpcheck.impl.faults:{fault.name}",))
+    run = Run(engine, fault.subject, installs=(f"fsdpcheck.impl.faults:{fault.name}",))
     for name, chosen in law.chapters().items():
         if fnmatch.fnmatchcase(name, fault.caught_by):
             found = check.check_law(chosen, run, "ci", seed=seed).finding

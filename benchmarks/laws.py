@@ -65,7 +65,7 @@ def lines(count: int = 6, pattern: str = "*") -> Iterator[str]:
 def _worth(engine: SimulatedEngine, law: Law, count: int) -> Worth:
     promised = tuple(name for name in ADAPTERS if not law.not_promised(load(name).features))
     started = time.process_time()
-    holds = check_law(law, Run(engine, "reference"), shrink=False, most=count)
+    holds = check_law(law, Run(engine, promised[0]), shrink=False, most=count)
     assert holds.status == "holds", f"{law.name} without a fault: {holds.reason}"
     seconds = time.process_time() - started
     kills = frozenset(name for name in faults.ALL if _kills(engine, law, name, count))
@@ -73,6 +73,6 @@ def _worth(engine: SimulatedEngine, law: Law, count: int) -> Worth:
 
 
 def _kills(engine: SimulatedEngine, law: Law, fault: str, count: int) -> bool:
-    run = Run(engine, "reference", installs=(f"fsdpcheck.impl.faults:{fault}",))
+    run = Run(engine, faults.ALL[fault].subject, installs=(f"fsdpcheck.impl.faults:{fault}",))
     finding = check_law(law, run, shrink=False, most=count).finding
     return finding is not None and finding.kind != "raised"

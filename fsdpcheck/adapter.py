@@ -13,6 +13,7 @@ from fsdpcheck.adapters._base import (
     Shard,
     Trainer,
     Trait,
+    Use,
 )
 from fsdpcheck.adapters._plugs import Drawn, Kernel, Kernels, Sampler, SamplerSetup, Sampling
 from fsdpcheck.case_sampling import SamplingSpec
@@ -37,4 +38,5 @@ __all__ = [
     "Shard",
     "Trainer",
     "Trait",
+    "Use",
 ]

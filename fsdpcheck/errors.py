@@ -56,6 +56,10 @@ class NoProgress(FsdpcheckError):
     exit_code: ClassVar[int] = NO_PROGRESS
 
 
+class Interrupted(FsdpcheckError):
+    """What a watcher raises in the middle of a step, on every rank, to see what becomes of the training."""
+
+
 class Violation(FsdpcheckError, AssertionError):
     """A law broke.
 

@@ -14,6 +14,23 @@ from fsdpcheck.case import Case
 from fsdpcheck.trace import Trace
 
 Observable = Literal["params", "grads", "norms", "factors", "shards", "grad_norm", "units"]
+Use = Literal[
+    "unshard", "prefetch", "some-sync", "late-all-reduce", "divide-factor", "no-gather", "checkpointing", "meta",
+    "state-dict", "ignored", "columns", "compiled", "bare-root", "groups-of-two",
+]  # fmt: skip
+"""A feature of FSDP2 that a training may use (``Setup.using``), and none of which may change a bit.
+
+unshard: units are gathered by hand before the forward (``unshard(async_op=True)``, then ``wait``). prefetch: each unit
+gathers the two that come after it, in the forward and in the backward. some-sync: of the micro-batches between two
+reductions the first is reduced too. late-all-reduce: with replicas, gradients are reduce-scattered after each
+micro-batch and all-reduced after the last. divide-factor: reductions divide by 2 W, and losses are doubled. no-gather:
+units of Embeddings, whose backward needs no weight, are not gathered for it. checkpointing: units compute their forward
+again in the backward. meta: the model is sharded on the meta device and filled afterwards. state-dict: after each step
+the parameters are taken out as a full state dict, spoilt, and come back from rank 0's. ignored: one parameter is left
+out of sharding, its gradient averaged by its user. columns: weights whose second dimension the ranks divide are sharded
+on it. compiled: the forward of each unit goes through ``Setup.compile``. bare-root: what the units leave is a unit too,
+and the root has no parameters. groups-of-two: after the forward parameters stay sharded over pairs of ranks.
+"""
 FailureKind = Literal[
     "deadlock", "mismatch", "unsafe", "in-flight", "raised", "exited", "lost", "no progress", "adapter"
 ]
@@ -40,6 +57,10 @@ class RunRequest:
     clip_norm: float = float("inf")
     """C in the units of the losses, as the oracle derived it (Setup.clip_norm)."""
     schedule: SchedulePolicy = "forward"
+    using: tuple[Use, ...] = ()
+    """Features of FSDP2 that the training uses."""
+    watchers: tuple[str, ...] = ()
+    """Dotted names "pkg.mod:function", called with the model of each rank before it is sharded (see watchers.py)."""
     save_to: str = ""
     """Folder that all ranks reach: after step k (from 0) its checkpoint is saved there as "k". "" saves nothing."""
     load_from: str = ""

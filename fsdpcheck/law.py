@@ -57,7 +57,8 @@ class Law:
     def not_promised(self, features: Features) -> str:
         """Why an implementation with these features does not answer for this law; "" when it does."""
         if self.promise not in features.promises:
-            reason = features.reasons.get(self.promise, "the adapter gives no reason")
+            family = features.reasons.get(self.promise.partition(".")[0], "the adapter gives no reason")
+            reason = features.reasons.get(self.promise, family)
             return f"no promise {self.promise!r}: {reason}"
         if hidden := self.observe - features.observables - {"params"}:
             return f"the adapter does not show {', '.join(sorted(hidden))}"

@@ -12,6 +12,7 @@ from fsdpcheck.adapters._base import UnitState
 PADDING = "fsdpcheck.observers:padding"
 ORDERED_NORMS = "fsdpcheck.observers:ordered_norms"
 POISON_PADDING = "fsdpcheck.observers:poison_padding"
+SCRIBBLED = "fsdpcheck.observers:scribbled"
 UNITS = "fsdpcheck.observers:units"
 HELD = "fsdpcheck.observers:held"
 
@@ -47,6 +48,22 @@ def held(moment: str, trainer: Any, rank: int) -> list[Tensor] | None:
     if moment not in ("after_init", "after_step"):
         return None
     return [tensor.detach().to("cpu", copy=True) for tensor in trainer.local_tensors()]
+
+
+def scribbled(moment: str, trainer: Any, rank: int) -> list[str] | None:
+    """After each step, names of what the trainer shows otherwise once NaN is written into all it has shown before."""
+    if moment != "after_step":
+        return None
+    methods = [name for name in ("parameters", "gradients") if callable(getattr(trainer, name, None))]
+    given = {method: getattr(trainer, method)() for method in methods}
+    before = {method: {name: value.detach().clone() for name, value in given[method].items()} for method in methods}
+    with torch.no_grad():
+        for shown in given.values():
+            for value in shown.values():
+                value.fill_(float("nan"))
+    again = {method: getattr(trainer, method)() for method in methods}
+    pairs = [(method, name, value) for method in methods for name, value in before[method].items()]
+    return [f"{method}()[{name!r}]" for method, name, value in pairs if not torch.equal(again[method][name], value)]
 
 
 def ordered_norms(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | None:

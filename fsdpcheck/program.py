@@ -2,16 +2,16 @@
 
 Moments: after_init, then in each step those the implementation announces (Setup.notify), then after_step.
 An observer "pkg.mod:function" is called as function(moment, trainer, rank) and returns plain data, or None for nothing.
+A watcher is called once as function(model, notes), before the model is sharded, and hangs hooks into it.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from fsdpcheck import adapters, clipping_groups, kernel_program, layouts, models, sampler_program
 from fsdpcheck.adapters._base import Adapter, Batch, MicroBatch, Observed, Setup, Trainer
 from fsdpcheck.case import Case, OptimizerSpec
-from fsdpcheck.errors import AdapterError
+from fsdpcheck.errors import AdapterError, Interrupted
 from fsdpcheck.execution import RankResult, RunRequest, StepRecord
+from fsdpcheck.watch import Watch
 
-Observer = Callable[[str, Any, int], Any]
 CACHE_LINE = 64
 
 
@@ -38,19 +38,19 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
     if case.kernel is not None:
         kernel_program.compute(case, case.kernel, adapter, result)
         return
-    watch = _Watch(request, rank, result)
+    watch = Watch(request, rank, result)
     made: list[torch.optim.Optimizer] = []
-    setup = _setup(request, adapter, rank, device, watch.moment, made)
-    trainer = _built(request, adapter, setup, made, result)
+    setup = _setup(request, adapter, rank, device, watch, made)
+    trainer = _built(request, adapter, setup, made, watch)
     result.initial = _named_tensors(trainer.parameters(), "parameters", adapter)
     watch.moment("after_init", trainer)
     for step in range(case.step.steps):
         watch.step, loaded = step, None
         if request.load_from and step:
             made.clear()
-            trainer = _built(request, adapter, setup, made, result)
+            trainer = _built(request, adapter, setup, made, watch)
             loaded = _loaded(trainer, adapter, f"{request.load_from}/{step - 1}")
-        trainer.step(_on(device, _spoiled(layouts.batch(case, step, rank, request.instrument), request)))
+        _take(trainer, _on(device, _spoiled(layouts.batch(case, step, rank, request.instrument), request)))
         result.steps.append(_record(trainer, adapter, request))
         result.steps[-1].loaded = loaded
         watch.moment("after_step", trainer)
@@ -64,15 +64,24 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
 
 
 def _built(
-    request: RunRequest, adapter: Adapter, setup: Setup, made: list[torch.optim.Optimizer], result: RankResult
+    request: RunRequest, adapter: Adapter, setup: Setup, made: list[torch.optim.Optimizer], watch: Watch
 ) -> Trainer:
     """A trainer of the model as it is before the first step."""
     model = models.build(request.case)
     if setup.device.type != "cpu":  # where it is built; to walk through it for nothing costs 3 % of a small case
         model.to(setup.device)
     if request.case.arithmetic.numbers == "real":
-        _watch_placement(model, result.placement)
+        _watch_placement(model, watch.result.placement)
+    watch.model(model)
     return _checked(adapter.build(model, setup), adapter, request, made)
+
+
+def _take(trainer: Trainer, batch: Batch) -> None:
+    """One step; once more if a watcher has interrupted it."""
+    try:
+        trainer.step(batch)
+    except Interrupted:
+        trainer.step(batch)
 
 
 def _loaded(trainer: Trainer, adapter: Adapter, folder: str) -> dict[str, Tensor]:
@@ -207,31 +216,12 @@ def _spoiled(batch: Batch, request: RunRequest) -> Batch:
     return batch
 
 
-class _Watch:
-    """Calls the run's observers at each moment and stores what they return."""
-
-    def __init__(self, request: RunRequest, rank: int, result: RankResult) -> None:
-        self.observers = [(name, _resolve(name)) for name in request.observers]
-        self.rank, self.result, self.step = rank, result, -1
-
-    def moment(self, name: str, trainer: object) -> None:
-        for observer, function in self.observers:
-            value = function(name, trainer, self.rank)
-            if value is not None:
-                self.result.observations.append((observer, name, self.step, value))
-
-
-def _resolve(dotted: str) -> Observer:
-    module, _, attribute = dotted.partition(":")
-    return cast(Observer, getattr(importlib.import_module(module), attribute))
-
-
 def _setup(
     request: RunRequest,
     adapter: Adapter,
     rank: int,
     device: torch.device,
-    notify: Callable[[str, object], None],
+    watch: Watch,
     made: list[torch.optim.Optimizer],
 ) -> Setup:
     case = request.case
@@ -249,8 +239,10 @@ def _setup(
         clip_bounds=clipping_groups.bounds(case, request.clip_norm),
         optimizer=functools.partial(_noted, case, made),
         device=device,
-        notify=notify,
+        notify=watch.moment,
         seed=case.seed,
+        using=frozenset(request.using),
+        compile=watch.compile,
     )
 
 

@@ -15,7 +15,7 @@ from fsdpcheck.case import Case, OwnModel
 from fsdpcheck.engines._interpreter import interpreter
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import AdapterError, NoProgress, NotSupported, UsageError
-from fsdpcheck.execution import Execution, Failure, Observable, RunRequest, SchedulePolicy
+from fsdpcheck.execution import Execution, Failure, Observable, RunRequest, SchedulePolicy, Use
 
 _REMEMBERED = 1024  # answers kept; one is a few small tensors
 
@@ -52,8 +52,10 @@ class Run:
         spoiled: tuple[tuple[int, float], ...] = (),
         loss_times: float = 1.0,
         given_for: Case | None = None,
+        using: tuple[Use, ...] = (),
+        watchers: tuple[str, ...] = (),
     ) -> Execution:
-        """One execution of ``case`` on all its ranks. ``save_to`` to ``loss_times``: see RunRequest.
+        """One execution of ``case`` on all its ranks. From ``save_to`` on see RunRequest, but for ``given_for``.
 
         ``given_for``: the case for which targets of the instrument and C are computed, if that is another.
 
@@ -74,6 +76,8 @@ class Run:
             load_from=load_from,
             spoiled=spoiled,
             loss_times=loss_times,
+            using=using,
+            watchers=watchers,
         )
         execution = (self.engine if case.kernel is None else interpreter()).run(request)
         self.last[:] = [execution]

@@ -185,3 +185,14 @@ def remove_kernels(registered: dispatcher.Library) -> None:
     Tried on torch 2.13; read in 2.11 and 2.12. Otherwise they would stay until the garbage collector comes by.
     """
     registered._destroy()  # type: ignore[no-untyped-call]
+
+
+def forget_graphs() -> None:
+    """Drop what torch.compile has cached, and let it cache as many graphs of one function as ranks and units have.
+
+    Past its usual limit of eight it would run the function uncompiled, and say so on stderr.
+    """
+    import torch._dynamo  # takes seconds
+
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = 1024

@@ -21,11 +21,12 @@ Plant = Callable[[Any, Hit], Any]
 
 @dataclass
 class Fault:
-    """``target`` is "module:attribute" or "module:Class.attribute" inside this package.
+    """``target`` is "module:attribute" or "module:Class.attribute" inside this package, or public and of torch.
 
     ``plants`` says in a sentence what is wrong then, ``stands_for`` which real bug it is like, ``caught_by`` is a
     pattern (fnmatch) of the names of the laws of which at least one must fail. ``cause`` is a pattern (regular
-    expression) of what a right diagnosis says: this mistake, not a kind of mistake or a consequence.
+    expression) of what a right diagnosis says: this mistake, not a kind of mistake or a consequence. ``subject``: the
+    implementation that it is planted in.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Fault:
     caught_by: str
     plant: Plant
     cause: str = ""
+    subject: str = "reference"
     hits: int = 0
 
     def __call__(self) -> AbstractContextManager[Fault]:
@@ -55,7 +57,8 @@ class Fault:
     def _place(self) -> tuple[Any, str]:
         module, _, path = self.target.partition(":")
         *classes, attribute = path.split(".")
-        owner: Any = importlib.import_module(f".{module}", __package__)
+        inside = module.partition(".")[0] != "torch"
+        owner: Any = importlib.import_module(f".{module}" if inside else module, __package__)
         for name in classes:
             owner = getattr(owner, name)
         return owner, attribute
@@ -64,11 +67,13 @@ class Fault:
         self.hits += 1
 
 
-def fault(target: str, stands_for: str, caught_by: str, cause: str = "") -> Callable[[Plant], Fault]:
+def fault(
+    target: str, stands_for: str, caught_by: str, cause: str = "", subject: str = "reference"
+) -> Callable[[Plant], Fault]:
     """Make a function ``plant(original, hit) -> planted`` a Fault named like it; its docstring says what it plants."""
 
     def decorate(plant: Plant) -> Fault:
         plants = " ".join((plant.__doc__ or "").split())
-        return Fault(plant.__name__, target, plants, stands_for, caught_by, plant, cause)
+        return Fault(plant.__name__, target, plants, stands_for, caught_by, plant, cause, subject)
 
     return decorate

@@ -153,11 +153,15 @@ class PerParameterModel:
         """Free gathered units and drop gradients, without communication.
 
         Before torch 2.13 ``fully_shard`` has no way back from a backward that raised: it would skip the end of the next
-        one, and some gradients with it, silently. Then the next forward raises RuntimeError instead.
+        one, and some gradients with it, silently. Then the next forward raises RuntimeError instead. 2.13 has one that
+        keeps gradients of micro-batches that were not reduced; they go when the next forward shows them.
         """
         if hasattr(self._root, "reset_iter_state"):
             if self._ran:  # before a first forward there is nothing to reset, and 2.13 raises AttributeError
                 self._root.reset_iter_state()
+                for module in self.module.modules():
+                    if isinstance(module, FSDPModule):
+                        _forget_unreduced(module)
         else:
             self._lost = self._ran
         self.reshard()
@@ -247,6 +251,18 @@ def _shard(module: nn.Module, mesh: DeviceMesh, reshard_after_forward: bool, com
     if compute_dtype is not None:
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=own, cast_forward_inputs=False)
     fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+
+
+def _forget_unreduced(unit: nn.Module) -> None:
+    """Drop whole local gradients at the unit's next forward, where its whole parameters can be seen."""
+
+    def forget(module: nn.Module, inputs: Any) -> None:
+        hook.remove()
+        for parameter in module.parameters():
+            if not isinstance(parameter, DTensor):
+                parameter.grad = None
+
+    hook = unit.register_forward_pre_hook(forget)
 
 
 def _units(module: nn.Module, unit_names: Sequence[str], places: Sequence[Sequence[Slot]], size: int) -> list[Unit]:

@@ -1,19 +1,32 @@
 """Lifecycle: what is alive at the moments that an implementation announces, and what a step leaves behind.
 
-Seen are memory and gradients that units hold then. Not seen: what is alive between two moments, such as the second unit
-that is gathered ahead while one computes.
+Laws with "units" see memory and gradients that units hold then. Not seen: what is alive between two moments, such as
+the second unit that is gathered ahead while one computes. The laws on hooks, memory and interruptions see what a user's
+own hooks on the modules see.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import observers, strategies
+from fsdpcheck import observers, strategies, watchers
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Clipping
+from fsdpcheck.checks import assert_parameters_equal
+from fsdpcheck.errors import NotExact
 from fsdpcheck.law import law
 from fsdpcheck.lifecycle_checks import assert_aliased, assert_few_gathered, assert_released
 from fsdpcheck.runner import Run
+from fsdpcheck.watched_checks import (
+    assert_copies,
+    assert_freed_in_between,
+    assert_hooks_fire,
+    assert_steady_memory,
+    assert_undisturbed,
+    interruptions,
+)
 
 
 def _any(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
@@ -53,3 +66,56 @@ def test_on_one_rank_the_shard_is_the_whole(case: Case, run: Run) -> None:
     Also with frozen parameters and either number of backwards. Source: FlatParameter of FSDP, arXiv:2304.11277.
     """
     assert_aliased(run(case, observers=(observers.UNITS,)))
+
+
+@law("lifecycle.hooks", promise="hooks", draw=strategies.plain)
+def test_hooks_of_the_user_fire_as_on_a_single_device(case: Case, run: Run) -> None:
+    """Hooks before and after the forward and the backward of every module fire as often as on a single device.
+
+    On each rank, in each step, with its own micro-batches; they were registered before sharding. Not seen: hooks on
+    parameters, and what hooks are given. Source: torchrec#4268, Opacus#738; claim D8 of docs/claims.md.
+    """
+    assert_hooks_fire(run(case, watchers=(watchers.CALLS,)))
+
+
+@law("lifecycle.memory", promise="memory", draw=strategies.plain)
+def test_every_step_gathers_as_much_as_the_one_before(case: Case, run: Run) -> None:
+    """Parameters lie in the same bytes after each step as before the first, and at most in as many in each step.
+
+    Where several units are freed after their forward, in less than where they are kept. Seen are the modules' own
+    parameters: what is gathered ahead, and a collective's buffers, are not. Source: pytorch#83129, ROCm/pytorch#3501.
+    """
+    case = replace(case, mesh=replace(case.mesh, reshard_after_forward=True))
+    peaks = assert_steady_memory(run(case, watchers=(watchers.HELD,)))
+    kept = replace(case, mesh=replace(case.mesh, reshard_after_forward=False))
+    if case.mesh.dp_shard > 1 and case.model.unit_count > 1 and kept.requires() <= run.features.accepts:
+        assert_freed_in_between(peaks, assert_steady_memory(run(kept, watchers=(watchers.HELD,))))
+
+
+@law("lifecycle.copies", promise="copies", draw=_any)
+def test_what_is_shown_is_a_copy(case: Case, run: Run) -> None:
+    """Writing into the parameters and gradients that a trainer shows changes neither, nor the training.
+
+    On one rank too, where the whole may be the shard itself. Source: ``DTensor.full_tensor``, which gives away live
+    memory there.
+    """
+    execution, answer = run(case, observers=(observers.SCRIBBLED,)), run.answer(case)
+    assert_copies(execution)
+    assert_parameters_equal(execution, answer)
+
+
+@law("lifecycle.interrupted", promise="interrupts", draw=_any)
+def test_a_step_that_raised_leaves_a_trainer_that_goes_on(case: Case, run: Run) -> None:
+    """A step that raises on every rank, and is taken again, has the single device's bits, and leaves no memory held.
+
+    In the forward, in the backward, or in the second micro-batch. A rank that raises alone leaves the others waiting,
+    which no implementation can help. Source: pytorch#82203, pytorch#73535, and ``FSDPModule.reset_iter_state``.
+    """
+    kinds = [watchers.INTERRUPT_FORWARD, watchers.INTERRUPT_BACKWARD]
+    kinds += [watchers.INTERRUPT_LATER] * (case.step.micro_batches > 1)
+    chosen = kinds[case.seed % len(kinds)]
+    execution = run(case, watchers=(watchers.HELD, chosen))
+    if not interruptions(execution, chosen):
+        raise NotExact("the layer in the middle has no backward")
+    assert_undisturbed(execution, run.answer(case), lambda: run(case))
+    assert_steady_memory(execution)

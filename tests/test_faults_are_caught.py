@@ -27,7 +27,7 @@ def engine() -> Iterator[SimulatedEngine]:
 
 def catches(law: Law, fault: Fault, engine: SimulatedEngine) -> bool:
     """Whether the law breaks by what the fault does; planted code that merely raises proves nothing."""
-    run = Run(engine, "reference", installs=(f"fsdpcheck.impl.faults:{fault.name}",))
+    run = Run(engine, fault.subject, installs=(f"fsdpcheck.impl.faults:{fault.name}",))
     verdict = check_law(law, run, "ci", shrink=False)
     assert verdict.status in ("holds", "finding"), verdict.reason
     return verdict.finding is not None and verdict.finding.kind != "raised"

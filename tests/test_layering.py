@@ -25,7 +25,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
         "data": (
             "execution", "arithmetic", "matching", "deadlock", "adapter", "adapters", "adapters._base",
             "adapters._plugs", "models", "sampler_program", "kernel_program", "kernel_data",
-            "losses", "layers", "layouts", "siblings", "neighbours", "program", "plan", "verdict", "floors",
+            "losses", "layers", "layouts", "siblings", "neighbours", "program", "watch", "plan", "verdict", "floors",
             "clipping_groups", "own_model", "own_units", "own_inspection",
         )
     },
@@ -33,7 +33,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
         "adapters": ("adapters.*",),
         "engines": ("engines", "engines.*"),
         "oracle": ("oracle", "proof", "low_precision", "tiers"),
-        "observers": ("observers",),
+        "observers": ("observers", "watchers"),
         "strategies": ("strategies", "strategies_model", "strategies_beside", "drawing", "own_drawing"),
     },
     {
@@ -41,7 +41,8 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
         "checks": (
             "checks", "bounded_checks", "bounds", "own_roundings", "matched", "matched_norms", "comparing", "recorded",
             "paired", "private_checks", "noise_checks", "state_checks", "lifecycle_checks", "shard_checks",
-            "nonfinite_checks", "sampler_checks", "poisson_checks", "kernel_checks", "diagnosis", "diagnosis.*",
+            "nonfinite_checks", "sampler_checks", "poisson_checks", "kernel_checks", "watched_checks",
+            "feature_checks", "diagnosis", "diagnosis.*",
         ),
     },
     {

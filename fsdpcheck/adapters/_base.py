@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,16 @@ from fsdpcheck.case import MeshSpec, StepSpec
 from fsdpcheck.case import Trait as Trait
 from fsdpcheck.case_kernel import KernelDtype
 from fsdpcheck.execution import Observable
+from fsdpcheck.execution import Use as Use
 
 Promise = Literal[
     "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms",
     "dataset-order", "second-backward", "noise", "state", "lifecycle", "sharded", "nonfinite",
     "epochs", "poisson", "same-draws", "kernels",
+    "hooks", "memory", "copies", "interrupts",
+    "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",
+    "features.divide-factor", "features.no-gather", "features.checkpointing", "features.meta", "features.state-dict",
+    "features.ignored", "features.columns", "features.compiled", "features.bare-root", "features.groups-of-two",
 ]  # fmt: skip
 """What an adapter can promise; each law names one.
 
@@ -47,6 +52,11 @@ epochs: has a sampler that deals each epoch out to the ranks in shares of equal 
 whose steps are Poisson draws: each record joins by itself, with the same probability, on one rank alone. same-draws:
 which records a Poisson draw takes is a function of seed, record and step alone, so that it is the same at any number of
 ranks and after a stop. kernels: has kernels that compute per-sample squared norms of a Linear (``Kernels``).
+hooks: hooks that the user registered on modules before ``build`` fire as on a single device. memory: ``build`` shards
+the model's own modules in place, and between steps they hold no more than before the first; each step gathers as much
+as the one before. copies: what the trainer shows shares no memory with what it trains. interrupts: a step that raised
+on every rank in its forward or backward leaves a trainer whose next step is right.
+features.X: a plain step is the same bits with the feature X of FSDP2 in use (``Setup.using``, ``Use``).
 """
 WITHOUT_MODEL: frozenset[Promise] = frozenset({"epochs", "poisson", "same-draws", "kernels"})
 """Promises whose laws train no model."""
@@ -79,12 +89,13 @@ class GlobalNormRule:
 class Features:
     """What an adapter promises, accepts and shows.
 
-    ``reasons`` says, by promise, why one is *not* made; it is printed. ``owns_loss_scale``: the implementation itself
-    turns per-sample losses into the released gradient (1/N) * sum; otherwise the adapter multiplies the local sum of
-    losses by ``Batch.loss_scale`` (W/N; 1/N when replicated). On real numbers (trait "real") the factor is
-    taken to be applied to the losses, before the backward: elsewhere it rounds otherwise, by an ulp; whoever applies it
-    elsewhere does not accept "real". ``rank_local``: dotted names "pkg.mod:NAME" of module
-    globals that real ranks would each have for themselves. ``kernel_dtypes``: what kernels take, also mixed.
+    ``reasons`` says, by promise, why one is *not* made; it is printed. One for "features" stands for each "features.X".
+    ``owns_loss_scale``: the implementation itself turns per-sample losses into the released gradient (1/N) * sum;
+    otherwise the adapter multiplies the local sum of losses by ``Batch.loss_scale`` (W/N; 1/N when replicated). On real
+    numbers (trait "real") the factor is taken to be applied to the losses, before the backward: elsewhere it rounds
+    otherwise, by an ulp; whoever applies it elsewhere does not accept "real". ``rank_local``: dotted names
+    "pkg.mod:NAME" of module globals that real ranks would each have for themselves. ``kernel_dtypes``: what
+    kernels take, also mixed.
     """
 
     promises: frozenset[Promise]
@@ -133,7 +144,8 @@ class Setup:
     ``clip_norm`` is C itself (already in the units of the losses). ``clip_bounds``: for per-layer clipping, C_l by
     dotted prefix of the parameters' canonical names, "" for all the rest; {"": C} otherwise. ``seed``: what seeds the
     noise, equal on all ranks. ``notify(moment, trainer)`` announces the moments after_forward, after_first_backward,
-    after_norms, after_reduce, before_step, after_reshard; calling it is optional.
+    after_norms, after_reduce, before_step, after_reshard; calling it is optional. ``using``: features that the training
+    is to use, of those that are promised. ``compile``: ``torch.compile`` as the harness wants it, for "compiled".
     """
 
     rank: int
@@ -149,6 +161,8 @@ class Setup:
     device: torch.device
     notify: Callable[[str, object], None]
     seed: int = 0
+    using: frozenset[Use] = frozenset()
+    compile: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class FullyShardedDataParallelAdapter:
     """Units wrapped through a CustomPolicy, then the root. Tied layers must be in one unit (see fsdp.wrap)."""
 
     features = Features(
-        promises=frozenset({"plain", "global-norm", "sharded"}),
+        promises=frozenset({"plain", "global-norm", "sharded", "hooks", "memory", "copies"}),
         accepts=_ACCEPTS,
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="float32", eps=1e-6),
@@ -132,6 +132,8 @@ class FullyShardedDataParallelAdapter:
             "same-draws": "has no Poisson sampler",
             "kernels": "trains plainly: it computes no per-sample norms",
             "lifecycle": "gathers the next unit ahead, and has no public view of what is gathered",
+            "interrupts": "has no way back from a forward or backward that raised",
+            "features": "the features are those of FSDP2",
         },
     )
 

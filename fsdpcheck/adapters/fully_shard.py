@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from fsdpcheck.adapters import _torch_sampler
-from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup, Trait
+from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Promise, Setup, Trait
+from fsdpcheck.adapters._fsdp2 import Uses, shard
 from fsdpcheck.adapters._gather import full_values, local_tensors
-from fsdpcheck.adapters._mesh import mesh_of
 from fsdpcheck.adapters._plain import local_loss
 from fsdpcheck.adapters._plugs import Sampler, SamplerSetup
 
@@ -27,27 +26,46 @@ _ACCEPTS: frozenset[Trait] = frozenset(
 )  # fmt: skip
 
 
+_LIFECYCLE: frozenset[Promise] = frozenset({"hooks", "memory", "copies", "interrupts"})
+_FEATURES: frozenset[Promise] = frozenset(
+    {
+        "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",
+        "features.divide-factor", "features.no-gather", "features.checkpointing", "features.meta",
+        "features.state-dict", "features.ignored", "features.columns", "features.compiled", "features.bare-root",
+        "features.groups-of-two",
+    }
+)  # fmt: skip
+
+
 class _Trainer:
     """An ordinary FSDP2 training loop, one step at a time."""
 
-    def __init__(self, model: nn.Module, setup: Setup) -> None:
-        assert isinstance(model, FSDPModule)
-        self._model, self._setup = model, setup
+    def __init__(self, model: nn.Module, setup: Setup, uses: Uses) -> None:
+        self._model, self._setup, self._uses = model, setup, uses
         self._optimizer = setup.optimizer(model.parameters())
         self._grad_norm: Tensor | None = None
 
     def step(self, batch: Batch) -> None:
         self._optimizer.zero_grad()
-        last = len(batch.micro_batches) - 1
-        for number, micro in enumerate(batch.micro_batches):
-            self._model.set_requires_gradient_sync(self._setup.step.sync_every or number == last)
-            loss = local_loss(self._model, micro, batch, self._setup)
-            self._setup.notify("after_forward", self)
-            loss.backward()  # type: ignore[no-untyped-call]
+        try:
+            self._accumulate(batch)
+        except BaseException:
+            self._uses.recover()
+            raise
         self._setup.notify("after_reduce", self)
         self._clip()
         self._setup.notify("before_step", self)
         self._optimizer.step()
+        self._uses.after_step()
+
+    def _accumulate(self, batch: Batch) -> None:
+        last = len(batch.micro_batches) - 1
+        for number, micro in enumerate(batch.micro_batches):
+            self._uses.before_forward(number, last)
+            loss = local_loss(self._model, micro, batch, self._setup) * self._uses.loss_factor
+            self._setup.notify("after_forward", self)
+            loss.backward()  # type: ignore[no-untyped-call]
+        self._uses.after_backwards()
 
     def _clip(self) -> None:
         limit = self._setup.step.max_grad_norm
@@ -73,9 +91,8 @@ class _Trainer:
 class FullyShard:
     """Each unit by ``fully_shard``, then the root. Tied layers must be in one unit: sharding them apart unties them."""
 
-    name = "fully_shard"
     features = Features(
-        promises=frozenset({"plain", "global-norm", "sharded", "epochs"}),
+        promises=frozenset({"plain", "global-norm", "sharded", "epochs", *_LIFECYCLE, *_FEATURES}),
         accepts=_ACCEPTS,
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
@@ -98,17 +115,17 @@ class FullyShard:
         },
     )
 
+    def __init__(self, name: str = "fully_shard", by_the_book: bool = False) -> None:
+        self.name, self._by_the_book = name, by_the_book
+
     def sampler(self, setup: SamplerSetup) -> Sampler:
         return _torch_sampler.Shares(setup)
 
     def build(self, model: nn.Module, setup: Setup) -> _Trainer:
-        mesh = mesh_of(setup)
-        reshard = setup.mesh.reshard_after_forward
-        for names in setup.units:
-            modules = [model.get_submodule(name) for name in names]
-            fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, reshard_after_forward=reshard)
-        fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
-        return _Trainer(model, setup)
+        return _Trainer(model, setup, shard(model, setup, self._by_the_book))
 
 
 adapter = FullyShard()
+by_the_book = FullyShard("fully_shard, recovering as documented", by_the_book=True)
+"""A known finding: ``reset_iter_state`` of torch 2.13 says that it drops the gradients of micro-batches that were not
+reduced, and keeps them."""

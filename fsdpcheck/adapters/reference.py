@@ -167,6 +167,7 @@ class Reference:
                 *("plain", "private", "exact-factors", "padding.zero", "padding.unread"),
                 *("deferred", "global-norm", "partial-norms", "dataset-order", "second-backward", "noise"),
                 *("state", "lifecycle", "sharded", "nonfinite", "epochs", "poisson", "same-draws", "kernels"),
+                *("hooks", "memory", "copies", "interrupts", "features.checkpointing", "features.compiled"),
             }
         ),
         accepts=ACCEPTS,
@@ -175,6 +176,10 @@ class Reference:
         factor=FactorRule(eps=1e-6, expression="divide", nested=False),
         global_norm=GlobalNormRule(nested=False, dtype="case", eps=1e-6),
         kernel_dtypes=("float32", "float64", "bfloat16", "float16"),
+        reasons={
+            "features": "shards flat buffers by a loop of its own, which has no such option",
+            "features.meta": "is given its values while it shards, so that nothing of it shows later; see its tests",
+        },
     )
 
     def __init__(self, mode: str = "ghost", nonfinite: Nonfinite = "raise") -> None:
@@ -185,6 +190,10 @@ class Reference:
             self.features = _of_bookkeeping(self.features)
 
     def build(self, model: nn.Module, setup: Setup) -> ReferenceTrainer:
+        if setup.using:
+            from fsdpcheck.adapters import _fsdp2  # what it imports is needed for features alone
+
+            _fsdp2.prepare(model, setup)
         return ReferenceTrainer(self.shard(model, setup), setup, self.mode, self.nonfinite)
 
     def stored(self, folder: str) -> list[Stored]:

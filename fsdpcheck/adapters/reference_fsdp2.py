@@ -21,11 +21,14 @@ class ReferenceFsdp2(Reference):
     name = "reference_fsdp2"
     features = replace(
         Reference.features,
-        promises=Reference.features.promises - {"padding.zero", "padding.unread", "lifecycle", "kernels"},
+        promises=Reference.features.promises - {"padding.zero", "padding.unread", "lifecycle", "kernels"}
+        | {"features.prefetch", "features.no-gather"},
         observables=Reference.features.observables - {"shards", "units"},
         reasons={
             "padding.zero": "a DTensor hides the padding of its last shard; it has no public view of it",
             "padding.unread": "a DTensor hides the padding of its last shard; it has no public view of it",
+            "features.meta": Reference.features.reasons["features.meta"],
+            "features": "its own loop decides what is gathered and reduced when, and shards rows",
             "lifecycle": "fully_shard gathers the next unit ahead, and has no public view of what is gathered",
             "kernels": "has those of the reference, which are checked there",
         },
@@ -36,7 +39,12 @@ class ReferenceFsdp2(Reference):
         from fsdpcheck.impl.per_parameter import PerParameterModel
 
         units = [name for names in setup.units for name in names]
-        return PerParameterModel(model, units, mesh_of(setup), setup.mesh.reshard_after_forward)
+        sharded = PerParameterModel(model, units, mesh_of(setup), setup.mesh.reshard_after_forward)
+        if setup.using:
+            from fsdpcheck.adapters import _fsdp2
+
+            _fsdp2.set_up(model, setup)
+        return sharded
 
 
 adapter = ReferenceFsdp2()

@@ -72,6 +72,11 @@ class RecordingGroup(_Group):
     # -- who we are ----------------------------------------------------------------------------------------------
 
     @property
+    def calls(self) -> int:
+        """How many calls this rank has made on this group."""
+        return self._calls
+
+    @property
     def identity(self) -> tuple[str, tuple[int, ...]]:
         """Name and global ranks by rank in the group: what keys a group (store prefixes are not unique per rank)."""
         if self._identity is None:
@@ -83,6 +88,11 @@ class RecordingGroup(_Group):
 
     def getBackendName(self) -> str:
         return torch_private.BACKEND
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Asked for by torch.distributed.checkpoint, of a group's backends."""
+        return [torch.device("cpu")]
 
     def _set_group_name(self, name: str) -> None:
         """torch gives a group its name, and asks for it again when it has forgotten a destroyed group."""

@@ -59,3 +59,72 @@ def shard_copied_on_one_rank(original: Function, hit: Hit) -> Function:
             self.shard.data = self.shard.data.clone()
 
     return planted
+
+
+@fault(
+    "wrap:ShardedModel.__call__",
+    "a recomputation taken for a second use, https://github.com/meta-pytorch/opacus/pull/738",
+    "lifecycle.hooks",
+    cause="computed more than once",
+)
+def forward_computed_twice(original: Function, hit: Hit) -> Function:
+    """The forward is computed twice, and the second result is used."""
+
+    def planted(self: Any, *inputs: Any) -> Any:
+        hit()
+        original(self, *inputs)
+        return original(self, *inputs)
+
+    return planted
+
+
+@fault(
+    "wrap:ShardedModel.reshard",
+    "units that stay unsharded, https://github.com/pytorch/pytorch/issues/83129",
+    "lifecycle.memory",
+    cause="not freed when the step is over",
+)
+def nothing_freed_after_a_step(original: Function, hit: Hit) -> Function:
+    """What is still gathered after the backward, the root at least, stays so."""
+
+    def planted(self: Any) -> None:
+        hit()
+
+    return planted
+
+
+@fault(
+    "wrap:ShardedModel.full_values",
+    "DTensor.full_tensor, which gives away live memory on one rank",
+    "lifecycle.copies",
+    cause="live memory",
+)
+def live_parameters_given_away(original: Function, hit: Hit) -> Function:
+    """On one rank the trainer shows the parameters themselves."""
+
+    def planted(self: Any) -> Any:
+        if self.axis.size > 1:
+            return original(self)
+        hit()
+        buffers = [buffer for unit in self.units for buffer in unit.buffers]
+        pairs = [zip(buffer.names, buffer.views(buffer.full), strict=True) for buffer in buffers]
+        return {name: view for pair in pairs for name, view in pair}
+
+    return planted
+
+
+@fault(
+    "wrap:ShardedModel.zero_grad",
+    "reset_iter_state, which keeps gradients of micro-batches that were not reduced",
+    "lifecycle.interrupted",
+    cause="right where nothing is interrupted",
+)
+def unreduced_gradients_outlive_an_exception(original: Function, hit: Hit) -> Function:
+    """Whole local gradients of a step that raised are added to those of the next."""
+
+    def planted(self: Any) -> None:
+        for shard in self.shards():
+            shard.grad = None
+        hit()
+
+    return planted

@@ -17,7 +17,7 @@ from fsdpcheck.impl.wrap import ShardedModel
 def current(planted: fault.Fault) -> Any:
     module, _, path = planted.target.partition(":")
     *classes, attribute = path.split(".")
-    owner: Any = importlib.import_module(f"fsdpcheck.impl.{module}")
+    owner: Any = importlib.import_module(module if module.startswith("torch") else f"fsdpcheck.impl.{module}")
     for name in classes:
         owner = getattr(owner, name)
     return vars(owner)[attribute]

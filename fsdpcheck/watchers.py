@@ -1,0 +1,150 @@
+"""Watchers that the laws use: each hangs hooks into a rank's model before it is sharded, and notes what they see.
+
+They are what a user's own hooks would be, so nothing is asked of an adapter but that it shards the modules it is given.
+Watchers look at what modules hold and when they are called; none changes a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from fsdpcheck.errors import Interrupted
+from fsdpcheck.watch import Notes
+
+SLOPE = "slope"
+CALLS = "fsdpcheck.watchers:calls"
+FOOTPRINT = "fsdpcheck.watchers:footprint"
+HELD = "fsdpcheck.watchers:held"
+INTERRUPT_BACKWARD = "fsdpcheck.watchers:interrupt_backward"
+INTERRUPT_FORWARD = "fsdpcheck.watchers:interrupt_forward"
+INTERRUPT_LATER = "fsdpcheck.watchers:interrupt_later"
+
+
+def calls(model: nn.Module, notes: Notes) -> None:
+    """Notes (kind of hook, module) whenever a hook of any module fires."""
+    for name, module in model.named_modules():
+        for kind in ("forward_pre", "forward", "full_backward_pre", "full_backward"):
+            getattr(module, f"register_{kind}_hook")(partial(_note_call, notes, (kind, name)))
+
+
+def footprint(model: nn.Module, notes: Notes) -> None:
+    """Notes when layers run between collectives, how large the losses' gradients are, and how parameters lie.
+
+    At the model's and each layer's forward (layer, collectives so far on the group of all ranks); at each backward
+    (SLOPE, the largest absolute gradient of the model's output); once the placements of parameters that are DTensors.
+    """
+    for name, module in [("", model), *_layers(model)]:
+        module.register_forward_pre_hook(partial(_note_place, notes, name))
+    model.register_full_backward_pre_hook(lambda _, slopes: notes.add((SLOPE, _largest(slopes))))
+    first = True
+
+    def lie(moment: str) -> None:
+        nonlocal first
+        if first and moment != "after_init":
+            first = False
+            notes.add([str(getattr(p, "placements", "")) for p in model.parameters()])
+
+    notes.on_moment(lie)
+
+
+def held(model: nn.Module, notes: Notes) -> None:
+    """Notes (when, bytes) that the modules' parameters lie in: in layers' forwards and backwards, and between steps.
+
+    Memory that several parameters share counts once, whole; of a DTensor the local part.
+    """
+    for _, module in _layers(model):
+        module.register_forward_hook(_noting(notes, lambda: ("in a step", _bytes(model))))
+        module.register_full_backward_pre_hook(_noting(notes, lambda: ("in a step", _bytes(model))))
+
+    def rest(moment: str) -> None:
+        if moment in ("after_init", "after_step"):
+            notes.add(("at rest", _bytes(model)))
+
+    notes.on_moment(rest)
+
+
+def interrupt_forward(model: nn.Module, notes: Notes) -> None:
+    """Raises Interrupted once a step in the forward of the layer in the middle, on every rank, and notes it."""
+    once = _Once(notes, 1)
+    _middle(model).register_forward_hook(lambda *_: once())
+
+
+def interrupt_later(model: nn.Module, notes: Notes) -> None:
+    """Raises Interrupted once a step in the forward of the second micro-batch: gradients of the first are there."""
+    once = _Once(notes, 2)
+    _middle(model).register_forward_hook(lambda *_: once())
+
+
+def interrupt_backward(model: nn.Module, notes: Notes) -> None:
+    """Raises Interrupted once a step in the backward, where it reaches the output of the layer in the middle."""
+    once = _Once(notes, 1)
+
+    def watch(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(lambda gradient: once())  # type: ignore[no-untyped-call]
+
+    _middle(model).register_forward_hook(watch)
+
+
+class _Once:
+    """Raises Interrupted at the call of this number in each step, counted from 1."""
+
+    def __init__(self, notes: Notes, number: int) -> None:
+        self._notes, self._number, self._step, self._calls = notes, number, -1, 0
+
+    def __call__(self) -> None:
+        if self._notes.step() > self._step:
+            self._step, self._calls = self._notes.step(), 0
+        self._calls += 1
+        if self._calls == self._number:
+            self._notes.add("interrupted")
+            raise Interrupted("interrupted on purpose")
+
+
+def _noting(notes: Notes, read: Callable[[], object]) -> Callable[..., None]:
+    return lambda *_: notes.add(read())
+
+
+def _note_call(notes: Notes, hook: tuple[str, str], *_: Any) -> None:
+    notes.add(hook)
+
+
+def _note_place(notes: Notes, layer: str, *_: Any) -> None:
+    notes.add((layer, _calls_so_far()))
+
+
+def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Modules with parameters of their own, in order."""
+    return [
+        (name, module) for name, module in model.named_modules() if next(module.parameters(False), None) is not None
+    ]
+
+
+def _middle(model: nn.Module) -> nn.Module:
+    layers = _layers(model)
+    return layers[(len(layers) - 1) // 2][1]
+
+
+def _largest(values: Any) -> float:
+    sizes = [value.abs().max().item() for value in values if isinstance(value, Tensor) and value.numel()]
+    return float(max(sizes, default=0.0))
+
+
+def _calls_so_far() -> int:
+    """Of this rank on the group of all ranks; 0 on groups that do not record."""
+    return int(getattr(dist.group.WORLD, "calls", 0))
+
+
+def _bytes(model: nn.Module) -> int:
+    storages = {}
+    for parameter in model.parameters():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        storage = local.untyped_storage()
+        storages[storage.data_ptr() or id(parameter)] = storage.nbytes()
+    return sum(storages.values())

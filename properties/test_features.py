@@ -1,0 +1,236 @@
+"""FSDP2 features: a training that uses one has the bits of one that does not, and the feature is in effect.
+
+Each law runs a case with and without the feature, compares the first with the single device's answer, and the two with
+each other: collectives, when layers run between them, how parameters lie. A feature that does nothing is a finding too.
+Private training is not asked. Not seen: how fast anything is, and what streams of a GPU do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hypothesis.strategies import SearchStrategy
+
+from fsdpcheck import strategies, watchers
+from fsdpcheck.adapters._base import Features, Use
+from fsdpcheck.case import Case, MeshSpec, Trait
+from fsdpcheck.errors import InvalidCase, NotExact
+from fsdpcheck.execution import Execution
+from fsdpcheck.feature_checks import assert_in_effect, assert_right, assert_right_with, has_slopes
+from fsdpcheck.law import law
+from fsdpcheck.models import parameter_shapes
+from fsdpcheck.runner import Run
+
+Sizes = tuple[int, ...]
+_MICRO: tuple[Trait, ...] = ("micro-batches", "no-sync")
+
+
+def _without(*traits: Trait) -> Callable[[Features, Sizes], SearchStrategy[Case]]:
+    """Plain cases that demand none of these traits."""
+
+    def draw(features: Features, world_sizes: Sizes) -> SearchStrategy[Case]:
+        return strategies.plain(replace(features, accepts=features.accepts - {*traits}), world_sizes)
+
+    return draw
+
+
+def _by_four_or_six(features: Features, world_sizes: Sizes) -> SearchStrategy[Case]:
+    """Numbers of ranks that pairs divide and are not, whatever are asked for."""
+    limit = features.max_world_size or 6
+    return _without("hsdp", "keep-unsharded")(features, tuple(size for size in (4, 6) if size <= limit) or (4,))
+
+
+def _each_its_own(case: Case) -> Case:
+    """The case with a unit for every layer, where none is tied; a user's own model as it is."""
+    spec = case.model
+    if spec.own is not None or spec.tied is not None:
+        return case
+    return replace(case, model=replace(spec, units=(1,) * (len(spec.layers) + spec.has_front)))
+
+
+def _accepted(case: Case, run: Run) -> Case:
+    if unmet := case.requires() - run.features.accepts:
+        raise NotExact(f"a case like this demands {', '.join(sorted(unmet))}")
+    return case
+
+
+def _several_micro_batches(case: Case, run: Run, sync_every: bool) -> Case:
+    """The case in three micro-batches."""
+    step = replace(case.step, reduction="sum", micro_batches=3, sync_every=sync_every)
+    return _accepted(replace(case, step=step), run)
+
+
+def _in_replicas(case: Case, run: Run) -> Case:
+    """The case with two replicas or more, if the number of ranks is no one."""
+    ranks = case.world_size
+    replicas = next((r for r in range(2, ranks + 1) if ranks % r == 0), 1)
+    if replicas == 1:
+        raise NotExact("one rank has no replicas")
+    mesh = MeshSpec(ranks // replicas, replicas, case.mesh.reshard_after_forward)
+    arithmetic = replace(case.arithmetic, averaging="divide")
+    try:
+        return _accepted(replace(case, mesh=mesh, arithmetic=arithmetic), run)
+    except InvalidCase as error:
+        raise NotExact(str(error)) from error
+
+
+def _ran(case: Case, run: Run, use: Use) -> tuple[Execution, Execution]:
+    """(without, with) the feature; the latter is right."""
+    answer, observe = run.answer(case), run.features.observables & {"grads"}
+    seen = () if use == "compiled" else (watchers.FOOTPRINT,)  # hooks would be compiled too
+    without, using = run(case, observe, watchers=seen), run(case, observe, using=(use,), watchers=seen)
+    assert_right(without, answer)
+    assert_right_with(use, using, answer)
+    return without, using
+
+
+def _unnoticed(case: Case, run: Run, use: Use) -> None:
+    """The feature changes no bit, and is in effect."""
+    assert_in_effect(*_ran(case, run, use), use)
+
+
+@law("features.unshard", promise="features.unshard", draw=_without("keep-unsharded"), ranks=2)
+def test_gathering_units_by_hand_changes_no_bit(case: Case, run: Run) -> None:
+    """With every unit gathered before the forward, asynchronously and waited for, training is the single device's.
+
+    Source: ``FSDPModule.unshard``; pytorch#119550.
+    """
+    case = _each_its_own(case)
+    if not case.model.unit_count:
+        raise NotExact("no unit is gathered before its turn")
+    _unnoticed(case, run, "unshard")
+
+
+@law("features.prefetch", promise="features.prefetch", draw=_without("keep-unsharded", "hsdp"), ranks=2)
+def test_gathering_units_ahead_changes_no_bit(case: Case, run: Run) -> None:
+    """With each unit gathering the two after it, in the forward and in the backward, training is the single device's.
+
+    A unit that computes must not wait for, or free, what was gathered for another. Source: FSDPModule's
+    ``set_modules_to_forward_prefetch`` and ``set_modules_to_backward_prefetch``; ROCm/pytorch#3501.
+    """
+    case = _each_its_own(case)
+    if case.model.unit_count < 2:
+        raise NotExact("no unit comes after the first")
+    _unnoticed(case, run, "prefetch")
+
+
+@law("features.some-sync", promise="features.some-sync", draw=_without("mean"), needs_traits=_MICRO, ranks=2)
+def test_reducing_some_micro_batches_loses_no_gradient(case: Case, run: Run) -> None:
+    """Reduced after the first of three micro-batches, not after the second, and after the third, nothing is lost.
+
+    Source: pytorch#73535, pytorch#90546, where shards that were reduced already were dropped.
+    """
+    _unnoticed(_several_micro_batches(case, run, False), run, "some-sync")
+
+
+@law("features.late-all-reduce", promise="features.late-all-reduce", draw=_without("mean", "hsdp"),
+     needs_traits=("hsdp", "micro-batches"), ranks=2)  # fmt: skip
+def test_reducing_over_replicas_at_the_last_micro_batch_loses_no_gradient(case: Case, run: Run) -> None:
+    """Reduce-scattered after each micro-batch and all-reduced over replicas after the last, nothing is lost.
+
+    Source: ``FSDPModule.set_requires_all_reduce``; pytorch#90546.
+    """
+    _unnoticed(_in_replicas(_several_micro_batches(case, run, True), run), run, "late-all-reduce")
+
+
+@law("features.divide-factor", promise="features.divide-factor", draw=_without("float32", "hsdp"), ranks=2)
+def test_another_divisor_divides_once(case: Case, run: Run) -> None:
+    """With twice the divisor and twice the losses, training is the single device's.
+
+    In float64: float32 is multiplied by its inverse inside the collective, which only NCCL can. On flat meshes: see
+    docs/findings.md for replicas of one shard. Source:
+    ``FSDPModule.set_gradient_divide_factor``; fairscale#565, pytorch#83665.
+    """
+    without, using = _ran(case, run, "divide-factor")
+    if not has_slopes(without):
+        raise NotExact("the losses have no slope, so nothing is divided")
+    assert_in_effect(without, using, "divide-factor")
+
+
+@law("features.no-gather", promise="features.no-gather", draw=_without("keep-unsharded", "tied", "conv", "bags"),
+     needs_traits=("tokens",), ranks=2)  # fmt: skip
+def test_an_embedding_that_is_not_gathered_for_its_backward_changes_no_bit(case: Case, run: Run) -> None:
+    """A unit whose backward needs no weight may stay sharded in it. Source: ``FSDPModule.set_unshard_in_backward``."""
+    if case.model.input != "tokens":
+        raise NotExact("the model has no Embedding")
+    _unnoticed(_each_its_own(case), run, "no-gather")
+
+
+@law("features.checkpointing", promise="features.checkpointing", draw=strategies.plain)
+def test_computing_units_again_in_the_backward_changes_no_bit(case: Case, run: Run) -> None:
+    """With activation checkpointing inside each unit, training is the single device's.
+
+    Source: pytorch#82203, where the recomputation saw parameters that had been freed; fairscale#780.
+    """
+    _unnoticed(case, run, "checkpointing")
+
+
+@law("features.meta", promise="features.meta", draw=_without("tied"), ranks=2)
+def test_a_model_sharded_on_the_meta_device_and_filled_later_changes_no_bit(case: Case, run: Run) -> None:
+    """Sharded without memory, given it and filled, the model starts and trains as one that was filled before.
+
+    Source: torchtitan#166; claim D7 of docs/claims.md.
+    """
+    _unnoticed(case, run, "meta")
+
+
+@law("features.state-dict", promise="features.state-dict", draw=strategies.plain, ranks=2)
+def test_parameters_come_back_from_a_full_state_dict(case: Case, run: Run) -> None:
+    """Taken out whole after each step, spoilt, and brought back from rank 0's copy, parameters have the same bits.
+
+    Not seen: the optimizer's state, and what lies in files (chapter on state). Source: DeepSpeed#1380.
+    """
+    _unnoticed(case, run, "state-dict")
+
+
+@law("features.ignored", promise="features.ignored", draw=strategies.plain, ranks=2)
+def test_an_ignored_parameter_is_left_alone(case: Case, run: Run) -> None:
+    """A parameter left out of sharding stays whole; its gradient is its user's to average, and is averaged once.
+
+    Source: ``fully_shard(ignored_params=...)``; pytorch#88955.
+    """
+    _unnoticed(case, run, "ignored")
+
+
+@law("features.columns", promise="features.columns", draw=_without("uneven-rows", "rows<ranks"), ranks=2)
+def test_sharding_weights_on_their_second_dimension_changes_no_bit(case: Case, run: Run) -> None:
+    """Weights whose second dimension the ranks divide are sharded on it, and training is the single device's.
+
+    Source: ``fully_shard(shard_placement_fn=...)``.
+    """
+    without, using = _ran(case, run, "columns")
+    if case.mesh.dp_shard < 2 or not any(
+        len(s) > 1 and s[1] % case.mesh.dp_shard == 0 for s in parameter_shapes(case).values()
+    ):
+        raise NotExact("no second dimension is divided by the number of ranks")
+    assert_in_effect(without, using, "columns")
+
+
+@law("features.compiled", promise="features.compiled", draw=_without("surrogates"))
+def test_compiled_units_change_no_bit(case: Case, run: Run) -> None:
+    """With the forward of each unit traced by torch.compile and run as traced, training is the single device's.
+
+    Compiled by a backend that generates no code. At least one graph is. Source: claim D13 of docs/claims.md.
+    """
+    _unnoticed(_each_its_own(case), run, "compiled")
+
+
+@law("features.bare-root", promise="features.bare-root", draw=_without("keep-unsharded"), ranks=2)
+def test_a_root_without_parameters_changes_no_bit(case: Case, run: Run) -> None:
+    """What inner units leave is a unit of several modules, and the root has no parameters. Source: pytorch#83129."""
+    if case.model.own is not None:
+        raise NotExact("who calls the modules of a user's model outside its units is not known")
+    _unnoticed(case, run, "bare-root")
+
+
+@law("features.groups-of-two", promise="features.groups-of-two", draw=_by_four_or_six, ranks=2)
+def test_parameters_kept_over_pairs_of_ranks_change_no_bit(case: Case, run: Run) -> None:
+    """Sharded over pairs of ranks between forward and backward, gathered from there, training is the single device's.
+
+    Source: ``fully_shard(reshard_after_forward=2)``; ZeRO++, arXiv:2306.10209.
+    """
+    case = _each_its_own(case)
+    if not case.model.unit_count:
+        raise NotExact("no unit is freed after its forward")
+    _unnoticed(case, run, "groups-of-two")

@@ -1,0 +1,114 @@
+"""Features of FSDP2: one law and one promise each, reasons by family, and what tells a feature from none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from fsdpcheck import feature_checks, watchers
+from fsdpcheck.adapters import load
+from fsdpcheck.adapters._base import Promise, Use
+from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import Violation
+from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
+from fsdpcheck.law import chapters
+from fsdpcheck.runner import Run
+from fsdpcheck.trace import Collective
+from fsdpcheck.watch import GRAPHS
+
+CASE = Case(ModelSpec((LayerSpec(1),)))
+TWO_MICRO_BATCHES = Case(
+    ModelSpec((LayerSpec(1),)),
+    layout=BatchLayout(batch_size=2),
+    step=StepSpec(micro_batches=2, sync_every=False),
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[SimulatedEngine]:
+    engine = SimulatedEngine()
+    yield engine
+    engine.close()
+
+
+def seen(*trace: Collective, noted: tuple[tuple[str, Any], ...] = ()) -> Execution:
+    """One step of one rank with these collectives and notes."""
+    observations = [(name, "noted", 0, value) for name, value in noted]
+    result = RankResult(0, {}, [StepRecord({})], observations, trace)
+    return Execution("made up", RunRequest(CASE, "x"), [result])
+
+
+def test_every_feature_has_a_promise_and_a_law_and_fully_shard_makes_it() -> None:
+    names = {f"features.{use}" for use in get_args(Use)}
+    assert names == {name for name in get_args(Promise) if name.startswith("features.")}
+    assert names == {name for name in chapters() if name.startswith("features.")}
+    assert names <= load("fully_shard").features.promises
+
+
+def test_one_reason_stands_for_a_family_of_promises() -> None:
+    reason = chapters()["features.prefetch"].not_promised(load("reference").features)
+    assert reason.startswith("no promise 'features.prefetch': shards flat buffers")
+
+
+def test_a_feature_without_effect_is_found() -> None:
+    call = Collective("all_gather", (0, 1), "world", 0)
+    with pytest.raises(Violation, match="prefetch has no effect"):
+        feature_checks.assert_in_effect(seen(call), seen(call), "prefetch")
+
+
+@pytest.mark.parametrize(
+    "using",
+    [
+        seen(Collective("all_gather", (0, 1), "world", 0), Collective("all_gather", (0, 1), "world", 1)),
+        seen(Collective("all_reduce", (0, 1), "world", 0)),
+        seen(Collective("all_gather", (0, 1), "world", 0), noted=((watchers.FOOTPRINT, ("layer", 2)),)),
+        seen(Collective("all_gather", (0, 1), "world", 0), noted=((GRAPHS, 3),)),
+    ],
+    ids=["one more call", "another call", "called later", "a graph"],
+)
+def test_what_shows_of_a_feature_is_seen(using: Execution) -> None:
+    without = seen(Collective("all_gather", (0, 1), "world", 0))
+    feature_checks.assert_in_effect(without, using, "prefetch")
+
+
+def test_losses_have_a_slope_where_a_watcher_noted_one() -> None:
+    assert feature_checks.has_slopes(seen(noted=((watchers.FOOTPRINT, (watchers.SLOPE, 1.0)),)))
+    assert not feature_checks.has_slopes(seen(noted=((watchers.FOOTPRINT, (watchers.SLOPE, 0.0)),)))
+    assert not feature_checks.has_slopes(seen(noted=((watchers.FOOTPRINT, ("layer", 2)),)))
+
+
+def test_the_cause_is_the_feature_if_the_training_is_right_without_it(engine: SimulatedEngine) -> None:
+    run = Run(engine, "fully_shard", installs=("fsdpcheck.impl.faults:recomputed_from_zeros",))
+    using = run(CASE, using=("checkpointing",))
+    with pytest.raises(Violation, match="right without checkpointing"):
+        feature_checks.assert_right_with("checkpointing", using, run.answer(CASE))
+
+
+def test_a_divide_factor_is_applied_twice_on_replicas_of_one_shard(engine: SimulatedEngine) -> None:
+    """Torch 2.13 divides by its square on a mesh (n, 1), here by 16 in place of 4."""
+    case = Case(ModelSpec((LayerSpec(1),)), MeshSpec(1, 2), BatchLayout(batch_size=1))
+    run = Run(engine, "fully_shard")
+    right = run.answer(case).steps[0].used["tail.linear0.weight"]
+    found = run(case, ("grads",), using=("divide-factor",)).ranks[0].steps[0].grads
+    assert found is not None
+    assert right.abs().item() == 8
+    assert torch.equal(found["tail.linear0.weight"], right / 4)
+
+
+def test_what_reset_iter_state_leaves_behind(engine: SimulatedEngine) -> None:
+    """Torch 2.13 keeps gradients of micro-batches that were not reduced, although it documents that it drops them."""
+    watched = (watchers.INTERRUPT_LATER,)
+    kept = {}
+    for name in ("fully_shard", "fully_shard:by_the_book"):
+        run = Run(engine, name)
+        execution = run(TWO_MICRO_BATCHES, watchers=watched)
+        try:
+            feature_checks.assert_right(execution, run.answer(TWO_MICRO_BATCHES))
+            kept[name] = False
+        except Violation:
+            kept[name] = True
+    assert kept == {"fully_shard": False, "fully_shard:by_the_book": True}

@@ -1,0 +1,107 @@
+"""Checks of hooks, memory, copies and interruptions, on made-up notes: each thing that can be wrong is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fsdpcheck import observers, watched_checks, watchers
+from fsdpcheck.case import Case, LayerSpec, ModelSpec
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
+from fsdpcheck.runner import Run
+
+CASE = Case(ModelSpec((LayerSpec(1),)))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[SimulatedEngine]:
+    engine = SimulatedEngine()
+    yield engine
+    engine.close()
+
+
+def noted(name: str, *values: tuple[int, Any]) -> Execution:
+    """One rank in which (step, value) were noted; as many steps as there are numbers from 0."""
+    steps = max(step for step, _ in values) + 1
+    case = Case(CASE.model, step=CASE.step.__class__(steps=steps))
+    observations = [(name, "noted", step, value) for step, value in values]
+    return Execution("made up", RunRequest(case, "x"), [RankResult(0, {}, [StepRecord({})] * steps, observations)])
+
+
+def held(*steps: tuple[int, int]) -> Execution:
+    """10 bytes before the first step; in each step (most, left)."""
+    values = [(-1, ("at rest", 10))]
+    for step, (most, left) in enumerate(steps):
+        values += [(step, ("in a step", most)), (step, ("in a step", 12)), (step, ("at rest", left))]
+    return noted(watchers.HELD, *values)
+
+
+def test_equal_steps_that_leave_nothing_are_steady() -> None:
+    assert watched_checks.assert_steady_memory(held((30, 10), (30, 10))) == [30]
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [(((30, 12),), "held between steps"), (((30, 10), (40, 10)), "changes from step to step")],
+    ids=["left behind", "growing"],
+)
+def test_memory_that_is_not_steady_is_found(steps: tuple[tuple[int, int], ...], message: str) -> None:
+    with pytest.raises(Violation, match=message):
+        watched_checks.assert_steady_memory(held(*steps))
+
+
+def test_a_run_without_the_watcher_is_refused() -> None:
+    with pytest.raises(UsageError, match="noted no memory"):
+        watched_checks.assert_steady_memory(noted(watchers.CALLS, (0, ("forward", ""))))
+
+
+def test_units_that_are_not_freed_in_between_are_found() -> None:
+    watched_checks.assert_freed_in_between([20, 20], [30, 30])
+    with pytest.raises(Violation, match="units stay gathered"):
+        watched_checks.assert_freed_in_between([20, 30], [30, 30])
+
+
+def test_what_is_given_away_alive_is_found() -> None:
+    watched_checks.assert_copies(noted(observers.SCRIBBLED, (0, [])))
+    with pytest.raises(Violation, match="what the trainer shows is what it trains"):
+        watched_checks.assert_copies(noted(observers.SCRIBBLED, (0, ["parameters()['weight']"])))
+
+
+@pytest.mark.parametrize("change", ["one more", "one less", "of another module"])
+def test_hooks_that_fire_otherwise_are_found(change: str, engine: SimulatedEngine) -> None:
+    execution = Run(engine, "fully_shard")(CASE, watchers=(watchers.CALLS,))
+    watched_checks.assert_hooks_fire(execution)
+    observations = execution.ranks[0].observations
+    first = next(entry for entry in observations if entry[3] == ("forward", "tail"))
+    if change != "one more":
+        observations.remove(first)
+    if change != "one less":
+        observations.append((*first[:3], ("forward", "tail.linear0" if change == "one more" else "nowhere")))
+    with pytest.raises(Violation, match="hooks do not fire as on a single device"):
+        watched_checks.assert_hooks_fire(execution)
+
+
+def test_an_interruption_is_noted_and_the_step_taken_again(engine: SimulatedEngine) -> None:
+    run = Run(engine, "reference")
+    for watcher in (watchers.INTERRUPT_FORWARD, watchers.INTERRUPT_BACKWARD):
+        execution = run(CASE, watchers=(watcher,))
+        assert watched_checks.interruptions(execution, watcher) == 1
+        assert watched_checks.right(execution, run.answer(CASE))
+
+
+def test_what_an_interruption_leaves_behind_is_named_only_if_the_training_is_right_without(
+    engine: SimulatedEngine,
+) -> None:
+    run = Run(engine, "fully_shard", installs=())
+    answer, wrong = run.answer(CASE), run(CASE)
+    for value in wrong.ranks[0].steps[0].params.values():
+        value += 1
+    with pytest.raises(Violation, match="leaves something behind"):
+        watched_checks.assert_undisturbed(wrong, answer, lambda: run(CASE))
+    with pytest.raises(Violation) as found:
+        watched_checks.assert_undisturbed(wrong, answer, lambda: wrong)
+    assert "leaves something behind" not in str(found.value)
