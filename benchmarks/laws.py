@@ -1,6 +1,6 @@
 """What each law is worth: who promises it, what a case of it costs, and which planted faults it kills, alone or shared.
 
-``python -m benchmarks laws [N [LAW]]``: N cases (default 6) of each law whose name matches, on the reference as it is
+``python -m benchmarks laws [N [LAW]]``: N cases (default 6) of each law whose name matches, on a subject as it is
 and again with each fault in place. The first of them must hold, so what breaks the others is the fault; code that
 merely raises counts as no kill. A fault is killed *alone* when no other law kills it with so few cases.
 """
