@@ -64,7 +64,7 @@ def test_a_norm_that_is_too_small_is_said_to_be(engine: SimulatedEngine) -> None
 
 @pytest.mark.parametrize("factor", [1 + 1e-9, 2.0, -1.0, math.nan, math.inf])
 def test_a_norm_that_is_too_large_or_no_norm_is_found(engine: SimulatedEngine, factor: float) -> None:
-    with pytest.raises(Violation, match="not the norm of the sample's gradient"):
+    with pytest.raises(Violation, match=r"not the norm of the sample's gradient|a reported value is not finite"):
         assert_norms_near(changed(executed(engine), factor))
 
 
