@@ -19,6 +19,8 @@ from fsdpcheck.case_sampling import AxisLayout, SamplingSpec, repeated, share_co
 _SEEDS = st.integers(0, (1 << 32) - 1)
 _EXTENTS = (1, 2, 3, 5, 15, 16, 17, 18, 1, 2, 3, 33)
 """Sizes around those of the smallest tile, 16, and of two of them."""
+_WIDE = (3, 33, 49, 65)
+"""Sizes that take three tiles or more: sums of two partials are the same in both orders."""
 _RATES = (0.5, 0.25, 0.125, 0.75)
 
 
@@ -100,11 +102,12 @@ def kernels(
     dtypes: tuple[KernelDtype, ...] = features.kernel_dtypes
     exponents = st.one_of(st.just(0), st.integers(-24, 8)) if numbers == "grid" else st.just(0)
     extent = st.sampled_from(_EXTENTS if least else (*_EXTENTS, 0))
+    features_of = st.sampled_from(_WIDE) if repeated else extent
     spec = KernelSpec(
-        samples=draw(st.sampled_from((1, 2, 2, 3) if least else (1, 2, 2, 3, 0))),
+        samples=draw(st.sampled_from((1, 1, 2) if repeated else (1, 2, 2, 3) if least else (1, 2, 2, 3, 0))),
         positions=draw(extent),
-        inputs=draw(extent),
-        outputs=draw(extent),
+        inputs=draw(features_of),
+        outputs=draw(features_of),
         activations=draw(st.sampled_from(dtypes)),
         backprops=draw(st.sampled_from(dtypes)),
         memory=(draw(_MEMORY), draw(_MEMORY)),

@@ -12,12 +12,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, Clipping, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, Clipping, LayerSpec, MeshSpec, ModelSpec, StepSpec, of_sampler
+from fsdpcheck.case_sampling import SamplingSpec
 from fsdpcheck.checks import assert_norms_exact, assert_parameters_equal
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import Violation
+from fsdpcheck.poisson_checks import assert_poisson
 from fsdpcheck.runner import Run
+from fsdpcheck.sampler_checks import assert_equal_steps
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("opacus") is None or importlib.metadata.version("opacus") != "1.6.0",
@@ -121,3 +124,19 @@ def test_loss_reduction_sum_is_divided_by_the_number_of_ranks(engine: Engine, ra
     if ranks > 1:
         with pytest.raises(Violation):
             assert_parameters_equal(execution, answer)
+
+
+def test_poisson_sampling_leaves_out_steps_without_a_record(engine: Engine) -> None:
+    """On one rank too: an FSDP2 module makes PrivacyEngine take the distributed sampler."""
+    empty = of_sampler(SamplingSpec("poisson", records=1, steps=8, rate=0.5), MeshSpec(), 0)
+    asked, kept = (Run(engine, f"{HERE}:{name}")(empty) for name in ("poisson", "sound"))
+    with pytest.raises(Violation, match="a rank takes another number of steps"):
+        assert_equal_steps(asked)
+    assert_equal_steps(kept)
+
+
+def test_ranks_seeded_alike_draw_one_stream(engine: Engine) -> None:
+    several = of_sampler(SamplingSpec("poisson", records=4, steps=256, rate=0.5), MeshSpec(2), 0)
+    with pytest.raises(Violation, match="two ranks draw the same stream"):
+        assert_poisson(Run(engine, f"{HERE}:one_stream")(several))
+    assert_poisson(Run(engine, f"{HERE}:sound")(several))
