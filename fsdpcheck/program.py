@@ -237,7 +237,7 @@ def _setup(
         loss=loss,
         clip_norm=request.clip_norm,
         clip_bounds=clipping_groups.bounds(case, request.clip_norm),
-        optimizer=functools.partial(_noted, case, made),
+        optimizer=functools.partial(_noted, case, made, watch),
         device=device,
         notify=watch.moment,
         seed=case.seed,
@@ -246,9 +246,12 @@ def _setup(
     )
 
 
-def _noted(case: Case, made: list[torch.optim.Optimizer], parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """``_own_optimizer``, noted in ``made``."""
+def _noted(
+    case: Case, made: list[torch.optim.Optimizer], watch: Watch, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """``_own_optimizer``, noted in ``made``; its parameters are shown to the watchers."""
     made.append(_own_optimizer(case, parameters))
+    watch.parameters([parameter for group in made[-1].param_groups for parameter in group["params"]])
     return made[-1]
 
 

@@ -27,12 +27,14 @@ class Notes:
     """Where a watcher writes what it sees in a rank: plain data, kept with the step in which it was seen (from -1).
 
     ``on_moment(function)``: have function(moment) called at every moment, as observers are.
+    ``on_parameters(function)``: have function(parameters) called with those that an optimizer is made for, live.
     """
 
     rank: int
     add: Callable[[Any], None]
     step: Callable[[], int]
     on_moment: Callable[[Callable[[str], None]], None]
+    on_parameters: Callable[[Callable[[list[nn.Parameter]], None]], None]
 
 
 class Watch:
@@ -47,6 +49,7 @@ class Watch:
         self.rank, self.result, self.step = rank, result, -1
         self._compiled = False
         self._told: list[Callable[[str], None]] = []
+        self._shown: list[Callable[[list[nn.Parameter]], None]] = []
 
     def note(self, name: str, value: object) -> None:
         """Keep what a watcher of this name saw."""
@@ -58,7 +61,8 @@ class Watch:
             function(model, self._notes(name))
 
     def _notes(self, name: str) -> Notes:
-        return Notes(self.rank, functools.partial(self.note, name), lambda: self.step, self._told.append)
+        add = functools.partial(self.note, name)
+        return Notes(self.rank, add, lambda: self.step, self._told.append, self._shown.append)
 
     def moment(self, name: str, trainer: object) -> None:
         """Let the observers look at the trainer, and tell the watchers who asked for it."""
@@ -68,6 +72,11 @@ class Watch:
                 self.result.observations.append((observer, name, self.step, value))
         for told in self._told:
             told(name)
+
+    def parameters(self, parameters: list[nn.Parameter]) -> None:
+        """Show the watchers who asked for it what an optimizer is made for."""
+        for shown in self._shown:
+            shown(parameters)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` through torch.compile: traced into graphs, which are noted and run as they are."""

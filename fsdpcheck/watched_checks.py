@@ -37,6 +37,24 @@ def assert_hooks_fire(execution: Execution) -> None:
                 )
 
 
+def assert_parameter_hooks_fire(execution: Execution) -> None:
+    """Post-accumulate hooks of each trained parameter fire once for every reduction of gradients."""
+    spec = execution.request.case.step
+    wanted = spec.micro_batches if spec.sync_every else 1
+    for result in completed(execution):
+        if not (counts := [v for name, _, at, v in result.observations if name == watchers.ACCUMULATIONS and at < 0]):
+            raise UsageError("the run noted no parameters; next: run it with watchers.ACCUMULATIONS")
+        for step in range(len(result.steps)):
+            noted = [v for name, _, at, v in result.observations if name == watchers.ACCUMULATIONS and at == step]
+            fired = Counter(noted)
+            for number in range(sum(counts)):
+                if fired[number] != wanted:
+                    raise Violation("hooks on parameters do not fire once a reduction",
+                                    got=f"the hook of parameter {number} of the optimizer fired {fired[number]} times",
+                                    wanted=f"{wanted} times", where=f"step {step}, rank {result.rank}",
+                                    cause="gradients are put where autograd does not see them")  # fmt: skip
+
+
 def assert_steady_memory(execution: Execution) -> list[int]:
     """Between steps parameters lie in as many bytes as before the first; each step has the same peak. The peaks."""
     peaks = []
@@ -109,7 +127,9 @@ def assert_undisturbed(interrupted: Execution, answer: Answer, whole: Callable[[
 def _hooks_of_one_device(execution: Execution, step: int, rank: int) -> Counter[Hook]:
     """What fires on a single device that takes a rank's micro-batches."""
     case, fired = execution.request.case, list[Any]()
-    watchers.calls(model := models.build(case), Notes(rank, fired.append, lambda: step, lambda told: None))
+    watchers.calls(
+        model := models.build(case), Notes(rank, fired.append, lambda: step, lambda told: None, lambda shown: None)
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
         for micro in layouts.batch(case, step, rank, execution.request.instrument).micro_batches:

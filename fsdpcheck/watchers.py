@@ -18,12 +18,25 @@ from fsdpcheck.errors import Interrupted
 from fsdpcheck.watch import Notes
 
 SLOPE = "slope"
+ACCUMULATIONS = "fsdpcheck.watchers:accumulations"
 CALLS = "fsdpcheck.watchers:calls"
 FOOTPRINT = "fsdpcheck.watchers:footprint"
 HELD = "fsdpcheck.watchers:held"
 INTERRUPT_BACKWARD = "fsdpcheck.watchers:interrupt_backward"
 INTERRUPT_FORWARD = "fsdpcheck.watchers:interrupt_forward"
 INTERRUPT_LATER = "fsdpcheck.watchers:interrupt_later"
+
+
+def accumulations(model: nn.Module, notes: Notes) -> None:
+    """Notes how many trained parameters an optimizer is made for, then the number of each whose gradient is there."""
+
+    def watch(parameters: list[nn.Parameter]) -> None:
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        notes.add(len(trained))
+        for number, parameter in enumerate(trained):
+            parameter.register_post_accumulate_grad_hook(partial(_note_number, notes, number))
+
+    notes.on_parameters(watch)
 
 
 def calls(model: nn.Module, notes: Notes) -> None:
@@ -113,6 +126,10 @@ def _noting(notes: Notes, read: Callable[[], object]) -> Callable[..., None]:
 
 def _note_call(notes: Notes, hook: tuple[str, str], *_: Any) -> None:
     notes.add(hook)
+
+
+def _note_number(notes: Notes, number: int, _: Tensor) -> None:
+    notes.add(number)
 
 
 def _note_place(notes: Notes, layer: str, *_: Any) -> None:

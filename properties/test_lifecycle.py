@@ -23,6 +23,7 @@ from fsdpcheck.watched_checks import (
     assert_copies,
     assert_freed_in_between,
     assert_hooks_fire,
+    assert_parameter_hooks_fire,
     assert_steady_memory,
     assert_undisturbed,
     interruptions,
@@ -76,6 +77,15 @@ def test_hooks_of_the_user_fire_as_on_a_single_device(case: Case, run: Run) -> N
     parameters, and what hooks are given. Source: torchrec#4268, Opacus#738; claim D8 of docs/claims.md.
     """
     assert_hooks_fire(run(case, watchers=(watchers.CALLS,)))
+
+
+@law("lifecycle.parameter-hooks", promise="parameter-hooks", draw=strategies.plain)
+def test_hooks_on_parameters_fire_once_a_reduction(case: Case, run: Run) -> None:
+    """Post-accumulate hooks on the parameters that the optimizer updates fire once for each reduction of gradients.
+
+    An optimizer that steps inside the backward hangs on them. Plain training. Source: torchrec#4268.
+    """
+    assert_parameter_hooks_fire(run(case, watchers=(watchers.ACCUMULATIONS,)))
 
 
 @law("lifecycle.memory", promise="memory", draw=strategies.plain)

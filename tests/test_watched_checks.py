@@ -65,6 +65,16 @@ def test_units_that_are_not_freed_in_between_are_found() -> None:
         watched_checks.assert_freed_in_between([20, 30], [30, 30])
 
 
+def test_hooks_on_parameters_that_do_not_fire_once_a_reduction_are_found() -> None:
+    fired = (-1, 2), (0, 0), (0, 1)
+    watched_checks.assert_parameter_hooks_fire(noted(watchers.ACCUMULATIONS, *fired))
+    for wrong in (fired[:2], (*fired, (0, 1))):
+        with pytest.raises(Violation, match="parameter 1 of the optimizer fired [02] times"):
+            watched_checks.assert_parameter_hooks_fire(noted(watchers.ACCUMULATIONS, *wrong))
+    with pytest.raises(UsageError, match="noted no parameters"):
+        watched_checks.assert_parameter_hooks_fire(noted(watchers.CALLS, (0, 1)))
+
+
 def test_what_is_given_away_alive_is_found() -> None:
     watched_checks.assert_copies(noted(observers.SCRIBBLED, (0, [])))
     with pytest.raises(Violation, match="what the trainer shows is what it trains"):

@@ -23,7 +23,7 @@ Promise = Literal[
     "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms",
     "dataset-order", "second-backward", "noise", "state", "lifecycle", "sharded", "nonfinite",
     "epochs", "poisson", "same-draws", "kernels",
-    "hooks", "memory", "copies", "interrupts",
+    "hooks", "parameter-hooks", "memory", "copies", "interrupts",
     "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",
     "features.divide-factor", "features.no-gather", "features.checkpointing", "features.meta", "features.state-dict",
     "features.ignored", "features.columns", "features.compiled", "features.bare-root", "features.groups-of-two",
@@ -52,8 +52,9 @@ epochs: has a sampler that deals each epoch out to the ranks in shares of equal 
 whose steps are Poisson draws: each record joins by itself, with the same probability, on one rank alone. same-draws:
 which records a Poisson draw takes is a function of seed, record and step alone, so that it is the same at any number of
 ranks and after a stop. kernels: has kernels that compute per-sample squared norms of a Linear (``Kernels``).
-hooks: hooks that the user registered on modules before ``build`` fire as on a single device. memory: ``build`` shards
-the model's own modules in place, and between steps they hold no more than before the first; each step gathers as much
+hooks: hooks that the user registered on modules before ``build`` fire as on a single device. parameter-hooks: so do
+post-accumulate hooks on the parameters that the optimizer is given, once a reduction. memory: ``build`` shards the
+model's own modules in place, and between steps they hold no more than before the first; each step gathers as much
 as the one before. copies: what the trainer shows shares no memory with what it trains. interrupts: a step that raised
 on every rank in its forward or backward leaves a trainer whose next step is right.
 features.X: a plain step is the same bits with the feature X of FSDP2 in use (``Setup.using``, ``Use``).

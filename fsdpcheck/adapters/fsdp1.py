@@ -132,6 +132,7 @@ class FullyShardedDataParallelAdapter:
             "same-draws": "has no Poisson sampler",
             "kernels": "trains plainly: it computes no per-sample norms",
             "lifecycle": "gathers the next unit ahead, and has no public view of what is gathered",
+            "parameter-hooks": "sets gradients of the views that the optimizer has by itself",
             "interrupts": "has no way back from a forward or backward that raised",
             "features": "the features are those of FSDP2",
         },

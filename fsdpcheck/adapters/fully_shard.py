@@ -26,7 +26,7 @@ _ACCEPTS: frozenset[Trait] = frozenset(
 )  # fmt: skip
 
 
-_LIFECYCLE: frozenset[Promise] = frozenset({"hooks", "memory", "copies", "interrupts"})
+_LIFECYCLE: frozenset[Promise] = frozenset({"hooks", "parameter-hooks", "memory", "copies", "interrupts"})
 _FEATURES: frozenset[Promise] = frozenset(
     {
         "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",

@@ -177,6 +177,7 @@ class Reference:
         global_norm=GlobalNormRule(nested=False, dtype="case", eps=1e-6),
         kernel_dtypes=("float32", "float64", "bfloat16", "float16"),
         reasons={
+            "parameter-hooks": "sums gradients into the shards by itself, which autograd does not see",
             "features": "shards flat buffers by a loop of its own, which has no such option",
             "features.meta": "is given its values while it shards, so that nothing of it shows later; see its tests",
         },

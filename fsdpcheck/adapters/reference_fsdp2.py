@@ -22,7 +22,7 @@ class ReferenceFsdp2(Reference):
     features = replace(
         Reference.features,
         promises=Reference.features.promises - {"padding.zero", "padding.unread", "lifecycle", "kernels"}
-        | {"features.prefetch", "features.no-gather"},
+        | {"parameter-hooks", "features.prefetch", "features.no-gather"},
         observables=Reference.features.observables - {"shards", "units"},
         reasons={
             "padding.zero": "a DTensor hides the padding of its last shard; it has no public view of it",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ..fault import Function, Hit, fault
 
 
@@ -126,5 +128,22 @@ def unreduced_gradients_outlive_an_exception(original: Function, hit: Hit) -> Fu
         for shard in self.shards():
             shard.grad = None
         hit()
+
+    return planted
+
+
+@fault(
+    "torch:Tensor.register_post_accumulate_grad_hook",
+    "a hook on a sharded parameter that never fires, https://github.com/meta-pytorch/torchrec/pull/4268",
+    "lifecycle.parameter-hooks",
+    cause="autograd does not see",
+    subject="fully_shard",
+)
+def hook_on_a_shard_never_fires(original: Function, hit: Hit) -> Function:
+    """Hooks go to a parameter that the next gather makes anew, and are never called."""
+
+    def planted(self: Any, hook: Function) -> Any:
+        hit()
+        return original(torch.nn.Parameter(torch.zeros(1)), hook)
 
     return planted
