@@ -34,7 +34,7 @@ def accumulations(model: nn.Module, notes: Notes) -> None:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         notes.add(len(trained))
         for number, parameter in enumerate(trained):
-            parameter.register_post_accumulate_grad_hook(partial(_note_number, notes, number))
+            parameter.register_post_accumulate_grad_hook(partial(_note_number, notes, number))  # type: ignore[no-untyped-call]
 
     notes.on_parameters(watch)
 

@@ -69,7 +69,7 @@ def test_hooks_on_parameters_that_do_not_fire_once_a_reduction_are_found() -> No
     fired = (-1, 2), (0, 0), (0, 1)
     watched_checks.assert_parameter_hooks_fire(noted(watchers.ACCUMULATIONS, *fired))
     for wrong in (fired[:2], (*fired, (0, 1))):
-        with pytest.raises(Violation, match="parameter 1 of the optimizer fired [02] times"):
+        with pytest.raises(Violation, match=r"parameter 1 of the optimizer fired [02] times"):
             watched_checks.assert_parameter_hooks_fire(noted(watchers.ACCUMULATIONS, *wrong))
     with pytest.raises(UsageError, match="noted no parameters"):
         watched_checks.assert_parameter_hooks_fire(noted(watchers.CALLS, (0, 1)))
