@@ -59,7 +59,7 @@ def check_law(
     reason = law.not_promised(run.features)
     if reason:
         return Verdict(law.name, run.adapter_ref, "not promised", reason=reason)
-    asked, world_sizes = world_sizes, tuple(size for size in world_sizes if size >= law.ranks)
+    asked, world_sizes = world_sizes, _asked(law, world_sizes)
     if not world_sizes:
         reason = f"the law says nothing on fewer than {law.ranks} ranks, asked were {', '.join(map(str, asked))}"
         return Verdict(law.name, run.adapter_ref, "no case", reason=reason, exit_code=USAGE)
@@ -82,11 +82,27 @@ def check_law(
     return replace(verdict, seconds=time.monotonic() - started)
 
 
-def finding_of(law: Law, run: Run, case: Case, violation: Violation, *, diagnose: bool = True) -> Finding:
-    """The finding that ``violation`` of ``law`` on ``case`` is, right after the run that broke it.
+def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None, diagnose: bool = True) -> Verdict:
+    """Judge ``law`` on one case, as when a token is replayed. Raises UsageError and NoProgress.
 
-    Without ``diagnose`` its cause is left out, which takes longer to find than the case took to run.
+    With ``diagnose``, further cases are drawn on simulated ranks, until ``deadline``: one alone fits several mistakes.
     """
+    started = time.monotonic()
+    check = _Check(law, run.watching(law.observe), None, deadline)
+    try:
+        law.body(case, check.run)
+    except Violation as violation:
+        verdict = check.broken_by(case, violation, diagnose)
+    except NotExact as error:
+        why = f"the case is outside the exact domain: {error}"
+        verdict = Verdict(law.name, run.adapter_ref, "no case", rejected=1, reason=why, exit_code=INTERNAL)
+    else:
+        verdict = Verdict(law.name, run.adapter_ref, "holds", cases=1)
+    return replace(verdict, seconds=time.monotonic() - started)
+
+
+def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:
+    """The finding that ``violation`` of ``law`` on ``case`` is, right after the run that broke it, without a cause."""
     failure = run.failure
     token = encode(Token(law.name, run.adapter_ref, case, run.installs, run.schedule, run.engine.name))
     return Finding(
@@ -100,7 +116,7 @@ def finding_of(law: Law, run: Run, case: Case, violation: Violation, *, diagnose
         got=violation.got,
         wanted=violation.wanted,
         where=violation.where,
-        cause=violation.cause if diagnose else "",
+        cause="",
         case=json.loads(case.to_json()),
         words=case.describe(),
         token=token,
@@ -169,8 +185,19 @@ class _Check:
     def _break(self, case: Case, violation: Violation) -> None:
         if self.broken is None:
             self.evidence.drawn[case] = True
-        self.broken = finding_of(self.law, self.run, case, violation, diagnose=False)
+        self.broken = finding_of(self.law, self.run, case, violation)
         self.violations = [*self.violations[:1], (case, violation)]
+
+    def broken_by(self, case: Case, violation: Violation, diagnose: bool) -> Verdict:
+        """The verdict of one case alone."""
+        self._break(case, violation)
+        self._count(case)
+        assert self.broken is not None
+        if not diagnose:
+            return replace(self._held, status="finding", finding=self.broken, exit_code=FINDING)
+        if self.run.engine.name == "simulated":
+            self.look_further(_asked(self.law, WORLD_SIZES["quick"]), 0)
+        return self._finding(self.broken, "")
 
     def _count(self, case: Case) -> None:
         for execution in self.run.last:
@@ -311,6 +338,11 @@ def _explore(check: _Check, most: int, world_sizes: tuple[int, ...], seed: int, 
     except (Exception, _Stop) as stop:
         return stop
     return None
+
+
+def _asked(law: Law, world_sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The numbers of ranks on which the law says something."""
+    return tuple(size for size in world_sizes if size >= law.ranks)
 
 
 def _cases(law: Law, run: Run, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

@@ -20,9 +20,9 @@ import torch
 
 from fsdpcheck import adapters, engines, law, own_inspection, planted, replay
 from fsdpcheck.case import Case
-from fsdpcheck.check import check_law, finding_of
+from fsdpcheck.check import check_case, check_law
 from fsdpcheck.engines.base import Engine
-from fsdpcheck.errors import FINDING, INTERNAL, USAGE, FsdpcheckError, NotExact, UsageError, Violation
+from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
 from fsdpcheck.law import Law
 from fsdpcheck.plan import Plan
 from fsdpcheck.runner import Run
@@ -57,15 +57,22 @@ def run_session(plan: Plan, emit: Emit, done: Collection[tuple[str, str]] = (), 
 
 
 def replayed(token: replay.Token, engine_name: str, budget: float | None = None) -> Verdict:
-    """Run the one case of ``token`` on an engine. The token has passed ``replay.trusted``. Raises UsageError."""
+    """Run the one case of ``token`` on an engine, and others on simulated ranks that tell the cause of what it finds.
+
+    The token has passed ``replay.trusted``. Raises UsageError.
+    """
     torch.set_num_threads(1)
     adapters.load(token.adapter)
     known = law.chapters()
     if token.law not in known:
         raise UsageError(f"the token is about the law {token.law!r}, which this release does not have")
     with ExitStack() as stack:
-        run = Run(_opened(stack, engine_name, budget), token.adapter, token.installs, schedule=token.schedule)
-        return _judged(known[token.law], run, token.case)
+        used = _opened(stack, engine_name, budget)
+        deadline = None if budget is None else time.monotonic() + budget
+        own, real = token.case.model.own, token.case.arithmetic.numbers == "real"
+        avoid = own_inspection.inspect(own.build, own.batch, own.loss, own.units).left_out(real) if own else frozenset()
+        run = Run(used, token.adapter, token.installs, schedule=token.schedule, avoid=avoid, own=own)
+        return check_case(known[token.law], run, token.case, deadline=deadline)
 
 
 def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
@@ -159,7 +166,8 @@ class _Confirmation:
             if self._engine is None:
                 self._engine = _opened(self._stack, CONFIRMING, self._plan.budget)
             case = Case.from_json(json.dumps(finding.case))
-            verdict = _judged(found, Run(self._engine, finding.adapter, self._plan.installs), case)
+            run = Run(self._engine, finding.adapter, self._plan.installs)
+            verdict = check_case(found, run, case, diagnose=False)
         except FsdpcheckError as error:
             return "not tried", str(error)
         return _compared(finding, verdict)
@@ -173,21 +181,3 @@ def _compared(finding: Finding, verdict: Verdict) -> tuple[Confirmation, str]:
     if there.kind == "value" and there.got != finding.got:
         return "yes", f"the law breaks on gloo too, with other numbers: got {there.got}"
     return "yes", "" if there.kind == finding.kind else f"on gloo it fails as: {there.kind}"
-
-
-def _judged(found: Law, run: Run, case: Case) -> Verdict:
-    """The verdict of one case. Raises UsageError and NoProgress."""
-    started = time.monotonic()
-    watching = run.watching(found.observe)
-    common: dict[str, Any] = {"law": found.name, "adapter": run.adapter_ref, "cases": 1}
-    try:
-        found.body(case, watching)
-    except Violation as violation:
-        broken = finding_of(found, watching, case, violation)
-        return Verdict(
-            **common, status="finding", finding=broken, exit_code=FINDING, seconds=time.monotonic() - started
-        )
-    except NotExact as error:
-        reason = f"the case is outside the exact domain: {error}"
-        return Verdict(**{**common, "cases": 0}, status="no case", rejected=1, reason=reason, exit_code=INTERNAL)
-    return Verdict(**common, status="holds", seconds=time.monotonic() - started)

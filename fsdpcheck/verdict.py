@@ -49,7 +49,7 @@ class Finding:
     def root(self) -> tuple[str, ...]:
         """Findings with one root are one defect seen by several laws."""
         if self.kind == "value":
-            return (self.adapter, self.kind, self.what, self.cause)
+            return (self.adapter, self.kind, self.cause or self.what)
         return (self.adapter, self.kind, self.place or self.got)
 
 
