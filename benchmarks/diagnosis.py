@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ def totals(found: Sequence[Diagnosed]) -> Iterator[str]:
     yield f"{len(found)} faults: {', '.join(f'{number} {word}' for word, number in count.items())}"
     yield f"right, of those named: {_share(count['right'], said)} (asked: >= 95 %)"
     yield f"named, of all: {_share(said, len(found))} (asked: >= 60 %)"
+    yield from _by_chapter(found)
     causes = [(each.fault, each.finding.cause) for each in found if each.finding is not None and each.finding.cause]
     foreign = [(fault, cause) for fault in (each.fault for each in found) for owner, cause in causes
                if owner.cause != fault.cause and re.search(fault.cause, cause)]  # fmt: skip
@@ -86,6 +88,15 @@ def totals(found: Sequence[Diagnosed]) -> Iterator[str]:
     yield f"control: the pattern of a fault fits the cause named for another one: {len(foreign)} of {pairs} pairs"
     wrong = sum(bool(each.held_out) for each in found)
     yield f"control: without the right suspicion a cause is named, wrongly, in {wrong} of {len(found)}"
+
+
+def _by_chapter(found: Sequence[Diagnosed]) -> Iterator[str]:
+    """The same counts for each chapter of laws, by the law that each fault names."""
+    by_chapter: dict[str, Counter[str]] = {}
+    for each in found:
+        by_chapter.setdefault(each.fault.caught_by.partition(".")[0], Counter())[each.word] += 1
+    for chapter, count in sorted(by_chapter.items()):
+        yield f"  {chapter}: {', '.join(f'{number} {word}' for word, number in count.items())}"
 
 
 def _share(part: int, whole: int) -> str:

@@ -63,7 +63,8 @@ def assert_parameters_equal(execution: Execution, answer: Answer) -> None:
     for result in completed(execution):
         where = f"before the first step, rank {result.rank}"
         right = answer.steps[0].before
-        before: Diagnose = partial(diagnosis.of_initial, answer, result.initial)
+        everyone = [own.initial for own in execution.ranks]
+        before: Diagnose = partial(diagnosis.of_initial, answer, result.initial, everyone)
         require_equal(what, result.initial, right, where, poisoned(execution, result.initial, before))
     for k, step in enumerate(answer.steps):
         for result in execution.ranks:
@@ -133,8 +134,11 @@ def assert_norms_in_dataset_order(execution: Execution, answer: Answer) -> None:
             require_equal(what, got, wanted, f"step {k}, rank {result.rank}", cause)
 
 
-def assert_same_execution(a: Execution, b: Execution) -> None:
-    """Two runs gave the same bits in everything recorded, the same traces rank by rank, and the same failure if any."""
+def assert_same_execution(a: Execution, b: Execution, cause: Diagnose = unknown) -> None:
+    """Two runs gave the same bits in everything recorded, the same traces rank by rank, and the same failure if any.
+
+    ``cause`` is asked where they recorded other bits.
+    """
     what = "two runs of one case differ"
     kinds = [execution.failure.kind if execution.failure else "none" for execution in (a, b)]
     if kinds[0] != kinds[1]:
@@ -144,7 +148,7 @@ def assert_same_execution(a: Execution, b: Execution) -> None:
     if len(a.ranks) != len(b.ranks):
         raise Violation(what, got=f"{len(b.ranks)} ranks", wanted=f"{len(a.ranks)} ranks", where="the runs as a whole")
     for one, two in zip(a.ranks, b.ranks, strict=True):
-        _same_results(what, one, two)
+        _same_results(what, one, two, cause)
         _same_calls(what, list(one.trace), list(two.trace), f"trace of rank {two.rank}")
 
 

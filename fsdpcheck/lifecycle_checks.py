@@ -17,12 +17,14 @@ _AFTER_BACKWARD = ("after_init", "after_reshard", "before_step", "after_step")
 def assert_few_gathered(execution: Execution) -> None:
     """At most one unit beside the root holds gathered parameters, unless they are to be kept for a backward to come."""
     kept = not execution.request.case.mesh.reshard_after_forward
+    announced = set()
     for moment, where, (_, *inner) in _seen(execution):
+        announced.add(moment)
         gathered = [unit.name for unit in inner if unit.gathered]
         if len(gathered) > 1 and not (kept and moment not in _AFTER_BACKWARD):
             raise Violation("inner units stay gathered", got=f"{', '.join(gathered)} hold gathered parameters",
                             wanted="one inner unit at most", where=where,
-                            cause="a unit is not freed when its forward or backward is over")  # fmt: skip
+                            cause=_not_freed(moment, "after_forward" in announced))  # fmt: skip
 
 
 def assert_released(execution: Execution) -> None:
@@ -47,6 +49,12 @@ def assert_aliased(execution: Execution) -> None:
             raise Violation("parameters are held twice on one rank", got=f"two memories in {', '.join(apart)}",
                             wanted="the shard is the whole", where=where,
                             cause="the shard is a copy of the unsharded parameters")  # fmt: skip
+
+
+def _not_freed(moment: str, forward_was_seen: bool) -> str:
+    """The cause of units that stay gathered, first seen at a moment."""
+    over = "forward" if moment == "after_forward" else "backward" if forward_was_seen else "computation"
+    return f"a unit is not freed when its {over} is over"
 
 
 def _seen(execution: Execution) -> Iterator[tuple[str, str, list[UnitState]]]:

@@ -151,7 +151,7 @@ def _terms(execution: Execution, k: int) -> list[Named]:
     return [term for result in execution.ranks for term in _own(execution, result, k)]
 
 
-def _of_gradient(execution: Execution, k: int, got: Mapping[str, Tensor]) -> Suspects:
+def _of_gradient(execution: Execution, k: int, got: Mapping[str, Tensor]) -> Suspects | None:
     """Suspects of a gradient that is not the average of the ranks' own."""
     terms = [_own(execution, result, k) for result in execution.ranks]
     return diagnosis.of_terms(execution.request.case, got, terms, _reweighed(execution, k))

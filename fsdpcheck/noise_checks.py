@@ -8,15 +8,18 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from fsdpcheck import diagnosis
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.comparing import alike, first_index, number
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.diagnosis.noise import Draw
+from fsdpcheck.errors import Diagnose, UsageError, Violation
 from fsdpcheck.execution import Execution
-from fsdpcheck.oracle import Answer
+from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.recorded import completed, recorded
 
 FALSE_ALARM = Fraction(1, 10**6)
@@ -46,9 +49,9 @@ def standing(case: Case) -> Case:
 
 def large_and_empty(world_sizes: tuple[int, ...]) -> Case:
     """A step whose logical batch is empty, so that it releases noise alone, on one large parameter."""
-    world = max((size for size in world_sizes if size <= 4 and _WIDTH % size == 0), default=min(world_sizes))
+    world = max((size for size in world_sizes if size <= 5 and _WIDTH % size == 0), default=min(world_sizes))
     layout = BatchLayout("listed", 1, lists=((),) * world)
-    step = StepSpec("linear", normaliser=4, clipping="exact", clip_norm=3, noise_multiplier=1.5)
+    step = StepSpec("linear", normaliser=32, clipping="exact", clip_norm=3, noise_multiplier=1.5)
     model = ModelSpec((LayerSpec(_WIDTH),), features=_WIDTH)
     return Case(model, MeshSpec(world), layout, step, Arithmetic(project=False), seed=1)
 
@@ -59,16 +62,19 @@ def assert_noise_once(noisy: Execution, clean: Execution) -> None:
     No two draws are equal, over all elements, parameters and steps. For honest noise the difference keeps 40 bits at
     least, so that n draws have two equal ones with probability below n^2 / 2^41. Frozen parameters stand still.
     """
-    seen: dict[float, str] = {}
+    seen: dict[float, Draw] = {}
     ranks = completed(noisy)
     completed(clean)
     for k in range(noisy.request.case.step.steps):
         (_, first), *others = recorded(noisy, k, "grads")
         for rank, other in others:
-            _require_same(first, other, f"step {k}, rank {rank} against rank {ranks[0].rank}")
+            cause = partial(diagnosis.noise.of_ranks, noisy.request.case, [first, *(own for _, own in others)])
+            _require_same(first, other, f"step {k}, rank {rank} against rank {ranks[0].rank}", cause)
         _, without = next(iter(recorded(clean, k, "grads")))
-        for name, value in first.items():
-            _note_draws(seen, value.double() - without[name].double(), f"step {k}, {name}")
+        drawn = {name: value.double() - without[name].double() for name, value in first.items()}
+        _require_noise(noisy, drawn, without, k)
+        for name, value in drawn.items():
+            _note_draws(noisy, seen, value, k, name, drawn)
     for result in ranks:
         for name in result.initial.keys() - ranks[0].steps[0].grads.keys():  # type: ignore[union-attr]
             if not alike(result.steps[0].params[name], result.initial[name]):
@@ -96,7 +102,7 @@ def assert_noise_scale(execution: Execution, answer: Answer) -> None:
                 got=f"{found!r} * s C / N over {len(drawn)} draws",
                 wanted=f"between {low!r} and {high!r}, s C / N = {deviation!r}",
                 where=f"step 0, rank {rank}, {name}",
-                cause=f"the noise is {found:.4g} times as large as s C / N",
+                cause=partial(diagnosis.noise.of_scale, answer, found, low, high),
             )
 
 
@@ -110,23 +116,29 @@ def scale_limits(n: int) -> tuple[float, float]:
     return math.sqrt(max(1 - 2 * math.sqrt(t / n), 0.0)), math.sqrt(1 + 2 * math.sqrt(t / n) + 2 * t / n)
 
 
-def _require_same(first: dict[str, Tensor], other: dict[str, Tensor], where: str) -> None:
+def _require_same(first: Named, other: Named, where: str, cause: Diagnose) -> None:
     for name, value in first.items():
         if not alike(other.get(name), value):
-            raise Violation(
-                "the ranks have different noise", got="other bits", wanted="equal gradients", where=f"{where}, {name}"
-            )
+            what, where = "the ranks have different noise", f"{where}, {name}"
+            raise Violation(what, got="other bits", wanted="equal gradients", where=where, cause=cause)
 
 
-def _note_draws(seen: dict[float, str], drawn: Tensor, where: str) -> None:
-    """Add draws to those ``seen``. Raises Violation for an element without noise, or with one seen before."""
-    missing = drawn == 0
-    if bool(missing.any()):
-        index = first_index(missing)
-        at = f"{where}{list(index)}; {int(missing.sum())} of {drawn.numel()}"
-        raise Violation("an element has no noise", got="0.0", wanted="a draw", where=at)
+def _require_noise(noisy: Execution, drawn: Named, clean: Named, step: int) -> None:
+    """Raise Violation for an element without noise."""
+    for name, value in drawn.items():
+        missing = value == 0
+        if bool(missing.any()):
+            index = first_index(missing)
+            at = f"step {step}, {name}{list(index)}; {int(missing.sum())} of {value.numel()}"
+            cause = partial(diagnosis.noise.of_missing, noisy.request.case, drawn, clean)
+            raise Violation("an element has no noise", got="0.0", wanted="a draw", where=at, cause=cause)
+
+
+def _note_draws(noisy: Execution, seen: dict[float, Draw], drawn: Tensor, step: int, name: str, like: Named) -> None:
+    """Add draws to those ``seen``. Raises Violation for one that was seen before."""
     for place, value in enumerate(drawn.flatten().tolist()):
-        here = f"{where}, element {place}"
+        here = Draw(step, name, place)
         if (before := seen.setdefault(value, here)) != here:
+            cause = partial(diagnosis.noise.of_used_twice, noisy.request.case, here, before, like)
             raise Violation("a draw is used twice", got=number(torch.tensor(value)), wanted="another draw",
-                            where=here, cause=f"it is the draw of {before}")  # fmt: skip
+                            where=str(here), cause=cause)  # fmt: skip

@@ -6,7 +6,7 @@ compared with each other first: a pair whose right answers differ proves nothing
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from torch import Tensor
@@ -16,22 +16,24 @@ from fsdpcheck.case import Case
 from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.comparing import alike, require_equal
 from fsdpcheck.errors import Diagnose, NotExact
-from fsdpcheck.execution import Execution
+from fsdpcheck.execution import Execution, StepRecord
 from fsdpcheck.oracle import Answer
 from fsdpcheck.recorded import completed, shows
-from fsdpcheck.suspects import Suspect, Suspects
+from fsdpcheck.suspects import Suspects
 
 Named = dict[str, Tensor]
 Side = tuple[Execution, Answer]
+Explain = Callable[[int, StepRecord], Suspects | None]
+"""(step, what a rank of the second run recorded at it) -> suspects."""
 
 
 def assert_same_training(
-    first: Side, second: Side, what: str, gradients: Suspect | None = None, update: Suspect | None = None
+    first: Side, second: Side, what: str, gradients: Explain | None = None, update: Explain | None = None
 ) -> None:
     """Every rank of both runs shows the same initial parameters, gradients (if recorded) and parameters at every step.
 
     Parameters are compared by their names without the unit. The instrument, whose size hangs on W, is left out.
-    ``gradients``: what to suspect where they differ; ``update``: where they are shown and equal, and parameters differ.
+    ``gradients``: whom to ask where they differ; ``update``: where they are shown and equal, and parameters differ.
     """
     _require_same_answer(first[1], second[1])
     one, others = completed(first[0])[0], [*completed(first[0])[1:], *completed(second[0])]
@@ -42,12 +44,12 @@ def assert_same_training(
         cause = _cause(None, first, second, -1)
         require_equal(what, _body(other.initial), _body(one.initial), f"before the first step, {here}", cause)
         for k, (got, wanted) in enumerate(zip(other.steps, one.steps, strict=True)):
-            cause = _cause(gradients, first, second, k)
+            cause = _cause(gradients, first, second, k, got)
             if shows(first[0], k, "grads") and shows(second[0], k, "grads"):
                 assert got.grads is not None
                 assert wanted.grads is not None
                 require_equal(what, _body(got.grads), _body(wanted.grads), f"step {k}, gradients, {here}", cause)
-                cause = _cause(update, first, second, k)
+                cause = _cause(update, first, second, k, got)
             else:
                 cause = _cause(None, first, second, k)
             require_equal(what, _body(got.params), _body(wanted.params), f"step {k}, {here}", cause)
@@ -57,7 +59,7 @@ def assert_initial_equal(execution: Execution, answer: Answer) -> None:
     """Before the first step every rank shows the parameters of the model that it was given, bit for bit."""
     what = "training starts from other parameters than the model has"
     for result in completed(execution):
-        cause = partial(diagnosis.of_initial, answer, result.initial)
+        cause = partial(diagnosis.of_initial, answer, result.initial, [own.initial for own in execution.ranks])
         require_equal(what, result.initial, answer.steps[0].before, f"rank {result.rank}", cause)
 
 
@@ -74,9 +76,11 @@ def local_name(parameter: str) -> str:
     return rest.partition(".")[2] if head == "units" else rest if head == "tail" else parameter
 
 
-def _cause(suspect: Suspect | None, first: Side, second: Side, k: int) -> Diagnose:
-    """Names ``suspect``, or if None looks for what is wrong at step ``k`` of either run."""
-    return partial(_of_wrong, first, second, k) if suspect is None else lambda: [suspect]
+def _cause(explain: Explain | None, first: Side, second: Side, k: int, got: StepRecord | None = None) -> Diagnose:
+    """Asks ``explain``, or if None looks for what is wrong at step ``k`` of either run."""
+    if explain is None or got is None:
+        return partial(_of_wrong, first, second, k)
+    return partial(explain, k, got)
 
 
 def _body(named: Mapping[str, Tensor]) -> Named:
@@ -100,14 +104,22 @@ def _called(case: Case) -> str:
 
 
 def _of_wrong(first: Side, second: Side, k: int) -> Suspects | None:
-    """Suspects of the first run that is not its own right answer at step ``k`` (-1: before any); none with noise."""
+    """Suspects of the first run that is not its own right answer at step ``k`` (-1: before any).
+
+    With noise only those of the noise, in the first step: later ones start from other parameters than the answer does.
+    """
     if first[1].case.step.noise_multiplier:
-        return None
+        shown = [[own.steps[k].grads for own in execution.ranks] for execution, _ in (first, second)]
+        if k or any(grads is None for own in shown for grads in own):
+            return None
+        one, two = ([grads for grads in own if grads is not None] for own in shown)
+        return diagnosis.noise.of_siblings((first[1], one), (second[1], two))
     for execution, answer in (first, second):
         for result in execution.ranks:
             if k < 0:
                 if _differs(result.initial, answer.steps[0].before):
-                    return diagnosis.of_initial(answer, result.initial)
+                    everyone = [own.initial for own in execution.ranks]
+                    return diagnosis.of_initial(answer, result.initial, everyone)
                 continue
             record, step = result.steps[k], answer.steps[k]
             if record.grads is not None and _differs(record.grads, step.used):

@@ -17,6 +17,7 @@ from torch import Tensor
 from fsdpcheck import bounds, clipping_groups, tiers
 from fsdpcheck.comparing import alike, number
 from fsdpcheck.diagnosis import of_gradient
+from fsdpcheck.diagnosis.calls import of_neighbours
 from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.neighbours import Neighbours
@@ -81,6 +82,7 @@ def assert_same_calls(pair: Neighbours, one: Execution, other: Execution) -> Non
                 got=str(theirs.trace[at]) if at < len(b) else f"{len(b)} collectives",
                 wanted=str(mine.trace[at]) if at < len(a) else f"{len(a)} collectives",
                 where=f"collective {at} of rank {mine.rank}, {pair.words}",
+                cause=partial(of_neighbours, pair.first, pair.second, mine, theirs, at),
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import torch
@@ -14,16 +15,15 @@ from fsdpcheck.adapters._base import Features, Stored
 from fsdpcheck.case import Case
 from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.comparing import require_equal, unknown
+from fsdpcheck.diagnosis import resumed
 from fsdpcheck.errors import NotExact, Violation
-from fsdpcheck.execution import Execution
+from fsdpcheck.execution import Execution, StepRecord
+from fsdpcheck.oracle import Answer
 from fsdpcheck.paired import Side, assert_same_training, local_name
 from fsdpcheck.recorded import completed
-from fsdpcheck.suspects import PATTERN, Suspect, Suspects
+from fsdpcheck.suspects import Suspects
 
-_UPDATE = Suspect("state not restored", "the optimizer's state or its hyperparameters did not come back")
 _AROUND = "the memory around a parameter, padding too, is written with it"
-_NOISE = Suspect("noise again", "the step counter did not come back: noise of an earlier step is used again", PATTERN)
-_VALUES = Suspect("parameters not restored", "parameters are saved or loaded wrong: they differ before any step")
 
 
 def going_on(case: Case, features: Features) -> Case:
@@ -40,7 +40,7 @@ def assert_resumed(first: Side, second: Side, what: str) -> None:
 
     ``second`` loaded what it saved itself, or what ``first`` did. Gradients are compared too, where they are recorded.
     """
-    saving = second[0] if second[0].request.save_to else first[0]
+    saving, written = second if second[0].request.save_to else first
     kept = completed(saving)[0]
     for result in completed(second[0]):
         for k in range(1, len(result.steps)):
@@ -48,9 +48,10 @@ def assert_resumed(first: Side, second: Side, what: str) -> None:
             assert got is not None
             assert wanted is not None
             where = f"before step {k}, rank {result.rank} of {len(second[0].ranks)}, saved by {len(saving.ranks)}"
-            require_equal("what was loaded is not what was saved", _body(got), _body(wanted), where, _of_values)
-    gradients = _NOISE if first[1].case.step.noise_multiplier else None
-    assert_same_training(first, second, what, gradients, _UPDATE)
+            cause = partial(resumed.of_loaded, second[1], written, got, wanted)
+            require_equal("what was loaded is not what was saved", _body(got), _body(wanted), where, cause)
+    gradients = partial(_of_noise, first) if first[1].case.step.noise_multiplier else None
+    assert_same_training(first, second, what, gradients, partial(_of_update, second[1]))
 
 
 def assert_stored(execution: Execution, pieces: list[Stored], step: int) -> None:
@@ -117,5 +118,14 @@ def _body(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {local_name(name): value for name, value in named.items() if not is_instrument(name)}
 
 
-def _of_values() -> Suspects:
-    return [_VALUES]
+def _of_noise(never: Side, step: int, got: StepRecord) -> Suspects | None:
+    execution, answer = never
+    shown = [(own.grads, own.params) for own in execution.ranks[0].steps]
+    whole = [(grads, parameters) for grads, parameters in shown if grads is not None]
+    if not step or got.grads is None or len(whole) < len(shown):
+        return None
+    return resumed.of_noise(answer, step, whole, got.grads)
+
+
+def _of_update(answer: Answer, step: int, got: StepRecord) -> Suspects:
+    return resumed.of_update(answer, step, got.params)

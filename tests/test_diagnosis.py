@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fsdpcheck import diagnosis, layouts, oracle
 from fsdpcheck.adapters._base import FactorRule
-from fsdpcheck.case import BatchLayout, MeshSpec, OptimizerSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec
+from fsdpcheck.diagnosis.fitting import fits
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.recorded import local_rows, pick
 from fsdpcheck.suspects import named
@@ -180,3 +181,26 @@ def test_silence_about_the_right_answer_the_unknown_and_the_ambiguous() -> None:
     same = replace(SMALL, mesh=MeshSpec(2), layout=BatchLayout("contiguous", 4))
     crowded = oracle.answer(replace(same, step=replace(same.step, normaliser=2)))  # W = K = N = B/N = 2
     assert _said(crowded, weighted(crowded, right_weights(crowded) * 2)) == ["", ""]
+
+
+def test_what_overflows_fits_nothing() -> None:
+    got = torch.tensor([3.0, 1e5], dtype=torch.float64)
+    assert not fits(SMALL, got, torch.tensor([math.inf, math.inf], dtype=torch.float64))
+    assert not fits(SMALL, got, torch.tensor([3.0, math.inf], dtype=torch.float64))
+    assert fits(SMALL, torch.tensor([math.inf]), torch.tensor([math.inf]))
+    assert fits(SMALL, got, got * (1 + 2.0**-52))
+
+
+def test_what_a_case_cannot_tell_from_nothing_or_from_everything_is_not_named() -> None:
+    norm = float(PLAIN.steps[0].grad_norm)
+    assert diagnosis.of_grad_norm(PLAIN, 0, 0, norm * (1 + 2.0**-52)) is None
+    narrow = oracle.answer(replace(SMALL, model=ModelSpec((LayerSpec(1),), features=1), mesh=MeshSpec(2)))
+    step = narrow.steps[0]
+    name = "tail.linear0.weight"  # one element, so the shard of rank 0 is all there is beside the instrument's
+    still = {**step.after, name: step.after[name] + 1}
+    assert not any("shard of" in suspect.text for suspect in diagnosis.of_update(narrow, 0, still) or ())
+    alone = oracle.answer(replace(PROBE.case, mesh=MeshSpec(1)), EPS)
+    squares = alone.steps[0].squared_norms
+    rows = local_rows(alone.case, 0, 0, alone.steps[0].samples)
+    said = diagnosis.of_norms(alone, 0, 0, (squares * 0.5).sqrt()[rows]) or ()
+    assert not any("own shard" in suspect.text for suspect in said)

@@ -15,9 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fsdpcheck import models, oracle
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis import factors, norms, shards, stale, weights
+from fsdpcheck.diagnosis import factors, noise, norms, precision, resumed, shards, stale, together, weights
 from fsdpcheck.diagnosis.calls import of_failure
 from fsdpcheck.diagnosis.fitting import (
     by_ratio,
@@ -31,12 +30,14 @@ from fsdpcheck.diagnosis.fitting import (
     rows,
     singled_out,
 )
+from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm
 from fsdpcheck.diagnosis.shards import stood_still
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named, StepAnswer
 from fsdpcheck.program import at_step
 from fsdpcheck.suspects import PATTERN, Suspect, Suspects
 
 __all__ = [
+    "noise",
     "of_clipped_update",
     "of_deferred",
     "of_factors",
@@ -50,12 +51,15 @@ __all__ = [
     "of_terms",
     "of_update",
     "ratios",
+    "resumed",
     "stood_still",
 ]
 
 
 def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects | None:
     """Suspects of wrong parameters after ``step`` (whose parameters before were right)."""
+    if len(answer.clip_norms) > 1:
+        return None  # one factor a sample is all that is known here
     case, wanted = answer.case, answer.steps[step]
     found = list(stood_still(case, wanted.before, {name: wanted.after[name] for name in wanted.used}, got))
     found += _of_places(case, wanted, got, wanted.after)
@@ -74,6 +78,8 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects 
 
 def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects | None:
     """Suspects of a wrong released gradient."""
+    if len(answer.clip_norms) > 1:
+        return None  # as above
     wanted = answer.steps[step]
     found = _of_places(answer.case, wanted, got, wanted.used)
     if answer.case.step.max_grad_norm is not None:
@@ -85,9 +91,19 @@ def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspect
     return [*_of_given(answer, step, given, slack), *found]
 
 
-def of_initial(answer: Answer, got: Mapping[str, Tensor]) -> Suspects:
-    """Suspects of parameters that are wrong before the first step."""
-    return list(shards.shifted(answer.case, answer.steps[0].before, got, answer.trainable))
+def of_initial(answer: Answer, got: Mapping[str, Tensor], everyone: Sequence[Mapping[str, Tensor]] = ()) -> Suspects:
+    """Suspects of parameters that are wrong before the first step; ``everyone``: those of all ranks."""
+    case, right = answer.case, answer.steps[0].before
+    found = list(shards.shifted(case, right, got, answer.trainable))
+    wrong = [rank for rank, own in enumerate(everyone) if differs(own, right)]
+    size, world = case.mesh.dp_shard, len(everyone)
+    if case.mesh.dp_replicate > 1 and wrong == list(range(size, world)):
+        text = "replicas other than the first start from other parameters: those of replica 0 are not broadcast"
+        found.append(Suspect("replicas apart", text))
+    elif size == world > 2 and wrong == list(range(1, world)):
+        text = "every rank but rank 0 starts from other parameters: those of rank 0 are not broadcast"
+        found.append(Suspect("ranks apart", text))
+    return found
 
 
 def of_norms(answer: Answer, step: int, rank: int, got: Tensor) -> Suspects | None:
@@ -110,40 +126,6 @@ def of_factors(answer: Answer, step: int, rank: int, got: Tensor) -> Suspects | 
         return factors.undeclared(answer, step, mine, got)
     found = fitting(answer.case, got, ((s, value[mine]) for s, value in factors.suspected(answer, step, rank)))
     return found + list(_of_vector(answer.case, wanted.factors, wanted, step, rank, got, "factor"))
-
-
-def of_grad_norm(answer: Answer, step: int, rank: int, got: float) -> Suspects:
-    """Suspects of a wrong global gradient norm that ``rank`` returned."""
-    wanted, case = answer.steps[step], answer.case
-    if math.isnan(got):
-        return []
-    norm = float(wanted.grad_norm)
-    suspected = [
-        (suspect, torch.tensor(norm * ratio, dtype=torch.float64))
-        for suspect, ratio in by_ratio(case, step, "norm ratio", "it is exactly {} times the right one")
-    ]
-    for owner in shards.owners(case, wanted.released):
-        for shard in range(case.mesh.dp_shard if case.mesh.dp_shard > 1 else 0):
-            parts = [value.double()[owner[name] == shard].square().sum() for name, value in wanted.released.items()]
-            own = shard == rank % case.mesh.dp_shard
-            suspect = Suspect("own shard" if own else f"shard {shard}", f"it is the norm of rank {shard}'s shard alone")
-            suspected.append((suspect, torch.stack(parts).sum().sqrt()))
-    return fitting(case, torch.tensor(got, dtype=torch.float64), suspected)
-
-
-def of_clipped_update(answer: Answer, step: int, got: Mapping[str, Tensor], norm: float, eps: float) -> Suspects | None:
-    """Suspects of an update with a gradient clipped wrongly by its global norm, of which ``norm`` was returned."""
-    case, wanted = answer.case, answer.steps[step]
-    if case.step.max_grad_norm is None or (step and case.step.optimizer != at_step(case.step.optimizer, 0)):
-        return None
-    if step and (case.step.optimizer.kind != "sgd" or case.step.optimizer.momentum):
-        return None  # the update hangs on earlier steps
-    found = []
-    for suspect, clipped in _clipped(case, wanted, norm, eps):
-        params = oracle.update(case, wanted.before, clipped, step)
-        if all(fits(case, got[name], value) for name, value in params.items() if value.numel()):
-            found.append(suspect)
-    return found
 
 
 def of_order(case: Case, step: int, wanted: StepAnswer, got: Tensor) -> Suspects:
@@ -171,21 +153,31 @@ def of_padding(moment: str, shard: str) -> Suspects:
 
 def of_deferred(case: Case, immediate: Sequence[Tensor], deferred: Sequence[Tensor], step: int) -> Suspects | None:
     """Suspects of deferred norms [b] of one rank that differ at ``step``; both by step, those before ``step`` equal."""
+    if fits(case, deferred[step], immediate[step]):
+        return None
     return fitting(case, deferred[step], stale.norms(case, step, immediate))
 
 
 def of_terms(
     case: Case, got: Mapping[str, Tensor], terms: Sequence[Sequence[Named]], reweighed: Iterator[tuple[Suspect, Named]]
-) -> Suspects:
+) -> Suspects | None:
     """Suspects of a gradient that is not the average of ``terms``, each rank's by micro-batch, sums over samples.
 
-    ``reweighed``: whole gradients that other weights of samples would give.
+    ``reweighed``: whole gradients that other weights of samples would give. None for one that is right up to rounding.
     """
-    found = []
-    for suspect, value in (*_of_ranks(case, terms), *reweighed):
+    found: list[Suspect] = []
+    for suspect, value in ((None, _averaged(case, terms)), *_of_ranks(case, terms), *reweighed):
         if all(_near(case, got[name], value[name], [own[name] for mine in terms for own in mine]) for name in value):
+            if suspect is None:
+                return None
             found.append(suspect)
     return found
+
+
+def _averaged(case: Case, terms: Sequence[Sequence[Named]]) -> Named:
+    """The right gradient: the average over the ranks of their sums."""
+    every = [own for mine in terms for own in mine]
+    return {name: torch.stack([own[name].double() for own in every]).sum(0) / case.world_size for name in every[0]}
 
 
 def _of_ranks(case: Case, terms: Sequence[Sequence[Named]]) -> Iterator[tuple[Suspect, Named]]:
@@ -239,9 +231,13 @@ def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
         terms = {name: torch.tensordot(share.abs(), g.abs(), dims=1) for name, g in wanted.gradients.items()}
         if _explains(case, value, given, slack, terms):
             yield suspect
-    for suspect, value in (*shards.unreduced(answer, step), *stale.gradients(answer, step)):
+    whole = (*shards.unreduced(answer, step), *stale.gradients(answer, step), *together.clipped(answer, step))
+    for suspect, value in whole:
         if _explains(case, value, given, slack, magnitude):
             yield suspect
+    yield from precision.rounded(
+        answer, step, lambda value: _explains(case, value, {name: given[name] for name in value}, slack, magnitude)
+    )
     if case.step.clipping == "probe":
         yield from _of_probe(answer, step, given, slack)
 
@@ -255,6 +251,7 @@ def _within(case: Case, wanted: StepAnswer, given: Named, slack: Named) -> bool:
 def _explains(case: Case, value: Named, given: Named, slack: Named, magnitude: Named) -> bool:
     return all(
         bool(((value[name] - given[name]).abs() <= rounding(case, magnitude[name]) + slack[name]).all())
+        and bool(value[name].isfinite().all())
         for name in given
     )
 
@@ -296,34 +293,6 @@ def _of_vector(
             yield Suspect("another rank's", f"these are the values of rank {other}'s samples")
 
 
-def _clipped(case: Case, wanted: StepAnswer, norm: float, eps: float) -> Iterator[tuple[Suspect, Named]]:
-    """(suspicion, gradient given to the optimizer) when the global norm is not what clips."""
-    limit, released = float(case.step.max_grad_norm or 0.0), wanted.released
-    dtype = models.DTYPES[case.arithmetic.dtype]
-
-    def factor(squared: Tensor) -> Tensor:
-        return oracle.global_factor(squared.to(dtype).sqrt(), limit, eps)
-
-    squares = {name: value.double().square().sum() for name, value in released.items()}
-    by_unit = shards.units(case, list(released))
-    own = {name: factor(torch.stack([squares[n] for n in names]).sum()) for names in by_unit.values() for name in names}
-    text = "each unit's gradient is clipped by its own norm, not by the global one"
-    yield Suspect("unit by unit", text), {name: value * own[name] for name, value in released.items()}
-    text = "each parameter's gradient is clipped by its own norm, not by the global one"
-    yield Suspect("by parameter", text), {name: value * factor(squares[name]) for name, value in released.items()}
-    yield Suspect("not clipped", "the gradient is not clipped at all"), released
-    once = oracle.global_factor(torch.tensor(norm, dtype=dtype), limit, eps)
-    yield Suspect("twice", "the gradient is clipped twice"), {n: value * once * once for n, value in released.items()}
-    for owner in shards.owners(case, released):
-        parts = [
-            sum((value.double()[owner[n] == s].square().sum() for n, value in released.items()), torch.zeros(()))
-            for s in range(case.mesh.dp_shard)
-        ]
-        each = torch.stack([factor(torch.as_tensor(part)) for part in parts])
-        text = "each rank clips its shard by the norm of its own shard"
-        yield Suspect("own shard", text), {n: value * each[owner[n]] for n, value in released.items()}
-
-
 def _of_places(case: Case, wanted: StepAnswer, got: Mapping[str, Tensor], right: Named) -> list[Suspect]:
     """A cause read off *where* values differ: parameters that stood still, biases only, the last shard only."""
     wrong, found = differs(got, right), []
@@ -333,7 +302,8 @@ def _of_places(case: Case, wanted: StepAnswer, got: Mapping[str, Tensor], right:
         found.append(Suspect("did not move", f"{mentions(wrong)} did not move at all", PATTERN))
     if right is not wanted.after and all(not bool(got[name].any()) for name in wrong):
         found.append(Suspect("no gradient", f"{mentions(wrong)} got no gradient", PATTERN))
-    if all(_only_last_shard(got[name] != right[name], case.world_size) for name in wrong):
+    moving = {name: right[name] != (wanted.before[name] if right is wanted.after else 0) for name in wrong}
+    if all(_only_last_shard(got[name] != right[name], moving[name], case.mesh.dp_shard) for name in wrong):
         found.append(Suspect("last shard", "only rows of the last, padded shard differ: padding", PATTERN))
     others = [name for name in wanted.used if not name.endswith(".bias")]
     if all(name.endswith(".bias") for name in wrong) and any(bool(wanted.used[name].any()) for name in others):
@@ -341,9 +311,10 @@ def _of_places(case: Case, wanted: StepAnswer, got: Mapping[str, Tensor], right:
     return found
 
 
-def _only_last_shard(different: Tensor, world: int) -> bool:
-    """Whether W does not divide the rows, there are several shards, and only the last one's rows differ."""
+def _only_last_shard(different: Tensor, moving: Tensor, count: int) -> bool:
+    """Whether the shards do not divide the rows, and only rows of the last of several differ, though others move."""
     rows_there = different.shape[0]
-    size = -(-rows_there // world)
+    size = -(-rows_there // count)
     first = (rows_there - 1) // size * size
-    return rows_there % world > 0 and first > 0 and not bool(different[:first].any())
+    several = rows_there % count > 0 and first > 0 and bool(moving[:first].any())
+    return several and not bool(different[:first].any())

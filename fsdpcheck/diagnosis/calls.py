@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from fsdpcheck import layouts, oracle
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import shards
 from fsdpcheck.diagnosis.fitting import chunks
 from fsdpcheck.errors import FsdpcheckError
-from fsdpcheck.execution import Execution
+from fsdpcheck.execution import Execution, RankResult
 from fsdpcheck.matching import ranks_text
 from fsdpcheck.suspects import Suspect, Suspects
 from fsdpcheck.trace import Collective
@@ -33,6 +33,41 @@ def of_failure(execution: Execution) -> Suspects | None:
     place, some, theirs, others, common = parting
     found = list(_suspects(execution, some, theirs, others, common, place))
     return found + list(_suspects(execution, others, common, some, theirs, place))
+
+
+def of_neighbours(first: Case, second: Case, mine: RankResult, theirs: RankResult, place: int) -> Suspects:
+    """Suspects of collective ``place`` of one rank, which is another in the runs of two neighbouring batches."""
+    one, two = (own.trace[place] if place < len(own.trace) else None for own in (mine, theirs))
+    found = []
+    if one is not None and two is not None and (one.op, one.subject, one.group) == (two.op, two.subject, two.group):
+        for what in _followed(first, second, mine.rank, one, two):
+            text = f"the size of what {one.op} sends is that of {what}: make it a public number"
+            found.append(Suspect(f"size of {what}", text))
+    elif any(bool(layouts.indices(first, k)[mine.rank][c]) != bool(layouts.indices(second, k)[mine.rank][c])
+             for k in range(first.step.steps) for c in range(first.step.micro_batches)):  # fmt: skip
+        text = f"the collectives depend on whether a rank has samples: rank {mine.rank} has none in one of the runs"
+        found.append(Suspect("rank without samples", text))
+    return found
+
+
+def _followed(first: Case, second: Case, rank: int, one: Collective, two: Collective) -> Iterator[str]:
+    """What of the two batches has, up to one factor, the size of what is sent."""
+    sizes = [[size for _, shape in (*call.inputs, *call.outputs) for size in shape] for call in (one, two)]
+    changed = [(a, b) for a, b in zip(*sizes, strict=False) if a != b]
+    counts: dict[str, Callable[[list[list[int]]], int]] = {
+        "the largest local batch": lambda own: max(map(len, own)),
+        "the rank's own batch": lambda own: len(own[rank]),
+        "the whole batch": lambda own: sum(map(len, own)),
+    }
+    for what, count in counts.items():
+        for step in range(first.step.steps):
+            a, b = (
+                count([[i for chunk in own for i in chunk] for own in layouts.indices(case, step)])
+                for case in (first, second)
+            )
+            if a != b and changed and all(x * b == y * a for x, y in changed):
+                yield what
+                break
 
 
 def _parting(execution: Execution) -> _Parting | None:

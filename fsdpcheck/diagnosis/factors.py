@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import oracle
-from fsdpcheck.diagnosis import norms
+from fsdpcheck.diagnosis import norms, together
+from fsdpcheck.diagnosis.fitting import chunks
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named
 from fsdpcheck.suspects import Suspect
 
@@ -43,6 +44,11 @@ def suspected(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Sus
         found = oracle.factors(inside, answer.clip_norm, plain)
         yield Suspect(f"eps {eps:g} inside", f"eps = {eps:g} is added to the squared norm"), found
         yield Suspect(f"eps {eps:g} outside", f"eps = {eps:g} is added to the quotient"), (quotient + eps).clamp(max=1)
+    for suspect, of_chunk in together.factors(answer, step) if rank is not None else ():
+        found = wanted.factors.clone()
+        for own in chunks(answer.case, step, wanted)[rank or 0]:
+            found[own] = of_chunk(own)
+        yield suspect, found
     yield Suspect("all one", "every factor is 1: nothing is clipped"), torch.ones_like(right)
     yield Suspect("not clamped", "factors are not clamped to 1"), quotient
     yield Suspect("factor squared", "it is the square of the factor"), wanted.factors.square()

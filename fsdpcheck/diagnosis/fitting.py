@@ -22,10 +22,11 @@ def rounding(case: Case, value: Tensor) -> Tensor:
 
 
 def fits(case: Case, got: Tensor, value: Tensor) -> bool:
-    """Whether two tensors of one shape, not empty, agree up to rounding."""
+    """Whether two tensors of one shape, not empty, agree up to rounding; what overflows agrees with nothing finite."""
     if value.shape != got.shape or not got.numel():
         return False
-    return bool(((got.double() - value.double()).abs() <= rounding(case, value)).all())
+    near = (got.double() - value.double()).abs() <= rounding(case, value)
+    return bool(((near & value.isfinite()) | (got == value)).all())
 
 
 def fitting(case: Case, got: Tensor, suspected: Iterable[tuple[Suspect, Tensor]]) -> list[Suspect]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fsdpcheck.diagnosis import definitions, shards
+from fsdpcheck.diagnosis import definitions, shards, together
 from fsdpcheck.diagnosis.fitting import by_ratio, chunks, mentions, rows
 from fsdpcheck.oracle import INSTRUMENT, Answer, StepAnswer
 from fsdpcheck.suspects import Suspect
@@ -41,8 +41,8 @@ def by_position(answer: Answer, step: int, rank: int | None = None) -> Iterator[
             squared = wanted.squared_norms.clone()
             for member in range(case.world_size) if rank is None else (rank,):
                 first = member // size * size
-                for row, together in _positions(everyone[first : first + size], member - first):
-                    squared[row] = wanted.squared_norms[together].sum()
+                for row, others in _positions(everyone[first : first + size], member - first):
+                    squared[row] = wanted.squared_norms[others].sum()
             yield squared.to(wanted.norms.dtype).sqrt()
 
 
@@ -62,6 +62,8 @@ def _squared(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Susp
     for suspect, delta in definitions.suspected(answer, step):
         yield suspect, wanted.squared_norms + delta
     if rank is not None:
+        yield from together.pairs(answer, step, rank)
+        yield from together.norms(answer, step, rank)
         yield from shards.own_squares(answer, step, rank)
     if answer.case.world_size > 1:
         yield from _complete_again(answer, wanted, squares)

@@ -64,6 +64,8 @@ def owners(case: Case, like: Mapping[str, Tensor], trained: Collection[str] | No
 def own_squares(answer: Answer, step: int, rank: int) -> Iterator[tuple[Suspect, Tensor]]:
     """Squared norms [n] that a rank gets from its own shard alone, or from shards that end one element too early."""
     case, gradients = answer.case, answer.steps[step].gradients
+    if case.mesh.dp_shard == 1:
+        return  # the own shard is the whole
     inner = {name for unit, names in units(case, list(gradients)).items() for name in names if unit != ROOT}
     one = {name: value[0] for name, value in gradients.items() if len(value)}
     for owner in owners(case, one) if one else ():
@@ -111,8 +113,9 @@ def stood_still(case: Case, before: Named, after: Named, got: Mapping[str, Tenso
             wrong = {name: got[name] != value for name, value in after.items()}
             if not any(bool(mask.any()) for mask in wrong.values()):
                 return
-            if any(bool((mask & ~mine[name]).any()) for name, mask in wrong.items()):
-                continue
+            others_move = any(bool((after[name] != before[name])[~own].any()) for name, own in mine.items())
+            if not others_move or any(bool((mask & ~mine[name]).any()) for name, mask in wrong.items()):
+                continue  # where only this shard has anything to update, all that goes wrong goes wrong in it
             which = "the last rank" if shard == count - 1 else f"rank {shard}"
             still = all(bool((got[name] == before[name])[mine[name]].all()) for name in after)
             if still:

@@ -1,4 +1,4 @@
-"""Suspicions about time: gradients from an earlier step's parameters, norms of an earlier batch."""
+"""Suspicions about time: gradients of old parameters, norms of an earlier batch, state of an earlier run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from torch import Tensor
 from fsdpcheck import arithmetic, layouts, models, oracle
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import shards
+from fsdpcheck.diagnosis.fitting import rounding
+from fsdpcheck.execution import Execution
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named
-from fsdpcheck.suspects import Suspect
+from fsdpcheck.suspects import Suspect, Suspects
 
 
 def gradients(answer: Answer, step: int) -> Iterator[tuple[Suspect, Named]]:
@@ -24,7 +26,7 @@ def gradients(answer: Answer, step: int) -> Iterator[tuple[Suspect, Named]]:
             if any(bool((mixed[name] != now[name]).any()) for name in now):
                 yield (
                     Suspect(f"stale: {key}", f"the gradient is that of {when}'s parameters{text}"),
-                    _at(answer, step, mixed),
+                    at(answer, step, mixed),
                 )
 
 
@@ -45,6 +47,20 @@ def norms(case: Case, step: int, mine: Sequence[Tensor]) -> Iterator[tuple[Suspe
         yield Suspect("stale norms", text), torch.cat(found)
 
 
+def repeated(first: Execution, second: Execution) -> Suspects:
+    """Suspects of two runs of one case that differ: nothing where they differ by rounding alone."""
+    text = "state of an earlier training outlives it and is found by the next: look for counters, caches, buffers"
+    for one, two in zip(first.ranks, second.ranks, strict=True):
+        for a, b in zip(one.steps, two.steps, strict=True):
+            for mine, theirs in ((a.grads, b.grads), (a.params, b.params)):
+                for name, value in (mine or {}).items():
+                    other = (theirs or {}).get(name)
+                    room = rounding(first.request.case, value.abs().max()) if value.numel() else value
+                    if other is not None and bool(((value.double() - other.double()).abs() > room).any()):
+                        return [Suspect("outlives", text)]
+    return []
+
+
 def _mixtures(case: Case, now: Named, old: Named, trained: Sequence[str]) -> Iterator[tuple[str, str, Named]]:
     """(key, text, parameters): all old, one unit old, the last shard old."""
     yield "whole", "", old
@@ -57,7 +73,7 @@ def _mixtures(case: Case, now: Named, old: Named, trained: Sequence[str]) -> Ite
         yield "last shard", text, {name: torch.where(own == last, old[name], now[name]) for name, own in owner.items()}
 
 
-def _at(answer: Answer, step: int, parameters: Named) -> Named:
+def at(answer: Answer, step: int, parameters: Named) -> Named:
     """The released gradient, float64, that other parameters would give: one sample at a time, clipped if it has to."""
     case, wanted = answer.case, answer.steps[step]
     model = models.build(case).double()

@@ -6,12 +6,13 @@ Legend: n samples of a step, W ranks, R replicas, K micro-batches, B samples of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis import factors
+from fsdpcheck.diagnosis import factors, together
 from fsdpcheck.diagnosis.fitting import by_ratio, chunks, rows
 from fsdpcheck.oracle import Answer, StepAnswer
 from fsdpcheck.suspects import Suspect
@@ -34,6 +35,9 @@ def suspected(answer: Answer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
         yield Suspect("sample left out", f"sample {sample} is left out once"), right - one
         yield Suspect("sample twice", f"sample {sample} is counted once too often"), right + one
     yield from _by_place(case, wanted, step)
+    if case.step.private and case.step.clipping != "unclipped":
+        for suspect, of_chunk in together.factors(answer, step):
+            yield suspect, _total(case, wanted, step, partial(_of_chunk, of_chunk))
     if case.step.private:
         yield from _clipping(answer, wanted, step, plain)
     yield from _shares(case, wanted, step, right)
@@ -41,8 +45,12 @@ def suspected(answer: Answer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
 
 def own(answer: Answer, step: int, rank: int) -> Tensor:
     """Weights [n] of the samples of one rank alone: what it contributes to the released gradient."""
-    wanted = answer.steps[step]
-    return _pick(_once(answer.case, wanted), rows(answer.case, step, wanted)[rank])
+    return of_rows(answer, step, rows(answer.case, step, answer.steps[step])[rank])
+
+
+def of_rows(answer: Answer, step: int, chosen: list[int]) -> Tensor:
+    """Weights [n] that these rows add to the released gradient, each as often as it is named."""
+    return _pick(_once(answer.case, answer.steps[step]), chosen)
 
 
 def _clipping(answer: Answer, wanted: StepAnswer, step: int, plain: Tensor) -> Iterator[tuple[Suspect, Tensor]]:
@@ -58,6 +66,10 @@ def _clipping(answer: Answer, wanted: StepAnswer, step: int, plain: Tensor) -> I
         if suspect.key != "factor squared" and not torch.equal(found, torch.ones_like(found)):  # said above
             text = f"clipped by factors from wrong norms: {suspect.text}"
             yield Suspect(f"factors: {suspect.key}", text), found.double() * plain
+
+
+def _of_chunk(factors_of: Callable[[list[int]], Tensor], own: list[int], _: Tensor) -> Tensor:
+    return factors_of(own).double()
 
 
 def _by_place(case: Case, wanted: StepAnswer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
@@ -79,6 +91,8 @@ def _by_place(case: Case, wanted: StepAnswer, step: int) -> Iterator[tuple[Suspe
         for said, factor in (("left out", 0.0), ("counted twice", 2.0)):
             suspect = Suspect(f"{which} {said}", f"the {which} sample of each micro-batch is {said}")
             yield suspect, total(scaled(place, factor))
+    odd = Suspect("odd last left out", "the last sample of each micro-batch of 3, 5, ... samples is left out")
+    yield odd, total(lambda _, found: found * (torch.arange(len(found)) < len(found) - _odd(found)))
     if not case.step.private:
         return
     swapped = Suspect("first two exchanged", "the clip factors of the first two samples of a micro-batch are exchanged")
@@ -87,6 +101,11 @@ def _by_place(case: Case, wanted: StepAnswer, step: int) -> Iterator[tuple[Suspe
     for shift in (1, -1):
         suspect = Suspect(f"shifted {shift}", "clip factors are shifted by one sample in each micro-batch")
         yield suspect, total(lambda _, found, by=shift: found.roll(by))  # type: ignore[misc]
+
+
+def _odd(found: Tensor) -> int:
+    """1 if there are 3, 5, ... of them, else 0."""
+    return len(found) % 2 if len(found) > 1 else 0
 
 
 def _total(case: Case, wanted: StepAnswer, step: int, weigh: Weighing) -> Tensor:
@@ -109,6 +128,7 @@ def _shares(case: Case, wanted: StepAnswer, step: int, right: Tensor) -> Iterato
         key = {0: "the first", count - 1: "the last"}.get(number, f"the {number + 1}th")
         weights = _pick(once, [row for mine in everyone for row in mine[number]])
         yield Suspect(f"only {key} micro-batch", f"only {key} micro-batch counts, of {count}"), weights
+    yield from _again(everyone, once)
     yield from _means(case, wanted, everyone, once)
     if len(everyone) == 1:
         return
@@ -123,6 +143,15 @@ def _shares(case: Case, wanted: StepAnswer, step: int, right: Tensor) -> Iterato
         yield Suspect(f"without rank {rank}", f"the samples of rank {rank} are left out"), right - alone
     yield from _replicas(case, by_rank, once)
     yield from _duplicates(case, wanted, everyone, once)
+
+
+def _again(everyone: list[list[list[int]]], once: Tensor) -> Iterator[tuple[Suspect, Tensor]]:
+    """Local gradients that outlive their reduction: of K micro-batches the first counts K times, the last once."""
+    count = len(everyone[0])
+    if count > 1:
+        rows = [row for mine in everyone for number, own in enumerate(mine) for row in own * (count - number)]
+        text = "a micro-batch's local gradients are not cleared when they are reduced: later reductions add them again"
+        yield Suspect("micro-batches again", text), _pick(once, rows)
 
 
 def _replicas(case: Case, by_rank: list[list[int]], once: Tensor) -> Iterator[tuple[Suspect, Tensor]]:

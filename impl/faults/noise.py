@@ -12,7 +12,7 @@ from ..fault import Function, Hit, fault
     "noise:Noise.add_",
     "each worker seeds alike and draws for its shard, https://github.com/meta-pytorch/opacus/pull/166",
     "noise.world",
-    cause="shard",
+    cause="for its shard from the beginning",
 )
 def noise_by_place_in_the_shard(original: Function, hit: Hit) -> Function:
     """Every rank draws from the beginning of its own piece: shards of one parameter have equal noise."""
@@ -29,7 +29,7 @@ def noise_by_place_in_the_shard(original: Function, hit: Hit) -> Function:
     "private:PrivateBackward.add_noise",
     "replicas draw for themselves, https://github.com/meta-pytorch/opacus/pull/761",
     "noise.once",
-    cause="replicas",
+    cause="replicas draw noise",
 )
 def replicas_draw_for_themselves(original: Function, hit: Hit) -> Function:
     """Each replica has noise of its own, as from the generator of its rank: replicas drift apart."""
@@ -64,7 +64,7 @@ def every_step_has_the_noise_of_the_first(original: Function, hit: Hit) -> Funct
     "private:PrivateBackward.add_noise",
     "noise added in every micro-batch, https://github.com/google-deepmind/optax/issues/527",
     "noise.micro-batches",
-    cause="micro-batch",
+    cause="drawn in every micro-batch",
 )
 def noise_in_every_micro_batch(original: Function, hit: Hit) -> Function:
     """Noise is added as often as there are micro-batches, each time another."""

@@ -15,7 +15,7 @@ from ..fault import Function, Hit, fault
     "clip:factors",
     "micro-batches averaged before they are clipped, https://github.com/tensorflow/privacy/issues/81",
     "privacy.sensitivity",
-    cause="pair|share",
+    cause="two samples .* share",
 )
 def pairs_share_a_norm(original: Function, hit: Hit) -> Function:
     """Two samples that follow each other are clipped by their mean squared norm, as one."""
@@ -35,7 +35,7 @@ def pairs_share_a_norm(original: Function, hit: Hit) -> Function:
     "clip:factors",
     "a clip norm that follows the batch, https://github.com/meta-pytorch/opacus/pull/779",
     "privacy.independence",
-    cause="clip norm|C ",
+    cause="median norm",
 )
 def clip_norm_follows_the_batch(original: Function, hit: Hit) -> Function:
     """The clip norm is lowered to the median norm of the micro-batch, without noise."""
@@ -72,7 +72,7 @@ _LOGGED = Subject("(norms, for a log)")
     "step:Trainer.update",
     "a message as long as the largest local batch, https://github.com/meta-pytorch/opacus/issues/516",
     "privacy.collectives",
-    cause="size",
+    cause="that of the largest local batch",
 )
 def log_as_long_as_the_batch(original: Function, hit: Hit) -> Function:
     """Norms are gathered for a log, padded to the largest local batch: how many samples there are is sent."""

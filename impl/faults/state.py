@@ -11,7 +11,7 @@ from ..fault import Function, Hit, fault
     "state.optimizer_state:Prepared.take_over",
     "moments dropped without a word, https://github.com/areal-project/AReaL/pull/1468",
     "state.resumed",
-    cause="optimizer's state",
+    cause="optimizer's state( did not|.*exp_avg|.*momentum)",
 )
 def moments_not_taken_over(original: Function, hit: Hit) -> Function:
     """Hyperparameters of the optimizer come back, and its elementwise state and step counters do not."""
@@ -44,7 +44,7 @@ def noise_counter_starts_again(original: Function, hit: Hit) -> Function:
     "state.planners:SpanReader.create_local_plan",
     "state of another number of ranks loaded in part, https://github.com/ServiceNow/Fast-LLM/issues/436",
     "state.resharded",
-    cause="saved or loaded wrong",
+    cause="only the part that one rank wrote",
 )
 def first_writer_alone_is_read(original: Function, hit: Hit) -> Function:
     """Of each part that a rank loads only what one rank had written: all of it, if the number of ranks is the same."""

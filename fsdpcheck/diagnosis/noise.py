@@ -1,0 +1,204 @@
+"""Suspicions about noise: of what scale it is, where it lies, and of which other place it is the draw.
+
+Seen is noise alone: what a step released, less what it releases without noise. Legend: W ranks, S shards, K
+micro-batches, N the normaliser, C the clip norm, s the noise multiplier, z noise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fsdpcheck.case import Case
+from fsdpcheck.clipping_groups import is_instrument
+from fsdpcheck.diagnosis import shards
+from fsdpcheck.diagnosis.fitting import mentions, rounding
+from fsdpcheck.oracle import Answer, Named
+from fsdpcheck.suspects import PATTERN, Suspect, Suspects
+
+
+class Draw(NamedTuple):
+    """Whose draw a value is: element ``place`` of the flattened ``parameter`` at ``step``."""
+
+    step: int
+    parameter: str
+    place: int
+
+    def __str__(self) -> str:
+        return f"step {self.step}, {self.parameter}, element {self.place}"
+
+
+def of_scale(answer: Answer, found: float, low: float, high: float) -> Suspects:
+    """Suspects of noise ``found`` times as large as s C / N, if right noise lies between ``low`` and ``high``."""
+    if not found:
+        return [Suspect("no noise", "no noise is added at all")]
+    fact = f"the noise is {found:.4g} times as large as s C / N"
+    named = [
+        Suspect(key, f"{fact}, {why}") for key, ratio, why in _scales(answer) if low * ratio <= found <= high * ratio
+    ]
+    return [*named, Suspect("scale", fact, PATTERN)]
+
+
+def of_ranks(case: Case, grads: Sequence[Mapping[str, Tensor]]) -> Suspects:
+    """Suspects of noisy gradients that are not equal on all ranks; by rank."""
+    size = case.mesh.dp_shard
+    replicas = [grads[first : first + size] for first in range(0, len(grads), size)]
+    agree = all(_equal(own[0], other) for own in replicas for other in own)
+    if len(replicas) > 1 and agree:
+        text = "replicas draw noise for themselves: its seed hangs on which replica a rank is in, and they drift apart"
+        return [Suspect("noise by replica", text)]
+    if all(not _equal(one, other) for one, other in itertools.combinations(grads, 2)):
+        return [Suspect("noise by rank", "each rank has noise of its own that the others do not see: they drift apart")]
+    return []
+
+
+def of_used_twice(case: Case, here: Draw, before: Draw, like: Mapping[str, Tensor]) -> Suspects:
+    """Suspects of one draw found at two places; ``like``: tensors of the parameters' shapes."""
+    fact = f"it is the draw of {before}"
+    if here.parameter != before.parameter:
+        same = here.step == before.step and here.place == before.place
+        return [Suspect("parameters alike", f"{fact}: which parameter it is for does not reach the noise")] * same or [
+            Suspect("used twice", fact, PATTERN)
+        ]
+    if here.step != before.step:
+        same = here.place == before.place
+        return [Suspect("steps alike", f"{fact}: the number of the step does not reach the noise")] * same or [
+            Suspect("used twice", fact, PATTERN)
+        ]
+    apart = [flat[here.place] != flat[before.place] for flat in _flat_owners(case, like, here.parameter)]
+    if all(apart):
+        return [Suspect("shards alike", f"{fact}: every rank draws for its shard from the beginning")]
+    return [Suspect("elements alike", f"{fact}: noise repeats within a parameter")] if not any(apart) else []
+
+
+def of_missing(case: Case, drawn: Named, clean: Mapping[str, Tensor]) -> Suspects:
+    """Suspects of noise that is not on every element; ``clean``: the same gradients without noise."""
+    missing = {name: value == 0 for name, value in drawn.items()}
+    if all(bool(mask.all()) for mask in missing.values()):
+        return [Suspect("no noise", "no noise is added at all")]
+    found = []
+    if all(bool((mask == (clean[name] == 0)).all()) for name, mask in missing.items()):
+        text = "noise is added only where the gradient is not zero: what no sample reaches is released without any"
+        found.append(Suspect("noise where gradient", text))
+    for owner in shards.owners(case, drawn) if case.mesh.dp_shard > 1 else ():
+        for shard in range(case.mesh.dp_shard):
+            if all(bool((mask == (owner[name] == shard)).all()) for name, mask in missing.items()):
+                found.append(Suspect(f"no noise: shard {shard}", f"the shard of rank {shard} gets no noise"))
+    whole = [name for name, mask in missing.items() if bool(mask.all()) and mask.numel()]
+    if whole and not any(bool(mask.any()) for name, mask in missing.items() if name not in whole):
+        found.append(Suspect("no noise: parameters", f"{mentions(whole)}: no noise is added to them at all", PATTERN))
+    return found
+
+
+def of_siblings(
+    first: tuple[Answer, Sequence[Mapping[str, Tensor]]], second: tuple[Answer, Sequence[Mapping[str, Tensor]]]
+) -> Suspects:
+    """Suspects of two runs that must have the same noise in their first step; (answer, gradients by rank) of each."""
+    for answer, grads in (first, second):
+        if found := of_ranks(answer.case, grads) if not all(_equal(grads[0], own) for own in grads) else ():
+            return found
+    drawn = [_drawn(answer, grads[0]) for answer, grads in (first, second)]
+    found = []
+    for (answer, _), own in zip((first, second), drawn, strict=True):
+        if _repeats(answer, own):
+            text = "every shard of a parameter has the same noise: each rank draws for its shard from the beginning"
+            found.append(Suspect("shards alike", text))
+    return found or [*_ratios(first[0], second[0], *drawn), *_by_micro_batch(first[0], second[0], *drawn)]
+
+
+def _scales(answer: Answer) -> Iterator[tuple[str, float, str]]:
+    """(key, ratio to s C / N, what would give it); ratios of 1 left out."""
+    case = answer.case
+    world, n = float(case.world_size), float(case.step.normaliser)
+    c, s = answer.clip_norm, case.step.noise_multiplier
+    deviation = s * c / n
+    told = [
+        ("sqrt(W)", math.sqrt(world), "sqrt(W): each rank adds noise of the whole scale, and the ranks are summed"),
+        ("1/sqrt(W)", 1 / math.sqrt(world), "1/sqrt(W): each rank adds noise of its own, and the ranks are averaged"),
+        ("W", world, "W: the same noise of every rank is summed, or not divided where the gradient is"),
+        ("1/W", 1 / world, "1/W: noise is divided by the number of ranks once more"),
+        ("N", n, "N: noise is not divided by the normaliser"),
+        ("1/N", 1 / n, "1/N: noise is divided by the normaliser twice"),
+        ("sqrt(N)", math.sqrt(n), "sqrt(N): noise is divided by the root of the normaliser only"),
+        ("1/C", 1 / c, "1/C: the clip norm is left out"),
+        ("C", c, "C: the clip norm is multiplied in twice"),
+        ("1/s", 1 / s, "1/s: the noise multiplier is left out"),
+        ("s", s, "s: the noise multiplier is multiplied in twice"),
+        ("sqrt(2)", math.sqrt(2), "sqrt(2): noise is added twice, each time another"),
+        ("2", 2.0, "2: the same noise is added twice"),
+        ("1/2", 0.5, "1/2: C stands for half the clip norm"),
+        ("deviation", deviation, "s C / N: a variance stands in for the standard deviation"),
+        ("1/sqrt(deviation)", deviation**-0.5, "1/sqrt(s C / N): the standard deviation stands in for a variance"),
+    ]
+    yield from (each for each in told if each[1] != 1)
+
+
+def _drawn(answer: Answer, grads: Mapping[str, Tensor]) -> Named:
+    return {name: grads[name].double() - value.double() for name, value in answer.steps[0].used.items()}
+
+
+def _near(answer: Answer, name: str, one: Tensor, other: Tensor, places: Tensor | None = None) -> bool:
+    """Whether noise is equal up to what adding it to a gradient rounded."""
+    room = rounding(answer.case, answer.steps[0].used[name]).flatten()
+    room = room if places is None else room[places]
+    return bool(((one - other).abs() <= room + rounding(answer.case, one)).all())
+
+
+def _repeats(answer: Answer, drawn: Named) -> bool:
+    """Whether, in one way of sharding, all pieces of each parameter begin with the same noise."""
+    if answer.case.mesh.dp_shard == 1:
+        return False
+    for owner in shards.owners(answer.case, drawn):
+        told = []
+        for name, value in drawn.items():
+            flat, own = value.flatten(), owner[name].flatten()
+            shares = [(own == shard).nonzero().flatten() for shard in range(answer.case.mesh.dp_shard)]
+            pieces = [share for share in shares if len(share)]
+            for piece in pieces[1:]:
+                size = min(len(piece), len(pieces[0]))
+                told.append(_near(answer, name, flat[pieces[0][:size]], flat[piece[:size]], piece[:size]))
+        if told and all(told):
+            return True
+    return False
+
+
+def _ratios(first: Answer, second: Answer, one: Named, other: Named) -> Iterator[Suspect]:
+    """Whether one run's noise is the other's times a power of the number of ranks, or of micro-batches."""
+    counts = {
+        "W": first.case.world_size / second.case.world_size,
+        "K": first.case.step.micro_batches / second.case.step.micro_batches,
+    }
+    for name, ratio in counts.items():
+        for word, power in ((name, 1.0), (f"sqrt({name})", 0.5), (f"1/{name}", -1.0), (f"1/sqrt({name})", -0.5)):
+            near = (_near(first, key, z, again * ratio**power) for key, z, again in _pairs(one, other))
+            if ratio != 1 and all(near):
+                yield Suspect(f"noise by {word}", f"the noise is multiplied by {word}, which must not show in it")
+
+
+def _by_micro_batch(first: Answer, second: Answer, one: Named, other: Named) -> Iterator[Suspect]:
+    """Where nothing but K differs: whether all noise does."""
+    counts = [answer.case.step.micro_batches for answer in (first, second)]
+    if counts[0] == counts[1] or first.case.mesh != second.case.mesh:
+        return
+    if not any(bool((z == again).any()) for _, z, again in _pairs(one, other)):
+        text = "noise is drawn in every micro-batch: draw it once a step, after the last one"
+        yield Suspect("noise by micro-batch", text)
+
+
+def _pairs(one: Named, other: Named) -> list[tuple[str, Tensor, Tensor]]:
+    """(name in one run, its noise, the other's), flat; siblings may have other units, and instruments other sizes."""
+    names, others = ([name for name in own if not is_instrument(name)] for own in (one, other))
+    return [(name, one[name].flatten(), other[again].flatten()) for name, again in zip(names, others, strict=True)]
+
+
+def _flat_owners(case: Case, like: Mapping[str, Tensor], name: str) -> list[Tensor]:
+    return [owner[name].flatten() for owner in shards.owners(case, like)]
+
+
+def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())

@@ -1,0 +1,130 @@
+"""What is wrong with noise is named: its scale, who draws it, and what its seed does not depend on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fsdpcheck import noise_checks, oracle
+from fsdpcheck.case import MeshSpec
+from fsdpcheck.diagnosis import noise
+from fsdpcheck.diagnosis.noise import Draw
+from fsdpcheck.noise_checks import noisy, scale_limits
+from fsdpcheck.oracle import Answer, Named
+from fsdpcheck.suspects import named
+from tests.fabricated import clipped
+
+LARGE = oracle.answer(noise_checks.large_and_empty((1, 2, 3, 4, 5)))
+FEW = oracle.answer(noisy(clipped("exact"), 1))
+ONE = oracle.answer(replace(FEW.case, mesh=MeshSpec(1)))
+SHAPES = {"w": torch.zeros(4, 2), "v": torch.zeros(4, 2)}
+
+
+def _scaled(factor: float) -> str:
+    return named(noise.of_scale(LARGE, factor, *scale_limits(560 * 560)))
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (math.sqrt(5), "sqrt(W): each rank adds noise of the whole scale"),
+        (5.0, "W: the same noise of every rank is summed"),
+        (0.2, "1/W: noise is divided by the number of ranks once more"),
+        (1 / 1.5, "1/s: the noise multiplier is left out"),
+        (math.sqrt(2), "noise is added twice, each time another"),
+        (2.0, "the same noise is added twice"),
+        (32.0, "not divided by the normaliser"),
+    ],
+)
+def test_a_scale_that_is_off_by_a_known_factor_is_named(factor: float, words: str) -> None:
+    assert words in _scaled(factor)
+    assert words in _scaled(factor * 1.001)  # what is measured is a sample
+    assert words not in _scaled(factor * 1.03)
+
+
+def test_a_scale_that_no_mistake_gives_is_told_as_a_number_only() -> None:
+    assert _scaled(0.99) == "the noise is 0.99 times as large as s C / N"
+    assert _scaled(0.0) == "no noise is added at all"
+
+
+def _noisy(answer: Answer, drawn: Named) -> Named:
+    return {name: value + drawn[name].to(value.dtype) for name, value in answer.steps[0].used.items()}
+
+
+def _draws(answer: Answer, seed: int) -> Named:
+    generator = torch.Generator().manual_seed(seed)
+    scale = float(answer.clip_norm)
+    return {
+        name: torch.randn(value.shape, generator=generator, dtype=torch.float64) * scale
+        for name, value in answer.steps[0].used.items()
+    }
+
+
+def test_shards_that_draw_from_the_beginning_are_named() -> None:
+    fresh, alike = _draws(FEW, 0), _draws(FEW, 0)
+    for name, value in alike.items():
+        rows = -(-len(value) // 3)
+        alike[name] = torch.cat([value[:rows]] * 3)[: len(value)]
+    alone = (ONE, [_noisy(ONE, _draws(ONE, 1))])
+    said = named(noise.of_siblings(alone, (FEW, [_noisy(FEW, alike)] * 3)))
+    assert "each rank draws for its shard from the beginning" in said
+    assert named(noise.of_siblings(alone, (FEW, [_noisy(FEW, fresh)] * 3))) == ""
+
+
+def test_noise_that_grows_with_the_ranks_or_is_drawn_by_micro_batch_is_named() -> None:
+    drawn = _draws(FEW, 0)
+    body = {name: value / math.sqrt(3) for name, value in drawn.items()}
+    first, second = (FEW, [_noisy(FEW, drawn)] * 3), (ONE, [_noisy(ONE, _like(ONE, body))])
+    assert "multiplied by sqrt(W)" in named(noise.of_siblings(first, second))
+    other = oracle.answer(replace(FEW.case, step=replace(FEW.case.step, micro_batches=1)))
+    more = {name: value + _draws(FEW, 5)[name] for name, value in drawn.items()}
+    first, second = (FEW, [_noisy(FEW, more)] * 3), (other, [_noisy(other, drawn)] * 3)
+    assert "drawn in every micro-batch" in named(noise.of_siblings(first, second))
+    half = {name: torch.where(torch.arange(len(value)).view(-1, *[1] * (value.dim() - 1)) > 0, more[name], value)
+            for name, value in drawn.items()}  # fmt: skip
+    assert named(noise.of_siblings((FEW, [_noisy(FEW, half)] * 3), second)) == ""
+
+
+def _like(answer: Answer, drawn: Named) -> Named:
+    """``drawn`` in the shapes of an answer whose instrument has other rows."""
+    return {name: drawn[name][: len(value)] if len(drawn[name]) >= len(value) else torch.zeros_like(value)
+            for name, value in answer.steps[0].used.items()}  # fmt: skip
+
+
+def test_ranks_and_replicas_that_draw_for_themselves_are_named() -> None:
+    mesh = replace(FEW.case, mesh=MeshSpec(2, 2))
+    one, two, three, four = (_draws(FEW, seed) for seed in range(4))
+    assert "replicas draw noise for themselves" in named(noise.of_ranks(mesh, [one, one, two, two]))
+    assert "each rank has noise of its own" in named(noise.of_ranks(mesh, [one, two, three, four]))
+    assert named(noise.of_ranks(mesh, [one, two, one, one])) == ""
+
+
+def test_draws_used_twice_are_named_by_what_their_seed_does_not_depend_on() -> None:
+    case = replace(FEW.case, mesh=MeshSpec(2))
+    for here, before, words in (
+        (Draw(1, "w", 3), Draw(0, "w", 3), "number of the step does not reach"),
+        (Draw(0, "v", 3), Draw(0, "w", 3), "which parameter it is for does not reach"),
+        (Draw(0, "w", 4), Draw(0, "w", 0), "draws for its shard from the beginning"),
+        (Draw(0, "w", 1), Draw(0, "w", 0), "noise repeats within a parameter"),
+    ):
+        said = named(noise.of_used_twice(case, here, before, {"w": SHAPES["w"]}))
+        assert words in said, said
+    assert named(noise.of_used_twice(case, Draw(1, "v", 3), Draw(0, "w", 2), SHAPES)).startswith("it is the draw of")
+
+
+def test_noise_that_is_missing_is_named_by_where() -> None:
+    case = replace(FEW.case, mesh=MeshSpec(2))
+    full = {name: torch.ones(4, 2, dtype=torch.float64) for name in SHAPES}
+    clean = {"w": torch.ones(4, 2), "v": torch.zeros(4, 2)}
+    assert named(noise.of_missing(case, {name: value * 0 for name, value in full.items()}, clean)) == (
+        "no noise is added at all"
+    )
+    told = {suspect.key for suspect in noise.of_missing(case, {**full, "v": full["v"] * 0}, clean)}
+    assert {"noise where gradient", "no noise: parameters"} <= told
+    half = {name: torch.cat([value[:2], value[2:] * 0]) for name, value in full.items()}
+    assert "the shard of rank 1 gets no noise" in named(noise.of_missing(case, half, clean))
+    spotted = {**full, "w": full["w"] * (torch.arange(8).view(4, 2) != 5)}
+    assert named(noise.of_missing(case, spotted, clean)) == ""
