@@ -173,7 +173,10 @@ class Recorder:
         for record in found:
             name, rows = record.layer.name, len(record.output)
             if record.output._version != record.version:
-                raise RuntimeError(f"the output of {name} was changed in place: its gradient is lost")
+                raise RuntimeError(
+                    f"the output of {name} was changed in place: its gradient is lost; let what follows it make a new"
+                    " tensor (inplace=False)"
+                )
             if rows != len(losses):
                 raise NotImplementedError(
                     f"{name} gives {rows} rows for {len(losses)} samples: the first axis of every layer's input and "

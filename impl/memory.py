@@ -8,7 +8,7 @@ Legend: W ranks that shard, n elements of a unit's trainable (or frozen) paramet
 | padding (in it)    | the last ranks' share of W s - n | none that persists                                     |
 | gradients          | as the trainable parameters      | as the trainable parameters                            |
 | optimizer state    | ``states`` times the same        | ``states`` times the same                              |
-| unsharded, at peak | root + the two largest neighbours (in backward one is gathered before the other is freed)  |
+| unsharded, at peak | root + the largest inner unit    | root + the two largest neighbours (one is prefetched)  |
 
 With ``reshard_after_forward`` off everything is unsharded at the end of the forward. Kept for bookkeeping: activations
 and backprops of the layers with trainable parameters, for one micro-batch.
@@ -125,8 +125,11 @@ def _flat_unit(
 
 
 def _flat_peak(units: Sequence[UnitBytes], world_size: int, reshard_after_forward: bool) -> int:
-    """As below; with one rank the shard is the whole, and nothing is added."""
-    return 0 if world_size == 1 else _neighbours_peak(units, reshard_after_forward)
+    """The root's and one inner unit's; with one rank the shard is the whole, and nothing is added."""
+    if world_size == 1:
+        return 0
+    root, inner = units[0].gathered, [unit.gathered for unit in units[1:]]
+    return root + (max(inner, default=0) if reshard_after_forward else sum(inner))
 
 
 def _neighbours_peak(units: Sequence[UnitBytes], reshard_after_forward: bool) -> int:

@@ -12,7 +12,7 @@ ranks disagree (bug classes: PyTorch issues 158719, 64629).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .collectives import ALONE, Axis
 from .places import Initial, Slot, by_unit, change, materialise, parameter_at, placed, shared_slots
@@ -56,6 +57,8 @@ class ShardedModel:
         self.reshard_after_forward = reshard_after_forward
         self.steps_taken = 0
         self._frees_after_backward = True
+        self._done_at: MutableMapping[Tensor, list[FlatUnit]] = WeakTensorKeyDictionary()
+        """The units whose backward is done when the gradient of a unit's output arrives: it went straight into them."""
         self._pending: Gradients | None = None
         self.replicas = replicas
         self.places = shared_slots(module)
@@ -179,14 +182,26 @@ class ShardedModel:
     def _before_forward(self, unit: FlatUnit, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         unit.unshard()
         tensors = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
-        if torch.is_grad_enabled() and tensors and not any(tensor.is_leaf for tensor in tensors):
+        if not torch.is_grad_enabled() or not tensors or any(tensor.is_leaf for tensor in tensors):
+            return
+        if len(tensors) == 1 and tensors[0] in self._done_at:
+            self._done_at[tensors[0]].append(unit)
+        else:
             register_multi_grad_hook(tensors, lambda _: self._after_backward(unit))
 
     def _after_forward(self, unit: FlatUnit, module: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
         for tensor in tensors_in(outputs):
             if tensor.requires_grad:
-                tensor.register_hook(lambda _: unit.unshard())  # type: ignore[no-untyped-call]
+                done: list[FlatUnit] = []
+                self._done_at[tensor] = done
+                tensor.register_hook(partial(self._before_backward, unit, done))  # type: ignore[no-untyped-call]
         self._free_unless_kept(unit)
+
+    def _before_backward(self, unit: FlatUnit, done: Sequence[FlatUnit], gradient: Tensor) -> None:
+        """Free the units that this output went into, then gather its own: one at a time, also if they are the same."""
+        for other in done:
+            self._after_backward(other)
+        unit.unshard()
 
     def _after_backward(self, unit: FlatUnit) -> None:
         if self._frees_after_backward:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fsdpcheck.impl import clipping
 from fsdpcheck.impl.clipping import Automatic, Flat, PerLayer
-from fsdpcheck.impl.modes import Mode
+from fsdpcheck.impl.modes import Mode, parse
 from fsdpcheck.impl.nonfinite import NonFiniteNorm
 from fsdpcheck.impl.private import Privacy
 from fsdpcheck.impl.step import MicroBatch, Options, Trainer
@@ -88,6 +88,9 @@ def test_the_longest_prefix_decides_and_is_not_a_mere_beginning() -> None:
     assert [rule.group_of(name) for name in ("layer1.bias", "layer1.weight", "layer10.bias")] == [0, 1, 2]
 
 
+MODES = ("ghost", "flash", "ghost_bk", "flash_bk")
+
+
 # -- samples without a finite norm -------------------------------------------------------------------------------------
 
 
@@ -97,13 +100,18 @@ def with_bad(value: float) -> Tensor:
     return x
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("world_size", SIZES)
 @pytest.mark.parametrize("way", WAYS)
-def test_every_rank_raises_and_names_sample_and_rank(ranks: Ranks, way: str, world_size: int, bad: float) -> None:
+def test_every_rank_raises_and_names_sample_and_rank(
+    ranks: Ranks, way: str, world_size: int, bad: float, mode: str
+) -> None:
     def message(rank: int) -> tuple[str, dict[int, int]]:
-        with pytest.raises(NonFiniteNorm, match="sample 3 on rank") as caught:
-            stepped(way, rank, world_size, Privacy(Flat(1.0)), with_bad(bad))
+        with pytest.raises(
+            NonFiniteNorm, match=r"sample 3 on rank .*look at these inputs, or leave .*'drop'"
+        ) as caught:
+            stepped(way, rank, world_size, Privacy(Flat(1.0), parse(mode)), with_bad(bad))
         return str(caught.value), caught.value.samples
 
     last = [rank for rank, size in enumerate(SIZES[world_size]) if size][-1]
@@ -112,14 +120,16 @@ def test_every_rank_raises_and_names_sample_and_rank(ranks: Ranks, way: str, wor
     assert found[0][1] == {last: 3}
 
 
+@pytest.mark.parametrize("rule", [Flat(2.0**40), PerLayer({"0": 2.0**40, "": 2.0**41})], ids=["flat", "per layer"])
+@pytest.mark.parametrize("mode", ["ghost_bk", "flash_bk"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("world_size", SIZES)
 @pytest.mark.parametrize("way", WAYS)
 def test_dropped_samples_leave_the_rest_as_if_they_were_not_there(
-    ranks: Ranks, way: str, world_size: int, bad: float
+    ranks: Ranks, way: str, world_size: int, bad: float, mode: str, rule: clipping.Clipping
 ) -> None:
     wanted = [g for i, g in enumerate(per_sample(network(), X, Y)) if i != 3]
-    privacy = Privacy(Flat(2.0**40), BOOKKEEPING, nonfinite="drop")
+    privacy = Privacy(rule, parse(mode), nonfinite="drop")
 
     def found(rank: int) -> tuple[dict[str, Tensor], list[int]]:
         trainer = stepped(way, rank, world_size, privacy, with_bad(bad))

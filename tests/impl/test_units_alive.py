@@ -1,7 +1,7 @@
 """How much is gathered at any moment of a private step, and that a step which raised leaves nothing behind.
 
-With ``reshard_after_forward``, beside the root: two units at most, because a backward gathers one before it frees the
-other, or ahead of it (``fully_shard`` prefetches one). Without it, all of them after the forward.
+With ``reshard_after_forward``, beside the root: one unit with flat buffers, and two at most with ``fully_shard``, which
+gathers the next one ahead in backward. Without it, all of them after the forward.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def test_no_more_units_are_gathered_than_promised(ranks: Ranks, way: str, reshar
     peak = account(network(), UNITS, 3, reshard_after_forward=reshard).peak_unsharded
     for units, size in ranks(most, 3):
         hidden = reshard and way == "per-parameter"  # fully_shard shows what it has gathered ahead only when it is used
-        assert units == (len(UNITS) if not reshard else 1 if hidden else 2)
+        assert units == (1 if reshard else len(UNITS))
         assert size <= peak if hidden else size == peak
 
 
