@@ -3,6 +3,7 @@
 from fsdpcheck.adapters._base import (
     Adapter,
     Batch,
+    Compute,
     FactorRule,
     Features,
     GlobalNormRule,
@@ -21,6 +22,7 @@ from fsdpcheck.case_sampling import SamplingSpec
 __all__ = [
     "Adapter",
     "Batch",
+    "Compute",
     "Drawn",
     "FactorRule",
     "Features",

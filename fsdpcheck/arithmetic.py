@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+
+import torch
 
 from fsdpcheck.case import Case
 from fsdpcheck.errors import NotExact
@@ -12,11 +14,15 @@ from fsdpcheck.exact import surrogates
 
 @contextmanager
 def of(case: Case) -> Iterator[None]:
-    """Surrogates in place if the case needs them; coarse ones for a user's model, which may be deep."""
-    if "surrogates" in case.requires():
-        with surrogates.installed(coarse=case.model.own is not None):
-            yield
-    else:
+    """Surrogates in place if the case needs them; coarse ones for a user's model, which may be deep.
+
+    And in low precision what a GPU may do with products of matrices: nothing of it concerns a CPU.
+    """
+    with ExitStack() as stack:
+        if "surrogates" in case.requires():
+            stack.enter_context(surrogates.installed(coarse=case.model.own is not None))
+        if case.arithmetic.compute != "dtype":
+            stack.enter_context(_products(tf32=case.arithmetic.compute == "tf32"))
         yield
 
 
@@ -28,3 +34,16 @@ def decided(case: Case) -> Iterator[None]:
         yield
     if surrogates.doubts.count != before:
         raise NotExact(f"{surrogates.doubts.count - before} values stand within 1e-6 of a rounding decision")
+
+
+@contextmanager
+def _products(tf32: bool) -> Iterator[None]:
+    """cuBLAS may round factors to TF32, or may not, and may not add up partial sums in bfloat16 (which is allowed by
+    default, and then sums have 8 bits instead of the 24 that are proved)."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction
+    matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction = tf32, False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction = before

@@ -30,6 +30,7 @@ ClipGroups = Literal["all", "units"]
 Dtype = Literal["float64", "float32"]
 Numbers = Literal["grid", "real"]
 Averaging = Literal["divide", "premultiply"]
+Compute = Literal["dtype", "bfloat16", "tf32"]
 OptimizerKind = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "halving"]
 
@@ -40,6 +41,7 @@ Trait = Literal[
     "layer-norm-without-bias", "conv", "group-norm", "rms-norm", "attention", "bags",
     "conv-private", "group-norm-private", "rms-norm-private", "attention-private", "bags-private",
     "surrogates", "real", "adam", "schedule", "resume", "premultiply", "per-layer-clipping", "own-layers",
+    "bfloat16", "tf32",
 ]  # fmt: skip
 """What a case can demand of an implementation; ``Case.requires()`` gives the set, ``Features.accepts`` must cover it.
 
@@ -50,7 +52,8 @@ or does not divide, the rows of a weight. "conv" and its like stand for plain tr
 clipping, which needs a norm rule. "surrogates": a function of the model is replaced by one with values on a grid for
 the length of the run (see exact/surrogates.py). "schedule", "resume": the optimizer is the one ``Setup.optimizer``
 made, whose learning rate, or state, changes between steps. "per-layer-clipping": a clip factor for each group of
-parameters (``Setup.clip_bounds``). "own-layers": parameters in modules of a kind that no other word here names, which
+parameters (``Setup.clip_bounds``). "bfloat16", "tf32": the model computes in a lower precision than its parameters
+have (``Setup.compute``). "own-layers": parameters in modules of a kind that no other word here names, which
 only a user's own model has.
 """
 
@@ -245,7 +248,10 @@ class Arithmetic:
     ``numbers``: "grid" draws integers, and functions that leave the grid have surrogates for the length of the run, on
     oracle and ranks alike; "real" draws many-bit fractions in the same ranges and keeps the true functions, so sums
     round and nothing is projected. ``averaging``: how simulated ranks form a collective's average: the sum divided by
-    W, or ("premultiply") the sum of what each rank multiplied by 1/W before.
+    W, or ("premultiply") the sum of what each rank multiplied by 1/W before. ``compute``: what the model computes in,
+    while parameters, reductions and the optimizer keep ``dtype`` = float32: "dtype" itself, "bfloat16" (operands and
+    results of 8 bits, sums of 24), or "tf32" (factors of matrix products rounded to 11 bits; only a GPU that is allowed
+    to does so, a CPU computes in float32). Only for numbers that are exact there: see low_precision.py.
     """
 
     dtype: Dtype = "float64"
@@ -254,6 +260,7 @@ class Arithmetic:
     project: bool = True
     numbers: Numbers = "grid"
     averaging: Averaging = "divide"
+    compute: Compute = "dtype"
 
 
 @dataclass(frozen=True, slots=True)

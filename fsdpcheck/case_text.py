@@ -25,6 +25,7 @@ _LATER: dict[str, dict[str, Any]] = {
     "ModelSpec": {"own": None},
     "BatchLayout": {"lists": ()},
     "StepSpec": {"noise_multiplier": 0.0, "clip_groups": "all"},
+    "Arithmetic": {"compute": "dtype"},
 }
 """Fields, by the class they are in, that came after version 2 was frozen: written only where they differ from this."""
 
@@ -32,7 +33,7 @@ _LATER: dict[str, dict[str, Any]] = {
 def encode(case: Case, version: int) -> str:
     """The case as one line of JSON, every field written out but later ones that say nothing."""
     data = dataclasses.asdict(case)
-    parts = ((data, case), (data["model"], case.model), (data["layout"], case.layout), (data["step"], case.step))
+    parts = [(data, case), *((data[key], getattr(case, key)) for key in ("model", "layout", "step", "arithmetic"))]
     for own, part in parts:
         for name, default in _LATER[type(part).__name__].items():
             if own[name] == default:
@@ -209,4 +210,5 @@ def _describe_numbers(case: Case) -> str:
     more = ", projected to integers after each step" if rule.project else ""
     more += ", averages premultiplied by 1/W" if rule.averaging == "premultiply" else ""
     ranges = f"weights in +-{rule.weights}, inputs in +-{rule.inputs}"
-    return f"numbers: {rule.dtype}, {kind}, {ranges}{more}; seed {case.seed}"
+    dtype = rule.dtype + f", the model computes in {rule.compute}" * (rule.compute != "dtype")
+    return f"numbers: {dtype}, {kind}, {ranges}{more}; seed {case.seed}"

@@ -18,6 +18,13 @@ OWN_TRAITS: frozenset[Trait] = frozenset(
     }
 )  # fmt: skip
 """What a user's model can demand by itself; "surrogates" means: when numbers are on a grid."""
+NOT_IN_LOW_PRECISION: frozenset[Trait] = frozenset(
+    {
+        "surrogates", "conv", "conv-private", "bags", "bags-private", "layer-norm", "layer-norm-without-bias",
+        "own-layers",
+    }
+)  # fmt: skip
+"""What is on no grid of few bits, or has kernels for bfloat16 whose sums are not promised to be float32's."""
 _PRIVATE: dict[Trait, Trait] = {
     "tied": "tied-private", "conv": "conv-private", "group-norm": "group-norm-private",
     "rms-norm": "rms-norm-private", "attention": "attention-private", "bags": "bags-private",
@@ -95,6 +102,8 @@ def _number_traits(case: Case) -> Iterator[Trait]:
         "real": arithmetic.numbers == "real",
         "surrogates": arithmetic.numbers == "grid" and off_the_grid,
         "premultiply": arithmetic.averaging == "premultiply",
+        "bfloat16": arithmetic.compute == "bfloat16",
+        "tf32": arithmetic.compute == "tf32",
     }
     yield from (trait for trait, holds in facts.items() if holds)
 

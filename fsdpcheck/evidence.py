@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fsdpcheck import floors
+from fsdpcheck import floors, tiers
 from fsdpcheck.case import Case
 from fsdpcheck.comparing import alike
 from fsdpcheck.execution import StepRecord
@@ -103,7 +103,8 @@ def stage(run: Run, case: Case) -> str:
     if tier == "replay" or run.features.factor.nested:
         return ""
     wanted = {"norms", "factors"} if case.step.private else set()
-    wanted |= {"grads"} if tier == "exact" else set()
+    whole = tiers.every_bit(tier)
+    wanted |= {"grads"} if whole else set()
     answer, execution = run.answer(case), run(case, observe=run.features.observables & wanted)
     if execution.failure is not None:
         return ""
@@ -113,7 +114,7 @@ def stage(run: Run, case: Case) -> str:
     right: dict[str, None] = {}
     for number, step in enumerate(answer.steps):
         seen = [_stages(case, number, step, result.rank, result.steps[number]) for result in execution.ranks]
-        for name in (each for each in seen[0] if tier == "exact" or each in (_NORMS, _FACTORS)):
+        for name in (each for each in seen[0] if whole or each in (_NORMS, _FACTORS)):
             if any(own[name] for own in seen):
                 return f"the first to differ, in step {number}: {name}{_between(name, number, list(right))}"
             right[name] = None

@@ -61,6 +61,8 @@ def census(case: Case) -> dict[str, bool]:
         "float32": "float32" in traits,
         "replicas": "hsdp" in traits,
         "premultiplied averages": "premultiply" in traits,
+        "bfloat16": "bfloat16" in traits,
+        "TF32": "tf32" in traits,
         "wrap-around": "wrap-around" in traits,
         "replicated": "replicated" in traits,
         "no-sync": "no-sync" in traits,

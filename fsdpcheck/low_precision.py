@@ -1,66 +1,113 @@
-"""The low-precision tier: cases that are exact even where operands and results are bfloat16 and sums are float32.
+"""The low-precision tier: cases that are exact even where the model computes in bfloat16, or in TF32 on a GPU.
 
-In mixed precision a model computes with bfloat16 copies of float32 parameters, its loss takes outputs cast to float32,
-and gradients are reduced in float32. Where every operand and every result fits the 8 bits of a bfloat16 and every sum
-the 24 of a float32, none of these roundings happens, and the right answer is still the float64 one. A gradient that is
-bounded by 8 bits over the whole batch fits them on every share of it, so micro-batches may add up in bfloat16 too.
+In mixed precision a model computes with bfloat16 copies of float32 parameters, its loss is computed in float32, and
+gradients are reduced in it. Where every operand and every result fits the 8 bits of a bfloat16 and every sum
+the 24 of a float32, none of these roundings happens, and the right answer is still the float64 one. With TF32, factors
+of matrix products fit 11 bits, and everything else is float32.
+
+What is proved is proved of each rank's own share of the batch: a bound of 8 bits on its gradient covers every part of
+it, so micro-batches may add up in bfloat16 too. The sum over ranks has the 24 bits of a float32, as proof.py shows, and
+may need more than 8: an implementation that reduces in bfloat16 is seen. So is one that keeps norms, reduced gradients
+or the parameters that it trains in 8 bits. How parameters are rounded on their way into the model is not: here none is.
 
 Only plain training and clipping with C above every norm: a clip factor below one has more bits than a bfloat16.
-Source: Certifier, with the significands of bfloat16 (8 bits) and float32 (24), IEEE 754 round to nearest.
+Source: Certifier, with the significands of bfloat16 (8 bits), TF32 (11) and float32 (24), IEEE 754 round to nearest.
+
+Legend: n samples of a rank's share.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
-from fsdpcheck import models, proof
+from fsdpcheck import layouts, models, whole_step
 from fsdpcheck.case import Case
+from fsdpcheck.case_traits import NOT_IN_LOW_PRECISION
 from fsdpcheck.errors import NotExact
-from fsdpcheck.exact.certifier import BFLOAT16, Certifier, Precision
+from fsdpcheck.exact.certifier import PRECISIONS, Certifier
 from fsdpcheck.exact.grid import bits, grid_exponent
 from fsdpcheck.exact.operators import Bound
 from fsdpcheck.oracle import Answer, StepAnswer
 
 
-def prove(case: Case, answer: Answer, precision: Precision = BFLOAT16) -> dict[str, int]:
-    """The most bits any step uses, by stage, for an implementation that computes in ``precision``.
+def prove(case: Case, answer: Answer, used: dict[str, int]) -> None:
+    """Add to ``used`` the most bits any step takes in ``case.arithmetic.compute``, by stage; proof.prove calls it.
 
-    Raises NotExact naming step, stage, bits needed and had, also where functions need surrogates or samples are
-    clipped. Guarantee: if it returns, forward, both backwards, and the gradient of every share of the batch are exact
-    in every order of summation.
+    Raises NotExact naming step, rank, stage, bits needed and had, also where the model has functions or kernels of
+    which nothing is known in few bits. Guarantee: if it returns, forward, both backwards, and the gradient of every
+    part of every rank's share of the batch are exact in every order of summation.
     """
-    used = proof.prove(case, answer)
-    if "surrogates" in case.requires() or case.step.clipping not in ("none", "unclipped"):
-        raise NotExact("case, low precision: functions with surrogates and clipped samples are on no grid of 8 bits")
-    model = models.build(case).double()
+    compute = case.arithmetic.compute
+    if unfit := sorted(case.requires() & NOT_IN_LOW_PRECISION):
+        raise NotExact(f"case, {compute}: {', '.join(unfit)} on no grid of few bits")
+    model, scalar = models.build(case).double(), whole_step.loss_scalar(case)
     for k, step in enumerate(answer.steps):
-        if step.samples:
-            proof._load(model, step)
-            _prove_step(case, answer, step, model, Certifier(precision, f"step {k}, low precision", used=used))
-    return used
+        whole_step.load(model, step)
+        for rank, times in _shares(case, k).items():
+            certifier = Certifier(PRECISIONS[compute], f"step {k}, rank {rank} in {compute}", used=used)
+            _prove_share(case, step, model, certifier, times, scalar)
 
 
-def _prove_step(case: Case, answer: Answer, step: StepAnswer, model: models.CaseModel, certifier: Certifier) -> None:
-    inputs, targets = proof._data(case, step, range(len(step.samples)))
+def _shares(case: Case, k: int) -> dict[int, Counter[int]]:
+    """How often each sample is in a rank's share of step k, by rank; of equal shares one, and none that is empty."""
+    found: dict[int, Counter[int]] = {}
+    for rank, chunks in enumerate(layouts.indices(case, k)):
+        times = Counter(index for chunk in chunks for index in chunk)
+        if times and times not in found.values():
+            found[rank] = times
+    return found
+
+
+def _prove_share(
+    case: Case, step: StepAnswer, model: models.CaseModel, certifier: Certifier, times: Counter[int], scalar: float
+) -> None:
+    rows = [row for row, index in enumerate(step.samples) if index in times]
+    inputs, targets = whole_step.data(case, step, rows)
     operands = {**step.before, "inputs": inputs if inputs.is_floating_point() else torch.zeros(1)}
     for name, value in operands.items():
         _fits(certifier, name, value.abs(), grid_exponent(value))
-    loss, trained = proof._loss(case), proof._trained(model)
-    scales = torch.full((len(step.samples),), models.loss_scale(case), dtype=torch.float64)
-    weights = proof._weights(answer, step, proof._loss_scalar(case, proof.Budget(certifier.precision)))
-    assert weights is not None, "only factors that round have none"
+    # odd counts leave the grid of a single occurrence as it is
+    weights_n = scalar * torch.tensor([times[step.samples[row]] | 1 for row in rows], dtype=torch.float64)
+    passes = [weights_n]
+    if case.step.private:
+        passes.append(torch.full_like(weights_n, models.loss_scale(case)))
+    for name, bound in _gradients(case, model, certifier, inputs, targets, passes):
+        _fits(certifier, f"gradient of {name}", bound.terms, bound.exponent)
+
+
+def _gradients(
+    case: Case, model: models.CaseModel, certifier: Certifier, inputs: Tensor, targets: Tensor, passes: list[Tensor]
+) -> list[tuple[str, Bound]]:
+    """Bounds on the gradients, by name, of each backward pass: losses weighted by each of ``passes`` [n]."""
+    trained = whole_step.trained(model)
     found: list[tuple[str, Bound]] = []
     with certifier:
         outputs = model(inputs)
-        with certifier.values_unused():
-            losses = loss(outputs, targets)
+    losses, leaf = _losses(case, certifier, outputs, targets)
+    for weights_n in passes:
+        with _in_float32(certifier, "backward of the loss"):
+            (cotangent,) = torch.autograd.grad(losses, leaf, weights_n, retain_graph=True)
+        _fits(certifier, "gradient of the outputs", cotangent.abs(), grid_exponent(cotangent))
         certifier.stage = "backward"
-        for own in (scales, weights) if case.step.private else (weights,):
-            gradients = proof._gradients(losses, trained, own, keep=True)
+        with certifier:
+            gradients = whole_step.gradients(outputs, trained, cotangent, keep=True)
             found += [(name, certifier.bound(gradient)) for name, gradient in zip(trained, gradients, strict=True)]
-    for name, bound in found:
-        _fits(certifier, f"gradient of {name}", bound.terms, bound.exponent)
+    return found
+
+
+def _losses(case: Case, certifier: Certifier, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses [n] of the outputs cast to float32, and those."""
+    leaf = outputs.detach().requires_grad_()
+    within = _in_float32(certifier, "loss")
+    with within, within.values_unused():
+        return whole_step.loss(case)(leaf, targets), leaf
+
+
+def _in_float32(certifier: Certifier, stage: str) -> Certifier:
+    return Certifier(PRECISIONS["float32"], certifier.where, stage=stage, used=certifier.used)
 
 
 def _fits(certifier: Certifier, name: str, bound: Tensor, exponent: int) -> None:

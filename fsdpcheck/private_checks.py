@@ -107,7 +107,7 @@ def _root_above(value: Fraction) -> Fraction:
 def _room(answer: Answer) -> Fraction:
     """Bound on the norm of released gradient - (1/N) sum c_i g_i, c_i the answer's clip factors; 0 if that is exact."""
     step = answer.steps[0]
-    if tiers.of(answer.case, answer.rule) == "exact" or not step.samples:
+    if tiers.every_bit(tiers.of(answer.case, answer.rule)) or not step.samples:
         return Fraction(0)
     counts = torch.tensor(step.multiplicity, dtype=torch.float64)
     weights = step.factors.double() * counts.reshape(-1, *[1] * (step.factors.dim() - 1)) / answer.case.step.normaliser

@@ -243,6 +243,7 @@ def _setup(
         seed=case.seed,
         using=frozenset(request.using),
         compile=watch.compile,
+        compute=case.arithmetic.compute,
     )
 
 

@@ -20,19 +20,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import arithmetic, clipping_groups, layouts, models
+from fsdpcheck import arithmetic, clipping_groups, low_precision, models, whole_step
 from fsdpcheck.case import Case
-from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.certifier import PRECISIONS, Certifier, Precision
 from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent, premultiplies_exactly
 from fsdpcheck.exact.operators import Bound
-from fsdpcheck.losses import PerSampleLoss
 from fsdpcheck.oracle import Answer, Named, StepAnswer
 
 _UNBOUNDED = Precision(EMPTY, EMPTY, EMPTY)
@@ -67,22 +64,26 @@ def prove(case: Case, answer: Answer) -> dict[str, int]:
 
     Guarantee: if it returns, every sum named in the module's text is exact in every order, in both algebraic forms of
     the norm (direct and Gram). Where clip factors are not dyadic by design ("probe"), and for nested factor rules, it
-    covers per-sample gradients and norms but not the weighted sums.
+    covers per-sample gradients and norms but not the weighted sums. A case that computes in low precision is proved in
+    float32 and then there (low_precision.py).
     """
     budget = Budget(PRECISIONS[case.arithmetic.dtype])
     _averages(case, budget)
     model = models.build(case).double()
-    scalar = _loss_scalar(case, budget)
+    scalar = whole_step.loss_scalar(case)
+    budget.spend("loss scale", torch.tensor(scalar), grid_exponent(torch.tensor(scalar)))
     with arithmetic.of(case):
         for k, step in enumerate(answer.steps):
             if step.samples:
                 budget.where = f"step {k}"
                 _prove_step(case, step, model, budget, _weights(answer, step, scalar))
+    if case.arithmetic.compute != "dtype":
+        low_precision.prove(case, answer, budget.used)
     return budget.used
 
 
 def _prove_step(case: Case, step: StepAnswer, model: models.CaseModel, budget: Budget, weights: Tensor | None) -> None:
-    _load(model, step)
+    whole_step.load(model, step)
     bounds = _certified(case, step, model, budget, range(len(step.samples)), weights)
     if case.step.private:
         try:
@@ -121,17 +122,6 @@ def _reduces_exactly(answer: Answer, step: StepAnswer) -> bool:
     return not answer.rule.nested or not bool((step.factors != 1).any())
 
 
-def _loss_scalar(case: Case, budget: Budget) -> float:
-    """What a sample's loss is multiplied by besides its factor: the loss scale times W/N (1/N when replicated)."""
-    replicated = case.layout.kind == "replicated"
-    share = Fraction(1 if replicated else case.world_size, case.step.normaliser)
-    if share.denominator & (share.denominator - 1):
-        raise NotExact(f"{budget.where}, normaliser: losses times {share}, which is no dyadic number")
-    scalar = models.loss_scale(case) * float(share)
-    budget.spend("loss scale", torch.tensor(scalar), grid_exponent(torch.tensor(scalar)))
-    return scalar
-
-
 def _averages(case: Case, budget: Budget) -> None:
     """Gradients are multiples of every axis's size; premultiplied by fl(1/size) they must still be exact."""
     mesh = case.mesh
@@ -141,12 +131,6 @@ def _averages(case: Case, budget: Budget) -> None:
                 raise NotExact(f"{budget.where}, averaging: multiples of {size} times the rounded 1/{size} round again")
 
 
-def _load(model: nn.Module, step: StepAnswer) -> None:
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(step.before[name])
-
-
 def _certified(
     case: Case, step: StepAnswer, model: models.CaseModel, budget: Budget, rows: Sequence[int], weights: Tensor | None
 ) -> dict[str, Bound]:
@@ -154,8 +138,8 @@ def _certified(
 
     With ``weights`` the weighted backward pass too.
     """
-    inputs, targets = _data(case, step, rows)
-    loss, trained = _loss(case), _trained(model)
+    inputs, targets = whole_step.data(case, step, rows)
+    loss, trained = whole_step.loss(case), whole_step.trained(model)
     certifier = Certifier(budget.precision, budget.where, used=budget.used)
     with certifier:
         outputs = model(inputs)
@@ -163,42 +147,14 @@ def _certified(
             losses = loss(outputs, targets)
         certifier.stage = "backward"
         ones = torch.ones(len(rows), dtype=torch.float64)
-        gradients = _gradients(losses, trained, ones, keep=weights is not None)
+        gradients = whole_step.gradients(losses, trained, ones, keep=weights is not None)
         bounds = {name: certifier.bound(gradient) for name, gradient in zip(trained, gradients, strict=True)}
         if weights is not None:
             certifier.stage = "weighted backward"
             for group in range(len(clipping_groups.names(case))):
                 own = clipping_groups.members(case, trained, group)
-                _gradients(losses, own, clipping_groups.column(weights, group), keep=True)
+                whole_step.gradients(losses, own, clipping_groups.column(weights, group), keep=True)
     return bounds
-
-
-def _data(case: Case, step: StepAnswer, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Inputs and packed targets [n, F + G * R] of some samples, float64, with a silent instrument."""
-    samples = [step.samples[row] for row in rows]
-    inputs, targets_nF = layouts.inputs(case)[samples], layouts.targets(case)[samples].double()
-    silent = torch.zeros(len(samples), models.instrument_width(case), dtype=torch.float64)
-    return inputs.double() if inputs.is_floating_point() else inputs, torch.cat([targets_nF, silent], 1)
-
-
-def _loss(case: Case) -> PerSampleLoss:
-    """The case's loss at loss scale 1."""
-    loss = models.loss_for(case)
-    loss.scale = 1.0
-    return loss
-
-
-def _trained(model: models.CaseModel) -> dict[str, nn.Parameter]:
-    """The body's trained parameters."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad and not is_instrument(name)}
-
-
-def _gradients(losses: Tensor, trained: dict[str, nn.Parameter], weights: Tensor, keep: bool) -> tuple[Tensor, ...]:
-    if not trained:
-        return ()
-    return torch.autograd.grad(
-        losses, list(trained.values()), weights, retain_graph=keep, allow_unused=True, materialize_grads=True
-    )
 
 
 def traced_gradients(
@@ -210,7 +166,7 @@ def traced_gradients(
     rule.
     """
     with Certifier(_UNBOUNDED, "bounds", stage="backward", paths=True) as certifier:
-        gradients = _gradients(losses, dict(trained), weights, keep)
+        gradients = whole_step.gradients(losses, dict(trained), weights, keep)
     found = dict(zip(trained, gradients, strict=True))
     return found, {name: certifier.bound(value).terms.reshape(value.shape) for name, value in found.items()}
 
@@ -237,12 +193,12 @@ def absolute_gradients(case: Case, step: StepAnswer) -> dict[str, Tensor]:
     relative to. Frozen parameters are passed through but not listed.
     """
     model = models.build(case).double()
-    _load(model, step)
-    loss, trained = _loss(case), _trained(model)
+    whole_step.load(model, step)
+    loss, trained = whole_step.loss(case), whole_step.trained(model)
     found: dict[str, list[Tensor]] = {name: [] for name in trained}
     with arithmetic.of(case):
         for row in range(len(step.samples)):
-            inputs, targets = _data(case, step, [row])
+            inputs, targets = whole_step.data(case, step, [row])
             losses = loss(model(inputs), targets)
             _, paths = traced_gradients(losses, trained, torch.ones(1, dtype=torch.float64), keep=False)
             for name in trained:

@@ -38,13 +38,6 @@ from fsdpcheck.strategies_model import Allowed
 T = TypeVar("T")
 Draw = Callable[[Features, Sequence[int]], st.SearchStrategy[Case]]
 WORLD_SIZES = (1, 2, 3, 4, 5)
-_NOT_IN_EIGHT_BITS: frozenset[Trait] = frozenset(
-    {
-        "surrogates", "conv", "conv-private", "bags", "bags-private", "layer-norm", "layer-norm-without-bias",
-        "per-layer-clipping", "real",
-    }
-)  # fmt: skip
-"""What is off the grid, or has kernels for bfloat16 whose sums are not promised to be float32's."""
 _LOSSES: tuple[Loss, ...] = ("mse", "linear", "hinge", "l1")
 _LARGEST_BATCH = 9
 _AVERAGES: tuple[Averaging, ...] = ("divide", "divide", "divide", "premultiply")
@@ -84,14 +77,6 @@ def real(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.Sea
 def real_private(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.SearchStrategy[Case]:
     """Per-sample clipping on real numbers with the true functions, any C, for one that accepts "real"."""
     return cases(features, clipping=("probe",), world_sizes=world_sizes, numbers="real")
-
-
-def low_precision(
-    features: Features, world_sizes: Sequence[int] = WORLD_SIZES, clipping: Clipping = "none"
-) -> st.SearchStrategy[Case]:
-    """Small float32 cases of Linear and Embedding layers, most of which are exact in 8 bits (see low_precision.py)."""
-    simple = replace(features, accepts=features.accepts - _NOT_IN_EIGHT_BITS)
-    return cases(simple, clipping=(clipping,), world_sizes=world_sizes, tiny_only=True)
 
 
 def with_readable_updates(draw: Draw) -> Draw:

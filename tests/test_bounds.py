@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpcheck import adapters, arithmetic, bounds, drawing, models, oracle, proof, strategies
+from fsdpcheck import adapters, arithmetic, bounds, drawing, models, oracle, strategies, whole_step
 from fsdpcheck.adapters._base import FactorRule
 from fsdpcheck.case import Case
 from fsdpcheck.errors import NotExact
@@ -88,9 +88,9 @@ def roundings(case: Case) -> int:
     answer = oracle.answer(case, FactorRule(nested=True))
     model, most = models.build(case).double(), 0
     for step in answer.steps:
-        proof._load(model, step)
+        whole_step.load(model, step)
         with arithmetic.of(case):
-            losses = models.loss_for(case)(model(_inputs(case, step)), proof._data(case, step, _all(step))[1])
+            losses = models.loss_for(case)(model(_inputs(case, step)), whole_step.data(case, step, _all(step))[1])
             weights = step.factors.double() * 0.7
             with Roundings(weights) as counted:
                 trained = [p for p in model.parameters() if p.requires_grad]
@@ -104,7 +104,7 @@ def _all(step: oracle.StepAnswer) -> range:
 
 
 def _inputs(case: Case, step: oracle.StepAnswer) -> Tensor:
-    return proof._data(case, step, _all(step))[0]
+    return whole_step.data(case, step, _all(step))[0]
 
 
 def test_no_path_rounds_more_often_than_the_bound_counts() -> None:

@@ -213,6 +213,7 @@ WORDS = [
     {"model": ModelSpec((LayerSpec(1),), "nonsense")},  # type: ignore[arg-type]
     {"layout": BatchLayout("nonsense")},  # type: ignore[arg-type]
     {"step": StepSpec("nonsense")},  # type: ignore[arg-type]
+    {"arithmetic": Arithmetic(compute="nonsense")},  # type: ignore[arg-type]
     {"step": StepSpec(reduction="nonsense")},  # type: ignore[arg-type]
     {"step": StepSpec(clipping="nonsense")},  # type: ignore[arg-type]
     {"step": StepSpec(norms="nonsense")},  # type: ignore[arg-type]
@@ -334,6 +335,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("momentum: got 0.5, wanted 0.0 with adam;", {"step": StepSpec(optimizer=OptimizerSpec("adam", momentum=0.5))}),
     ("weight_decay", {"step": StepSpec(optimizer=OptimizerSpec(weight_decay=-0.5))}),
     ("arithmetic.project", {"arithmetic": Arithmetic(numbers="real")}),
+    ("arithmetic.compute", {"arithmetic": Arithmetic(compute="bfloat16")}),
+    ("arithmetic.compute", {"arithmetic": Arithmetic("float32", project=False, numbers="real", compute="tf32")}),
+    ("arithmetic.compute", {"arithmetic": Arithmetic("float32", compute="float16")}),  # type: ignore[arg-type]
     (
         "another family with real numbers",
         {"arithmetic": Arithmetic(project=False, numbers="real"), "step": StepSpec(clipping="exact")},
@@ -417,6 +421,8 @@ NEEDED: list[tuple[Trait, Case]] = [
     ("real", replace(SMALLEST, arithmetic=Arithmetic(project=False, numbers="real"))),
     ("own-layers", Case(ModelSpec((), own=OwnModel("mine:build", "mine:batch", traits=("own-layers",))))),
     ("premultiply", replace(SMALLEST, arithmetic=Arithmetic(averaging="premultiply"))),
+    ("bfloat16", replace(SMALLEST, arithmetic=Arithmetic("float32", compute="bfloat16"))),
+    ("tf32", replace(SMALLEST, arithmetic=Arithmetic("float32", compute="tf32"))),
     ("adam", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec("adam")))),
     ("schedule", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec(schedule="halving")))),
     ("resume", replace(SMALLEST, step=StepSpec(resume=True))),
@@ -428,6 +434,21 @@ NEEDED: list[tuple[Trait, Case]] = [
 @pytest.mark.parametrize(("trait", "case"), NEEDED)
 def test_a_demand_is_named(trait: Trait, case: Case) -> None:
     assert trait in case.requires()
+
+
+def test_what_a_model_computes_in_is_written_only_where_it_says_something() -> None:
+    """Tokens that are older than the field stay what they were; a release that is older names the key it does not know.
+
+    A clip factor below one has more bits than low precision.
+    """
+    low = replace(SMALLEST, arithmetic=Arithmetic("float32", compute="bfloat16"))
+    assert '"compute":"bfloat16"' in low.to_json()
+    assert "compute" not in SMALLEST.to_json()
+    assert Case.from_json(low.to_json()) == low
+    assert "numbers: float32, the model computes in bfloat16, integers" in low.describe()
+    for clipping in ("exact", "probe"):
+        with pytest.raises(InvalidCase, match=r"step.clipping: got .*computing in bfloat16"):
+            replace(low, step=StepSpec(clipping=clipping))  # type: ignore[arg-type]
 
 
 def test_plain_and_private_demands_of_a_family_exclude_each_other() -> None:

@@ -32,9 +32,11 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "adapters": ("adapters.*",),
         "engines": ("engines", "engines.*"),
-        "oracle": ("oracle", "proof", "low_precision", "tiers"),
+        "oracle": ("oracle", "proof", "low_precision", "whole_step", "tiers"),
         "observers": ("observers", "watchers"),
-        "strategies": ("strategies", "strategies_model", "strategies_beside", "drawing", "own_drawing"),
+        "strategies": (
+            "strategies", "strategies_model", "strategies_beside", "strategies_narrow", "drawing", "own_drawing",
+        ),
     },
     {
         "runner": ("runner",),

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from fsdpcheck.case import Compute as Compute
 from fsdpcheck.case import MeshSpec, StepSpec
 from fsdpcheck.case import Trait as Trait
 from fsdpcheck.case_kernel import KernelDtype
@@ -147,6 +148,8 @@ class Setup:
     noise, equal on all ranks. ``notify(moment, trainer)`` announces the moments after_forward, after_first_backward,
     after_norms, after_reduce, before_step, after_reshard; calling it is optional. ``using``: features that the training
     is to use, of those that are promised. ``compile``: ``torch.compile`` as the harness wants it, for "compiled".
+    ``compute``: what the model computes in; only for adapters that accept "bfloat16" or "tf32" is it not "dtype" (see
+    ``compute_dtype``).
     """
 
     rank: int
@@ -164,6 +167,18 @@ class Setup:
     seed: int = 0
     using: frozenset[Use] = frozenset()
     compile: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
+    compute: Compute = "dtype"
+
+    @property
+    def compute_dtype(self) -> torch.dtype | None:
+        """torch.bfloat16 in mixed precision, else None: the model computes in its parameters' own dtype, float32.
+
+        In mixed precision parameters and floating-point inputs are cast to it for forward and backward, outputs cast
+        back before the loss; gradients are reduced, accumulated after a reduction, and given to the optimizer in the
+        parameters' own dtype, which is also what is trained, and what norms are summed in. For TF32 nothing is cast: a
+        GPU is allowed to round factors of matrix products, and the implementation must not forbid it.
+        """
+        return torch.bfloat16 if self.compute == "bfloat16" else None
 
 
 @dataclass(frozen=True)

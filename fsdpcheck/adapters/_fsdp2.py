@@ -72,7 +72,14 @@ def _options(setup: Setup, ignored: nn.Parameter | None) -> dict[str, Any]:
         options["shard_placement_fn"] = partial(_by_columns, mesh[SHARD].size())
     if "groups-of-two" in setup.using:
         options["reshard_after_forward"] = PAIRS
+    if setup.compute_dtype is not None:
+        options["mp_policy"] = policy(setup.compute_dtype)
     return options
+
+
+def policy(compute: torch.dtype) -> fsdp.MixedPrecisionPolicy:
+    """The usual mixed precision: gradients reduced in float32 (the loss casts outputs itself)."""
+    return fsdp.MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
 
 
 def _by_columns(ranks: int, parameter: nn.Parameter) -> tensors.Shard | None:

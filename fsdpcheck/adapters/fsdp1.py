@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup, Trait
@@ -25,7 +25,7 @@ _ACCEPTS: frozenset[Trait] = frozenset(
         "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
         "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
         "hsdp", "premultiply", "conv", "group-norm", "rms-norm", "attention", "bags", "surrogates", "real", "adam",
-        "schedule", "resume", "layer-norm-without-bias", "own-layers",
+        "schedule", "resume", "layer-norm-without-bias", "own-layers", "bfloat16", "tf32",
     }
 )  # fmt: skip
 
@@ -47,8 +47,8 @@ class _Trainer:
     trainable parameters, and the one whose optimizer sees parameters (False lets the optimizer update padding too).
     """
 
-    def __init__(self, model: FullyShardedDataParallel, setup: Setup) -> None:
-        self._model, self._setup = model, setup
+    def __init__(self, model: FullyShardedDataParallel, setup: Setup, sync_every: bool) -> None:
+        self._model, self._setup, self._sync_every = model, setup, sync_every
         self._optimizer = setup.optimizer(model.parameters())
         self._grad_norm: Tensor | None = None
 
@@ -56,7 +56,7 @@ class _Trainer:
         self._optimizer.zero_grad()
         last = len(batch.micro_batches) - 1
         for number, micro in enumerate(batch.micro_batches):
-            sync = self._setup.step.sync_every or number == last
+            sync = self._setup.step.sync_every or number == last or self._sync_every
             with nullcontext() if sync else self._model.no_sync():
                 loss = local_loss(self._model, micro, batch, self._setup)
                 self._setup.notify("after_forward", self)
@@ -107,6 +107,13 @@ def _canonical(name: str) -> str:
     return name.replace(_WRAPPER, "")
 
 
+def _precision(setup: Setup) -> MixedPrecision | None:
+    """None, or the usual mixed precision: gradients reduced in float32."""
+    if setup.compute_dtype is None:
+        return None
+    return MixedPrecision(param_dtype=setup.compute_dtype, reduce_dtype=torch.float32)
+
+
 class FullyShardedDataParallelAdapter:
     """Units wrapped through a CustomPolicy, then the root. Tied layers must be in one unit (see fsdp.wrap)."""
 
@@ -138,12 +145,13 @@ class FullyShardedDataParallelAdapter:
         },
     )
 
-    def __init__(self, name: str, hybrid_of_one: bool = False) -> None:
-        self.name, self._hybrid_of_one = name, hybrid_of_one
+    def __init__(self, name: str, hybrid_of_one: bool = False, unsynced: bool = False) -> None:
+        self.name, self._hybrid_of_one, self._unsynced = name, hybrid_of_one, unsynced
 
     def build(self, model: nn.Module, setup: Setup) -> _Trainer:
         strategy = _strategy(setup.mesh, self._hybrid_of_one)
         hybrid = setup.mesh.dp_replicate > 1 and strategy is not ShardingStrategy.NO_SHARD
+        raises = setup.compute_dtype is not None and setup.mesh.dp_shard == 1 and _tied(model) and not self._unsynced
         units = {id(model.get_submodule(name)) for names in setup.units for name in names}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"\s*.* has both parameters with requires_grad=True and False")
@@ -154,11 +162,22 @@ class FullyShardedDataParallelAdapter:
                 auto_wrap_policy=CustomPolicy(lambda module: id(module) in units),
                 device_id=setup.device,
                 use_orig_params=True,
+                mixed_precision=_precision(setup),
             )
-        return _Trainer(wrapped, setup)
+        return _Trainer(wrapped, setup, sync_every=raises)
+
+
+def _tied(model: nn.Module) -> bool:
+    """Whether a parameter has several names."""
+    every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return len(every) > len(list(model.parameters()))
 
 
 adapter = FullyShardedDataParallelAdapter("fsdp1")
 hybrid_of_one = FullyShardedDataParallelAdapter("fsdp1, HYBRID_SHARD of one", hybrid_of_one=True)
 """A known finding: with one shard a replica a hybrid strategy becomes NO_SHARD *inside* the replica and never reduces
 over replicas (_init_core_state and _reduce_grad_no_shard in torch 2.13; pytorch#154888)."""
+unsynced = FullyShardedDataParallelAdapter("fsdp1, no_sync of tied parameters", unsynced=True)
+"""A known finding: in mixed precision, with one shard, ``no_sync`` raises RuntimeError where parameters are tied: the
+gradient it left in bfloat16 is given to the second name without the detour that the first takes
+(FlatParamHandle._use_sharded_grad_views in torch 2.13). ``adapter`` reduces after every micro-batch there."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -26,7 +26,7 @@ ACCEPTS: frozenset[Trait] = frozenset(
         "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
         "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
         "hsdp", "premultiply", "conv", "group-norm", "rms-norm", "attention", "bags", "surrogates", "real", "adam",
-        "schedule", "resume", "layer-norm-without-bias", "own-layers", "attention-private",
+        "schedule", "resume", "layer-norm-without-bias", "own-layers", "bfloat16", "tf32", "attention-private",
         "conv-private", "group-norm-private", "rms-norm-private", "bags-private", "tied-private",
     }
 )  # fmt: skip
@@ -52,12 +52,20 @@ class ReferenceTrainer:
         def notify(moment: step.Moment) -> None:
             setup.notify(moment, self)
 
-        self.impl: Trainer = step.Trainer(model, setup.loss, setup.optimizer, options, notify=notify)
+        self.compute_dtype = setup.compute_dtype
+        loss = setup.loss if setup.compute_dtype is None else _of_wide(setup.loss)
+        self.impl: Trainer = step.Trainer(model, loss, setup.optimizer, options, notify=notify)
 
     def step(self, batch: Batch) -> None:
         from fsdpcheck.impl.step import MicroBatch
 
-        self.impl.step([MicroBatch(micro.inputs, micro.targets, micro.indices) for micro in batch.micro_batches])
+        self.impl.step(
+            [MicroBatch(self._cast(micro.inputs), micro.targets, micro.indices) for micro in batch.micro_batches]
+        )
+
+    def _cast(self, inputs: Tensor) -> Tensor:
+        """Inputs as the model computes with them; indices stay what they are."""
+        return inputs.to(self.compute_dtype) if inputs.is_floating_point() else inputs
 
     def parameters(self) -> dict[str, Tensor]:
         return self.impl.model.full_values()
@@ -115,6 +123,16 @@ class ReferenceTrainer:
 
     def local_tensors(self) -> list[Tensor]:
         return local_tensors(self.impl.model.shards())
+
+
+def _of_wide(loss: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """``loss`` of outputs cast to the targets' dtype."""
+
+    def of_wide(outputs: Tensor, targets: Tensor) -> Tensor:
+        found: Tensor = loss(outputs.to(targets.dtype), targets)
+        return found
+
+    return of_wide
 
 
 def _unit_state(unit: FlatUnit) -> UnitState:
@@ -224,10 +242,10 @@ class Reference:
         units = [name for names in setup.units for name in names]
         reshard = setup.mesh.reshard_after_forward
         if setup.mesh.dp_replicate == 1:
-            return wrap.ShardedModel(model, units, collectives.axis(), reshard)
+            return wrap.ShardedModel(model, units, collectives.axis(), reshard, compute_dtype=setup.compute_dtype)
         mesh = mesh_of(setup)
         shards, replicas = (collectives.axis(mesh.get_group(name)) for name in (SHARD, REPLICATE))
-        return wrap.ShardedModel(model, units, shards, reshard, replicas)
+        return wrap.ShardedModel(model, units, shards, reshard, replicas, compute_dtype=setup.compute_dtype)
 
 
 adapter = Reference()

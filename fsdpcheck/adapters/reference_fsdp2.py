@@ -39,7 +39,8 @@ class ReferenceFsdp2(Reference):
         from fsdpcheck.impl.per_parameter import PerParameterModel
 
         units = [name for names in setup.units for name in names]
-        sharded = PerParameterModel(model, units, mesh_of(setup), setup.mesh.reshard_after_forward)
+        reshard, dtype = setup.mesh.reshard_after_forward, setup.compute_dtype
+        sharded = PerParameterModel(model, units, mesh_of(setup), reshard, compute_dtype=dtype)
         if setup.using:
             from fsdpcheck.adapters import _fsdp2
 

@@ -111,6 +111,8 @@ CASES: dict[Trait, Case] = {
     "layer-norm-without-bias": model(LayerSpec(2, kind="layer_norm"), LayerSpec(2)),
     "attention": model(LayerSpec(2, kind="attention"), LayerSpec(2), input="sequence", length=3),
     "surrogates": model(LayerSpec(2, activation="silu"), LayerSpec(2, activation="softmax")),
+    "bfloat16": dataclasses.replace(BASE, arithmetic=Arithmetic("float32", compute="bfloat16")),
+    "tf32": dataclasses.replace(BASE, arithmetic=Arithmetic("float32", compute="tf32")),
 }
 """One case for each trait: minimal, and with a gradient in every step (test_cases_demand_their_trait)."""
 
@@ -284,3 +286,21 @@ def test_fsdp1_does_not_reduce_over_replicas_that_do_not_shard(engine: Engine) -
     with pytest.raises(Violation, match="the parameters are not the single device's"):
         assert_parameters_equal(execution, known.answer(case))
     assert_parameters_equal(worked_around(case), known.answer(case))
+
+
+def test_fsdp1_cannot_put_off_the_reduction_of_tied_parameters_in_mixed_precision(engine: Engine) -> None:
+    """torch 2.13, one shard: RuntimeError in FSDP1's own pre-forward. The adapter reduces every micro-batch there."""
+    tied = CASES["tied"]
+    case = dataclasses.replace(
+        tied,
+        mesh=MeshSpec(1),
+        step=dataclasses.replace(tied.step, micro_batches=2, sync_every=False),
+        arithmetic=CASES["bfloat16"].arithmetic,
+    )
+    known, worked_around = Run(engine, "fsdpcheck.adapters.fsdp1:unsynced"), Run(engine, "fsdp1")
+    failure = known(case).failure
+    assert failure is not None
+    assert "attempting to assign a gradient with dtype 'c10::BFloat16'" in failure.text
+    assert_parameters_equal(worked_around(case), known.answer(case))
+    in_float32 = dataclasses.replace(case, arithmetic=Arithmetic("float32"))
+    assert_parameters_equal(known(in_float32), known.answer(in_float32))

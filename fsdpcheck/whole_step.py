@@ -1,0 +1,67 @@
+"""One step of the single device taken again by many samples at once, in float64: what the proofs watch.
+
+Legend: n samples of a step, F flattened body output, G clipping groups, R rows of an instrument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+
+from fsdpcheck import layouts, models
+from fsdpcheck.case import Case
+from fsdpcheck.clipping_groups import is_instrument
+from fsdpcheck.errors import NotExact
+from fsdpcheck.losses import PerSampleLoss
+from fsdpcheck.oracle import StepAnswer
+
+
+def load(model: nn.Module, step: StepAnswer) -> None:
+    """Give ``model`` the parameters that the single device had at the start of ``step``."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(step.before[name])
+
+
+def data(case: Case, step: StepAnswer, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Inputs and packed targets [n, F + G * R] of some samples, float64, with a silent instrument."""
+    samples = [step.samples[row] for row in rows]
+    inputs, targets_nF = layouts.inputs(case)[samples], layouts.targets(case)[samples].double()
+    silent = torch.zeros(len(samples), models.instrument_width(case), dtype=torch.float64)
+    return inputs.double() if inputs.is_floating_point() else inputs, torch.cat([targets_nF, silent], 1)
+
+
+def loss(case: Case) -> PerSampleLoss:
+    """The case's loss at loss scale 1."""
+    loss = models.loss_for(case)
+    loss.scale = 1.0
+    return loss
+
+
+def trained(model: models.CaseModel) -> dict[str, nn.Parameter]:
+    """The body's trained parameters."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad and not is_instrument(name)}
+
+
+def gradients(outputs: Tensor, trained: dict[str, nn.Parameter], weights: Tensor, keep: bool) -> tuple[Tensor, ...]:
+    """Gradients of <weights, outputs> with respect to each of ``trained``; zeros for one that no output depends on."""
+    if not trained:
+        return ()
+    return torch.autograd.grad(
+        outputs, list(trained.values()), weights, retain_graph=keep, allow_unused=True, materialize_grads=True
+    )
+
+
+def loss_scalar(case: Case) -> float:
+    """What a sample's loss is multiplied by besides its factor: the loss scale times W/N (1/N when replicated).
+
+    Raises NotExact where that is no dyadic number.
+    """
+    replicated = case.layout.kind == "replicated"
+    share = Fraction(1 if replicated else case.world_size, case.step.normaliser)
+    if share.denominator & (share.denominator - 1):
+        raise NotExact(f"case, normaliser: losses times {share}, which is no dyadic number")
+    return models.loss_scale(case) * float(share)

@@ -1,0 +1,129 @@
+"""Planted bugs of mixed precision: what must stay in float32 while the model computes in bfloat16, or TF32, does not.
+
+Each does its harm only there. Values that a rank computes fit the low precision, or no law could compare bits; what is
+wrong with the bits of sums over ranks, squares and updates is what can be seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..fault import Function, Hit, fault
+from ..records import HALF
+
+
+@fault(
+    "collectives:reduce_scatter_average",
+    "a reduction in the dtype that the model computes in, https://github.com/pytorch/pytorch/issues/186998",
+    "precision.gradients",
+)
+def reduced_in_half_precision(original: Function, hit: Hit) -> Function:
+    """Where the model computes in half precision, gradients are added over the ranks in it too."""
+
+    def planted(unit: Any, full: Tensor, axis: Any) -> Any:
+        half = _half(unit.trainable.parameters)
+        if half is None or axis.size == 1:
+            return original(unit, full, axis)
+        hit()
+        return original(unit, full.to(half), axis).to(full.dtype)
+
+    return planted
+
+
+@fault(
+    "shard:FlatUnit.accumulate",
+    "reduced gradients kept in the dtype that the model computes in (keep_low_precision_grads of FSDP1)",
+    "precision.training",
+)
+def gradients_kept_in_half_precision(original: Function, hit: Hit) -> Function:
+    """Where the model computes in half precision, the optimizer is given gradients rounded to it."""
+
+    def planted(self: Any, gradient: Tensor) -> None:
+        half = _half(self.trainable.parameters)
+        if half is not None:
+            hit()
+            gradient = gradient.to(half).to(gradient.dtype)
+        original(self, gradient)
+
+    return planted
+
+
+@fault(
+    "step:Trainer.update",
+    "a model trained in bfloat16 without float32 copies: updates below its rounding are lost",
+    "precision.private",
+)
+def parameters_kept_in_half_precision(original: Function, hit: Hit) -> Function:
+    """Where the model computes in half precision, what is trained is rounded to it after each update."""
+
+    def planted(self: Any) -> None:
+        original(self)
+        half = _half(self.model.module.parameters())
+        if half is not None:
+            hit()
+            for shard in self.model.shards():
+                shard.data.copy_(shard.data.to(half))
+
+    return planted
+
+
+@fault(
+    "records:lifted",
+    "squares of half-precision gradients summed in half precision, or a Gram product that returns it",
+    "precision.norms",
+)
+def norms_summed_in_half_precision(original: Function, hit: Hit) -> Function:
+    """Norm rules are given activations and backprops in half precision, and square and add up in it."""
+
+    def planted(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype in HALF:
+            hit()
+            return value
+        return original(value)
+
+    return planted
+
+
+@fault(
+    "shard:FlatUnit.accumulate",
+    "gradients rounded to TF32 on their way, as a product with a matrix of ones does",
+    "precision.tf32-training",
+)
+def gradients_rounded_to_tf32(original: Function, hit: Hit) -> Function:
+    """Where products may be taken in TF32, reduced gradients are rounded to its 11 bits."""
+
+    def planted(self: Any, gradient: Tensor) -> None:
+        original(self, _tf32(gradient, hit))
+
+    return planted
+
+
+@fault(
+    "aggregate:squared_norms",
+    "a sum of squares as a product of matrices, in TF32",
+    "precision.tf32-norms",
+)
+def norms_rounded_to_tf32(original: Function, hit: Hit) -> Function:
+    """Where products may be taken in TF32, squared norms are rounded to its 11 bits."""
+
+    def planted(*arguments: Any) -> Any:
+        return _tf32(original(*arguments), hit)
+
+    return planted
+
+
+def _half(parameters: Any) -> torch.dtype | None:
+    """The half-precision dtype of the parameters that the model computes with, or None."""
+    return next((parameter.dtype for parameter in parameters if parameter.dtype in HALF), None)
+
+
+def _tf32(values: Tensor, hit: Hit) -> Tensor:
+    """``values`` rounded to 11 bits if products may be."""
+    if not torch.backends.cuda.matmul.allow_tf32:
+        return values
+    hit()
+    mantissa, exponent = torch.frexp(values)
+    return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
