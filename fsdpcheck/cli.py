@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fsdpcheck import __version__, adapters
+from fsdpcheck import __version__, adapters, spelling
 from fsdpcheck.case import Trait
 from fsdpcheck.claims import command as claims_command
 from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
@@ -95,27 +95,44 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     run.set_defaults(command=_run)
     several = partial(run.add_argument, action="append", default=[])
-    several("--adapter", metavar="NAME", help="a built-in name, pkg.mod:attr or file.py:attr; repeatable")
-    run.add_argument("--engine", choices=("simulated", "processes"), default="simulated", help="how ranks are had")
-    run.add_argument("--world-size", type=_world_sizes, default=(), metavar="1-5", help="3, 1-5 or 2,13")
-    several("--law", metavar="GLOB", help="only laws that match, such as 'norms.*'; repeatable")
-    run.add_argument("--profile", choices=tuple(PROFILES), default="quick", help=f"cases a law: {_profiles()}")
-    run.add_argument("--json", type=Path, metavar="FILE", help="write the whole session as JSON, after Ctrl-C too")
-    several("--install", metavar="NAME", help="plant a fault, by name or as pkg.mod:attr; repeatable")
-    run.add_argument("--avoid", type=_traits, default=(), metavar="TRAITS", help="draw no such case: tied,frozen")
-    run.add_argument("--seed", type=int, default=0, metavar="N", help="draw other cases than everybody's (0)")
+    several(
+        "--adapter",
+        metavar="NAME",
+        help=f"a built-in name, pkg.mod:attr or file.py:attr; repeatable (default: {_defaults()})",
+    )
+    _one_of(run, "--engine", ("simulated", "processes"), "how ranks are had (default: simulated)", "simulated")
+    sizes = "numbers of ranks: 3, 1-5 or 2,13 (default: the profile's; quick: 1-5)"
+    run.add_argument("--world-size", type=_world_sizes, default=(), metavar="1-5", help=sizes)
+    several("--law", metavar="GLOB", help="only laws that match, such as 'norms.*'; repeatable (default: all)")
+    _one_of(run, "--profile", tuple(PROFILES), f"cases a law: {_profiles()} (default: quick)", "quick")
+    run.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the whole session as JSON, after Ctrl-C too (default: none)"
+    )
+    several("--install", metavar="NAME", help="plant a fault, by name or as pkg.mod:attr; repeatable (default: none)")
+    run.add_argument(
+        "--avoid", type=_traits, default=(), metavar="TRAITS", help="draw no such case: tied,frozen (default: none)"
+    )
+    run.add_argument("--seed", type=int, default=0, metavar="N", help="draw other cases than everybody's (default: 0)")
     run.add_argument("--no-confirm", action="store_true", help="do not run findings again on real gloo processes")
-    run.add_argument("--budget", type=_seconds, metavar="SECONDS", help="draw no further case after so many seconds")
+    run.add_argument(
+        "--budget", type=_seconds, metavar="SECONDS", help="draw no further case after so long (default: none)"
+    )
     _add_own(run)
-    run.add_argument("--units", type=_names, metavar="NAMES", help="modules to shard: a,b (default: the blocks)")
+    run.add_argument("--units", type=_names, metavar="NAMES", help="modules of it to shard: a,b (default: the blocks)")
     run.add_argument("--real", action="store_true", help="your model as it is, own weights, by the rounding laws")
 
 
 def _add_own(parser: argparse.ArgumentParser) -> None:
     """References to a user's own model; a replay imports them only when they are given here."""
-    parser.add_argument("--model", default="", metavar="NAME", help="cases on your own model: build() -> nn.Module")
-    parser.add_argument("--batch", default="", metavar="NAME", help="its data: batch(n) -> (inputs, targets)")
-    parser.add_argument("--loss", default="", metavar="NAME", help="its loss: loss(outputs, targets) -> [n]")
+    parser.add_argument(
+        "--model", default="", metavar="NAME", help="cases on your own model: build() -> nn.Module (default: none)"
+    )
+    parser.add_argument(
+        "--batch", default="", metavar="NAME", help="its data: batch(n) -> (inputs, targets) (default: none)"
+    )
+    parser.add_argument(
+        "--loss", default="", metavar="NAME", help="its loss: loss(outputs, targets) -> [n] (default: built in)"
+    )
 
 
 def _require_own(options: argparse.Namespace) -> None:
@@ -135,17 +152,22 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     replay.set_defaults(command=_replay)
     replay.add_argument("what", metavar="TOKEN|FILE", help="a token (v2:...) or a file that holds tokens")
-    replay.add_argument("--engine", choices=("simulated", "processes"), help="default: the one the token names")
-    replay.add_argument("--adapter", metavar="NAME", help="run this one, instead of the adapter the token names")
-    replay.add_argument("--install", action="append", default=[], metavar="NAME", help="allow or add an install")
-    replay.add_argument("--budget", type=_seconds, metavar="SECONDS", help="give up on a run after so many seconds")
+    engine = "how ranks are had (default: as the token says)"
+    _one_of(replay, "--engine", ("simulated", "processes"), engine)
+    replay.add_argument("--adapter", metavar="NAME", help="run this implementation (default: the token's)")
+    replay.add_argument(
+        "--install", action="append", default=[], metavar="NAME", help="allow or add an install (default: none)"
+    )
+    replay.add_argument(
+        "--budget", type=_seconds, metavar="SECONDS", help="give up on a run after so long (default: never)"
+    )
     _add_own(replay)
 
 
 def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     listing = commands.add_parser("list", help="what there is: adapters, laws, faults, engines, traits")
     listing.set_defaults(command=_list)
-    listing.add_argument("what", nargs="?", choices=_LISTED, help="default: all")
+    _one_of(listing, "what", _LISTED, f"{', '.join(_LISTED)} (default: all)", nargs="?")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -230,6 +252,26 @@ def _list(options: argparse.Namespace) -> int:
     return 0
 
 
+def _one_of(
+    parser: argparse.ArgumentParser,
+    name: str,
+    known: tuple[str, ...],
+    help: str,
+    default: str | None = None,
+    nargs: str | None = None,
+) -> None:
+    """An option or argument that takes one of a few words; a slip of the pen gets the nearest of them."""
+
+    def read(text: str) -> str:
+        if text not in known:
+            hint = spelling.hint(text, known)
+            raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(known)}).{hint}")
+        return text
+
+    words = f"{{{','.join(known)}}}" if name.startswith("-") else None
+    parser.add_argument(name, type=read, default=default, nargs=nargs, metavar=words, help=help)
+
+
 def _world_sizes(text: str) -> tuple[int, ...]:
     try:
         return parse_world_sizes(text)
@@ -256,6 +298,10 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r}: wanted a number of seconds above 0")
     return seconds
+
+
+def _defaults() -> str:
+    return ", ".join(adapters.default_names())
 
 
 def _profiles() -> str:

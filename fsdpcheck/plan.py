@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
+from fsdpcheck import spelling
 from fsdpcheck.case import Trait
 from fsdpcheck.case_rules import MAX_WORLD_SIZE
 from fsdpcheck.errors import UsageError
@@ -83,5 +84,6 @@ def parse_traits(text: str) -> tuple[Trait, ...]:
     known: tuple[Trait, ...] = get_args(Trait)
     wanted = [part.strip() for part in text.split(",")]
     if unknown := [part for part in wanted if part not in known]:
-        raise UsageError(f"there is no trait {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+        hint = spelling.hint(unknown[0], known)
+        raise UsageError(f"there is no trait {', '.join(map(repr, unknown))};{hint} known: {', '.join(known)}")
     return tuple(trait for trait in known if trait in wanted)

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from fsdpcheck import spelling
 from fsdpcheck.errors import UsageError
 from fsdpcheck.replay import FAULTS
 
@@ -30,6 +30,5 @@ def resolved(name: str) -> str:
     known = faults()
     if name in known:
         return FAULTS + name
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = spelling.hint(name, known)
     raise UsageError(f"unknown fault {name!r}.{hint} `fsdpcheck list faults` shows all; your own is pkg.mod:attr")

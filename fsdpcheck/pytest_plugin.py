@@ -41,10 +41,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="check this implementation: a built-in name, pkg.mod:attr or file.py:attr (repeatable)",
     )
-    group.addoption("--fsdpcheck-avoid", default="", metavar="TRAITS", help="draw no such case: tied,frozen")
-    group.addoption("--fsdpcheck-engine", choices=("simulated", "processes"), default="simulated")
-    group.addoption("--fsdpcheck-profile", choices=tuple(PROFILES), default="quick")
-    group.addoption("--fsdpcheck-world-size", default="", metavar="1-5", help="3, 1-5 or 2,13")
+    group.addoption(
+        "--fsdpcheck-avoid", default="", metavar="TRAITS", help="draw no such case: tied,frozen (default: none)"
+    )
+    engine, profile = "how ranks are had (default: simulated)", "cases a law: quick, ci, nightly (default: quick)"
+    group.addoption("--fsdpcheck-engine", choices=("simulated", "processes"), default="simulated", help=engine)
+    group.addoption("--fsdpcheck-profile", choices=tuple(PROFILES), default="quick", help=profile)
+    group.addoption("--fsdpcheck-world-size", default="", metavar="1-5", help="3, 1-5 or 2,13 (default: 1-5 in quick)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,7 +5,6 @@ A file is imported as a module under a name of its own, once in a process. Nothi
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fsdpcheck import spelling
 from fsdpcheck.errors import MissingDependency, UsageError
 
 
@@ -60,9 +60,9 @@ def attribute(module: ModuleType, attr: str, ref: str, kind: Kind) -> Any:
         return getattr(module, attr)
     except AttributeError:
         public = [name for name in vars(module) if not name.startswith("_")]
-        close = difflib.get_close_matches(attr, public, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise kind.error(f"{kind.word} {ref!r}: {module.__file__} has no {attr!r}.{hint}") from None
+        raise kind.error(
+            f"{kind.word} {ref!r}: {module.__file__} has no {attr!r}.{spelling.hint(attr, public)}"
+        ) from None
 
 
 def _dotted_module(dotted: str, ref: str, kind: Kind) -> ModuleType:

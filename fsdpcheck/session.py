@@ -18,7 +18,7 @@ from typing import Any
 import hypothesis
 import torch
 
-from fsdpcheck import adapters, engines, law, own_inspection, planted, replay
+from fsdpcheck import adapters, engines, law, own_inspection, planted, replay, spelling
 from fsdpcheck.case import Case
 from fsdpcheck.check import check_case, check_law
 from fsdpcheck.engines.base import Engine
@@ -80,7 +80,8 @@ def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
     known = law.chapters()
     for glob in globs:
         if not fnmatch.filter(known, glob):
-            raise UsageError(f"no law matches {glob!r}; known: {', '.join(known) or 'none'}")
+            hint = spelling.hint(glob, known)
+            raise UsageError(f"no law matches {glob!r};{hint} known: {', '.join(known) or 'none'}")
     return [found for name, found in known.items() if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
 
 

@@ -12,12 +12,14 @@ import sys
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import fsdpcheck
 from fsdpcheck import adapters, cli, law
+from fsdpcheck.case import Trait
+from fsdpcheck.case_trait_words import MEANINGS
 from fsdpcheck.errors import UsageError
 from fsdpcheck.ledger import Ledger
 from fsdpcheck.plan import Plan
@@ -88,7 +90,11 @@ def test_help_ends_well_and_shows_an_example_or_the_codes(
         (["run", "--world-size", "0"], "wanted 1 <= first <= last <= 64, got 0-0"),
         (["run", "--world-size", "3-1"], "got 3-1"),
         (["run", "--world-size", "two"], "wanted a number, a range or a list"),
-        (["run", "--avoid", "tied,frosen"], "there is no trait 'frosen'; known: bias, "),
+        (["run", "--avoid", "tied,frosen"], "there is no trait 'frosen'; Did you mean 'frozen'? known: bias, "),
+        (["run", "--engine", "proceses"], "argument --engine: invalid choice: 'proceses' (choose from simulated,"),
+        (["run", "--engine", "proceses"], "Did you mean 'processes'?"),
+        (["run", "--profile", "nigthly"], "Did you mean 'nightly'?"),
+        (["list", "trait"], "Did you mean 'traits'?"),
         (["run", "--budget", "-1"], "wanted a number of seconds above 0"),
         (["run", "--profile", "thorough"], "invalid choice: 'thorough'"),
         (["run", "--engine", "quantum"], "invalid choice: 'quantum'"),
@@ -123,6 +129,39 @@ def test_bad_adapters_have_code_2(tmp_path: Path) -> None:
     code, out, _ = _run(tmp_path, "run", "--adapter", "refrence")
     assert code == 2
     assert "unknown adapter 'refrence'. Did you mean 'reference'?" in out
+
+
+def test_every_option_says_what_it_is_and_its_default() -> None:
+    for name, parser in _subcommands().items():
+        for action in parser._actions:
+            told = action.help or ""
+            assert told, f"{name}: {action.option_strings or action.dest}"
+            alone = action.nargs == 0 or (name, action.dest) == ("replay", "what")
+            assert alone or "(default: " in told, f"{name}: {action.option_strings or action.dest}: {told}"
+
+
+def test_traits_are_listed_with_what_they_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(MEANINGS) == set(get_args(Trait))
+    assert cli.main(["list", "traits"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.split("  +", lines[0]) == ["trait", "what it is", "accepted by"]
+    frozen = next(line for line in lines if line.startswith("frozen "))
+    assert re.split("  +", frozen)[1] == "parameters that are not trained"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--law", "trainning.plain"], "no law matches 'trainning.plain'; Did you mean 'training.plain'? known: "),
+        (["--install", "averaged_twise"], "unknown fault 'averaged_twise'. Did you mean 'averaged_twice'?"),
+        (["--model", "{toys}:rihgt", "--batch", "{toys}:tokens"], "has no 'rihgt'. Did you mean 'right'?"),
+    ],
+)
+def test_the_nearest_name_is_offered(tmp_path: Path, arguments: list[str], said: str) -> None:
+    toys = str(Path(__file__).parent / "toys" / "own_models.py")
+    code, out, _ = _run(tmp_path, "run", "--adapter", "reference", *(word.format(toys=toys) for word in arguments))
+    assert code == 2
+    assert said in out
 
 
 def test_a_glob_without_a_law_has_code_2(tmp_path: Path) -> None:

@@ -17,10 +17,15 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "words": (
             "fsdpcheck", "errors", "suspects", "trace", "values", "exact", "exact.*", "exact.surrogates.*",
-            "binomial", "torch_private", "hypothesis_private", "triton_private", "references",
+            "binomial", "torch_private", "hypothesis_private", "triton_private", "references", "spelling",
         )
     },
-    {"case": ("case", "case_rules", "case_shapes", "case_text", "case_traits", "case_sampling", "case_kernel")},
+    {
+        "case": (
+            "case", "case_rules", "case_shapes", "case_text", "case_traits", "case_trait_words", "case_sampling",
+            "case_kernel",
+        )
+    },
     {
         "data": (
             "execution", "arithmetic", "matching", "deadlock", "adapter", "adapters", "adapters._base",

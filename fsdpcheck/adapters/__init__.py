@@ -6,13 +6,12 @@ crosses process borders and fits in a replay token. Nothing here imports torch b
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from fsdpcheck import references
+from fsdpcheck import references, spelling
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.references import canonical as canonical
 
@@ -65,10 +64,8 @@ def _builtin(name: str) -> Any:
     if name not in names():
         if name.endswith(".py"):
             raise AdapterError(f"adapter {name!r} names no attribute of the file: wanted file.py:attr")
-        close = difflib.get_close_matches(name, names(), n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
         raise AdapterError(
-            f"unknown adapter {name!r}.{hint} Known: {', '.join(names()) or 'none'}."
+            f"unknown adapter {name!r}.{spelling.hint(name, names())} Known: {', '.join(names()) or 'none'}."
             " Your own is named pkg.mod:attr or file.py:attr."
         )
     return references.attribute(references.imported(f"{__name__}.{name}", name, _KIND), "adapter", name, _KIND)
@@ -118,8 +115,7 @@ def _known(ref: str, field: str, words: Collection[str], known: Collection[str])
     """A word nobody knows would be an unmade promise, so a slip of the pen would turn every law off and exit with 0."""
     if isinstance(words, str) or (unknown := sorted(set(words) - set(known))):
         got = words if isinstance(words, str) else unknown[0]
-        close = difflib.get_close_matches(got, known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
         raise AdapterError(
-            f"adapter {ref!r}: Features.{field} holds {got!r}, wanted a set of: {', '.join(sorted(known))}.{hint}"
+            f"adapter {ref!r}: Features.{field} holds {got!r}, wanted a set of: {', '.join(sorted(known))}."
+            + spelling.hint(got, known)
         )

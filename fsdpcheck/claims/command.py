@@ -30,9 +30,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=_claims)
-    parser.add_argument("ids", nargs="*", metavar="ID", help="A1, or a section's letter; default: all")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON too")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as a Markdown document too")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="A1, or a section's letter (default: all)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON too (default: none)")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the table as a Markdown document too (default: none)"
+    )
 
 
 def _claims(options: argparse.Namespace) -> int:

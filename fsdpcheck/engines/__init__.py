@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsdpcheck import spelling
 from fsdpcheck.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def names() -> tuple[str, ...]:
 def open_engine(name: str, budget_seconds: float | None = None) -> Engine:
     """A new engine, to be closed by the caller. ``budget_seconds`` limits one run (see base.py). Raises UsageError."""
     if name not in names():
-        raise UsageError(f"unknown engine {name!r}; known: {', '.join(names())}")
+        raise UsageError(f"unknown engine {name!r};{spelling.hint(name, names())} known: {', '.join(names())}")
     module = importlib.import_module(f"{__name__}.{name}")
     engine: Engine = getattr(module, f"{name.title()}Engine")(budget_seconds=budget_seconds)
     return engine

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from fsdpcheck import spelling
 from fsdpcheck.errors import FINDING, HOLDS, UsageError
 from fsdpcheck.plan import WORLD_SIZES
 from fsdpcheck.report import colour
@@ -30,13 +31,19 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], world_siz
     )
     parser.set_defaults(command=_power)
     several = partial(parser.add_argument, action="append", default=[])
-    several("--adapter", metavar="NAME", help="an implementation believed to be right; default: reference; repeatable")
-    several("--family", metavar="NAME", help="plain, clipped, probe, ...; default: all; repeatable")
-    parser.add_argument("--cases", type=_count, default=50, metavar="N", help="cases a family (50)")
-    parser.add_argument(
-        "--world-size", type=world_sizes, default=WORLD_SIZES["quick"], metavar="1-5", help="3, 1-5 or 2,4"
+    several(
+        "--adapter", metavar="NAME", help="an an implementation believed to be right, repeatable (default: reference)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON too")
+    several("--family", metavar="NAME", help="plain, clipped, probe, ..., repeatable (default: all)")
+    parser.add_argument("--cases", type=_count, default=50, metavar="N", help="cases a family (default: 50)")
+    parser.add_argument(
+        "--world-size",
+        type=world_sizes,
+        default=WORLD_SIZES["quick"],
+        metavar="1-5",
+        help="3, 1-5 or 2,4 (default: 1-5)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON too (default: none)")
 
 
 def _count(text: str) -> int:
@@ -56,8 +63,9 @@ def _power(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     chosen = [family for family in FAMILIES if not options.family or family.name in options.family]
     if unknown := set(options.family) - {family.name for family in FAMILIES}:
-        known = ", ".join(family.name for family in FAMILIES)
-        raise UsageError(f"--family {', '.join(sorted(unknown))}: there is none such; known: {known}")
+        known = [family.name for family in FAMILIES]
+        hint = spelling.hint(min(unknown), known)
+        raise UsageError(f"--family {', '.join(sorted(unknown))}: there is none such;{hint} known: {', '.join(known)}")
     engine, paint, figures, alarms = SimulatedEngine(), colour.painter(sys.stdout), {}, 0
 
     def told(family: Family, number: int) -> None:

@@ -6,6 +6,7 @@ from typing import get_args
 
 from fsdpcheck import adapters, engines
 from fsdpcheck.case import Trait
+from fsdpcheck.case_trait_words import MEANINGS
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.report.table import aligned
@@ -50,7 +51,8 @@ def _engines() -> str:
 def _traits() -> str:
     accepted = {name: _accepted(name) for name in adapters.names()}
     rows = [(trait, ", ".join(n for n, traits in accepted.items() if trait in traits)) for trait in get_args(Trait)]
-    return _columns([("trait", "accepted by"), *((trait, names or "-") for trait, names in rows)])
+    head = ("trait", "what it is", "accepted by")
+    return _columns([head, *((trait, MEANINGS[trait], names or "-") for trait, names in rows)])
 
 
 def _accepted(name: str) -> frozenset[Trait]:
