@@ -7,9 +7,9 @@ file), ``kernels/`` (the norms of a Linear without its gradients), ``layers`` an
 a forward leaves), ``hooks`` (activations and backprops), ``sharing`` (parameters used several times), ``uses`` (nothing
 trains uncounted), ``independence`` (no sample reaches another's loss), ``aggregate`` and ``layout`` (norms over
 ranks), ``clip`` and ``clipping`` (factors), ``nonfinite``, ``modes``, ``private`` (clipped gradients of a micro-batch),
-``noise`` (and its ``words``), ``sampling``, ``step`` (the training step); then ``memory`` and ``profile`` (what it
-costs), and ``state/`` (saving and loading at any number of ranks). ``collectives`` is the only file that talks to other
-ranks; ``fault`` and ``faults/`` plant bugs on purpose.
+``noise`` (and its ``words``), ``sampling`` and ``epochs``, ``step`` (the training step); then ``memory`` and
+``profile`` (what it costs), and ``state/`` (saving and loading at any number of ranks). ``collectives`` is the only
+file that talks to other ranks; ``fault`` and ``faults/`` plant bugs on purpose.
 
 Files call one another through the module (``clip.factors(...)``), so that a planted fault is seen by every caller.
 """
