@@ -48,6 +48,8 @@ def test_reported_factors_are_the_rule_applied_to_the_norms(case: Case, run: Run
 def test_reported_norms_are_the_per_sample_gradient_norms(case: Case, run: Run) -> None:
     """Reported per-sample gradient norms are those of one sample alone on a single device.
 
+    So squares add up over parameters, layers and units, whichever are frozen, and neither the other rows of a
+    micro-batch nor their number has a say.
     Returned and logged quantities are part of the contract. Source: miles_diffusion#35.
     """
     assert_norms_exact(run(case), run.answer(case))

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck import observers, strategies
 from fsdpcheck.adapters._base import Features
-from fsdpcheck.case import Case, Contribution
+from fsdpcheck.case import Case, Contribution, Numbers
 from fsdpcheck.checks import assert_norms_exact, assert_norms_in_dataset_order
 from fsdpcheck.law import law
 from fsdpcheck.matched_norms import assert_norms_near
 from fsdpcheck.runner import Run
+from fsdpcheck.scaling_checks import TIMES, assert_scaled
 
 if TYPE_CHECKING:
     from fsdpcheck.law import Draw
@@ -112,6 +114,30 @@ def _of_real_numbers(case: Case) -> Case:
     """In one step: in each further one, norms are formed as in the first."""
     arithmetic = replace(case.arithmetic, numbers="real", project=False, averaging="divide")
     return replace(case, step=replace(case.step, steps=1, resume=False), arithmetic=arithmetic)
+
+
+def _both(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    """One step of float64, with true functions on real numbers where they are accepted."""
+    numbers: Numbers = "real" if "real" in features.accepts else "grid"
+    wide = replace(features, accepts=features.accepts - {"float32"})
+    found = strategies.cases(wide, clipping=("probe",), world_sizes=world_sizes, numbers=numbers)
+    return found.flatmap(lambda case: st.sampled_from([_in_one_step(case, c) for c in (case.step.clip_norm, 1 << 40)]))
+
+
+def _in_one_step(case: Case, clip_norm: int) -> Case:
+    return replace(case, step=replace(case.step, steps=1, resume=False, clip_norm=clip_norm))
+
+
+@law("norms.scaling", promise="private", draw=_both, observe=("norms",))
+def test_norms_grow_with_the_losses(case: Case, run: Run) -> None:
+    """Losses times a power of two: norms, and the gradient where nothing is clipped, times that power, bit for bit.
+
+    On real numbers and true functions, of layers of every kind. Sees floors, constants added to a norm, and numbers of
+    few bits that underflow. Not what is linear and wrong. Source: jax_privacy#309, DeepSpeed#2695, claim A10.
+    """
+    observe = run.observe | (run.features.observables & {"grads"})
+    whole, scaled = run(case, observe=observe), run(case, observe=observe, loss_times=TIMES)
+    assert_scaled(whole, scaled, whole.request.clip_norm)
 
 
 @law("norms.one-sided", promise="private", draw=_real, observe=("norms",), needs_traits=("real",), own_models=False)

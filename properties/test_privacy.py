@@ -1,6 +1,6 @@
 """Privacy: what one record can move. Everything here is conditional on which records each rank has at a step.
 
-Neighbours are two lists of indices (see neighbours.py). Noise is off: what is bounded is what the noise has to hide.
+Neighbours are two lists of indices (see neighbours.py). Noise is off where sums are bounded: it has to hide them.
 Frozen, tied and ignored parameters are among the cases. Not judged: the sampler, whose law is its own.
 """
 
@@ -14,6 +14,7 @@ from fsdpcheck import neighbours, strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Clipping
 from fsdpcheck.law import law
+from fsdpcheck.noise_checks import noisy
 from fsdpcheck.private_checks import (
     assert_others_keep_their_coefficient,
     assert_same_calls,
@@ -38,10 +39,11 @@ def _one_step(case: Case) -> Case:
 
 @law("privacy.sensitivity", promise="private", draw=_clipped, observe=("grads",))
 def test_one_record_moves_the_released_sum_by_at_most_the_clip_norm(case: Case, run: Run) -> None:
-    """A record removed or added moves N * the released gradient by at most C, one replaced by 2C, k copies by k C.
+    """For given lists, a record removed or added moves N * the released gradient by at most C, k copies by k C.
 
-    Where groups of parameters are clipped apart, C is the root of the sum of their C_l^2. Decided in exact arithmetic,
-    over all parameters together, with room for proven rounding only. Does not see a sum that is too small. Source:
+    One replaced moves it by 2C. Lists are what a sampler drew: one that partitions is judged conditional on them. Where
+    groups of parameters are clipped apart, C is the root of the sum of their C_l^2. Decided in exact arithmetic, over
+    all parameters together, with room for proven rounding only. Does not see a sum that is too small. Source:
     TF-Privacy#81, Opacus#751, pytorch#25162; DP-SGD, arXiv:1607.00133; per layer, arXiv:1812.06210.
     """
     pair = neighbours.of(_one_step(case), run.features)
@@ -57,6 +59,17 @@ def test_a_record_weighs_the_same_whatever_the_others_are(case: Case, run: Run) 
     Opacus#779, Opacus#280, nousnet#274.
     """
     pair = neighbours.of(_one_step(case), run.features)
+    one, two = run(pair.first), run(pair.second)
+    assert_others_keep_their_coefficient(pair, (one, run.answer(pair.first)), (two, run.answer(pair.second)))
+
+
+@law("privacy.noise", promise="noise", draw=_clipped, observe=("grads",))
+def test_no_noise_depends_on_a_record(case: Case, run: Run) -> None:
+    """With noise too: what is released of the other records, coefficient and noise, is the same for neighbours.
+
+    Bit for bit. So neither draws nor their number or scale follow the batch. Source: TF-Privacy#153.
+    """
+    pair = neighbours.of(noisy(case, 1), run.features)
     one, two = run(pair.first), run(pair.second)
     assert_others_keep_their_coefficient(pair, (one, run.answer(pair.first)), (two, run.answer(pair.second)))
 

@@ -48,7 +48,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
         "checks": (
             "checks", "bounded_checks", "bounds", "own_roundings", "matched", "matched_norms", "comparing", "recorded",
             "paired", "private_checks", "noise_checks", "state_checks", "lifecycle_checks", "shard_checks",
-            "nonfinite_checks", "sampler_checks", "poisson_checks", "kernel_checks", "watched_checks",
+            "nonfinite_checks", "scaling_checks", "sampler_checks", "poisson_checks", "kernel_checks", "watched_checks",
             "feature_checks", "diagnosis", "diagnosis.*",
         ),
     },

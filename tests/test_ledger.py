@@ -163,6 +163,12 @@ def test_the_ending_says_what_was_interrupted(ledger: Ledger) -> None:
     assert text.splitlines()[-1].startswith("interrupted: 1 checks hold")
 
 
+def test_the_ending_says_that_privacy_is_judged_for_given_lists(ledger: Ledger) -> None:
+    assert ending.CONDITIONAL not in ending.ending(ledger, plain)
+    ledger.verdicts["privacy.sensitivity", "mine"] = Verdict("privacy.sensitivity", "mine", "holds", 3)
+    assert ending.CONDITIONAL in ending.ending(ledger, plain)
+
+
 def test_the_journal_holds_every_verdict_until_the_document_does(ledger: Ledger, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     journal = document.Journal(file)

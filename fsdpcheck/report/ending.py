@@ -6,10 +6,17 @@ from fsdpcheck.ledger import Ledger
 from fsdpcheck.report import finding, table
 from fsdpcheck.report.colour import Paint
 
+CONDITIONAL = (
+    "privacy.* is judged for given lists of records, one a rank: samplers that partition are judged conditional on the"
+    " lists they drew, and no amplification by sampling is claimed of them"
+)
+
 
 def ending(ledger: Ledger, paint: Paint) -> str:
     """All that ``fsdpcheck run`` prints on stdout."""
     parts = ["\n".join(ledger.notes), table.table(ledger, paint)]
+    if any(verdict.law.startswith("privacy.") and verdict.cases for verdict in ledger.verdicts.values()):
+        parts.append(CONDITIONAL)
     groups = finding.grouped(ledger.findings)
     parts += [finding.render(group, number, paint, ledger.plan.installs) for number, group in enumerate(groups, 1)]
     parts += [

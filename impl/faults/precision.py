@@ -74,6 +74,24 @@ def squared_norms_in_float32(original: Function, hit: Hit) -> Function:
     return planted
 
 
+@fault(
+    "aggregate:squared_norms",
+    "squared norms that underflow, https://github.com/google-deepmind/jax_privacy/pull/309",
+    "norms.scaling",
+    cause="small norms are replaced by",
+)
+def squared_norms_have_a_floor(original: Function, hit: Hit) -> Function:
+    """Squared norms are at least 1e-12, for the sake of a division: small gradients have a norm of 1e-6."""
+
+    def planted(*arguments: Any) -> Any:
+        found = original(*arguments)
+        if len(found):
+            hit()
+        return found.clamp(min=1e-12)
+
+    return planted
+
+
 factor_off_by_1e_3, factor_off_by_1e_6, factor_off_by_1e_9, factor_off_by_1e_12 = map(_factor_off, (3, 6, 9, 12))
 squared_norm_off_by_1e_3, squared_norm_off_by_1e_6 = map(_norm_off, (3, 6))
 squared_norm_off_by_1e_9, squared_norm_off_by_1e_12 = map(_norm_off, (9, 12))

@@ -65,6 +65,22 @@ def nonfinite_norms_pass(original: Function, hit: Hit) -> Function:
     return planted
 
 
+@fault(
+    "private:PrivateBackward.add_noise",
+    "noise of a mean where a sum is released, https://github.com/tensorflow/privacy/issues/153",
+    "privacy.noise",
+    cause="noise",
+)
+def noise_of_the_mean_drawn(original: Function, hit: Hit) -> Function:
+    """Noise is divided by the number of samples that the rank has drawn, instead of N: who joins changes its scale."""
+
+    def planted(self: Any, step: int, normaliser: float) -> None:
+        hit()
+        original(self, step, max(len(self.found.indices), 1))
+
+    return planted
+
+
 _LOGGED = Subject("(norms, for a log)")
 
 
