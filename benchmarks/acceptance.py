@@ -1,15 +1,18 @@
 """How many drawn cases are proved exact, by layer family and dtype; what they are like; what a case costs.
 
-``python -m benchmarks acceptance [N]``: N distinct cases of each clipping family, every trait but HSDP.
+``python -m benchmarks acceptance [N]``: N distinct cases of each clipping family, every trait but HSDP; and of each
+arithmetic of low precision, with HSDP, by number of ranks.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from typing import get_args
 
-from fsdpcheck import floors, oracle, proof, strategies
+from fsdpcheck import floors, oracle, proof, strategies, strategies_narrow
 from fsdpcheck.adapters import load
 from fsdpcheck.adapters._base import Features, Promise
 from fsdpcheck.case import Case, Trait
@@ -20,6 +23,12 @@ _DRAWS = {
     "plain": strategies.plain, "unclipped": strategies.private_unclipped, "exact": strategies.private_exact,
     "probe": strategies.private_probe,
 }  # fmt: skip
+_NARROW = {
+    f"{compute}, {clipping}": partial(strategies_narrow.low_precision, clipping=clipping, compute=compute)
+    for compute in ("bfloat16", "tf32")
+    for clipping in ("none", "unclipped")
+}
+_NARROW_WORLDS = (1, 2, 3, 4, 5, 6, 7, 8)
 _FAMILIES = (
     "float64", "float32", "surrogates", "conv", "group-norm", "rms-norm", "layer-norm", "attention", "bags", "tokens",
 )  # fmt: skip
@@ -30,7 +39,10 @@ def report(count: int = 300) -> str:
     features = Features(
         frozenset(get_args(Promise)), frozenset(get_args(Trait)) - {"hsdp"}, factor=load("reference").features.factor
     )
-    return "\n\n".join(_family(name, draw(features, strategies.WORLD_SIZES), count) for name, draw in _DRAWS.items())
+    parts = [_family(name, draw(features, strategies.WORLD_SIZES), count) for name, draw in _DRAWS.items()]
+    features = replace(features, accepts=features.accepts | {"hsdp"})
+    parts += [_family(name, draw(features, _NARROW_WORLDS), count) for name, draw in _NARROW.items()]
+    return "\n\n".join(parts)
 
 
 def _family(name: str, strategy: object, count: int) -> str:
@@ -55,7 +67,8 @@ def _family(name: str, strategy: object, count: int) -> str:
         facts["clips"] += any(bool((step.factors < 1).any()) for step in answer.steps)
         facts["gradient"] += any(bool(g.any()) for step in answer.steps for g in step.released.values())
         facts["W > 1"] += case.world_size > 1
-    shares = ", ".join(f"{label} {accepted[label]}/{drawn[label]}" for label in ("all", *_FAMILIES) if drawn[label])
+    labels = ("all", *_FAMILIES, *(f"W={world}" for world in _NARROW_WORLDS))
+    shares = ", ".join(f"{label} {accepted[label]}/{drawn[label]}" for label in labels if drawn[label])
     floor = ", ".join(f"{fact} {100 * facts[fact] / max(facts['W > 1'], 1):.0f} %" for fact in floors.FLOORS)
     cost = ", ".join(f"{part} {1e3 * seconds / len(cases):.1f} ms" for part, seconds in spent.items())
     total = max(accepted["all"], 1)
@@ -68,4 +81,5 @@ def _family(name: str, strategy: object, count: int) -> str:
 
 def _labels(case: Case) -> list[str]:
     traits = {trait.removesuffix("-private") for trait in case.requires()}
-    return ["all", case.arithmetic.dtype, *(family for family in _FAMILIES[2:] if family in traits)]
+    world = [] if case.arithmetic.compute == "dtype" else [f"W={case.world_size}"]
+    return ["all", case.arithmetic.dtype, *world, *(family for family in _FAMILIES[2:] if family in traits)]
