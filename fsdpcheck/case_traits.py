@@ -31,6 +31,9 @@ _PRIVATE: dict[Trait, Trait] = {
 }  # fmt: skip
 """Families of layers that private training asks more of: trait in plain training -> trait under privacy."""
 
+OF_MODELS = OWN_TRAITS | frozenset(_PRIVATE.values())
+"""Traits that are a model's: on a user's own they are what they are, and not drawn."""
+
 
 def requires(case: Case) -> frozenset[Trait]:
     """The traits an implementation must accept to be given this case."""

@@ -17,6 +17,7 @@ from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 from fsdpcheck import census, drawing, evidence, own_drawing
 from fsdpcheck.adapters._base import WITHOUT_MODEL
 from fsdpcheck.case import Case
+from fsdpcheck.case_traits import OF_MODELS
 from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Violation
 from fsdpcheck.evidence import CASES, DIAGNOSED, Evidence
 from fsdpcheck.hypothesis_private import without_local_constants, without_mutations
@@ -278,7 +279,15 @@ class _Check:
         """What would be said if nothing had gone wrong."""
         census = dict(sorted(self.census.items()))
         counts = (len(self.judged), len(self.rejected))
-        return Verdict(self.law.name, self.run.adapter_ref, "holds", *counts, census=census)
+        return Verdict(self.law.name, self.run.adapter_ref, "holds", *counts, census=census, undrawn=self._undrawn)
+
+    @property
+    def _undrawn(self) -> tuple[str, ...]:
+        """Accepted traits that no judged case demanded; none for laws whose cases train nothing."""
+        if not any(case.trains for case in self.judged):
+            return ()
+        fixed = OF_MODELS if self.run.own is not None else frozenset()
+        return tuple(sorted(self.run.features.accepts - set(self.census) - fixed))
 
     def _finding(self, found: Finding, note: str) -> Verdict:
         told = replace(self._diagnosed(found), note=note)

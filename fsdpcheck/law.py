@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, get_args
 
 from fsdpcheck.adapters._base import Features, Promise, Trait
-from fsdpcheck.errors import UsageError
+from fsdpcheck.errors import AdapterError, UsageError
 from fsdpcheck.execution import Observable
 
 if TYPE_CHECKING:
@@ -124,6 +124,21 @@ def chapters() -> dict[str, Law]:
         if module.name.startswith("test_"):
             importlib.import_module(f"{properties.__name__}.{module.name}")
     return LAWS
+
+
+def require_shown(ref: str, features: Features) -> None:
+    """Raise AdapterError for a promise no law of which can be judged by what the adapter shows."""
+    for promise in sorted(features.promises):
+        hidden = [law.observe - features.observables - {"params"} for law in LAWS.values() if law.promise == promise]
+        if hidden and all(hidden):
+            fewest = min(hidden, key=len)
+            raise AdapterError(
+                f"adapter {ref!r} promises {promise!r} and does not show what its laws judge by\n"
+                f"  got     observables {sorted(features.observables)}\n"
+                f"  wanted  {', '.join(sorted(fewest))} as well\n"
+                f"  next    add the method of fsdpcheck.adapter.Observed and list it in Features.observables,"
+                " or take the promise away"
+            )
 
 
 def _register(found: Law) -> None:

@@ -292,7 +292,7 @@ def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest, made: Sequ
             f"the trainer that adapter {adapter.name!r} built lacks a method\n"
             f"  got     {type(trainer).__qualname__} without {', '.join(missing)}\n"
             f"  wanted  {', '.join(needed)}\n"
-            f"  next    add it (see fsdpcheck.adapter.Trainer and Observed), or do not list its observable in Features"
+            f"  next    add it (see fsdpcheck.adapter.Observed), or list neither its observable nor its promise"
         )
     return trainer
 

@@ -26,7 +26,7 @@ from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
 from fsdpcheck.law import Law
 from fsdpcheck.plan import Plan
 from fsdpcheck.runner import Run
-from fsdpcheck.verdict import Confirmation, Finding, Verdict
+from fsdpcheck.verdict import NOT_CHECKED, Confirmation, Finding, Verdict
 
 Emit = Callable[[dict[str, Any]], None]
 CONFIRMING = "processes"
@@ -43,6 +43,9 @@ def run_session(plan: Plan, emit: Emit, done: Collection[tuple[str, str]] = (), 
     for ref in plan.adapters:
         adapters.load(ref)  # first: a user's file may hold laws of its own
     seen = own_inspection.inspect(plan.model, plan.batch, plan.loss, plan.units) if plan.model else None
+    law.chapters()
+    for ref in plan.adapters:
+        law.require_shown(ref, adapters.load(ref).features)
     laws = chosen_laws(plan.laws) if seen is None else _of_tier(chosen_laws(plan.laws), plan.real)
     avoid = frozenset(plan.avoid) | (seen.left_out(plan.real) if seen else frozenset())
     plan = replace(plan, installs=tuple(planted.resolved(name) for name in plan.installs))
@@ -134,7 +137,7 @@ def _one_adapter(
             )
         emit({"event": "verdict", **verdict.to_data()})
         if verdict.exit_code == USAGE and verdict.status == "error" and not refused:
-            refused = f"not checked: the adapter broke its protocol in {found.name}"
+            refused = f"{NOT_CHECKED}: the adapter broke its protocol in {found.name}"
         if verdict.finding is not None:
             emit({"event": "confirmation", "law": found.name, "adapter": run.adapter_ref, **confirm(found, verdict)})
 

@@ -12,6 +12,9 @@ from fsdpcheck.errors import FINDING, HOLDS, INTERNAL, NO_PROGRESS, USAGE, Viola
 Status = Literal["holds", "finding", "not promised", "no case", "error"]
 Confirmation = Literal["yes", "no", "not tried"]
 
+NOT_CHECKED = "not checked"
+"""How the reason begins of a law that was left out because of what another one met."""
+
 _WORST_FIRST = (INTERNAL, USAGE, FINDING, NO_PROGRESS)
 
 
@@ -59,7 +62,8 @@ class Verdict:
 
     ``cases`` distinct cases were judged, ``rejected`` distinct cases were outside the exact domain. ``reason``: why a
     law is not promised, ran no case, or stopped with an error; ``exit_code`` is what this verdict alone asks for.
-    ``census`` counts the judged cases by what they demand.
+    ``census`` counts the judged cases by what they demand; ``undrawn``: traits that the adapter accepts and that none
+    of them demanded, so that nothing is said of them.
     """
 
     law: str
@@ -70,6 +74,7 @@ class Verdict:
     seconds: float = 0.0
     reason: str = ""
     census: Mapping[str, int] = field(default_factory=dict)
+    undrawn: tuple[str, ...] = ()
     finding: Finding | None = None
     exit_code: int = HOLDS
 
@@ -89,7 +94,8 @@ class Verdict:
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> Verdict:
         finding = data["finding"]
-        return Verdict(**{**data, "finding": Finding(**finding) if finding else None})
+        undrawn = tuple(data.get("undrawn", ()))
+        return Verdict(**{**data, "undrawn": undrawn, "finding": Finding(**finding) if finding else None})
 
 
 def exit_code(codes: Iterable[int]) -> int:

@@ -164,6 +164,46 @@ def test_the_nearest_name_is_offered(tmp_path: Path, arguments: list[str], said:
     assert said in out
 
 
+@pytest.mark.parametrize(("worlds", "ragged"), [("1", True), ("2-3", False)])
+def test_accepted_traits_that_no_case_demanded_are_said(tmp_path: Path, worlds: str, ragged: bool) -> None:
+    arguments = ["--world-size", worlds, "--json", "out.json"]
+    code, out, _ = _run(tmp_path, "run", "--adapter", TOY, "--law", "toy.completes", *arguments)
+    (verdict,) = json.loads((tmp_path / "out.json").read_text())["verdicts"]
+    said = next((line for line in out.splitlines() if "accepted, but in no case of these laws" in line), "")
+    assert (code, "ragged" in verdict["undrawn"], "ragged" in said) == (0, ragged, ragged)
+    accepted = {"ragged", "empty-rank", "rows<ranks", "uneven-rows", "root-parameters"}
+    assert set(verdict["undrawn"]) == accepted - set(verdict["census"])
+
+
+def test_a_promise_without_what_its_laws_judge_by_has_code_2(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from fsdpcheck.adapter import Features\n"
+        "class Mine:\n"
+        "    name, features = 'mine', Features(promises=frozenset({'plain', 'padding.zero'}))\n"
+        "    def build(self, model, setup): ...\n"
+    )
+    code, out, _ = _run(tmp_path, "run", "--adapter", "mine.py:Mine", "--law", "training.plain")
+    assert code == 2
+    assert "adapter 'mine.py:Mine' promises 'padding.zero' and does not show what its laws judge by" in out
+    assert "wanted  shards as well" in out
+
+
+def test_an_adapter_that_breaks_its_protocol_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from fsdpcheck.adapter import Features\n"
+        "class Mine:\n"
+        "    name, features = 'mine', Features(promises=frozenset({'plain'}))\n"
+        "    def build(self, model, setup): return object()\n"
+    )
+    code, out, _ = _run(
+        tmp_path, "run", "--adapter", "mine.py:Mine", "--law", "invariance.w*", "--law", "training.plain"
+    )
+    assert code == 2
+    assert out.count("lacks a method") == 1
+    assert "not checked: the adapter broke its protocol in invariance.world" in out
+    assert out.count("ERROR") == 1
+
+
 def test_a_glob_without_a_law_has_code_2(tmp_path: Path) -> None:
     code, out, _ = _run(tmp_path, "run", "--adapter", TOY, "--law", "zzz.*")
     assert code == 2

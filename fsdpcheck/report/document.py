@@ -13,7 +13,7 @@ from fsdpcheck import __version__
 from fsdpcheck.errors import UsageError
 from fsdpcheck.ledger import Ledger
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Version of the document; it grows with every change that a reader could notice."""
 
 _KEPT = ("verdict", "confirmation", "error")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fsdpcheck.ledger import Ledger
 from fsdpcheck.report import finding, table
 from fsdpcheck.report.colour import Paint
+from fsdpcheck.verdict import NOT_CHECKED
 
 CONDITIONAL = (
     "privacy.* is judged for given lists of records, one a rank: samplers that partition are judged conditional on the"
@@ -20,9 +21,12 @@ def ending(ledger: Ledger, paint: Paint) -> str:
     groups = finding.grouped(ledger.findings)
     parts += [finding.render(group, number, paint, ledger.plan.installs) for number, group in enumerate(groups, 1)]
     parts += [
-        finding.trouble(verdict) for verdict in ledger.verdicts.values() if verdict.status in ("error", "no case")
+        finding.trouble(verdict)
+        for verdict in ledger.verdicts.values()
+        if verdict.status in ("error", "no case") and not verdict.reason.startswith(NOT_CHECKED)
     ]
     parts += [f"ERROR: {text}" for text, _ in ledger.errors]
+    parts.append(table.undrawn(ledger))
     if ledger.laws:
         parts.append(("interrupted: " if ledger.interrupted else "") + table.summary(ledger))
     return "\n\n".join(part for part in parts if part)

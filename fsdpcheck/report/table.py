@@ -8,7 +8,7 @@ from collections.abc import Container, Sequence
 from fsdpcheck.errors import HOLDS
 from fsdpcheck.ledger import Ledger
 from fsdpcheck.report.colour import Paint
-from fsdpcheck.verdict import Verdict
+from fsdpcheck.verdict import NOT_CHECKED, Verdict
 
 _HEAD = ("adapter", "law", "verdict", "cases", "rejected", "time", "tier", "")
 _RIGHT = {3, 4, 5}
@@ -34,6 +34,17 @@ def summary(ledger: Ledger) -> str:
     cases, rejected = sum(verdict.cases for verdict in verdicts), sum(verdict.rejected for verdict in verdicts)
     seconds = sum(verdict.seconds for verdict in verdicts)
     return f"{', '.join(parts)}; {cases} distinct cases judged, {rejected} rejected as not exact, {seconds:.1f} s"
+
+
+def undrawn(ledger: Ledger) -> str:
+    """A line an adapter: the traits it accepts that no judged case of any law demanded; "" where there are none."""
+    lines = []
+    for adapter in ledger.plan.adapters:
+        judged = [v for v in ledger.verdicts.values() if v.adapter == adapter and v.status == "holds" and v.undrawn]
+        never = set.intersection(*(set(verdict.undrawn) for verdict in judged)) if judged else set()
+        if never:
+            lines.append(f"{adapter}: accepted, but in no case of these laws: {', '.join(sorted(never))}")
+    return "\n".join(lines + ["(law by law: undrawn in --json)"] * bool(lines))
 
 
 def aligned(rows: Sequence[Sequence[str]], paint: Paint, right: Container[int] = _RIGHT) -> str:
@@ -96,7 +107,8 @@ def _note(verdict: Verdict) -> str:
     if verdict.finding is not None:
         return verdict.finding.what
     lines = verdict.reason.splitlines()
-    return "" if not lines else lines[0] if verdict.exit_code == HOLDS else "see below"
+    short = verdict.exit_code == HOLDS or verdict.reason.startswith(NOT_CHECKED)
+    return "" if not lines else lines[0] if short else "see below"
 
 
 def _findings(ledger: Ledger) -> str:
