@@ -34,27 +34,9 @@ def reduced_in_half_precision(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "shard:FlatUnit.accumulate",
-    "reduced gradients kept in the dtype that the model computes in (keep_low_precision_grads of FSDP1)",
-    "precision.training",
-)
-def gradients_kept_in_half_precision(original: Function, hit: Hit) -> Function:
-    """Where the model computes in half precision, the optimizer is given gradients rounded to it."""
-
-    def planted(self: Any, gradient: Tensor) -> None:
-        half = _half(self.trainable.parameters)
-        if half is not None:
-            hit()
-            gradient = gradient.to(half).to(gradient.dtype)
-        original(self, gradient)
-
-    return planted
-
-
-@fault(
     "step:Trainer.update",
     "a model trained in bfloat16 without float32 copies: updates below its rounding are lost",
-    "precision.private",
+    "precision.[tp]r*",
 )
 def parameters_kept_in_half_precision(original: Function, hit: Hit) -> Function:
     """Where the model computes in half precision, what is trained is rounded to it after each update."""
