@@ -57,8 +57,7 @@ class Law:
     def not_promised(self, features: Features) -> str:
         """Why an implementation with these features does not answer for this law; "" when it does."""
         if self.promise not in features.promises:
-            family = features.reasons.get(self.promise.partition(".")[0], "the adapter gives no reason")
-            reason = features.reasons.get(self.promise, family)
+            reason = features.reason(self.promise) or "the adapter gives no reason"
             return f"no promise {self.promise!r}: {reason}"
         if hidden := self.observe - features.observables - {"params"}:
             return f"the adapter does not show {', '.join(sorted(hidden))}"

@@ -111,6 +111,10 @@ class Features:
     rank_local: tuple[str, ...] = ()
     kernel_dtypes: tuple[KernelDtype, ...] = ("float32",)
 
+    def reason(self, promise: str) -> str:
+        """Why a promise is not made: its own reason, or its family's; "" if none is given."""
+        return self.reasons.get(promise) or self.reasons.get(promise.partition(".")[0], "")
+
 
 @dataclass(frozen=True)
 class MicroBatch:

@@ -42,6 +42,12 @@ _REASONS = {
     "poisson": "asked of the variants opacus, opacus:poisson and opacus:one_stream",
     "same-draws": "every rank draws from a generator of its own",
     "kernels": "forms norms by einsum, layer by layer: it has no kernels",
+    "hooks": "runs each layer's norm in hooks of its own and two backwards, so that a user's fire twice",
+    "parameter-hooks": "sets gradients that autograd does not see",
+    "memory": "shards by FSDP2; nothing is asked of private training",
+    "copies": "shows nothing by itself: what is shown is the adapter's copy",
+    "interrupts": "documents no way back from a backward that raised",
+    "features": "clips every step: features are asked of plain training",
     "dataset-order": "leaves each rank with the norms of its own samples",
 }
 _ACCEPTS: frozenset[Trait] = frozenset(
