@@ -162,6 +162,9 @@ class _Confirmation:
         return {"confirmed": confirmed, "note": "; ".join(notes)}
 
     def _confirm(self, found: Law, finding: Finding) -> tuple[Confirmation, str]:
+        case = Case.from_json(json.dumps(finding.case))
+        if case.kernel is not None:
+            return "not tried", "kernels run in a process of their own, without ranks"
         if self._used.name != "simulated":
             return "yes", f"found on {self._used.name}"
         if not self._plan.confirm:
@@ -169,7 +172,6 @@ class _Confirmation:
         try:
             if self._engine is None:
                 self._engine = _opened(self._stack, CONFIRMING, self._plan.budget)
-            case = Case.from_json(json.dumps(finding.case))
             run = Run(self._engine, finding.adapter, self._plan.installs)
             verdict = check_case(found, run, case, diagnose=False)
         except FsdpcheckError as error:

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsdpcheck import kernel_data
+from fsdpcheck import kernel_data, session
 from fsdpcheck.case import of_kernel
 from fsdpcheck.case_kernel import KernelSpec
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.law import chapters
+from fsdpcheck.plan import Plan
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Verdict
 
@@ -104,3 +105,10 @@ def test_a_case_names_its_kernel_and_comes_back_from_its_text() -> None:
     case = of_kernel(KernelSpec(0, 3, 4, 5, memory=("turned", "shared"), exponents=(-3, 2), repeated=True), 9)
     assert type(case).from_json(case.to_json()) == case
     assert "activations [0, 3, 4] float32 turned, backprops [0, 3, 5] float32 shared" in case.describe()
+
+
+def test_a_finding_of_a_kernel_is_not_said_to_be_seen_on_ranks(engine: SimulatedEngine) -> None:
+    events: list[dict[str, object]] = []
+    session.run_session(Plan((f"{TOYS}:lifted",), ("kernels.spoiled",)), events.append, engine=engine)
+    told = next(event for event in events if event["event"] == "confirmation")
+    assert (told["confirmed"], told["note"]) == ("not tried", "kernels run in a process of their own, without ranks")
