@@ -137,3 +137,11 @@ def _by_token(g: Tensor, tokens: Tensor, vocabulary: int) -> list[Tensor]:
     hot = F.one_hot(tokens[0], vocabulary).double()
     rows = g[0] if g.dim() == 3 else g.expand(len(hot), -1)
     return [torch.outer(hot[t], rows[t]) for t in range(len(hot))]
+
+
+def test_uses_of_one_position_each_do_not_tell_uses_from_positions() -> None:
+    answer = oracle.answer(_case(ModelSpec((LayerSpec(3), LayerSpec(3)), features=3, tied=(0, 1))))
+    step, rows = answer.steps[0], local_rows(answer.case, 0, 0, answer.steps[0].samples)
+    missing = _cross_terms(answer)
+    assert bool(missing.any())
+    assert named(diagnosis.of_norms(answer, 0, 0, (step.squared_norms - missing).sqrt()[rows])) == ""

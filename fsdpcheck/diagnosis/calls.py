@@ -43,10 +43,6 @@ def of_neighbours(first: Case, second: Case, mine: RankResult, theirs: RankResul
         for what in _followed(first, second, mine.rank, one, two):
             text = f"the size of what {one.op} sends is that of {what}: make it a public number"
             found.append(Suspect(f"size of {what}", text))
-    elif any(bool(layouts.indices(first, k)[mine.rank][c]) != bool(layouts.indices(second, k)[mine.rank][c])
-             for k in range(first.step.steps) for c in range(first.step.micro_batches)):  # fmt: skip
-        text = f"the collectives depend on whether a rank has samples: rank {mine.rank} has none in one of the runs"
-        found.append(Suspect("rank without samples", text))
     return found
 
 

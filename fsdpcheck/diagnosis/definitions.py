@@ -18,9 +18,11 @@ from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import kinds
 from fsdpcheck.diagnosis.fitting import mentions
 from fsdpcheck.oracle import Answer
-from fsdpcheck.suspects import Suspect
+from fsdpcheck.suspects import EXACT, WEAK, Suspect
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CROSS = ("weight: no cross terms", "tied: no cross term")
+"""Where each use of a weight has one position, these two are one."""
 _PADDING_ROW = ("embedding: padding row", "the row of padding_idx, which has no gradient, counts in the norm")
 _SUBSETS = 4  # layers of one kind of which every subset is tried: an implementation may choose a form by size
 
@@ -52,10 +54,13 @@ def suspected(answer: Answer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
         if bool(delta.any()):
             found.setdefault(key, (text, {}))[1][name] = delta
     kind = {layer.name: type(layer.module).__name__ for layer in layers}
+    one, other = (found.get(key, ("", {}))[1] for key in _CROSS)
+    alike = any(name in one and torch.equal(one[name], delta) for name, delta in other.items())
     for key, (text, deltas) in found.items():
         for names in _chosen(list(deltas), kind):
             delta = torch.stack([deltas[name] for name in names]).sum(0)
-            yield Suspect(key, f"{text} ({mentions(names)})"), delta
+            strength = WEAK if key in _CROSS and alike else EXACT
+            yield Suspect(key, f"{text} ({mentions(names)})", strength), delta
 
 
 def _chosen(names: list[str], kind: Mapping[str, str]) -> Iterator[list[str]]:
@@ -165,7 +170,7 @@ def _of_uses(layers: list[_Seen]) -> Iterator[tuple[str, str, Tensor]]:
     if linear:
         ends = [torch.cat([_sequence(x) for x in own], 1)
                 for own in zip(*((layer.activations, layer.backprops) for layer in linear), strict=True)]  # fmt: skip
-        yield from kinds.of_products(ends[0], ends[1])
+        yield next(kinds.of_products(ends[0], ends[1]))  # halves of the uses of one weight are the uses apart
     if len(shared) > 1:
         uses = [_of_use(layer, padded=False) for layer in shared]
         right = _square(torch.stack(uses).sum(0))

@@ -46,7 +46,7 @@ def _stages(answer: Answer, step: int) -> Iterator[tuple[str, Sequence[Named], f
         return
     if case.step.micro_batches > 1:
         together = [[row for mine in everyone for row in mine[number]] for number in range(case.step.micro_batches)]
-        yield "after each micro-batch", [_of(answer, step, own, 1.0) for own in together], 1.0
+        yield "when they are reduced", [_of(answer, step, own, 1.0) for own in together], 1.0
     if case.world_size > 1:
         world = float(case.world_size)
         yield "before they are reduced", [_of(answer, step, own, world) for own in rows(case, step, wanted)], world
