@@ -183,7 +183,7 @@ def _made_up(rows: Tensor) -> Tensor:
     if not rows.is_floating_point():
         return rows.new_zeros(shape)
     count = rows.shape[1:].numel()
-    return torch.arange(1, count + 1, dtype=rows.dtype, device=rows.device).reshape(shape[1:]).expand(shape)
+    return torch.arange(1, count + 1, dtype=rows.dtype, device=rows.device).reshape(shape[1:]).expand(shape).clone()
 
 
 def _poison(rows: Tensor) -> float:
