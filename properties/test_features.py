@@ -1,7 +1,8 @@
 """FSDP2 features: a training that uses one has the bits of one that does not, and the feature is in effect.
 
 Each law runs a case with and without the feature, compares the first with the single device's answer, and the two with
-each other: collectives, when layers run between them, how parameters lie. A feature that does nothing is a finding too.
+each other: collectives, when layers run between them, how parameters lie. A feature that does nothing is a finding too, so
+one that shows in what is gathered is asked on flat meshes: replicas of one shard gather nothing.
 Private training is not asked. Not seen: how fast anything is, and what streams of a GPU do.
 """
 
@@ -90,7 +91,7 @@ def _unnoticed(case: Case, run: Run, use: Use) -> None:
     assert_in_effect(*_ran(case, run, use), use)
 
 
-@law("features.unshard", promise="features.unshard", draw=_without("keep-unsharded"), ranks=2)
+@law("features.unshard", promise="features.unshard", draw=_without("keep-unsharded", "hsdp"), ranks=2)
 def test_gathering_units_by_hand_changes_no_bit(case: Case, run: Run) -> None:
     """With every unit gathered before the forward, asynchronously and waited for, training is the single device's.
 
@@ -216,7 +217,8 @@ def test_compiled_units_change_no_bit(case: Case, run: Run) -> None:
     _unnoticed(_each_its_own(case), run, "compiled")
 
 
-@law("features.bare-root", promise="features.bare-root", draw=_without("keep-unsharded"), ranks=2, own_models=False)
+@law("features.bare-root", promise="features.bare-root", draw=_without("keep-unsharded", "hsdp"), ranks=2,
+     own_models=False)  # fmt: skip
 def test_a_root_without_parameters_changes_no_bit(case: Case, run: Run) -> None:
     """What inner units leave is a unit of several modules, and the root has no parameters.
 
