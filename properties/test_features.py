@@ -1,9 +1,9 @@
 """FSDP2 features: a training that uses one has the bits of one that does not, and the feature is in effect.
 
 Each law runs a case with and without the feature, compares the first with the single device's answer, and the two with
-each other: collectives, when layers run between them, how parameters lie. A feature that does nothing is a finding too, so
-one that shows in what is gathered is asked on flat meshes: replicas of one shard gather nothing.
-Private training is not asked. Not seen: how fast anything is, and what streams of a GPU do.
+each other: collectives, when layers run between them, how parameters lie. A feature that does nothing is a finding too,
+so one that shows in what is gathered is asked on flat meshes: replicas of one shard gather nothing.
+Not asked of private training. Not seen: how fast anything is, and what streams of a GPU do.
 """
 
 from __future__ import annotations
