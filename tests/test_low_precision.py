@@ -142,6 +142,14 @@ def test_a_sum_over_ranks_may_need_more_bits_than_bfloat16_has() -> None:
     assert any(wrong(case, answer, torch.bfloat16) for case, answer in found)
 
 
+def test_a_batch_is_not_dealt_out_where_norms_are_partial() -> None:
+    """Their shares could not be put together: every private implementation refuses such a case."""
+    strategy = strategies_narrow.low_precision(EVERYTHING, (2, 3, 4, 5), "unclipped")
+    partial = [case for case in drawing.distinct(strategy, 300) if case.step.contribution != "complete"]
+    assert len(partial) >= 5
+    assert {case.layout.kind for case in partial} == {"replicated"}
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("world", range(1, 9))
 @pytest.mark.parametrize("compute", ["bfloat16", "tf32"])
