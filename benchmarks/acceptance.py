@@ -12,12 +12,13 @@ from dataclasses import replace
 from functools import partial
 from typing import get_args
 
-from fsdpcheck import floors, oracle, proof, strategies, strategies_narrow
+from fsdpcheck import floors, oracle, proof, strategies
 from fsdpcheck.adapters import load
 from fsdpcheck.adapters._base import Features, Promise
 from fsdpcheck.case import Case, Trait
-from fsdpcheck.drawing import distinct
 from fsdpcheck.errors import NotExact
+from fsdpcheck.strategies import narrow as strategies_narrow
+from fsdpcheck.strategies.drawing import distinct
 
 _DRAWS = {
     "plain": strategies.plain, "unclipped": strategies.private_unclipped, "exact": strategies.private_exact,

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from fsdpcheck import strategies
 from fsdpcheck.case import Case
 from fsdpcheck.checks import assert_same_execution
-from fsdpcheck.drawing import distinct
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact, Violation
 from fsdpcheck.runner import Run
+from fsdpcheck.strategies.drawing import distinct
 
 _FAMILIES = {
     "reference": (strategies.plain, strategies.private_exact, strategies.private_unclipped, strategies.global_norm),

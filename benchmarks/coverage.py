@@ -19,13 +19,13 @@ from fsdpcheck.adapters import load
 from fsdpcheck.adapters._base import WITHOUT_MODEL
 from fsdpcheck.case import Case
 from fsdpcheck.check import check_law
-from fsdpcheck.drawing import distinct
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.impl import faults
 from fsdpcheck.law import chapters
 from fsdpcheck.plan import PROFILES, WORLD_SIZES
 from fsdpcheck.replay import decode
 from fsdpcheck.runner import Run
+from fsdpcheck.strategies.drawing import distinct
 
 
 def report(count: int = PROFILES["ci"]) -> str:

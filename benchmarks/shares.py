@@ -7,10 +7,10 @@ from collections import Counter
 
 from fsdpcheck import oracle, proof, strategies
 from fsdpcheck.checks import assert_parameters_equal
-from fsdpcheck.drawing import distinct
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
 from fsdpcheck.runner import Run
+from fsdpcheck.strategies.drawing import distinct
 
 
 def report(count: int = 100) -> str:

@@ -14,10 +14,10 @@ from fsdpcheck import oracle, proof, strategies
 from fsdpcheck.adapters import load
 from fsdpcheck.case import BatchLayout, Case, MeshSpec, OptimizerSpec
 from fsdpcheck.checks import assert_parameters_equal
-from fsdpcheck.drawing import distinct
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact, Violation
 from fsdpcheck.runner import Run
+from fsdpcheck.strategies.drawing import distinct
 
 STEPS = 6
 _OPTIMIZERS = {

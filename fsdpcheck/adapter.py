@@ -17,7 +17,7 @@ from fsdpcheck.adapters._base import (
     Use,
 )
 from fsdpcheck.adapters._plugs import Drawn, Kernel, Kernels, Sampler, SamplerSetup, Sampling
-from fsdpcheck.case_sampling import SamplingSpec
+from fsdpcheck.case.sampling import SamplingSpec
 
 __all__ = [
     "Adapter",

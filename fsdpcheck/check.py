@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING
 import hypothesis
 from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 
-from fsdpcheck import census, drawing, evidence, own_drawing
+from fsdpcheck import census, evidence
 from fsdpcheck.adapters._base import WITHOUT_MODEL
 from fsdpcheck.case import Case
-from fsdpcheck.case_traits import OF_MODELS
+from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Violation
 from fsdpcheck.evidence import CASES, DIAGNOSED, Evidence
 from fsdpcheck.hypothesis_private import without_local_constants, without_mutations
+from fsdpcheck.own import drawing as own_drawing
 from fsdpcheck.plan import PROFILES, WORLD_SIZES
 from fsdpcheck.replay import Token, command, encode
 from fsdpcheck.runner import Run
+from fsdpcheck.strategies import drawing
 from fsdpcheck.verdict import Finding, Verdict
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from fsdpcheck import floors, tiers
 from fsdpcheck.case import Case
-from fsdpcheck.comparing import alike
+from fsdpcheck.checks.comparing import alike
+from fsdpcheck.checks.recorded import local_rows, pick
 from fsdpcheck.execution import StepRecord
 from fsdpcheck.oracle import StepAnswer
-from fsdpcheck.recorded import local_rows, pick
 from fsdpcheck.runner import Run
 from fsdpcheck.suspects import Suspects, common, named
 

@@ -42,7 +42,7 @@ class RunRequest:
     """One run. Everything but ``case`` that decides it: who, with what planted, watched how, in which order.
 
     ``adapter``: a name, "pkg.mod:attr" or "file.py:attr". ``observe``: what to record beyond "params".
-    ``observers``: dotted names "pkg.mod:function", called at named moments inside each rank (see program.py).
+    ``observers``: dotted names "pkg.mod:function", called at named moments inside each rank (see program).
     ``installs``: dotted names "pkg.mod:attr" of context managers put in place inside each process for the run's length.
     ``instrument``: targets u of the instrument, float64 [steps, D, R], D the samples of the dataset (see proof.py);
     None means zeros. ``schedule`` is the order in which simulated ranks get to run.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdpcheck.case import Activation, LayerSpec, ModelSpec
-from fsdpcheck.case_shapes import PROJECTIONS, Stage
+from fsdpcheck.case.shapes import PROJECTIONS, Stage
 
 _SCORE_SCALE = 0.25
 """What attention multiplies its scores by: its square root is dyadic for every d, which 1/sqrt(d)'s is not."""

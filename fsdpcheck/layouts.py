@@ -13,10 +13,11 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from fsdpcheck import models, own_model, values
+from fsdpcheck import models, values
 from fsdpcheck.adapters._base import Batch, MicroBatch
 from fsdpcheck.case import Case
-from fsdpcheck.case_shapes import body_input
+from fsdpcheck.case.shapes import body_input
+from fsdpcheck.own import model as own_model
 
 Indices = tuple[tuple[tuple[int, ...], ...], ...]
 

@@ -10,8 +10,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdpcheck import own_model
 from fsdpcheck.case import Loss, OwnModel
+from fsdpcheck.own import model as own_model
 
 Reduction = Literal["none", "mean", "sum"]
 

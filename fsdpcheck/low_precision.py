@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fsdpcheck import layouts, models, whole_step
 from fsdpcheck.case import Case
-from fsdpcheck.case_traits import NOT_IN_LOW_PRECISION
+from fsdpcheck.case.traits import NOT_IN_LOW_PRECISION
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.certifier import PRECISIONS, Certifier
 from fsdpcheck.exact.grid import bits, grid_exponent

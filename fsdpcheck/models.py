@@ -13,11 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import clipping_groups, layers, own_model, values
+from fsdpcheck import clipping_groups, layers, values
 from fsdpcheck.case import Case, Dtype, Numbers, OwnModel
-from fsdpcheck.case_shapes import Shape, Stage, StageKind, body_output, stages
+from fsdpcheck.case.shapes import Shape, Stage, StageKind, body_output, stages
 from fsdpcheck.clipping_groups import INSTRUMENT
 from fsdpcheck.losses import OwnLoss, PerSampleLoss
+from fsdpcheck.own import model as own_model
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 EXACT_SCALE_EXPONENT = {"float64": 40, "float32": 8}

@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 
 from fsdpcheck import spelling
 from fsdpcheck.case import Trait
-from fsdpcheck.case_rules import MAX_WORLD_SIZE
+from fsdpcheck.case.rules import MAX_WORLD_SIZE
 from fsdpcheck.errors import UsageError
 
 PROFILES: Final[dict[str, int]] = {"quick": 15, "ci": 60, "nightly": 600}

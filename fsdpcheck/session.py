@@ -18,12 +18,13 @@ from typing import Any
 import hypothesis
 import torch
 
-from fsdpcheck import adapters, engines, law, own_inspection, planted, replay, spelling
+from fsdpcheck import adapters, engines, law, planted, replay, spelling
 from fsdpcheck.case import Case
 from fsdpcheck.check import check_case, check_law
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
 from fsdpcheck.law import Law
+from fsdpcheck.own import inspection as own_inspection
 from fsdpcheck.plan import Plan
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import NOT_CHECKED, Confirmation, Finding, Verdict

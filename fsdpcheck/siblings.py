@@ -15,8 +15,8 @@ from fractions import Fraction
 from fsdpcheck import layouts, models, values
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import BatchLayout, Case, MeshSpec, OwnModel, Trait
-from fsdpcheck.case_rules import is_power_of_two
-from fsdpcheck.case_shapes import item_units
+from fsdpcheck.case.rules import is_power_of_two
+from fsdpcheck.case.shapes import item_units
 from fsdpcheck.errors import InvalidCase, NotExact
 
 _LARGEST_WORLD = 6

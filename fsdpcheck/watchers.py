@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fsdpcheck.errors import Interrupted
-from fsdpcheck.watch import Notes
+from fsdpcheck.program.watch import Notes
 
 SLOPE = "slope"
 ACCUMULATIONS = "fsdpcheck.watchers:accumulations"

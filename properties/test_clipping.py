@@ -13,9 +13,9 @@ from fsdpcheck.checks import (
     assert_norms_exact,
     assert_probe_coefficients,
 )
+from fsdpcheck.checks.nonfinite import assert_refused_or_left_out, spoiled
 from fsdpcheck.execution import Observable
 from fsdpcheck.law import law
-from fsdpcheck.nonfinite_checks import assert_refused_or_left_out, spoiled
 from fsdpcheck.runner import Run
 
 

@@ -16,9 +16,9 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck import strategies, watchers
 from fsdpcheck.adapters._base import Features, Use
 from fsdpcheck.case import Case, MeshSpec, Trait
+from fsdpcheck.checks.features import assert_in_effect, assert_right, assert_right_with, has_slopes
 from fsdpcheck.errors import InvalidCase, NotExact
 from fsdpcheck.execution import Execution
-from fsdpcheck.feature_checks import assert_in_effect, assert_right, assert_right_with, has_slopes
 from fsdpcheck.law import law
 from fsdpcheck.models import parameter_shapes
 from fsdpcheck.runner import Run

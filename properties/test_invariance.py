@@ -14,9 +14,9 @@ from fsdpcheck import diagnosis, siblings, strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Clipping
 from fsdpcheck.checks import assert_same_execution
+from fsdpcheck.checks.paired import assert_initial_equal, assert_same_training, require_same_placement
 from fsdpcheck.execution import Observable
 from fsdpcheck.law import law
-from fsdpcheck.paired import assert_initial_equal, assert_same_training, require_same_placement
 from fsdpcheck.runner import Run
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import strategies_beside
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case
-from fsdpcheck.kernel_checks import (
+from fsdpcheck.checks.kernels import (
     assert_definition,
     assert_memory_kept,
     assert_same_bits,
@@ -19,6 +18,7 @@ from fsdpcheck.kernel_checks import (
 )
 from fsdpcheck.law import law
 from fsdpcheck.runner import Run
+from fsdpcheck.strategies import beside as strategies_beside
 
 
 def _integers(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

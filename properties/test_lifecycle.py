@@ -15,11 +15,8 @@ from fsdpcheck import observers, strategies, watchers
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Clipping
 from fsdpcheck.checks import assert_parameters_equal
-from fsdpcheck.errors import NotExact
-from fsdpcheck.law import law
-from fsdpcheck.lifecycle_checks import assert_aliased, assert_few_gathered, assert_released
-from fsdpcheck.runner import Run
-from fsdpcheck.watched_checks import (
+from fsdpcheck.checks.lifecycle import assert_aliased, assert_few_gathered, assert_released
+from fsdpcheck.checks.watched import (
     assert_copies,
     assert_freed_in_between,
     assert_hooks_fire,
@@ -28,6 +25,9 @@ from fsdpcheck.watched_checks import (
     assert_undisturbed,
     interruptions,
 )
+from fsdpcheck.errors import NotExact
+from fsdpcheck.law import law
+from fsdpcheck.runner import Run
 
 
 def _any(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

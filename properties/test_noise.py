@@ -10,13 +10,14 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import noise_checks, observers, siblings, strategies
+from fsdpcheck import observers, siblings, strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case
 from fsdpcheck.checks import assert_padding_zero
+from fsdpcheck.checks import noise as noise_checks
+from fsdpcheck.checks.noise import assert_noise_once, assert_noise_scale, noisy
+from fsdpcheck.checks.paired import assert_same_training
 from fsdpcheck.law import law
-from fsdpcheck.noise_checks import assert_noise_once, assert_noise_scale, noisy
-from fsdpcheck.paired import assert_same_training
 from fsdpcheck.runner import Run
 
 

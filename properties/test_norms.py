@@ -12,10 +12,10 @@ from fsdpcheck import observers, strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Contribution, Numbers
 from fsdpcheck.checks import assert_norms_exact, assert_norms_in_dataset_order
+from fsdpcheck.checks.matched_norms import assert_norms_near
+from fsdpcheck.checks.scaling import TIMES, assert_scaled
 from fsdpcheck.law import law
-from fsdpcheck.matched_norms import assert_norms_near
 from fsdpcheck.runner import Run
-from fsdpcheck.scaling_checks import TIMES, assert_scaled
 
 if TYPE_CHECKING:
     from fsdpcheck.law import Draw

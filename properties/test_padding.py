@@ -14,9 +14,9 @@ from fsdpcheck import observers, strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Clipping, Numbers
 from fsdpcheck.checks import assert_clipped_update, assert_global_norm, assert_padding_zero, assert_parameters_equal
+from fsdpcheck.checks.shards import assert_covered
 from fsdpcheck.law import law
 from fsdpcheck.runner import Run
-from fsdpcheck.shard_checks import assert_covered
 
 
 def _different_numbers(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from fsdpcheck import strategies_narrow
 from fsdpcheck.case import Case
 from fsdpcheck.checks import assert_gradients_equal, assert_norms_exact, assert_parameters_equal
 from fsdpcheck.law import law
 from fsdpcheck.runner import Run
+from fsdpcheck.strategies import narrow as strategies_narrow
 
 _unclipped = partial(strategies_narrow.low_precision, clipping="unclipped")
 _tf32 = partial(strategies_narrow.low_precision, compute="tf32")

@@ -13,13 +13,13 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck import neighbours, strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Clipping
-from fsdpcheck.law import law
-from fsdpcheck.noise_checks import noisy
-from fsdpcheck.private_checks import (
+from fsdpcheck.checks.noise import noisy
+from fsdpcheck.checks.private import (
     assert_others_keep_their_coefficient,
     assert_same_calls,
     assert_sensitivity,
 )
+from fsdpcheck.law import law
 from fsdpcheck.runner import Run
 
 

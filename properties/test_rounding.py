@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fsdpcheck import strategies
 from fsdpcheck.case import Case
+from fsdpcheck.checks.matched import assert_gradients_sum, assert_updates_follow
 from fsdpcheck.law import law
-from fsdpcheck.matched import assert_gradients_sum, assert_updates_follow
 from fsdpcheck.runner import Run
 
 

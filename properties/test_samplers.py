@@ -10,15 +10,12 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import strategies_beside
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, MeshSpec
-from fsdpcheck.case_sampling import epoch_steps
+from fsdpcheck.case.sampling import epoch_steps
 from fsdpcheck.checks import assert_collectives_equal
-from fsdpcheck.law import law
-from fsdpcheck.poisson_checks import assert_poisson, assert_rate
-from fsdpcheck.runner import Run
-from fsdpcheck.sampler_checks import (
+from fsdpcheck.checks.poisson import assert_poisson, assert_rate
+from fsdpcheck.checks.samplers import (
     assert_dealt_out,
     assert_equal_steps,
     assert_goes_on,
@@ -27,6 +24,9 @@ from fsdpcheck.sampler_checks import (
     assert_same_draws,
     of_case,
 )
+from fsdpcheck.law import law
+from fsdpcheck.runner import Run
+from fsdpcheck.strategies import beside as strategies_beside
 
 
 def _shares(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

@@ -14,13 +14,13 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck import siblings, strategies
 from fsdpcheck.adapters._base import Features, Keeping
 from fsdpcheck.case import Case, Clipping
+from fsdpcheck.checks.noise import noisy
+from fsdpcheck.checks.recorded import completed
+from fsdpcheck.checks.state import assert_readable, assert_resumed, assert_stored, going_on, unsharded
 from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Observable
 from fsdpcheck.law import law
-from fsdpcheck.noise_checks import noisy
-from fsdpcheck.recorded import completed
 from fsdpcheck.runner import Run
-from fsdpcheck.state_checks import assert_readable, assert_resumed, assert_stored, going_on, unsharded
 
 
 def _any(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

@@ -10,9 +10,9 @@ from torch import Tensor
 from fsdpcheck import oracle
 from fsdpcheck.adapters._base import FactorRule
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.checks.recorded import local_rows, pick
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.oracle import Answer, Named
-from fsdpcheck.recorded import local_rows, pick
 from fsdpcheck.trace import Collective
 
 SMALL = Case(

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpcheck import adapters, arithmetic, bounds, drawing, models, oracle, strategies, whole_step
+from fsdpcheck import adapters, arithmetic, models, oracle, strategies, whole_step
 from fsdpcheck.adapters._base import FactorRule
 from fsdpcheck.case import Case
+from fsdpcheck.checks import bounds
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.operators import LOGICAL, MOVES
+from fsdpcheck.strategies import drawing
 
 PRIVATE = ("conv", "group-norm", "rms-norm", "attention", "bags")
 CASES = 80

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsdpcheck import bounds, checks, layouts, models, oracle
+from fsdpcheck import checks, layouts, models, oracle
 from fsdpcheck.adapters._base import FactorRule, GlobalNormRule
+from fsdpcheck.checks import bounds
 from fsdpcheck.errors import UsageError, Violation
 from fsdpcheck.oracle import INSTRUMENT, Answer
 from tests.fabricated import (

@@ -19,7 +19,7 @@ import pytest
 import fsdpcheck
 from fsdpcheck import adapters, cli, law
 from fsdpcheck.case import Trait
-from fsdpcheck.case_trait_words import MEANINGS
+from fsdpcheck.case.trait_words import MEANINGS
 from fsdpcheck.errors import UsageError
 from fsdpcheck.ledger import Ledger
 from fsdpcheck.plan import Plan

@@ -12,9 +12,9 @@ from torch import Tensor
 from fsdpcheck import diagnosis, layouts, oracle
 from fsdpcheck.adapters._base import FactorRule
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec
+from fsdpcheck.checks.recorded import local_rows, pick
 from fsdpcheck.diagnosis.fitting import fits
 from fsdpcheck.oracle import Answer, Named
-from fsdpcheck.recorded import local_rows, pick
 from fsdpcheck.suspects import named
 from tests.fabricated import SMALL, clipped, right_weights, weighted
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fsdpcheck import diagnosis, layouts, models, oracle
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.checks.recorded import local_rows
 from fsdpcheck.diagnosis import kinds
-from fsdpcheck.recorded import local_rows
 from fsdpcheck.suspects import named
 
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fsdpcheck import noise_checks, oracle
+from fsdpcheck import oracle
 from fsdpcheck.case import MeshSpec
+from fsdpcheck.checks import noise as noise_checks
+from fsdpcheck.checks.noise import noisy, scale_limits
 from fsdpcheck.diagnosis import noise
 from fsdpcheck.diagnosis.noise import Draw
-from fsdpcheck.noise_checks import noisy, scale_limits
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.suspects import named
 from tests.fabricated import clipped

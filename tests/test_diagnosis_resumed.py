@@ -8,10 +8,10 @@ import torch
 
 from fsdpcheck import diagnosis, oracle
 from fsdpcheck.case import BatchLayout, Case, MeshSpec, OptimizerSpec
+from fsdpcheck.checks.noise import noisy
 from fsdpcheck.diagnosis import resumed, stale
 from fsdpcheck.diagnosis.calls import of_neighbours
 from fsdpcheck.execution import RankResult
-from fsdpcheck.noise_checks import noisy
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.program import make_optimizer
 from fsdpcheck.suspects import named

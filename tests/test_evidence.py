@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpcheck import check, drawing, evidence
+from fsdpcheck import check, evidence
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.check import check_law
 from fsdpcheck.diagnosis import of_failure
@@ -20,6 +20,7 @@ from fsdpcheck.execution import Execution, Failure, RankResult, RankState, RunRe
 from fsdpcheck.impl import faults
 from fsdpcheck.law import chapters
 from fsdpcheck.runner import Run
+from fsdpcheck.strategies import drawing
 from fsdpcheck.suspects import PATTERN, WEAK, Suspect, common, named
 from fsdpcheck.trace import Collective
 from fsdpcheck.verdict import Verdict

@@ -8,17 +8,18 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from fsdpcheck import feature_checks, watchers
+from fsdpcheck import watchers
 from fsdpcheck.adapters import load
 from fsdpcheck.adapters._base import Promise, Use
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.checks import features as feature_checks
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.law import chapters
+from fsdpcheck.program.watch import GRAPHS
 from fsdpcheck.runner import Run
 from fsdpcheck.trace import Collective
-from fsdpcheck.watch import GRAPHS
 
 CASE = Case(ModelSpec((LayerSpec(1),)))
 TWO_MICRO_BATCHES = Case(

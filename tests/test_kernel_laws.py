@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsdpcheck import kernel_data, session
+from fsdpcheck import session
 from fsdpcheck.case import of_kernel
-from fsdpcheck.case_kernel import KernelSpec
+from fsdpcheck.case.kernel import KernelSpec
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.law import chapters
 from fsdpcheck.plan import Plan
+from fsdpcheck.program import kernel_data
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Verdict
 

@@ -20,18 +20,12 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
             "binomial", "torch_private", "hypothesis_private", "triton_private", "references", "spelling",
         )
     },
-    {
-        "case": (
-            "case", "case_rules", "case_shapes", "case_text", "case_traits", "case_trait_words", "case_sampling",
-            "case_kernel",
-        )
-    },
+    {"case": ("case", "case.*")},
     {
         "data": (
             "execution", "arithmetic", "matching", "deadlock", "adapter", "adapters", "adapters._base",
-            "adapters._plugs", "models", "sampler_program", "kernel_program", "kernel_data",
-            "losses", "layers", "layouts", "siblings", "neighbours", "program", "watch", "plan", "verdict", "floors",
-            "clipping_groups", "own_model", "own_units", "own_inspection",
+            "adapters._plugs", "models", "losses", "layers", "layouts", "siblings", "neighbours", "plan", "verdict",
+            "floors", "clipping_groups", "program", "program.*", "own", "own.model", "own.units", "own.inspection",
         )
     },
     {
@@ -39,18 +33,11 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
         "engines": ("engines", "engines.*"),
         "oracle": ("oracle", "proof", "low_precision", "whole_step", "tiers"),
         "observers": ("observers", "watchers"),
-        "strategies": (
-            "strategies", "strategies_model", "strategies_beside", "strategies_narrow", "drawing", "own_drawing",
-        ),
+        "strategies": ("strategies", "strategies.*", "own.drawing"),
     },
     {
         "runner": ("runner",),
-        "checks": (
-            "checks", "bounded_checks", "bounds", "own_roundings", "matched", "matched_norms", "comparing", "recorded",
-            "paired", "private_checks", "noise_checks", "state_checks", "lifecycle_checks", "shard_checks",
-            "nonfinite_checks", "scaling_checks", "sampler_checks", "poisson_checks", "kernel_checks", "watched_checks",
-            "feature_checks", "diagnosis", "diagnosis.*",
-        ),
+        "checks": ("checks", "checks.*", "own.roundings", "diagnosis", "diagnosis.*"),
     },
     {
         "uses": (

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpcheck import arithmetic, drawing, layouts, models, oracle, proof, strategies_narrow, tiers
+from fsdpcheck import arithmetic, layouts, models, oracle, proof, tiers
 from fsdpcheck.adapters import _fsdp2, load
 from fsdpcheck.adapters._base import Features, Promise
 from fsdpcheck.case import (
@@ -34,6 +34,8 @@ from fsdpcheck.checks import assert_gradients_equal, assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact, Violation
 from fsdpcheck.runner import Run
+from fsdpcheck.strategies import drawing
+from fsdpcheck.strategies import narrow as strategies_narrow
 
 EVERYTHING = Features(frozenset(get_args(Promise)), frozenset(get_args(Trait)))
 SMALL = Case(

@@ -9,8 +9,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from fsdpcheck import matched
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.checks import matched
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import UsageError, Violation
 from fsdpcheck.execution import Execution

@@ -10,12 +10,12 @@ from fractions import Fraction
 import pytest
 import torch
 
-from fsdpcheck import bounds
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.checks import bounds
+from fsdpcheck.checks.matched_norms import assert_norms_near
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact, Violation
 from fsdpcheck.execution import Execution, RunRequest
-from fsdpcheck.matched_norms import assert_norms_near
 from fsdpcheck.proof import traced_gradients
 from fsdpcheck.runner import Run
 

@@ -11,14 +11,15 @@ from typing import get_args
 import pytest
 import torch
 
-from fsdpcheck import drawing, layouts, neighbours, oracle, strategies
+from fsdpcheck import layouts, neighbours, oracle, strategies
 from fsdpcheck.adapters._base import Features, Promise
 from fsdpcheck.case import Trait
+from fsdpcheck.checks.private import _limit, assert_same_calls, assert_sensitivity
 from fsdpcheck.errors import NotExact, Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.neighbours import Neighbours
 from fsdpcheck.oracle import Answer
-from fsdpcheck.private_checks import _limit, assert_same_calls, assert_sensitivity
+from fsdpcheck.strategies import drawing
 from fsdpcheck.trace import Collective
 
 EVERYTHING = Features(frozenset(get_args(Promise)), frozenset(get_args(Trait)) - {"real", "float32", "project"})

@@ -10,11 +10,12 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from fsdpcheck import noise_checks, oracle, proof
+from fsdpcheck import oracle, proof
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, ModelSpec, StepSpec
+from fsdpcheck.checks import noise as noise_checks
+from fsdpcheck.checks.noise import FALSE_ALARM, assert_noise_once, assert_noise_scale, scale_limits
 from fsdpcheck.errors import UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
-from fsdpcheck.noise_checks import FALSE_ALARM, assert_noise_once, assert_noise_scale, scale_limits
 
 N = 560 * 560
 CASE = Case(ModelSpec((LayerSpec(2, frozen="bias", bias=True),)), layout=BatchLayout(batch_size=2))

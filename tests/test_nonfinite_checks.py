@@ -9,14 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fsdpcheck import drawing, layouts, program, strategies
+from fsdpcheck import layouts, program, strategies
 from fsdpcheck.adapters.reference import Reference
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.checks.nonfinite import assert_refused_or_left_out, spoiled
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact, Violation
 from fsdpcheck.execution import Execution, Failure, RankState, RunRequest
-from fsdpcheck.nonfinite_checks import assert_refused_or_left_out, spoiled
 from fsdpcheck.runner import Run
+from fsdpcheck.strategies import drawing
 
 CASE = Case(
     ModelSpec((LayerSpec(2, activation="relu"), LayerSpec(2)), features=2, units=(1,)),

@@ -11,12 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from fsdpcheck import adapters, cli, layouts, models, oracle, own_drawing, own_inspection, own_roundings, proof, replay
+from fsdpcheck import adapters, cli, layouts, models, oracle, proof, replay
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, ModelSpec, OwnModel, StepSpec
 from fsdpcheck.errors import InvalidCase, InvalidToken, NotExact, UsageError
 from fsdpcheck.exact import surrogates
 from fsdpcheck.exact.certifier import FLOAT64, Certifier
 from fsdpcheck.law import chapters
+from fsdpcheck.own import drawing as own_drawing
+from fsdpcheck.own import inspection as own_inspection
+from fsdpcheck.own import roundings as own_roundings
 
 TOYS = str(Path(__file__).parent / "toys" / "own_models.py")
 GPT = str(Path(__file__).parent.parent / "docs" / "examples" / "small_gpt.py")

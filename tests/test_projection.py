@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fsdpcheck import drawing, program, strategies
+from fsdpcheck import program, strategies
 from fsdpcheck.case import Case
 from fsdpcheck.checks import assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact, Violation
 from fsdpcheck.runner import Run
+from fsdpcheck.strategies import drawing
 
 NAMES = ("reference", "reference_fsdp2", "fully_shard", "fsdp1")
 

@@ -9,11 +9,9 @@ import pytest
 
 from fsdpcheck.adapters._plugs import Drawn
 from fsdpcheck.case import MeshSpec, of_sampler
-from fsdpcheck.case_sampling import AxisLayout, SamplingSpec, epoch_steps, share_count, share_of
-from fsdpcheck.errors import UsageError, Violation
-from fsdpcheck.execution import Execution, RankResult, RunRequest
-from fsdpcheck.poisson_checks import assert_poisson, assert_rate
-from fsdpcheck.sampler_checks import (
+from fsdpcheck.case.sampling import AxisLayout, SamplingSpec, epoch_steps, share_count, share_of
+from fsdpcheck.checks.poisson import assert_poisson, assert_rate
+from fsdpcheck.checks.samplers import (
     assert_dealt_out,
     assert_equal_steps,
     assert_goes_on,
@@ -21,7 +19,9 @@ from fsdpcheck.sampler_checks import (
     assert_orders,
     assert_same_draws,
 )
-from fsdpcheck.sampler_program import OBSERVER
+from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.execution import Execution, RankResult, RunRequest
+from fsdpcheck.program.samplers import OBSERVER
 from tests.fabricated import SMALL
 
 Lists = list[list[list[tuple[int, ...]]]]

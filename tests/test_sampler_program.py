@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fsdpcheck.case import Case, MeshSpec, of_kernel, of_sampler
-from fsdpcheck.case_kernel import KernelSpec
-from fsdpcheck.case_sampling import SamplingSpec
+from fsdpcheck.case.kernel import KernelSpec
+from fsdpcheck.case.sampling import SamplingSpec
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import InvalidCase, UsageError

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fsdpcheck import observers
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.checks.shards import assert_covered
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import UsageError, Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.runner import Run
-from fsdpcheck.shard_checks import assert_covered
 
 CASE = Case(
     ModelSpec((LayerSpec(3, bias=True, frozen="bias"), LayerSpec(1)), features=2, units=(1,)),

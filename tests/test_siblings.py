@@ -9,12 +9,13 @@ from typing import get_args
 import pytest
 import torch
 
-from fsdpcheck import drawing, layouts, oracle, proof, siblings, strategies
+from fsdpcheck import layouts, oracle, proof, siblings, strategies
 from fsdpcheck.adapters._base import Features, Promise
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec, Trait
+from fsdpcheck.checks.paired import local_name
 from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.errors import NotExact
-from fsdpcheck.paired import local_name
+from fsdpcheck.strategies import drawing
 
 EVERYTHING = Features(frozenset(get_args(Promise)), frozenset(get_args(Trait)) - {"real"})
 NOTHING = Features(frozenset({"plain"}))

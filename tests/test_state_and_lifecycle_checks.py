@@ -8,13 +8,13 @@ from torch import Tensor
 
 from fsdpcheck.adapters._base import Stored, UnitState
 from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.checks.lifecycle import assert_aliased, assert_few_gathered, assert_released
+from fsdpcheck.checks.state import assert_stored
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import AdapterError, UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
-from fsdpcheck.lifecycle_checks import assert_aliased, assert_few_gathered, assert_released
 from fsdpcheck.observers import UNITS
 from fsdpcheck.runner import Run
-from fsdpcheck.state_checks import assert_stored
 
 MODEL = ModelSpec((LayerSpec(1),))
 WHOLE = torch.arange(6.0, dtype=torch.float64).view(2, 3)

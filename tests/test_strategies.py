@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis.internal.conjecture.engine import ConjectureRunner
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import adapters, drawing, layouts, models, oracle, proof, strategies
+from fsdpcheck import adapters, layouts, models, oracle, proof, strategies
 from fsdpcheck.adapters._base import Features, Promise
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, Trait
 from fsdpcheck.errors import NotExact
 from fsdpcheck.floors import FLOORS, census
 from fsdpcheck.hypothesis_private import without_mutations
+from fsdpcheck.strategies import drawing
 
 ALL: frozenset[Trait] = frozenset(get_args(Trait))
 EVERYTHING = Features(frozenset(get_args(Promise)), ALL)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fsdpcheck import observers, watched_checks, watchers
+from fsdpcheck import observers, watchers
 from fsdpcheck.case import Case, LayerSpec, ModelSpec
+from fsdpcheck.checks import watched as watched_checks
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord

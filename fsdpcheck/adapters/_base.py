@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fsdpcheck.case import Compute as Compute
 from fsdpcheck.case import MeshSpec, StepSpec
 from fsdpcheck.case import Trait as Trait
-from fsdpcheck.case_kernel import KernelDtype
+from fsdpcheck.case.kernel import KernelDtype
 from fsdpcheck.execution import Observable
 from fsdpcheck.execution import Use as Use
 
@@ -269,7 +269,7 @@ class Observed(Trainer, Protocol):
         """For "state": take the state over from ``folder``, written at any number of ranks. Called before any step."""
 
     def local_tensors(self) -> list[Tensor]:
-        """The local parameter tensors the optimizer updates, live, for cases that project (see program.py).
+        """The local parameter tensors the optimizer updates, live, for cases that project (see program).
 
         Needed only by who promises "sharded", and where the optimizer is not one that ``Setup.optimizer`` made, whose
         parameters are known.

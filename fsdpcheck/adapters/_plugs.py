@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fsdpcheck.adapters._base import Adapter
 from fsdpcheck.case import MeshSpec
-from fsdpcheck.case_sampling import SamplingSpec
+from fsdpcheck.case.sampling import SamplingSpec
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 """(activations [B, T, d], backprops [B, T, p]) -> squared norms [B] of the per-sample gradients of a Linear's weight.

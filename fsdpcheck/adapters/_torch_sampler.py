@@ -8,7 +8,7 @@ from itertools import islice
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from fsdpcheck.adapters._plugs import Drawn, SamplerSetup
-from fsdpcheck.case_sampling import share_count, share_of
+from fsdpcheck.case.sampling import share_count, share_of
 
 
 class Shares:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case
+from fsdpcheck.checks.recorded import local_rows, pick
 from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution, Observable, StepRecord
 from fsdpcheck.law import Law
 from fsdpcheck.oracle import StepAnswer
-from fsdpcheck.recorded import local_rows, pick
 from fsdpcheck.runner import Run
 
 Tier = Literal["exact", "any C", "replay"]

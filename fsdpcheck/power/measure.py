@@ -15,13 +15,13 @@ from fsdpcheck import strategies
 from fsdpcheck.adapters._base import Promise
 from fsdpcheck.case import Case
 from fsdpcheck.checks import assert_same_execution
-from fsdpcheck.drawing import distinct
 from fsdpcheck.errors import NotExact, UsageError, Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.law import Law, chapters
 from fsdpcheck.power.judges import Tier, allclose, law_judge, watched
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import Draw
+from fsdpcheck.strategies.drawing import distinct
 
 _NEUTRAL = "fsdpcheck.power.neutral:"
 _IMPL = "fsdpcheck.impl.faults:"

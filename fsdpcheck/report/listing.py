@@ -6,7 +6,7 @@ from typing import get_args
 
 from fsdpcheck import adapters, engines
 from fsdpcheck.case import Trait
-from fsdpcheck.case_trait_words import MEANINGS
+from fsdpcheck.case.trait_words import MEANINGS
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.report.table import aligned

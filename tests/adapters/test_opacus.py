@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, Clipping, LayerSpec, MeshSpec, ModelSpec, StepSpec, of_sampler
-from fsdpcheck.case_sampling import SamplingSpec
+from fsdpcheck.case.sampling import SamplingSpec
 from fsdpcheck.checks import assert_norms_exact, assert_parameters_equal
+from fsdpcheck.checks.poisson import assert_poisson
+from fsdpcheck.checks.samplers import assert_equal_steps
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import Violation
-from fsdpcheck.poisson_checks import assert_poisson
 from fsdpcheck.runner import Run
-from fsdpcheck.sampler_checks import assert_equal_steps
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("opacus") is None or importlib.metadata.version("opacus") != "1.6.0",

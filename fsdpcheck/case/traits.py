@@ -1,0 +1,141 @@
+"""What a Case demands of an implementation: its traits. Used by ``Case``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from fsdpcheck.case import sampling as case_sampling
+from fsdpcheck.case.shapes import SPATIAL, row_counts
+
+if TYPE_CHECKING:
+    from fsdpcheck.case import Case, OwnModel, Trait
+
+OWN_TRAITS: frozenset[Trait] = frozenset(
+    {
+        "bias", "tokens", "sequence", "padding_idx", "layer-norm", "layer-norm-without-bias", "frozen", "tied",
+        "root-parameters", "conv", "group-norm", "rms-norm", "attention", "bags", "own-layers", "surrogates",
+    }
+)  # fmt: skip
+"""What a user's model can demand by itself; "surrogates" means: when numbers are on a grid."""
+NOT_IN_LOW_PRECISION: frozenset[Trait] = frozenset(
+    {
+        "surrogates", "conv", "conv-private", "bags", "bags-private", "layer-norm", "layer-norm-without-bias",
+        "own-layers",
+    }
+)  # fmt: skip
+"""What is on no grid of few bits, or has kernels for bfloat16 whose sums are not promised to be float32's."""
+_PRIVATE: dict[Trait, Trait] = {
+    "tied": "tied-private", "conv": "conv-private", "group-norm": "group-norm-private",
+    "rms-norm": "rms-norm-private", "attention": "attention-private", "bags": "bags-private",
+}  # fmt: skip
+"""Families of layers that private training asks more of: trait in plain training -> trait under privacy."""
+
+OF_MODELS = OWN_TRAITS | frozenset(_PRIVATE.values())
+"""Traits that are a model's: on a user's own they are what they are, and not drawn."""
+
+
+def requires(case: Case) -> frozenset[Trait]:
+    """The traits an implementation must accept to be given this case."""
+    if case.sampling is not None:
+        return frozenset(case_sampling.traits(case, case.sampling))
+    if case.kernel is not None:
+        return frozenset()
+    return frozenset({*_model_traits(case), *_layout_traits(case), *_step_traits(case), *_number_traits(case)})
+
+
+def _own_traits(case: Case, own: OwnModel) -> Iterator[Trait]:
+    ranks = case.mesh.dp_shard
+    found = [trait for trait in own.traits if trait != "surrogates"]
+    yield from (_PRIVATE.get(trait, trait) if case.step.private else trait for trait in found)
+    facts: dict[Trait, bool] = {
+        "rows<ranks": any(rows < ranks for rows in own.rows),
+        "uneven-rows": any(rows % ranks for rows in own.rows),
+        "keep-unsharded": not case.mesh.reshard_after_forward,
+        "hsdp": case.mesh.dp_replicate > 1,
+    }
+    yield from (trait for trait, holds in facts.items() if holds)
+
+
+def _model_traits(case: Case) -> Iterator[Trait]:
+    if case.model.own is not None:
+        yield from _own_traits(case, case.model.own)
+        return
+    spec, ranks = case.model, case.mesh.dp_shard
+    kinds = {layer.kind for layer in spec.layers}
+    facts: dict[Trait, Any] = {
+        "bias": any(layer.bias for layer in spec.layers),
+        "tokens": spec.input == "tokens",
+        "sequence": spec.input in ("sequence", "tokens"),
+        "padding_idx": spec.padding_idx is not None,
+        "layer-norm": spec.layer_norm or "layer_norm" in kinds,
+        "layer-norm-without-bias": any(layer.kind == "layer_norm" and not layer.bias for layer in spec.layers),
+        "frozen": any(layer.frozen != "none" for layer in spec.layers),
+        "root-parameters": sum(spec.units) < len(spec.layers) + spec.has_front,
+        "rows<ranks": any(rows < ranks for rows in row_counts(spec)),
+        "uneven-rows": any(rows % ranks for rows in row_counts(spec)),
+        "keep-unsharded": not case.mesh.reshard_after_forward,
+        "hsdp": case.mesh.dp_replicate > 1,
+    }
+    yield from (trait for trait, holds in facts.items() if holds)
+    families: dict[Trait, bool] = {
+        "tied": spec.tied is not None,
+        "conv": spec.input in SPATIAL,
+        "group-norm": "group_norm" in kinds,
+        "rms-norm": "rms_norm" in kinds,
+        "attention": "attention" in kinds,
+        "bags": spec.input == "bags",
+    }
+    yield from (_PRIVATE[trait] if case.step.private else trait for trait, holds in families.items() if holds)
+
+
+_OFF_THE_GRID = {"layer_norm", "rms_norm", "group_norm", "attention", "gelu", "silu", "tanh", "sigmoid", "softmax"}
+"""Kinds of layers and activations whose values are no dyadic numbers."""
+
+
+def _number_traits(case: Case) -> Iterator[Trait]:
+    arithmetic, layers = case.arithmetic, case.model.layers
+    used = {layer.kind for layer in layers} | {layer.activation for layer in layers}
+    off_the_grid = bool(used & _OFF_THE_GRID) or case.step.loss == "cross_entropy"
+    if case.model.own is not None:
+        off_the_grid = "surrogates" in case.model.own.traits
+    facts: dict[Trait, Any] = {
+        "float32": arithmetic.dtype == "float32",
+        "project": arithmetic.project,
+        "real": arithmetic.numbers == "real",
+        "surrogates": arithmetic.numbers == "grid" and off_the_grid,
+        "premultiply": arithmetic.averaging == "premultiply",
+        "bfloat16": arithmetic.compute == "bfloat16",
+        "tf32": arithmetic.compute == "tf32",
+    }
+    yield from (trait for trait, holds in facts.items() if holds)
+
+
+def _layout_traits(case: Case) -> Iterator[Trait]:
+    layout, sizes = case.layout, case.local_sizes
+    wraps = layout.kind == "sampler" and sum(sizes) > layout.batch_size
+    wraps = wraps or len({i for own in layout.lists for i in own}) < sum(map(len, layout.lists))
+    facts: dict[Trait, Any] = {
+        "replicated": layout.kind == "replicated" and case.world_size > 1,
+        "ragged": len(set(sizes)) > 1,
+        "empty-rank": min(sizes) < case.step.micro_batches,
+        "wrap-around": wraps,
+    }
+    yield from (trait for trait, holds in facts.items() if holds)
+
+
+def _step_traits(case: Case) -> Iterator[Trait]:
+    step = case.step
+    facts: dict[Trait, Any] = {
+        "micro-batches": step.micro_batches > 1,
+        "no-sync": step.micro_batches > 1 and not step.sync_every,
+        "mean": step.reduction == "mean",
+        "momentum": step.optimizer.momentum > 0,
+        "weight-decay": step.optimizer.weight_decay > 0,
+        "adam": step.optimizer.kind == "adam",
+        "adamw": step.optimizer.kind == "adamw",
+        "schedule": step.optimizer.schedule != "constant",
+        "resume": step.resume,
+        "per-layer-clipping": step.clip_groups != "all",
+    }
+    yield from (trait for trait, holds in facts.items() if holds)

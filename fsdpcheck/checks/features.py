@@ -1,0 +1,67 @@
+"""Checks of features: a training that uses one has the bits of one that does not, and does use it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fsdpcheck.checks import assert_gradients_equal, assert_parameters_equal
+from fsdpcheck.checks.recorded import completed, shows
+from fsdpcheck.errors import Violation
+from fsdpcheck.execution import Execution, RankResult, Use
+from fsdpcheck.oracle import Answer
+from fsdpcheck.program.watch import GRAPHS
+from fsdpcheck.watchers import FOOTPRINT, SLOPE
+
+Footprint = tuple[object, ...]
+
+
+def assert_right(execution: Execution, answer: Answer) -> None:
+    """Parameters, and gradients where they were recorded, are the single device's, bit for bit."""
+    completed(execution)
+    if all(shows(execution, step, "grads") for step in range(len(answer.steps))):
+        assert_gradients_equal(execution, answer)
+    assert_parameters_equal(execution, answer)
+
+
+def assert_right_with(use: Use, execution: Execution, answer: Answer) -> None:
+    """``assert_right`` of a run that uses a feature, where the one without it is right: so it is the feature."""
+    try:
+        assert_right(execution, answer)
+    except Violation as found:
+        if execution.failure is not None:
+            raise
+        cause = f"the training is right without {use}, so what {use} does is wrong"
+        raise Violation(found.what, got=found.got, wanted=found.wanted, where=found.where, cause=cause) from None
+
+
+def assert_in_effect(without: Execution, using: Execution, use: Use) -> None:
+    """On some rank the feature shows: in collectives, when layers run between them, how parameters lie, or graphs.
+
+    Both runs are completed. A feature that does nothing would be right in every bit, and be no feature.
+    """
+    if any(_footprint(a) != _footprint(b) for a, b in zip(completed(without), completed(using), strict=True)):
+        return
+    raise Violation(
+        f"{use} has no effect",
+        got="the same collectives, forwards, placements and graphs as without it, on every rank",
+        wanted="something else on some rank",
+        where="the run as a whole",
+        cause=f"what {use} asks for is dropped without a word",
+    )
+
+
+def has_slopes(execution: Execution) -> bool:
+    """Whether any rank's losses have a gradient that is not zero, in a run with watchers.FOOTPRINT."""
+    noted = (value for rank in execution.ranks for name, _, _, value in rank.observations if name == FOOTPRINT)
+    return any(isinstance(value, tuple) and value[0] == SLOPE and value[1] for value in noted)
+
+
+def count(execution: Execution, op: str) -> list[int]:
+    """How many calls of one kind each rank made, on groups of several ranks."""
+    return [Counter(call.op for call in rank.trace if len(call.group) > 1)[op] for rank in completed(execution)]
+
+
+def _footprint(result: RankResult) -> Footprint:
+    calls = tuple((call.op, call.reduce_op, call.group, call.inputs, call.outputs) for call in result.trace)
+    notes = tuple(repr(value) for _, moment, _, value in result.observations if moment == "noted")
+    return calls, notes, sum(name == GRAPHS for name, *_ in result.observations)

@@ -1,0 +1,91 @@
+"""Checks of a step in which one sample's gradient is NaN or infinite: refused by all ranks, or as if it were not there.
+
+Such a sample has no clip factor, and 0 * NaN is NaN: a weight of zero does not remove it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fsdpcheck import siblings, values
+from fsdpcheck.case import Case
+from fsdpcheck.checks.comparing import require_equal
+from fsdpcheck.checks.recorded import completed
+from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.execution import Execution, RankState
+from fsdpcheck.oracle import Answer
+from fsdpcheck.suspects import Suspect
+
+
+@dataclass(frozen=True)
+class Spoiled:
+    """``case`` of one step, whose ``sample`` shall have targets that are all ``value``; ``without`` has it nowhere."""
+
+    case: Case
+    without: Case
+    sample: int
+    value: float
+
+
+def spoiled(case: Case) -> Spoiled:
+    """One of the samples of the case's first step, and NaN or an infinity, as its seed says.
+
+    Raises NotExact for a batch without samples.
+    """
+    step = replace(case.step, steps=1, resume=False)
+    listed = siblings.listed(replace(case, step=step))
+    lists = listed.layout.lists
+    present = sorted({sample for own in lists for sample in own})
+    if not present:
+        raise NotExact("there is no sample to spoil")
+    sample = present[int(values.integers(case.seed, "spoiled", (1,), 0, len(present) - 1)[0])]
+    value = (math.nan, math.inf, -math.inf)[int(values.integers(case.seed, "by what", (1,), 0, 2)[0])]
+    rest = tuple(tuple(other for other in own if other != sample) for own in lists)
+    return Spoiled(listed, replace(listed, layout=replace(listed.layout, lists=rest)), sample, value)
+
+
+def assert_refused_or_left_out(execution: Execution, pair: Spoiled, without: Answer) -> None:
+    """Either every rank raises, and names the sample by its global number, or the step is that of the batch without it.
+
+    Then parameters, and gradients if recorded, are the single device's answer ``without``, bit for bit.
+    """
+    failure = execution.failure
+    if failure is not None and failure.kind == "raised":
+        for state in failure.ranks:
+            _require_named(state, pair)
+        return
+    what = "a sample whose gradient is not finite was neither refused by all ranks nor left out"
+    step = without.steps[0]
+    for result in completed(execution):
+        for words, got, wanted in (
+            ("parameters", result.steps[0].params, step.after),
+            ("gradients", result.steps[0].grads, step.used),
+        ):
+            if got is not None:
+                where = f"step 0, rank {result.rank}, {words}; sample {pair.sample} is {pair.value}"
+                require_equal(what, got, wanted, where, lambda got=got: _of_wrong(got))  # type: ignore[misc]
+
+
+def _require_named(state: RankState, pair: Spoiled) -> None:
+    said = " ".join(line for line in state.stack if not line.startswith("  "))
+    if state.state == "raised" and re.search(rf"\b{pair.sample}\b", said):
+        return
+    raise Violation(
+        "not every rank refuses a sample whose gradient is not finite, and names it",
+        got=f"{state.state} {said}".strip(),
+        wanted=f"an exception on every rank that names sample {pair.sample}",
+        where=f"step 0, rank {state.rank}; sample {pair.sample} is {pair.value}",
+    )
+
+
+def _of_wrong(got: Mapping[str, Tensor]) -> list[Suspect]:
+    if any(not bool(value.isfinite().all()) for value in got.values()):
+        return [
+            Suspect("not finite", "the sample came through: a weight of zero leaves 0 * NaN or 0 * inf, which is NaN")
+        ]
+    return []

@@ -1,0 +1,154 @@
+"""Checks of two runs on neighbouring batches: how far one record moves the released sum, and what it must not move.
+
+Legend: N the normaliser, C the clip norm, the root of the sum of C_l^2 where groups of parameters are clipped apart, k
+how many clip norms the neighbours may be apart, n samples, G clipping groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fsdpcheck import clipping_groups, tiers
+from fsdpcheck.checks import bounds
+from fsdpcheck.checks.comparing import alike, number
+from fsdpcheck.checks.paired import Side
+from fsdpcheck.checks.recorded import completed, recorded
+from fsdpcheck.diagnosis import of_gradient
+from fsdpcheck.diagnosis.calls import of_neighbours
+from fsdpcheck.errors import Violation
+from fsdpcheck.execution import Execution
+from fsdpcheck.neighbours import Neighbours
+from fsdpcheck.oracle import Answer
+from fsdpcheck.suspects import Suspects
+from fsdpcheck.trace import Trace
+
+
+def assert_sensitivity(pair: Neighbours, first: Side, second: Side) -> None:
+    """At the first step, N times the released gradients of neighbours are at most k * C apart, over all parameters.
+
+    Decided in exact arithmetic, with room for what a theorem lets the weighted sums and the clip factors round.
+    """
+    (one, answer), (other, _) = first, second
+    completed(one), completed(other)
+    limit = _limit(pair, first, second)
+    for (rank, a), (_, b) in zip(recorded(one, 0, "grads"), recorded(other, 0, "grads"), strict=True):
+        squared = _distance_squared(a, b) * answer.case.step.normaliser**2
+        if squared > limit**2:
+            raise Violation(
+                "one record moves the released sum by more than its clip norm allows",
+                got=f"{float(bounds.square_root(squared / _sensitivity_squared(answer)))!r} * C",
+                wanted=f"at most {pair.times} * C, C = {math.hypot(*answer.clip_norms)!r}",
+                where=f"step 0, rank {rank}, {pair.words}",
+                cause=partial(_of_wrong, first, second),
+            )
+
+
+def assert_others_keep_their_coefficient(pair: Neighbours, first: Side, second: Side) -> None:
+    """At the first step the coefficient of each record that did not move is the same in both runs, bit for bit.
+
+    Read from the instrument, in the family "probe": its row i holds the coefficient of record i, and in a noisy step
+    the noise of that element besides.
+    """
+    one, other = first[0], second[0]
+    noisy = bool(pair.first.step.noise_multiplier)
+    completed(one), completed(other)
+    kept = [record for record in range(pair.first.layout.batch_size) if record not in pair.moved]
+    for (rank, a), (_, b) in zip(recorded(one, 0, "grads"), recorded(other, 0, "grads"), strict=True):
+        for name in clipping_groups.instruments(pair.first):
+            mine, theirs = a[name].flatten()[kept], b[name].flatten()[kept]
+            if alike(mine, theirs):
+                continue
+            place = int((mine != theirs).nonzero()[0])
+            raise Violation(
+                f"the {'noise or ' * noisy}coefficient of a record depends on which others there are",
+                got=number(theirs[place]),
+                wanted=number(mine[place]),
+                where=f"step 0, rank {rank}, record {kept[place]}, {name}; {pair.words}",
+                cause=partial(_of_wrong, first, second) if not noisy else "its noise, or its scale, follows the batch",
+            )
+
+
+def assert_same_calls(pair: Neighbours, one: Execution, other: Execution) -> None:
+    """Every rank took every step and made the same collectives: their number, order, groups, types and sizes."""
+    for mine, theirs in zip(completed(one), completed(other), strict=True):
+        a, b = _shapes(mine.trace), _shapes(theirs.trace)
+        if a != b:
+            at = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            raise Violation(
+                "what is sent depends on one record",
+                got=str(theirs.trace[at]) if at < len(b) else f"{len(b)} collectives",
+                wanted=str(mine.trace[at]) if at < len(a) else f"{len(a)} collectives",
+                where=f"collective {at} of rank {mine.rank}, {pair.words}",
+                cause=partial(of_neighbours, pair.first, pair.second, mine, theirs, at),
+            )
+
+
+def _limit(pair: Neighbours, first: Side, second: Side) -> Fraction:
+    """k * C, and what may be rounded of both released sums."""
+    room = sum((_room(answer) for _, answer in (first, second)), Fraction(0))
+    answer = first[1]
+    bound = _root_above(_sensitivity_squared(answer))
+    return pair.times * bound * (1 + _of_factors(answer)) + answer.case.step.normaliser * room
+
+
+def _sensitivity_squared(answer: Answer) -> Fraction:
+    """C^2, the sum over the clipping groups."""
+    return sum((Fraction(own) ** 2 for own in answer.clip_norms), Fraction(0))
+
+
+def _root_above(value: Fraction) -> Fraction:
+    """A square root, rounded up."""
+    return bounds.square_root(value) * (1 + Fraction(1, 2**190))
+
+
+def _room(answer: Answer) -> Fraction:
+    """Bound on the norm of released gradient - (1/N) sum c_i g_i, c_i the answer's clip factors; 0 if that is exact."""
+    step = answer.steps[0]
+    if tiers.every_bit(tiers.of(answer.case, answer.rule)) or not step.samples:
+        return Fraction(0)
+    counts = torch.tensor(step.multiplicity, dtype=torch.float64)
+    weights = step.factors.double() * counts.reshape(-1, *[1] * (step.factors.dim() - 1)) / answer.case.step.normaliser
+    off = bounds.clipped_gradient_bound(answer, step, weights, 2 * _of_factors(answer))
+    squares = sum((Fraction(value) ** 2 for each in off.values() for value in each.flatten().tolist()), Fraction(0))
+    return _root_above(squares)
+
+
+def _of_factors(answer: Answer) -> Fraction:
+    """Relative error of a clip factor against min(1, C / norm): the norm's, its root's, norm + eps, the quotient's."""
+    unit = bounds.UNIT_ROUNDOFF[answer.case.arithmetic.dtype]
+    return (1 + bounds.gamma(4, unit)) / (1 - bounds.sample_norm_bound(answer)) - 1
+
+
+def _distance_squared(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Fraction:
+    """Exactly; infinite differences and NaN raise Violation, for they are no numbers to compare."""
+    total = Fraction(0)
+    for name in a:
+        for x, y in zip(a[name].flatten().tolist(), b[name].flatten().tolist(), strict=True):
+            if x != y:
+                total += (_finite(name, x) - _finite(name, y)) ** 2
+    return total
+
+
+def _finite(name: str, value: float) -> Fraction:
+    if value != value or value in (float("inf"), float("-inf")):
+        raise Violation("a released gradient is not finite", got=str(value), wanted="a number", where=f"step 0, {name}")
+    return Fraction(value)
+
+
+def _shapes(trace: Trace) -> list[tuple[object, ...]]:
+    return [(*call.fingerprint, call.group, call.group_name, call.subject) for call in trace]
+
+
+def _of_wrong(first: Side, second: Side) -> Suspects | None:
+    """Suspects of the first of the two released gradients that is not its own right answer."""
+    for execution, answer in (first, second):
+        got = next(iter(recorded(execution, 0, "grads")))[1]
+        if any(not alike(got.get(name), value) for name, value in answer.steps[0].used.items()):
+            return of_gradient(answer, 0, got)
+    return None

@@ -1,0 +1,235 @@
+"""Checks of samplers: what each rank was dealt, entry by entry.
+
+Legend: D records, P shares that they are split into; ranks along a replicated axis have the same share.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fsdpcheck.adapters._plugs import Drawn
+from fsdpcheck.case import Case
+from fsdpcheck.case.sampling import SamplingSpec, epoch_steps, repeated, share_count, share_of
+from fsdpcheck.checks.recorded import completed
+from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.execution import Execution
+from fsdpcheck.program.samplers import OBSERVER
+
+Epoch = list[Drawn]
+Share = list[Epoch]
+
+
+def spec_of(execution: Execution) -> SamplingSpec:
+    """What the sampler was asked for. Raises UsageError for a case of something else."""
+    spec = execution.request.case.sampling
+    if spec is None:
+        raise UsageError("the run was not one of a sampler; next: make the case with case.of_sampler")
+    return spec
+
+
+def ranks_of(execution: Execution) -> list[Share]:
+    """By rank and epoch: the steps that were drawn. Raises Violation with the failure's report if a rank failed."""
+    return [
+        [drawn for observer, _, _, drawn in result.observations if observer == OBSERVER]
+        for result in completed(execution)
+    ]
+
+
+def shares_of(execution: Execution) -> list[Share]:
+    """The same by share, once ranks that have the same one agree on it."""
+    case, spec = execution.request.case, spec_of(execution)
+    found: dict[int, tuple[int, Share]] = {}
+    for rank, own in enumerate(ranks_of(execution)):
+        share = share_of(spec, case.mesh, rank)
+        first, theirs = found.setdefault(share, (rank, own))
+        if own != theirs:
+            _refuse_other_replica(first, theirs, rank, own)
+    return [found[share][1] for share in range(share_count(spec, case.mesh))]
+
+
+def assert_dealt_out(execution: Execution) -> None:
+    """In every epoch the shares are equally long and hold every record once, but for what P not dividing D costs.
+
+    Dropped: fewer than P records, none twice. Taken again: fewer than P entries repeat a record, and no record stands
+    more often than it has to. Where the sampler marks entries that repeat, the rest holds every record exactly once.
+    """
+    case, spec = execution.request.case, spec_of(execution)
+    shares = shares_of(execution)
+    count, extra = len(shares), repeated(spec, case.mesh)
+    kept = spec.records + extra if extra or not spec.drop_last else spec.records - spec.records % count
+    for epoch in range(spec.epochs):
+        lists = [[record for step in share[epoch] for record in step.records] for share in shares]
+        _require_lengths(lists, kept // count, epoch)
+        times = Counter(record for own in lists for record in own)
+        most = -(-kept // spec.records)
+        for record in range(spec.records):
+            _require_times(record, times[record], 0 if spec.drop_last else 1, most, lists, epoch)
+        _require_marks([step for share in shares for step in share[epoch]], times, epoch)
+
+
+def assert_equal_steps(execution: Execution) -> None:
+    """Every rank takes as many steps as it should, in as many micro-batches as the others.
+
+    Shares: none is longer than asked. Poisson draws: every step of every rank has the same number of micro-batches, so
+    that it tells nothing of the draw.
+    """
+    case, spec = execution.request.case, spec_of(execution)
+    wanted = epoch_steps(spec, case.mesh) - spec.start
+    first, *_ = everyone = ranks_of(execution)
+    for rank, own in enumerate(everyone):
+        for number, epoch in enumerate(own):
+            where = f"epoch {number}, rank {rank}"
+            if len(epoch) != wanted:
+                cause = _of_steps(spec, len(epoch), wanted)
+                raise Violation("a rank takes another number of steps", got=f"{len(epoch)} steps",
+                                wanted=f"{wanted} steps, as all ranks", where=where, cause=cause)  # fmt: skip
+            for step, drawn in enumerate(epoch):
+                like = first[0][0] if spec.kind == "poisson" else first[number][step]
+                most = spec.batch_size if spec.kind == "shares" else spec.records
+                _require_chunks(drawn, like, most, f"{where}, step {step}")
+
+
+def assert_orders(execution: Execution, again: Execution) -> None:
+    """Shuffled epochs have different orders, and none that of the data set; others have that of the data set, always.
+
+    Made anew from the same seed the sampler gives the same orders. Needs so many records that chance does not make two
+    orders equal.
+    """
+    spec, first = spec_of(execution), shares_of(execution)
+    if first != shares_of(again):
+        raise Violation("the order of an epoch does not follow from seed and epoch", got="another order again",
+                        wanted="the same", where="two samplers of one seed")  # fmt: skip
+    seen: dict[tuple[tuple[int, ...], ...], str] = {_in_order(first, spec): "the data set"}
+    for epoch in range(spec.epochs):
+        order = tuple(tuple(r for step in share[epoch] for r in step.records) for share in first)
+        before = seen.setdefault(order, f"epoch {epoch}")
+        if spec.shuffle == (before != f"epoch {epoch}"):
+            got = f"the order of {before}" if spec.shuffle else "another order"
+            cause = f"epoch {epoch} repeats the order of {before}: the epoch is not told, or not used" * spec.shuffle
+            wanted = "another order" if spec.shuffle else "the order of the data set"
+            raise Violation("an epoch has the wrong order", got=got, wanted=wanted, where=f"epoch {epoch}", cause=cause)
+
+
+def assert_goes_on(execution: Execution, resumed: Execution) -> None:
+    """A sampler made anew that goes on at a later step gives what one that never stopped gave from there on."""
+    start = spec_of(resumed).start
+    for rank, (own, later) in enumerate(zip(ranks_of(execution), ranks_of(resumed), strict=True)):
+        for epoch, (whole, rest) in enumerate(zip(own, later, strict=True)):
+            if rest != whole[start:]:
+                got = [step.records for step in rest]
+                cause = ""
+                if [step.records for step in whole[: len(rest)]] == got:
+                    cause = "the epoch begins again after a stop"
+                raise Violation("a sampler goes on with other records after a stop", got=str(got),
+                                wanted=str([step.records for step in whole[start:]]),
+                                where=f"epoch {epoch} from step {start} on, rank {rank}", cause=cause)  # fmt: skip
+
+
+def assert_one_rank_each(execution: Execution) -> None:
+    """In every step of a Poisson draw no record stands twice, on one share or on two."""
+    for (epoch, step), drawn in logical(execution).items():
+        times = Counter(record for own in drawn for record in own)
+        twice = next((record for record, count in times.items() if count > 1), None)
+        if twice is not None:
+            owners = [share for share, own in enumerate(drawn) if twice in own]
+            cause = f"record {twice} belongs to shares {owners}" if len(owners) > 1 else "records are drawn with others"
+            raise Violation("a record joins a step twice", got=f"record {twice} on shares {owners}", wanted="once",
+                            where=f"epoch {epoch}, step {step}", cause=cause)  # fmt: skip
+
+
+def assert_same_draws(one: Execution, other: Execution) -> None:
+    """The logical batch of every step is the same set of records at two numbers of ranks."""
+    first, second = logical(one), logical(other)
+    for place, drawn in first.items():
+        wanted, got = ({record for own in lists for record in own} for lists in (drawn, second.get(place, [])))
+        if wanted != got:
+            sizes = [execution.request.case.world_size for execution in (one, other)]
+            raise Violation("which records are drawn depends on the number of ranks", got=str(sorted(got)),
+                            wanted=str(sorted(wanted)), where=f"epoch {place[0]}, step {place[1]}, W = {sizes[1]}"
+                            f" against W = {sizes[0]}", cause="draws depend on rank or share")  # fmt: skip
+
+
+def logical(execution: Execution) -> dict[tuple[int, int], list[tuple[int, ...]]]:
+    """(epoch, step) -> the records of each share."""
+    shares = shares_of(execution)
+    steps = [max(len(share[epoch]) for share in shares) for epoch in range(len(shares[0]))]
+    return {
+        (epoch, step): [share[epoch][step].records for share in shares if step < len(share[epoch])]
+        for epoch, count in enumerate(steps)
+        for step in range(count)
+    }
+
+
+def of_case(case: Case) -> SamplingSpec:
+    """The case's sampling. Raises UsageError for a case of something else."""
+    if case.sampling is None:
+        raise UsageError("the case is not one of a sampler; next: make it with case.of_sampler")
+    return case.sampling
+
+
+def _refuse_other_replica(first: int, theirs: Share, rank: int, own: Share) -> None:
+    for epoch, (one, two) in enumerate(zip(theirs, own, strict=True)):
+        for step in range(max(len(one), len(two))):
+            a, b = (steps[step].micro_batches if step < len(steps) else "no step" for steps in (one, two))
+            if a != b:
+                raise Violation("ranks along a replicated axis have different records", got=str(b), wanted=str(a),
+                                where=f"epoch {epoch}, step {step}, rank {rank} against rank {first}",
+                                cause="the axis is not the one that the samples are replicated over")  # fmt: skip
+
+
+def _require_lengths(lists: list[list[int]], wanted: int, epoch: int) -> None:
+    for share, own in enumerate(lists):
+        if len(own) != wanted:
+            raise Violation("shares are not equally long", got=f"{len(own)} entries", wanted=f"{wanted} entries",
+                            where=f"epoch {epoch}, share {share}")  # fmt: skip
+
+
+def _require_times(record: int, got: int, low: int, high: int, lists: list[list[int]], epoch: int) -> None:
+    if not low <= got <= high:
+        owners = [share for share, own in enumerate(lists) if record in own]
+        where = f"epoch {epoch}, record {record}, on shares {owners}" if owners else f"epoch {epoch}, record {record}"
+        wanted = f"{low} times" if low == high else f"{low} to {high} times"
+        cause = "shares overlap: ranks do not split one and the same order, or not by their own number"
+        raise Violation("an epoch does not hold every record as often as promised", got=f"{got} times", wanted=wanted,
+                        where=where, cause=cause)  # fmt: skip
+
+
+def _require_marks(steps: list[Drawn], times: Counter[int], epoch: int) -> None:
+    if any(step.repeats is None for step in steps):
+        return
+    marked = Counter(record for step in steps for record in step.repeats or ())
+    for record, count in times.items():
+        if count - marked[record] != 1:
+            cause = "entries that repeat a record are not marked as such"
+            raise Violation("marks do not tell repeated entries from others", got=f"{marked[record]} of {count} marked",
+                            wanted=f"{count - 1}", where=f"epoch {epoch}, record {record}", cause=cause)  # fmt: skip
+
+
+def _require_chunks(drawn: Drawn, like: Drawn, most: int, where: str) -> None:
+    sizes = list(map(len, drawn.micro_batches))
+    if len(sizes) != len(like.micro_batches):
+        raise Violation("a step has another number of micro-batches", got=f"{len(sizes)}, of {sizes} records",
+                        wanted=f"{len(like.micro_batches)}, as elsewhere", where=where,
+                        cause="empty micro-batches are left out" if len(sizes) < len(like.micro_batches) else "",
+                        )  # fmt: skip
+    if max(sizes, default=0) > most:
+        raise Violation("a micro-batch is longer than was asked for", got=f"{max(sizes)} records",
+                        wanted=f"at most {most}", where=where)  # fmt: skip
+
+
+def _of_steps(spec: SamplingSpec, got: int, wanted: int) -> str:
+    """What another number of steps comes of."""
+    if spec.kind == "poisson":
+        left_out = "steps in which the rank draws no record are left out: it misses their collectives, and their noise"
+        return left_out if got < wanted else ""
+    return f"the rank has {'more' if got > wanted else 'fewer'} records than others: shares are not made equally long"
+
+
+def _in_order(shares: list[Share], spec: SamplingSpec) -> tuple[tuple[int, ...], ...]:
+    """What the shares of the data set's own order are, dealt out one by one or in blocks, whichever was."""
+    count, length = len(shares), sum(len(step.records) for step in shares[0][0])
+    entries = [place % spec.records for place in range(length * count)]
+    dealt = tuple(tuple(entries[share::count]) for share in range(count))
+    blocks = tuple(tuple(entries[share * length : (share + 1) * length]) for share in range(count))
+    own = tuple(tuple(r for step in share[0] for r in step.records) for share in shares)
+    return blocks if own == blocks else dealt

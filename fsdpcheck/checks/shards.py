@@ -1,0 +1,127 @@
+"""Checks of shards: which elements of which parameters the ranks hold between them.
+
+Elements are known by their values, so nothing is asked of an implementation but the tensors that its optimizer updates:
+real numbers are nearly all different, and where two are equal they are counted.
+
+Legend: S ranks share the parameters of one replica.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+from torch import Tensor
+
+from fsdpcheck import models
+from fsdpcheck.checks.comparing import alike, number
+from fsdpcheck.checks.matched import trained_names
+from fsdpcheck.checks.recorded import completed
+from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.execution import Execution, RankResult
+from fsdpcheck.observers import HELD, PADDING
+
+Elements = Counter[float]
+"""How often each value occurs."""
+
+
+def assert_covered(execution: Execution) -> None:
+    """In each replica every element of every trained parameter lies on exactly one rank; and replicas hold the same.
+
+    After construction and after every step, as ``observers.held`` saw it. Besides, ranks may hold each frozen element
+    once, and as many zeros as ``observers.padding`` showed padding. What no rank holds, or what one holds too often, is
+    a violation; where in a shard an element lies is not looked at.
+    """
+    ranks = completed(execution)
+    size = execution.request.case.mesh.dp_shard
+    for first in range(0, len(ranks), size):
+        for moment, shown, held in _moments(execution, ranks[first : first + size]):
+            _require_once(execution, shown, held, f"{moment}, ranks {first} to {first + size - 1}")
+    for result in ranks[size:]:
+        _require_same(ranks[result.rank % size], result)
+
+
+def _moments(
+    execution: Execution, ranks: Sequence[RankResult]
+) -> Iterator[tuple[str, Mapping[str, Tensor], list[list[Tensor]]]]:
+    """(moment, parameters of the case or as the first rank showed them after a step, what each rank held)."""
+    initial = models.initial_parameters(execution.request.case)
+    seen = [_held(result) for result in ranks]
+    for step, moment in seen[0]:
+        shown = initial if step < 0 else ranks[0].steps[step].params
+        words = "before the first step" if step < 0 else f"step {step}"
+        yield words, shown, [own[step, moment] for own in seen]
+
+
+def _held(result: RankResult) -> dict[tuple[int, str], list[Tensor]]:
+    """What a rank held, by step and moment."""
+    found = {(step, moment): value for name, moment, step, value in result.observations if name == HELD}
+    if not found:
+        raise UsageError(f"rank {result.rank} showed nothing that it holds; next: run with observers.HELD")
+    return found
+
+
+def _require_once(
+    execution: Execution, shown: Mapping[str, Tensor], held: Sequence[Sequence[Tensor]], where: str
+) -> None:
+    names = trained_names(execution.request.case)
+    wanted = _elements(shown[name] for name in names)
+    frozen = _elements(value for name, value in shown.items() if name not in names)
+    found = _elements(chain.from_iterable(held))
+    if missing := wanted - found:
+        value = next(iter(missing))
+        raise Violation(
+            "an element of a parameter lies on no rank",
+            got=f"{wanted.total() - missing.total()} of {wanted.total()} elements",
+            wanted="every element on one rank",
+            where=f"{where}, {_place(value, shown)} = {number(value)}",
+        )
+    extra = found - wanted - frozen - Counter({0.0: _padding(execution)})
+    if extra:
+        value, whole = next(iter(extra)), all(_elements(own) >= wanted for own in held)
+        raise Violation(
+            "an element of a parameter lies on several ranks"
+            if value in wanted
+            else "a rank holds what no parameter has",
+            got=f"{extra.total()} elements more than the {wanted.total()} there are",
+            wanted="every element on one rank",
+            where=f"{where}, {_place(value, shown)} = {number(value)}",
+            cause="nothing is sharded: every rank holds whole parameters" if whole and len(held) > 1 else "",
+        )
+
+
+def _require_same(one: RankResult, other: RankResult) -> None:
+    mine, theirs = _held(one), _held(other)
+    for (step, moment), held in mine.items():
+        again = theirs.get((step, moment), [])
+        if len(held) != len(again) or not all(alike(a, b) for a, b in zip(held, again, strict=True)):
+            raise Violation(
+                "replicas hold different shards",
+                got="other bits",
+                wanted=f"those of rank {one.rank}",
+                where=f"step {step}, {moment}, rank {other.rank}",
+            )
+
+
+def _elements(tensors: Iterator[Tensor] | Sequence[Tensor]) -> Elements:
+    return Counter(value for tensor in tensors for value in tensor.flatten().tolist())
+
+
+def _padding(execution: Execution) -> int:
+    """How many elements of padding all ranks showed after construction."""
+    seen = [
+        value
+        for result in execution.ranks
+        for name, moment, _, value in result.observations
+        if name == PADDING and moment == "after_init"
+    ]
+    return sum(padding.numel() for each in seen for padding in each.values())
+
+
+def _place(value: float, shown: Mapping[str, Tensor]) -> str:
+    """The first element that has a value."""
+    for name, tensor in shown.items():
+        if bool((tensor == value).any()):
+            return f"{name}{(tensor == value).nonzero()[0].tolist()}"
+    return "no parameter"

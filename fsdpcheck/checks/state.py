@@ -1,0 +1,131 @@
+"""Checks of checkpoints: what goes on from one has the bits of what never stopped, and nothing else lies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from fsdpcheck import models
+from fsdpcheck.adapters._base import Features, Stored
+from fsdpcheck.case import Case
+from fsdpcheck.checks.comparing import require_equal, unknown
+from fsdpcheck.checks.paired import Side, assert_same_training, local_name
+from fsdpcheck.checks.recorded import completed
+from fsdpcheck.clipping_groups import is_instrument
+from fsdpcheck.diagnosis import resumed
+from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.execution import Execution, StepRecord
+from fsdpcheck.oracle import Answer
+from fsdpcheck.suspects import Suspects
+
+_AROUND = "the memory around a parameter, padding too, is written with it"
+
+
+def going_on(case: Case, features: Features) -> Case:
+    """The case in two steps at least, so that there is one before a stop and one after it."""
+    if case.step.steps > 1:
+        return case
+    if "project" not in features.accepts:
+        raise NotExact("a second step is exact for projected parameters only, which the adapter does not accept")
+    return replace(case, step=replace(case.step, steps=2), arithmetic=replace(case.arithmetic, project=True))
+
+
+def assert_resumed(first: Side, second: Side, what: str) -> None:
+    """Each trainer of ``second`` starts from the parameters that were saved, and each step is that of ``first``.
+
+    ``second`` loaded what it saved itself, or what ``first`` did. Gradients are compared too, where they are recorded.
+    """
+    saving, written = second if second[0].request.save_to else first
+    kept = completed(saving)[0]
+    for result in completed(second[0]):
+        for k in range(1, len(result.steps)):
+            got, wanted = result.steps[k].loaded, kept.steps[k - 1].saved
+            assert got is not None
+            assert wanted is not None
+            where = f"before step {k}, rank {result.rank} of {len(second[0].ranks)}, saved by {len(saving.ranks)}"
+            cause = partial(resumed.of_loaded, second[1], written, got, wanted)
+            require_equal("what was loaded is not what was saved", _body(got), _body(wanted), where, cause)
+    gradients = partial(_of_noise, first) if first[1].case.step.noise_multiplier else None
+    assert_same_training(first, second, what, gradients, partial(_of_update, second[1]))
+
+
+def assert_stored(execution: Execution, pieces: list[Stored], step: int) -> None:
+    """The pieces are every parameter that is trained or frozen, each element once, as shown when they were saved.
+
+    And no file holds an element more than its piece has: that would be padding, or another parameter's.
+    """
+    wanted = completed(execution)[0].steps[step].saved
+    assert wanted is not None
+    where = f"the checkpoint of step {step}"
+    _require_bare(pieces, where)
+    got = {name: _assembled(name, [p for p in pieces if p.name == name], where) for name in {p.name for p in pieces}}
+    require_equal("a checkpoint does not hold the parameters", got, wanted, where, unknown)
+
+
+def assert_readable(execution: Execution, model: nn.Module, step: int) -> None:
+    """A model that was filled from a checkpoint has the parameters that were shown when it was saved."""
+    wanted = completed(execution)[0].steps[step].saved
+    assert wanted is not None
+    got = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    where = f"the unsharded model, from the checkpoint of step {step}"
+    require_equal("an unsharded model reads other parameters", got, wanted, where, unknown)
+
+
+def unsharded(case: Case) -> nn.Module:
+    """The model of a case with NaN in every parameter: what is not read shows."""
+    model = models.build(case)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    return model
+
+
+def _require_bare(pieces: list[Stored], where: str) -> None:
+    """Each piece has the shape that the checkpoint says, and no memory beside it."""
+    for piece in pieces:
+        held = piece.value.untyped_storage().nbytes() // piece.value.element_size()
+        if (held, tuple(piece.value.shape)) != (prod(piece.sizes), piece.sizes):
+            raise Violation(
+                "a checkpoint does not hold the pieces it names",
+                got=f"{held} elements in the file",
+                wanted=f"{prod(piece.sizes)}, in shape {list(piece.sizes)}",
+                where=f"{where}, {piece.name} at {list(piece.offsets)}",
+                cause=_AROUND if held > prod(piece.sizes) else "",
+            )
+
+
+def _assembled(name: str, pieces: list[Stored], where: str) -> Tensor:
+    """The whole of one parameter. Raises Violation unless every element is in exactly one piece."""
+    shape = pieces[0].shape
+    count, whole = torch.zeros(shape, dtype=torch.int64), torch.full(shape, float("nan"), dtype=pieces[0].value.dtype)
+    for piece in pieces:
+        part = tuple(slice(at, at + size) for at, size in zip(piece.offsets, piece.value.shape, strict=True))
+        count[part] += 1
+        whole[part] = piece.value
+    if prod(shape) and not bool((count == 1).all()):
+        got = f"{int((count == 0).sum())} elements in no piece, {int((count > 1).sum())} in several"
+        raise Violation("a checkpoint does not hold each parameter once", got=got, wanted=f"{prod(shape)} once",
+                        where=f"{where}, {name}")  # fmt: skip
+    return whole
+
+
+def _body(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {local_name(name): value for name, value in named.items() if not is_instrument(name)}
+
+
+def _of_noise(never: Side, step: int, got: StepRecord) -> Suspects | None:
+    execution, answer = never
+    shown = [(own.grads, own.params) for own in execution.ranks[0].steps]
+    whole = [(grads, parameters) for grads, parameters in shown if grads is not None]
+    if not step or got.grads is None or len(whole) < len(shown):
+        return None
+    return resumed.of_noise(answer, step, whole, got.grads)
+
+
+def _of_update(answer: Answer, step: int, got: StepRecord) -> Suspects:
+    return resumed.of_update(answer, step, got.params)

@@ -1,0 +1,145 @@
+"""Checks of what watchers and observers noted of hooks, memory, copies and interruptions (see watchers.py)."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fsdpcheck import layouts, models, watchers
+from fsdpcheck.checks import assert_parameters_equal
+from fsdpcheck.checks.recorded import completed
+from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.execution import Execution
+from fsdpcheck.observers import SCRIBBLED
+from fsdpcheck.oracle import Answer
+from fsdpcheck.program.watch import Notes
+
+Hook = tuple[str, str]
+"""(kind, module)."""
+
+
+def assert_hooks_fire(execution: Execution) -> None:
+    """In every step, on every rank, each hook of each module fires as often as on a single device."""
+    for rank, step, noted in _by_step(execution, watchers.CALLS):
+        got, wanted = Counter(noted), _hooks_of_one_device(execution, step, rank)
+        for kind, module in sorted({*got, *wanted}):
+            if got[kind, module] != wanted[kind, module]:
+                raise Violation(
+                    "hooks do not fire as on a single device",
+                    got=f"the {kind} hook of {module or 'the model'} fired {got[kind, module]} times",
+                    wanted=f"{wanted[kind, module]} times",
+                    where=f"step {step}, rank {rank}",
+                    cause="a forward is computed more than once, or past the hooks of its module",
+                )
+
+
+def assert_parameter_hooks_fire(execution: Execution) -> None:
+    """Post-accumulate hooks of each trained parameter fire once for every reduction of gradients."""
+    spec = execution.request.case.step
+    wanted = spec.micro_batches if spec.sync_every else 1
+    for result in completed(execution):
+        if not (counts := [v for name, _, at, v in result.observations if name == watchers.ACCUMULATIONS and at < 0]):
+            raise UsageError("the run noted no parameters; next: run it with watchers.ACCUMULATIONS")
+        for step in range(len(result.steps)):
+            noted = [v for name, _, at, v in result.observations if name == watchers.ACCUMULATIONS and at == step]
+            fired = Counter(noted)
+            for number in range(sum(counts)):
+                if fired[number] != wanted:
+                    raise Violation("hooks on parameters do not fire once a reduction",
+                                    got=f"the hook of parameter {number} of the optimizer fired {fired[number]} times",
+                                    wanted=f"{wanted} times", where=f"step {step}, rank {result.rank}",
+                                    cause="gradients are put where autograd does not see them")  # fmt: skip
+
+
+def assert_steady_memory(execution: Execution) -> list[int]:
+    """Between steps parameters lie in as many bytes as before the first; each step has the same peak. The peaks."""
+    peaks = []
+    for rank in completed(execution):
+        noted = [(step, *value) for name, _, step, value in rank.observations if name == watchers.HELD]
+        rests = [(step, held) for step, when, held in noted if when == "at rest"]
+        if not rests:
+            raise UsageError("the run noted no memory; next: run it with watchers.HELD")
+        for step, held in rests:
+            if held != rests[0][1]:
+                raise Violation("memory is held between steps", got=f"{held} bytes of parameters",
+                                wanted=f"{rests[0][1]}, as before the first step",
+                                where=f"after step {step}, rank {rank.rank}",
+                                cause="a unit is not freed when the step is over")  # fmt: skip
+        own = [max(held for at, when, held in noted if at == step and when == "in a step")
+               for step in range(len(rank.steps))]  # fmt: skip
+        for step, peak in enumerate(own):
+            if peak != own[0]:
+                raise Violation("memory changes from step to step", got=f"{peak} bytes of parameters at most",
+                                wanted=f"{own[0]}, as in the first step", where=f"step {step}, rank {rank.rank}",
+                                cause="a unit is not freed, or not always at the same time")  # fmt: skip
+        peaks.append(own[0])
+    return peaks
+
+
+def assert_freed_in_between(freed: list[int], kept: list[int]) -> None:
+    """Peaks by rank of a run that frees units after their forward, against one that keeps them."""
+    for rank, (less, more) in enumerate(zip(freed, kept, strict=True)):
+        if less >= more:
+            raise Violation("units stay gathered", got=f"{less} bytes of parameters at most",
+                            wanted=f"less than the {more} of a training that keeps them", where=f"rank {rank}",
+                            cause="a unit is not freed when its forward is over")  # fmt: skip
+
+
+def assert_copies(execution: Execution) -> None:
+    """Writing into what the trainer has shown changes nothing that it shows next."""
+    for rank in completed(execution):
+        for name, _, step, changed in rank.observations:
+            if name == SCRIBBLED and changed:
+                raise Violation("what the trainer shows is what it trains", got=f"writing into it changes {changed[0]}",
+                                wanted="copies", where=f"step {step}, rank {rank.rank}",
+                                cause="live memory is given away")  # fmt: skip
+
+
+def interruptions(execution: Execution, watcher: str) -> int:
+    """How often all ranks together were interrupted."""
+    return sum(name == watcher for rank in completed(execution) for name, *_ in rank.observations)
+
+
+def right(execution: Execution, answer: Answer) -> bool:
+    """Whether a run shows the single device's parameters."""
+    try:
+        assert_parameters_equal(execution, answer)
+    except Violation:
+        return False
+    return True
+
+
+def assert_undisturbed(interrupted: Execution, answer: Answer, whole: Callable[[], Execution]) -> None:
+    """An interrupted run shows the single device's parameters. If not, ``whole()`` runs it without interruption."""
+    try:
+        assert_parameters_equal(interrupted, answer)
+    except Violation as found:
+        if interrupted.failure is not None or not right(whole(), answer):
+            raise
+        cause = "the training is right where nothing is interrupted: a step that raised leaves something behind"
+        raise Violation(found.what, got=found.got, wanted=found.wanted, where=found.where, cause=cause) from None
+
+
+def _hooks_of_one_device(execution: Execution, step: int, rank: int) -> Counter[Hook]:
+    """What fires on a single device that takes a rank's micro-batches."""
+    case, fired = execution.request.case, list[Any]()
+    watchers.calls(
+        model := models.build(case), Notes(rank, fired.append, lambda: step, lambda told: None, lambda shown: None)
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
+        for micro in layouts.batch(case, step, rank, execution.request.instrument).micro_batches:
+            torch.autograd.backward(models.loss_for(case)(model(micro.inputs), micro.targets).sum())
+    return Counter(fired)
+
+
+def _by_step(execution: Execution, watcher: str) -> Iterator[tuple[int, int, list[Any]]]:
+    """(rank, step, notes)."""
+    for rank in completed(execution):
+        for step in range(len(rank.steps)):
+            noted = [value for name, _, at, value in rank.observations if name == watcher and at == step]
+            yield rank.rank, step, noted

@@ -1,0 +1,135 @@
+"""A user's own model, batch and loss: loaded by reference, once in a process, and copied for whoever runs a case.
+
+``build()`` gives an ``nn.Module``; ``batch(n)``, or ``batch()``, gives (inputs, targets) with n samples along dim 0,
+each one tensor; ``loss(outputs, targets)`` gives per-sample losses [n]. What these must be like is checked by
+own_inspection.py; here nothing is.
+
+Legend: n samples, F features of one sample's flattened output.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import math
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fsdpcheck import references
+from fsdpcheck.case import OwnModel
+
+NEEDED = 27
+"""Samples that a batch must have: nine in each of three steps, the most that are drawn (see strategies)."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+_MODEL, _BATCH, _LOSS = (references.Kind(word) for word in ("model", "batch", "loss"))
+_lock = threading.RLock()  # simulated ranks are threads
+
+
+@contextmanager
+def fixed_seeds(seed: int = 0) -> Iterator[None]:
+    """The random streams of torch (CPU), numpy and Python at ``seed``, and back where they were on leaving."""
+    kept, numpy_kept = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(kept)
+            np.random.set_state(numpy_kept)
+
+
+def built(ref: str) -> Any:
+    """What the user's ``build()`` gives, anew, with the random streams at a fixed place."""
+    with _lock, fixed_seeds():
+        return references.load(ref, _MODEL)()
+
+
+def model(ref: str) -> nn.Module:
+    """A copy of the user's model, which is built once in a process: its own parameters, ties and modes."""
+    with _lock:
+        return copy.deepcopy(_prototype(ref))
+
+
+def values(ref: str) -> dict[str, Tensor]:
+    """The model's own parameters by name, a shared one once. Not to be changed."""
+    with _lock:
+        return {name: value.detach() for name, value in _prototype(ref).named_parameters()}
+
+
+def drawn(ref: str, count: int) -> Any:
+    """What the user's ``batch`` gives for ``count`` samples, anew, with the random streams at a fixed place."""
+    with _lock, fixed_seeds():
+        function = references.load(ref, _BATCH)
+        return function(count) if takes_count(function) else function()
+
+
+def samples(ref: str, count: int) -> tuple[Tensor, Tensor]:
+    """The first ``count`` samples of the user's batch: inputs [count, ...] and targets [count, ...]."""
+    with _lock:
+        inputs, targets = _samples(ref, max(count, NEEDED))
+        return inputs[:count], targets[:count]
+
+
+def loss(ref: str) -> Loss:
+    """The user's loss, or the built-in one for ""."""
+    return cast(Loss, references.load(ref, _LOSS)) if ref else built_in_loss
+
+
+def built_in_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """[n]: half the squared error, or for integer targets cross-entropy over the last dim, added up over positions."""
+    if targets.is_floating_point():
+        return 0.5 * (outputs - targets).flatten(1).square().sum(1)
+    rows = nn.functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1), reduction="none")
+    return rows.reshape(len(outputs), math.prod(targets.shape[1:])).sum(1)
+
+
+def target_form(own: OwnModel) -> tuple[tuple[int, ...], torch.dtype | None]:
+    """Shape of one sample's target, and the dtype of integer targets (None: fractions, in whatever dtype is used)."""
+    with _lock:
+        targets = _samples(own.batch, NEEDED)[1]
+        return tuple(targets.shape[1:]), None if targets.is_floating_point() else targets.dtype
+
+
+def output_shape(own: OwnModel) -> tuple[int, ...]:
+    """Shape of one sample's output."""
+    with _lock:
+        return _output_shape(own.build, own.batch)
+
+
+def takes_count(function: Callable[..., Any]) -> bool:
+    """Whether ``batch`` takes the number of samples."""
+    kinds = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    )
+    return any(parameter.kind in kinds for parameter in inspect.signature(function).parameters.values())
+
+
+@functools.lru_cache(maxsize=4)
+def _prototype(ref: str) -> nn.Module:
+    return cast(nn.Module, built(ref))
+
+
+@functools.lru_cache(maxsize=4)
+def _samples(ref: str, count: int) -> tuple[Tensor, Tensor]:
+    inputs, targets = drawn(ref, count)
+    return inputs.detach(), targets.detach()
+
+
+@functools.lru_cache(maxsize=4)
+@torch.no_grad()
+def _output_shape(build: str, batch: str) -> tuple[int, ...]:
+    found: Tensor = _prototype(build)(_samples(batch, NEEDED)[0][:1])
+    return tuple(found.shape[1:])

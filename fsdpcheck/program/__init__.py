@@ -1,0 +1,326 @@
+"""What every rank runs, on every engine: build the model a case describes, shard it, take its steps, record.
+
+Moments: after_init, then in each step those the implementation announces (Setup.notify), then after_step.
+An observer "pkg.mod:function" is called as function(moment, trainer, rank) and returns plain data, or None for nothing.
+A watcher is called once as function(model, notes), before the model is sharded, and hangs hooks into it.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fsdpcheck import adapters, clipping_groups, layouts, models
+from fsdpcheck.adapters._base import Adapter, Batch, MicroBatch, Observed, Setup, Trainer
+from fsdpcheck.case import Case, OptimizerSpec
+from fsdpcheck.errors import AdapterError, Interrupted
+from fsdpcheck.execution import RankResult, RunRequest, StepRecord
+from fsdpcheck.program import kernels as kernel_program
+from fsdpcheck.program import samplers as sampler_program
+from fsdpcheck.program.watch import Watch
+
+CACHE_LINE = 64
+
+
+def rank_program(request: RunRequest, rank: int, device: torch.device, result: RankResult) -> None:
+    """Run ``request`` as ``rank`` of an initialised default group of world_size ranks, filling ``result`` as it goes.
+
+    Raises whatever the implementation raises, and AdapterError for what breaks the adapter protocol.
+    """
+    case, adapter = request.case, adapters.load(request.adapter)
+    if case.sampling is not None:
+        sampler_program.draw(case, case.sampling, adapter, rank, result)
+        return
+    if case.kernel is not None:
+        kernel_program.compute(case, case.kernel, adapter, result)
+        return
+    watch = Watch(request, rank, result)
+    made: list[torch.optim.Optimizer] = []
+    setup = _setup(request, adapter, rank, device, watch, made)
+    trainer = _built(request, adapter, setup, made, watch)
+    result.initial = _named_tensors(trainer.parameters(), "parameters", adapter)
+    watch.moment("after_init", trainer)
+    for step in range(case.step.steps):
+        watch.step, loaded = step, None
+        if request.load_from and step:
+            made.clear()
+            trainer = _built(request, adapter, setup, made, watch)
+            loaded = _loaded(trainer, adapter, f"{request.load_from}/{step - 1}")
+        _take(trainer, _on(device, _spoiled(layouts.batch(case, step, rank, request.instrument), request)))
+        result.steps.append(_record(trainer, adapter, request))
+        result.steps[-1].loaded = loaded
+        watch.moment("after_step", trainer)
+        if case.arithmetic.project:
+            held = _held(trainer, made)
+            result.steps[-1].hidden = _hidden(result.steps[-1].params, held)
+            _project(held, trainer, adapter, case)
+        if request.save_to:
+            result.steps[-1].saved = _named_tensors(trainer.parameters(), "parameters", adapter)
+            cast(Observed, trainer).save(f"{request.save_to}/{step}")
+
+
+def _built(
+    request: RunRequest, adapter: Adapter, setup: Setup, made: list[torch.optim.Optimizer], watch: Watch
+) -> Trainer:
+    """A trainer of the model as it is before the first step."""
+    model = models.build(request.case)
+    if setup.device.type != "cpu":  # where it is built; to walk through it for nothing costs 3 % of a small case
+        model.to(setup.device)
+    if request.case.arithmetic.numbers == "real":
+        _watch_placement(model, watch.result.placement)
+    watch.model(model)
+    return _checked(adapter.build(model, setup), adapter, request, made)
+
+
+def _take(trainer: Trainer, batch: Batch) -> None:
+    """One step; once more if a watcher has interrupted it."""
+    try:
+        trainer.step(batch)
+    except Interrupted:
+        trainer.step(batch)
+
+
+def _loaded(trainer: Trainer, adapter: Adapter, folder: str) -> dict[str, Tensor]:
+    """What a trainer shows that has loaded the checkpoint in ``folder``."""
+    cast(Observed, trainer).load(folder)
+    return _named_tensors(trainer.parameters(), "parameters", adapter)
+
+
+def make_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer a case asks for, one parameter at a time: the fused kernels' bits depend on a buffer's position.
+
+    Its learning rate follows the schedule by itself: every ``step()`` takes the scheduler along.
+    """
+    optimizer = _optimizer(spec, parameters)
+    if spec.schedule == "halving":
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+        optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    return optimizer
+
+
+def at_step(spec: OptimizerSpec, step: int) -> OptimizerSpec:
+    """``spec`` with the learning rate of one step (from 0), and no schedule."""
+    return replace(spec, lr_exponent=spec.lr_exponent + step * (spec.schedule == "halving"), schedule="constant")
+
+
+def resume_(optimizer: torch.optim.Optimizer) -> None:
+    """Take the optimizer's state away and give it back from its ``state_dict``, as a resumed training would."""
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.state.clear()
+    optimizer.load_state_dict(saved)
+
+
+@torch.no_grad()
+def project_(tensors: Iterable[Tensor], case: Case) -> None:
+    """Round to integers and clamp to the range weights were drawn from, elementwise and in place.
+
+    Equal bits in, equal bits out, whatever the sharding: the next step starts in the exact domain again, and the laws
+    compare what was recorded *before*.
+    """
+    bound = case.arithmetic.weights
+    for tensor in tensors:
+        tensor.round_().clamp_(-bound, bound)
+
+
+def _held(trainer: Trainer, made: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
+    """What the trainer says it holds, or else what the optimizers it was given update."""
+    if callable(getattr(trainer, "local_tensors", None)):
+        return list(cast(Observed, trainer).local_tensors())
+    return _updated(made)
+
+
+def _project(held: list[Tensor], trainer: Trainer, adapter: Adapter, case: Case) -> None:
+    """Project what the rank holds. Raises AdapterError for copies: training would go on from the real parameters."""
+    project_(held, case)
+    if not callable(getattr(trainer, "local_tensors", None)):
+        return
+    again = cast(Observed, trainer).local_tensors()
+    if any(one.data_ptr() != two.data_ptr() for one, two in zip(held, again, strict=True)):
+        raise AdapterError(
+            f"local_tensors() of adapter {adapter.name!r} returned copies\n"
+            f"  got     tensors at other addresses in a second call\n"
+            f"  wanted  the live tensors this rank trains, which are changed in place between steps\n"
+            f"  next    return them without clone(), or do not accept 'project'"
+        )
+
+
+def _hidden(shown: dict[str, Tensor], held: Iterable[Tensor]) -> str:
+    """The first parameter whose whole copy on this rank is not what was shown; "" if none, or if copies are not whole.
+
+    An implementation that keeps whole parameters on every rank may show rank 0's everywhere. Then a rank that drifts
+    would be healed by the projection, and never be seen.
+    """
+    own = list(held)
+    by_shape: dict[torch.Size, list[str]] = {}
+    for name, value in shown.items():
+        by_shape.setdefault(value.shape, []).append(name)
+    if sorted(tensor.shape for tensor in own) != sorted(value.shape for value in shown.values()):
+        return ""
+    for tensor in own:
+        names = by_shape[tensor.shape]  # which of equally shaped ones it is, nobody says
+        same = next((name for name in names if _same(tensor.detach().to("cpu"), shown[name])), None)
+        if same is None:
+            return names[0]
+        names.remove(same)
+    return ""
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _updated(made: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
+    """This rank's part of every parameter that an optimizer updates, live."""
+    from torch.distributed.tensor import DTensor
+
+    held = [value for optimizer in made for group in optimizer.param_groups for value in group["params"]]
+    return [value.to_local() if isinstance(value, DTensor) else value for value in held]
+
+
+def _watch_placement(model: nn.Module, placement: dict[str, int]) -> None:
+    """Note where the parameters of each layer lie whenever it is called, modulo a cache line."""
+    for path, module in model.named_modules():
+        names = [name for name, _ in module.named_parameters(recurse=False)]
+        if names:
+            module.register_forward_pre_hook(functools.partial(_note_placement, placement, path, names))
+
+
+def _note_placement(placement: dict[str, int], path: str, names: list[str], module: nn.Module, _: object) -> None:
+    for name in names:
+        placement[f"{path}.{name}"] = getattr(module, name).data_ptr() % CACHE_LINE
+
+
+def _on(device: torch.device, batch: Batch) -> Batch:
+    micro = [MicroBatch(m.inputs.to(device), m.targets.to(device), m.indices) for m in batch.micro_batches]
+    return Batch(tuple(micro), batch.loss_scale)
+
+
+def _spoiled(batch: Batch, request: RunRequest) -> Batch:
+    """``batch`` with the targets of some samples put out of use.
+
+    Where targets stand for classes, as they may in a user's own model, those of the instrument alone.
+    """
+    case, chosen = request.case, dict(request.spoiled)
+    if not chosen:
+        return batch
+    classes = case.step.loss == "cross_entropy" or case.model.own is not None
+    first = -models.instrument_width(case) if classes else 0
+    for micro in batch.micro_batches:  # rows of its own: layouts.batch has indexed them out
+        for row, sample in enumerate(micro.indices):
+            if sample in chosen:
+                micro.targets[row, first:] = chosen[sample]
+    return batch
+
+
+def _setup(
+    request: RunRequest,
+    adapter: Adapter,
+    rank: int,
+    device: torch.device,
+    watch: Watch,
+    made: list[torch.optim.Optimizer],
+) -> Setup:
+    case = request.case
+    loss = models.loss_for(case)
+    loss.scale *= request.loss_times
+    return Setup(
+        rank=rank,
+        world_size=case.world_size,
+        mesh=case.mesh,
+        step=case.step,
+        replicated=case.layout.kind == "replicated",
+        units=models.unit_names(case),
+        loss=loss,
+        clip_norm=request.clip_norm,
+        clip_bounds=clipping_groups.bounds(case, request.clip_norm),
+        optimizer=functools.partial(_noted, case, made, watch),
+        device=device,
+        notify=watch.moment,
+        seed=case.seed,
+        using=frozenset(request.using),
+        compile=watch.compile,
+        compute=case.arithmetic.compute,
+    )
+
+
+def _noted(
+    case: Case, made: list[torch.optim.Optimizer], watch: Watch, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """``_own_optimizer``, noted in ``made``; its parameters are shown to the watchers."""
+    made.append(_own_optimizer(case, parameters))
+    watch.parameters([parameter for group in made[-1].param_groups for parameter in group["params"]])
+    return made[-1]
+
+
+def _own_optimizer(case: Case, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """What an implementation is given: it may be resumed between steps, which must change nothing."""
+    optimizer = make_optimizer(case.step.optimizer, parameters)
+    if case.step.resume:
+        optimizer.register_step_post_hook(lambda *_: resume_(optimizer))
+    return optimizer
+
+
+def _optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    lr = 2.0**-spec.lr_exponent
+    if spec.kind == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, foreach=False, maximize=False
+        )
+    kind = torch.optim.Adam if spec.kind == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=lr, weight_decay=spec.weight_decay, foreach=False)
+
+
+_METHODS = {
+    "grads": "gradients", "norms": "norms", "factors": "factors", "shards": "shards", "grad_norm": "grad_norm",
+    "units": "units",
+}  # fmt: skip
+
+
+def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest, made: Sequence[torch.optim.Optimizer]) -> Trainer:
+    """``trainer``, if it has the methods that this run will call."""
+    needed = ["step", "parameters"] + [_METHODS[name] for name in sorted(request.observe) if name in _METHODS]
+    if request.case.arithmetic.project and not made:
+        needed.append("local_tensors")
+    needed += ["save"] * bool(request.save_to) + ["load"] * bool(request.load_from)
+    missing = [name for name in needed if not callable(getattr(trainer, name, None))]
+    if missing:
+        raise AdapterError(
+            f"the trainer that adapter {adapter.name!r} built lacks a method\n"
+            f"  got     {type(trainer).__qualname__} without {', '.join(missing)}\n"
+            f"  wanted  {', '.join(needed)}\n"
+            f"  next    add it (see fsdpcheck.adapter.Observed), or list neither its observable nor its promise"
+        )
+    return trainer
+
+
+def _record(trainer: Trainer, adapter: Adapter, request: RunRequest) -> StepRecord:
+    observed, wanted = cast(Observed, trainer), request.observe
+    record = StepRecord(_named_tensors(trainer.parameters(), "parameters", adapter))
+    if "grads" in wanted:
+        record.grads = _named_tensors(observed.gradients(), "gradients", adapter)
+    if "norms" in wanted:
+        record.norms = observed.norms().detach().clone()
+    if "factors" in wanted:
+        record.factors = observed.factors().detach().clone()
+    if "grad_norm" in wanted:
+        record.grad_norm = observed.grad_norm().detach().clone()
+    return record
+
+
+def _named_tensors(values: object, method: str, adapter: Adapter) -> dict[str, Tensor]:
+    """Plain tensors by name, copied, or AdapterError: what leaves a rank is plain data and does not change any more."""
+    if not isinstance(values, dict) or not all(type(value) in (Tensor, nn.Parameter) for value in values.values()):
+        kinds = sorted({type(v).__name__ for v in values.values()}) if isinstance(values, dict) else type(values)
+        raise AdapterError(
+            f"{method}() of adapter {adapter.name!r} returned something else than plain tensors by name\n"
+            f"  got     {kinds}\n"
+            f"  wanted  dict[str, torch.Tensor]\n"
+            f"  next    return full values (DTensor.full_tensor()) by canonical parameter name"
+        )
+    return {name: value.detach().to("cpu", copy=True) for name, value in values.items()}

@@ -1,0 +1,54 @@
+"""What every rank runs in a case of a sampler: make it, take its steps, write down what was drawn."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from fsdpcheck.adapters._base import Adapter
+from fsdpcheck.adapters._plugs import Drawn, Sampler, SamplerSetup, Sampling
+from fsdpcheck.case import Case
+from fsdpcheck.case.sampling import SamplingSpec
+from fsdpcheck.errors import AdapterError
+from fsdpcheck.execution import RankResult
+
+OBSERVER = "sampler"
+"""Who observed ("sampler", "epoch", epoch, the list of ``Drawn`` of its steps)."""
+
+
+def draw(case: Case, spec: SamplingSpec, adapter: Adapter, rank: int, result: RankResult) -> None:
+    """Add an observation for each epoch. Epochs that begin at a later step are those of a sampler made anew.
+
+    Raises whatever the sampler raises, and AdapterError for what breaks the adapter protocol.
+    """
+    setup = SamplerSetup(rank, case.world_size, case.mesh, spec, case.seed)
+    sampler = _sampler(adapter, setup)
+    for epoch in range(spec.epochs):
+        if spec.start:
+            sampler = _sampler(adapter, setup)
+        drawn = [_checked(step, adapter, spec) for step in sampler.steps(epoch, spec.start)]
+        result.observations.append((OBSERVER, "epoch", epoch, drawn))
+
+
+def _sampler(adapter: Adapter, setup: SamplerSetup) -> Sampler:
+    if not callable(getattr(adapter, "sampler", None)):
+        raise AdapterError(
+            f"adapter {adapter.name!r} promises a sampler and has none\n"
+            f"  got     {type(adapter).__qualname__} without sampler\n"
+            f"  wanted  sampler(setup) -> Sampler (see fsdpcheck.adapter.Sampling)\n"
+            f"  next    add it, or take 'epochs', 'poisson' and 'same-draws' out of Features.promises"
+        )
+    return cast(Sampling, adapter).sampler(setup)
+
+
+def _checked(step: Any, adapter: Adapter, spec: SamplingSpec) -> Drawn:
+    """A step whose entries are records, or AdapterError: numbers out of range would be some other mistake's guise."""
+    if isinstance(step, Drawn):
+        entries = [*step.records, *(step.repeats or ())]
+        if all(type(entry) is int and 0 <= entry < spec.records for entry in entries):
+            return step
+    raise AdapterError(
+        f"the sampler of adapter {adapter.name!r} gave a step that is none\n"
+        f"  got     {str(step)[:200]}\n"
+        f"  wanted  Drawn(micro_batches, repeats) of ints from 0 to {spec.records - 1}\n"
+        f"  next    turn tensors into ints (tolist)"
+    )

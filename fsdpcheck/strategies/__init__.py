@@ -1,0 +1,270 @@
+"""Hypothesis strategies of cases: only what an implementation accepts, by construction, never by filtering.
+
+Every choice lists its simplest alternative first, and numbers start at 1, so that shrinking ends at the smallest model,
+world and batch that still fail. An alternative that stands twice in a tuple is drawn twice as often. Hypothesis calls
+the case with fewer draws the simpler one, so no simple alternative may need more draws than another: some are drawn and
+then not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+from fsdpcheck.adapters._base import Features
+from fsdpcheck.case import (
+    Arithmetic,
+    Averaging,
+    BatchLayout,
+    Case,
+    Clipping,
+    Contribution,
+    Loss,
+    MeshSpec,
+    NormMode,
+    Numbers,
+    OptimizerSpec,
+    StepSpec,
+    Trait,
+)
+from fsdpcheck.case.rules import is_power_of_two
+from fsdpcheck.exact.grid import premultiplies_exactly
+from fsdpcheck.strategies import model as strategies_model
+from fsdpcheck.strategies.model import Allowed
+
+T = TypeVar("T")
+Draw = Callable[[Features, Sequence[int]], st.SearchStrategy[Case]]
+WORLD_SIZES = (1, 2, 3, 4, 5)
+_LOSSES: tuple[Loss, ...] = ("mse", "linear", "hinge", "l1")
+_LARGEST_BATCH = 9
+_AVERAGES: tuple[Averaging, ...] = ("divide", "divide", "divide", "premultiply")
+_RARELY, _OFTEN = (False, False, False, True), (False, True, True)
+
+
+def plain(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.SearchStrategy[Case]:
+    """Ordinary training, no clipping of any kind."""
+    return cases(features, clipping=("none",), world_sizes=world_sizes)
+
+
+def global_norm(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.SearchStrategy[Case]:
+    """Ordinary training with ``max_grad_norm``, below and above the norms that occur."""
+    return cases(features, clipping=("none",), world_sizes=world_sizes, global_norm=True)
+
+
+def private_unclipped(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.SearchStrategy[Case]:
+    """Per-sample clipping with C above every norm."""
+    return cases(features, clipping=("unclipped",), world_sizes=world_sizes)
+
+
+def private_exact(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.SearchStrategy[Case]:
+    """Per-sample clipping with norms that are powers of two or stand at the threshold."""
+    return cases(features, clipping=("exact",), world_sizes=world_sizes)
+
+
+def private_probe(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.SearchStrategy[Case]:
+    """Per-sample clipping with any C; the instrument reads the coefficients."""
+    return cases(features, clipping=("probe",), world_sizes=world_sizes)
+
+
+def real(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.SearchStrategy[Case]:
+    """Ordinary training on real numbers with the true functions, for an implementation that accepts "real"."""
+    return cases(features, clipping=("none",), world_sizes=world_sizes, numbers="real")
+
+
+def real_private(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.SearchStrategy[Case]:
+    """Per-sample clipping on real numbers with the true functions, any C, for one that accepts "real"."""
+    return cases(features, clipping=("probe",), world_sizes=world_sizes, numbers="real")
+
+
+def with_readable_updates(draw: Draw) -> Draw:
+    """``draw``, but with an optimizer whose update shows its gradient: SGD without momentum and weight decay."""
+    hiding: frozenset[Trait] = frozenset({"momentum", "weight-decay", "adam", "adamw"})
+
+    def readable(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.SearchStrategy[Case]:
+        return draw(replace(features, accepts=features.accepts - hiding), world_sizes)
+
+    return readable
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    features: Features,
+    *,
+    clipping: Sequence[Clipping] = ("none", "unclipped", "exact", "probe"),
+    world_sizes: Sequence[int] = WORLD_SIZES,
+    norms: Sequence[NormMode] = ("immediate", "deferred"),
+    contributions: Sequence[Contribution] = ("complete", "partial", "mixed"),
+    global_norm: bool = False,
+    replicated: bool | None = None,
+    numbers: Numbers = "grid",
+    tiny_only: bool = False,
+) -> Case:
+    """Cases that ``features.accepts`` covers, in the given clipping families and world sizes.
+
+    "deferred" norms are drawn only if promised; "partial" and "mixed" contributions only if "partial-norms" is, and
+    then with a replicated batch (with distributed samples they are not computable). ``norms`` and ``contributions``
+    narrow both further; ``replicated`` asks for replicated batches only, or none. If no size in ``world_sizes`` is
+    within ``features.max_world_size`` there is no case. A global norm summed in float32 is asked of float32 cases only.
+    ``tiny_only`` draws float32 cases, the smallest numbers and sizes.
+    With "real" ``numbers`` the true functions are drawn whether surrogates are accepted or not.
+    """
+    limit = features.max_world_size or max(world_sizes)
+    world = draw(st.sampled_from([size for size in world_sizes if size <= limit]))
+    shards = world // draw(st.sampled_from(_replicas(world))) if "hsdp" in features.accepts else world
+    narrow = global_norm and features.global_norm.dtype == "float32"
+    tiny = narrow or tiny_only or _flag(draw, "float32" in features.accepts, _RARELY)
+    family = draw(st.sampled_from(clipping))
+    contribution = _contribution(draw, features, family, contributions)
+    off_the_grid = numbers == "real" or _flag(draw, "surrogates" in features.accepts, _OFTEN)
+    allowed = Allowed(frozenset(features.accepts), shards, tiny, private=family != "none", off_the_grid=off_the_grid)
+    model = strategies_model.model(draw, allowed)
+    layout = _layout(draw, features.accepts, world, tiny, True if contribution != "complete" else replicated)
+    step = _step(draw, features, layout, world, family, off_the_grid)
+    step = replace(step, contribution=contribution)
+    if family != "none":
+        deferred = "deferred" in features.promises
+        step = replace(step, norms=draw(st.sampled_from([n for n in norms if n == "immediate" or deferred])))
+        by_unit = "per-layer-clipping" in features.accepts and numbers == "grid" and bool(model.units)
+        step = replace(step, clip_groups="units" if _flag(draw, by_unit, _RARELY) else "all")
+    if global_norm:
+        step = replace(step, max_grad_norm=2.0 ** draw(st.integers(-1, 8)))
+    reshard = not _flag(draw, "keep-unsharded" in features.accepts)
+    project = "project" in features.accepts and numbers == "grid" and not _stays_exact(step, family, tiny)
+    arithmetic = replace(_arithmetic(draw, tiny, project), numbers=numbers)
+    if "premultiply" in features.accepts and family != "probe" and _premultiplies(arithmetic, shards, world):
+        arithmetic = replace(arithmetic, averaging=draw(st.sampled_from(_AVERAGES)))
+    return Case(
+        model=model,
+        mesh=MeshSpec(dp_shard=shards, dp_replicate=world // shards, reshard_after_forward=reshard),
+        layout=layout,
+        step=step,
+        arithmetic=arithmetic,
+        seed=draw(st.integers(0, (1 << 32) - 1)),
+    )
+
+
+def _replicas(world: int) -> list[int]:
+    """Numbers of replicas that ``world`` ranks can be, one replica thrice."""
+    return [1, 1, *(count for count in range(1, world + 1) if world % count == 0)]
+
+
+def _contribution(
+    draw: st.DrawFn, features: Features, family: Clipping, wanted: Sequence[Contribution]
+) -> Contribution:
+    possible = family != "none" and "partial-norms" in features.promises and "replicated" in features.accepts
+    kinds = [kind for kind in wanted for _ in range(20 if kind == "complete" else possible)]
+    return draw(st.sampled_from(kinds))
+
+
+def _layout(draw: st.DrawFn, accepts: frozenset[Trait], world: int, tiny: bool, replicated: bool | None) -> BatchLayout:
+    largest = 4 if tiny else _LARGEST_BATCH
+    kinds = ["contiguous", "strided", "sampler", "sampler", "sampler drop_last"]
+    kinds += ["ragged"] * 4 if "ragged" in accepts else []
+    kinds += ["replicated"] if replicated is None and ("replicated" in accepts or world == 1) else []
+    kind = draw(st.sampled_from(kinds))
+    if replicated or kind == "replicated":
+        return BatchLayout("replicated", draw(st.integers(1, largest)))
+    if kind == "ragged":
+        return _ragged(draw, world, 2 if tiny else 4, "empty-rank" in accepts)
+    sizes = _batch_sizes(accepts, world, largest, kind)
+    if kind.startswith("sampler"):
+        drop_last = kind == "sampler drop_last"
+        return BatchLayout("sampler", draw(st.sampled_from(sizes)), shuffle=_flag(draw, True), drop_last=drop_last)
+    return BatchLayout("strided" if kind == "strided" else "contiguous", draw(st.sampled_from(sizes)))
+
+
+def _batch_sizes(accepts: frozenset[Trait], world: int, largest: int, kind: str) -> list[int]:
+    """Sizes B of a logical batch that give only accepted shares, uneven ones twice; every step has a sample."""
+    sizes = [size for size in range(1, largest + 1)]
+    if kind == "sampler":
+        sizes = [size for size in sizes if "wrap-around" in accepts or size % world == 0]
+    elif kind == "sampler drop_last":
+        sizes = [size for size in sizes if size >= world]
+    else:
+        sizes = [size for size in sizes if "ragged" in accepts or size % world == 0]
+        sizes = [size for size in sizes if "empty-rank" in accepts or size >= world]
+    return strategies_model.drawable(sizes + [size for size in sizes if size % world] or [world])
+
+
+def _ragged(draw: st.DrawFn, world: int, largest: int, empty: bool) -> BatchLayout:
+    counts = draw(st.lists(st.integers(0 if empty else 1, largest), min_size=world, max_size=world))
+    if not any(counts):
+        counts[0] = 1
+    return BatchLayout("ragged", sum(counts), counts=tuple(counts))
+
+
+def _step(
+    draw: st.DrawFn, features: Features, layout: BatchLayout, world: int, family: Clipping, off_the_grid: bool
+) -> StepSpec:
+    accepts, sizes = features.accepts, layout.local_sizes(world)
+    steps = draw(st.sampled_from((1, 1, 1, 2, 2, 3)))
+    optimizer = _optimizer(draw, accepts, steps)
+    losses = (*_LOSSES, "cross_entropy") if off_the_grid else _LOSSES
+    step = StepSpec(draw(st.sampled_from(losses)), steps, clipping=family, optimizer=optimizer)
+    step = replace(step, resume=_flag(draw, "resume" in accepts and steps > 1, _RARELY))
+    if family in ("exact", "probe"):
+        step = replace(step, clip_norm=_clip_norm(draw, family))
+    mean = _flag(draw, "mean" in accepts and family == "none", _RARELY)
+    powers = (1, 2, 4, 8)
+    normalisers = powers if layout.kind == "replicated" else (*powers, *(world * power for power in powers[:3]))
+    step = replace(step, normaliser=draw(st.sampled_from(normalisers)))
+    several = _flag(draw, "micro-batches" in accepts, _OFTEN)
+    if mean and len(set(sizes)) == 1 and is_power_of_two(sizes[0]) and layout.kind != "replicated":
+        return replace(step, reduction="mean", normaliser=world * sizes[0])
+    most = 3 if "empty-rank" in accepts else min(3, *sizes)
+    if most < 2 or not several:
+        return step
+    sync_every = not _flag(draw, "no-sync" in accepts)
+    return replace(step, micro_batches=draw(st.integers(2, most)), sync_every=sync_every)
+
+
+def _clip_norm(draw: st.DrawFn, family: Clipping) -> int:
+    """C in units of the loss scale: a power of two where norms are, otherwise any number."""
+    return 1 << draw(st.integers(0, 5)) if family == "exact" else draw(st.sampled_from((1, 1, 2, 2, 3, 5, 7, 12)))
+
+
+def _optimizer(draw: st.DrawFn, accepts: frozenset[Trait], steps: int) -> OptimizerSpec:
+    chosen = draw(st.sampled_from(_optimizers(accepts)))
+    chosen = replace(chosen, lr_exponent=draw(st.integers(0, 3)))
+    halving = _flag(draw, "schedule" in accepts and steps > 1, _RARELY)
+    return replace(chosen, schedule="halving") if halving else chosen
+
+
+def _optimizers(accepts: Collection[Trait]) -> list[OptimizerSpec]:
+    """Plain SGD three times, then every accepted combination."""
+    found = [OptimizerSpec()] * 3
+    momenta = [0.0, 0.5] if "momentum" in accepts else [0.0]
+    decays = [0.0, 0.5] if "weight-decay" in accepts else [0.0]
+    found += [OptimizerSpec(momentum=m, weight_decay=d) for m in momenta for d in decays if m or d]
+    found += [OptimizerSpec("adamw", weight_decay=d) for d in decays if "adamw" in accepts]
+    return found + [OptimizerSpec("adam", weight_decay=d) for d in decays if "adam" in accepts]
+
+
+def _arithmetic(draw: st.DrawFn, tiny: bool, project: bool) -> Arithmetic:
+    """float32 has 24 bits to spend, so its cases draw the smallest integers."""
+    weights, inputs = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    return Arithmetic("float32", project=project) if tiny else Arithmetic("float64", weights, inputs, project)
+
+
+def _stays_exact(step: StepSpec, family: Clipping, tiny: bool) -> bool:
+    """Whether nearly all such cases are exact in every step without a projection.
+
+    Then there is none: it would heal a rank that trains other parameters than it shows, before they can have an effect.
+    """
+    plain = step.optimizer.kind == "sgd" and not step.optimizer.momentum and not step.optimizer.weight_decay
+    return step.steps == 1 or (step.steps == 2 and plain and family in ("none", "unclipped") and not tiny)
+
+
+def _premultiplies(arithmetic: Arithmetic, shards: int, world: int) -> bool:
+    """Whether an average that multiplies by 1/W before it adds is exact over each axis of the mesh, and over both."""
+    precision = {"float64": 53, "float32": 24}[arithmetic.dtype]
+    return all(premultiplies_exactly(size, precision) for size in (shards, world // shards, world))
+
+
+def _flag(draw: st.DrawFn, allowed: bool, odds: Sequence[bool] = (False, True)) -> bool:
+    """False if not allowed, else one of ``odds``; False is the simpler."""
+    return allowed and draw(st.sampled_from(odds))

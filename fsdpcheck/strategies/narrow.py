@@ -1,0 +1,77 @@
+"""Drawing cases that compute in low precision: small models, numbers as large as most likely fit the bits there are.
+
+Large ones, for what is wrong with a bit is seen only where it is needed: a rank's gradient shall take nearly all of 8
+bits, so that the sum over ranks takes more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from fsdpcheck import strategies
+from fsdpcheck.adapters._base import Features
+from fsdpcheck.case import BatchLayout, Case, Clipping, Compute, Trait
+from fsdpcheck.case.traits import NOT_IN_LOW_PRECISION
+
+_LEFT_OUT: frozenset[Trait] = NOT_IN_LOW_PRECISION | {"per-layer-clipping", "real"}
+_EXCESS = (1, 2)
+"""How often the bits are exceeded by what no draw is likely to reach: terms of one sign and full size everywhere."""
+_SLOWER = (0, 3, 6)
+"""What learning rates are divided by, as powers of two: parameters and their updates shall take more than 8 bits."""
+_WIDEST = 255
+
+
+@st.composite
+def low_precision(
+    draw: st.DrawFn,
+    features: Features,
+    world_sizes: Sequence[int] = strategies.WORLD_SIZES,
+    clipping: Clipping = "none",
+    compute: Compute = "bfloat16",
+) -> Case:
+    """float32 cases of Linear and Embedding layers whose model computes in ``compute``; most are exact there.
+
+    Half have the loss whose derivative is +-1, and many one sample a rank: then an input may take all the bits of a
+    gradient. Others have the rest of what is drawn for any law.
+    N is a power of two times W where the batch is distributed: W/N would take a rank's gradients the bits of W.
+    """
+    simple = replace(features, accepts=features.accepts - _LEFT_OUT)
+    case = draw(strategies.cases(simple, clipping=(clipping,), world_sizes=world_sizes, tiny_only=True))
+    distributed = case.layout.kind != "replicated"  # only a replicated batch may have partial norms
+    if draw(st.booleans()) and distributed and case.step.micro_batches == 1 and case.step.reduction == "sum":
+        case = replace(case, layout=BatchLayout("contiguous", case.world_size))
+    excess, slower = draw(st.sampled_from(_EXCESS)), draw(st.sampled_from(_SLOWER))
+    step = replace(case.step, loss=draw(st.sampled_from((case.step.loss, "l1"))))
+    if distributed and step.normaliser % case.world_size:
+        step = replace(step, normaliser=step.normaliser * case.world_size)
+    step = replace(step, optimizer=replace(step.optimizer, lr_exponent=step.optimizer.lr_exponent + slower))
+    inputs = _largest_input(case, excess, _most(compute, step.private))
+    return replace(case, step=step, arithmetic=replace(case.arithmetic, inputs=inputs, compute=compute))
+
+
+def _most(compute: Compute, private: bool) -> int:
+    """The largest entry of a rank's gradient, at least roughly: 8 bits, or half of the 24 of its square or itself."""
+    return 1 << (8 if compute == "bfloat16" else 11 if private else 14)
+
+
+def _largest_input(case: Case, excess: int, most: int) -> int:
+    """The largest input and target such that gradients of Linear layers with weights of +-1 stay below ``most``.
+
+    A gradient is an input, grown by the layers before, times the loss's derivative, grown by the layers behind: with
+    losses that are linear in the outputs it grows with the input, with others with its square.
+    """
+    growth = math.prod(layer.width for layer in case.model.layers[:-1]) * case.model.features
+    odd = case.world_size * case.mesh.dp_replicate
+    terms = max(case.local_sizes) * case.model.length * (odd // (odd & -odd))
+    room, loss = most * excess // (terms * growth), case.step.loss
+    if case.model.input == "tokens":
+        largest = room  # only targets are drawn as large as that
+    elif loss in ("hinge", "l1"):
+        largest = room
+    else:
+        largest = math.isqrt(room // (growth + 1 if loss == "mse" else 1))
+    return min(max(largest, 1), _WIDEST)
