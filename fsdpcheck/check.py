@@ -9,16 +9,16 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import hypothesis
 from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 
-from fsdpcheck import census, evidence
+from fsdpcheck import census, evidence, refusals
 from fsdpcheck.adapters._base import WITHOUT_MODEL
 from fsdpcheck.case import Case
 from fsdpcheck.case.traits import OF_MODELS
-from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Violation
+from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Refused, Violation
 from fsdpcheck.evidence import CASES, DIAGNOSED, Evidence
 from fsdpcheck.hypothesis_private import without_local_constants, without_mutations
 from fsdpcheck.own import drawing as own_drawing
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fsdpcheck.law import Law
 
 _HOPELESS = 40
-"""Cases of a user's own model that are rejected, with none judged, before drawing ends: each takes a build of it."""
+"""Cases of a user's own model rejected or refused, with none judged, before drawing ends: each takes a build of it."""
 
 OnCase = Callable[["Law", Run, Case], None]
 
@@ -99,6 +99,9 @@ def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None,
     except NotExact as error:
         why = f"the case is outside the exact domain: {error}"
         verdict = Verdict(law.name, run.adapter_ref, "no case", rejected=1, reason=why, exit_code=INTERNAL)
+    except Refused as error:
+        check.refused[case] = str(error)
+        verdict = check.not_supported
     else:
         verdict = Verdict(law.name, run.adapter_ref, "holds", cases=1)
     return replace(verdict, seconds=time.monotonic() - started)
@@ -146,6 +149,8 @@ class _Check:
     rejected: set[Case] = field(default_factory=set)
     reasons: Counter[str] = field(default_factory=Counter)
     """Why cases were rejected."""
+    refused: dict[Case, str] = field(default_factory=dict)
+    """Cases that the implementation says it cannot take, and how it says so."""
     census: Counter[str] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)
     broken: Finding | None = None
@@ -165,9 +170,10 @@ class _Check:
         except NotExact as error:
             self.rejected.add(case)
             self.reasons[str(error)] += 1
-            if self.hopeless:
-                raise _Stop(None, None) from error
-            hypothesis.reject()
+            self._next(error)
+        except Refused as error:
+            self.refused[case] = str(error)
+            self._next(error)
         except Violation as violation:
             self._break(case, violation)
             self._count(case)
@@ -180,10 +186,16 @@ class _Check:
             self.evidence.drawn[case] = False
         self._count(case)
 
+    def _next(self, error: Exception) -> NoReturn:
+        """Have another case drawn in place of one that could not be judged."""
+        if self.hopeless:
+            raise _Stop(None, None) from error
+        hypothesis.reject()
+
     @property
     def hopeless(self) -> bool:
         """Whether a user's own model gave no case that could be judged, of as many as say that it never will."""
-        return self.run.own is not None and not self.judged and len(self.rejected) >= _HOPELESS
+        return self.run.own is not None and not self.judged and len(self.rejected) + len(self.refused) >= _HOPELESS
 
     def _break(self, case: Case, violation: Violation) -> None:
         if self.broken is None:
@@ -269,6 +281,8 @@ class _Check:
             )
         if stop is not None and not spent and not isinstance(stop, Unsatisfiable):
             return self._error(stop, None)
+        if self.refused:
+            return self.not_supported
         if not self.judged:
             return self._no_case(spent)
         never = [name for name in self.run.installs if not self.hits[name]]
@@ -282,6 +296,13 @@ class _Check:
         census = dict(sorted(self.census.items()))
         counts = (len(self.judged), len(self.rejected))
         return Verdict(self.law.name, self.run.adapter_ref, "holds", *counts, census=census, undrawn=self._undrawn)
+
+    @property
+    def not_supported(self) -> Verdict:
+        """What is said of a model that the adapter refuses, if only in some cases: no pass."""
+        reports = (text for text, _ in Counter(self.refused.values()).most_common())
+        reason = refusals.verdict_text(reports, len(self.refused), len(self.judged))
+        return replace(self._held, status="not supported", reason=reason, exit_code=USAGE)
 
     @property
     def _undrawn(self) -> tuple[str, ...]:

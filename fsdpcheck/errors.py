@@ -46,6 +46,10 @@ class NotSupported(UsageError):
     """A program asked simulated ranks for something they do not offer."""
 
 
+class Refused(UsageError):
+    """An implementation says, on every rank alike, that it cannot take a user's own model. The law is not supported."""
+
+
 class NotExact(FsdpcheckError):
     """A case leaves the exact domain: the bit budget does not prove its sums. It is rejected and counted."""
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _PLAN = pytest.StashKey[Plan]()
 _ACCOUNT = pytest.StashKey["_Account"]()
 _PROPERTY = "fsdpcheck"
+_NOT_RUN = ("not promised", "no case", "not supported")
 _PROMISED = "fsdpcheck_promised"
 
 
@@ -134,7 +135,7 @@ class _Account:
 
     @property
     def ran(self) -> int:
-        return self.verdicts.total() - self.verdicts["not promised"] - self.verdicts["no case"]
+        return self.verdicts.total() - sum(self.verdicts[status] for status in _NOT_RUN)
 
     def add(self, told: dict[str, Any]) -> None:
         self.verdicts[told["status"]] += 1

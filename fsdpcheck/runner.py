@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from fsdpcheck import adapters, models, oracle, proof, tiers
+from fsdpcheck import adapters, models, oracle, proof, refusals, tiers
 from fsdpcheck.adapters._base import Adapter, FactorRule, Features, Trait
 from fsdpcheck.case import Case, OwnModel
 from fsdpcheck.engines._interpreter import interpreter
 from fsdpcheck.engines.base import Engine
-from fsdpcheck.errors import AdapterError, NoProgress, NotSupported, UsageError
+from fsdpcheck.errors import AdapterError, NoProgress, NotSupported, Refused, UsageError
 from fsdpcheck.execution import Execution, Failure, Observable, RunRequest, SchedulePolicy, Use
 
 _REMEMBERED = 1024  # answers kept; one is a few small tensors
@@ -60,7 +60,8 @@ class Run:
         ``given_for``: the case for which targets of the instrument and C are computed, if that is another.
 
         Raises NotExact (the case is outside the exact domain), AdapterError (the adapter breaks its protocol),
-        NotSupported, NoProgress. What the implementation itself does wrong is in ``Execution.failure``.
+        NotSupported, NoProgress, Refused (of a user's model). What the implementation itself does wrong is in
+        ``Execution.failure``.
         """
         instrument, clip_norm = self._given(given_for or case)
         request = RunRequest(
@@ -82,6 +83,8 @@ class Run:
         execution = (self.engine if case.kernel is None else interpreter()).run(request)
         self.last[:] = [execution]
         _raise_what_is_no_finding(execution.failure)
+        if report := refusals.refused(execution):
+            raise Refused(report)
         return execution
 
     def answer(self, case: Case) -> oracle.Answer:

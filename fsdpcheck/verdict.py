@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fsdpcheck.errors import FINDING, HOLDS, INTERNAL, NO_PROGRESS, USAGE, Violation
 
-Status = Literal["holds", "finding", "not promised", "no case", "error"]
+Status = Literal["holds", "finding", "not promised", "no case", "not supported", "error"]
 Confirmation = Literal["yes", "no", "not tried"]
 
 NOT_CHECKED = "not checked"
@@ -61,9 +61,9 @@ class Verdict:
     """What became of one law on one adapter.
 
     ``cases`` distinct cases were judged, ``rejected`` distinct cases were outside the exact domain. ``reason``: why a
-    law is not promised, ran no case, or stopped with an error; ``exit_code`` is what this verdict alone asks for.
-    ``census`` counts the judged cases by what they demand; ``undrawn``: traits that the adapter accepts and that none
-    of them demanded, so that nothing is said of them.
+    law is not promised, ran no case, stopped with an error, or is not supported (the adapter refuses a user's model);
+    ``exit_code`` is what this verdict alone asks for. ``census`` counts the judged cases by what they demand;
+    ``undrawn``: traits that the adapter accepts and that none of them demanded, so that nothing is said of them.
     """
 
     law: str

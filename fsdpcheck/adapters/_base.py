@@ -277,7 +277,12 @@ class Observed(Trainer, Protocol):
 
 
 class Adapter(Protocol):
-    """One implementation under test. ``build`` shards ``model`` in place or not, and may communicate."""
+    """One implementation under test. ``build`` shards ``model`` in place or not, and may communicate.
+
+    A user's own model that it cannot take it refuses by NotImplementedError, raised on every rank alike, in ``build``
+    or in a step: the law is then "not supported", which is no finding and no pass. Where one rank raises and another
+    goes on, and on models of which it accepts every trait, raising is a finding.
+    """
 
     name: str
     features: Features

@@ -23,7 +23,7 @@ def ending(ledger: Ledger, paint: Paint) -> str:
     parts += [
         finding.trouble(verdict)
         for verdict in ledger.verdicts.values()
-        if verdict.status in ("error", "no case") and not verdict.reason.startswith(NOT_CHECKED)
+        if verdict.status in ("error", "no case", "not supported") and not verdict.reason.startswith(NOT_CHECKED)
     ]
     parts += [f"ERROR: {text}" for text, _ in ledger.errors]
     parts.append(table.undrawn(ledger))

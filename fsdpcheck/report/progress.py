@@ -46,7 +46,7 @@ class _Live:
         self._status.start()
 
     def __call__(self, ledger: Ledger, event: Mapping[str, Any]) -> None:
-        if event["event"] == "verdict" and event["status"] in ("finding", "error", "no case"):
+        if event["event"] == "verdict" and event["status"] in ("finding", "error", "no case", "not supported"):
             self._console.print(_told(event))
         if ledger.running is not None:
             law, adapter = ledger.running

@@ -12,7 +12,14 @@ from fsdpcheck.verdict import NOT_CHECKED, Verdict
 
 _HEAD = ("adapter", "law", "verdict", "cases", "rejected", "time", "tier", "")
 _RIGHT = {3, 4, 5}
-_COLOURS = {"holds": "green", "finding": "red", "not promised": "yellow", "no case": "red", "error": "red"}
+_COLOURS = {
+    "holds": "green",
+    "finding": "red",
+    "not promised": "yellow",
+    "no case": "red",
+    "not supported": "red",
+    "error": "red",
+}
 
 
 def table(ledger: Ledger, paint: Paint) -> str:
@@ -28,7 +35,11 @@ def summary(ledger: Ledger) -> str:
     verdicts = list(ledger.verdicts.values())
     counts = Counter(verdict.status for verdict in verdicts)
     parts = [f"{counts['holds']} checks hold", _findings(ledger)]
-    parts += [f"{counts[status]} {status}" for status in ("error", "no case", "not promised") if counts[status]]
+    parts += [
+        f"{counts[status]} {status}"
+        for status in ("error", "no case", "not supported", "not promised")
+        if counts[status]
+    ]
     left = ledger.total - len(verdicts)
     parts += [f"{left} not reached"] if left else []
     cases, rejected = sum(verdict.cases for verdict in verdicts), sum(verdict.rejected for verdict in verdicts)
