@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from fsdpcheck import torch_private
 from fsdpcheck.errors import Interrupted
 from fsdpcheck.program.watch import Notes
 
@@ -25,6 +25,7 @@ HELD = "fsdpcheck.watchers:held"
 INTERRUPT_BACKWARD = "fsdpcheck.watchers:interrupt_backward"
 INTERRUPT_FORWARD = "fsdpcheck.watchers:interrupt_forward"
 INTERRUPT_LATER = "fsdpcheck.watchers:interrupt_later"
+SET_UP = "fsdpcheck.watchers:set_up"
 
 
 def accumulations(model: nn.Module, notes: Notes) -> None:
@@ -49,21 +50,29 @@ def calls(model: nn.Module, notes: Notes) -> None:
 def footprint(model: nn.Module, notes: Notes) -> None:
     """Notes when layers run between collectives, how large the losses' gradients are, and how parameters lie.
 
-    At the model's and each layer's forward (layer, collectives so far on the group of all ranks); at each backward
+    At the model's and each layer's forward (layer, collectives since the trainer was built); at each backward
     (SLOPE, the largest absolute gradient of the model's output); once the placements of parameters that are DTensors.
     """
+    built = 0
     for name, module in [("", model), *_layers(model)]:
-        module.register_forward_pre_hook(partial(_note_place, notes, name))
+        module.register_forward_pre_hook(lambda *_, name=name: notes.add((name, _calls_so_far() - built)))
     model.register_full_backward_pre_hook(lambda _, slopes: notes.add((SLOPE, _largest(slopes))))
     first = True
 
     def lie(moment: str) -> None:
-        nonlocal first
-        if first and moment != "after_init":
+        nonlocal built, first
+        if moment == "after_init":
+            built = _calls_so_far()
+        elif first:
             first = False
             notes.add([str(getattr(p, "placements", "")) for p in model.parameters()])
 
     notes.on_moment(lie)
+
+
+def set_up(model: nn.Module, notes: Notes) -> None:
+    """Notes how many collectives the rank had called when its trainer was built; hangs no hook."""
+    notes.on_moment(lambda moment: notes.add(_calls_so_far()) if moment == "after_init" else None)
 
 
 def held(model: nn.Module, notes: Notes) -> None:
@@ -132,10 +141,6 @@ def _note_number(notes: Notes, number: int, _: Tensor) -> None:
     notes.add(number)
 
 
-def _note_place(notes: Notes, layer: str, *_: Any) -> None:
-    notes.add((layer, _calls_so_far()))
-
-
 def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Modules with parameters of their own, in order."""
     return [
@@ -154,8 +159,8 @@ def _largest(values: Any) -> float:
 
 
 def _calls_so_far() -> int:
-    """Of this rank on the group of all ranks; 0 on groups that do not record."""
-    return int(getattr(dist.group.WORLD, "calls", 0))
+    """Of this rank in this run, on all of its groups that record."""
+    return sum(int(getattr(group, "calls", 0)) for group in torch_private.groups_of_this_thread())
 
 
 def _bytes(model: nn.Module) -> int:

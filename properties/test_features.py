@@ -79,7 +79,8 @@ def _in_replicas(case: Case, run: Run) -> Case:
 def _ran(case: Case, run: Run, use: Use) -> tuple[Execution, Execution]:
     """(without, with) the feature; the latter is right."""
     answer, observe = run.answer(case), run.features.observables & {"grads"}
-    seen = () if use == "compiled" else (watchers.FOOTPRINT,)  # hooks would be compiled too
+    hooks = () if use == "compiled" else (watchers.FOOTPRINT,)  # they would be compiled too
+    seen = (watchers.SET_UP, *hooks)
     without, using = run(case, observe, watchers=seen), run(case, observe, using=(use,), watchers=seen)
     assert_right(without, answer)
     assert_right_with(use, using, answer)
@@ -149,8 +150,9 @@ def test_another_divisor_divides_once(case: Case, run: Run) -> None:
     assert_in_effect(without, using, "divide-factor")
 
 
-@law("features.no-gather", promise="features.no-gather", draw=_without("keep-unsharded", "tied", "conv", "bags"),
-     needs_traits=("tokens",), ranks=2, own_models=False)  # fmt: skip
+@law("features.no-gather", promise="features.no-gather",
+     draw=_without("keep-unsharded", "hsdp", "tied", "conv", "bags"), needs_traits=("tokens",), ranks=2,
+     own_models=False)  # fmt: skip
 def test_an_embedding_that_is_not_gathered_for_its_backward_changes_no_bit(case: Case, run: Run) -> None:
     """A unit whose backward needs no weight may stay sharded in it. Source: ``FSDPModule.set_unshard_in_backward``."""
     if case.model.input != "tokens":

@@ -13,8 +13,10 @@ from fsdpcheck.adapters import load
 from fsdpcheck.adapters._base import Promise, Use
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.checks import features as feature_checks
+from fsdpcheck.engines.base import Engine
+from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import Violation
+from fsdpcheck.errors import UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.law import chapters
 from fsdpcheck.program.watch import GRAPHS
@@ -36,9 +38,9 @@ def engine() -> Iterator[SimulatedEngine]:
     engine.close()
 
 
-def seen(*trace: Collective, noted: tuple[tuple[str, Any], ...] = ()) -> Execution:
-    """One step of one rank with these collectives and notes."""
-    observations = [(name, "noted", 0, value) for name, value in noted]
+def seen(*trace: Collective, noted: tuple[tuple[str, Any], ...] = (), built: int = 0) -> Execution:
+    """One step of one rank with these collectives and notes, ``built`` of the former while its trainer was built."""
+    observations = [(name, "noted", 0, value) for name, value in ((watchers.SET_UP, built), *noted)]
     result = RankResult(0, {}, [StepRecord({})], observations, trace)
     return Execution("made up", RunRequest(CASE, "x"), [result])
 
@@ -74,6 +76,64 @@ def test_a_feature_without_effect_is_found() -> None:
 def test_what_shows_of_a_feature_is_seen(using: Execution) -> None:
     without = seen(Collective("all_gather", (0, 1), "world", 0))
     feature_checks.assert_in_effect(without, using, "prefetch")
+
+
+def test_what_is_called_while_the_trainer_is_built_counts_for_meta_alone() -> None:
+    once, again = Collective("broadcast", (0, 1), "world", 0), Collective("broadcast", (0, 1), "world", 1)
+    without, using = seen(once, built=1), seen(once, again, built=2)
+    with pytest.raises(Violation, match="prefetch has no effect"):
+        feature_checks.assert_in_effect(without, using, "prefetch")
+    feature_checks.assert_in_effect(without, using, "meta")
+
+
+def test_a_run_that_does_not_say_where_its_set_up_ends_is_not_compared() -> None:
+    with pytest.raises(UsageError, match="SET_UP"):
+        feature_checks.footprint(RankResult(0))
+
+
+WATCHED = (watchers.SET_UP, watchers.FOOTPRINT)
+REPLICAS = Case(ModelSpec((LayerSpec(2), LayerSpec(2)), units=(1, 1)), MeshSpec(2, 2), BatchLayout(batch_size=1))
+FLAT = Case(ModelSpec((LayerSpec(4), LayerSpec(4), LayerSpec(4)), units=(1, 1)), MeshSpec(4), BatchLayout(batch_size=1))
+
+
+def footprints(engine: Engine, case: Case, *using: Use) -> list[feature_checks.Footprint]:
+    execution = Run(engine, "fully_shard")(case, using=using, watchers=WATCHED)
+    assert execution.failure is None, execution.failure.text
+    return [feature_checks.footprint(result) for result in execution.ranks]
+
+
+@pytest.mark.parametrize("case", [REPLICAS, FLAT], ids=["replicas", "flat"])
+@pytest.mark.parametrize("using", [(), ("unshard",), ("bare-root",)], ids=["plain", "unshard", "bare-root"])
+def test_a_footprint_is_that_of_the_case_whatever_ran_before(
+    engine: SimulatedEngine, case: Case, using: tuple[Use, ...]
+) -> None:
+    """Groups of all ranks outlive a run in a pool of rank threads, and what was counted on them must not."""
+    fresh = SimulatedEngine()
+    first = footprints(fresh, case, *using)
+    fresh.close()
+    footprints(engine, FLAT, "state-dict")
+    assert footprints(engine, case, *using) == first
+    footprints(engine, REPLICAS, "ignored")
+    assert footprints(engine, case, *using) == first
+
+
+def test_a_footprint_is_that_of_the_case_on_real_ranks_too(engine: SimulatedEngine) -> None:
+    processes = ProcessesEngine()
+    try:
+        assert footprints(processes, REPLICAS, "ignored") == footprints(engine, REPLICAS, "ignored")
+    finally:
+        processes.close()
+
+
+def test_a_feature_that_is_dropped_is_seen_whatever_ran_before(engine: SimulatedEngine) -> None:
+    run = Run(engine, "fully_shard", installs=("fsdpcheck.impl.faults:unshard_by_hand_dropped",))
+    without = run(FLAT, watchers=WATCHED)
+    footprints(engine, REPLICAS, "ignored")
+    using = run(FLAT, using=("unshard",), watchers=WATCHED)
+    with pytest.raises(Violation, match="unshard has no effect"):
+        feature_checks.assert_in_effect(without, using, "unshard")
+    feature_checks.assert_in_effect(without, Run(engine, "fully_shard")(FLAT, using=("unshard",), watchers=WATCHED),
+                                    "unshard")  # fmt: skip
 
 
 def test_losses_have_a_slope_where_a_watcher_noted_one() -> None:

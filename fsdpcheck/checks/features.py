@@ -6,11 +6,11 @@ from collections import Counter
 
 from fsdpcheck.checks import assert_gradients_equal, assert_parameters_equal
 from fsdpcheck.checks.recorded import completed, shows
-from fsdpcheck.errors import Violation
+from fsdpcheck.errors import UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, Use
 from fsdpcheck.oracle import Answer
 from fsdpcheck.program.watch import GRAPHS
-from fsdpcheck.watchers import FOOTPRINT, SLOPE
+from fsdpcheck.watchers import FOOTPRINT, SET_UP, SLOPE
 
 Footprint = tuple[object, ...]
 
@@ -38,8 +38,10 @@ def assert_in_effect(without: Execution, using: Execution, use: Use) -> None:
     """On some rank the feature shows: in collectives, when layers run between them, how parameters lie, or graphs.
 
     Both runs are completed. A feature that does nothing would be right in every bit, and be no feature.
+    What a trainer calls while it is built counts for the feature "meta" alone, which is about nothing else.
     """
-    if any(_footprint(a) != _footprint(b) for a, b in zip(completed(without), completed(using), strict=True)):
+    pairs = zip(completed(without), completed(using), strict=True)
+    if any(footprint(a, use == "meta") != footprint(b, use == "meta") for a, b in pairs):
         return
     raise Violation(
         f"{use} has no effect",
@@ -61,7 +63,16 @@ def count(execution: Execution, op: str) -> list[int]:
     return [Counter(call.op for call in rank.trace if len(call.group) > 1)[op] for rank in completed(execution)]
 
 
-def _footprint(result: RankResult) -> Footprint:
-    calls = tuple((call.op, call.reduce_op, call.group, call.inputs, call.outputs) for call in result.trace)
-    notes = tuple(repr(value) for _, moment, _, value in result.observations if moment == "noted")
+def footprint(result: RankResult, set_up: bool = False) -> Footprint:
+    """What a rank's run shows of its features: a function of the case and of what it uses, whatever ran before it.
+
+    Collectives since the trainer was built (with ``set_up``, all), what watchers noted, and how many graphs were made.
+    Raises UsageError for a run without watchers.SET_UP.
+    """
+    built = [value for name, _, _, value in result.observations if name == SET_UP]
+    if not built:
+        raise UsageError(f"rank {result.rank} noted no end of its set-up; next: run with watchers.SET_UP")
+    trace = result.trace if set_up else result.trace[built[0] :]
+    calls = tuple((call.op, call.reduce_op, call.group, call.inputs, call.outputs) for call in trace)
+    notes = tuple(repr(value) for name, _, _, value in result.observations if name in (FOOTPRINT, GRAPHS))
     return calls, notes, sum(name == GRAPHS for name, *_ in result.observations)

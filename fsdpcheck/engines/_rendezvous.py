@@ -72,12 +72,21 @@ class Meeting(RecordingGroup):
         self._run = run
         self._counted: Run | None = None
 
+    @property
+    def calls(self) -> int:
+        """How many calls this rank has made on this group in this run; groups outlive it."""
+        self._count_anew()
+        return super().calls
+
     def _sequence(self) -> int:
-        """Calls are numbered anew in each run, although groups outlive it."""
+        """Calls are numbered anew in each run."""
+        self._count_anew()
+        return super()._sequence()
+
+    def _count_anew(self) -> None:
         run = self._run()
         if run is not self._counted:
             self._counted, self._calls = run, 0
-        return super()._sequence()
 
     def _rank_of_thread(self) -> int:
         rank = current_rank()
