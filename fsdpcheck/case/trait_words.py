@@ -51,5 +51,7 @@ MEANINGS: dict[Trait, str] = {
     "resume": "the optimizer's state is saved and loaded between steps",
     "premultiply": "averages multiply by 1/W before they sum",
     "per-layer-clipping": "a clip norm for each group of parameters",
+    "bfloat16": "the model computes in bfloat16; reductions, norms and parameters are float32",
+    "tf32": "products of matrices may round their factors to TF32",
     "own-layers": "modules of the user's own with parameters",
 }

@@ -85,7 +85,7 @@ class Keeper(Reference):
         self.folder = Path(folder)
 
     def build(self, model: nn.Module, setup: Setup) -> ReferenceTrainer:
-        trainer = Keeping(self.shard(model, setup), setup, self.mode)
+        trainer = Keeping(self.shard(model, setup), setup, self.mode, self.nonfinite)
         trainer.folder = self.folder
         return trainer
 

@@ -37,7 +37,7 @@ def test_a_fault_is_in_place_inside_the_block_only(name: str) -> None:
 def test_an_entry_says_what_it_plants_and_which_law_must_catch_it(planted: fault.Fault) -> None:
     assert planted.plants.endswith(".")
     assert planted.stands_for
-    assert re.fullmatch(r"[a-z.*-]+", planted.caught_by)
+    assert re.fullmatch(r"[a-z0-9.*-]+", planted.caught_by)
     assert planted.cause
     assert not re.search(planted.cause, ""), "silence is not right"
 
