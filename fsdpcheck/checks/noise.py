@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from fsdpcheck import diagnosis
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.checks.comparing import alike, first_index, number
+from fsdpcheck.checks.draws import used_twice
 from fsdpcheck.checks.recorded import completed, recorded
 from fsdpcheck.diagnosis.noise import Draw
 from fsdpcheck.errors import Diagnose, UsageError, Violation
@@ -26,6 +28,15 @@ FALSE_ALARM = Fraction(1, 10**6)
 """Most probability that Gaussian noise of the right scale is called wrong."""
 _WIDTH = 560
 """Of the one layer whose noise is measured: n = 560^2 draws find 1 % with probability 0.99 (see ``scale_limits``)."""
+
+
+class _Seen(NamedTuple):
+    """One parameter at one step: its gradient without noise, and what the noisy one is more, in float64."""
+
+    step: int
+    name: str
+    drawn: Tensor
+    clean: Tensor
 
 
 def noisy(case: Case, steps: int | None = None) -> Case:
@@ -59,10 +70,11 @@ def large_and_empty(world_sizes: tuple[int, ...]) -> Case:
 def assert_noise_once(noisy: Execution, clean: Execution) -> None:
     """Every element of every gradient has noise, at every step another, on every rank the same, and nothing else has.
 
-    No two draws are equal, over all elements, parameters and steps. For honest noise the difference keeps 40 bits at
-    least, so that n draws have two equal ones with probability below n^2 / 2^41. Frozen parameters stand still.
+    No draw is used twice, over all elements, parameters and steps, as far as the rounding of gradients of whatever size
+    lets it be seen (draws.py); honest noise is called so with probability ``FALSE_ALARM`` at most. Frozen parameters
+    stand still.
     """
-    seen: dict[float, Draw] = {}
+    seen: list[_Seen] = []
     ranks = completed(noisy)
     completed(clean)
     for k in range(noisy.request.case.step.steps):
@@ -73,8 +85,8 @@ def assert_noise_once(noisy: Execution, clean: Execution) -> None:
         _, without = next(iter(recorded(clean, k, "grads")))
         drawn = {name: value.double() - without[name].double() for name, value in first.items()}
         _require_noise(noisy, drawn, without, k)
-        for name, value in drawn.items():
-            _note_draws(noisy, seen, value, k, name, drawn)
+        seen += [_Seen(k, name, value, without[name]) for name, value in drawn.items() if value.numel()]
+    _require_own(noisy, seen)
     for result in ranks:
         for name in result.initial.keys() - ranks[0].steps[0].grads.keys():  # type: ignore[union-attr]
             if not alike(result.steps[0].params[name], result.initial[name]):
@@ -134,11 +146,23 @@ def _require_noise(noisy: Execution, drawn: Named, clean: Named, step: int) -> N
             raise Violation("an element has no noise", got="0.0", wanted="a draw", where=at, cause=cause)
 
 
-def _note_draws(noisy: Execution, seen: dict[float, Draw], drawn: Tensor, step: int, name: str, like: Named) -> None:
-    """Add draws to those ``seen``. Raises Violation for one that was seen before."""
-    for place, value in enumerate(drawn.flatten().tolist()):
-        here = Draw(step, name, place)
-        if (before := seen.setdefault(value, here)) != here:
-            cause = partial(diagnosis.noise.of_used_twice, noisy.request.case, here, before, like)
-            raise Violation("a draw is used twice", got=number(torch.tensor(value)), wanted="another draw",
-                            where=str(here), cause=cause)  # fmt: skip
+def _require_own(noisy: Execution, seen: list[_Seen]) -> None:
+    """Raise Violation for a draw that is used twice, and UsageError where the scale of the noise is not known."""
+    step = noisy.request.case.step
+    deviation = step.noise_multiplier * noisy.request.clip_norm / step.normaliser
+    if not 0 < deviation < math.inf:
+        raise UsageError(f"noise of standard deviation {deviation} cannot be judged; next: give the run its clip norm")
+    if not seen:
+        return
+    drawn = torch.cat([each.drawn.flatten() for each in seen])
+    clean = torch.cat([each.clean.double().flatten() for each in seen])
+    unit = max(torch.finfo(each.clean.dtype).eps for each in seen) / 2
+    pair = used_twice(drawn, clean, deviation, unit, FALSE_ALARM)
+    if pair is None:
+        return
+    owners = [Draw(each.step, each.name, place) for each in seen for place in range(each.drawn.numel())]
+    before, here = (owners[place] for place in pair)
+    like = {each.name: each.drawn for each in seen}
+    cause = partial(diagnosis.noise.of_used_twice, noisy.request.case, here, before, like)
+    got, wanted = number(drawn[pair[1]]), f"another draw than {number(drawn[pair[0]])}, up to rounding"
+    raise Violation("a draw is used twice", got=got, wanted=wanted, where=str(here), cause=cause)

@@ -61,6 +61,22 @@ def every_step_has_the_noise_of_the_first(original: Function, hit: Hit) -> Funct
 
 
 @fault(
+    "noise:Noise.add_",
+    "the key of a draw used again, https://github.com/jax-ml/jax/pull/3646",
+    "noise.once",
+    cause="which parameter it is for",
+)
+def every_parameter_has_the_same_noise(original: Function, hit: Hit) -> Function:
+    """The name of a parameter does not reach the noise: all parameters have that of one."""
+
+    def planted(self: Any, pieces: Any, step: int, deviation: float) -> None:
+        hit()
+        original(self, [replace(piece, name="any") for piece in pieces], step, deviation)
+
+    return planted
+
+
+@fault(
     "private:PrivateBackward.add_noise",
     "noise added in every micro-batch, https://github.com/google-deepmind/optax/issues/527",
     "noise.micro-batches",
