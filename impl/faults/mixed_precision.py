@@ -37,7 +37,7 @@ def reduced_in_half_precision(original: Function, hit: Hit) -> Function:
 @fault(
     "step:Trainer.update",
     "a model trained in bfloat16 without float32 copies: updates below its rounding are lost",
-    "precision.training",
+    "precision.*r*a*",
     cause="bfloat16|rounded",
 )
 def parameters_kept_in_half_precision(original: Function, hit: Hit) -> Function:
