@@ -11,17 +11,23 @@ import pytest
 import torch
 from torch import nn
 
-from fsdpcheck import adapters, cli, layouts, models, oracle, proof, replay
+from fsdpcheck import adapters, binomial, cli, engines, layouts, models, oracle, proof, replay
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, ModelSpec, OwnModel, StepSpec
+from fsdpcheck.check import check_law
+from fsdpcheck.checks import poisson
+from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.errors import InvalidCase, InvalidToken, NotExact, UsageError
 from fsdpcheck.exact import surrogates
 from fsdpcheck.exact.certifier import FLOAT64, Certifier
 from fsdpcheck.law import chapters
 from fsdpcheck.own import drawing as own_drawing
 from fsdpcheck.own import inspection as own_inspection
+from fsdpcheck.own import model as own_model
 from fsdpcheck.own import roundings as own_roundings
+from fsdpcheck.runner import Run
 
 TOYS = str(Path(__file__).parent / "toys" / "own_models.py")
+LAWS = str(Path(__file__).parent / "toys" / "laws.py")
 GPT = str(Path(__file__).parent.parent / "docs" / "examples" / "small_gpt.py")
 
 
@@ -144,6 +150,38 @@ def test_integers_are_kept_and_fractions_drawn_or_kept() -> None:
     grid, real = _case(_own()), _case(_own(), "real")
     assert torch.equal(layouts.inputs(grid), layouts.inputs(grid).round())
     assert not torch.equal(layouts.inputs(real), layouts.inputs(real).round())
+
+
+def test_a_smaller_case_has_the_first_of_the_users_samples() -> None:
+    """What shrinking leaves of a batch is what the user gave, in the user's order, whatever batch(n) makes of n."""
+    own = _own(batch="classes")
+    classes = own_model.samples(own.batch, own_model.NEEDED)[1]
+    alone = [own_model.drawn(own.batch, count)[1] for count in range(1, 9)]
+    assert not all(torch.equal(some, classes[: len(some)]) for some in alone)  # the user's batch(3) has other samples
+    for count in range(1, 9):
+        case = replace(_case(own, loss="cross_entropy"), layout=BatchLayout("contiguous", count))
+        assert torch.equal(layouts.targets(case).flatten().long(), classes[:count])
+
+
+def test_a_finding_on_a_users_model_is_shrunk_to_the_fewest_of_its_samples() -> None:
+    adapters.load(f"{LAWS}:adapter")
+    engine = engines.open_engine("simulated")
+    finding = check_law(chapters()["toy.small"], Run(engine, "fully_shard", own=_own()), world_sizes=(1,)).finding
+    engine.close()
+    assert finding is not None
+    case = replay.decode(finding.token).case
+    assert (case.layout.batch_size, case.step.steps) == (4, 1)
+    assert case.model.own == _own()
+
+
+def test_of_each_row_of_a_users_weights_about_one_is_kept() -> None:
+    """Else a deep model needs more bits than there are; biases stay, for they begin no path."""
+    drawn = [models.initial_parameters(replace(_case(_own("build", file=GPT)), seed=seed)) for seed in range(200)]
+    for name, first in drawn[0].items():
+        row = first[0].numel() if first.dim() > 1 and not is_instrument(name) else 1
+        left = sum(int(one[name].count_nonzero()) for one in drawn)
+        likely = 4 / 5 / row  # of -1, 0 and 1 zero is half as likely as another
+        assert binomial.as_far_out(left, len(drawn) * first.numel(), likely) > poisson.FALSE_ALARM, name
 
 
 def test_real_cases_have_the_models_own_weights_and_others_integers() -> None:
