@@ -58,8 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
         sizes = parse_world_sizes(sizes_named) if sizes_named else ()
         named = config.getoption("--fsdpcheck-avoid")
         avoid = parse_traits(named) if named else ()
-        for ref in asked:  # imports torch, which is right where somebody names an adapter
-            adapters.load(ref)
+        _require_checkable(asked)
     except FsdpcheckError as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[_PLAN] = Plan(
@@ -71,6 +70,18 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.stash[_ACCOUNT] = _Account()
     config.pluginmanager.register(_Accountant(config.stash[_ACCOUNT]))
+
+
+def _require_checkable(asked: tuple[str, ...]) -> None:
+    """As ``fsdpcheck run`` does first. Imports torch, which is right where somebody names an adapter."""
+    for ref in asked:
+        adapters.load(ref)
+    if asked:
+        from fsdpcheck import law
+
+        law.chapters()
+        for ref in asked:
+            law.require_shown(ref, adapters.load(ref).features)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -168,6 +179,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     account = config.stash[_ACCOUNT]
     if not account.promised and not account.verdicts:
+        return
+    if config.option.collectonly:
+        terminalreporter.section("fsdpcheck")
+        terminalreporter.line(f"{account.promised} checks promised; none is run to collect them")
         return
     terminalreporter.section("fsdpcheck")
     terminalreporter.line(str(account))

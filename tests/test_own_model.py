@@ -176,7 +176,8 @@ def test_a_finding_on_a_users_model_is_shrunk_to_the_fewest_of_its_samples() -> 
 
 def test_of_each_row_of_a_users_weights_about_one_is_kept() -> None:
     """Else a deep model needs more bits than there are; biases stay, for they begin no path."""
-    drawn = [models.initial_parameters(replace(_case(_own("build", file=GPT)), seed=seed)) for seed in range(200)]
+    case = _case(_own("build", file=GPT))
+    drawn = [models.initial_parameters(replace(case, seed=seed)) for seed in range(200)]
     for name, first in drawn[0].items():
         row = first[0].numel() if first.dim() > 1 and not is_instrument(name) else 1
         left = sum(int(one[name].count_nonzero()) for one in drawn)

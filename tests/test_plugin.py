@@ -68,7 +68,10 @@ def test_a_skip_of_a_promised_check_fails_the_session(chapter: pytest.Pytester) 
 
 
 def test_collecting_alone_fails_nothing(chapter: pytest.Pytester) -> None:
-    assert _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", TOY, "--collect-only").ret == 0
+    result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", TOY, "--collect-only")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["2 checks promised; none is run to collect them"])
+    result.stdout.no_fnmatch_line("*failure*")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,19 @@ def test_bad_options_are_usage_errors(chapter: pytest.Pytester, arguments: tuple
     result = _pytest(chapter, "-p", "no:xdist", *arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{said}*"])
+
+
+def test_a_promise_without_what_its_laws_judge_by_is_a_usage_error(chapter: pytest.Pytester) -> None:
+    """As in ``fsdpcheck run``: a check of it would be skipped, and the session be green."""
+    chapter.makepyfile(
+        mine="from fsdpcheck.adapter import Features\n"
+        "class Mine:\n"
+        "    name, features = 'mine', Features(promises=frozenset({'plain', 'padding.zero'}))\n"
+        "    def build(self, model, setup): ...\n"
+    )
+    result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", "mine.py:Mine")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*adapter 'mine.py:Mine' promises 'padding.zero' and does not show what*"])
 
 
 def test_the_plugin_is_silent_where_no_law_is(chapter: pytest.Pytester) -> None:
