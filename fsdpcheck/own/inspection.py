@@ -63,7 +63,7 @@ class Seen(NamedTuple):
 
 
 def inspect(build: str, batch: str, loss: str = "", units: Sequence[str] | None = None) -> Seen:
-    """Look at what three references name. ``units``: names of modules to shard; None chooses them (see own_units.py).
+    """Look at what three references name. ``units``: names of modules to shard; None chooses them (see units.py).
 
     Raises UsageError for whatever could not be checked honestly.
     """

@@ -2,7 +2,7 @@
 
 ``build()`` gives an ``nn.Module``; ``batch(n)``, or ``batch()``, gives (inputs, targets) with n samples along dim 0,
 each one tensor; ``loss(outputs, targets)`` gives per-sample losses [n]. What these must be like is checked by
-own_inspection.py; here nothing is.
+inspection.py; here nothing is.
 
 Legend: n samples, F features of one sample's flattened output.
 """
