@@ -42,8 +42,8 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     },
     {
         "uses": (
-            "replay", "census", "evidence", "check", "law", "planted", "session", "ledger", "power", "power.*",
-            "claims", "claims.*",
+            "replay", "census", "evidence", "check", "judging", "law", "planted", "session", "ledger", "power",
+            "power.*", "claims", "claims.*",
         )
     },
     {"report": ("report", "report.*")},

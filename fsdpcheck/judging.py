@@ -1,0 +1,292 @@
+"""One law on one implementation while cases are drawn: each judged, what broke kept, and the verdict in the end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NoReturn
+
+import hypothesis
+from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
+
+from fsdpcheck import census, evidence, refusals
+from fsdpcheck.case import Case
+from fsdpcheck.case.traits import OF_MODELS
+from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Refused, Violation
+from fsdpcheck.evidence import CASES, DIAGNOSED, Evidence
+from fsdpcheck.own import drawing as own_drawing
+from fsdpcheck.plan import WORLD_SIZES
+from fsdpcheck.replay import Token, command, encode
+from fsdpcheck.runner import Run
+from fsdpcheck.strategies import drawing
+from fsdpcheck.verdict import Finding, Verdict
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from fsdpcheck.law import Law
+
+_HOPELESS = 40
+"""Cases of a user's own model rejected or refused, with none judged, before drawing ends: each takes a build of it."""
+
+OnCase = Callable[["Law", Run, Case], None]
+
+
+def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:
+    """The finding that ``violation`` of ``law`` on ``case`` is, right after the run that broke it, without a cause."""
+    failure = run.failure
+    token = encode(Token(law.name, run.adapter_ref, case, run.installs, run.schedule, run.engine.name))
+    return Finding(
+        law=law.name,
+        guarantee=law.guarantee,
+        adapter=run.adapter_ref,
+        engine=run.engine.name,
+        kind=failure.kind if failure else "value",
+        place=next((rank.where for rank in failure.ranks if rank.where), "") if failure else "",
+        what=violation.what,
+        got=violation.got,
+        wanted=violation.wanted,
+        where=violation.where,
+        cause="",
+        case=json.loads(case.to_json()),
+        words=case.describe(),
+        token=token,
+    )
+
+
+class Stop(BaseException):
+    """Leaves Hypothesis at once, whatever it is doing. ``error`` is None when the budget is spent."""
+
+    def __init__(self, error: Exception | None, case: Case | None) -> None:
+        super().__init__(error, case)
+        self.error, self.case = error, case
+
+
+@dataclass
+class Judging:
+    """One law on one run while Hypothesis draws: what was judged, rejected, broken."""
+
+    law: Law
+    run: Run
+    on_case: OnCase | None
+    deadline: float | None
+    judged: set[Case] = field(default_factory=set)
+    rejected: set[Case] = field(default_factory=set)
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why cases were rejected."""
+    refused: dict[Case, str] = field(default_factory=dict)
+    """Cases that the implementation says it cannot take, and how it says so."""
+    census: Counter[str] = field(default_factory=Counter)
+    hits: Counter[str] = field(default_factory=Counter)
+    broken: Finding | None = None
+    violations: list[tuple[Case, Violation]] = field(default_factory=list)
+    """Of failing cases: the first and the newest, which is the smallest."""
+    evidence: Evidence = field(default_factory=Evidence)
+    stage: str = ""
+
+    def judge(self, case: Case) -> None:
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise Stop(None, None)
+        if self.on_case is not None:
+            self.on_case(self.law, self.run, case)
+        self.run.last.clear()
+        try:
+            self.law.body(case, self.run)
+        except NotExact as error:
+            self.rejected.add(case)
+            self.reasons[str(error)] += 1
+            self._next(error)
+        except Refused as error:
+            self.refused[case] = str(error)
+            self._next(error)
+        except Violation as violation:
+            self._break(case, violation)
+            self._count(case)
+            raise
+        except HypothesisException:
+            raise
+        except Exception as error:
+            raise Stop(error, case) from error
+        if self.broken is None:
+            self.evidence.drawn[case] = False
+        self._count(case)
+
+    def _next(self, error: Exception) -> NoReturn:
+        """Have another case drawn in place of one that could not be judged."""
+        if self.hopeless:
+            raise Stop(None, None) from error
+        hypothesis.reject()
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether a user's own model gave no case that could be judged, of as many as say that it never will."""
+        return self.run.own is not None and not self.judged and len(self.rejected) + len(self.refused) >= _HOPELESS
+
+    def _break(self, case: Case, violation: Violation) -> None:
+        if self.broken is None:
+            self.evidence.drawn[case] = True
+        self.broken = finding_of(self.law, self.run, case, violation)
+        self.violations = [*self.violations[:1], (case, violation)]
+
+    def broken_by(self, case: Case, violation: Violation, diagnose: bool) -> Verdict:
+        """The verdict of one case alone."""
+        self._break(case, violation)
+        self._count(case)
+        assert self.broken is not None
+        if not diagnose:
+            return replace(self._held, status="finding", finding=self.broken, exit_code=FINDING)
+        if self.run.engine.name == "simulated":
+            self.look_further(sizes_for(self.law, WORLD_SIZES["quick"]), 0)
+        return self._finding(self.broken, "")
+
+    def _count(self, case: Case) -> None:
+        for execution in self.run.last:
+            self.hits.update(execution.install_hits)
+        if case not in self.judged:
+            self.judged.add(case)
+            self.census.update(census.labels(case, self.run))
+
+    def look_further(self, world_sizes: tuple[int, ...], seed: int) -> None:
+        """Judge further cases for what they say about the cause; ends early when the budget does."""
+        assert self.broken is not None
+        smallest, minimal = self.violations[-1]
+        if self.broken.kind == "value" and smallest.trains:
+            self.stage = self._stage(smallest)
+        cases = cases_of(self.law, self.run, world_sizes)
+        for case in drawing.distinct(cases, CASES, seed_of(f"{self.law.name} further", seed)):
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                return
+            violation = self._tried(case)
+            if violation is None:
+                self.evidence.drawn.setdefault(case, False)
+            elif isinstance(violation, Violation) and violation.what == minimal.what:
+                self.evidence.drawn.setdefault(case, True)
+                if len(self.evidence.suspects) < DIAGNOSED:
+                    self.evidence.suspects.append(violation.suspects)
+
+    def _stage(self, case: Case) -> str:
+        """What of a step differs first; nothing that goes wrong here changes the verdict."""
+        try:
+            return evidence.stage(self.run, case)
+        except Exception:
+            return ""
+
+    def _tried(self, case: Case) -> Exception | None:
+        """What a case raises; nothing that goes wrong here changes the verdict."""
+        if self.on_case is not None:
+            self.on_case(self.law, self.run, case)
+        self.run.last.clear()
+        try:
+            self.law.body(case, self.run)
+        except Exception as error:
+            return error
+        return None
+
+    def _diagnosed(self, found: Finding) -> Finding:
+        """The finding with what the minimal case and all evidence say about its cause."""
+        first, minimal = self.violations[0][1], self.violations[-1][1]
+        if first is not minimal and first.what == minimal.what:
+            self.evidence.suspects.append(first.suspects)
+        cause = minimal.cause
+        if minimal.suspects is not None or any(self.evidence.suspects):
+            cause = self.evidence.cause(minimal.suspects)
+        return replace(found, cause=cause, when=self.evidence.when(), stage=self.stage)
+
+    def verdict(self, stop: BaseException | None) -> Verdict:
+        """The verdict, given what ended the drawing (None: Hypothesis is done)."""
+        if isinstance(stop, Stop) and stop.error is not None:
+            return self._error(stop.error, stop.case)
+        if isinstance(stop, Flaky) and self.broken is not None:
+            return self._flaky(self.broken)
+        stop = None if self.hopeless else stop
+        spent = isinstance(stop, Stop)
+        if self.broken is not None:
+            return self._finding(
+                self.broken, "the budget ended the shrinking; a smaller case may exist" if spent else ""
+            )
+        if stop is not None and not spent and not isinstance(stop, Unsatisfiable):
+            return self._error(stop, None)
+        if self.refused:
+            return self.not_supported
+        if not self.judged:
+            return self._no_case(spent)
+        never = [name for name in self.run.installs if not self.hits[name]]
+        notes = ["the budget was spent before all cases were drawn"] * spent
+        notes += [f"never hit, so this says nothing of it: {', '.join(never)}"] * bool(never)
+        return replace(self._held, reason="; ".join(notes))
+
+    @property
+    def _held(self) -> Verdict:
+        """What would be said if nothing had gone wrong."""
+        census = dict(sorted(self.census.items()))
+        counts = (len(self.judged), len(self.rejected))
+        return Verdict(self.law.name, self.run.adapter_ref, "holds", *counts, census=census, undrawn=self._undrawn)
+
+    @property
+    def not_supported(self) -> Verdict:
+        """What is said of a model that the adapter refuses, if only in some cases: no pass."""
+        reports = (text for text, _ in Counter(self.refused.values()).most_common())
+        reason = refusals.verdict_text(reports, len(self.refused), len(self.judged))
+        return replace(self._held, status="not supported", reason=reason, exit_code=USAGE)
+
+    @property
+    def _undrawn(self) -> tuple[str, ...]:
+        """Accepted traits that no judged case demanded; none for laws whose cases train nothing."""
+        if not any(case.trains for case in self.judged):
+            return ()
+        fixed = OF_MODELS if self.run.own is not None else frozenset()
+        return tuple(sorted(self.run.features.accepts - set(self.census) - fixed))
+
+    def _finding(self, found: Finding, note: str) -> Verdict:
+        told = replace(self._diagnosed(found), note=note)
+        return replace(self._held, status="finding", finding=told, exit_code=FINDING)
+
+    def _flaky(self, found: Finding) -> Verdict:
+        reason = (
+            f"the law broke and then held on the same case, so the run is not deterministic ({found.what});"
+            " state that outlives a case in the adapter, or an error of fsdpcheck; replay with: "
+            + command(found.token, found.adapter, self.run.installs)
+        )
+        return replace(self._held, status="error", reason=reason, exit_code=INTERNAL)
+
+    def _no_case(self, spent: bool) -> Verdict:
+        if spent:
+            return replace(
+                self._held, status="no case", reason="the budget was spent before the first case", exit_code=NO_PROGRESS
+            )
+        reason = f"promised, but no case could be judged: {len(self.rejected)} drawn and rejected as not exact"
+        if self.run.own is not None:
+            why = "".join(f"\n  most often: {text}" for text, _ in self.reasons.most_common(1))
+            reason += f"{why}\n  next    try --real: the model as it is, its own weights, judged by the rounding laws"
+            return replace(self._held, status="no case", reason=reason, exit_code=USAGE)
+        return replace(self._held, status="no case", reason=reason, exit_code=INTERNAL)
+
+    def _error(self, error: BaseException, case: Case | None) -> Verdict:
+        reason = str(error)
+        if not isinstance(error, FsdpcheckError):
+            reason = "".join(traceback.format_exception(error)).rstrip()
+        if case is not None:
+            token = encode(Token(self.law.name, self.run.adapter_ref, case, self.run.installs))
+            again = command(token, self.run.adapter_ref, self.run.installs)
+            reason += f"\nin case {case.describe()}\nreplay with: {again}"
+        return replace(self._held, status="error", reason=reason, exit_code=getattr(error, "exit_code", INTERNAL))
+
+
+def sizes_for(law: Law, world_sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The numbers of ranks on which the law says something."""
+    return tuple(size for size in world_sizes if size >= law.ranks)
+
+
+def cases_of(law: Law, run: Run, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    if run.own is None:
+        return law.draw(run.features, world_sizes)
+    return own_drawing.cases(law.draw, run.features, world_sizes, run.own)
+
+
+def seed_of(law: str, seed: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{law}:{seed}".encode()).digest()[:8])
