@@ -2,51 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fsdpcheck.impl import norms
-from fsdpcheck.impl.norms import _tied, conv, embedding, embedding_bag, layer_norm, linear, multihead_attention
+from fsdpcheck.impl.norms import _tied, conv, layer_norm, linear
 
-
-def integers(*shape: int, seed: int = 0, bound: int = 3) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-bound, bound + 1, shape, generator=generator).double()
-
-
-def per_sample(module: nn.Module, inputs: Tensor, backprops: Tensor) -> dict[str, Tensor]:
-    """Gradients [B, *shape] of <module(x_i), g_i> for every trainable parameter, one sample at a time."""
-    trainable = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
-    frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
-
-    def loss(parameters: dict[str, Tensor], x: Tensor, g: Tensor) -> Tensor:
-        return (functional_call(module, (parameters, frozen), (x.unsqueeze(0),)) * g.unsqueeze(0)).sum()
-
-    found: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0, 0))(trainable, inputs, backprops)
-    return found
-
-
-def assert_rule_agrees(module: nn.Module, inputs: Tensor, backprops: Tensor) -> None:
-    rule = norms.rule_for(module)
-    assert rule is not None
-    wanted = per_sample(module, inputs, backprops)
-    got = rule.per_sample_gradient(module, inputs, backprops)
-    assert set(got) == set(wanted)
-    for name, gradient in wanted.items():
-        assert torch.equal(got[name], gradient), name
-    squared = sum((g.flatten(1).square().sum(1) for g in wanted.values()), torch.zeros(len(inputs)).double())
-    assert torch.equal(rule.squared_norm(module, inputs, backprops), squared)
-    weights = 2.0 ** integers(len(inputs), seed=99) * (integers(len(inputs), seed=98) > -2)
-    weighted = rule.weighted_gradient(module, inputs, backprops, weights)
-    assert set(weighted) == set(wanted)
-    for name, gradient in wanted.items():
-        assert torch.equal(weighted[name], torch.tensordot(weights, gradient, dims=1)), name
+from .norm_rules import assert_rule_agrees, integers, per_sample
 
 
 @pytest.mark.parametrize("shape", [(4,), (1,), (3, 4), (2, 3, 4), (0, 4)])
@@ -64,20 +29,6 @@ def test_the_two_forms_of_linear_are_equal_and_both_are_chosen(length: int) -> N
     a_BTd, g_BTp = integers(5, length, 4, seed=3), integers(5, length, 8, seed=4)
     assert torch.equal(linear.direct(a_BTd, g_BTp), linear.gram(a_BTd, g_BTp))
     assert linear.prefers_gram(length, 4, 8) == (length <= 2)
-
-
-@pytest.mark.parametrize("padding_idx", [None, 0, 3])
-@pytest.mark.parametrize("positions", [(), (1,), (6,), (2, 3)])
-def test_embedding(padding_idx: int | None, positions: tuple[int, ...]) -> None:
-    module = nn.Embedding(4, 3, padding_idx=padding_idx).double()
-    tokens = integers(5, *positions, seed=5).long().remainder(4)
-    assert_rule_agrees(module, tokens, integers(5, *positions, 3, seed=6))
-
-
-def test_embedding_merges_equal_tokens_of_a_sample_and_never_of_two() -> None:
-    module = nn.Embedding(2, 1).double()
-    ones = torch.ones(2, 3, 1).double()
-    assert embedding.squared_norm(module, torch.tensor([[1, 1, 1], [0, 1, 1]]), ones).tolist() == [9.0, 5.0]
 
 
 @pytest.mark.parametrize("frozen", ["", "weight", "bias"])
@@ -185,46 +136,6 @@ def test_a_norm_without_parameters_has_no_gradient(norm: nn.Module) -> None:
     assert rule.weighted_gradient(norm, torch.ones(3, 4), torch.ones(3, 4), torch.ones(3)) == {}
 
 
-@pytest.mark.parametrize("padding_idx", [None, 2])
-@pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_embedding_bag(mode: str, padding_idx: int | None) -> None:
-    """Bags of 1, 2 or 4 tokens that count, so that means are exact; one bag holds padding only."""
-    module = nn.EmbeddingBag(5, 3, mode=mode, padding_idx=padding_idx).double()
-    tokens = torch.tensor([[0, 0, 1, 3], [4, 4, 4, 4], [0, 1, 3, 1], [2, 2, 0, 0], [2, 2, 2, 2], [3, 2, 2, 2]])
-    backprops = integers(6, 3, seed=20)
-    assert_bag_agrees(module, tokens, backprops)
-    assert_bag_agrees(module, tokens[:, :1], backprops)
-    module.weight.requires_grad_(False)
-    assert embedding_bag.squared_norm(module, tokens, backprops).tolist() == [0] * 6
-
-
-def assert_bag_agrees(module: nn.EmbeddingBag, tokens: Tensor, backprops: Tensor) -> None:
-    """torch.func has no batching rule for bags: one sample at a time by autograd."""
-    rows = [
-        torch.autograd.grad(module(x[None]), module.weight, g[None])[0] for x, g in zip(tokens, backprops, strict=True)
-    ]
-    wanted = torch.stack(rows)
-    weights = torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0, 4.0]).double()
-    assert torch.equal(embedding_bag.per_sample_gradient(module, tokens, backprops)["weight"], wanted)
-    assert torch.equal(embedding_bag.squared_norm(module, tokens, backprops), wanted.flatten(1).square().sum(1))
-    found = embedding_bag.weighted_gradient(module, tokens, backprops, weights)["weight"]
-    assert torch.equal(found, torch.tensordot(weights, wanted, dims=1))
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"mode": "max"}, "picks single entries"),
-        ({"max_norm": 1.0}, "changes the weight"),
-        ({"scale_grad_by_freq": True}, "over the whole batch"),
-        ({"sparse": True}, "sharded flat"),
-        ({}, "^$"),
-    ],
-)
-def test_bags_that_are_refused(options: dict[str, Any], reason: str) -> None:
-    assert re.search(reason, embedding_bag.refusal(nn.EmbeddingBag(3, 2, **options)))
-
-
 @pytest.mark.parametrize(
     ("module", "inputs", "width"),
     [
@@ -249,15 +160,6 @@ def test_no_rows_give_no_norms(module: nn.Module, inputs: Tensor, width: int) ->
         assert torch.equal(weighted[name], torch.zeros_like(parameter)), name
 
 
-def test_bags_of_no_rows_give_no_norms() -> None:
-    module = nn.EmbeddingBag(3, 2, mode="mean").double()
-    tokens, backprops = torch.zeros(0, 4, dtype=torch.int64), torch.zeros(0, 2).double()
-    assert embedding_bag.squared_norm(module, tokens, backprops).shape == (0,)
-    assert embedding_bag.per_sample_gradient(module, tokens, backprops)["weight"].shape == (0, 3, 2)
-    weighted = embedding_bag.weighted_gradient(module, tokens, backprops, torch.zeros(0).double())
-    assert torch.equal(weighted["weight"], torch.zeros(3, 2).double())
-
-
 def test_rules_are_found_by_scanning_and_cover_exact_types_only() -> None:
     class Scaled(nn.Linear):
         pass
@@ -279,87 +181,6 @@ def test_rounding_never_takes_the_gram_form_below_zero() -> None:
     raw = ((a_BTd @ a_BTd.transpose(1, 2)) * (cancelling @ cancelling.transpose(1, 2))).sum((1, 2))
     assert bool((raw < 0).any())
     assert bool((linear.gram(a_BTd, cancelling) >= 0).all())
-
-
-MASKS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "causal": {"attn_mask": torch.tensor([[False, True], [False, False]])},
-    "padding": {"key_padding_mask": torch.tensor([[False, True], [False, False], [True, False]])},
-}
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "packed": {},
-    "without biases": {"bias": False},
-    "keys and values of other widths": {"kdim": 3, "vdim": 5},
-    "two positions more": {"add_bias_kv": True, "add_zero_attn": True},
-}
-
-
-def attention(options: str, frozen: str) -> nn.MultiheadAttention:
-    """Keys are zero: all positions that may be attended to get equal weights."""
-    module = nn.MultiheadAttention(32, 2, batch_first=True, **OPTIONS[options]).double()
-    for seed, (name, parameter) in enumerate(module.named_parameters()):
-        parameter.data = integers(*parameter.shape, seed=seed)
-        parameter.requires_grad_(name != frozen)
-    keys = module.k_proj_weight if module.in_proj_weight is None else module.in_proj_weight[32:64]
-    for zero in (keys, None if module.in_proj_bias is None else module.in_proj_bias[32:64], module.bias_k):
-        if zero is not None:
-            zero.data.zero_()
-    return module
-
-
-@pytest.mark.parametrize(
-    ("mask", "options"),
-    [*((mask, "packed") for mask in MASKS), *(("none", options) for options in OPTIONS if options != "packed")],
-)
-@pytest.mark.parametrize("frozen", ["", "in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias", "bias_v"])
-def test_multihead_attention(mask: str, options: str, frozen: str) -> None:
-    """All positions that may be attended to get equal weights: 1, 1/2 or 1/4."""
-    module, given = attention(options, frozen), MASKS[mask]
-    x, g = integers(3, 2, 32, seed=21), integers(3, 2, 32, seed=22)
-    inputs = (x, *(integers(3, 2, OPTIONS[options].get(name, 32), seed=23) for name in ("kdim", "vdim")))
-    trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    wanted: dict[str, list[Tensor]] = {name: [] for name in trainable}
-    for i in range(3):
-        own = {name: value if name == "attn_mask" else value[i : i + 1] for name, value in given.items()}
-        with sdpa_kernel(SDPBackend.MATH):  # the fused backward takes exp of a rounded log
-            y = module(*[part[i : i + 1] for part in inputs], need_weights=False, **own)[0]
-        for name, found in zip(trainable, torch.autograd.grad(y, list(trainable.values()), g[i : i + 1]), strict=True):
-            wanted[name].append(found)
-    call = multihead_attention.call(inputs, given)
-    got = multihead_attention.per_sample_gradient(module, call, g)
-    weights = torch.tensor([0.5, 0.0, 2.0]).double()
-    weighted = multihead_attention.weighted_gradient(module, call, g, weights)
-    squared = torch.zeros(3).double()
-    for name, rows in wanted.items():
-        assert torch.equal(got[name], torch.stack(rows)), name
-        assert torch.equal(weighted[name], torch.tensordot(weights, torch.stack(rows), dims=1)), name
-        squared += torch.stack(rows).flatten(1).square().sum(1)
-    assert set(got) == set(weighted) == set(wanted)
-    assert torch.equal(multihead_attention.squared_norm(module, call, g), squared)
-    assert torch.equal(multihead_attention.flash_squared_norm(module, call, g), squared)
-
-
-def test_half_of_an_attention_s_samples_are_those_samples() -> None:
-    """What is kept for bookkeeping can be cut down to some samples, none, or none at all."""
-    module = attention("packed", "")
-    x, g = integers(3, 2, 32, seed=21), integers(3, 2, 32, seed=22)
-    found = multihead_attention.products(module, multihead_attention.call((x, x, x), {}), g)
-    gradients = found.per_sample_gradient()
-    for rows in (torch.tensor([0, 2]), torch.tensor([], dtype=torch.int64)):
-        for name, own in found.only(rows).per_sample_gradient().items():
-            assert torch.equal(own, gradients[name][rows])
-    empty = multihead_attention.products(module, multihead_attention.call((x[:0],) * 3, {}), g[:0])
-    assert empty.squared_norm(linear.weight_squared_norm).shape == (0,)
-    assert not any(value.any() for value in empty.weighted_gradient(torch.zeros(0).double()).values())
-
-
-def test_positions_of_an_attention_s_arguments_do_not_matter() -> None:
-    x, mask = torch.ones(2, 2, 4), torch.zeros(2, 2)
-    call = multihead_attention.call((x, x, x, None, False, mask), {})
-    assert len(call.rows()) == 3
-    assert call.keywords["attn_mask"] is mask
 
 
 @pytest.mark.parametrize("uses", [2, 3])

@@ -1,0 +1,105 @@
+"""Laws on a user's own model from the command line: held, broken, replayed, refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fsdpcheck import cli, replay
+from fsdpcheck.case import Case, LayerSpec, ModelSpec, OwnModel
+from fsdpcheck.errors import InvalidToken
+
+TOYS = str(Path(__file__).parent / "toys" / "own_models.py")
+
+
+def _run(tmp_path: Path, *arguments: str, build: str = "right") -> tuple[int, dict[str, object]]:
+    report = tmp_path / "report.json"
+    own = ["--model", f"{TOYS}:{build}", "--batch", f"{TOYS}:batch"]
+    code = cli.main(["run", *own, "--world-size", "2", "--no-confirm", "--json", str(report), *arguments])
+    return code, json.loads(report.read_text())
+
+
+def test_laws_hold_on_a_users_model(tmp_path: Path) -> None:
+    code, data = _run(tmp_path, "--adapter", "fully_shard", "--law", "training.plain")
+    (verdict,) = data["verdicts"]  # type: ignore[misc]
+    assert (code, verdict["status"]) == (0, "holds")
+    assert verdict["cases"] == verdict["census"]["tier exact"] > 5
+
+
+def test_laws_hold_on_a_users_weights(tmp_path: Path) -> None:
+    code, data = _run(tmp_path, "--adapter", "fully_shard", "--real")
+    assert code == 0
+    judged = [verdict for verdict in data["verdicts"] if verdict["status"] == "holds"]  # type: ignore[attr-defined]
+    assert {verdict["law"] for verdict in judged} >= {"rounding.gradients", "rounding.update"}
+    assert all(verdict["census"]["tier replay"] == verdict["cases"] for verdict in judged)
+
+
+@pytest.mark.parametrize("tier", [["--law", "training.plain"], ["--real", "--law", "rounding.gradients"]])
+def test_a_planted_fault_is_found_on_a_users_model_and_replayed(
+    tier: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, data = _run(tmp_path, "--adapter", "reference", "--install", "averaged_twice", *tier)
+    assert code == 1
+    (verdict,) = data["verdicts"]  # type: ignore[misc]
+    token = verdict["finding"]["token"]
+    assert "--model" in capsys.readouterr().out
+    assert cli.main(["replay", token]) == 2
+    assert "nothing was imported" in capsys.readouterr().err
+    assert cli.main(["replay", token, "--model", f"{TOYS}:right"]) == 2
+    assert "repeat it: --batch" in capsys.readouterr().err
+    assert cli.main(["replay", token, "--model", f"{TOYS}:right", "--batch", f"{TOYS}:batch"]) == 1
+
+
+def test_a_law_that_can_judge_no_case_says_why_and_offers_the_next_tier(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, data = _run(tmp_path, "--adapter", "fully_shard", "--law", "training.plain", build="untaught")
+    (verdict,) = data["verdicts"]  # type: ignore[misc]
+    assert (code, verdict["status"]) == (2, "no case")
+    assert "aten.sin.default" in capsys.readouterr().out
+    assert "--real" in verdict["reason"]
+    assert verdict["rejected"] == 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "m:build"], "--model needs --batch"),
+        (["--batch", "m:batch"], "--batch is about a model of your own"),
+        (["--real"], "--real is about a model of your own"),
+        (["--units", "a,b"], "--units is about a model of your own"),
+    ],
+)
+def test_half_a_model_is_a_usage_error(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_laws_of_the_other_tier_are_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _ = _run(tmp_path, "--adapter", "fully_shard", "--law", "rounding.update")
+    assert code == 2
+    assert "which run with --real" in capsys.readouterr().out
+
+
+def test_a_token_is_trusted_with_what_the_reader_repeated_in_its_place() -> None:
+    own = OwnModel("elsewhere:build", "elsewhere:batch")
+    token = replay.Token("training.plain", "fully_shard", Case(ModelSpec((), own=own)))
+    found = replay.trusted(token, own=("here:build", "here:batch", "")).case.model.own
+    assert found is not None
+    assert (found.build, found.batch) == ("here:build", "here:batch")
+    with pytest.raises(InvalidToken, match="leave out --loss"):
+        replay.trusted(token, own=("here:build", "here:batch", "here:loss"))
+    ordinary = replace(token, case=Case(ModelSpec((LayerSpec(1),))))
+    with pytest.raises(InvalidToken, match="no model of your own"):
+        replay.trusted(ordinary, own=("here:build", "", ""))
+
+
+def test_a_token_alone_imports_nothing() -> None:
+    own = OwnModel("nowhere_at_all:build", "nowhere_at_all:batch")
+    text = replay.encode(replay.Token("training.plain", "fully_shard", Case(ModelSpec((), own=own))))
+    assert replay.decode(text).case.model.own == own
+    assert "nowhere_at_all" not in sys.modules
