@@ -51,6 +51,15 @@ def _trainable(module: nn.Module, canonical: Mapping[tuple[int, str], str], whol
     return found
 
 
+def _held_twice(module: nn.Module, whole: bool) -> tuple[str, str] | None:
+    """Two attributes of the layer that hold one trainable parameter, or None."""
+    first: dict[int, str] = {}
+    for attribute, value in module.named_parameters(recurse=whole, remove_duplicate=False):
+        if value.requires_grad and first.setdefault(id(value), attribute) != attribute:
+            return first[id(value)], attribute
+    return None
+
+
 def _contribution(model: Sharded, name: str, contribution: str) -> Contribution:
     return (
         "partial" if contribution == "partial" or (contribution == "mixed" and not model.in_root(name)) else "complete"
@@ -62,6 +71,11 @@ def _refuse(name: str, module: nn.Module, rule: ModuleType, model: Sharded) -> N
     where = name or "(root)"
     if reason := getattr(rule, "refusal", lambda _: "")(module):
         raise NotImplementedError(f"{where}: {reason}")
+    if rule is not fallback and (twice := _held_twice(module, getattr(rule, "COVERS_CHILDREN", False))):
+        raise NotImplementedError(
+            f"{where}: {twice[0]} and {twice[1]} are one parameter, and the norm rule of"
+            f" {norms.layer_type(module).__name__} does not know their sum; give each a parameter of its own"
+        )
     units = [below for below, child in module.named_modules() if child is not module and model.is_unit(child)]
     if units and getattr(rule, "NEEDS_PARAMETERS", False):
         raise NotImplementedError(

@@ -59,6 +59,18 @@ class Scale(nn.Module):
         return x * self.weight + self.bias
 
 
+class OneAsTwo(nn.Module):
+    """A layer that no rule knows and that holds one parameter under two names: x * weight + weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = self.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight + self.bias
+
+
 class Around(nn.Module):
     """Parameters held beside a layer that has a rule."""
 
@@ -132,6 +144,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Sequential], str]] = {
     "fallback": (lambda: nn.Sequential(nn.Sequential(nn.Linear(3, 3), Scale(3), nn.ReLU()), Scale(3)), "sequence"),
     "fallback is a unit": (lambda: nn.Sequential(Scale(3), nn.Sequential(nn.Linear(3, 3))), "vector"),
     "fallback twice": (lambda: nn.Sequential(Twice(Scale(3))), "vector"),
+    "fallback, one as two": (lambda: nn.Sequential(OneAsTwo(3), nn.Linear(3, 2)), "vector"),
     "fallback, tied": (tied_with_fallback, "vector"),
     "around a rule": (lambda: nn.Sequential(Around(), nn.Linear(3, 2)), "sequence"),
     "two inputs and outputs": (lambda: nn.Sequential(Pair(), First(), nn.Linear(3, 2)), "vector"),

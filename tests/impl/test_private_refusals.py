@@ -138,9 +138,25 @@ class Held(nn.Module):
         return self.layers(x + self.shift)  # type: ignore[no-any-return]
 
 
+def one_as_two(layer: nn.Module, first: str, second: str) -> nn.Module:
+    """A layer that holds one parameter under two names: its gradient is the sum of both, with cross terms."""
+    layer.register_parameter(second, layer.get_parameter(first))
+    return nn.Sequential(layer)
+
+
 @pytest.mark.parametrize(
     ("make", "units", "message"),
     [
+        (
+            lambda: one_as_two(nn.LayerNorm(3), "weight", "bias"),
+            (),
+            "0: weight and bias are one parameter, and the norm rule of LayerNorm .*give each a parameter of its own",
+        ),
+        (
+            lambda: one_as_two(nn.MultiheadAttention(3, 1, vdim=2, batch_first=True), "q_proj_weight", "k_proj_weight"),
+            (),
+            "0: q_proj_weight and k_proj_weight are one parameter, and the norm rule of MultiheadAttention",
+        ),
         (Held, ("layers.0", "layers.1"), r"\(root\) is a Held .*layers.0, layers.1 in it .*a module of their own"),
         (lambda: nn.MultiheadAttention(2, 1), (), "its first axis is positions, not samples: use batch_first=True"),
         (lambda: nn.MultiheadAttention(2, 1, 0.5, batch_first=True), (), "random in training mode"),
