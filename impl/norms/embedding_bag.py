@@ -10,6 +10,7 @@ backprops do not belong to each other row by row. Tokens with weights of their o
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from . import _terms, embedding
@@ -62,8 +63,10 @@ def by_mode(module: nn.EmbeddingBag, tokens_BT: Tensor, g_Bp: Tensor) -> Tensor:
 
 
 def counted(module: nn.EmbeddingBag, tokens_BT: Tensor) -> Tensor:
-    """[B, T]: whether a position holds a token that is in the bag, as integers."""
-    return tokens_BT.new_ones(tokens_BT.shape) if module.padding_idx is None else (tokens_BT != module.padding_idx) * 1
+    """[B, T]: whether a position holds a token that is in the bag, as 0 or 1 in the tokens' dtype."""
+    if module.padding_idx is None:
+        return torch.ones_like(tokens_BT)
+    return (tokens_BT != module.padding_idx).to(tokens_BT.dtype)
 
 
 def squared_counts(module: nn.EmbeddingBag, tokens_BT: Tensor) -> Tensor:

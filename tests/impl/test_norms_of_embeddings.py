@@ -14,11 +14,12 @@ from fsdpcheck.impl.norms import embedding, embedding_bag
 from .norm_rules import assert_rule_agrees, integers
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("padding_idx", [None, 0, 3])
 @pytest.mark.parametrize("positions", [(), (1,), (6,), (2, 3)])
-def test_embedding(padding_idx: int | None, positions: tuple[int, ...]) -> None:
+def test_embedding(padding_idx: int | None, positions: tuple[int, ...], dtype: torch.dtype) -> None:
     module = nn.Embedding(4, 3, padding_idx=padding_idx).double()
-    tokens = integers(5, *positions, seed=5).long().remainder(4)
+    tokens = integers(5, *positions, seed=5).to(dtype).remainder(4)
     assert_rule_agrees(module, tokens, integers(5, *positions, 3, seed=6))
 
 
@@ -28,12 +29,13 @@ def test_embedding_merges_equal_tokens_of_a_sample_and_never_of_two() -> None:
     assert embedding.squared_norm(module, torch.tensor([[1, 1, 1], [0, 1, 1]]), ones).tolist() == [9.0, 5.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("padding_idx", [None, 2])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_embedding_bag(mode: str, padding_idx: int | None) -> None:
+def test_embedding_bag(mode: str, padding_idx: int | None, dtype: torch.dtype) -> None:
     """Bags of 1, 2 or 4 tokens that count, so that means are exact; one bag holds padding only."""
     module = nn.EmbeddingBag(5, 3, mode=mode, padding_idx=padding_idx).double()
-    tokens = torch.tensor([[0, 0, 1, 3], [4, 4, 4, 4], [0, 1, 3, 1], [2, 2, 0, 0], [2, 2, 2, 2], [3, 2, 2, 2]])
+    tokens = torch.tensor([[0, 0, 1, 3], [4, 4, 4, 4], [0, 1, 3, 1], [2, 2, 0, 0], [2, 2, 2, 2], [3, 2, 2, 2]]).to(dtype)
     backprops = integers(6, 3, seed=20)
     assert_bag_agrees(module, tokens, backprops)
     assert_bag_agrees(module, tokens[:, :1], backprops)
