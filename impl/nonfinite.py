@@ -34,10 +34,9 @@ class NonFiniteNorm(ArithmeticError):
         self.samples = samples
 
 
-def found_in(squared_norms: Tensor) -> Tensor:
-    """[b] bool: samples of which some squared norm, [b] or [G, b], is NaN or infinite."""
-    finite = torch.isfinite(squared_norms)
-    return ~(finite if finite.dim() == 1 else finite.all(0))
+def found_in(norms: Tensor) -> Tensor:
+    """[b] bool: samples whose norm over all parameters is NaN or infinite: those that are named, or left out."""
+    return ~torch.isfinite(norms)
 
 
 def refuse(bad: Sequence[int], device: torch.device, *axes: Axis) -> None:

@@ -185,8 +185,9 @@ class PrivateBackward:
 
     def _contract(self, kept: Sequence[Use], weights: Tensor, norms: Tensor, *, sync: bool) -> None:
         """Clipped gradients from what bookkeeping kept; samples whose norm [b] is not finite are cut out if asked."""
-        if self.privacy.nonfinite == "drop" and not bool(torch.isfinite(norms).all()):
-            rows = torch.isfinite(norms).nonzero().flatten()
+        bad = nonfinite.found_in(norms)
+        if self.privacy.nonfinite == "drop" and bool(bad.any()):
+            rows = (~bad).nonzero().flatten()
             kept, weights = [use.only(rows) for use in kept], weights[..., rows]
         with self.profile.part("weighted gradients"):
             gradients = partial(sharing.weighted_gradients, kept, weights, self.privacy.clipping.group_of)
@@ -224,7 +225,8 @@ class PrivateBackward:
     def _report(self, squared: Tensor, factors: Tensor, indices: Sequence[int]) -> None:
         total = squared if squared.dim() == 1 else squared.sum(0)
         with self.profile.part("final"):
-            self.found.norms.append(clip.norms(total))
+            norms = clip.norms(total)
+        self.found.norms.append(norms)
         self.found.factors.append(factors)
         self.found.indices.extend(indices)
         if self.privacy.duplicates == "refuse" and len(set(self.found.indices)) < len(self.found.indices):
@@ -233,5 +235,5 @@ class PrivateBackward:
                 f"sample {twice} occurs more than once in this step on this rank: it would move the sum by more than"
                 " the clip norm; sample without duplicates, or say duplicates='count' and account for it"
             )
-        bad = nonfinite.found_in(squared).nonzero().flatten().tolist()
+        bad = nonfinite.found_in(norms).nonzero().flatten().tolist()
         self.found.nonfinite.extend(indices[row] for row in bad)

@@ -58,9 +58,9 @@ def clip_norm_follows_the_batch(original: Function, hit: Hit) -> Function:
 def nonfinite_norms_pass(original: Function, hit: Hit) -> Function:
     """Samples whose norm is NaN or infinite are taken for ordinary ones."""
 
-    def planted(squared_norms: torch.Tensor) -> torch.Tensor:
+    def planted(norms: torch.Tensor) -> torch.Tensor:
         hit()
-        return torch.zeros_like(original(squared_norms))
+        return torch.zeros_like(original(norms))
 
     return planted
 

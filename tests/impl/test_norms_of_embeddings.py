@@ -35,7 +35,9 @@ def test_embedding_merges_equal_tokens_of_a_sample_and_never_of_two() -> None:
 def test_embedding_bag(mode: str, padding_idx: int | None, dtype: torch.dtype) -> None:
     """Bags of 1, 2 or 4 tokens that count, so that means are exact; one bag holds padding only."""
     module = nn.EmbeddingBag(5, 3, mode=mode, padding_idx=padding_idx).double()
-    tokens = torch.tensor([[0, 0, 1, 3], [4, 4, 4, 4], [0, 1, 3, 1], [2, 2, 0, 0], [2, 2, 2, 2], [3, 2, 2, 2]]).to(dtype)
+    tokens = torch.tensor([[0, 0, 1, 3], [4, 4, 4, 4], [0, 1, 3, 1], [2, 2, 0, 0], [2, 2, 2, 2], [3, 2, 2, 2]]).to(
+        dtype
+    )
     backprops = integers(6, 3, seed=20)
     assert_bag_agrees(module, tokens, backprops)
     assert_bag_agrees(module, tokens[:, :1], backprops)

@@ -142,6 +142,27 @@ def test_dropped_samples_leave_the_rest_as_if_they_were_not_there(
             assert torch.equal(gradient * world_size, sum(g[name] for g in wanted))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_sample_is_left_out_exactly_if_it_is_named(ranks: Ranks, groups: int) -> None:
+    """In float32 both layers' squared norms 4 x^4 are finite at x = 2.8e9, and their sum is not."""
+    rule = PerLayer({"0": 2.0**60, "": 2.0**60} if groups == 2 else {"": 2.0**60})
+
+    def found(rank: int) -> tuple[list[int], dict[str, Tensor]]:
+        module = torch.nn.Sequential(*(torch.nn.Linear(1, 1, bias=False) for _ in range(2)))
+        for parameter in module.parameters():
+            parameter.data.fill_(1)
+        privacy = Privacy(rule, BOOKKEEPING, nonfinite="drop")
+        trainer = Trainer(
+            WAYS["flat"](module, ["0"], True), lambda y, t: y.square().sum(1), sgd, Options(1, privacy=privacy)
+        )
+        trainer.step([MicroBatch(torch.tensor([[1.0], [2.8e9]]), torch.zeros(2), [0, 1])])
+        return trainer.found.nonfinite, trainer.model.full_gradients()
+
+    ((named, gradients),) = ranks(found, 1)
+    assert named == [1]
+    assert {name: value.item() for name, value in gradients.items()} == {"0.weight": 2.0, "1.weight": 2.0}
+
+
 # -- a step that raises ------------------------------------------------------------------------------------------------
 
 
