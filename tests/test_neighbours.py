@@ -14,7 +14,12 @@ import torch
 from fsdpcheck import layouts, neighbours, oracle, strategies
 from fsdpcheck.adapters._base import Features, Promise
 from fsdpcheck.case import Trait
-from fsdpcheck.checks.private import _limit, assert_same_calls, assert_sensitivity
+from fsdpcheck.checks.private import (
+    _limit,
+    assert_others_keep_their_coefficient,
+    assert_same_calls,
+    assert_sensitivity,
+)
 from fsdpcheck.errors import NotExact, Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.neighbours import Neighbours
@@ -95,6 +100,32 @@ def test_a_gradient_that_is_not_finite_is_a_violation(pairs: list[Neighbours]) -
     first, second = oracle.answer(pairs[0].first), oracle.answer(pairs[0].second)
     with pytest.raises(Violation, match="not finite"):
         assert_sensitivity(pairs[0], side(first), side(second, float("nan")))
+
+
+def test_a_gradient_of_some_parameters_is_not_the_released_one(pairs: list[Neighbours]) -> None:
+    first, second = (side(oracle.answer(case)) for case in (pairs[0].first, pairs[0].second))
+    for execution in (first[0], second[0]):
+        for result in execution.ranks:
+            result.steps[0].grads = {}
+    with pytest.raises(Violation, match="not of every trained parameter"):
+        assert_sensitivity(pairs[0], first, second)
+
+
+def test_the_coefficient_of_a_record_that_is_in_both_batches_is_compared_and_without_one_nothing_is_claimed(
+    pairs: list[Neighbours],
+) -> None:
+    alone = 0
+    for pair in pairs:
+        first, second = (side(oracle.answer(case)) for case in (pair.first, pair.second))
+        if not (layouts.logical_batch(pair.first, 0) & layouts.logical_batch(pair.second, 0)).keys() - pair.moved:
+            alone += 1
+            with pytest.raises(NotExact, match="no record is in both"):
+                assert_others_keep_their_coefficient(pair, first, second)
+            continue
+        assert_others_keep_their_coefficient(pair, first, second)
+        with pytest.raises(Violation, match="coefficient of a record depends"):
+            assert_others_keep_their_coefficient(pair, first, side(second[1], 1 + 2**-20))
+    assert 0 < alone < len(pairs)
 
 
 def test_calls_are_compared_by_their_sizes(pairs: list[Neighbours]) -> None:

@@ -14,14 +14,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fsdpcheck import clipping_groups, tiers
+from fsdpcheck import clipping_groups, layouts, tiers
 from fsdpcheck.checks import bounds
-from fsdpcheck.checks.comparing import alike, number
+from fsdpcheck.checks.comparing import alike, number, require_same_form
 from fsdpcheck.checks.paired import Side
 from fsdpcheck.checks.recorded import completed, recorded
 from fsdpcheck.diagnosis import of_gradient
 from fsdpcheck.diagnosis.calls import of_neighbours
-from fsdpcheck.errors import Violation
+from fsdpcheck.errors import NotExact, Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.neighbours import Neighbours
 from fsdpcheck.oracle import Answer
@@ -36,6 +36,10 @@ def assert_sensitivity(pair: Neighbours, first: Side, second: Side) -> None:
     """
     (one, answer), (other, _) = first, second
     completed(one), completed(other)
+    for execution, right in (first, second):
+        for rank, grads in recorded(execution, 0, "grads"):
+            what = "the released gradient is not of every trained parameter"
+            require_same_form(what, grads, right.steps[0].used, f"step 0, rank {rank}, {pair.words}")
     limit = _limit(pair, first, second)
     for (rank, a), (_, b) in zip(recorded(one, 0, "grads"), recorded(other, 0, "grads"), strict=True):
         squared = _distance_squared(a, b) * answer.case.step.normaliser**2
@@ -53,12 +57,15 @@ def assert_others_keep_their_coefficient(pair: Neighbours, first: Side, second: 
     """At the first step the coefficient of each record that did not move is the same in both runs, bit for bit.
 
     Read from the instrument, in the family "probe": its row i holds the coefficient of record i, and in a noisy step
-    the noise of that element besides.
+    the noise of that element besides. Raises NotExact where there is no such record.
     """
     one, other = first[0], second[0]
     noisy = bool(pair.first.step.noise_multiplier)
     completed(one), completed(other)
     kept = [record for record in range(pair.first.layout.batch_size) if record not in pair.moved]
+    batch = layouts.logical_batch(pair.first, 0)
+    if not kept or not (noisy or any(record in batch for record in kept)):
+        raise NotExact("no record is in both batches, so none can keep its coefficient")
     for (rank, a), (_, b) in zip(recorded(one, 0, "grads"), recorded(other, 0, "grads"), strict=True):
         for name in clipping_groups.instruments(pair.first):
             mine, theirs = a[name].flatten()[kept], b[name].flatten()[kept]
