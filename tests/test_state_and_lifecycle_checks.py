@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -57,7 +59,9 @@ def test_what_is_wrong_with_a_checkpoint_is_found(pieces: list[Stored], message:
 
 def seen(moment: str, *units: UnitState, reshard: bool = True, world_size: int = 1) -> Execution:
     """One step at one moment of which each rank has these units."""
-    case = Case(MODEL, MeshSpec(world_size, 1, reshard), step=StepSpec(normaliser=world_size))
+    inner = max(len(units) - 1, 0)
+    model = ModelSpec((LayerSpec(1),) * max(inner, 1), units=(1,) * inner)
+    case = Case(model, MeshSpec(world_size, 1, reshard), step=StepSpec(normaliser=world_size))
     ranks = [
         RankResult(rank, {}, [StepRecord({})], [(UNITS, moment, 0, list(units))] if units else [])
         for rank in range(world_size)
@@ -99,6 +103,16 @@ def test_on_one_rank_nothing_is_held_twice() -> None:
 def test_a_run_without_the_observer_is_refused() -> None:
     with pytest.raises(UsageError, match="observed no units"):
         assert_released(seen("after_step"))
+
+
+@pytest.mark.parametrize("check", [assert_few_gathered, assert_released, assert_aliased])
+def test_units_that_are_not_shown_are_asked_for(check: Callable[[Execution], None]) -> None:
+    execution = seen("after_step", unit(), unit())
+    check(execution)
+    for shown in ([], [unit()]):
+        execution.ranks[0].observations = [(UNITS, "after_step", 0, shown)]
+        with pytest.raises(AdapterError, match=f"(?s)got     {len(shown)} units.*wanted  2: the root, then the 1"):
+            check(execution)
 
 
 def test_an_adapter_that_cannot_save_is_told_so(tmp_path: object) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fsdpcheck.adapters._base import UnitState
 from fsdpcheck.checks.recorded import completed
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.errors import AdapterError, UsageError, Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.observers import UNITS
 
@@ -58,10 +58,21 @@ def _not_freed(moment: str, forward_was_seen: bool) -> str:
 
 
 def _seen(execution: Execution) -> Iterator[tuple[str, str, list[UnitState]]]:
-    """(moment, where in words, units, the root first) of all ranks. Raises UsageError if nothing was observed."""
+    """(moment, where in words, units, the root first) of all ranks. Raises UsageError if nothing was observed.
+
+    And AdapterError where other units are shown than the model was given: one that is left out could hold anything.
+    """
+    wanted = execution.request.case.model.unit_count + 1
     for result in completed(execution):
         found = [entry for entry in result.observations if entry[0] == UNITS]
         if not found:
             raise UsageError("the run observed no units; next: run it with the observer observers.UNITS")
         for _, moment, step, units in found:
+            if len(units) != wanted:
+                raise AdapterError(
+                    f"units() of adapter {execution.request.adapter!r} does not show every unit\n"
+                    f"  got     {len(units)} units at {moment}, step {step}, rank {result.rank}\n"
+                    f"  wanted  {wanted}: the root, then the {wanted - 1} of Setup.units\n"
+                    f"  next    list one UnitState for each"
+                )
             yield moment, f"{moment}, step {step}, rank {result.rank}", units
