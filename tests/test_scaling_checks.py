@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.checks.scaling import TIMES, assert_scaled
@@ -51,6 +52,14 @@ def test_an_ulp_is_found(engine: SimulatedEngine, field: str) -> None:
     with pytest.raises(Violation, match="with the losses") as caught:
         assert_scaled(whole, scaled, whole.request.clip_norm)
     assert caught.value.where.startswith("step 0, rank 1")
+
+
+def test_norms_that_are_missing_from_both_runs_are_not_equal(engine: SimulatedEngine) -> None:
+    whole, scaled = executed(engine)
+    for execution in (whole, scaled):
+        execution.ranks[0].steps[0].norms = torch.zeros(0, dtype=torch.float64)
+    with pytest.raises(Violation, match="not every sample has a norm\n  got     float64\\[0\\]\n  wanted  3 norms"):
+        assert_scaled(whole, scaled, whole.request.clip_norm)
 
 
 def test_gradients_of_clipped_samples_are_not_compared(engine: SimulatedEngine) -> None:

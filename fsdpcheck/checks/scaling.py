@@ -11,8 +11,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fsdpcheck.checks.comparing import differing, require_equal, require_no_row, require_row_form, unknown
+from fsdpcheck.checks.comparing import (
+    differing,
+    form,
+    require_equal,
+    require_no_row,
+    require_row_form,
+    unknown,
+)
 from fsdpcheck.checks.recorded import completed, local_samples, recorded, shows
+from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.suspects import Suspect
 
@@ -30,12 +38,15 @@ def assert_scaled(whole: Execution, scaled: Execution, clip_norm: float) -> None
     case = whole.request.case
     clips = False
     for (rank, one), (_, two) in zip(recorded(whole, 0, "norms"), recorded(scaled, 0, "norms"), strict=True):
-        what = "norms do not grow with the losses"
+        what, samples = "norms do not grow with the losses", local_samples(case, 0, rank)
+        if len(one) != len(samples):
+            raise Violation("not every sample has a norm", got=form(one), wanted=f"{len(samples)} norms",
+                            where=f"step 0, rank {rank}")  # fmt: skip
         require_row_form(what, two, one, f"step 0, rank {rank}")
         where = f"step 0, rank {rank}, losses times {TIMES!r}"
         cause = partial(_of_floor, one * TIMES, two)
         mask = differing(two, one * TIMES)
-        require_no_row(what, two, one * TIMES, mask, local_samples(case, 0, rank), where, cause)
+        require_no_row(what, two, one * TIMES, mask, samples, where, cause)
         clips = clips or bool((one >= clip_norm / 2).any())
     if clips or not (shows(whole, 0, "grads") and shows(scaled, 0, "grads")):
         return
