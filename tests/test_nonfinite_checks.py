@@ -14,7 +14,7 @@ from fsdpcheck.adapters.reference import Reference
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.checks.nonfinite import assert_refused_or_left_out, spoiled
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.errors import NotExact, UsageError, Violation
 from fsdpcheck.execution import Execution, Failure, RankState, RunRequest
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import drawing
@@ -100,6 +100,8 @@ def test_every_rank_has_to_name_it(engine: SimulatedEngine) -> None:
         with pytest.raises(Violation, match="not every rank refuses") as caught:
             assert_refused_or_left_out(failed(named, said), PAIR, answer)
         assert caught.value.where.startswith("step 0, rank 1; sample")
+    with pytest.raises(UsageError, match=r"nothing of ranks \[1\]"):
+        assert_refused_or_left_out(failed(named), PAIR, answer)
 
 
 def test_a_deadlock_is_no_refusal(engine: SimulatedEngine) -> None:

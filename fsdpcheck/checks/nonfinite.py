@@ -16,7 +16,7 @@ from fsdpcheck import siblings, values
 from fsdpcheck.case import Case
 from fsdpcheck.checks.comparing import require_equal
 from fsdpcheck.checks.recorded import completed
-from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.errors import NotExact, UsageError, Violation
 from fsdpcheck.execution import Execution, RankState
 from fsdpcheck.oracle import Answer
 from fsdpcheck.suspects import Suspect
@@ -56,6 +56,8 @@ def assert_refused_or_left_out(execution: Execution, pair: Spoiled, without: Ans
     """
     failure = execution.failure
     if failure is not None and failure.kind == "raised":
+        if missing := set(range(pair.case.world_size)) - {state.rank for state in failure.ranks}:
+            raise UsageError(f"the run says nothing of ranks {sorted(missing)}; next: run it on an engine that does")
         for state in failure.ranks:
             _require_named(state, pair)
         return
