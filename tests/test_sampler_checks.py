@@ -138,6 +138,17 @@ def test_a_sampler_that_goes_on() -> None:
     assert not broken(assert_goes_on, whole, execution(later, TWO, [[[(3,)]], [[(0,)]]])).cause
 
 
+def test_what_was_not_drawn_is_not_compared() -> None:
+    whole = execution(FIVE, TWO, WRAPPED)
+    with pytest.raises(UsageError, match="a start above 0"):
+        assert_goes_on(whole, whole)
+    for rank in whole.ranks:
+        rank.observations.clear()
+    for check in (assert_dealt_out, assert_equal_steps, assert_one_rank_each):
+        with pytest.raises(UsageError, match="0 of 1 epochs were observed on rank 0"):
+            check(whole)
+
+
 def test_a_record_on_two_ranks_and_draws_that_depend_on_ranks() -> None:
     spec = SamplingSpec("poisson", records=4, steps=1, rate=0.5)
     right = execution(spec, TWO, [[[(0, 1)]], [[(3,)]]])
@@ -145,6 +156,8 @@ def test_a_record_on_two_ranks_and_draws_that_depend_on_ranks() -> None:
     assert "shares [0, 1]" in broken(assert_one_rank_each, execution(spec, TWO, [[[(0, 1)]], [[(1,)]]])).got
     assert_same_draws(right, execution(spec, MeshSpec(), [[[(3, 0, 1)]]]))
     assert broken(assert_same_draws, right, execution(spec, MeshSpec(), [[[(0, 1)]]])).got == "[0, 1]"
+    longer = broken(assert_same_draws, right, execution(spec, MeshSpec(), [[[(3, 0, 1), (2,)]]]))
+    assert (longer.got, longer.wanted) == ("[2]", "[]")
 
 
 # -- the joint law of Poisson draws ------------------------------------------------------------------------------------

@@ -28,11 +28,17 @@ def spec_of(execution: Execution) -> SamplingSpec:
 
 
 def ranks_of(execution: Execution) -> list[Share]:
-    """By rank and epoch: the steps that were drawn. Raises Violation with the failure's report if a rank failed."""
-    return [
-        [drawn for observer, _, _, drawn in result.observations if observer == OBSERVER]
-        for result in completed(execution)
-    ]
+    """By rank and epoch: the steps that were drawn. Raises Violation with the failure's report if a rank failed.
+
+    And UsageError where an epoch of a rank was not observed: nothing would be compared.
+    """
+    spec, found = spec_of(execution), []
+    for result in completed(execution):
+        found.append([drawn for observer, _, _, drawn in result.observations if observer == OBSERVER])
+        if len(found[-1]) != spec.epochs:
+            got = f"{len(found[-1])} of {spec.epochs} epochs were observed on rank {result.rank}"
+            raise UsageError(f"{got}; next: have the run draw the whole case (program.samplers)")
+    return found
 
 
 def shares_of(execution: Execution) -> list[Share]:
@@ -113,6 +119,8 @@ def assert_orders(execution: Execution, again: Execution) -> None:
 def assert_goes_on(execution: Execution, resumed: Execution) -> None:
     """A sampler made anew that goes on at a later step gives what one that never stopped gave from there on."""
     start = spec_of(resumed).start
+    if not start:
+        raise UsageError("the second run starts where the first one does; next: give its case a start above 0")
     for rank, (own, later) in enumerate(zip(ranks_of(execution), ranks_of(resumed), strict=True)):
         for epoch, (whole, rest) in enumerate(zip(own, later, strict=True)):
             if rest != whole[start:]:
@@ -140,8 +148,8 @@ def assert_one_rank_each(execution: Execution) -> None:
 def assert_same_draws(one: Execution, other: Execution) -> None:
     """The logical batch of every step is the same set of records at two numbers of ranks."""
     first, second = logical(one), logical(other)
-    for place, drawn in first.items():
-        wanted, got = ({record for own in lists for record in own} for lists in (drawn, second.get(place, [])))
+    for place in sorted(first.keys() | second.keys()):
+        wanted, got = ({record for own in drawn.get(place, []) for record in own} for drawn in (first, second))
         if wanted != got:
             sizes = [execution.request.case.world_size for execution in (one, other)]
             raise Violation("which records are drawn depends on the number of ranks", got=str(sorted(got)),
