@@ -74,6 +74,16 @@ def test_noise_that_is_missing_repeated_or_on_frozen_parameters_is_found() -> No
         assert_noise_once(run(CASE, gradient(1.5, 2.25), gradient(4.0, 8.0), moved=1.0), clean)
 
 
+def test_a_trained_parameter_without_a_gradient_has_no_noise() -> None:
+    clean, noisy = run(CASE, {}), run(CASE, {})
+    noisy.ranks[0].initial["tail.linear0.weight"] = torch.zeros(2, 1)
+    with pytest.raises(Violation, match="a trained parameter has no noise") as caught:
+        assert_noise_once(noisy, clean)
+    assert caught.value.where == "step 0, rank 0, tail.linear0.weight"
+    with pytest.raises(Violation, match="another form"):
+        assert_noise_once(noisy, run(CASE, gradient(1.0, 2.0)))
+
+
 def normal(seed: int, n: int) -> Tensor:
     return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fsdpcheck import diagnosis
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
-from fsdpcheck.checks.comparing import alike, first_index, number
+from fsdpcheck.checks.comparing import alike, first_index, number, require_same_form
 from fsdpcheck.checks.draws import used_twice
+from fsdpcheck.checks.matched import trained_names
 from fsdpcheck.checks.recorded import completed, recorded
 from fsdpcheck.diagnosis.noise import Draw
 from fsdpcheck.errors import Diagnose, UsageError, Violation
@@ -83,14 +84,19 @@ def assert_noise_once(noisy: Execution, clean: Execution) -> None:
             cause = partial(diagnosis.noise.of_ranks, noisy.request.case, [first, *(own for _, own in others)])
             _require_same(first, other, f"step {k}, rank {rank} against rank {ranks[0].rank}", cause)
         _, without = next(iter(recorded(clean, k, "grads")))
+        require_same_form("a noisy gradient has another form", first, without, f"step {k}, rank {ranks[0].rank}")
         drawn = {name: value.double() - without[name].double() for name, value in first.items()}
         _require_noise(noisy, drawn, without, k)
         seen += [_Seen(k, name, value, without[name]) for name, value in drawn.items() if value.numel()]
     _require_own(noisy, seen)
+    trained = trained_names(noisy.request.case)
     for result in ranks:
-        for name in result.initial.keys() - ranks[0].steps[0].grads.keys():  # type: ignore[union-attr]
+        for name in sorted(result.initial.keys() - ranks[0].steps[0].grads.keys()):  # type: ignore[union-attr]
+            where = f"step 0, rank {result.rank}, {name}"
+            if name in trained:
+                raise Violation("a trained parameter has no noise", got="no gradient", wanted="a draw for each element",
+                                where=where)  # fmt: skip
             if not alike(result.steps[0].params[name], result.initial[name]):
-                where = f"step 0, rank {result.rank}, {name}"
                 raise Violation("a frozen parameter moved", got="other values", wanted="as they were", where=where)
 
 
