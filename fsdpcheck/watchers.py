@@ -29,12 +29,18 @@ SET_UP = "fsdpcheck.watchers:set_up"
 
 
 def accumulations(model: nn.Module, notes: Notes) -> None:
-    """Notes how many trained parameters an optimizer is made for, then the number of each whose gradient is there."""
+    """Notes how many trained parameters an optimizer is made for, then the number of each whose gradient is there.
+
+    Parameters are numbered over all optimizers, in the order in which these are made.
+    """
+    known = 0
 
     def watch(parameters: list[nn.Parameter]) -> None:
+        nonlocal known
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         notes.add(len(trained))
-        for number, parameter in enumerate(trained):
+        first, known = known, known + len(trained)
+        for number, parameter in enumerate(trained, first):
             parameter.register_post_accumulate_grad_hook(partial(_note_number, notes, number))  # type: ignore[no-untyped-call]
 
     notes.on_parameters(watch)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from fsdpcheck import observers, watchers
 from fsdpcheck.case import Case, LayerSpec, ModelSpec
@@ -13,6 +14,7 @@ from fsdpcheck.checks import watched as watched_checks
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
+from fsdpcheck.program.watch import Notes
 from fsdpcheck.runner import Run
 
 CASE = Case(ModelSpec((LayerSpec(1),)))
@@ -72,14 +74,31 @@ def test_hooks_on_parameters_that_do_not_fire_once_a_reduction_are_found() -> No
     for wrong in (fired[:2], (*fired, (0, 1))):
         with pytest.raises(Violation, match=r"parameter 1 of the optimizer fired [02] times"):
             watched_checks.assert_parameter_hooks_fire(noted(watchers.ACCUMULATIONS, *wrong))
+    with pytest.raises(Violation, match="no optimizer has a trained parameter"):
+        watched_checks.assert_parameter_hooks_fire(noted(watchers.ACCUMULATIONS, (-1, 0), (0, 0)))
     with pytest.raises(UsageError, match="noted no parameters"):
         watched_checks.assert_parameter_hooks_fire(noted(watchers.CALLS, (0, 1)))
+
+
+def test_parameters_of_several_optimizers_have_numbers_of_their_own() -> None:
+    weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(3)]
+    seen: list[int] = []
+    told: list[Callable[[list[torch.nn.Parameter]], None]] = []
+    notes = Notes(0, seen.append, lambda: 0, lambda _: None, told.append)
+    watchers.accumulations(torch.nn.Linear(1, 1), notes)
+    for of_one_optimizer in (weights[:2], weights[2:]):
+        told[0](of_one_optimizer)
+    sum(weights, torch.zeros(1)).backward()  # type: ignore[no-untyped-call]
+    assert (seen[:2], sorted(seen[2:])) == ([2, 1], [0, 1, 2])
 
 
 def test_what_is_given_away_alive_is_found() -> None:
     watched_checks.assert_copies(noted(observers.SCRIBBLED, (0, [])))
     with pytest.raises(Violation, match="what the trainer shows is what it trains"):
         watched_checks.assert_copies(noted(observers.SCRIBBLED, (0, ["parameters()['weight']"])))
+    for seldom in (noted(observers.SCRIBBLED, (1, [])), noted(watchers.CALLS, (0, []))):
+        with pytest.raises(UsageError, match=r"next: run it with observers\.SCRIBBLED"):
+            watched_checks.assert_copies(seldom)
 
 
 @pytest.mark.parametrize("change", ["one more", "one less", "of another module"])

@@ -44,6 +44,10 @@ def assert_parameter_hooks_fire(execution: Execution) -> None:
     for result in completed(execution):
         if not (counts := [v for name, _, at, v in result.observations if name == watchers.ACCUMULATIONS and at < 0]):
             raise UsageError("the run noted no parameters; next: run it with watchers.ACCUMULATIONS")
+        if not sum(counts):
+            raise Violation("no optimizer has a trained parameter", got="0 parameters", wanted="at least one",
+                            where=f"rank {result.rank}", cause="gradients are put where autograd does not see them",
+                            )  # fmt: skip
         for step in range(len(result.steps)):
             noted = [v for name, _, at, v in result.observations if name == watchers.ACCUMULATIONS and at == step]
             fired = Counter(noted)
@@ -92,8 +96,12 @@ def assert_freed_in_between(freed: list[int], kept: list[int]) -> None:
 def assert_copies(execution: Execution) -> None:
     """Writing into what the trainer has shown changes nothing that it shows next."""
     for rank in completed(execution):
-        for name, _, step, changed in rank.observations:
-            if name == SCRIBBLED and changed:
+        seen = [(step, changed) for name, _, step, changed in rank.observations if name == SCRIBBLED]
+        if len(seen) != len(rank.steps):
+            raise UsageError(f"rank {rank.rank} was written into after {len(seen)} of {len(rank.steps)} steps;"
+                             " next: run it with observers.SCRIBBLED")  # fmt: skip
+        for step, changed in seen:
+            if changed:
                 raise Violation("what the trainer shows is what it trains", got=f"writing into it changes {changed[0]}",
                                 wanted="copies", where=f"step {step}, rank {rank.rank}",
                                 cause="live memory is given away")  # fmt: skip
