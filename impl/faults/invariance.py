@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .. import collectives
 from ..fault import Function, Hit, fault
 
 
@@ -122,8 +123,10 @@ def replicas_start_apart(original: Function, hit: Hit) -> Function:
     return planted
 
 
-_STEPS: Counter[int] = Counter()
-"""By rank: what the planted warm-up below counts, which outlives a training."""
+_MICRO_BATCHES: Counter[int] = Counter()
+"""By rank of the default group: what the planted warm-up below counts, which outlives a training."""
+_WARM_UP = 7
+"""Micro-batches after which it begins again, for one that has ended would show nothing in a process that lives long."""
 
 
 @fault(
@@ -133,11 +136,12 @@ _STEPS: Counter[int] = Counter()
     cause="outlives|earlier (run|training)",
 )
 def warm_up_outlives_its_training(original: Function, hit: Hit) -> Function:
-    """The weight of samples is warmed up by a counter of the process, which the next training finds where it was."""
+    """Samples' weight is warmed up again and again by a counter of the process, which the next training finds going."""
 
     def planted(self: Any, micro: Any) -> Any:
         hit()
-        _STEPS[self.model.axis.rank] += 1
-        return original(self, micro) * (1 - 2.0 ** -_STEPS[self.model.axis.rank])
+        rank = collectives.axis().rank
+        _MICRO_BATCHES[rank] = _MICRO_BATCHES[rank] % _WARM_UP + 1
+        return original(self, micro) * (1 - 2.0 ** -_MICRO_BATCHES[rank])
 
     return planted

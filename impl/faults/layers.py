@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ..fault import Function, Hit, fault
-from ..norms import _terms, embedding_bag, fallback
+from ..norms import _terms, conv, embedding_bag, fallback
 
 
 @fault(
@@ -66,11 +66,11 @@ def convolution_groups_mixed(original: Function, hit: Hit) -> Function:
     cause="patches of a convolution",
 )
 def convolution_patches_shifted(original: Function, hit: Hit) -> Function:
-    """Convolutions: a padded input is read from its other end, so that the patches begin a step too late."""
+    """Convolutions with padding: each position has the patch of the one before it, the first that of the last."""
 
     def planted(module: Any, x: torch.Tensor) -> Any:
         found = original(module, x)
-        if not any(module.padding):
+        if conv.padded(module, x) is x:
             return found
         hit()
         return found.roll(1, 2)

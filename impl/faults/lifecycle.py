@@ -1,4 +1,4 @@
-"""Planted bugs of lifecycle: memory that is held too long or twice. None of the first two changes a value."""
+"""Planted bugs of lifecycle: memory that is held too long, twice or by others, hooks, what an exception leaves."""
 
 from __future__ import annotations
 

@@ -47,10 +47,10 @@ def norms_summed_by_position(original: Function, hit: Hit) -> Function:
         if layout == "replicated":
             return squared
         hit()
-        counts = torch.empty(axis.size, dtype=torch.int64)
-        collectives.all_gather(aggregate.INDICES, counts, torch.tensor([len(squared)]), axis)
-        padded = torch.nn.functional.pad(squared, (0, int(counts.max()) - len(squared)))
-        return aggregate.sum_over(padded, axis)[: len(squared)]
+        own, counts = squared.shape[-1], torch.empty(axis.size, dtype=torch.int64)
+        collectives.all_gather(aggregate.INDICES, counts, torch.tensor([own]), axis)
+        padded = torch.nn.functional.pad(squared, (0, int(counts.max()) - own))
+        return aggregate.sum_over(padded, axis)[..., :own]
 
     return planted
 

@@ -1,4 +1,4 @@
-"""Planted bugs of graded size, which show what a law can still see: one number of one sample is a little wrong."""
+"""Planted bugs of one sample's numbers: off by a part in 10**3 to 10**12, rounded, left out, twice, exchanged."""
 
 from __future__ import annotations
 
@@ -13,14 +13,7 @@ def _factor_off(exponent: int) -> Fault:
     """The fault that changes the first local sample's clip factor by a part in 10**exponent."""
 
     def plant(original: Function, hit: Hit) -> Function:
-        def planted(squared_norms: torch.Tensor, clip_norm: float) -> Any:
-            found = original(squared_norms, clip_norm).clone()
-            if len(found):
-                hit()
-                found[0] *= 1 - 10.0**-exponent
-            return found
-
-        return planted
+        return _first_sample_times(1 - 10.0**-exponent, original, hit)
 
     plant.__name__ = f"factor_off_by_1e_{exponent}"
     plant.__doc__ = f"The clip factor of a micro-batch's first sample is too small by a part in 10**{exponent}."
@@ -36,14 +29,7 @@ def _norm_off(exponent: int) -> Fault:
     """The fault that changes the first local sample's squared norm by a part in 10**exponent."""
 
     def plant(original: Function, hit: Hit) -> Function:
-        def planted(*arguments: Any) -> Any:
-            found = original(*arguments).clone()
-            if len(found):
-                hit()
-                found[0] *= 1 - 10.0**-exponent
-            return found
-
-        return planted
+        return _first_sample_times(1 - 10.0**-exponent, original, hit)
 
     plant.__name__ = f"squared_norm_off_by_1e_{exponent}"
     plant.__doc__ = f"The squared norm of a micro-batch's first sample is too small by a part in 10**{exponent}."
@@ -53,6 +39,19 @@ def _norm_off(exponent: int) -> Fault:
         "clipping.norms",
         cause=f" norm of the first sample .* -5.0e-{exponent + 1:02d}",
     )(plant)
+
+
+def _first_sample_times(factor: float, original: Function, hit: Hit) -> Function:
+    """``original`` whose result, [b] or by groups [G, b], has the first sample's numbers times ``factor``."""
+
+    def planted(*arguments: Any) -> Any:
+        found = original(*arguments).clone()
+        if found.numel():
+            hit()
+            found[..., 0] *= factor
+        return found
+
+    return planted
 
 
 @fault(
@@ -66,7 +65,7 @@ def squared_norms_in_float32(original: Function, hit: Hit) -> Function:
 
     def planted(*arguments: Any) -> Any:
         found = original(*arguments)
-        if found.dtype == torch.float64 and len(found):
+        if found.dtype == torch.float64 and found.numel():
             hit()
             return found.float().double()
         return found
@@ -85,7 +84,7 @@ def squared_norms_have_a_floor(original: Function, hit: Hit) -> Function:
 
     def planted(*arguments: Any) -> Any:
         found = original(*arguments)
-        if len(found):
+        if found.numel():
             hit()
         return found.clamp(min=1e-12)
 
@@ -105,7 +104,7 @@ squared_norm_off_by_1e_9, squared_norm_off_by_1e_12 = map(_norm_off, (9, 12))
 )
 def sample_dropped_in_second_pass(original: Function, hit: Hit) -> Function:
     """The first sample of each micro-batch has no weight in the second backward; its reported factor is right."""
-    return _reweighted(original, hit, 0.0)
+    return _first_sample_times(0.0, original, hit)
 
 
 @fault(
@@ -116,7 +115,7 @@ def sample_dropped_in_second_pass(original: Function, hit: Hit) -> Function:
 )
 def sample_doubled_in_second_pass(original: Function, hit: Hit) -> Function:
     """The first sample of each micro-batch counts twice in the second backward; its reported factor is right."""
-    return _reweighted(original, hit, 2.0)
+    return _first_sample_times(2.0, original, hit)
 
 
 @fault(
@@ -130,20 +129,9 @@ def factors_swapped(original: Function, hit: Hit) -> Function:
 
     def planted(self: Any, *arguments: Any) -> Any:
         found = original(self, *arguments)
-        if len(found) < 2:
+        if found.shape[-1] < 2:
             return found
         hit()
-        return torch.cat([found[:2].flip(0), found[2:]])
-
-    return planted
-
-
-def _reweighted(original: Function, hit: Hit, weight: float) -> Function:
-    def planted(self: Any, *arguments: Any) -> Any:
-        found = original(self, *arguments).clone()
-        if len(found):
-            hit()
-            found[0] *= weight
-        return found
+        return torch.cat([found[..., :2].flip(-1), found[..., 2:]], -1)
 
     return planted

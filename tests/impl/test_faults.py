@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from fsdpcheck.impl import clip, fault, faults
@@ -56,6 +57,25 @@ def test_a_fault_is_taken_out_when_the_block_fails() -> None:
     with pytest.raises(AssertionError, match="on purpose"), faults.install("eps_omitted"):
         raise AssertionError("on purpose")
     assert clip.factors is original
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("factors_swapped", [2, 1, 4]),
+        ("sample_dropped_in_second_pass", [0, 2, 4]),
+        ("sample_doubled_in_second_pass", [2, 2, 4]),
+        ("squared_norm_off_by_1e_3", [1 - 1e-3, 2, 4]),
+    ],
+)
+def test_a_fault_of_one_sample_is_of_that_sample_in_every_clipping_group(name: str, wanted: list[float]) -> None:
+    for groups in ((), (8.0, 1.0)):
+        found = torch.tensor([1, 2, 4], dtype=torch.float64)
+        expected = torch.tensor(wanted, dtype=torch.float64)
+        if groups:
+            found, expected = (torch.stack([row * scale for scale in groups]) for row in (found, expected))
+        planted = faults.ALL[name].plant(lambda self, found=found: found, lambda: None)
+        assert torch.equal(planted(None), expected)
 
 
 def test_an_unknown_fault_is_named() -> None:
