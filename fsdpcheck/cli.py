@@ -25,6 +25,9 @@ from fsdpcheck.supervise import Listen, replayed, supervise
 
 _HINTS = {"processes": "processes", "torchrun": "processes"}  # engine of a token -> the one that replays it
 
+MOST_JOBS = 8
+"""Processes that ``--jobs auto`` starts at most: each takes about half a gigabyte."""
+
 _LISTED = ("adapters", "laws", "faults", "engines", "traits")
 
 _EPILOG = """exit codes:
@@ -117,6 +120,8 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument(
         "--budget", type=_seconds, metavar="SECONDS", help="draw no further case after so long (default: none)"
     )
+    jobs = f"processes that check at once: a number, or auto, the usable cores up to {MOST_JOBS} (default: auto)"
+    run.add_argument("--jobs", "-j", type=_jobs, default="auto", metavar="N", help=jobs)
     _add_own(run)
     run.add_argument("--units", type=_names, metavar="NAMES", help="modules of it to shard: a,b (default: the blocks)")
     run.add_argument("--real", action="store_true", help="your model as it is, own weights, by the rounding laws")
@@ -198,7 +203,7 @@ def _run(options: argparse.Namespace) -> int:
         shown(ledger, event)
 
     try:
-        ledger = _session(plan, listen)
+        ledger = _session(plan, listen, options.jobs)
     finally:
         shown.close()
     if ledger is None:  # a rank of torchrun that serves
@@ -211,12 +216,20 @@ def _run(options: argparse.Namespace) -> int:
     return ledger.exit_code
 
 
-def _session(plan: Plan, listen: Listen) -> Ledger | None:
+def _session(plan: Plan, listen: Listen, jobs: int | None) -> Ledger | None:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun owns the processes: this one is a rank
         from fsdpcheck import under_torchrun
 
+        if jobs is not None and jobs > 1:
+            raise UsageError(f"--jobs {jobs} under torchrun: its ranks are one job; next: leave --jobs out")
         return under_torchrun.session(plan, listen)
-    return supervise(plan, listen)
+    if jobs is None:  # ranks that are processes use the cores already
+        jobs = min(MOST_JOBS, _usable_cores()) if plan.engine == "simulated" else 1
+    return supervise(plan, listen, jobs)
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _replay(options: argparse.Namespace) -> int:
@@ -288,6 +301,14 @@ def _traits(text: str) -> tuple[Trait, ...]:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _jobs(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise argparse.ArgumentTypeError(f"{text!r}: wanted auto or a number from 1 to 1024")
+    return int(text)
 
 
 def _seconds(text: str) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,11 +23,21 @@ _NOTHING_PROMISED = """nothing was checked: none of the chosen laws is promised 
 
 
 @dataclass
+class Running:
+    """What a worker is at: ``case`` is the JSON of the case its ranks run, the ``number``-th of the law; "" is none."""
+
+    law: str
+    adapter: str
+    case: str = ""
+    number: int = 0
+
+
+@dataclass
 class Ledger:
     """The events of one session (see session.py), taken one by one; a finding is kept the moment it is told.
 
-    ``running`` is the (law, adapter) now being checked, ``case`` the JSON of the case that ranks are running.
-    ``errors`` are what ended the session early.
+    ``running``: worker -> what it is at. ``errors`` are what ended the session early. ``verdicts`` are in the order of
+    the plan once the session has ended, whoever was done first.
     """
 
     plan: Plan
@@ -35,15 +46,13 @@ class Ledger:
     guarantees: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     verdicts: dict[tuple[str, str], Verdict] = field(default_factory=dict)
-    running: tuple[str, str] | None = None
-    case: str = ""
-    cases_of_running: int = 0
+    running: dict[int, Running] = field(default_factory=dict)
     errors: list[tuple[str, int]] = field(default_factory=list)
     ended: bool = False
     interrupted: bool = False
 
-    def take(self, event: Mapping[str, Any]) -> None:
-        """Take in one event."""
+    def take(self, event: Mapping[str, Any], worker: int = 0) -> None:
+        """Take in one event that ``worker`` told."""
         kind = event["event"]
         if kind == "plan":
             self.laws, self.guarantees = tuple(event["laws"]), dict(event["guarantees"])
@@ -51,9 +60,10 @@ class Ledger:
             self.notes = tuple(event.get("notes", ()))
             self.plan = replace(self.plan, installs=tuple(event["installs"]))
         elif kind == "law":
-            self.running, self.case, self.cases_of_running = (event["law"], event["adapter"]), "", 0
+            self.running[worker] = Running(event["law"], event["adapter"])
         elif kind == "case":
-            self.case, self.cases_of_running = event["case"], self.cases_of_running + 1
+            running = self.running[worker]
+            self.running[worker] = replace(running, case=event["case"], number=running.number + 1)
         elif kind == "verdict":
             self._judge(Verdict.from_data({name: event[name] for name in event if name != "event"}))
         elif kind == "confirmation":
@@ -62,6 +72,7 @@ class Ledger:
             self.errors.append((event["text"], event["exit_code"]))
         elif kind == "end":
             self.ended, self.interrupted = True, event["interrupted"]
+            self.verdicts = {pair: self.verdicts[pair] for pair in self._pairs() if pair in self.verdicts}
             judged = [verdict.status for verdict in self.verdicts.values()]
             if judged and not self.errors and not self.interrupted and set(judged) == {"not promised"}:
                 self.errors.append((_NOTHING_PROMISED, USAGE))
@@ -84,20 +95,25 @@ class Ledger:
         missing = self.ended and len(self.verdicts) < self.total
         return exit_code([*codes, *([INTERNAL] if missing else [])])
 
-    def lose(self, how: str) -> bool:
-        """The process died ``how``: make that the verdict of what was running. False when no case was."""
-        if self.running is None or not self.case or self.running in self.verdicts:
-            return False
-        law, adapter = self.running
-        token = Token(law, adapter, Case.from_json(self.case), self.plan.installs, engine=self.plan.engine)
-        number = f", number {self.cases_of_running} of the law; it was not made smaller"
-        verdict = lost(token, self.plan.engine, how, self.guarantees.get(law, ""), number)
-        self._judge(replace(verdict, cases=self.cases_of_running))
-        return True
+    def lose(self, how: str, worker: int = 0) -> Verdict | None:
+        """The process of ``worker`` died ``how``: that is the verdict of what it was at. None when it ran no case."""
+        at = self.running.pop(worker, None)
+        if at is None or not at.case:
+            return None
+        token = Token(at.law, at.adapter, Case.from_json(at.case), self.plan.installs, engine=self.plan.engine)
+        number = f", number {at.number} of the law; it was not made smaller"
+        verdict = lost(token, self.plan.engine, how, self.guarantees.get(at.law, ""), number)
+        verdict = replace(verdict, cases=at.number)
+        self._judge(verdict)
+        return verdict
 
     def _judge(self, verdict: Verdict) -> None:
-        self.verdicts[verdict.law, verdict.adapter] = verdict
-        self.running, self.case = None, ""
+        pair = (verdict.law, verdict.adapter)
+        self.verdicts[pair] = verdict
+        self.running = {worker: at for worker, at in self.running.items() if (at.law, at.adapter) != pair}
+
+    def _pairs(self) -> Iterator[tuple[str, str]]:
+        return ((law, adapter) for adapter, law in itertools.product(self.plan.adapters, self.laws))
 
     def _confirm(self, event: Mapping[str, Any]) -> None:
         key = (event["law"], event["adapter"])

@@ -1,4 +1,4 @@
-"""One session: every law on every adapter of a Plan, told as events. Draws and runs; prints nothing.
+"""One session: laws on adapters of a Plan, told as events. Draws and runs; prints nothing.
 
 Events are dicts of JSON data, in this order: one "plan"; for each law and adapter a "law", a "case" before each case,
 a "verdict" and, for a finding, a "confirmation"; one "end". Whoever listens sees what was running when a process died.
@@ -10,7 +10,7 @@ import fnmatch
 import json
 import platform
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -19,23 +19,24 @@ import hypothesis
 import torch
 
 from fsdpcheck import adapters, engines, law, planted, replay, spelling
+from fsdpcheck.agenda import Agenda, Pair
 from fsdpcheck.case import Case
 from fsdpcheck.check import check_case, check_law
 from fsdpcheck.engines.base import Engine
-from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
+from fsdpcheck.errors import FsdpcheckError, UsageError
 from fsdpcheck.law import Law
 from fsdpcheck.own import inspection as own_inspection
 from fsdpcheck.plan import Plan
 from fsdpcheck.runner import Run
-from fsdpcheck.verdict import NOT_CHECKED, Confirmation, Finding, Verdict
+from fsdpcheck.verdict import Confirmation, Finding, Verdict
 
 Emit = Callable[[dict[str, Any]], None]
 CONFIRMING = "processes"
 _SHARED = "; simulated ranks share module globals: name those that real ranks have apiece in Features.rank_local"
 
 
-def run_session(plan: Plan, emit: Emit, done: Collection[tuple[str, str]] = (), engine: Engine | None = None) -> None:
-    """Check ``plan``, emitting every event. Pairs (law, adapter) in ``done`` are left out: an earlier process did them.
+def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, engine: Engine | None = None) -> None:
+    """Check ``pairs`` of ``plan`` as they come, by default each law on each adapter, emitting every event.
 
     Raises UsageError for a plan that cannot begin; everything later is a verdict. ``engine`` overrules the plan's name;
     the caller closes it.
@@ -53,11 +54,12 @@ def run_session(plan: Plan, emit: Emit, done: Collection[tuple[str, str]] = (), 
     emit({**_plan_event(plan, laws), "notes": seen.notes if seen else ()})
     with ExitStack() as stack:
         used = engine or _opened(stack, plan.engine, plan.budget)
-        confirm = _Confirmation(stack, plan, used)
-        deadline = None if plan.budget is None else time.monotonic() + plan.budget
-        for ref in plan.adapters:
-            run = Run(used, ref, plan.installs, avoid=avoid, own=seen.own if seen else None)
-            _one_adapter(plan, run, laws, done, emit, confirm, deadline)
+        run = Run(used, plan.adapters[0], plan.installs, avoid=avoid, own=seen.own if seen else None)
+        check = _Check(plan, run, emit, _Confirmation(stack, plan, used))
+        agenda = Agenda(((one.name, ref) for ref in plan.adapters for one in laws) if pairs is None else ())
+        for name, ref in agenda if pairs is None else pairs:
+            for vain in agenda.without(check(law.chapters()[name], ref)):
+                emit({"event": "verdict", **vain.to_data()})
 
 
 def replayed(token: replay.Token, engine_name: str, budget: float | None = None) -> Verdict:
@@ -101,9 +103,11 @@ def _of_tier(laws: list[Law], real: bool) -> list[Law]:
 def _plan_event(plan: Plan, laws: list[Law]) -> dict[str, Any]:
     versions = {"python": platform.python_version(), "torch": torch.__version__, "hypothesis": hypothesis.__version__}
     guarantees = {found.name: found.guarantee for found in laws}
+    features = [adapters.load(ref).features for ref in plan.adapters]
     return {
         "event": "plan",
         "laws": [found.name for found in laws],
+        "promised": sum(not found.not_promised(has) for found in laws for has in features),
         "installs": plan.installs,
         "guarantees": guarantees,
         "versions": versions,
@@ -116,31 +120,29 @@ def _opened(stack: ExitStack, name: str, budget: float | None) -> Engine:
     return engine
 
 
-def _one_adapter(
-    plan: Plan,
-    run: Run,
-    laws: list[Law],
-    done: Collection[tuple[str, str]],
-    emit: Emit,
-    confirm: _Confirmation,
-    deadline: float | None,
-) -> None:
-    refused = ""
-    for found in laws:
-        if (found.name, run.adapter_ref) in done:
-            continue
-        if refused:
-            verdict = Verdict(found.name, run.adapter_ref, "error", reason=refused, exit_code=USAGE)
-        else:
-            emit({"event": "law", "law": found.name, "adapter": run.adapter_ref})
-            verdict = check_law(
-                found, run, plan.profile, plan.world_sizes, seed=plan.seed, deadline=deadline, on_case=_telling(emit)
-            )
-        emit({"event": "verdict", **verdict.to_data()})
-        if verdict.exit_code == USAGE and verdict.status == "error" and not refused:
-            refused = f"{NOT_CHECKED}: the adapter broke its protocol in {found.name}"
+class _Check:
+    """Checks one law on one adapter and tells it: ``check(law, adapter's reference) -> Verdict``."""
+
+    def __init__(self, plan: Plan, run: Run, emit: Emit, confirm: _Confirmation) -> None:
+        self._plan, self._run, self._emit, self._confirm = plan, run, emit, confirm
+        self._deadline = None if plan.budget is None else time.monotonic() + plan.budget
+
+    def __call__(self, found: Law, ref: str) -> Verdict:
+        plan, run, pair = self._plan, replace(self._run, adapter_ref=ref, last=[]), {"law": found.name, "adapter": ref}
+        self._emit({"event": "law", **pair})
+        verdict = check_law(
+            found,
+            run,
+            plan.profile,
+            plan.world_sizes,
+            seed=plan.seed,
+            deadline=self._deadline,
+            on_case=_telling(self._emit),
+        )
+        self._emit({"event": "verdict", **verdict.to_data()})
         if verdict.finding is not None:
-            emit({"event": "confirmation", "law": found.name, "adapter": run.adapter_ref, **confirm(found, verdict)})
+            self._emit({"event": "confirmation", **pair, **self._confirm(found, verdict)})
+        return verdict
 
 
 def _telling(emit: Emit) -> Callable[[Law, Run, Case], None]:

@@ -1,51 +1,45 @@
-"""Supervision: the session runs in a child, so a crash of simulated ranks is a finding and not the end of the run.
+"""Supervision: the session runs in children, so a crash of simulated ranks is a finding and not the end of the run.
 
-This process imports neither torch nor hypothesis. It reads the child's events; when the child dies it says which case
-was running, keeps every finding, and starts a new child for what is left.
+This process imports neither torch nor hypothesis. It deals out what is to be checked and reads the children's events;
+when one dies it says which case was running, keeps every finding, and starts a new child for what is left.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
+from fsdpcheck.agenda import Agenda
+from fsdpcheck.children import Child, Crew
 from fsdpcheck.errors import INTERNAL, USAGE, FsdpcheckError, UsageError
 from fsdpcheck.ledger import Ledger, lost
 from fsdpcheck.plan import Plan
 from fsdpcheck.replay import decode
 from fsdpcheck.verdict import Verdict
 
-_STDERR = 2
-_BOOT = """import json, sys
-sys.path[:] = json.loads(sys.argv.pop())
-from fsdpcheck.worker import {main}
-sys.exit({main}())"""
-# Not ``-m``, which looks in the working folder first: in a checkout it would run another copy than the installed one.
+_WORTH_A_PROCESS: Final = 8  # checks: a process needs seconds to import torch, a check about one in the quick profile
 
 Listen = Callable[[Ledger, Mapping[str, Any]], None]
 
 
-def supervise(plan: Plan, listen: Listen) -> Ledger:
-    """Run ``plan`` in children until it is done; ``listen(ledger, event)`` hears every event after the ledger."""
+def supervise(plan: Plan, listen: Listen, jobs: int = 1) -> Ledger:
+    """Run ``plan`` in children until it is done; ``listen(ledger, event)`` hears every event after the ledger.
+
+    At most ``jobs`` children at a time: one at first, more once it is known that there is work for them. Verdicts do
+    not depend on how many there are; they come in the order they are done, and the ledger has them in the plan's.
+    """
     ledger = Ledger(plan)
-    with _Child.forwarding_interrupts() as state:
-        while not ledger.ended and not ledger.errors:
-            code = _one_child(plan, ledger, listen, state)
-            if ledger.ended:
-                break
-            if state.interrupted:
-                ledger.take({"event": "end", "interrupted": True})
-            elif not ledger.lose(_death(code)):
-                text = f"the checking process died outside any case: {_death(code)}"
-                ledger.take({"event": "error", "text": text, "exit_code": INTERNAL})
+    with Crew.forwarding_interrupts() as crew:
+        session = _Supervised(crew, ledger, listen, jobs)
+        session.start()
+        for child, told in crew.told():
+            if isinstance(told, str):
+                session.bury(child, told)
             else:
-                listen(ledger, {"event": "verdict", **list(ledger.verdicts.values())[-1].to_data()})
+                session.hear(child, told)
+        session.tell({"event": "end", "interrupted": crew.interrupted or session.interrupted})
     return ledger
 
 
@@ -54,74 +48,92 @@ def replayed(token: str, engine: str, budget: float | None) -> Verdict:
 
     Raises UsageError, or FsdpcheckError for what went wrong in the child.
     """
-    verdicts: list[Verdict] = []
-    with _Child.forwarding_interrupts() as state:
-        arguments = [token, engine, json.dumps(budget)]
-        for event in _events(state, "replay", arguments):
-            if event["event"] == "error":
-                raise (UsageError if event["exit_code"] == USAGE else FsdpcheckError)(event["text"])
-            verdicts.append(Verdict.from_data({name: event[name] for name in event if name != "event"}))
-        assert state.process is not None
-        code = state.process.wait()
-    if state.interrupted:
+    verdict, death = None, ""
+    with Crew.forwarding_interrupts() as crew:
+        crew.start("replay", [token, engine, json.dumps(budget)])
+        for _, told in crew.told():
+            if isinstance(told, str):
+                death = told
+            elif told["event"] == "error":
+                raise (UsageError if told["exit_code"] == USAGE else FsdpcheckError)(told["text"])
+            else:
+                verdict = _verdict(told)
+    if crew.interrupted:
         raise KeyboardInterrupt
-    return verdicts[0] if verdicts else lost(decode(token), engine, _death(code))
+    return verdict or lost(decode(token), engine, death)
 
 
-class _Child:
-    """The child that is running now, and whether the user asked to stop."""
+class _Supervised:
+    """One session: what its children tell becomes the ledger's, what is left goes to whoever is free."""
 
-    def __init__(self) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
+    def __init__(self, crew: Crew, ledger: Ledger, listen: Listen, jobs: int) -> None:
+        self._crew, self._ledger, self._listen, self._jobs = crew, ledger, listen, jobs
+        self._agenda: Agenda | None = None
         self.interrupted = False
 
-    def interrupt(self, number: int, frame: object) -> None:
-        """First time: ask the child to clean up and end. Second time: end it."""
-        if self.process is not None:
-            self.process.send_signal(signal.SIGKILL if self.interrupted else signal.SIGINT)
-        self.interrupted = True
+    def start(self) -> None:
+        """Start a child; it gets its first pair when it has told its plan."""
+        self._crew.start("main", [self._ledger.plan.to_json()])
 
-    @staticmethod
-    @contextmanager
-    def forwarding_interrupts() -> Iterator[_Child]:
-        state = _Child()
-        kept = {number: signal.signal(number, state.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield state
-        finally:
-            for number, handler in kept.items():
-                signal.signal(number, handler)
+    def tell(self, event: Mapping[str, Any], worker: int = 0) -> None:
+        """Into the ledger, then to the listener."""
+        self._ledger.take(event, worker)
+        self._listen(self._ledger, event)
+
+    def hear(self, child: Child, event: Mapping[str, Any]) -> None:
+        """Take one event of a child."""
+        kind = event["event"]
+        if kind == "plan":
+            self._begin(event)
+            self._give(child)
+        elif kind == "end":
+            child.ended = True
+            self.interrupted = self.interrupted or event["interrupted"]
+        else:
+            self.tell(event, child.number)
+            if kind == "verdict":
+                self._leave_out(_verdict(event))
+                self._give(child)
+            elif kind == "error" and self._agenda is not None:
+                self._agenda.give_up()  # what the others are at is still told
+
+    def bury(self, child: Child, death: str) -> None:
+        """A child's pipe has ended: was it done, and if not, what was it at?"""
+        if child.ended or self._crew.interrupted:
+            return
+        verdict = self._ledger.lose(death, child.number)
+        if verdict is None:
+            text = f"the checking process died outside any case: {death}"
+            self.tell({"event": "error", "text": text, "exit_code": INTERNAL})
+            if self._agenda is not None:
+                self._agenda.give_up()
+            return
+        self._listen(self._ledger, {"event": "verdict", **verdict.to_data()})
+        if self._agenda:
+            self.start()
+
+    def _begin(self, plan: Mapping[str, Any]) -> None:
+        """The first plan told says what there is to do; all children tell the same."""
+        if self._agenda is not None:
+            return
+        self.tell(plan)
+        self._agenda = Agenda((law, ref) for ref, law in itertools.product(self._ledger.plan.adapters, plan["laws"]))
+        for _ in range(1, min(self._jobs, -(-plan["promised"] // _WORTH_A_PROCESS))):
+            self.start()
+
+    def _leave_out(self, verdict: Verdict) -> None:
+        assert self._agenda is not None
+        for vain in self._agenda.without(verdict):
+            self.tell({"event": "verdict", **vain.to_data()})
+
+    def _give(self, child: Child) -> None:
+        assert self._agenda is not None
+        pair = next(self._agenda, None)
+        if pair is None:
+            child.dismiss()
+        else:
+            child.give(pair)
 
 
-def _one_child(plan: Plan, ledger: Ledger, listen: Listen, state: _Child) -> int:
-    """Start a child on what is left and take its events until its pipe ends; returns its exit code."""
-    for event in _events(state, "main", [plan.to_json(), json.dumps(list(ledger.verdicts))]):
-        ledger.take(event)
-        listen(ledger, event)
-    assert state.process is not None
-    return state.process.wait()
-
-
-def _events(state: _Child, main: str, arguments: list[str]) -> Iterator[dict[str, Any]]:
-    """Start a child that runs ``worker.<main>`` and give its events until its pipe ends."""
-    read, write = os.pipe()
-    state.process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _BOOT.format(main=main), str(write), *arguments, json.dumps(sys.path)],
-        pass_fds=[write],
-        stdout=_STDERR,  # what an implementation prints is not our answer
-        env={"OMP_NUM_THREADS": "1", **os.environ},
-    )
-    os.close(write)
-    with os.fdopen(read, encoding="utf-8") as pipe:
-        for line in pipe:
-            if line.endswith("\n"):  # the last line of a child that died may be half a line
-                yield json.loads(line)
-
-
-def _death(code: int) -> str:
-    if code >= 0:
-        return f"it exited with code {code} (os._exit, or a library that ends the process)"
-    try:
-        return f"it was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"it was ended by signal {-code}"
+def _verdict(event: Mapping[str, Any]) -> Verdict:
+    return Verdict.from_data({name: event[name] for name in event if name != "event"})

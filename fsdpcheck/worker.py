@@ -1,4 +1,6 @@
-"""The process that a supervised session runs in: arguments FD PLAN DONE, events as lines of JSON to the pipe FD.
+"""A process that a supervised session runs in: arguments FD FEED PLAN, events as lines of JSON to the pipe FD.
+
+What it is to check comes from the pipe FEED, a line [law, adapter] at a time; the end of FEED is the end of its work.
 
 Everything that may crash, hang or print happens here; the parent (supervise.py) stays light and survives.
 """
@@ -11,13 +13,14 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from fsdpcheck.errors import INTERNAL, FsdpcheckError
 from fsdpcheck.plan import Plan
 
 if TYPE_CHECKING:
+    from fsdpcheck.agenda import Pair
     from fsdpcheck.engines.base import Engine
     from fsdpcheck.session import Emit
 
@@ -27,7 +30,8 @@ def main() -> int:
     faulthandler.enable(all_threads=False)
     signal.signal(signal.SIGINT, _interrupt_once)
     pipe = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1)
-    plan, done = Plan.from_json(sys.argv[2]), {(law, adapter) for law, adapter in json.loads(sys.argv[3])}
+    feed = os.fdopen(int(sys.argv[2]), encoding="utf-8")
+    pairs = ((law, adapter) for law, adapter in map(json.loads, feed))
 
     def emit(event: dict[str, Any]) -> None:
         try:
@@ -36,14 +40,14 @@ def main() -> int:
             raise KeyboardInterrupt from None
 
     try:
-        emit(told_session(plan, emit, done))
+        emit(told_session(Plan.from_json(sys.argv[3]), emit, pairs))
     except KeyboardInterrupt:
         return 130
     return 0
 
 
 def replay() -> int:
-    """Run the case of one trusted token: arguments FD TOKEN ENGINE BUDGET; one event, the verdict or an error."""
+    """Run the case of one trusted token: arguments FD FEED TOKEN ENGINE BUDGET; one event, the verdict or an error."""
     faulthandler.enable(all_threads=False)
     signal.signal(signal.SIGINT, _interrupt_once)
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as pipe:
@@ -51,7 +55,7 @@ def replay() -> int:
             from fsdpcheck import replay as tokens
             from fsdpcheck import session
 
-            verdict = session.replayed(tokens.decode(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
+            verdict = session.replayed(tokens.decode(sys.argv[3]), sys.argv[4], json.loads(sys.argv[5]))
             event: dict[str, Any] = {"event": "verdict", **verdict.to_data()}
         except KeyboardInterrupt:
             return 130
@@ -64,14 +68,14 @@ def replay() -> int:
 
 
 def told_session(
-    plan: Plan, emit: Emit, done: Collection[tuple[str, str]] = (), engine: Engine | None = None
+    plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, engine: Engine | None = None
 ) -> dict[str, Any]:
     """Run a session (see session.run_session), errors as events; returns the last event, for the caller to emit."""
     interrupted = False
     try:
         from fsdpcheck import session  # here, so that a broken torch is reported like any other error
 
-        session.run_session(plan, emit, done, engine)
+        session.run_session(plan, emit, pairs, engine)
     except KeyboardInterrupt:
         interrupted = True
     except FsdpcheckError as error:

@@ -19,8 +19,9 @@ from tests.commands import TOY, run
 
 OPTIONS = {
     "run": {
-        "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--json", "--law", "--no-confirm",
-        "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss", "--units", "--real",
+        "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law",
+        "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss", "--units",
+        "--real",
     },
     "replay": {
         "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--loss", "--model", "-h", "TOKEN|FILE",
@@ -68,6 +69,7 @@ def test_help_ends_well_and_shows_an_example_or_the_codes(
         (["run", "--engine", "proceses"], "Did you mean 'processes'?"),
         (["run", "--profile", "nigthly"], "Did you mean 'nightly'?"),
         (["list", "trait"], "Did you mean 'traits'?"),
+        (["run", "--jobs", "0"], "wanted auto or a number from 1 to 1024"),
         (["run", "--budget", "-1"], "wanted a number of seconds above 0"),
         (["run", "--profile", "thorough"], "invalid choice: 'thorough'"),
         (["run", "--engine", "quantum"], "invalid choice: 'quantum'"),

@@ -42,15 +42,15 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     },
     {
         "uses": (
-            "replay", "census", "evidence", "check", "judging", "law", "planted", "session", "ledger", "power",
-            "power.*", "claims", "claims.*",
+            "replay", "census", "evidence", "check", "judging", "law", "planted", "session", "agenda", "ledger",
+            "power", "power.*", "claims", "claims.*",
         )
     },
     {"report": ("report", "report.*")},
     {
         "ways in": (
-            "power.command", "claims.command", "cli", "__main__", "pytest_plugin", "supervise", "worker",
-            "under_torchrun",
+            "power.command", "claims.command", "cli", "__main__", "pytest_plugin", "supervise", "children",
+            "worker", "under_torchrun",
         )
     },
 )  # fmt: skip

@@ -81,10 +81,30 @@ def test_a_lost_process_is_a_finding_of_the_case_that_ran(ledger: Ledger) -> Non
     assert decode(lost.token).installs == ("x:y",)
 
 
+def test_of_several_workers_the_one_that_died_had_the_case() -> None:
+    ledger = Ledger(Plan(adapters=("opacus",)))
+    for worker, law in enumerate(("a.first", "b.second", "c.third")):
+        ledger.take({"event": "law", "law": law, "adapter": "opacus"}, worker)
+        ledger.take({"event": "case", "law": law, "adapter": "opacus", "case": CASE.to_json()}, worker)
+    lost = ledger.lose("it was ended by SIGSEGV", 1)
+    assert lost is not None
+    assert (lost.law, lost.cases) == ("b.second", 1)
+    assert [at.law for at in ledger.running.values()] == ["a.first", "c.third"]
+
+
+def test_verdicts_end_in_the_order_of_the_plan() -> None:
+    ledger = Ledger(Plan(adapters=("x", "y")))
+    ledger.take({"event": "plan", "laws": ["a", "b"], "guarantees": {}, "versions": {}, "installs": []})
+    for law, adapter in (("b", "y"), ("b", "x"), ("a", "x")):
+        ledger.take({"event": "verdict", **Verdict(law, adapter, "holds").to_data()})
+    ledger.take({"event": "end", "interrupted": True})
+    assert list(ledger.verdicts) == [("a", "x"), ("b", "x"), ("b", "y")]
+
+
 def test_a_process_lost_outside_any_case_is_no_finding(ledger: Ledger) -> None:
-    assert not ledger.lose("it exited with code 1")
+    assert ledger.lose("it exited with code 1") is None
     ledger.take({"event": "law", "law": "d.unreached", "adapter": "opacus"})
-    assert not ledger.lose("it exited with code 1")
+    assert ledger.lose("it exited with code 1") is None
 
 
 def test_a_complete_session_that_left_something_out_is_an_error(ledger: Ledger) -> None:

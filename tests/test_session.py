@@ -53,10 +53,10 @@ def test_a_finding_is_replayed_from_its_token() -> None:
     assert (again.finding.got, again.finding.where) == (verdict["finding"]["got"], verdict["finding"]["where"])
 
 
-def test_what_an_earlier_process_did_is_left_out() -> None:
+def test_pairs_that_are_given_are_all_that_is_checked() -> None:
     events: list[dict[str, Any]] = []
     plan = Plan(adapters=(TOY,), laws=("toy.completes", "toy.secret"), world_sizes=(1,))
-    session.run_session(plan, events.append, done=[("toy.completes", TOY)])
+    session.run_session(plan, events.append, pairs=iter([("toy.secret", TOY)]))
     assert [event["law"] for event in events if event["event"] == "verdict"] == ["toy.secret"]
 
 

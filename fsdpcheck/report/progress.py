@@ -48,10 +48,11 @@ class _Live:
     def __call__(self, ledger: Ledger, event: Mapping[str, Any]) -> None:
         if event["event"] == "verdict" and event["status"] in ("finding", "error", "no case", "not supported"):
             self._console.print(_told(event))
-        if ledger.running is not None:
-            law, adapter = ledger.running
+        if ledger.running:
+            at, *others = ledger.running.values()
+            more = f" (and {len(others)} more at once)" if others else ""
             count = f"{len(ledger.verdicts) + 1}/{ledger.total}"
-            self._status.update(f"{count} {adapter}: {law}, case {ledger.cases_of_running}")
+            self._status.update(f"{count} {at.adapter}: {at.law}, case {at.number}{more}")
 
     def close(self) -> None:
         self._status.stop()

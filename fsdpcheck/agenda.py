@@ -1,0 +1,44 @@
+"""Agenda: what is left of a session to check, handed out pair by pair, to one process or to several."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from fsdpcheck.errors import USAGE
+from fsdpcheck.verdict import NOT_CHECKED, Verdict
+
+Pair = tuple[str, str]
+"""(law, adapter), both by name."""
+
+
+class Agenda(Iterator[Pair]):
+    """Gives each pair once, in order, until there is none."""
+
+    def __init__(self, pairs: Iterable[Pair]) -> None:
+        self._left = deque(pairs)
+
+    def __next__(self) -> Pair:
+        if not self._left:
+            raise StopIteration
+        return self._left.popleft()
+
+    def __bool__(self) -> bool:
+        """Is anything left?"""
+        return bool(self._left)
+
+    def give_up(self) -> None:
+        """Nothing is left."""
+        self._left.clear()
+
+    def without(self, verdict: Verdict) -> list[Verdict]:
+        """Leave out what ``verdict`` makes vain: an adapter that broke its protocol is asked no further law.
+
+        Returns the verdicts on what is left out: errors that say so.
+        """
+        if verdict.status != "error" or verdict.exit_code != USAGE:
+            return []
+        vain = [law for law, adapter in self._left if adapter == verdict.adapter]
+        self._left = deque(pair for pair in self._left if pair[1] != verdict.adapter)
+        reason = f"{NOT_CHECKED}: the adapter broke its protocol in {verdict.law}"
+        return [Verdict(law, verdict.adapter, "error", reason=reason, exit_code=USAGE) for law in vain]

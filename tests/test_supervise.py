@@ -1,0 +1,113 @@
+"""Sessions over several processes: the same verdicts as with one, whoever dies, and nobody left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdpcheck import children, supervise
+from fsdpcheck.ledger import Ledger
+from fsdpcheck.plan import Plan
+from fsdpcheck.verdict import Verdict
+
+TOY = f"{Path(__file__).parent / 'toys' / 'laws.py'}:adapter"
+LAWS = tuple(f"toy.{name}" for name in ("completes", "agrees", "small", "crashes", "secret", "broken"))
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[children.Child]:
+    """The processes that were started; another is worth its start for each single check."""
+    monkeypatch.setattr(supervise, "_WORTH_A_PROCESS", 1)
+    found: list[children.Child] = []
+    start = children.Crew.start
+    monkeypatch.setattr(children.Crew, "start", lambda *given: found.append(start(*given)) or found[-1])
+    return found
+
+
+def _session(laws: tuple[str, ...], jobs: int, adapters: tuple[str, ...] = (TOY,)) -> tuple[Ledger, list[str]]:
+    told = []
+
+    def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
+        told.append(event["event"])
+
+    plan = Plan(adapters, laws, world_sizes=(1, 2), confirm=False)
+    return supervise.supervise(plan, listen, jobs), told
+
+
+def _without_times(ledger: Ledger) -> list[Verdict]:
+    return [replace(verdict, seconds=0.0) for verdict in ledger.verdicts.values()]
+
+
+def test_any_number_of_processes_gives_the_same_verdicts(started: list[children.Child]) -> None:
+    alone, _ = _session(LAWS, 1)
+    assert len(started) == 2, "one, and one more after the crash"
+    together, told = _session(LAWS, 3)
+    assert len(started) - 2 in (3, 4), "three, and one more if something was left after the crash"
+    assert _without_times(alone) == _without_times(together)
+    assert [law for law, _ in together.verdicts] == list(LAWS)
+    assert [told[0], told[-1], told.count("plan"), told.count("end")] == ["plan", "end", 1, 1]
+    assert all(child.process.returncode is not None for child in started)
+
+
+def test_few_checks_are_no_reason_for_a_second_process(
+    started: list[children.Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "_WORTH_A_PROCESS", 3)
+    ledger, _ = _session(("toy.completes", "toy.agrees", "toy.small", "toy.secret"), 8)
+    assert len(ledger.verdicts) == 4
+    assert len(started) == 1, "three of the four are promised"
+
+
+def test_an_adapter_that_breaks_its_protocol_is_asked_no_further_by_any(
+    started: list[children.Child], tmp_path: Path
+) -> None:
+    file = tmp_path / "stepless.py"
+    file.write_text(
+        "from fsdpcheck.adapters._base import Features\n"
+        "class Stepless:\n"
+        "    name, features = 'stepless', Features(promises=frozenset({'plain'}))\n"
+        "    def build(self, model, setup): return object()\n"
+    )
+    stepless = f"{file}:Stepless"
+    ledger, _ = _session(LAWS[:4], 2, (stepless, TOY))
+    of_it = [verdict for verdict in ledger.verdicts.values() if verdict.adapter == stepless]
+    assert [(verdict.status, verdict.exit_code) for verdict in of_it] == [("error", 2)] * 4
+    assert 2 <= sum(verdict.reason.startswith("not checked") for verdict in of_it) <= 3, "at most what two were at"
+    assert [verdict.status for verdict in ledger.verdicts.values()][4:] == ["holds", *["finding"] * 3]
+
+
+def test_a_process_that_dies_outside_any_case_stops_the_session(
+    started: list[children.Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before it has its first work; the other has not even begun and is sent home."""
+    give = children.Child.give
+
+    def kill_the_first(child: children.Child, data: object) -> None:
+        if child.number == 0:
+            child.process.kill()
+        give(child, data)
+
+    monkeypatch.setattr(children.Child, "give", kill_the_first)
+    ledger, _ = _session(LAWS[:3], 2)
+    assert ledger.exit_code == 3
+    assert ledger.errors[0][0] == "the checking process died outside any case: it was ended by SIGKILL"
+    assert [child.process.returncode for child in started] == [-9, 0]
+
+
+def test_an_interrupt_ends_every_process(started: list[children.Child]) -> None:
+    def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
+        if event["event"] == "case" and event["law"] == "toy.waits":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    plan = Plan((TOY,), ("toy.completes", "toy.waits"), world_sizes=(1, 2), confirm=False)
+    ledger = supervise.supervise(plan, listen, 2)
+    assert ledger.interrupted
+    assert ledger.exit_code == 130
+    assert len(started) == 2
+    assert [child.process.returncode for child in started] == [0, 0], "each cleaned up and told its end"
