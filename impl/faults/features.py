@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..fault import Function, Hit, fault
+from ..fault import Fault, Function, Hit, Plant, fault
 
 _DROPPED = "dropped without a word"
+_fsdp2_fault = partial(fault, subject="fully_shard")
+
+
+def _dropped(target: str, law: str) -> Callable[[Plant], Fault]:
+    """What is asked for has no effect, and nobody says so."""
+    return _fsdp2_fault(target, "a request that has no effect", law, cause=_DROPPED)
 
 
 class _Done:
@@ -20,13 +28,7 @@ class _Done:
         """Return at once."""
 
 
-@fault(
-    "torch.distributed.fsdp:FSDPModule.unshard",
-    "a request that has no effect",
-    "features.unshard",
-    cause=_DROPPED,
-    subject="fully_shard",
-)
+@_dropped("torch.distributed.fsdp:FSDPModule.unshard", "features.unshard")
 def unshard_by_hand_dropped(original: Function, hit: Hit) -> Function:
     """Units asked for by hand are gathered when their turn comes, as ever."""
 
@@ -37,12 +39,11 @@ def unshard_by_hand_dropped(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault(
+@_fsdp2_fault(
     "torch.distributed.fsdp:FSDPModule.set_modules_to_backward_prefetch",
     "an order of collectives that hangs on the rank, https://github.com/ROCm/pytorch/pull/3501",
     "features.prefetch",
     cause="in another order",
-    subject="fully_shard",
 )
 def prefetched_in_another_order(original: Function, hit: Hit) -> Function:
     """Rank 0 gathers the units that it prefetches for the backward in the opposite order."""
@@ -56,12 +57,11 @@ def prefetched_in_another_order(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault(
+@_fsdp2_fault(
     "torch.distributed.fsdp:FSDPModule.set_requires_gradient_sync",
     "a shard dropped in no_sync, https://github.com/pytorch/pytorch/pull/73535",
     "features.some-sync",
     cause="right without some-sync",
-    subject="fully_shard",
 )
 def reduced_gradient_dropped_without_sync(original: Function, hit: Hit) -> Function:
     """Gradients that are reduced already are dropped when a micro-batch is not to be reduced."""
@@ -77,12 +77,11 @@ def reduced_gradient_dropped_without_sync(original: Function, hit: Hit) -> Funct
     return planted
 
 
-@fault(
+@_fsdp2_fault(
     "torch.distributed.fsdp:FSDPModule.set_requires_all_reduce",
     "replicas that are not reduced again, https://github.com/pytorch/pytorch/issues/154888",
     "features.late-all-reduce",
     cause="right without late-all-reduce",
-    subject="fully_shard",
 )
 def all_reduce_never_on_again(original: Function, hit: Hit) -> Function:
     """Once the all-reduce over replicas is off, it stays off."""
@@ -95,12 +94,11 @@ def all_reduce_never_on_again(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault(
+@_fsdp2_fault(
     "torch.distributed.fsdp:FSDPModule.set_gradient_divide_factor",
     "post factor 1 / pre, https://github.com/facebookresearch/fairscale/pull/565",
     "features.divide-factor",
     cause="right without divide-factor",
-    subject="fully_shard",
 )
 def divide_factor_inverted(original: Function, hit: Hit) -> Function:
     """Gradients are multiplied by the divide factor."""
@@ -112,13 +110,7 @@ def divide_factor_inverted(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault(
-    "torch.distributed.fsdp:FSDPModule.set_unshard_in_backward",
-    "a request that has no effect",
-    "features.no-gather",
-    cause=_DROPPED,
-    subject="fully_shard",
-)
+@_dropped("torch.distributed.fsdp:FSDPModule.set_unshard_in_backward", "features.no-gather")
 def gathered_for_the_backward_anyway(original: Function, hit: Hit) -> Function:
     """Units are gathered for a backward that needs no weight, too."""
 
@@ -128,12 +120,11 @@ def gathered_for_the_backward_anyway(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault(
+@_fsdp2_fault(
     "torch.utils.checkpoint:checkpoint",
     "a recomputation on memory that was freed, https://github.com/pytorch/pytorch/issues/82203",
     "features.checkpointing",
     cause="right without checkpointing",
-    subject="fully_shard",
 )
 def recomputed_from_zeros(original: Function, hit: Hit) -> Function:
     """The forward that is computed again in the backward sees zeros."""
@@ -153,12 +144,11 @@ def recomputed_from_zeros(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault(
+@_fsdp2_fault(
     "torch.distributed.tensor:distribute_tensor",
     "a model that is filled wrong after meta init, https://github.com/pytorch/torchtitan/issues/166",
     "features.meta",
     cause="right without meta",
-    subject="fully_shard",
 )
 def filled_in_reverse(original: Function, hit: Hit) -> Function:
     """Whole values are dealt out to shards from the last row on."""
@@ -170,12 +160,11 @@ def filled_in_reverse(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault(
+@_fsdp2_fault(
     "torch.distributed.checkpoint.state_dict:set_model_state_dict",
     "values missing from a state dict, https://github.com/areal-project/AReaL/pull/1468",
     "features.state-dict",
     cause="right without state-dict",
-    subject="fully_shard",
 )
 def last_entry_not_loaded(original: Function, hit: Hit) -> Function:
     """The last parameter of a state dict is left out, and nobody says so."""
@@ -200,28 +189,21 @@ def _without(original: Function, hit: Hit, option: str, instead: Any) -> Functio
     return planted
 
 
-@fault(
-    "torch.distributed.fsdp:fully_shard", "a request that has no effect", "features.ignored",
-    cause=_DROPPED, subject="fully_shard",
-)  # fmt: skip
+@_dropped("torch.distributed.fsdp:fully_shard", "features.ignored")
 def ignored_parameter_sharded(original: Function, hit: Hit) -> Function:
     """A parameter that is to be left alone is sharded and reduced like the others."""
     return _without(original, hit, "ignored_params", None)
 
 
-@fault(
-    "torch.distributed.fsdp:fully_shard", "a request that has no effect", "features.columns",
-    cause=_DROPPED, subject="fully_shard",
-)  # fmt: skip
+@_dropped("torch.distributed.fsdp:fully_shard", "features.columns")
 def sharded_by_rows_anyway(original: Function, hit: Hit) -> Function:
     """Parameters are sharded on their first dimension whatever the placement function says."""
     return _without(original, hit, "shard_placement_fn", None)
 
 
-@fault(
-    "torch:compile", "a sharded model that is not compiled at all, claim D13", "features.compiled",
-    cause=_DROPPED, subject="fully_shard",
-)  # fmt: skip
+@_fsdp2_fault(
+    "torch:compile", "a sharded model that is not compiled at all, claim D13", "features.compiled", cause=_DROPPED
+)
 def nothing_compiled(original: Function, hit: Hit) -> Function:
     """What is to be compiled runs as it is."""
 
@@ -232,10 +214,12 @@ def nothing_compiled(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault(
-    "torch.distributed.fsdp:fully_shard", "modules of one unit that are sharded apart", "features.bare-root",
-    cause=_DROPPED, subject="fully_shard",
-)  # fmt: skip
+@_fsdp2_fault(
+    "torch.distributed.fsdp:fully_shard",
+    "modules of one unit that are sharded apart",
+    "features.bare-root",
+    cause=_DROPPED,
+)
 def first_module_of_a_group_alone(original: Function, hit: Hit) -> Function:
     """Of several modules that are to be one unit only the first is; the others are left to the root."""
 
@@ -248,10 +232,7 @@ def first_module_of_a_group_alone(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault(
-    "torch.distributed.fsdp:fully_shard", "a request that has no effect", "features.groups-of-two",
-    cause=_DROPPED, subject="fully_shard",
-)  # fmt: skip
+@_dropped("torch.distributed.fsdp:fully_shard", "features.groups-of-two")
 def freed_over_all_ranks(original: Function, hit: Hit) -> Function:
     """After the forward parameters are sharded over all ranks, not over pairs."""
 
