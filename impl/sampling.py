@@ -33,6 +33,7 @@ class PoissonSampler:
     """Draws of ``dataset_size`` records with probability ``rate``, in micro-batches of at most ``capacity`` rows.
 
     ``key`` is a ``noise.Noise``, made by ``seeded`` or ``secure``, of its own: not the one that the noise has.
+    ``axis``: all ranks that take samples of their own, which with replicas (HSDP) are those of both axes.
     """
 
     dataset_size: int
@@ -69,14 +70,22 @@ class PoissonSampler:
     def draw(self, step: int) -> list[list[int]]:
         """Global numbers of this rank's records in ``step``, dealt out to its ``micro_batches``, ascending.
 
-        Raises OverflowError if there is no room, which happens with probability 2^-40 at most. (To leave records out
-        instead would make one record's presence change another's.)
+        Raises OverflowError if there is no room, which happens with probability 2^-40 at most.
         """
         uniform = self.key.uniform(_NAME, step, self.own.start, self.own.stop, torch.device("cpu"))
-        joined = (uniform < self.rate).nonzero().flatten().add(self.own.start).tolist()
+        return self.dealt_out((uniform < self.rate).nonzero().flatten().add(self.own.start).tolist())
+
+    def dealt_out(self, joined: list[int]) -> list[list[int]]:
+        """Records in ``micro_batches`` parts of at most ``capacity``, the later ones maybe empty; or OverflowError.
+
+        To leave records out instead would make one record's presence change another's.
+        """
         room = self.micro_batches * self.capacity
         if len(joined) > room:
-            raise OverflowError(f"a Poisson draw at step {step} has no room in {room} rows: raise the capacity")
+            raise OverflowError(
+                f"got {len(joined)} records in one Poisson draw of a rank, wanted at most the {room} rows of"
+                f" {self.micro_batches} micro-batches; raise the capacity"
+            )
         return [joined[k * self.capacity : (k + 1) * self.capacity] for k in range(self.micro_batches)]
 
 
