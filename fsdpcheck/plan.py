@@ -13,7 +13,7 @@ from fsdpcheck.case import Trait
 from fsdpcheck.case.rules import MAX_WORLD_SIZE
 from fsdpcheck.errors import UsageError
 
-PROFILES: Final[dict[str, int]] = {"quick": 15, "ci": 60, "nightly": 600}
+PROFILES: Final[dict[str, int]] = {"quick": 15, "ci": 60, "nightly": 300}
 """Profile -> the most cases drawn for one law and one adapter."""
 
 WORLD_SIZES: Final[dict[str, tuple[int, ...]]] = {
