@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from . import norms
+from .norms import fallback
 from .records import Layer
 from .sharded import Sharded
 
@@ -61,17 +62,12 @@ def refuse_dependent(
 
 
 def made_up(inputs: Tensor) -> Tensor:
-    """[n, ...]: equal rows shaped like those of ``inputs``, 1, 2, 3, ... over their number, or zeros for integers.
+    """[n, ...]: equal rows shaped like those of ``inputs``, see ``norms.fallback``.
 
     n is 2, or the next number that none of the other axes has, so that they cannot be taken for the samples'.
     """
     shape = inputs.shape[1:]
-    n = next(n for n in range(2, 4 + len(shape)) if n not in shape)
-    if not inputs.is_floating_point():
-        return inputs.new_zeros((n, *shape))
-    count = max(shape.numel(), 1)
-    row = torch.arange(1, count + 1, dtype=torch.float64, device=inputs.device).div(count).to(inputs.dtype)
-    return row.reshape(shape).expand(n, *shape).clone()
+    return fallback.made_up(inputs, next(n for n in range(2, 4 + len(shape)) if n not in shape))
 
 
 def _run(

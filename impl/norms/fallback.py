@@ -121,13 +121,23 @@ def mixes_samples(module: nn.Module, activations: Tensor | Call) -> bool:
     no rows. Layers whose inputs are all integers cannot be asked this way: False.
     """
     call = as_call(activations)
-    clean = [_made_up(rows) for rows in call.rows()]
+    clean = [made_up(rows, 2) for rows in call.rows()]
     poisoned = [rows.index_fill(0, rows.new_zeros(1, dtype=torch.int64), _poison(rows)) for rows in clean]
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     with torch.no_grad():
         one = _run(module, call, {**buffers}, clean)
         other = _run(module, call, {name: buffer.clone() for name, buffer in buffers.items()}, poisoned)
     return not torch.equal(one[1].isnan(), other[1].isnan())
+
+
+def made_up(rows: Tensor, count: int) -> Tensor:
+    """[count, ...]: equal rows shaped like those of ``rows``: 1, 2, 3, ... over their number, or zeros for integers."""
+    shape = rows.shape[1:]
+    if not rows.is_floating_point():
+        return rows.new_zeros((count, *shape))
+    numbers = max(shape.numel(), 1)
+    row = torch.arange(1, numbers + 1, dtype=torch.float64, device=rows.device).div(numbers).to(rows.dtype)
+    return row.reshape(shape).expand(count, *shape).clone()
 
 
 def as_call(activations: Tensor | Call) -> Call:
@@ -175,15 +185,6 @@ def _randomness(module: nn.Module) -> Sequence[str]:
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return ("p",)
     return ("dropout",) if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) else ()
-
-
-def _made_up(rows: Tensor) -> Tensor:
-    """Two equal rows of the shape of ``rows``: 1, 2, 3, ... or, of integers, zeros."""
-    shape = (2, *rows.shape[1:])
-    if not rows.is_floating_point():
-        return rows.new_zeros(shape)
-    count = rows.shape[1:].numel()
-    return torch.arange(1, count + 1, dtype=rows.dtype, device=rows.device).reshape(shape[1:]).expand(shape).clone()
 
 
 def _poison(rows: Tensor) -> float:
