@@ -106,7 +106,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _one_of(run, "--engine", ("simulated", "processes"), "how ranks are had (default: simulated)", "simulated")
     sizes = "numbers of ranks: 3, 1-5 or 2,13 (default: the profile's; quick: 1-5)"
     run.add_argument("--world-size", type=_world_sizes, default=(), metavar="1-5", help=sizes)
-    several("--law", metavar="GLOB", help="only laws that match, such as 'norms.*'; repeatable (default: all)")
+    several("--law", metavar="GLOBS", help="only laws that match, such as 'norms.*,state.*'; repeatable (default: all)")
     _one_of(run, "--profile", tuple(PROFILES), f"cases a law: {_profiles()} (default: quick)", "quick")
     run.add_argument(
         "--json", type=Path, metavar="FILE", help="write the whole session as JSON, after Ctrl-C too (default: none)"
@@ -179,7 +179,7 @@ def _run(options: argparse.Namespace) -> int:
     _require_own(options)
     plan = Plan(
         adapters=tuple(dict.fromkeys(options.adapter)) or adapters.default_names(),
-        laws=tuple(options.law) or ("*",),
+        laws=tuple(glob.strip() for globs in options.law for glob in globs.split(",")) or ("*",),
         engine=options.engine,
         world_sizes=options.world_size,
         profile=options.profile,

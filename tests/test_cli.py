@@ -128,6 +128,7 @@ def test_traits_are_listed_with_what_they_mean(capsys: pytest.CaptureFixture[str
     ("arguments", "said"),
     [
         (["--law", "trainning.plain"], "no law matches 'trainning.plain'; Did you mean 'training.plain'? known: "),
+        (["--law", "training.plain,"], "no law matches ''"),
         (["--install", "averaged_twise"], "unknown fault 'averaged_twise'. Did you mean 'averaged_twice'?"),
         (["--model", "{toys}:rihgt", "--batch", "{toys}:tokens"], "has no 'rihgt'. Did you mean 'right'?"),
     ],
@@ -170,9 +171,7 @@ def test_an_adapter_that_breaks_its_protocol_is_told_once(tmp_path: Path) -> Non
         "    name, features = 'mine', Features(promises=frozenset({'plain'}))\n"
         "    def build(self, model, setup): return object()\n"
     )
-    code, out, _ = run(
-        tmp_path, "run", "--adapter", "mine.py:Mine", "--law", "invariance.w*", "--law", "training.plain"
-    )
+    code, out, _ = run(tmp_path, "run", "--adapter", "mine.py:Mine", "--law", "invariance.w*, training.plain")
     assert code == 2
     assert out.count("lacks a method") == 1
     assert "not checked: the adapter broke its protocol in invariance.world" in out
