@@ -31,6 +31,8 @@ Contribution = Literal["complete", "partial"]
 
 NORMS = Subject("(per-sample norms)")
 INDICES = Subject("(sample indices)")
+_NOBODY = -1
+"""In place of an index, where a rank has fewer samples than the bound."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +87,19 @@ def gather_in_dataset_order(values: Tensor, indices: Sequence[int], bound: int, 
     """Per-sample ``values`` [b] of every rank, sorted by global sample index; for reports, clipping needs none of it.
 
     Each rank sends exactly ``bound`` pairs, so that local sizes, which are private under Poisson sampling, do not show.
-    Raises ValueError when a rank has more than ``bound`` samples.
+    Raises ValueError when a rank has more than ``bound`` samples, or one with a negative index.
     """
     if len(indices) != len(values) or len(values) > bound:
-        raise ValueError(f"{len(values)} values and {len(indices)} indices do not fit a public bound of {bound}")
+        raise ValueError(
+            f"{len(values)} values and {len(indices)} indices do not fit a public bound of {bound}: give one index a"
+            " value, and a bound that holds on every rank"
+        )
+    if min(indices, default=0) < 0:
+        raise ValueError(f"got the sample index {min(indices)}, wanted none below 0: {_NOBODY} stands for no sample")
     own = torch.tensor(list(indices), dtype=torch.int64, device=values.device)
-    all_indices = _gather(INDICES, torch.nn.functional.pad(own, (0, bound - len(own)), value=-1), axis)
+    all_indices = _gather(INDICES, torch.nn.functional.pad(own, (0, bound - len(own)), value=_NOBODY), axis)
     all_values = _gather(NORMS, torch.nn.functional.pad(values.detach(), (0, bound - len(own))), axis)
-    present = all_indices >= 0
+    present = all_indices != _NOBODY
     return in_dataset_order(all_indices[present], all_values[present])
 
 

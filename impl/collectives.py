@@ -5,7 +5,7 @@ arithmetic; it is in the frame so that a tracer can tell two equally shaped coll
 other order", PyTorch pull request 75902).
 
 Averages are one exact sum followed by one division where the backend does so (gloo). A group of one rank communicates
-nothing and divides by nothing; an empty buffer is not sent.
+nothing and divides by nothing; an empty buffer is neither gathered nor scattered.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ Source: Li et al. 2021, arXiv:2110.05679 (two passes); Zhao et al. 2023, arXiv:2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -52,6 +53,18 @@ class Options:
     privacy: Privacy | None = None
     max_grad_norm: float | None = None
     sync_every: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.normaliser < math.inf:
+            raise ValueError(
+                f"got Options.normaliser {self.normaliser}, wanted a positive finite number: what the sum over the"
+                " logical batch is divided by"
+            )
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ValueError(
+                f"got Options.max_grad_norm {self.max_grad_norm}, wanted a positive number, None for no clipping, or"
+                " inf to have the norm and clip nothing"
+            )
 
 
 class Trainer:

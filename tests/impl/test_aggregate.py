@@ -100,3 +100,8 @@ def test_a_missing_reorder_is_seen(ranks: Ranks) -> None:
 def test_more_samples_than_the_public_bound_are_refused() -> None:
     with pytest.raises(ValueError, match="3 values and 3 indices do not fit a public bound of 2"):
         aggregate.gather_in_dataset_order(torch.zeros(3), [1, 2, 3], 2, collectives.Axis(None, 0, 1))
+
+
+def test_a_sample_is_not_lost_for_a_negative_index() -> None:
+    with pytest.raises(ValueError, match="got the sample index -1, wanted none below 0"):
+        aggregate.gather_in_dataset_order(torch.zeros(3), [1, -1, 2], 4, collectives.Axis(None, 0, 1))

@@ -68,7 +68,7 @@ def test_computing_in_bfloat16_on_small_integers_is_exact(ranks: Ranks, way: str
 
 
 def test_norms_are_not_squared_in_half_precision(ranks: Ranks) -> None:
-    """2**8 + 1 has no square in bfloat16, and not even a representation: the sum of two is formed in float32."""
+    """17^2 takes nine bits, one more than bfloat16 has: it and the sum of two of them are formed in float32."""
     x = torch.full((1, 2), 16.0).double()
 
     def norm(rank: int) -> float:

@@ -111,11 +111,8 @@ def test_group_norm(frozen: str, positions: tuple[int, ...], groups: int) -> Non
 
 
 @pytest.mark.parametrize("frozen", ["", "weight"])
-@pytest.mark.parametrize("shape", [(4,), (3, 4), (3, 2, 4)])
-@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize(("shape", "dims"), [((4,), 1), ((3, 4), 1), ((3, 2, 4), 1), ((3, 4), 2), ((3, 2, 4), 2)])
 def test_rms_norm(frozen: str, shape: tuple[int, ...], dims: int) -> None:
-    if dims > len(shape):
-        return
     module = nn.RMSNorm(shape[-dims:], eps=0.0).double()
     module.weight.requires_grad_(frozen != "weight")
     signs = integers(5, *shape, seed=17).sign() + (integers(5, *shape, seed=17) == 0)

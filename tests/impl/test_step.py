@@ -275,6 +275,19 @@ def test_partial_contributions_need_a_replicated_batch() -> None:
         Trainer(flat(model("vector"), ALONE), Loss(1), sgd, options)
 
 
+@pytest.mark.parametrize("value", [0.0, -4.0, float("nan")])
+@pytest.mark.parametrize("name", ["normaliser", "max_grad_norm"])
+def test_numbers_that_would_turn_or_lose_the_gradient_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"got Options.{name} {value}, wanted a positive"):
+        Options(**{"normaliser": 1.0, name: value})  # type: ignore[arg-type]
+
+
+def test_an_infinite_bound_clips_nothing_and_an_infinite_divisor_is_refused() -> None:
+    Options(normaliser=1.0, max_grad_norm=float("inf"))
+    with pytest.raises(ValueError, match=r"got Options\.normaliser inf"):
+        Options(normaliser=float("inf"))
+
+
 def test_a_step_without_micro_batches_is_refused() -> None:
     with pytest.raises(ValueError, match="micro-batches of zero rows"):
         private(nn.Linear(2, 2)).step([])
