@@ -260,9 +260,9 @@ class Judging:
                 self._held, status="no case", reason="the budget was spent before the first case", exit_code=NO_PROGRESS
             )
         reason = f"promised, but no case could be judged: {len(self.rejected)} drawn and rejected as not exact"
+        reason += "".join(f"\n  most often: {text}" for text, _ in self.reasons.most_common(1))
         if self.run.own is not None:
-            why = "".join(f"\n  most often: {text}" for text, _ in self.reasons.most_common(1))
-            reason += f"{why}\n  next    try --real: the model as it is, its own weights, judged by the rounding laws"
+            reason += "\n  next    try --real: the model as it is, its own weights, judged by the rounding laws"
             return replace(self._held, status="no case", reason=reason, exit_code=USAGE)
         return replace(self._held, status="no case", reason=reason, exit_code=INTERNAL)
 

@@ -29,13 +29,18 @@ def padding(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | None:
     return {shard.name: shard.data[shard.padding].clone() for shard in trainer.shards()}
 
 
-def poison_padding(moment: str, trainer: Any, rank: int) -> None:
-    """Writes NaN into all padding before everything that has no business with it: forward, clipping, the optimizer."""
+def poison_padding(moment: str, trainer: Any, rank: int) -> int | None:
+    """Writes NaN into all padding before everything that has no business with it: forward, clipping, the optimizer.
+
+    Into how many elements.
+    """
     if moment not in (*_MOMENTS, "before_step"):
-        return
+        return None
+    shards = trainer.shards()
     with torch.no_grad():
-        for shard in trainer.shards():
+        for shard in shards:
             shard.data[shard.padding] = float("nan")
+    return sum(shard.data[shard.padding].numel() for shard in shards)
 
 
 def units(moment: str, trainer: Any, rank: int) -> list[UnitState]:

@@ -1,7 +1,7 @@
 """Shards: they cover the parameters once, and their padding is always zero, and never read.
 
-Padding has two promises, two laws, two separate runs. Shards that are empty, because there are more ranks than rows or
-elements, are among the cases of all.
+Padding has two promises, two laws, two separate runs; where no rank has any, nothing is claimed. Shards that are empty,
+because there are more ranks than rows or elements, are among the cases of all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck import observers, strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Clipping, Numbers
-from fsdpcheck.checks import assert_clipped_update, assert_global_norm, assert_padding_zero, assert_parameters_equal
+from fsdpcheck.checks import (
+    assert_clipped_update,
+    assert_global_norm,
+    assert_padding_poisoned,
+    assert_padding_zero,
+    assert_parameters_equal,
+)
 from fsdpcheck.checks.shards import assert_covered
 from fsdpcheck.law import law
 from fsdpcheck.runner import Run
@@ -54,7 +60,9 @@ def test_padding_is_never_read(case: Case, run: Run) -> None:
 
     Source: claim B4'; DeepSpeed#1380, Megatron-LM#5077.
     """
-    assert_parameters_equal(run(case, observers=(observers.POISON_PADDING,)), run.answer(case))
+    execution = run(case, observers=(observers.POISON_PADDING,))
+    assert_padding_poisoned(execution)
+    assert_parameters_equal(execution, run.answer(case))
 
 
 @law(
@@ -70,5 +78,6 @@ def test_padding_does_not_enter_the_global_norm(case: Case, run: Run) -> None:
     The norm within its bound, since a gradient divided by an N that is no power of two has rounded squares.
     """
     poisoned, answer = run(case, observers=(observers.POISON_PADDING,)), run.answer(case)
+    assert_padding_poisoned(poisoned)
     assert_global_norm(poisoned, answer, run.features.global_norm)
     assert_clipped_update(poisoned, answer, run.features.global_norm)

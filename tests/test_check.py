@@ -174,6 +174,7 @@ def test_a_promised_law_that_judges_no_case_is_a_failure(run: Run) -> None:
     verdict = check_law(a_law(body), run)
     assert (verdict.status, verdict.cases, verdict.exit_code) == ("no case", 0, 3)
     assert verdict.rejected > 0
+    assert verdict.reason.endswith("rejected as not exact\n  most often: too many bits")
     with pytest.raises(AssertionError, match="no case could be judged"):
         verdict.raise_if_broken()
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from fsdpcheck import checks
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.errors import NotExact, UsageError, Violation
 from fsdpcheck.execution import Execution, Failure, RankState
+from fsdpcheck.observers import POISON_PADDING
 from fsdpcheck.oracle import Answer
 from tests.fabricated import (
     CLIPPED,
@@ -182,6 +183,22 @@ def test_padding_must_be_zero_and_seen() -> None:
         made.ranks[2].observations[0][3]["units.0"] = torch.tensor([0.0, value], dtype=torch.float64)
         with pytest.raises(Violation, match=r"after_step, step 0, rank 2, shard units.0, padding\[1\]"):
             checks.assert_padding_zero(made)
+
+
+@pytest.mark.parametrize("check", [checks.assert_padding_zero, checks.assert_padding_poisoned])
+def test_where_there_is_no_padding_nothing_is_claimed(check: Callable[[Execution], None]) -> None:
+    def padded(*elements: int) -> Execution:
+        made = execution(PLAIN)
+        for result, count in zip(made.ranks, elements, strict=True):
+            seen = {"root": torch.zeros(count)} if check is checks.assert_padding_zero else count
+            result.observations = [(POISON_PADDING, "after_init", -1, seen)]
+        return made
+
+    check(padded(0, 0, 1))
+    with pytest.raises(NotExact, match="no rank has padding"):
+        check(padded(0, 0, 0))
+    with pytest.raises(UsageError, match=r"next: run with (an observer|observers\.POISON)"):
+        check(execution(PLAIN))
 
 
 def _edited(answer: Answer, kind: str) -> Execution:

@@ -27,8 +27,9 @@ from fsdpcheck.checks.bounded import (
 )
 from fsdpcheck.checks.comparing import alike, first_index, number, require_equal, unknown
 from fsdpcheck.checks.recorded import completed, poisoned, recorded, require_numbers
-from fsdpcheck.errors import Diagnose, UsageError, Violation
+from fsdpcheck.errors import Diagnose, NotExact, UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, StepRecord
+from fsdpcheck.observers import POISON_PADDING
 from fsdpcheck.oracle import Answer
 from fsdpcheck.suspects import Suspects
 from fsdpcheck.trace import Collective
@@ -44,6 +45,7 @@ __all__ = [
     "assert_gradients_equal",
     "assert_norms_exact",
     "assert_norms_in_dataset_order",
+    "assert_padding_poisoned",
     "assert_padding_zero",
     "assert_parameters_equal",
     "assert_probe_coefficients",
@@ -94,12 +96,15 @@ def assert_ranks_agree(execution: Execution) -> None:
 
 
 def assert_padding_zero(execution: Execution) -> None:
-    """All padding that observers saw was zero. They return, at any moment, a dict of padding slices by shard name."""
-    seen = 0
+    """All padding that observers saw was zero. They return, at any moment, a dict of padding slices by shard name.
+
+    Raises NotExact where all of these slices are empty.
+    """
+    seen: list[int] = []
     for result in completed(execution):
         for _, moment, step, value in result.observations:
             for name, padding in _tensors(value).items():
-                seen += 1
+                seen.append(padding.numel())
                 wrong = (padding != 0) | padding.isnan()
                 if bool(wrong.any()):
                     index = first_index(wrong)
@@ -109,6 +114,18 @@ def assert_padding_zero(execution: Execution) -> None:
                     raise Violation("padding is not zero", got=got, wanted="0.0", where=where, cause=cause)
     if not seen:
         raise UsageError("no observer showed any padding; next: run with an observer that returns it by shard name")
+    _require_padding(sum(seen))
+
+
+def assert_padding_poisoned(execution: Execution) -> None:
+    """The run wrote NaN into padding, so that what it shows says something of padding that is read.
+
+    Raises NotExact where there is none, and UsageError for a run without observers.POISON_PADDING.
+    """
+    counts = [n for rank in completed(execution) for name, _, _, n in rank.observations if name == POISON_PADDING]
+    if not counts:
+        raise UsageError("no padding was written into; next: run with observers.POISON_PADDING")
+    _require_padding(sum(counts))
 
 
 def assert_norms_in_dataset_order(execution: Execution, answer: Answer) -> None:
@@ -183,6 +200,11 @@ def assert_collectives_equal(execution: Execution) -> None:
         for other in others:
             mine, theirs = calls[first].get((name, members), []), calls[other].get((name, members), [])
             _same_calls(what, mine, theirs, f"group {name!r}, rank {other} against rank {first}")
+
+
+def _require_padding(elements: int) -> None:
+    if not elements:
+        raise NotExact("no rank has padding in this case, so nothing is said of it")
 
 
 def _shared(first: RankResult, other: RankResult) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Tensor]]]:

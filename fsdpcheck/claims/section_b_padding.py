@@ -126,7 +126,8 @@ def padding_is_never_read(lab: Lab) -> Outcome:
                 for one, two in pairs
                 for a, b in zip(one.steps, two.steps, strict=True)
             )
-            shown = [tensor for rank in dirty.ranks for *_, value in rank.observations for tensor in value.values()]
+            seen = [value for rank in dirty.ranks for name, *_, value in rank.observations if name == observers.PADDING]
+            shown = [tensor for value in seen for tensor in value.values()]
             poisoned += sum(int(tensor.isnan().sum()) for tensor in shown)
     return Outcome(
         verdict(changed == 0 and poisoned > 0),
