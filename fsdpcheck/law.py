@@ -33,9 +33,9 @@ class Law:
 
     ``body(case, run)`` returns or raises Violation. ``draw(features, world_sizes)`` gives a strategy of cases that an
     implementation with these features accepts, on one of these numbers of ranks. ``needs_traits``: what every case of
-    this law demands. ``statement``: the law in words (the docstring). ``where``: file:line of the body. ``ranks``: the
-    fewest on which the law says anything; smaller worlds are not drawn. ``own_models``: whether it can be asked of a
-    user's own model, whatever that is made of.
+    this law demands. ``needs_promises``: what must be promised beside ``promise``. ``statement``: the law in words (the
+    docstring). ``where``: file:line of the body. ``ranks``: the fewest on which the law says anything; smaller worlds
+    are not drawn. ``own_models``: whether it can be asked of a user's own model, whatever that is made of.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Law:
     where: str
     ranks: int = 1
     own_models: bool = True
+    needs_promises: frozenset[Promise] = frozenset()
 
     @property
     def guarantee(self) -> str:
@@ -56,9 +57,9 @@ class Law:
 
     def not_promised(self, features: Features) -> str:
         """Why an implementation with these features does not answer for this law; "" when it does."""
-        if self.promise not in features.promises:
-            reason = features.reason(self.promise) or "the adapter gives no reason"
-            return f"no promise {self.promise!r}: {reason}"
+        for promise in (self.promise, *sorted(self.needs_promises)):
+            if promise not in features.promises:
+                return f"no promise {promise!r}: {features.reason(promise) or 'the adapter gives no reason'}"
         if hidden := self.observe - features.observables - {"params"}:
             return f"the adapter does not show {', '.join(sorted(hidden))}"
         if unmet := self.needs_traits - features.accepts:
@@ -88,14 +89,13 @@ def law(
     needs_traits: Iterable[Trait] = (),
     ranks: int = 1,
     own_models: bool = True,
+    needs_promises: Iterable[Promise] = (),
 ) -> Callable[[Body], Collected]:
     """Register the decorated ``body(case, run)`` as the law ``name`` ("chapter.law").
 
     The result takes only ``run``; pytest collects it, and the plugin runs it with the profile of the session. Called
     by hand it checks the quick profile and raises what it finds. Raises UsageError when the name is taken.
     """
-    if promise not in get_args(Promise):
-        raise UsageError(f"law {name!r}: no promise is called {promise!r}; known: {', '.join(get_args(Promise))}")
 
     def decorate(body: Body) -> Collected:
         found = Law(
@@ -109,6 +109,7 @@ def law(
             where=_place(body),
             ranks=ranks,
             own_models=own_models,
+            needs_promises=frozenset(needs_promises),
         )
         _register(found)
         return _test(found)
@@ -141,6 +142,8 @@ def require_shown(ref: str, features: Features) -> None:
 
 
 def _register(found: Law) -> None:
+    for unknown in sorted({found.promise, *found.needs_promises} - set(get_args(Promise))):
+        raise UsageError(f"law {found.name!r}: no promise is called {unknown!r}; known: {', '.join(get_args(Promise))}")
     if found.name in LAWS:
         raise UsageError(f"two laws are called {found.name!r}: {LAWS[found.name].where} and {found.where}")
     if not found.statement:

@@ -34,8 +34,9 @@ def test_deferred_norms_are_the_immediate_ones(case: Case, run: Run) -> None:
 def test_deferred_norms_never_hang(case: Case, run: Run) -> None:
     """With unequal batches, ranks without samples, and gradient sync off in the first backward, every rank finishes.
 
-    In every order in which ranks can run: the run used no store, no poll and no wildcard, and the reversed schedule
-    finishes too. Source: claims C1 and C6; Opacus' empty Poisson batches, Opacus#164.
+    In the order of ranks and in the opposite one; they stand for all orders where ranks are deterministic and joined by
+    blocking collectives alone, which is not judged here (``Execution.voids``). Source: claims C1 and C6; Opacus' empty
+    Poisson batches, Opacus#164.
     """
     for schedule in ("forward", "reversed"):
         assert_completed(run(case, schedule=schedule))

@@ -160,6 +160,7 @@ def test_a_law_that_is_not_promised_is_never_run(run: Run) -> None:
     [
         ({"observe": frozenset({"norms"})}, "does not show norms"),
         ({"needs_traits": frozenset({"nonsense"})}, "does not accept nonsense"),
+        ({"needs_promises": frozenset({"noise"})}, "no promise 'noise': trains plainly"),
     ],
 )
 def test_a_law_that_needs_what_the_adapter_lacks_is_not_promised(run: Run, changes: dict[str, Any], said: str) -> None:
@@ -308,5 +309,11 @@ def test_two_laws_of_one_name_raise() -> None:
 def test_a_law_without_a_statement_or_with_an_unknown_promise_raises() -> None:
     with pytest.raises(UsageError, match="no docstring"):
         law("fake.silent", promise="plain", draw=draw)(lambda case, run: None)
-    with pytest.raises(UsageError, match="no promise is called 'perfect'"):
-        law("fake.perfect", promise="perfect", draw=draw)  # type: ignore[arg-type]
+
+    def body(case: Case, run: Run) -> None:
+        """A law."""
+
+    for promises in ({"promise": "perfect"}, {"promise": "plain", "needs_promises": ("perfect",)}):
+        with pytest.raises(UsageError, match="no promise is called 'perfect'"):
+            law("fake.perfect", draw=draw, **promises)(body)  # type: ignore[arg-type]
+    assert "fake.perfect" not in LAWS

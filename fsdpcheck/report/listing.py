@@ -33,7 +33,10 @@ def _promises(name: str) -> str:
 def _laws() -> str:
     from fsdpcheck import law
 
-    rows = [(found.name, found.promise, found.guarantee) for found in law.chapters().values()]
+    rows = [
+        (found.name, ", ".join((found.promise, *sorted(found.needs_promises))), found.guarantee)
+        for found in law.chapters().values()
+    ]
     return _columns([("law", "promise", "guarantee"), *rows]) if rows else "none"
 
 
