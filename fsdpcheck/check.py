@@ -41,24 +41,11 @@ def check_law(
     of its own. Without ``shrink`` a finding keeps the first case that breaks the law. Raises nothing but
     KeyboardInterrupt: what goes wrong is in the verdict.
     """
-    world_sizes = world_sizes or WORLD_SIZES[profile]
-    reason = law.not_promised(run.features)
-    if reason:
-        return Verdict(law.name, run.adapter_ref, "not promised", reason=reason)
-    asked, world_sizes = world_sizes, sizes_for(law, world_sizes)
-    if not world_sizes:
-        reason = f"the law says nothing on fewer than {law.ranks} ranks, asked were {', '.join(map(str, asked))}"
-        return Verdict(law.name, run.adapter_ref, "no case", reason=reason, exit_code=USAGE)
-    largest = run.features.max_world_size
-    if largest is not None and largest < min(world_sizes):
-        reason = f"the adapter takes at most {largest} ranks, asked were {', '.join(map(str, world_sizes))}"
-        return Verdict(law.name, run.adapter_ref, "no case", reason=reason, exit_code=USAGE)
-    if run.own is not None and law.promise in WITHOUT_MODEL:
-        return Verdict(law.name, run.adapter_ref, "not promised", reason="the law is about no model")
-    if run.own is not None and not law.own_models:
-        return Verdict(law.name, run.adapter_ref, "not promised", reason="the law knows none of your model's layers")
-    if run.own is not None and (reason := own_drawing.not_accepted(law.draw, run.features, world_sizes, run.own)):
-        return Verdict(law.name, run.adapter_ref, "not promised", reason=reason)
+    asked = world_sizes or WORLD_SIZES[profile]
+    unasked = _not_asked(law, run, asked)
+    if unasked is not None:
+        return unasked
+    world_sizes = sizes_for(law, asked)
     started = time.monotonic()
     check = Judging(law, run.watching(law.observe), on_case, deadline)
     stop = _explore(check, most or PROFILES[profile], world_sizes, seed, shrink)
@@ -88,6 +75,32 @@ def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None,
     else:
         verdict = Verdict(law.name, run.adapter_ref, "holds", cases=1)
     return replace(verdict, seconds=time.monotonic() - started)
+
+
+def _not_asked(law: Law, run: Run, asked: tuple[int, ...]) -> Verdict | None:
+    """What is said of a law of which no case is drawn on the numbers of ranks ``asked``; None where some are."""
+    features, sizes, vain = run.features, sizes_for(law, asked), ""
+    reason = law.not_promised(features)
+    if not reason and not sizes:
+        vain = f"the law says nothing on fewer than {law.ranks} ranks, asked were {', '.join(map(str, asked))}"
+    elif not reason and features.max_world_size is not None and features.max_world_size < min(sizes):
+        words = ", ".join(map(str, sizes))
+        vain = f"the adapter takes at most {features.max_world_size} ranks, asked were {words}"
+    if vain:
+        return Verdict(law.name, run.adapter_ref, "no case", reason=vain, exit_code=USAGE)
+    reason = reason or _not_of_own_models(law, run, sizes)
+    return Verdict(law.name, run.adapter_ref, "not promised", reason=reason) if reason else None
+
+
+def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:
+    """Why the law is not asked of the user's own model; "" where it is, and where there is none."""
+    if run.own is None:
+        return ""
+    if law.promise in WITHOUT_MODEL:
+        return "the law is about no model"
+    if not law.own_models:
+        return "the law knows none of your model's layers"
+    return own_drawing.not_accepted(law.draw, run.features, world_sizes, run.own)
 
 
 def _explore(check: Judging, most: int, world_sizes: tuple[int, ...], seed: int, shrink: bool) -> BaseException | None:
