@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -99,13 +99,6 @@ def test_the_probe_of_each_group_reads_its_factors(case: Case) -> None:
             assert torch.equal(step.factors[:, group], wanted)
             read = step.clipped_sum[name][places, 0]
             assert torch.equal(read, wanted.double() * times * models.loss_scale(case))
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[SimulatedEngine]:
-    engine = SimulatedEngine()
-    yield engine
-    engine.close()
 
 
 def by_unit(name: str) -> Law:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -27,13 +26,6 @@ from fsdpcheck.verdict import Verdict
 
 W, K, LEFT = Suspect("W", "W = 2"), Suspect("K", "K = 2"), Suspect("left", "sample 0 is left out")
 SOMEWHERE, SINGLE = Suspect("where", "only biases", PATTERN), Suspect("single", "one is off", WEAK)
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[SimulatedEngine]:
-    made = SimulatedEngine()
-    yield made
-    made.close()
 
 
 def test_one_or_two_causes_are_named_and_the_strongest_alone() -> None:

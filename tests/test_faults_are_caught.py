@@ -5,7 +5,6 @@ Without a fault the same laws hold on the same cases (properties/), so what brea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fnmatch import fnmatch
 
 import pytest
@@ -16,13 +15,6 @@ from fsdpcheck.impl import faults
 from fsdpcheck.impl.fault import Fault
 from fsdpcheck.law import Law, chapters
 from fsdpcheck.runner import Run
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[SimulatedEngine]:
-    engine = SimulatedEngine()
-    yield engine
-    engine.close()
 
 
 def catches(law: Law, fault: Fault, engine: SimulatedEngine) -> bool:

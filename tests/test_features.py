@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
@@ -29,13 +28,6 @@ TWO_MICRO_BATCHES = Case(
     layout=BatchLayout(batch_size=2),
     step=StepSpec(micro_batches=2, sync_every=False),
 )
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[SimulatedEngine]:
-    engine = SimulatedEngine()
-    yield engine
-    engine.close()
 
 
 def seen(*trace: Collective, noted: tuple[tuple[str, Any], ...] = (), built: int = 0) -> Execution:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -26,13 +25,6 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton (Linux): pip install 'fsdpcheck[kernels]'"
 )
 LAWS = [name for name in chapters() if name.startswith("kernels.")]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[SimulatedEngine]:
-    engine = SimulatedEngine()
-    yield engine
-    engine.close()
 
 
 def judged(name: str, law: str, engine: SimulatedEngine) -> Verdict:

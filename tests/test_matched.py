@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
@@ -23,13 +22,6 @@ REAL = Case(
     StepSpec(steps=2, normaliser=3),
     Arithmetic(project=False, numbers="real"),
 )
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[SimulatedEngine]:
-    engine = SimulatedEngine()
-    yield engine
-    engine.close()
 
 
 def executed(engine: SimulatedEngine, case: Case = REAL, adapter: str = "reference") -> Execution:

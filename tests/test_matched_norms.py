@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
@@ -27,13 +26,6 @@ REAL = Case(
     Arithmetic(project=False, numbers="real"),
     seed=3,
 )
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[SimulatedEngine]:
-    engine = SimulatedEngine()
-    yield engine
-    engine.close()
 
 
 def executed(engine: SimulatedEngine, case: Case = REAL) -> Execution:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,6 @@ from fsdpcheck.report import power
 from fsdpcheck.runner import Run
 
 BY_NAME = {family.name: family for family in FAMILIES}
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[SimulatedEngine]:
-    engine = SimulatedEngine()
-    yield engine
-    engine.close()
 
 
 def tallied(engine: SimulatedEngine, adapter: str, family: str, count: int) -> dict[str, Tally]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -16,13 +14,6 @@ from fsdpcheck.runner import Run
 from fsdpcheck.strategies import drawing
 
 NAMES = ("reference", "reference_fsdp2", "fully_shard", "fsdp1")
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[SimulatedEngine]:
-    engine = SimulatedEngine()
-    yield engine
-    engine.close()
 
 
 def judged(run: Run, count: int) -> list[Case]:

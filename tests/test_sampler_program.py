@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ from fsdpcheck.law import chapters
 from fsdpcheck.runner import Run
 
 TOYS = str(Path(__file__).parent / "toys" / "samplers.py")
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[SimulatedEngine]:
-    engine = SimulatedEngine()
-    yield engine
-    engine.close()
 
 
 @pytest.mark.parametrize(

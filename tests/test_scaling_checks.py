@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -22,13 +20,6 @@ CASE = Case(
     Arithmetic(project=False, numbers="real"),
     seed=3,
 )
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[SimulatedEngine]:
-    engine = SimulatedEngine()
-    yield engine
-    engine.close()
 
 
 def executed(engine: SimulatedEngine, *installs: str) -> tuple[Execution, Execution]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -22,13 +20,6 @@ CASE = Case(
     BatchLayout("contiguous", 4),
     arithmetic=Arithmetic(project=False, numbers="real"),
 )
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[SimulatedEngine]:
-    engine = SimulatedEngine()
-    yield engine
-    engine.close()
 
 
 def executed(engine: SimulatedEngine, adapter: str = "reference", padding: bool = True) -> Execution:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,13 +18,6 @@ from fsdpcheck.program.watch import Notes
 from fsdpcheck.runner import Run
 
 CASE = Case(ModelSpec((LayerSpec(1),)))
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[SimulatedEngine]:
-    engine = SimulatedEngine()
-    yield engine
-    engine.close()
 
 
 def noted(name: str, *values: tuple[int, Any]) -> Execution:
