@@ -58,6 +58,22 @@ def test_an_update_that_is_not_the_optimizers_is_found(engine: SimulatedEngine) 
         matched.assert_updates_follow(execution)
 
 
+def test_gradients_that_are_no_ones_of_the_parameters_are_violations_not_crashes(engine: SimulatedEngine) -> None:
+    execution = executed(engine)
+    record = execution.ranks[1].steps[0]
+    right = record.grads
+    assert right is not None
+    name, value = next(iter(right.items()))
+    for wrong in ({**right, "extra": value}, {name: value}, {**right, name: value.float()}):
+        record.grads = wrong
+        with pytest.raises(Violation, match="not of every trained parameter") as caught:
+            matched.assert_updates_follow(execution)
+        assert caught.value.where.startswith("step 0, rank 1")
+    record.grads = None
+    with pytest.raises(UsageError, match="observe 'grads'"):
+        matched.assert_updates_follow(execution)
+
+
 def test_factors_that_are_no_numbers_or_too_few_are_violations_not_crashes(engine: SimulatedEngine) -> None:
     case = replace(REAL, step=replace(REAL.step, clipping="probe", clip_norm=2))
     execution = executed(engine, case)

@@ -60,21 +60,32 @@ def assert_updates_follow(execution: Execution) -> None:
     Bit for bit: the optimizer is elementwise. Its state (momentum, moments, schedule) is followed over all steps.
     """
     case = execution.request.case
+    what = "the update is not the optimizer's for the gradient that was shown"
     for result in completed(execution):
         parameters = {name: nn.Parameter(value.clone()) for name, value in result.initial.items()}
         optimizer = make_optimizer(case.step.optimizer, [parameters[name] for name in trained_names(case)])
         for k, record in enumerate(result.steps):
             before = {name: value.detach().clone() for name, value in parameters.items()}
-            for name, gradient in (record.grads or {}).items():
-                parameters[name].grad = gradient.clone()
+            _take_gradients(parameters, trained_names(case), result, k)
             optimizer.step()
-            what = "the update is not the optimizer's for the gradient that was shown"
             wanted = {name: value.detach() for name, value in parameters.items()}
             trained = {name: wanted[name] for name in trained_names(case)}
             cause = functools.partial(_of_update, case, before, trained, record.params)
             require_equal(what, record.params, wanted, f"step {k}, rank {result.rank}", cause)
             if case.arithmetic.project:
                 project_(parameters.values(), case)
+
+
+def _take_gradients(parameters: Mapping[str, nn.Parameter], trained: list[str], result: RankResult, k: int) -> None:
+    """Give parameters the gradients that a rank showed at step ``k``; raises unless there is one of each trained."""
+    shown = result.steps[k].grads
+    if shown is None:
+        raise UsageError(f"the run recorded no grads (rank {result.rank}, step {k}); next: observe 'grads'")
+    wanted = {name: parameters[name].detach() for name in trained}
+    what = "the gradient that was shown is not of every trained parameter"
+    require_same_form(what, shown, wanted, f"step {k}, rank {result.rank}")
+    for name, gradient in shown.items():
+        parameters[name].grad = gradient.clone()
 
 
 def _of_update(case: Case, before: Named, after: Named, got: Named) -> Suspects | None:
