@@ -40,7 +40,7 @@ def poison_padding(moment: str, trainer: Any, rank: int) -> int | None:
     with torch.no_grad():
         for shard in shards:
             shard.data[shard.padding] = float("nan")
-    return sum(shard.data[shard.padding].numel() for shard in shards)
+    return sum(int(shard.data[shard.padding].numel()) for shard in shards)
 
 
 def units(moment: str, trainer: Any, rank: int) -> list[UnitState]:
