@@ -136,7 +136,7 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _keep(self, name: str, result: Any, bounds: list[Bound | None]) -> None:
         results = result if isinstance(result, (tuple, list)) else [result]
-        for tensor, bound in zip(results, bounds, strict=False):
+        for tensor, bound in zip(results, bounds, strict=True):
             if bound is None or not isinstance(tensor, Tensor):
                 continue
             if not self.lenient or name in _ADDITIONS:
