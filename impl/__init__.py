@@ -9,7 +9,8 @@ trains uncounted), ``independence`` (no sample reaches another's loss), ``aggreg
 ranks), ``clip`` and ``clipping`` (factors), ``nonfinite``, ``modes``, ``private`` (clipped gradients of a micro-batch),
 ``noise`` (and its ``words``), ``sampling`` and ``epochs``, ``step`` (the training step); then ``memory`` and
 ``profile`` (what it costs), and ``state/`` (saving and loading at any number of ranks). ``collectives`` is the only
-file that talks to other ranks; ``fault`` and ``faults/`` plant bugs on purpose.
+file that talks to other ranks. What many need: ``places`` (where a model holds its parameters), ``spans`` (ranges of a
+flattened tensor), ``nested`` (tensors in nested outputs). ``fault`` and ``faults/`` plant bugs on purpose.
 
 Files call one another through the module (``clip.factors(...)``), so that a planted fault is seen by every caller.
 """

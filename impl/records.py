@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .aggregate import Contribution
+from .nested import tensors_in
 from .norms import fallback
 from .norms._products import Products
 from .norms.fallback import Call
@@ -49,8 +50,8 @@ class Layer:
 class Record:
     """One layer in one forward: ``activations`` is its input, or what was made of it; ``output`` hangs on the graph.
 
-    ``others``: further tensors of its output, which no loss may depend on. ``parameters`` are the trainable ones as
-    they were then, gathered, and ``inputs`` the graph's nodes that its inputs come from.
+    ``others``: further tensors of its output, nested ones too, which no loss may depend on. ``parameters`` are the
+    trainable ones as they were then, gathered, and ``inputs`` the graph's nodes that its inputs come from.
     """
 
     layer: Layer
@@ -172,4 +173,4 @@ def _outputs(layer: Layer, output: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
         got = type(output).__name__
         raise NotImplementedError(f"{layer.name}: its output is a {got}, per-sample norms need a tensor, or one first")
     others = output[1:] if isinstance(output, (tuple, list)) else ()
-    return main, tuple(value for value in others if isinstance(value, Tensor) and value.requires_grad)
+    return main, tuple(value for value in tensors_in(others) if value.requires_grad)

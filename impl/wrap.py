@@ -23,6 +23,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .collectives import ALONE, Axis
+from .nested import tensors_in
 from .places import Initial, Slot, by_unit, change, materialise, parameter_at, placed, shared_slots
 from .shard import FlatUnit, gather_whole
 from .sharded import Gradients, Piece
@@ -238,11 +239,3 @@ def make_units(
         slots = [slot for uses in owned for slot in uses]
         units.append(FlatUnit(name, modules[name], named, slots, axis, replicas, compute_dtype))
     return units
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """Tensors in nested tuples, lists and dicts, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    return [tensor for item in items for tensor in tensors_in(item)]

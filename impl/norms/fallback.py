@@ -135,8 +135,8 @@ def made_up(rows: Tensor, count: int) -> Tensor:
     shape = rows.shape[1:]
     if not rows.is_floating_point():
         return rows.new_zeros((count, *shape))
-    numbers = max(shape.numel(), 1)
-    row = torch.arange(1, numbers + 1, dtype=torch.float64, device=rows.device).div(numbers).to(rows.dtype)
+    numbers = shape.numel()
+    row = torch.arange(1, numbers + 1, dtype=torch.float64, device=rows.device).div(max(numbers, 1)).to(rows.dtype)
     return row.reshape(shape).expand(count, *shape).clone()
 
 

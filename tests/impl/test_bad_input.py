@@ -272,7 +272,7 @@ def test_a_model_that_cannot_run_on_made_up_rows_says_so(ranks: Ranks) -> None:
     assert "made-up rows of shape (2,) before the first private step" in ranks(run, 1)[0]
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 3), (3, 2), (2, 3, 4)])
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (3, 2), (2, 3, 4), (0, 3), ()])
 def test_made_up_rows_cannot_be_taken_for_another_axis(shape: tuple[int, ...]) -> None:
     rows = independence.made_up(torch.zeros(0, *shape))
     assert rows.shape[1:] == shape

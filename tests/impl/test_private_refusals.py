@@ -101,6 +101,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Parts(lambda m, x: m.a(*[x[..., None]] * 3)[1], a=nn.MultiheadAttention(1, 1, batch_first=True)),
         "the loss depends on a further output of a, after its first",
     ),
+    "last state of an LSTM": (
+        lambda: Parts(lambda m, x: m.a(x[..., None])[1][0][-1], a=nn.LSTM(1, 2, batch_first=True)),
+        "the loss depends on a further output of a, after its first",
+    ),
+    "further output in a dict": (
+        lambda: Parts(
+            lambda m, x: m.a(x)[1]["inner"], a=Forward(lambda m, x: (lambda y: (2 * y, {"inner": y}))(x * m.weight))
+        ),
+        "the loss depends on a further output of a, after its first",
+    ),
 }
 
 
