@@ -205,8 +205,8 @@ def backprops(found: Sequence[Record], losses: Tensor, mode: Mode) -> Sequence[T
     for (record, _), gradient in zip(others, gradients[len(found) :], strict=True):
         if gradient is not None:
             raise NotImplementedError(
-                f"the loss depends on a further output of {record.layer.name}, after its first: norms know the gradient of"
-                " the first alone; let the layer return what the loss needs first, or in one tensor"
+                f"the loss depends on a further output of {record.layer.name}, after its first: norms know the gradient"
+                " of the first alone; let the layer return what the loss needs first, or in one tensor"
             )
     return gradients[: len(found)]
 

@@ -16,9 +16,17 @@ from torch import Tensor, nn
 from .records import Record
 from .sharded import Sharded
 
+_REENTRANT = "CheckpointFunctionBackward"
+"""The node of a reentrant checkpoint: it hides the graph of what it recomputes until its own backward."""
+
 
 def refuse_unrecorded(model: Sharded, records: Sequence[Record], losses: Tensor) -> None:
     """Raise NotImplementedError, naming the parameter, for a use that no record counts. Runs nothing."""
+    if any(node.name() == _REENTRANT for node in nodes(losses.grad_fn, frozenset())):
+        raise NotImplementedError(
+            "a part of the model is recomputed by torch.utils.checkpoint with use_reentrant=True: its gradients would"
+            " be formed out of sight of the norms, and never clipped; say use_reentrant=False"
+        )
     counted = {
         (node, id(parameter))
         for record in records
@@ -36,17 +44,23 @@ def refuse_unrecorded(model: Sharded, records: Sequence[Record], losses: Tensor)
 
 def leaves(start: Any, stops: frozenset[Any]) -> Iterator[tuple[Any, nn.Parameter]]:
     """(node, parameter) of each edge to a parameter that is reached from ``start`` without passing ``stops``."""
+    for node in nodes(start, stops):
+        for below, _ in node.next_functions:
+            variable = getattr(below, "variable", None)
+            if isinstance(variable, nn.Parameter):
+                yield node, variable
+
+
+def nodes(start: Any, stops: frozenset[Any]) -> Iterator[Any]:
+    """Each node of the autograd graph that is reached from ``start`` without passing ``stops``, once."""
     seen, pending = set(stops), [start]
     while pending:
         node = pending.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        for below, _ in node.next_functions:
-            variable = getattr(below, "variable", None)
-            if isinstance(variable, nn.Parameter):
-                yield node, variable
-            pending.append(below)
+        yield node
+        pending.extend(below for below, _ in node.next_functions)
 
 
 def _name(model: Sharded, records: Sequence[Record], parameter: nn.Parameter) -> str:

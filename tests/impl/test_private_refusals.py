@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fsdpcheck.impl import collectives
 from fsdpcheck.impl.clipping import Flat
@@ -104,6 +105,13 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "last state of an LSTM": (
         lambda: Parts(lambda m, x: m.a(x[..., None])[1][0][-1], a=nn.LSTM(1, 2, batch_first=True)),
         "the loss depends on a further output of a, after its first",
+    ),
+    "recomputed in its backward": (
+        lambda: Parts(
+            lambda m, x: checkpoint(m.a, x.clone().requires_grad_(), use_reentrant=True),
+            a=nn.Sequential(nn.Linear(3, 3)),
+        ),
+        "torch.utils.checkpoint with use_reentrant=True: .*never clipped; say use_reentrant=False",
     ),
     "further output in a dict": (
         lambda: Parts(
