@@ -73,12 +73,12 @@ class Recorder:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Around a forward that is not to be recorded."""
-        self._running_again = True
+        """Around forwards that are not to be recorded, such as those that a backward recomputes."""
+        before, self._running_again = self._running_again, True
         try:
             yield
         finally:
-            self._running_again = False
+            self._running_again = before
 
     def forget(self) -> None:
         """Drop what a forward outside any step, or a step that raised, has left."""
@@ -108,7 +108,8 @@ class Recorder:
             found[position].output.register_hook(partial(arrived, position))  # type: ignore[no-untyped-call]
             for position in awaited
         ]
-        gradients = backprops(found, losses, mode)
+        with self.paused():
+            gradients = backprops(found, losses, mode)
         for handle in handles:
             handle.remove()
         arrivals = {p: held.get(p) or Use(found[p], g.detach()) for p, g in enumerate(gradients) if g is not None}

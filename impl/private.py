@@ -158,7 +158,7 @@ class PrivateBackward:
             return
         factors = self.clip_factors(losses, indices)
         if self.mode.passes == "two_pass":
-            with self.profile.part("second backward"):
+            with self.profile.part("second backward"), self.recorder.paused():
                 self.model.backward(losses, factors * scale, sync=sync)
         else:
             self._contract(self.recorder.take(), factors * scale, self.found.norms[-1], sync=sync)

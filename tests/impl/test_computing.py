@@ -141,3 +141,21 @@ def test_activation_checkpointing_changes_no_bit(ranks: Ranks, way: str, privacy
     for (gradients, norms, _), (other, other_norms, _) in zip(got, wanted, strict=True):
         assert torch.equal(norms, other_norms)
         assert all(torch.equal(gradients[name.replace(".", ".inner.", 1)], other[name]) for name in other)
+
+
+@pytest.mark.parametrize("mode", [Mode(), BOOKKEEPING], ids=["two_pass", "bookkeeping"])
+@pytest.mark.parametrize("way", WAYS)
+def test_recomputed_forwards_are_none_of_the_next_micro_batch(ranks: Ranks, way: str, mode: Mode) -> None:
+    """Micro-batches of one and three samples: what the backward of the first one recomputes has one row."""
+
+    def run(rank: int) -> dict[str, Tensor]:
+        recomputing = nn.Sequential(*(Checkpointed(layer) for layer in network()))
+        options = Options(normaliser=1, privacy=Privacy(Flat(2.0**40), mode))
+        trainer = Trainer(WAYS[way](recomputing, ["0", "1"], True), loss, sgd, options)
+        trainer.step([MicroBatch(X[rows], Y[rows], rows) for rows in ([0], [1, 2, 3])])
+        return trainer.model.full_gradients()
+
+    samples = per_sample(network(), X, Y)
+    (got,) = ranks(run, 1)
+    for name, gradient in got.items():
+        assert torch.equal(gradient, sum(g[name.replace(".inner.", ".", 1)] for g in samples))  # type: ignore[arg-type]
