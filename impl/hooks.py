@@ -179,10 +179,7 @@ class Recorder:
                     " tensor (inplace=False)"
                 )
             if rows != len(losses):
-                raise NotImplementedError(
-                    f"{name} gives {rows} rows for {len(losses)} samples: the first axis of every layer's input and "
-                    "output must be the samples"
-                )
+                independence.refuse_rows(name, rows, len(losses))
         if losses.dtype in records.HALF:
             raise TypeError(
                 f"got losses in {losses.dtype}: clip factors would be rounded to it, and factor times norm exceed C;"

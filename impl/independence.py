@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +96,19 @@ def poison(rows: Tensor) -> Tensor:
     return rows.index_fill(0, torch.zeros(1, dtype=torch.int64, device=rows.device), float("nan"))
 
 
+def refuse_rows(layer: str, rows: int, samples: int) -> NoReturn:
+    """Raise NotImplementedError: ``layer`` gives ``rows`` rows for ``samples`` samples: nobody tells them apart."""
+    next_ = "transpose before and after it, or say batch_first=True"
+    if rows == 1:
+        next_ = (
+            "give it one row a sample, such as positions.expand(len(inputs), -1), for one row is all samples' at once"
+        )
+    raise NotImplementedError(
+        f"{layer} gives {rows} rows for {samples} samples: the first axis of every layer's input and output must be the"
+        f" samples; {next_}"
+    )
+
+
 def _reached(clean: Tensor, poisoned: Tensor) -> bool:
     return bool((poisoned[1:].isnan() & ~clean[1:].isnan()).any())
 
@@ -115,10 +128,7 @@ class _Watch:
         if not isinstance(first, Tensor):
             return None
         if counted and len(first) != self.count:
-            raise NotImplementedError(
-                f"{where} gives {len(first)} rows for {self.count} samples: the first axis of every layer's input and"
-                " output must be the samples; transpose before and after it, or say batch_first=True"
-            )
+            refuse_rows(where, len(first), self.count)
         if not self.poisoned:
             return None
         if not self.met and self._mixed(first):

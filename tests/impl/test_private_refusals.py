@@ -78,7 +78,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a dict": (lambda: Forward(lambda m, x: {"y": x * m.weight}), "its output is a dict"),
     "rows": (
         lambda: Parts(lambda m, x: x + m.scale(torch.ones(1, 3)), scale=nn.Linear(3, 3)),
-        "scale gives 1 rows for 2 samples: the first axis",
+        "scale gives 1 rows for 2 samples: the first axis .* give it one row a sample",
     ),
     "keyword": (
         lambda: Parts(lambda m, x: m.linear(input=x), linear=nn.Linear(3, 3)),
