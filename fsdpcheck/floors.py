@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fsdpcheck.case import Case
+from fsdpcheck.case.shapes import Stage, stages
 
 FLOORS = {
     "uneven rows": 0.30,
@@ -13,9 +14,11 @@ FLOORS = {
     "several micro-batches": 0.20,
     "4-D and 5-D inputs": 0.15,
     "convolution": 0.15,
+    "grouped convolution": 0.05,
     "bags": 0.04,
     "normalisation inside": 0.20,
     "attention": 0.05,
+    "embedding tied": 0.04,
     "activation off the grid": 0.30,
 }
 """Fact of ``census`` -> least share among cases with W > 1, for an implementation that accepts all of them."""
@@ -39,6 +42,7 @@ def census(case: Case) -> dict[str, bool]:
         "several steps": case.step.steps > 1,
         "several ranks": case.world_size > 1,
         "tied": spec.tied is not None,
+        "embedding tied": spec.tied is not None and spec.tied[0] < 0,
         "frozen": "frozen" in traits,
         "layer norm": spec.layer_norm,
         "padding_idx": spec.padding_idx is not None,
@@ -49,6 +53,7 @@ def census(case: Case) -> dict[str, bool]:
         "schedule": "schedule" in traits,
         "resume": "resume" in traits,
         "convolution": "conv" in kinds,
+        "grouped convolution": any(_in_groups(stage) for stage in stages(spec)),
         "bags": spec.input == "bags",
         "normalisation inside": bool(kinds & {"layer_norm", "rms_norm", "group_norm"}),
         "layer norm inside": "layer_norm" in kinds,
@@ -70,3 +75,8 @@ def census(case: Case) -> dict[str, bool]:
         "clipped by unit": "per-layer-clipping" in traits,
         "deferred": case.step.norms == "deferred",
     }
+
+
+def _in_groups(stage: Stage) -> bool:
+    """Whether a convolution has several groups of several channels: neither one group nor one for each channel."""
+    return stage.kind == "conv" and stage.spec is not None and 1 < stage.spec.groups < stage.entering[0]

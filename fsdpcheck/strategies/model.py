@@ -15,7 +15,7 @@ from fsdpcheck.case.shapes import SPATIAL, Shape, body_input, body_output, item_
 LARGEST_WIDTH = 7
 POLYNOMIAL: tuple[Activation, ...] = ("identity", "relu", "leaky_relu", "hardtanh", "abs")
 OFF_THE_GRID: tuple[Activation, ...] = ("gelu", "silu", "tanh", "sigmoid", "softmax")
-_RARELY = (False, False, False, True)
+_RARELY, _EVENLY = (False, False, False, True), (False, True)
 _PRIVATE_NAMES: frozenset[Trait] = frozenset({"tied", "conv", "group-norm", "rms-norm", "attention", "bags"})
 _WIDEST_ROW = 16
 """Longest row that a normalisation behind a Flatten is drawn for."""
@@ -62,7 +62,8 @@ def model(draw: st.DrawFn, allowed: Allowed) -> ModelSpec:
     balanced = [width for width in allowed.rows if width in (2, 4)]  # picked from without a draw of its own
     norm_possible = kind in ("vector", "sequence") and "layer-norm" in allowed.accepts and bool(balanced)
     layer_norm = norm_possible and draw(st.sampled_from((False, True)))
-    tied = kind in ("vector", "sequence", "tokens") and allowed.has("tied") and draw(st.sampled_from(_RARELY))
+    tied = kind in ("vector", "sequence", "tokens") and allowed.has("tied")
+    tied = tied and draw(st.sampled_from(_EVENLY if kind == "tokens" else _RARELY))
     features = draw(st.sampled_from(_features(allowed, kind, tied)))
     features = balanced[(features - 1) % len(balanced)] if layer_norm else features
     several = drawable([count for count in allowed.rows if count > 1] or [2 * allowed.shards])
@@ -86,14 +87,15 @@ def model(draw: st.DrawFn, allowed: Allowed) -> ModelSpec:
 def _input_kinds(allowed: Allowed) -> list[InputKind]:
     kinds: list[InputKind] = ["vector", "vector"]
     if "sequence" in allowed.accepts:
-        kinds += ["sequence", "tokens"] * 2 if "tokens" in allowed.accepts else ["sequence"] * 2
+        rows: list[InputKind] = ["sequence", "tokens", "tokens", "sequence", "tokens"]
+        kinds += rows if "tokens" in allowed.accepts else ["sequence"] * 2
     kinds += ["bags"] if allowed.has("bags") else []
     return kinds + (["signal", "image", "volume", "image"] if allowed.has("conv") else [])
 
 
 def _features(allowed: Allowed, kind: InputKind, tied: bool) -> Sequence[int]:
     if kind in SPATIAL:
-        return range(1, 3 if allowed.tiny else 5)
+        return (1, 2) if allowed.tiny else (1, 2, 3, 4, 4, 4, 4, 4)  # four channels are two groups of two
     return allowed.rows if tied else range(1, 4 if allowed.tiny else LARGEST_WIDTH + 1)
 
 
@@ -146,7 +148,7 @@ def _kinds(allowed: Allowed, plain: LayerSpec, entering: Shape, spatial: bool, f
     """``plain`` as each layer that may stand where ``entering`` arrives; kinds are equally likely, but norms rarer."""
     kinds: list[list[LayerSpec]] = [] if spatial and first else [[plain]] * 3
     if spatial:
-        kinds += [_convolutions(plain, entering, allowed.tiny)] * 3
+        kinds += [_convolutions(allowed, plain, entering)] * 3
         kinds += [_group_norms(plain, entering)] * 3 if _takes_groups(allowed, entering) else []
     if not first or not spatial:
         kinds += [[layer] for layer in _row_layers(allowed, plain, entering, spatial)]
@@ -154,11 +156,25 @@ def _kinds(allowed: Allowed, plain: LayerSpec, entering: Shape, spatial: bool, f
     return [layer for layers in kinds for layer in layers * (most // len(layers))]
 
 
-def _convolutions(plain: LayerSpec, entering: Shape, tiny: bool) -> list[LayerSpec]:
-    return [
-        replace(plain, kind="conv", kernel=kernel, stride=stride, padding=padding, dilation=dilation, groups=groups)
-        for kernel, stride, padding, dilation, groups in windows(entering, plain.width, tiny)
-    ]
+def _convolutions(allowed: Allowed, plain: LayerSpec, entering: Shape) -> list[LayerSpec]:
+    """Every window; those with several channels in each of several groups are three of four, where there are any.
+
+    Their width is the next that their groups divide.
+    """
+    found = [_windowed(plain, window) for window in windows(entering, plain.width, allowed.tiny)]
+    grouped = []
+    for groups in (count for count in range(2, entering[0]) if entering[0] % count == 0):
+        wide = replace(plain, width=math.ceil(plain.width / groups) * groups)
+        if allowed.fits(wide.width):
+            layers = [_windowed(wide, window) for window in windows(entering, wide.width, allowed.tiny)]
+            grouped += [layer for layer in layers if layer.groups == groups]
+    rest = [layer for layer in found if layer.groups in (1, entering[0])]
+    return rest + grouped * math.ceil(3 * len(rest) / max(len(grouped), 1))
+
+
+def _windowed(plain: LayerSpec, window: tuple[int, int, int, int, int]) -> LayerSpec:
+    kernel, stride, padding, dilation, groups = window
+    return replace(plain, kind="conv", kernel=kernel, stride=stride, padding=padding, dilation=dilation, groups=groups)
 
 
 def _group_norms(plain: LayerSpec, entering: Shape) -> list[LayerSpec]:
@@ -224,8 +240,10 @@ def windows(entering: Shape, width: int, tiny: bool) -> tuple[tuple[int, int, in
 
 
 def _tied_pairs(depth: int, kind: InputKind) -> list[tuple[int, int]]:
+    """Two layers that may share a weight, or the Embedding (-1) and a layer, which stands thrice."""
     first = -1 if kind == "tokens" else 0
-    return [(a, b) for b in range(depth) for a in range(first, b)]
+    found = [(a, b) for b in range(depth) for a in range(first, b)]
+    return found + [pair for pair in found if pair[0] < 0] * 2
 
 
 def _tie(spec: ModelSpec, pair: tuple[int, int]) -> ModelSpec:
