@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fsdpcheck import oracle
-from fsdpcheck.case import MeshSpec
+from fsdpcheck.case import BatchLayout, MeshSpec
 from fsdpcheck.checks import noise as noise_checks
 from fsdpcheck.checks.noise import noisy, scale_limits
-from fsdpcheck.diagnosis import noise
+from fsdpcheck.diagnosis import noise, shards
 from fsdpcheck.diagnosis.noise import Draw
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.suspects import named
@@ -101,6 +101,32 @@ def test_ranks_and_replicas_that_draw_for_themselves_are_named() -> None:
     assert "replicas draw noise for themselves" in named(noise.of_ranks(mesh, [one, one, two, two]))
     assert "each rank has noise of its own" in named(noise.of_ranks(mesh, [one, two, three, four]))
     assert named(noise.of_ranks(mesh, [one, two, one, one])) == ""
+
+
+def test_noise_whose_scale_follows_a_neighbouring_batch_is_named_by_what_is_counted() -> None:
+    lists = (((0, 1, 2), (3,), (4, 5)), ((0, 1, 2), (), (4, 5)), ((0, 1), (3,), (4, 5)))
+    first, fewer, shorter = (_listed(own) for own in lists)
+    drawn = _draws(first, 0)
+
+    def said(second: Answer, ratios: list[float]) -> str:
+        owner = next(shards.owners(first.case, drawn))
+        other = {name: value * torch.tensor(ratios, dtype=torch.float64)[owner[name]] for name, value in drawn.items()}
+        return named(noise.of_neighbours((first, _noisy(first, drawn)), (second, _noisy(second, other)), 0))
+
+    each = "the noise is divided by the number of samples that each rank has"
+    assert each in said(shorter, [3 / 2, 1.0, 1.0])
+    assert "divided by the number of samples of the whole batch" in said(fewer, [6 / 5] * 3)
+    assert "multiplied by the number of samples of the whole batch" in said(fewer, [5 / 6] * 3)
+    assert said(shorter, [4 / 3, 1.0, 1.0]) == ""
+    assert said(shorter, [1.0, 3 / 2, 1.0]) == ""
+    assert noise.of_neighbours((first, _noisy(first, drawn)), (fewer, _noisy(fewer, drawn)), 0) is None
+    other = (fewer, _noisy(fewer, _draws(fewer, 1)))
+    assert "what is drawn follows the batch" in named(noise.of_neighbours((first, _noisy(first, drawn)), other, 0))
+
+
+def _listed(lists: tuple[tuple[int, ...], ...]) -> Answer:
+    step = replace(FEW.case.step, micro_batches=1)
+    return oracle.answer(replace(FEW.case, layout=BatchLayout("listed", 7, lists=lists), step=step))
 
 
 def test_draws_used_twice_are_named_by_what_their_seed_does_not_depend_on() -> None:

@@ -131,3 +131,15 @@ def test_a_message_whose_size_tells_of_a_record_is_named() -> None:
     assert any("the size of what all_gather sends is that of the largest local batch" in text for text in told)
     assert not of_neighbours(first, second, _gather(7), _gather(5), 0)
     assert not of_neighbours(first, second, RankResult(0, {}), _gather(3), 0)  # no size, so nothing is said
+
+
+def test_a_message_that_is_not_sent_where_there_is_nothing_to_send_is_named() -> None:
+    one, none = _lists((0,), ()), _lists((), ())
+    after = Collective("barrier", (0, 1), "world", 1)
+    sent = replace(_gather(1), trace=(*_gather(1).trace, after))
+    told = [suspect.text for suspect in of_neighbours(one, none, sent, RankResult(0, {}, trace=(after,)), 0)]
+    words = "that of the largest local batch, and of nothing there is no call: make it a public number"
+    assert f"the size of what all_gather sends is {words}" in told
+    assert not of_neighbours(_lists((0, 1), ()), _lists((0,), ()), sent, RankResult(0, {}, trace=(after,)), 0)
+    other = Collective("broadcast", (0, 1), "world", 1)
+    assert not of_neighbours(one, none, sent, RankResult(0, {}, trace=(other,)), 0)

@@ -43,7 +43,8 @@ def test_right_kernels_keep_every_law(name: str, law: str, engine: SimulatedEngi
     ("name", "law", "cause"),
     [
         ("half", "kernels.definition", "times the right one"),
-        ("half", "kernels.bounded", "fewer bits"),
+        ("half", "kernels.bounded", ""),
+        ("rounded", "kernels.bounded", "the norm is rounded to 8 bits, the precision of bfloat16"),
         ("lifted", "kernels.spoiled", "masked or clamped"),
         ("mixing", "kernels.spoiled", ""),
         ("beside", "kernels.definition", ""),

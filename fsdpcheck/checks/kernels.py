@@ -15,6 +15,7 @@ from torch import Tensor
 from fsdpcheck.case.kernel import KernelSpec
 from fsdpcheck.checks.comparing import number
 from fsdpcheck.checks.recorded import completed
+from fsdpcheck.diagnosis import bits
 from fsdpcheck.errors import NotExact, UsageError, Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.program import kernel_data
@@ -22,7 +23,8 @@ from fsdpcheck.program.kernels import OBSERVER, Computed
 
 _UNIT = Fraction(1, 1 << 24)
 """Unit roundoff of float32: kernels that accumulate in float64 round less."""
-_EXACT = 1 << 24
+_FLOAT32 = 24
+_EXACT = 1 << _FLOAT32
 """Integers up to here, and all their sums that stay below, are exact in float32."""
 
 
@@ -78,8 +80,7 @@ def assert_within_bound(execution: Execution) -> None:
                 what = "a norm is under-estimated: its sample is clipped too little" if low else "a norm is wrong"
                 raise Violation(what, got=repr(value), wanted=f"{float(right)!r} within {float(bound):.3g}",
                                 where=_where(name, sample, spec),
-                                cause="sums are formed in fewer bits than float32 has, or of other terms",
-                                )  # fmt: skip
+                                cause=_of_few_bits(value, float(right)))  # fmt: skip
 
 
 def assert_same_bits(execution: Execution) -> None:
@@ -155,3 +156,12 @@ def _cause(got: float, right: Fraction, apart: Fraction) -> str:
     if not right or not math.isfinite(got):
         return ""
     return f"it is {float(Fraction(got) / right):.6g} times the right one"
+
+
+def _of_few_bits(got: float, right: float) -> str:
+    """Whether a norm is the nearest one in a type with fewer bits than float32."""
+    for count in (count for count in bits.TYPES if count < _FLOAT32):
+        own, near = (bits.rounded(torch.tensor(value, dtype=torch.float64), count) for value in (got, right))
+        if got == float(own) == float(near):
+            return f"the norm is {bits.words(count)}"
+    return ""

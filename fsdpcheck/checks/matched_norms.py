@@ -20,12 +20,13 @@ from fsdpcheck.checks import bounds
 from fsdpcheck.checks.comparing import number, require_row_form
 from fsdpcheck.checks.matched import local_losses, parameters_before
 from fsdpcheck.checks.recorded import completed, recorded
+from fsdpcheck.diagnosis import bits as narrow
 from fsdpcheck.errors import NotExact, Violation
 from fsdpcheck.execution import Execution, RankResult
 from fsdpcheck.proof import traced_gradients
 
-_BFLOAT16 = Fraction(1, 2**8)
-"""Relative error of one rounding to 8 bits: what is nearer than that may be the right norm in few bits."""
+_ROOT = 2.0**-53
+"""What a norm, and so its square, is rounded by when the root is taken."""
 
 
 def assert_norms_near(execution: Execution) -> None:
@@ -80,5 +81,10 @@ def _require_between(norm: float, least: Fraction, most: Fraction, where: str) -
 
 
 def _of_few_bits(norm: float, wanted: float) -> str:
-    off = abs(norm / wanted - 1) if wanted else math.inf
-    return f"norms are formed in fewer bits than float64 has: off by {off:.1e}" if off <= _BFLOAT16 else ""
+    """Whether a norm, or its square, is the nearest one in a narrower type: the size of an error alone says nothing."""
+    for noun, value, right in (("squared norms are", norm**2, wanted**2), ("norms are", norm, wanted)):
+        for count in narrow.TYPES:
+            own, near = (float(narrow.rounded(torch.tensor(v, dtype=torch.float64), count)) for v in (value, right))
+            if own == near and abs(value - own) <= 8 * _ROOT * own:
+                return f"{noun} {narrow.words(count)}"
+    return ""

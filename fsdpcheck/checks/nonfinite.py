@@ -87,7 +87,6 @@ def _require_named(state: RankState, pair: Spoiled) -> None:
 
 def _of_wrong(got: Mapping[str, Tensor]) -> list[Suspect]:
     if any(not bool(value.isfinite().all()) for value in got.values()):
-        return [
-            Suspect("not finite", "the sample came through: a weight of zero leaves 0 * NaN or 0 * inf, which is NaN")
-        ]
+        text = "the sample came through: 0 * NaN and 0 * inf are NaN, so a weight of zero does not leave it out"
+        return [Suspect("not finite", text)]
     return []

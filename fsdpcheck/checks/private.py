@@ -19,7 +19,7 @@ from fsdpcheck.checks import bounds
 from fsdpcheck.checks.comparing import alike, number, require_same_form
 from fsdpcheck.checks.paired import Side
 from fsdpcheck.checks.recorded import completed, recorded
-from fsdpcheck.diagnosis import of_gradient
+from fsdpcheck.diagnosis import noise, of_gradient
 from fsdpcheck.diagnosis.calls import of_neighbours
 from fsdpcheck.errors import NotExact, Violation
 from fsdpcheck.execution import Execution
@@ -77,7 +77,7 @@ def assert_others_keep_their_coefficient(pair: Neighbours, first: Side, second: 
                 got=number(theirs[place]),
                 wanted=number(mine[place]),
                 where=f"step 0, rank {rank}, record {kept[place]}, {name}; {pair.words}",
-                cause=partial(_of_wrong, first, second) if not noisy else "its noise, or its scale, follows the batch",
+                cause=partial(_of_noise, first, second, rank, a, b) if noisy else partial(_of_wrong, first, second),
             )
 
 
@@ -159,3 +159,9 @@ def _of_wrong(first: Side, second: Side) -> Suspects | None:
         if any(not alike(got.get(name), value) for name, value in answer.steps[0].used.items()):
             return of_gradient(answer, 0, got)
     return None
+
+
+def _of_noise(
+    first: Side, second: Side, rank: int, one: Mapping[str, Tensor], other: Mapping[str, Tensor]
+) -> Suspects | None:
+    return noise.of_neighbours((first[1], one), (second[1], other), rank)

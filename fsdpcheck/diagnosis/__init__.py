@@ -62,6 +62,7 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects 
         return None  # one factor a sample is all that is known here
     case, wanted = answer.case, answer.steps[step]
     found = list(stood_still(case, wanted.before, {name: wanted.after[name] for name in wanted.used}, got))
+    found += precision.updated(case, {name: wanted.after[name] for name in wanted.used}, got)
     found += _of_places(case, wanted, got, wanted.after)
     if case.step.optimizer.kind != "sgd" or case.step.max_grad_norm is not None:
         return found or None

@@ -37,19 +37,43 @@ def of_failure(execution: Execution) -> Suspects | None:
 
 def of_neighbours(first: Case, second: Case, mine: RankResult, theirs: RankResult, place: int) -> Suspects:
     """Suspects of collective ``place`` of one rank, which is another in the runs of two neighbouring batches."""
-    one, two = (own.trace[place] if place < len(own.trace) else None for own in (mine, theirs))
+    one, two = _aligned(mine, theirs, place)
+    call = one or two
+    if call is None:
+        return []
     found = []
-    if one is not None and two is not None and (one.op, one.subject, one.group) == (two.op, two.subject, two.group):
-        for what in _followed(first, second, mine.rank, one, two):
-            text = f"the size of what {one.op} sends is that of {what}: make it a public number"
-            found.append(Suspect(f"size of {what}", text))
+    for what in _followed(first, second, mine.rank, _sizes(one, call), _sizes(two, call)):
+        text = f"the size of what {call.op} sends is that of {what}"
+        none = "" if one and two else ", and of nothing there is no call"
+        found.append(Suspect(f"size of {what}", f"{text}{none}: make it a public number"))
     return found
 
 
-def _followed(first: Case, second: Case, rank: int, one: Collective, two: Collective) -> Iterator[str]:
+def _aligned(mine: RankResult, theirs: RankResult, place: int) -> tuple[Collective | None, Collective | None]:
+    """The two calls at ``place`` if one stands for the other; one and None if only one run has it; else nothing."""
+    one, two = mine.trace[place:], theirs.trace[place:]
+    if one and two and _kind(one[0]) == _kind(two[0]):
+        return one[0], two[0]
+    if len(one) > len(two) and [*map(_label, one[1:2])] == [*map(_label, two[:1])]:
+        return one[0], None
+    if len(two) > len(one) and [*map(_label, two[1:2])] == [*map(_label, one[:1])]:
+        return None, two[0]
+    return None, None
+
+
+def _kind(call: Collective) -> object:
+    return call.op, call.subject, call.group
+
+
+def _sizes(call: Collective | None, like: Collective) -> list[int]:
+    """All extents of what a call takes and gives; 0 for each of ``like``'s if there is no call."""
+    shapes = [size for _, shape in (*like.inputs, *like.outputs) for size in shape]
+    return [0] * len(shapes) if call is None else [s for _, shape in (*call.inputs, *call.outputs) for s in shape]
+
+
+def _followed(first: Case, second: Case, rank: int, one: list[int], two: list[int]) -> Iterator[str]:
     """What of the two batches has, up to one factor, the size of what is sent."""
-    sizes = [[size for _, shape in (*call.inputs, *call.outputs) for size in shape] for call in (one, two)]
-    changed = [(a, b) for a, b in zip(*sizes, strict=False) if a != b]
+    changed = [(a, b) for a, b in zip(one, two, strict=False) if a != b]
     counts: dict[str, Callable[[list[list[int]]], int]] = {
         "the largest local batch": lambda own: max(map(len, own)),
         "the rank's own batch": lambda own: len(own[rank]),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fsdpcheck import layouts
 from fsdpcheck.case import Case
 from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.diagnosis import shards
@@ -109,6 +110,38 @@ def of_siblings(
             text = "every shard of a parameter has the same noise: each rank draws for its shard from the beginning"
             found.append(Suspect("shards alike", text))
     return found or [*_ratios(first[0], second[0], *drawn), *_by_micro_batch(first[0], second[0], *drawn)]
+
+
+def of_neighbours(
+    first: tuple[Answer, Mapping[str, Tensor]], second: tuple[Answer, Mapping[str, Tensor]], rank: int
+) -> Suspects | None:
+    """Suspects of noise that is not the same for neighbouring batches; (answer, gradients of ``rank``) of each."""
+    answer, one, other = first[0], _drawn(*first), _drawn(*second)
+    differs = [not _near(answer, name, z, again) for name, z, again in _pairs(one, other)]
+    if not any(differs):
+        return None  # what differs is no noise
+    found = []
+    for key, what, ratios in _counts(first[0].case, second[0].case, one, rank):
+        for word, power in (("divided", -1.0), ("multiplied", 1.0)):
+            values = {name: value * ratios[name] ** power for name, value in one.items()}
+            if all(_near(answer, name, again, value) for name, value, again in _pairs(values, other)):
+                text = f"the noise is {word} by the number of samples {what}: its scale follows the batch"
+                found.append(Suspect(f"noise {word}: {key}", text))
+    if not found and all(bool((z != again).all()) for _, z, again in _pairs(one, other)):
+        found.append(Suspect("other draws", "all noise is another: what is drawn follows the batch", PATTERN))
+    return found
+
+
+def _counts(first: Case, second: Case, like: Named, rank: int) -> Iterator[tuple[str, str, Named]]:
+    """(key, whose samples are counted, by element how many times as many the second case has)."""
+    one, other = ([sum(map(len, own)) for own in layouts.indices(case, 0)] for case in (first, second))
+    whole = max(sum(other), 1) / max(sum(one), 1)
+    yield "batch", "of the whole batch", {name: torch.full_like(value, whole) for name, value in like.items()}
+    own = torch.tensor([max(b, 1) / max(a, 1) for a, b in zip(one, other, strict=True)], dtype=torch.float64)
+    replica = rank // first.mesh.dp_shard * first.mesh.dp_shard
+    for owner in shards.owners(first, like):
+        ranks = {name: (replica + value).clamp(max=len(own) - 1) for name, value in owner.items()}
+        yield "rank", "that each rank has", {name: own[value] for name, value in ranks.items()}
 
 
 def _scales(answer: Answer) -> Iterator[tuple[str, float, str]]:

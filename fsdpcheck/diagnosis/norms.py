@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fsdpcheck.diagnosis import definitions, shards, together
+from fsdpcheck.diagnosis import bits, definitions, shards, together
 from fsdpcheck.diagnosis.fitting import by_ratio, chunks, mentions, rows
 from fsdpcheck.oracle import INSTRUMENT, Answer, StepAnswer
 from fsdpcheck.suspects import Suspect
@@ -105,14 +105,11 @@ def _cast(wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Susp
     for name, square in squares.items():
         layer = name.rpartition(".")[0]
         layers[layer] = layers.get(layer, torch.zeros_like(square)) + square
-    for narrow in (torch.bfloat16, torch.float16, torch.float32):
-        word = str(narrow).removeprefix("torch.")
-        if narrow == wanted.norms.dtype:
-            continue
-        by_layer = sum((square.to(narrow).double() for square in layers.values()), torch.zeros(()))
-        yield Suspect(f"cast {word}", f"the layers' squared norms are rounded to {word}"), by_layer
-        whole = wanted.squared_norms.to(narrow).double()
-        yield Suspect(f"cast {word} whole", f"squared norms are rounded to {word}"), whole
+    for count in (8, 11, 24) if wanted.norms.dtype == torch.float64 else (8, 11):
+        by_layer = sum((bits.rounded(square, count) for square in layers.values()), torch.zeros(()))
+        yield Suspect(f"layers of {count} bits", f"the layers' squared norms are {bits.words(count)}"), by_layer
+        whole = bits.rounded(wanted.squared_norms, count)
+        yield Suspect(f"squares of {count} bits", f"squared norms are {bits.words(count)}"), whole
 
 
 def _complete_again(answer: Answer, wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Suspect, Tensor]]:

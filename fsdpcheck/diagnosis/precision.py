@@ -5,18 +5,17 @@ Legend: W ranks, N the normaliser.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fsdpcheck.diagnosis import shards, weights
+from fsdpcheck.case import Case
+from fsdpcheck.diagnosis import bits, shards, weights
 from fsdpcheck.diagnosis.fitting import chunks, rows
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.suspects import Suspect
-
-_TYPES = {3: "float8_e5m2", 4: "float8_e4m3", 8: "bfloat16", 11: "float16", 24: "float32"}
-"""Bits of a significand, the hidden one included -> the type that has them."""
 
 Explains = Callable[[Named], bool]
 
@@ -30,26 +29,38 @@ def rounded(answer: Answer, step: int, explains: Explains) -> Iterator[Suspect]:
     right = {name: value.double() for name, value in released.items()}
     wrong = {unit: names for unit, names in shards.units(case, list(right)).items()
              if not explains({name: right[name] for name in names})}  # fmt: skip
-    for words, parts, scale in _stages(answer, step) if wrong else ():
-        for bits, kind in _TYPES.items():
-            if all(explains(_sum(parts, names, bits, scale)) for names in wrong.values()):
-                text = f"gradients of {', '.join(wrong)} are rounded to {bits} bits, the precision of {kind}, {words}"
-                yield Suspect(f"rounded to {bits} bits {words}", text)
+    for words, given in _stages(answer, step) if wrong else ():
+        for count in bits.TYPES:
+            value = given(count)
+            if all(explains({name: value[name] for name in names}) for names in wrong.values()):
+                text = f"gradients of {', '.join(wrong)} are {bits.words(count)}, {words}"
+                yield Suspect(f"rounded to {count} bits {words}", text)
 
 
-def _stages(answer: Answer, step: int) -> Iterator[tuple[str, Sequence[Named], float]]:
-    """(when, what is rounded then and added up, what it is divided by after that)."""
+def updated(case: Case, after: Named, got: Mapping[str, Tensor]) -> Iterator[Suspect]:
+    """Suspicions that parameters are right up to one rounding; ``after``: the right ones that are trained."""
+    wrong = [name for name, value in after.items() if bool((got[name] != value).any())]
+    for count in bits.TYPES:
+        if wrong and all(torch.equal(bits.rounded(after[name], count), got[name]) for name in wrong):
+            where = ", ".join(shards.units(case, wrong))
+            yield Suspect(f"parameters of {count} bits", f"parameters of {where} are {bits.words(count)}, when updated")
+
+
+def _stages(answer: Answer, step: int) -> Iterator[tuple[str, Callable[[int], Named]]]:
+    """(when, bits -> the gradient of all parameters if they are rounded then)."""
     case, wanted = answer.case, answer.steps[step]
-    yield "when they are reduced", [{name: value.double() for name, value in wanted.released.items()}], 1.0
-    everyone = chunks(case, step, wanted)
+    reduced, everyone = "when they are reduced", chunks(case, step, wanted)
+    yield reduced, partial(_sum, [{name: value.double() for name, value in wanted.released.items()}], 1.0)
     if case.layout.kind == "replicated":
         return
     if case.step.micro_batches > 1:
         together = [[row for mine in everyone for row in mine[number]] for number in range(case.step.micro_batches)]
-        yield "when they are reduced", [_of(answer, step, own, 1.0) for own in together], 1.0
+        yield reduced, partial(_sum, [_of(answer, step, own, 1.0) for own in together], 1.0)
     if case.world_size > 1:
-        world = float(case.world_size)
-        yield "before they are reduced", [_of(answer, step, own, world) for own in rows(case, step, wanted)], world
+        world, whole = float(case.world_size), [[own] for own in rows(case, step, wanted)]
+        yield "before they are reduced", partial(_sum, [_of(answer, step, own, world) for [own] in whole], world)
+        for batches in (whole, everyone) if case.step.micro_batches > 1 else (whole,):
+            yield reduced, partial(_added, case, [[_of(answer, step, own, world) for own in mine] for mine in batches])
 
 
 def _of(answer: Answer, step: int, own: list[int], scale: float) -> Named:
@@ -58,10 +69,22 @@ def _of(answer: Answer, step: int, own: list[int], scale: float) -> Named:
     return {name: torch.tensordot(share, g, dims=1) for name, g in answer.steps[step].gradients.items()}
 
 
-def _sum(parts: Sequence[Named], names: Sequence[str], bits: int, scale: float) -> Named:
-    return {name: torch.stack([_with_bits(part[name], bits) for part in parts]).sum(0) / scale for name in names}
+def _sum(parts: Sequence[Named], scale: float, count: int) -> Named:
+    """Each part rounded, then added up exactly."""
+    return {name: torch.stack([bits.rounded(part[name], count) for part in parts]).sum(0) / scale for name in parts[0]}
 
 
-def _with_bits(value: Tensor, bits: int) -> Tensor:
-    mantissa, exponent = torch.frexp(value)
-    return torch.ldexp((mantissa * 2.0**bits).round() / 2.0**bits, exponent)
+def _added(case: Case, local: Sequence[Sequence[Named]], count: int) -> Named:
+    """Averages over the shards of which every sum is rounded, rank after rank; exact over replicas, micro-batches.
+
+    ``local``: gradients by rank and reduction.
+    """
+    size, found = case.mesh.dp_shard, []
+    for first in range(0, len(local), size):
+        for number in range(len(local[0])):
+            total, *others = (own[number] for own in local[first : first + size])
+            for other in others:
+                total = {name: bits.rounded(value + other[name], count) for name, value in total.items()}
+            found.append({name: bits.rounded(value / size, count) for name, value in total.items()})
+    replicas = case.mesh.dp_replicate
+    return {name: torch.stack([each[name] for each in found]).sum(0) / replicas for name in found[0]}

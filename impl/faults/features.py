@@ -43,7 +43,7 @@ def unshard_by_hand_dropped(original: Function, hit: Hit) -> Function:
     "torch.distributed.fsdp:FSDPModule.set_modules_to_backward_prefetch",
     "an order of collectives that hangs on the rank, https://github.com/ROCm/pytorch/pull/3501",
     "features.prefetch",
-    cause="in another order",
+    cause="rank 0 alone calls all_gather.* in another order",
 )
 def prefetched_in_another_order(original: Function, hit: Hit) -> Function:
     """Rank 0 gathers the units that it prefetches for the backward in the opposite order."""
@@ -218,7 +218,7 @@ def nothing_compiled(original: Function, hit: Hit) -> Function:
     "torch.distributed.fsdp:fully_shard",
     "modules of one unit that are sharded apart",
     "features.bare-root",
-    cause=_DROPPED,
+    cause="right without bare-root",
 )
 def first_module_of_a_group_alone(original: Function, hit: Hit) -> Function:
     """Of several modules that are to be one unit only the first is; the others are left to the root."""

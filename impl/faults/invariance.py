@@ -31,7 +31,7 @@ def weighed_for_the_ranks_that_are_there(original: Function, hit: Hit) -> Functi
     "shard:FlatUnit.accumulate",
     "a parameter's size rule applied to the unit's, https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2081",
     "invariance.*units",
-    cause="precision",
+    cause="gradients of .* rounded to 4 bits.* when they are reduced",
 )
 def large_units_in_low_precision(original: Function, hit: Hit) -> Function:
     """Units with more than 8 elements a shard have their gradient rounded to four bits; small ones are kept."""
@@ -68,7 +68,7 @@ def kept_parameters_never_freed(original: Function, hit: Hit) -> Function:
     "step:Trainer.micro_step",
     "rows cut off to make a batch even, https://github.com/pytorch/pytorch/issues/25162",
     "invariance.*samples",
-    cause="left out",
+    cause="last sample of each micro-batch of 3, 5, .* is left out",
 )
 def odd_row_dropped(original: Function, hit: Hit) -> Function:
     """The last row of a micro-batch of 3, 5, ... rows is left out, as for a kernel that wants pairs."""
@@ -87,7 +87,7 @@ def odd_row_dropped(original: Function, hit: Hit) -> Function:
     "shard:FlatUnit.reduce_gradients",
     "a gradient buffer used for two reductions, https://github.com/pytorch/pytorch/pull/73535",
     "invariance.*micro-batches",
-    cause="exactly K = |micro-batch",
+    cause="not cleared when they are reduced",
 )
 def local_gradients_survive_their_reduction(original: Function, hit: Hit) -> Function:
     """Local gradients are not released when they are reduced: the next micro-batch's reduction counts them again."""
@@ -109,7 +109,7 @@ def local_gradients_survive_their_reduction(original: Function, hit: Hit) -> Fun
     "shard:FlatUnit.__init__",
     "no broadcast of initial parameters, https://github.com/pytorch/torchtitan/issues/166",
     "invariance.initial",
-    cause="replicas",
+    cause="those of replica 0 are not broadcast",
 )
 def replicas_start_apart(original: Function, hit: Hit) -> Function:
     """Each replica adds its number to the parameters it starts from, as if it had a seed of its own."""
@@ -133,7 +133,7 @@ _WARM_UP = 7
     "step:Trainer.scale",
     "state of one training found by the next, https://github.com/facebookresearch/fairscale/issues/780",
     "invariance.repeated",
-    cause="outlives|earlier (run|training)",
+    cause="state of an earlier training outlives it",
 )
 def warm_up_outlives_its_training(original: Function, hit: Hit) -> Function:
     """Samples' weight is warmed up again and again by a counter of the process, which the next training finds going."""

@@ -29,7 +29,7 @@ def positions_squared_one_by_one(original: Function, hit: Hit) -> Function:
     "kernels:half_gram_squared_norm",
     "norms summed in half precision, https://github.com/facebookresearch/fairscale/issues/1092",
     "kernels.bounded",
-    cause="fewer bits",
+    cause="norm is rounded to 8 bits, the precision of bfloat16",
 )
 def norms_in_bfloat16(original: Function, hit: Hit) -> Function:
     """Norms are rounded to bfloat16."""

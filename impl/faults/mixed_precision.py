@@ -19,7 +19,7 @@ from ..records import HALF
     "collectives:reduce_scatter_average",
     "a reduction in the dtype that the model computes in, https://github.com/pytorch/pytorch/issues/186998",
     "precision.gradients",
-    cause="bfloat16|when they are reduced",
+    cause="gradients of .* rounded to 8 bits, the precision of bfloat16, when they are reduced",
 )
 def reduced_in_half_precision(original: Function, hit: Hit) -> Function:
     """Where the model computes in half precision, gradients are added over the ranks in it too."""
@@ -38,7 +38,7 @@ def reduced_in_half_precision(original: Function, hit: Hit) -> Function:
     "step:Trainer.update",
     "a model trained in bfloat16 without float32 copies: updates below its rounding are lost",
     "precision.*r*a*",
-    cause="bfloat16|rounded",
+    cause="parameters of .* rounded to 8 bits, the precision of bfloat16",
 )
 def parameters_kept_in_half_precision(original: Function, hit: Hit) -> Function:
     """Where the model computes in half precision, what is trained is rounded to it after each update."""
@@ -58,7 +58,7 @@ def parameters_kept_in_half_precision(original: Function, hit: Hit) -> Function:
     "records:lifted",
     "squares of half-precision gradients summed in half precision, or a Gram product that returns it",
     "precision.norms",
-    cause="bfloat16|fewer bits",
+    cause="squared norms are rounded to 8 bits, the precision of bfloat16",
 )
 def norms_summed_in_half_precision(original: Function, hit: Hit) -> Function:
     """Norm rules are given activations and backprops in half precision, and square and add up in it."""
@@ -76,7 +76,7 @@ def norms_summed_in_half_precision(original: Function, hit: Hit) -> Function:
     "shard:FlatUnit.accumulate",
     "gradients rounded to TF32 on their way, as a product with a matrix of ones does",
     "precision.tf32-training",
-    cause="TF32|rounded",
+    cause="gradients of .* rounded to 11 bits, the precision of .*TF32, when they are reduced",
 )
 def gradients_rounded_to_tf32(original: Function, hit: Hit) -> Function:
     """Where products may be taken in TF32, reduced gradients are rounded to its 11 bits."""
@@ -91,7 +91,7 @@ def gradients_rounded_to_tf32(original: Function, hit: Hit) -> Function:
     "aggregate:squared_norms",
     "a sum of squares as a product of matrices, in TF32",
     "precision.tf32-norms",
-    cause="TF32|fewer bits",
+    cause="squared norms are rounded to 11 bits, the precision of .*TF32",
 )
 def norms_rounded_to_tf32(original: Function, hit: Hit) -> Function:
     """Where products may be taken in TF32, squared norms are rounded to its 11 bits."""

@@ -58,7 +58,7 @@ def _first_sample_times(factor: float, original: Function, hit: Hit) -> Function
     "aggregate:squared_norms",
     "squared norms in half precision, https://github.com/google-deepmind/jax_privacy/pull/309",
     "norms.one-sided",
-    cause="fewer bits",
+    cause="squared norms are rounded to 24 bits, the precision of float32",
 )
 def squared_norms_in_float32(original: Function, hit: Hit) -> Function:
     """Squared norms pass through float32: nothing is lost of small integers, and seven digits are left of the rest."""

@@ -53,7 +53,7 @@ def clip_norm_follows_the_batch(original: Function, hit: Hit) -> Function:
     "nonfinite:found_in",
     "a norm that is infinite passes, https://github.com/deepspeedai/DeepSpeed/pull/7171",
     "clipping.nonfinite",
-    cause="0 . NaN",
+    cause="a weight of zero does not leave it out",
 )
 def nonfinite_norms_pass(original: Function, hit: Hit) -> Function:
     """Samples whose norm is NaN or infinite are taken for ordinary ones."""
@@ -69,7 +69,7 @@ def nonfinite_norms_pass(original: Function, hit: Hit) -> Function:
     "private:PrivateBackward.add_noise",
     "noise of a mean where a sum is released, https://github.com/tensorflow/privacy/issues/153",
     "privacy.noise",
-    cause="noise",
+    cause="noise is divided by the number of samples that each rank has",
 )
 def noise_of_the_mean_drawn(original: Function, hit: Hit) -> Function:
     """Noise is divided by the number of samples that the rank has drawn, instead of N: who joins changes its scale."""

@@ -53,6 +53,7 @@ class Toy:
 _IN_TORCH: dict[str, Kernel] = {
     "right": lambda a, g: _plain(a, g).float(),
     "half": lambda a, g: (g.transpose(1, 2).half() @ a.half()).square().float().sum((1, 2)),
+    "rounded": lambda a, g: _plain(a, g).bfloat16().float(),
     "lifted": lambda a, g: _lifted(_plain(a, g)).float(),
     "another sample's": lambda a, g: _plain(a, g).float() + 0 * a.sum(),
     "beside": lambda a, g: torch.cat([_plain(a, g), torch.ones(1)]).float(),
@@ -61,6 +62,7 @@ _IN_TORCH: dict[str, Kernel] = {
 
 right = Toy("right")
 half = Toy("half")
+rounded = Toy("rounded")
 lifted = Toy("lifted")
 mixing = Toy("another sample's")
 beside = Toy("beside")
