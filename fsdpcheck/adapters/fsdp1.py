@@ -11,23 +11,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup, Trait
+from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup
 from fsdpcheck.adapters._mesh import mesh_of
-from fsdpcheck.adapters._plain import local_loss
+from fsdpcheck.adapters._plain import ACCEPTS, PLAIN_REASONS, local_loss
 from fsdpcheck.case import MeshSpec
 
 _WRAPPER = "_fsdp_wrapped_module."
-
-
-_ACCEPTS: frozenset[Trait] = frozenset(
-    {
-        "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
-        "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
-        "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
-        "hsdp", "premultiply", "conv", "group-norm", "rms-norm", "attention", "bags", "surrogates", "real", "adam",
-        "schedule", "resume", "layer-norm-without-bias", "own-layers", "bfloat16", "tf32",
-    }
-)  # fmt: skip
 
 
 def _strategy(mesh: MeshSpec, hybrid_of_one: bool) -> ShardingStrategy:
@@ -119,25 +108,14 @@ class FullyShardedDataParallelAdapter:
 
     features = Features(
         promises=frozenset({"plain", "global-norm", "sharded", "hooks", "memory", "copies"}),
-        accepts=_ACCEPTS,
+        accepts=ACCEPTS,
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="float32", eps=1e-6),
         reasons={
-            "private": "trains plainly: it has no per-sample clipping",
-            "exact-factors": "trains plainly: it has no per-sample clipping",
+            **PLAIN_REASONS,
             "padding.zero": "fills its padding with 42 on purpose (_FLAT_PARAM_PADDING_VALUE), so that a leak is seen",
             "padding.unread": "has no public view of its padding",
-            "deferred": "has no per-sample norms",
-            "partial-norms": "has no per-sample norms",
-            "dataset-order": "has no per-sample norms",
-            "second-backward": "trains plainly: it has no per-sample clipping",
-            "nonfinite": "has no per-sample norms",
-            "noise": "trains plainly: it adds none",
-            "state": "has no checkpoint of its own: what is saved is up to its user",
             "epochs": "has torch's DistributedSampler, which is checked with fully_shard",
-            "poisson": "has no Poisson sampler",
-            "same-draws": "has no Poisson sampler",
-            "kernels": "trains plainly: it computes no per-sample norms",
             "lifecycle": "gathers the next unit ahead, and has no public view of what is gathered",
             "parameter-hooks": "sets gradients of the views that the optimizer has by itself",
             "interrupts": "has no way back from a forward or backward that raised",

@@ -9,22 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.adapters import _torch_sampler
-from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Promise, Setup, Trait
+from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Promise, Setup
 from fsdpcheck.adapters._fsdp2 import Uses, shard
 from fsdpcheck.adapters._gather import full_values, local_tensors
-from fsdpcheck.adapters._plain import local_loss
+from fsdpcheck.adapters._plain import ACCEPTS, PLAIN_REASONS, local_loss
 from fsdpcheck.adapters._plugs import Sampler, SamplerSetup
-
-_ACCEPTS: frozenset[Trait] = frozenset(
-    {
-        "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
-        "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
-        "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
-        "hsdp", "premultiply", "conv", "group-norm", "rms-norm", "attention", "bags", "surrogates", "real", "adam",
-        "schedule", "resume", "layer-norm-without-bias", "own-layers", "bfloat16", "tf32",
-    }
-)  # fmt: skip
-
 
 _LIFECYCLE: frozenset[Promise] = frozenset({"hooks", "parameter-hooks", "memory", "copies", "interrupts"})
 _FEATURES: frozenset[Promise] = frozenset(
@@ -93,24 +82,13 @@ class FullyShard:
 
     features = Features(
         promises=frozenset({"plain", "global-norm", "sharded", "epochs", *_LIFECYCLE, *_FEATURES}),
-        accepts=_ACCEPTS,
+        accepts=ACCEPTS,
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         reasons={
-            "private": "trains plainly: it has no per-sample clipping",
-            "exact-factors": "trains plainly: it has no per-sample clipping",
+            **PLAIN_REASONS,
             "padding.zero": "a DTensor hides the padding of its last shard; it has no public view of it",
             "padding.unread": "a DTensor hides the padding of its last shard; it has no public view of it",
-            "deferred": "has no per-sample norms",
-            "partial-norms": "has no per-sample norms",
-            "dataset-order": "has no per-sample norms",
-            "second-backward": "trains plainly: it has no per-sample clipping",
-            "nonfinite": "has no per-sample norms",
-            "noise": "trains plainly: it adds none",
-            "state": "has no checkpoint of its own: what is saved is up to its user",
-            "poisson": "has no Poisson sampler",
-            "same-draws": "has no Poisson sampler",
-            "kernels": "trains plainly: it computes no per-sample norms",
             "lifecycle": "gathers the next unit ahead, and has no public view of what is gathered",
         },
     )
