@@ -177,23 +177,7 @@ def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _run(options: argparse.Namespace) -> int:
     _require_own(options)
-    plan = Plan(
-        adapters=tuple(dict.fromkeys(options.adapter)) or adapters.default_names(),
-        laws=tuple(glob.strip() for globs in options.law for glob in globs.split(",")) or ("*",),
-        engine=options.engine,
-        world_sizes=options.world_size,
-        profile=options.profile,
-        installs=tuple(options.install),
-        seed=options.seed,
-        budget=options.budget,
-        confirm=not options.no_confirm,
-        avoid=options.avoid,
-        model=options.model,
-        batch=options.batch,
-        loss=options.loss,
-        units=options.units,
-        real=options.real,
-    )
+    plan = _plan(options)
     journal = document.Journal(options.json) if options.json else None
     shown = progress()
 
@@ -214,6 +198,26 @@ def _run(options: argparse.Namespace) -> int:
         if journal is not None:
             journal.close(ledger)
     return ledger.exit_code
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    return Plan(
+        adapters=tuple(dict.fromkeys(options.adapter)) or adapters.default_names(),
+        laws=tuple(glob.strip() for globs in options.law for glob in globs.split(",")) or ("*",),
+        engine=options.engine,
+        world_sizes=options.world_size,
+        profile=options.profile,
+        installs=tuple(options.install),
+        seed=options.seed,
+        budget=options.budget,
+        confirm=not options.no_confirm,
+        avoid=options.avoid,
+        model=options.model,
+        batch=options.batch,
+        loss=options.loss,
+        units=options.units,
+        real=options.real,
+    )
 
 
 def _session(plan: Plan, listen: Listen, jobs: int | None) -> Ledger | None:

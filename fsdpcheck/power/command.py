@@ -31,9 +31,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], world_siz
     )
     parser.set_defaults(command=_power)
     several = partial(parser.add_argument, action="append", default=[])
-    several(
-        "--adapter", metavar="NAME", help="an an implementation believed to be right, repeatable (default: reference)"
-    )
+    several("--adapter", metavar="NAME", help="an implementation believed to be right, repeatable (default: reference)")
     several("--family", metavar="NAME", help="plain, clipped, probe, ..., repeatable (default: all)")
     parser.add_argument("--cases", type=_count, default=50, metavar="N", help="cases a family (default: 50)")
     parser.add_argument(
