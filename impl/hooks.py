@@ -178,6 +178,11 @@ class Recorder:
                     f"the output of {name} was changed in place: its gradient is lost; let what follows it make a new"
                     " tensor (inplace=False)"
                 )
+            if record.input_changed:
+                raise RuntimeError(
+                    f"an input of {name} was changed in place after its forward: its norm would be that of others;"
+                    " let what changes it make a new tensor"
+                )
             if rows != len(losses):
                 independence.refuse_rows(name, rows, len(losses))
         if losses.dtype in records.HALF:

@@ -52,6 +52,7 @@ class Record:
 
     ``others``: further tensors of its output, nested ones too, which no loss may depend on. ``parameters`` are the
     trainable ones as they were then, gathered, and ``inputs`` the graph's nodes that its inputs come from.
+    ``version`` and ``given`` tell changes in place: of the output, and of each input.
     """
 
     layer: Layer
@@ -61,6 +62,12 @@ class Record:
     others: tuple[Tensor, ...] = ()
     parameters: tuple[nn.Parameter, ...] = ()
     inputs: frozenset[Any] = frozenset()
+    given: tuple[int, ...] = ()
+
+    @property
+    def input_changed(self) -> bool:
+        """Whether an input that norms are formed from was changed in place since the forward; a bias needs none."""
+        return set(self.layer.names) != {"bias"} and self.given != _versions(self.activations)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +141,7 @@ def record_of(layer: Layer, inputs: tuple[Any, ...], keywords: dict[str, Any], o
     parameters = tuple(layer.module.get_parameter(attribute) for attribute in layer.names)
     given = [value for value in (*inputs, *keywords.values()) if isinstance(value, Tensor)]
     nodes = frozenset(value.grad_fn for value in given if value.grad_fn is not None)
-    return Record(layer, activations, main, main._version, others, parameters, nodes)
+    return Record(layer, activations, main, main._version, others, parameters, nodes, _versions(activations))
 
 
 def refuse_freed(record: Record) -> None:
@@ -149,6 +156,13 @@ def refuse_freed(record: Record) -> None:
             "gradient arrived (its input does not hang on the unit's input): keep units gathered after forward "
             "(reshard_after_forward=False), or give it a sharding unit of its own"
         )
+
+
+def _versions(activations: Tensor | Call | Products) -> tuple[int, ...]:
+    """Counters of changes in place; products are no inputs of anybody's."""
+    if isinstance(activations, Products):
+        return ()
+    return tuple(rows._version for rows in fallback.as_call(activations).rows())
 
 
 def _activations(layer: Layer, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | Call:

@@ -269,6 +269,37 @@ def test_an_output_changed_in_place_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("passes", ["two_pass", "bookkeeping"])
+@pytest.mark.parametrize("frozen", ["", "weight"])
+def test_an_input_changed_in_place_is_refused_where_it_counts(passes: Any, frozen: str) -> None:
+    """Autograd sees it in the backward to weights, which bookkeeping does not take. A bias needs no input."""
+
+    class Shifting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.clone()
+            y: Tensor = self.layer(x)
+            x.add_(1)
+            return y
+
+    module = Shifting().double()
+    if frozen:
+        module.layer.weight.requires_grad_(False)
+    alone = ShardedModel(module, [], ALONE, True)
+    options = Options(normaliser=1, privacy=Privacy(Flat(1.0), Mode(passes=passes)))
+    trainer = Trainer(alone, lambda y, t: y.sum(1), sgd, options)
+    batch = [MicroBatch(torch.ones(1, 2).double(), torch.ones(1), [0])]
+    if frozen:
+        trainer.step(batch)
+        assert trainer.found.norms[0].tolist() == [2**0.5]
+    else:
+        with pytest.raises(RuntimeError, match="an input of layer was changed in place after its forward: its norm"):
+            trainer.step(batch)
+
+
 def test_partial_contributions_need_a_replicated_batch() -> None:
     options = Options(normaliser=1, privacy=Privacy(Flat(1.0), contribution="partial"))
     with pytest.raises(ValueError, match="use complete contributions or a replicated batch"):
