@@ -185,8 +185,7 @@ class PrivateBackward:
 
     def _contract(self, kept: Sequence[Use], weights: Tensor, norms: Tensor, *, sync: bool) -> None:
         """Clipped gradients from what bookkeeping kept; samples whose norm [b] is not finite are cut out if asked."""
-        bad = nonfinite.found_in(norms)
-        if self.privacy.nonfinite == "drop" and bool(bad.any()):
+        if self.privacy.nonfinite == "drop" and bool((bad := nonfinite.found_in(norms)).any()):
             rows = (~bad).nonzero().flatten()
             kept, weights = [use.only(rows) for use in kept], weights[..., rows]
         with self.profile.part("weighted gradients"):

@@ -148,7 +148,7 @@ def empty_draws_left_out(original: Function, hit: Hit) -> Function:
 def ranks_draw_one_stream(original: Function, hit: Hit) -> Function:
     """Every rank draws for its records what the first rank draws for its own, place by place."""
 
-    def planted(self: Any, step: int) -> list[list[int]]:
+    def planted(self: Any, step: int) -> Any:
         if self.axis.rank:
             hit()
         uniform = self.key.uniform("(which records join)", step, 0, len(self.own), torch.device("cpu"))
@@ -167,7 +167,7 @@ def ranks_draw_one_stream(original: Function, hit: Hit) -> Function:
 def batches_of_one_size(original: Function, hit: Hit) -> Function:
     """Each share's batch has the expected number of records, a uniform subset of its own."""
 
-    def planted(self: Any, step: int) -> list[list[int]]:
+    def planted(self: Any, step: int) -> Any:
         hit()
         uniform = self.key.uniform("(which records join)", step, self.own.start, self.own.stop, torch.device("cpu"))
         size = round(self.rate * len(self.own))
@@ -186,7 +186,7 @@ def batches_of_one_size(original: Function, hit: Hit) -> Function:
 def rate_one_percent_low(original: Function, hit: Hit) -> Function:
     """Records join with 0.99 times the probability."""
 
-    def planted(self: Any, step: int) -> list[list[int]]:
+    def planted(self: Any, step: int) -> Any:
         hit()
         uniform = self.key.uniform("(which records join)", step, self.own.start, self.own.stop, torch.device("cpu"))
         joined = (uniform < 0.99 * self.rate).nonzero().flatten().add(self.own.start).tolist()
@@ -204,7 +204,7 @@ def rate_one_percent_low(original: Function, hit: Hit) -> Function:
 def draws_keyed_by_rank(original: Function, hit: Hit) -> Function:
     """Draws are independent, and a function of the rank that makes them."""
 
-    def planted(self: Any, step: int) -> list[list[int]]:
+    def planted(self: Any, step: int) -> Any:
         hit()
         name = f"(which records join rank {self.axis.rank} of {self.axis.size})"
         uniform = self.key.uniform(name, step, self.own.start, self.own.stop, torch.device("cpu"))
