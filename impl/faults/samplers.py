@@ -153,8 +153,7 @@ def ranks_draw_one_stream(original: Function, hit: Hit) -> Function:
             hit()
         uniform = self.key.uniform("(which records join)", step, 0, len(self.own), torch.device("cpu"))
         joined = (uniform < self.rate).nonzero().flatten().add(self.own.start).tolist()
-        dealt: list[list[int]] = self.dealt_out(joined)
-        return dealt
+        return self.dealt_out(joined)
 
     return planted
 
@@ -173,8 +172,7 @@ def batches_of_one_size(original: Function, hit: Hit) -> Function:
         uniform = self.key.uniform("(which records join)", step, self.own.start, self.own.stop, torch.device("cpu"))
         size = round(self.rate * len(self.own))
         joined = uniform.argsort()[:size].sort().values.add(self.own.start).tolist()
-        dealt: list[list[int]] = self.dealt_out(joined)
-        return dealt
+        return self.dealt_out(joined)
 
     return planted
 
@@ -192,8 +190,7 @@ def rate_one_percent_low(original: Function, hit: Hit) -> Function:
         hit()
         uniform = self.key.uniform("(which records join)", step, self.own.start, self.own.stop, torch.device("cpu"))
         joined = (uniform < 0.99 * self.rate).nonzero().flatten().add(self.own.start).tolist()
-        dealt: list[list[int]] = self.dealt_out(joined)
-        return dealt
+        return self.dealt_out(joined)
 
     return planted
 
@@ -212,8 +209,7 @@ def draws_keyed_by_rank(original: Function, hit: Hit) -> Function:
         name = f"(which records join rank {self.axis.rank} of {self.axis.size})"
         uniform = self.key.uniform(name, step, self.own.start, self.own.stop, torch.device("cpu"))
         joined = (uniform < self.rate).nonzero().flatten().add(self.own.start).tolist()
-        dealt: list[list[int]] = self.dealt_out(joined)
-        return dealt
+        return self.dealt_out(joined)
 
     return planted
 
