@@ -18,7 +18,7 @@ FLOORS = {
     "bags": 0.04,
     "normalisation inside": 0.20,
     "attention": 0.05,
-    "embedding tied": 0.04,
+    "tied embedding": 0.04,
     "activation off the grid": 0.30,
 }
 """Fact of ``census`` -> least share among cases with W > 1, for an implementation that accepts all of them."""
@@ -42,7 +42,7 @@ def census(case: Case) -> dict[str, bool]:
         "several steps": case.step.steps > 1,
         "several ranks": case.world_size > 1,
         "tied": spec.tied is not None,
-        "embedding tied": spec.tied is not None and spec.tied[0] < 0,
+        "tied embedding": spec.tied is not None and spec.tied[0] < 0,
         "frozen": "frozen" in traits,
         "layer norm": spec.layer_norm,
         "padding_idx": spec.padding_idx is not None,

@@ -45,7 +45,7 @@ def test_right_kernels_keep_every_law(name: str, law: str, engine: SimulatedEngi
         ("half", "kernels.definition", "times the right one"),
         ("half", "kernels.bounded", ""),
         ("rounded", "kernels.bounded", "the norm is rounded to 8 bits, the precision of bfloat16"),
-        ("lifted", "kernels.spoiled", "masked or clamped"),
+        ("lifted", "kernels.spoiled", "a number takes the place of"),
         ("mixing", "kernels.spoiled", ""),
         ("beside", "kernels.definition", ""),
         pytest.param("unmasked", "kernels.memory", "reads beside", marks=needs_triton),

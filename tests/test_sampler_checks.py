@@ -99,10 +99,53 @@ def test_replicas_have_one_share() -> None:
     assert "replicated axis" in found.what
 
 
+def test_ranks_dealt_to_along_the_wrong_axis_are_told_from_ranks_that_differ_otherwise() -> None:
+    spec = SamplingSpec(records=4, batch_size=2, replicas="replicated")
+    mesh = MeshSpec(dp_shard=2, dp_replicate=2)
+    even, odd = [[(0, 2)]], [[(1, 3)]]
+    assert_dealt_out(execution(spec, mesh, [even, odd, even, odd]))
+    assert "axis is not the one" in broken(assert_dealt_out, execution(spec, mesh, [even, even, odd, odd])).cause
+    assert broken(assert_dealt_out, execution(spec, mesh, [even, odd, odd, even])).cause == ""
+
+
+def test_marks_of_ranks_along_a_replicated_axis_are_compared_too() -> None:
+    spec = SamplingSpec(records=1, batch_size=1, replicas="replicated")
+    mesh, one = MeshSpec(dp_shard=2, dp_replicate=2), [[(0,)]]
+    assert_dealt_out(execution(spec, mesh, [one] * 4, {1: (0,), 3: (0,)}))
+    found = broken(assert_dealt_out, execution(spec, mesh, [one] * 4, {2: (0,), 3: (0,)}))
+    assert "replicated axis" in found.what
+    assert "(0,) repeat" in found.got
+    assert "axis is not the one" in found.cause
+
+
+def test_shares_that_overlap_are_told_by_what_they_have_in_common() -> None:
+    spec = SamplingSpec(records=4, batch_size=2)
+    apart = broken(assert_dealt_out, execution(spec, TWO, [[[(0, 2)]], [[(2, 3)]]]))
+    assert "do not split one and the same order" in apart.cause
+    same = broken(assert_dealt_out, execution(spec, TWO, [[[(0, 2)]], [[(0, 2)]]]))
+    assert "do not split by their own number" in same.cause
+    few = SamplingSpec(records=2, batch_size=1)
+    assert broken(assert_dealt_out, execution(few, TWO, [[[(0,)]], [[(0,)]]])).cause == ""
+    lost = broken(assert_dealt_out, execution(spec, TWO, [[[(0, 0)]], [[(1, 3)]]]))
+    assert lost.cause == ""
+
+
+def test_steps_without_empty_micro_batches_are_said_to_leave_them_out() -> None:
+    spec = SamplingSpec("poisson", records=4, steps=2, rate=0.5)
+    made = execution(spec, TWO, [[[(), (1,)]], [[(3,), (2,)]]])
+    emptied = made.ranks[0].observations[0][3]
+    emptied[0] = Drawn((), None)
+    assert broken(assert_equal_steps, made).cause == "empty micro-batches are left out"
+    emptied[1] = Drawn(((1,), ()), None)
+    assert broken(assert_equal_steps, made).cause == ""
+
+
 def test_ranks_out_of_step() -> None:
     short = broken(assert_equal_steps, execution(FIVE, TWO, [[[(0, 2), (4,)]], [[(1, 3)]]]))
     assert (short.got, short.wanted) == ("1 steps", "2 steps, as all ranks")
-    assert "fewer records" in short.cause
+    assert "shares are not made equally long" in short.cause
+    cut = broken(assert_equal_steps, execution(FIVE, TWO, [[[(0, 2)]], [[(1, 3)]]]))
+    assert cut.cause == ""
     long = broken(assert_equal_steps, execution(FIVE, TWO, [[[(0, 2, 4), ()]], [[(1, 3), (0,)]]]))
     assert "longer than was asked for" in long.what
     spec = SamplingSpec("poisson", records=4, steps=2, rate=0.5)
@@ -160,6 +203,18 @@ def test_a_record_on_two_ranks_and_draws_that_depend_on_ranks() -> None:
     assert (longer.got, longer.wanted) == ("[2]", "[]")
 
 
+def test_draws_that_hang_on_the_rank_are_told_from_those_that_hang_on_all_ranks() -> None:
+    chance = random.Random(0)
+    spec = SamplingSpec("poisson", records=4, steps=64, rate=0.5)
+    first, second, third = ([tuple(r for r in own if chance.random() < 0.5) for _ in range(64)]
+                            for own in ((0, 1), (2, 3), (2, 3)))  # fmt: skip
+    one = execution(spec, TWO, [[first], [second]])
+    alone = execution(spec, MeshSpec(), [[[(*a, *b) for a, b in zip(first, third, strict=True)]]])
+    assert "depends on which rank makes it" in broken(assert_same_draws, one, alone).cause
+    other = execution(spec, MeshSpec(), [[[(*a, *b) for a, b in zip(reversed(first), third, strict=True)]]])
+    assert "drawn otherwise among other ranks" in broken(assert_same_draws, one, other).cause
+
+
 # -- the joint law of Poisson draws ------------------------------------------------------------------------------------
 
 STEPS, RECORDS, RATE = 256, 12, 0.25
@@ -212,6 +267,11 @@ def one_stream(chance: random.Random, number: int, before: list[tuple[int, ...]]
     return own | {place + RECORDS // 2 for place in own}
 
 
+def mostly_one_stream(chance: random.Random, number: int, before: list[tuple[int, ...]]) -> set[int]:
+    """One stream in all steps but every eighth: no rank has the stream of the other."""
+    return poisson(chance, number, before) if number % 8 == 0 else one_stream(chance, number, before)
+
+
 def again(chance: random.Random, number: int, before: list[tuple[int, ...]]) -> set[int]:
     """The second half of the steps is the first: the counter of an epoch begins at 0 again."""
     return set(before[number - STEPS // 2]) if number >= STEPS // 2 else poisson(chance, number, before)
@@ -228,16 +288,18 @@ def never_the_last(chance: random.Random, number: int, before: list[tuple[int, .
 @pytest.mark.parametrize(
     ("law", "cause"),
     [
-        (truncated, "size of a batch"),
-        (fixed, "size of a batch"),
-        (one_stream, "two records join together or apart"),
-        (again, "used again"),
+        (truncated, "the size of a batch is cut off at 4 records"),
+        (fixed, "the size of a batch is fixed: every one has 3 records"),
+        (one_stream, "records 0 and 6 of two shares always join together: ranks draw the same stream"),
+        (again, "draws of a step are used again: those of the first 128 steps"),
         (seldom, "the probability is not 0.25"),
-        (never_the_last, "not all records have one probability"),
+        (never_the_last, "records 11 are never drawn, others are"),
+        (mostly_one_stream, ""),
     ],
 )
 def test_other_laws_are_named(law: Step, cause: str) -> None:
-    assert cause in broken(assert_poisson, drawn(law)).cause
+    said = broken(assert_poisson, drawn(law)).cause
+    assert cause in said if cause else not said
 
 
 def test_checks_of_something_else_say_so() -> None:

@@ -129,7 +129,7 @@ def assert_spoiled(execution: Execution) -> None:
             wanted = "nan" if spec.spoil == "nan" else "nan or inf"
             raise Violation("a sample without a finite norm seems to have one", got=repr(value), wanted=wanted,
                             where=_where(name, spoiled, spec),
-                            cause=f"{spec.spoil} is masked or clamped away: the sample passes unseen")  # fmt: skip
+                            cause=f"a number takes the place of {spec.spoil}: the sample passes unseen")  # fmt: skip
 
 
 def _spoiled(execution: Execution) -> int | None:

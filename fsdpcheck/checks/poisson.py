@@ -9,6 +9,7 @@ Legend: D records, S steps of all epochs, q the probability.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,37 +18,43 @@ from numpy.typing import NDArray
 
 from fsdpcheck import binomial
 from fsdpcheck.checks.samplers import logical, spec_of
-from fsdpcheck.errors import Violation
+from fsdpcheck.errors import Diagnose, Violation
 from fsdpcheck.execution import Execution
+from fsdpcheck.suspects import PATTERN, Suspect
 
 FALSE_ALARM = 1e-9
 """Most probability that a case of right draws is called wrong, shared out to its tests (Bonferroni)."""
 
+_SEVERAL = 64
+"""Steps of which all agree by chance too seldom to be thought of."""
+_COMPARED = 64
+"""Most records that are compared pair by pair."""
+_SHOWN = 3
 Joined = NDArray[np.bool_]
 """[S, D]: whether a record joins a step."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """``k`` of ``n`` events that are independent and have probability ``q`` each. ``cause``: what else explains it."""
+    """``k`` of ``n`` events that are independent and have probability ``q`` each."""
 
     what: str
     k: int
     n: int
     q: float
-    cause: str
 
 
 def assert_poisson(execution: Execution) -> None:
     """No count is as far out as it would be with probability FALSE_ALARM in all."""
     joined, q = _joined(execution), spec_of(execution).rate
-    _require([*_rates(joined, q), *_sizes(joined, q), *_records(joined, q), *_steps(joined, q)])
+    counts = [*_rates(joined, q), *_sizes(joined, q), *_records(joined, q), *_steps(joined, q)]
+    _require(counts, lambda: _suspects(joined, q, _owners(execution)))
 
 
 def assert_rate(execution: Execution) -> None:
     """The number of records drawn in all is as Binomial(D * S, q) has it; of n = D * S, see ``limits``."""
-    joined = _joined(execution)
-    _require([next(_rates(joined, spec_of(execution).rate))])
+    joined, q = _joined(execution), spec_of(execution).rate
+    _require([next(_rates(joined, q))], lambda: list(_of_rate(joined, q)))
 
 
 def _joined(execution: Execution) -> Joined:
@@ -59,7 +66,7 @@ def _joined(execution: Execution) -> Joined:
     return joined
 
 
-def _require(counts: list[Count]) -> None:
+def _require(counts: list[Count], cause: Diagnose) -> None:
     """Raises Violation for the count that is least likely, if it is less likely than its part of FALSE_ALARM."""
     chances = [binomial.as_far_out(count.k, count.n, count.q) for count in counts]
     chance = min(chances, default=1.0)
@@ -70,27 +77,26 @@ def _require(counts: list[Count]) -> None:
             got=f"{count.k} of {count.n}",
             wanted=f"about {count.n * count.q:.1f}: so far out with probability {chance:.1e} at most",
             where=count.what,
-            cause=count.cause,
+            cause=cause,
         )
 
 
 def _rates(joined: Joined, q: float) -> Iterator[Count]:
     """How often records join: all together, then each."""
     total = int(joined.sum())
-    cause = f"the probability is not {q}: {total / max(1, joined.size):.4f} of all draws join"
-    yield Count("all draws of all records", total, joined.size, q, cause)
+    yield Count("all draws of all records", total, joined.size, q)
     for record, joins in enumerate(joined.sum(0).tolist()):
-        yield Count(f"steps that record {record} joins", joins, len(joined), q, "not all records have one probability")
+        yield Count(f"steps that record {record} joins", joins, len(joined), q)
 
 
 def _sizes(joined: Joined, q: float) -> Iterator[Count]:
     """How many steps have a batch of at least t records, for every t."""
     steps, records = joined.shape
-    sizes, cause = joined.sum(1), "the size of a batch is fixed, bounded, or drawn by another law"
+    sizes = joined.sum(1)
     for t in range(1, records + 1):
         chance = binomial.above(t, records, q)
         if 0 < chance < 1:
-            yield Count(f"steps of {t} records or more", int((sizes >= t).sum()), steps, chance, cause)
+            yield Count(f"steps of {t} records or more", int((sizes >= t).sum()), steps, chance)
 
 
 def _records(joined: Joined, q: float) -> Iterator[Count]:
@@ -100,8 +106,7 @@ def _records(joined: Joined, q: float) -> Iterator[Count]:
     for one in range(agreeing.shape[0]):
         for other in range(one):
             what = f"steps in which records {other} and {one} both join or both do not"
-            cause = "two records join together or apart: two ranks draw the same stream, or one draw is not independent"
-            yield Count(what, int(agreeing[one, other]), len(joined), _agree(q), cause)
+            yield Count(what, int(agreeing[one, other]), len(joined), _agree(q))
 
 
 def _steps(joined: Joined, q: float) -> Iterator[Count]:
@@ -111,8 +116,63 @@ def _steps(joined: Joined, q: float) -> Iterator[Count]:
         first = [step for step in range(steps - lag) if step // lag % 2 == 0]
         agreeing = int((joined[first] == joined[[step + lag for step in first]]).sum())
         what = f"draws that are the same {lag} steps later"
-        yield Count(what, agreeing, len(first) * joined.shape[1], _agree(q), "draws of a step are used again")
+        yield Count(what, agreeing, len(first) * joined.shape[1], _agree(q))
 
 
 def _agree(q: float) -> float:
     return q * q + (1 - q) * (1 - q)
+
+
+def _suspects(joined: Joined, q: float, owners: list[int | None]) -> list[Suspect]:
+    """What else gives ``joined``. ``owners``: the share of each record, None where it is never drawn."""
+    found, sizes = list(_of_rate(joined, q)), joined.sum(1)
+    if len(joined) >= _SEVERAL and len(set(sizes.tolist())) == 1:
+        found.append(Suspect("fixed size", f"the size of a batch is fixed: every one has {int(sizes[0])} records"))
+    elif len(joined) >= _SEVERAL and _cut_off(sizes, joined.shape[1], q):
+        found.append(Suspect("largest size", f"the size of a batch is cut off at {int(sizes.max())} records"))
+    found += _of_streams(joined, owners)
+    for lag in range(1, len(joined) - _SEVERAL):
+        if bool((joined[lag:] == joined[:-lag]).all()):
+            text = "draws of a step are used again"
+            found.append(Suspect("again", f"{text}: those of the first {lag} steps, over and over"))
+            break
+    return found
+
+
+def _of_rate(joined: Joined, q: float) -> Iterator[Suspect]:
+    """Whether records join with another probability; of one that never does while others do, that is another's law."""
+    total = int(joined.sum())
+    if binomial.as_far_out(total, joined.size, q) <= FALSE_ALARM:
+        text = f"the probability is not {q}: {total / max(1, joined.size):.4f} of all draws join"
+        yield Suspect("rate", text)
+    shares = joined.sum(0)
+    never = [record for record, count in enumerate(shares.tolist()) if not count]
+    if 0 < len(never) < len(shares) and (1 - q) ** len(joined) < FALSE_ALARM / len(shares):
+        yield Suspect("never", f"records {', '.join(map(str, never[:_SHOWN]))} are never drawn, others are", PATTERN)
+
+
+def _cut_off(sizes: NDArray[np.int64], records: int, q: float) -> bool:
+    """Whether the largest size stands more often than chance gives it, and no larger one where some should."""
+    largest = int(sizes.max())
+    often = binomial.as_far_out(int((sizes == largest).sum()), len(sizes), binomial.above(largest, records, q))
+    beyond = binomial.above(largest + 1, records, q) if largest < records else 0.0
+    return beyond > 0 and (1 - beyond) ** len(sizes) < FALSE_ALARM and often > FALSE_ALARM
+
+
+def _of_streams(joined: Joined, owners: list[int | None]) -> Iterator[Suspect]:
+    """Whether records of two shares always join together."""
+    if len(joined) < _SEVERAL or joined.shape[1] > _COMPARED:
+        return
+    for one, other in itertools.combinations(range(joined.shape[1]), 2):
+        apart = None not in (owners[one], owners[other]) and owners[one] != owners[other]
+        if apart and bool((joined[:, one] == joined[:, other]).all()) and 0 < joined[:, one].sum() < len(joined):
+            text = f"records {one} and {other} of two shares always join together: ranks draw the same stream"
+            yield Suspect("one stream", text)
+            return
+
+
+def _owners(execution: Execution) -> list[int | None]:
+    found = {
+        record: share for drawn in logical(execution).values() for share, own in enumerate(drawn) for record in own
+    }
+    return [found.get(record) for record in range(spec_of(execution).records)]

@@ -6,17 +6,24 @@ Legend: D records, P shares that they are split into; ranks along a replicated a
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 from fsdpcheck.adapters._plugs import Drawn
 from fsdpcheck.case import Case
 from fsdpcheck.case.sampling import SamplingSpec, epoch_steps, repeated, share_count, share_of
 from fsdpcheck.checks.recorded import completed
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.errors import Diagnose, UsageError, Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.program.samplers import OBSERVER
+from fsdpcheck.suspects import Suspect, Suspects
 
 Epoch = list[Drawn]
 Share = list[Epoch]
+Batches = dict[tuple[int, int], list[tuple[int, ...]]]
+"""(epoch, step) -> the records of each share."""
+
+_CHANCE = 1e-6
+"""What chance does more seldom is called a cause."""
 
 
 def spec_of(execution: Execution) -> SamplingSpec:
@@ -44,13 +51,12 @@ def ranks_of(execution: Execution) -> list[Share]:
 def shares_of(execution: Execution) -> list[Share]:
     """The same by share, once ranks that have the same one agree on it."""
     case, spec = execution.request.case, spec_of(execution)
-    found: dict[int, tuple[int, Share]] = {}
-    for rank, own in enumerate(ranks_of(execution)):
-        share = share_of(spec, case.mesh, rank)
-        first, theirs = found.setdefault(share, (rank, own))
-        if own != theirs:
-            _refuse_other_replica(first, theirs, rank, own)
-    return [found[share][1] for share in range(share_count(spec, case.mesh))]
+    everyone, found = ranks_of(execution), dict[int, int]()
+    for rank, own in enumerate(everyone):
+        first = found.setdefault(share_of(spec, case.mesh, rank), rank)
+        if own != everyone[first]:
+            _refuse_other_replica(everyone, first, rank, partial(_of_axes, case, spec, everyone))
+    return [everyone[found[share]] for share in range(share_count(spec, case.mesh))]
 
 
 def assert_dealt_out(execution: Execution) -> None:
@@ -69,7 +75,7 @@ def assert_dealt_out(execution: Execution) -> None:
         times = Counter(record for own in lists for record in own)
         most = -(-kept // spec.records)
         for record in range(spec.records):
-            _require_times(record, times[record], 0 if spec.drop_last else 1, most, lists, epoch)
+            _require_times(record, times[record], 0 if spec.drop_last else 1, most, lists, epoch, extra)
         _require_marks([step for share in shares for step in share[epoch]], times, epoch)
 
 
@@ -86,13 +92,13 @@ def assert_equal_steps(execution: Execution) -> None:
         for number, epoch in enumerate(own):
             where = f"epoch {number}, rank {rank}"
             if len(epoch) != wanted:
-                cause = _of_steps(spec, len(epoch), wanted)
+                cause = _of_steps(spec, len(epoch), wanted, everyone)
                 raise Violation("a rank takes another number of steps", got=f"{len(epoch)} steps",
                                 wanted=f"{wanted} steps, as all ranks", where=where, cause=cause)  # fmt: skip
             for step, drawn in enumerate(epoch):
                 like = first[0][0] if spec.kind == "poisson" else first[number][step]
                 most = spec.batch_size if spec.kind == "shares" else spec.records
-                _require_chunks(drawn, like, most, f"{where}, step {step}")
+                _require_chunks(drawn, like, most, f"{where}, step {step}", _none_empty(everyone))
 
 
 def assert_orders(execution: Execution, again: Execution) -> None:
@@ -111,7 +117,7 @@ def assert_orders(execution: Execution, again: Execution) -> None:
         before = seen.setdefault(order, f"epoch {epoch}")
         if spec.shuffle == (before != f"epoch {epoch}"):
             got = f"the order of {before}" if spec.shuffle else "another order"
-            cause = f"epoch {epoch} repeats the order of {before}: the epoch is not told, or not used" * spec.shuffle
+            cause = f"epoch {epoch} repeats the order of {before}: its number does not reach the shuffle" * spec.shuffle
             wanted = "another order" if spec.shuffle else "the order of the data set"
             raise Violation("an epoch has the wrong order", got=got, wanted=wanted, where=f"epoch {epoch}", cause=cause)
 
@@ -154,10 +160,28 @@ def assert_same_draws(one: Execution, other: Execution) -> None:
             sizes = [execution.request.case.world_size for execution in (one, other)]
             raise Violation("which records are drawn depends on the number of ranks", got=str(sorted(got)),
                             wanted=str(sorted(wanted)), where=f"epoch {place[0]}, step {place[1]}, W = {sizes[1]}"
-                            f" against W = {sizes[0]}", cause="draws depend on rank or share")  # fmt: skip
+                            f" against W = {sizes[0]}",
+                            cause=partial(_of_other_draws, spec_of(one).rate, first, second))  # fmt: skip
 
 
-def logical(execution: Execution) -> dict[tuple[int, int], list[tuple[int, ...]]]:
+def _of_other_draws(rate: float, first: Batches, second: Batches) -> Suspects | None:
+    """Whether records that the same rank draws in both runs are drawn alike; None where that says nothing."""
+    if first.keys() != second.keys():
+        return []
+    owners = [{record: share for lists in drawn.values() for share, own in enumerate(lists) for record in own}
+              for drawn in (first, second)]  # fmt: skip
+    stay = {record for record, share in owners[0].items() if owners[1].get(record) == share}
+    drawn = [[stay.intersection(*[{r for own in lists for r in own}]) for lists in run.values()]
+             for run in (first, second)]  # fmt: skip
+    alike = (rate * rate + (1 - rate) ** 2) ** (len(stay) * len(first))  # by chance
+    by_rank = Suspect("rank", "the draw of a record depends on which rank makes it")
+    by_number = Suspect("number of ranks", "records that stay on their rank are drawn otherwise among other ranks")
+    if drawn[0] != drawn[1]:
+        return [by_number]
+    return [by_rank] if alike < _CHANCE else None
+
+
+def logical(execution: Execution) -> Batches:
     """(epoch, step) -> the records of each share."""
     shares = shares_of(execution)
     steps = [max(len(share[epoch]) for share in shares) for epoch in range(len(shares[0]))]
@@ -175,14 +199,35 @@ def of_case(case: Case) -> SamplingSpec:
     return case.sampling
 
 
-def _refuse_other_replica(first: int, theirs: Share, rank: int, own: Share) -> None:
-    for epoch, (one, two) in enumerate(zip(theirs, own, strict=True)):
+def _refuse_other_replica(everyone: list[Share], first: int, rank: int, cause: Diagnose) -> None:
+    for epoch, (one, two) in enumerate(zip(everyone[first], everyone[rank], strict=True)):
         for step in range(max(len(one), len(two))):
-            a, b = (steps[step].micro_batches if step < len(steps) else "no step" for steps in (one, two))
-            if a != b:
-                raise Violation("ranks along a replicated axis have different records", got=str(b), wanted=str(a),
-                                where=f"epoch {epoch}, step {step}, rank {rank} against rank {first}",
-                                cause="the axis is not the one that the samples are replicated over")  # fmt: skip
+            a, b = (steps[step] if step < len(steps) else None for steps in (one, two))
+            if a == b:
+                continue
+            shown = [_shown(drawn, a, b) for drawn in (a, b)]
+            where = f"epoch {epoch}, step {step}, rank {rank} against rank {first}"
+            what = "ranks along a replicated axis have different records"
+            raise Violation(what, got=shown[1], wanted=shown[0], where=where, cause=cause)
+
+
+def _shown(drawn: Drawn | None, one: Drawn | None, other: Drawn | None) -> str:
+    """The records of a step, with which of them repeat if the steps of two ranks differ in that alone."""
+    if drawn is None:
+        return "no step"
+    alike = one is not None and other is not None and one.micro_batches == other.micro_batches
+    return f"{drawn.micro_batches}" + (f", of which {drawn.repeats} repeat" if alike else "")
+
+
+def _of_axes(case: Case, spec: SamplingSpec, everyone: list[Share]) -> Suspects:
+    """Whether ranks are dealt to as if the replicated axis were the distributed one, and the reverse."""
+    if spec.shards == spec.replicas:
+        return []
+    size = case.mesh.dp_shard
+    numbers = [rank % size if spec.shards == "replicated" else rank // size for rank in range(len(everyone))]
+    alike = all(own == everyone[numbers.index(number)] for own, number in zip(everyone, numbers, strict=True))
+    text = "the axis is not the one that the samples are replicated over"
+    return [Suspect("axis", text)] if alike else []
 
 
 def _require_lengths(lists: list[list[int]], wanted: int, epoch: int) -> None:
@@ -192,14 +237,27 @@ def _require_lengths(lists: list[list[int]], wanted: int, epoch: int) -> None:
                             where=f"epoch {epoch}, share {share}")  # fmt: skip
 
 
-def _require_times(record: int, got: int, low: int, high: int, lists: list[list[int]], epoch: int) -> None:
+def _require_times(record: int, got: int, low: int, high: int, lists: list[list[int]], epoch: int, extra: int) -> None:
     if not low <= got <= high:
         owners = [share for share, own in enumerate(lists) if record in own]
         where = f"epoch {epoch}, record {record}, on shares {owners}" if owners else f"epoch {epoch}, record {record}"
         wanted = f"{low} times" if low == high else f"{low} to {high} times"
-        cause = "shares overlap: ranks do not split one and the same order, or not by their own number"
         raise Violation("an epoch does not hold every record as often as promised", got=f"{got} times", wanted=wanted,
-                        where=where, cause=cause)  # fmt: skip
+                        where=where, cause=lambda: _of_overlap(lists, extra))  # fmt: skip
+
+
+def _of_overlap(lists: list[list[int]], extra: int) -> Suspects | None:
+    """Suspects of shares (records by share) of which some record is in too many. None: one entry each tells nothing.
+
+    ``extra``: how many entries may be in two shares because P does not divide D.
+    """
+    pairs = [(one, other) for k, one in enumerate(lists) for other in lists[:k] if len(set(one) & set(other)) > extra]
+    told = [(one, other) for one, other in pairs if len(one) > 1]
+    if any(one != other for one, other in told):
+        return [Suspect("orders", "shares overlap: ranks do not split one and the same order")]
+    if told:
+        return [Suspect("numbers", "shares are the same: ranks do not split by their own number")]
+    return None if pairs else []
 
 
 def _require_marks(steps: list[Drawn], times: Counter[int], epoch: int) -> None:
@@ -213,24 +271,31 @@ def _require_marks(steps: list[Drawn], times: Counter[int], epoch: int) -> None:
                             wanted=f"{count - 1}", where=f"epoch {epoch}, record {record}", cause=cause)  # fmt: skip
 
 
-def _require_chunks(drawn: Drawn, like: Drawn, most: int, where: str) -> None:
+def _require_chunks(drawn: Drawn, like: Drawn, most: int, where: str, none_empty: bool) -> None:
     sizes = list(map(len, drawn.micro_batches))
     if len(sizes) != len(like.micro_batches):
         raise Violation("a step has another number of micro-batches", got=f"{len(sizes)}, of {sizes} records",
                         wanted=f"{len(like.micro_batches)}, as elsewhere", where=where,
-                        cause="empty micro-batches are left out" if len(sizes) < len(like.micro_batches) else "",
+                        cause="empty micro-batches are left out" if none_empty else "",
                         )  # fmt: skip
     if max(sizes, default=0) > most:
         raise Violation("a micro-batch is longer than was asked for", got=f"{max(sizes)} records",
                         wanted=f"at most {most}", where=where)  # fmt: skip
 
 
-def _of_steps(spec: SamplingSpec, got: int, wanted: int) -> str:
+def _none_empty(everyone: list[Share]) -> bool:
+    """Whether no rank has a micro-batch without records in any step."""
+    return all(chunk for own in everyone for epoch in own for drawn in epoch for chunk in drawn.micro_batches)
+
+
+def _of_steps(spec: SamplingSpec, got: int, wanted: int, everyone: list[Share]) -> str:
     """What another number of steps comes of."""
     if spec.kind == "poisson":
         left_out = "steps in which the rank draws no record are left out: it misses their collectives, and their noise"
         return left_out if got < wanted else ""
-    return f"the rank has {'more' if got > wanted else 'fewer'} records than others: shares are not made equally long"
+    if len({sum(len(step.records) for step in epoch) for own in everyone for epoch in own}) == 1:
+        return ""
+    return "ranks have different numbers of records: shares are not made equally long"
 
 
 def _in_order(shares: list[Share], spec: SamplingSpec) -> tuple[tuple[int, ...], ...]:

@@ -16,7 +16,7 @@ from fsdpcheck.diagnosis import shards, stale
 from fsdpcheck.diagnosis.fitting import fits
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.program import at_step, make_optimizer, project_
-from fsdpcheck.suspects import PATTERN, Suspect, Suspects
+from fsdpcheck.suspects import EXACT, PATTERN, Suspect, Suspects
 
 _Change = Callable[[torch.optim.Optimizer], None]
 
@@ -62,36 +62,37 @@ def of_noise(
 
 def of_loaded(loading: Answer, saving: Answer, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Suspects:
     """Suspects of parameters that are not what ``saving`` wrote when they are loaded, before any step."""
-    found = [
-        Suspect(
-            "parameters not restored",
-            "parameters do not come back as they were saved: they differ before any step",
-            PATTERN,
-        )
-    ]
     wrong = {name: got[name] != value for name, value in wanted.items()}
     ways = (shards.owners(own.case, wanted, own.trainable) for own in (saving, loading))
-    for old, new in zip(*ways, strict=True):
-        if _only_first_writer(wrong, old, new):
-            text = (
-                "of what a rank loads only the part that one rank wrote is read,"
-                f" although {saving.case.world_size} ranks wrote it"
-            )
-            found.append(Suspect("one writer read", text))
-    return found
+    strengths = [_only_one_writer(wrong, old, new) for old, new in zip(*ways, strict=True)]
+    text = (
+        "of what a rank loads only the part that one rank wrote is read,"
+        f" although {saving.case.world_size} ranks wrote it"
+    )
+    return [Suspect("one writer read", text, strength) for strength in strengths if strength is not None]
 
 
-def _only_first_writer(wrong: Named, old: Named, new: Named) -> bool:
-    """Whether exactly the elements are wrong that another rank wrote than the first of their piece's."""
-    parted = False
+def _only_one_writer(wrong: Named, old: Named, new: Named) -> int | None:
+    """EXACT if just the elements are wrong that another rank wrote than the first of their piece's.
+
+    PATTERN if pieces that several ranks wrote are wrong and those that one wrote, of which there are some, are right:
+    a piece of several rows may be read in several parts. Else None.
+    """
+    first_only, several, alone = True, False, 0
     for name, mask in wrong.items():
         for piece in (new[name] == shard for shard in set(new[name].flatten().tolist())):
-            first = old[name][piece].min()
-            others = piece & (old[name] != first)
-            parted |= bool(others.any())
+            others = piece & (old[name] != old[name][piece].min())
             if bool((mask & piece & ~others).any()):
-                return False
-    return parted
+                first_only = False
+            if bool(others.any()):
+                several |= bool((mask & piece).any())
+            elif bool((mask & piece).any()):
+                return None
+            else:
+                alone += 1
+    if first_only and several:
+        return EXACT
+    return PATTERN if several and alone else None
 
 
 def _updates(answer: Answer, step: int) -> Iterator[tuple[Suspect, Named]]:

@@ -12,7 +12,7 @@ from ..fault import Function, Hit, fault
     "kernels:direct_squared_norm",
     "the sum over positions squared term by term, https://github.com/meta-pytorch/opacus/pull/751",
     "kernels.definition",
-    cause="squared by itself",
+    cause="each position is squared by itself",
 )
 def positions_squared_one_by_one(original: Function, hit: Hit) -> Function:
     """Each position's share of the gradient is squared by itself, so that cross terms are missing."""
@@ -46,7 +46,7 @@ def norms_in_bfloat16(original: Function, hit: Hit) -> Function:
     "kernels:direct_squared_norm",
     "sums in the order in which programs end (atomics), https://github.com/NVIDIA/Megatron-LM/issues/657",
     "kernels.order",
-    cause="order in which sums|what the next one computes",
+    cause="a call changes what the next one computes",
 )
 def summed_in_another_order_each_time(original: Function, hit: Hit) -> Function:
     """Every second call sums over positions and features in the opposite order."""
@@ -67,7 +67,7 @@ def summed_in_another_order_each_time(original: Function, hit: Hit) -> Function:
     "kernels:bmm_squared_norm",
     "memory that is used while another still writes to it, https://github.com/NVIDIA/Megatron-LM/issues/5788",
     "kernels.memory",
-    cause="writes to",
+    cause="it writes to backprops",
 )
 def backprops_cleared(original: Function, hit: Hit) -> Function:
     """The first position of the backprops is cleared once their norm is known."""
@@ -86,7 +86,7 @@ def backprops_cleared(original: Function, hit: Hit) -> Function:
     "kernels:half_gram_squared_norm",
     "NaN turned into a number, https://github.com/facebookresearch/habitat-lab/issues/2226",
     "kernels.spoiled",
-    cause="masked or clamped",
+    cause="a number takes the place of",
 )
 def spoiled_norm_is_zero(original: Function, hit: Hit) -> Function:
     """A norm that is not finite becomes 0, as a clamp by maximum(0, NaN) makes it on some devices."""
