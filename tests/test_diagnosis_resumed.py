@@ -110,6 +110,22 @@ def test_replicas_that_start_apart_are_named() -> None:
     assert named(diagnosis.of_initial(answer, apart, [right, apart, right, apart])) == ""
 
 
+def test_gradients_of_old_parameters_are_one_mistake_whichever_units_are_old() -> None:
+    answer = oracle.answer(replace(SMALL, step=replace(SMALL.step, loss="mse")))
+    now, old = (answer.steps[k].before for k in (1, 0))
+    inner = [name for name in now if name.startswith("units.")]
+    assert 0 < len(inner) < len(now)
+    keys = set()
+    for names in (list(now), inner):
+        mixed = stale.at(answer, 1, {name: (old if name in names else now)[name] for name in now})
+        told = diagnosis.of_gradient(answer, 1, mixed) or ()
+        assert named(told).startswith("the gradient is that of the first step's parameters")
+        keys.add(next(suspect.key for suspect in told if suspect.key.startswith("stale")))
+        off = {name: value * 1.25 for name, value in mixed.items()}
+        assert "parameters" not in named(diagnosis.of_gradient(answer, 1, off))
+    assert len(keys) == 1
+
+
 def test_a_second_run_that_finds_an_earlier_ones_state_is_told_from_rounding() -> None:
     first = execution(MOMENTUM)
     scaled, rounded = execution(MOMENTUM), execution(MOMENTUM)

@@ -251,7 +251,10 @@ def _of_overlap(lists: list[list[int]], extra: int) -> Suspects | None:
 
     ``extra``: how many entries may be in two shares because P does not divide D.
     """
-    pairs = [(one, other) for k, one in enumerate(lists) for other in lists[:k] if len(set(one) & set(other)) > extra]
+    records = [record for own in lists for record in own]
+    if len(records) - len(set(records)) <= extra:
+        return []
+    pairs = [(one, other) for k, one in enumerate(lists) for other in lists[:k] if set(one) & set(other)]
     told = [(one, other) for one, other in pairs if len(one) > 1]
     if any(one != other for one, other in told):
         return [Suspect("orders", "shares overlap: ranks do not split one and the same order")]

@@ -62,11 +62,17 @@ def repeated(first: Execution, second: Execution) -> Suspects:
 
 
 def _mixtures(case: Case, now: Named, old: Named, trained: Sequence[str]) -> Iterator[tuple[str, str, Named]]:
-    """(key, text, parameters): all old, one unit old, the last shard old."""
-    yield "whole", "", old
+    """(key, text, parameters): all old, all units but the root, one unit, the last shard.
+
+    Which units are old is no mistake of its own: a unit that has not changed, or is alone, cannot tell.
+    """
+    yield "units", "", old
     by_unit = shards.units(case, list(now))
-    for unit, names in by_unit.items() if len(by_unit) > 1 else ():
-        yield unit, f", in {unit} alone", {name: old[name] if name in names else now[name] for name in now}
+    chosen = {f"in {unit} alone": names for unit, names in by_unit.items() if len(by_unit) > 1}
+    if len(by_unit) > 2 and shards.ROOT in by_unit:
+        chosen["in all units but the root"] = [name for name in now if name not in by_unit[shards.ROOT]]
+    for where, names in chosen.items():
+        yield "units", f", {where}", {name: old[name] if name in names else now[name] for name in now}
     last = case.mesh.dp_shard - 1
     for owner in shards.owners(case, now, trained) if last else ():
         text = f", in the shard of the last rank ({last}) alone: a stale unsharded copy"
