@@ -139,9 +139,9 @@ def test_what_rounds_is_refused(compute: Compute, inputs: int) -> None:
 
 
 def test_a_sum_over_ranks_may_need_more_bits_than_bfloat16_has() -> None:
-    """Or no law could tell a reduction in bfloat16 from one in float32."""
-    found = [(case, answer) for case, answer in drawn("bfloat16", "none", (3, 5), 40) if answer is not None]
-    assert any(wrong(case, answer, torch.bfloat16) for case, answer in found)
+    """So often that a law sees a reduction in bfloat16 in nearly every run of the ci profile, which has 60 cases."""
+    found = [(case, answer) for case, answer in drawn("bfloat16", "none", (2, 3, 4, 5), 60) if answer is not None]
+    assert sum(wrong(case, answer, torch.bfloat16) for case, answer in found) >= 5
 
 
 def test_a_batch_is_not_dealt_out_where_norms_are_partial() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fsdpcheck import strategies
 from fsdpcheck.adapters._base import Features
-from fsdpcheck.case import BatchLayout, Case, Clipping, Compute, Trait
+from fsdpcheck.case import BatchLayout, Case, Clipping, Compute, LayerSpec, ModelSpec, Trait
 from fsdpcheck.case.traits import NOT_IN_LOW_PRECISION
 
 _LEFT_OUT: frozenset[Trait] = NOT_IN_LOW_PRECISION | {"per-layer-clipping", "real"}
@@ -36,7 +36,7 @@ def low_precision(
     """float32 cases of Linear and Embedding layers whose model computes in ``compute``; most are exact there.
 
     Half have the loss whose derivative is +-1, and many one sample a rank: then an input may take all the bits of a
-    gradient. Others have the rest of what is drawn for any law.
+    gradient. A third have one feature besides. Others have the rest of what is drawn for any law.
     N is a power of two times W where the batch is distributed: W/N would take a rank's gradients the bits of W.
     """
     simple = replace(features, accepts=features.accepts - _LEFT_OUT)
@@ -44,13 +44,26 @@ def low_precision(
     distributed = case.layout.kind != "replicated"  # only a replicated batch may have partial norms
     if draw(st.booleans()) and distributed and case.step.micro_batches == 1 and case.step.reduction == "sum":
         case = replace(case, layout=BatchLayout("contiguous", case.world_size))
+    full = draw(st.sampled_from((False, False, True))) and distributed and case.step.reduction == "sum"
+    case = _of_one_feature(case) if full else case
     excess, slower = draw(st.sampled_from(_EXCESS)), draw(st.sampled_from(_SLOWER))
     step = replace(case.step, loss=draw(st.sampled_from((case.step.loss, "l1"))))
     if distributed and step.normaliser % case.world_size:
         step = replace(step, normaliser=step.normaliser * case.world_size)
     step = replace(step, optimizer=replace(step.optimizer, lr_exponent=step.optimizer.lr_exponent + slower))
-    inputs = _largest_input(case, excess, _most(compute, step.private))
+    inputs = _largest_input(case, 1 if full else excess, _most(compute, step.private))
     return replace(case, step=step, arithmetic=replace(case.arithmetic, inputs=inputs, compute=compute))
+
+
+def _of_one_feature(case: Case) -> Case:
+    """One Linear on one feature, one sample a rank, derivatives of +-1: gradients are inputs, which take all 8 bits.
+
+    Then their sum over the ranks needs more, and a reduction in ``compute`` shows.
+    """
+    model = ModelSpec((LayerSpec(case.model.layers[0].width),), features=1, units=(1,) if case.model.units else ())
+    layout = BatchLayout("contiguous", case.world_size)
+    step = replace(case.step, micro_batches=1, sync_every=True, loss="l1")
+    return replace(case, model=model, layout=layout, step=step)
 
 
 def _most(compute: Compute, private: bool) -> int:
