@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from . import independence, norms, records, sharing, uses
+from . import layers as covered
 from .aggregate import Contribution, Terms
 from .clipping import Clipping
 from .modes import Mode
@@ -48,8 +49,12 @@ class Recorder:
         self.kept: list[Use] = []
         self._asked: set[str] = set()
         self._running_again = False
-        for layer in layers:  # before the hooks that free a unit after its forward
-            layer.module.register_forward_hook(partial(self._record, layer), prepend=True, with_kwargs=True)
+        self._ran: dict[int, nn.Parameter] = {}
+        """Trainable parameters of layers that ran, recorded or without a graph."""
+        self._first = {  # before the hooks that free a unit after its forward
+            layer.name: layer.module.register_forward_hook(partial(self._record, layer), prepend=True, with_kwargs=True)
+            for layer in layers
+        }
 
     def squared_norm_terms(self, losses: Tensor, mode: Mode) -> Terms:
         """First backward: the terms [b] of this rank's squared per-sample gradient norms of ``losses`` [b].
@@ -58,10 +63,12 @@ class Recorder:
         stay for ``take``.
         """
         found, self.records = self.records, []
+        ran, self._ran = list(self._ran.values()), {}
         self.kept = []
         self._refuse_unsound(found, losses)
         backward = self._deferred if mode.timing == "deferred" else self._immediate
-        squares = backward(found, losses, mode)
+        with uses.refused_gradients(ran):
+            squares = backward(found, losses, mode)
         self.profile.count("layers with norms", len(squares))
         with self.profile.part("stack"):
             return self._summed(squares, losses)
@@ -82,7 +89,7 @@ class Recorder:
 
     def forget(self) -> None:
         """Drop what a forward outside any step, or a step that raised, has left."""
-        self.records, self.kept = [], []
+        self.records, self.kept, self._ran = [], [], {}
 
     def _deferred(self, found: Sequence[Record], losses: Tensor, mode: Mode) -> list[Squares]:
         return self._backward(found, losses, mode, at_once=frozenset())
@@ -156,8 +163,12 @@ class Recorder:
     def _record(
         self, layer: Layer, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
     ) -> None:
-        if self._running_again or not torch.is_grad_enabled():
+        if self._running_again:
             return
+        self._ran.update((id(parameter), parameter) for parameter in layer.parameters())
+        if not torch.is_grad_enabled():
+            return
+        covered.refuse_now(layer)
         record = records.record_of(layer, inputs, keywords, output)
         if layer.needs_parameters and layer.name not in self._asked:
             self._asked.add(layer.name)
@@ -183,6 +194,11 @@ class Recorder:
                     f"an input of {name} was changed in place after its forward: its norm would be that of others;"
                     " let what changes it make a new tensor"
                 )
+            if next(iter(record.layer.module._forward_hooks)) != self._first[name].id:
+                raise RuntimeError(
+                    f"a forward hook was put before all others of {name} (prepend=True): it may change what norms take"
+                    " for the layer's output; register it without prepend, or before the trainer is made"
+                )
             if rows != len(losses):
                 independence.refuse_rows(name, rows, len(losses))
         if losses.dtype in records.HALF:
@@ -190,6 +206,7 @@ class Recorder:
                 f"got losses in {losses.dtype}: clip factors would be rounded to it, and factor times norm exceed C;"
                 " compute the loss from outputs cast to float32"
             )
+        uses.refuse_hooks(found)
         if self.layers:
             uses.refuse_unrecorded(self.layers[0].model, found, losses)
 

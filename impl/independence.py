@@ -6,22 +6,27 @@ nobody's influence, and nothing in the step would show it. So the model and the 
 as they are and once with NaN in the first one: whatever else becomes NaN depends on it. The rows have the shapes of the
 inputs and none of their values, so every rank runs the same and finds the same, also one without samples.
 
-Not seen: mixing of integers (rows of token numbers are poisoned where a layer first makes real numbers of them), of
-targets (which may be numbers of classes), and of values that NaN does not pass through. Seen without being there:
-masked mixing, 0 * NaN, as of several samples packed into one row. Then say ``Privacy(independence="trust")``.
+A layer that is given sample 0 in another row is refused too, even if no loss shows it: norms go by rows.
+
+Not seen: mixing of integers (rows of them are poisoned where real numbers are first made of them), of targets (which
+may be numbers of classes), an order of samples that depends on their values, and values that NaN does not pass through.
+Seen without being there: masked mixing, 0 * NaN, as of several samples packed into one row. Then say
+``Privacy(independence="trust")``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from . import norms
+from .nested import tensors_in
 from .norms import fallback
 from .records import Layer
 from .sharded import Sharded
@@ -48,9 +53,9 @@ def refuse_dependent(
     rows = made_up(inputs)
     try:
         with _left_as_it_was(model.module, inputs):
-            clean, _ = _run(model, loss, layers, rows, targets, poisoned=False)
+            clean, before = _run(model, loss, layers, rows, targets, poisoned=False)
         with _left_as_it_was(model.module, inputs), unrecorded():
-            poisoned, met = _run(model, loss, layers, rows, targets, poisoned=True)
+            poisoned, after = _run(model, loss, layers, rows, targets, poisoned=True)
     except Exception as error:
         error.add_note(
             f"when asked whether samples mix, with {len(rows)} made-up rows of shape {tuple(rows.shape[1:])} before the"
@@ -58,7 +63,14 @@ def refuse_dependent(
         )
         raise
     if clean is not None and poisoned is not None and _reached(clean, poisoned):
-        raise NotImplementedError(f"{met or 'the loss'}: it mixes the samples of a batch; {INSTEAD}")
+        raise NotImplementedError(f"{after.met or 'the loss'}: it mixes the samples of a batch; {INSTEAD}")
+    for (where, was), (_, now) in zip(before.at_layers, after.at_layers, strict=False):
+        if now and not was:
+            raise NotImplementedError(
+                f"{where} is given sample 0 in a row of another sample, so that norms of its rows are not those of"
+                " samples, even if no loss shows it, as where samples are put in another order and back; keep the order"
+                " of samples, or, if row i is known to be sample i's at every layer, say Privacy(independence='trust')"
+            )
 
 
 def made_up(inputs: Tensor) -> Tensor:
@@ -78,15 +90,16 @@ def _run(
     targets: Tensor,
     *,
     poisoned: bool,
-) -> tuple[Tensor | None, str]:
-    """Losses [n], None if they are not one a sample, and where NaN first reached another row ("": nowhere)."""
+) -> tuple[Tensor | None, _Watch]:
+    """Losses [n], None if they are not one a sample, and where NaN reached another row."""
     wanted = targets.new_zeros((len(rows), *targets.shape[1:]))
-    with _watching(model.module, layers, rows, poisoned) as watch, torch.enable_grad():
+    integers = _Poisoning(len(rows)) if poisoned and not rows.is_floating_point() else nullcontext()
+    with _watching(model.module, layers, rows, poisoned) as watch, torch.enable_grad(), integers:
         outputs = model(poison(rows) if poisoned else rows)
         losses = loss(outputs, wanted)
     model.reshard()
     whole = isinstance(losses, Tensor) and losses.shape == (len(rows),)
-    return losses.detach() if whole else None, watch.met
+    return losses.detach() if whole else None, watch
 
 
 def poison(rows: Tensor) -> Tensor:
@@ -114,12 +127,18 @@ def _reached(clean: Tensor, poisoned: Tensor) -> bool:
 
 
 class _Watch:
-    """What modules are given and give, in the order in which they run."""
+    """What modules are given and give, in the order in which they run.
+
+    ``met``: where NaN first reached another row, "" for nowhere; ``at_layers``: whether it had before each layer ran.
+    """
 
     def __init__(self, count: int, poisoned: bool) -> None:
         self.count, self.poisoned, self.met = count, poisoned, ""
+        self.at_layers: list[tuple[str, bool]] = []
 
-    def before(self, where: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def before(self, where: str, counted: bool, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if counted:
+            self.at_layers.append((where, any(self._mixed(value) for value in inputs)))
         if self.poisoned and not self.met and any(self._mixed(value) for value in inputs):
             self.met = f"the forward that calls {where}, before it does"
 
@@ -147,13 +166,28 @@ class _Watch:
         return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0 and len(value) == self.count
 
 
+class _Poisoning(TorchFunctionMode):
+    """Poisons what is first made of rows of integers, in a module or between modules."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not isinstance(result, Tensor) or not result.is_floating_point() or result.shape[:1] != (self.count,):
+            return result
+        real = [value.is_floating_point() for value in tensors_in((args, kwargs)) if value.shape[:1] == (self.count,)]
+        return poison(result) if real and not any(real) else result
+
+
 @contextmanager
 def _watching(module: nn.Module, layers: Sequence[Layer], rows: Tensor, poisoned: bool) -> Iterator[_Watch]:
     watch, counted = _Watch(len(rows), poisoned), {id(layer.module) for layer in layers}
     with ExitStack() as hooks:
         for name, child in module.named_modules():
             where = name or "(root)"
-            before = child.register_forward_pre_hook(partial(watch.before, where), prepend=True)
+            before = child.register_forward_pre_hook(partial(watch.before, where, id(child) in counted), prepend=True)
             after = child.register_forward_hook(partial(watch.after, where, id(child) in counted), prepend=True)
             hooks.callback(before.remove)
             hooks.callback(after.remove)

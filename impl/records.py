@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -18,6 +18,8 @@ from .norms.fallback import Call
 from .sharded import Sharded
 
 HALF = (torch.bfloat16, torch.float16)
+Edge = tuple[Any, int]
+"""Where a tensor hangs on the autograd graph: the node that made it, and which of the node's outputs it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,12 @@ class Layer:
         """ "partial" if any of its parameters contributes that way."""
         return "partial" if "partial" in self.contributions.values() else "complete"
 
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters that the module shows now, without those that something else stands in for."""
+        paths = [attribute.rpartition(".") for attribute in self.names]
+        shown = [self.module.get_submodule(path)._parameters.get(last) for path, _, last in paths]
+        return [parameter for parameter in shown if isinstance(parameter, nn.Parameter)]
+
     @property
     def needs_parameters(self) -> bool:
         """Whether its rule has to be called while its unit is gathered."""
@@ -51,7 +59,7 @@ class Record:
     """One layer in one forward: ``activations`` is its input, or what was made of it; ``output`` hangs on the graph.
 
     ``others``: further tensors of its output, nested ones too, which no loss may depend on. ``parameters`` are the
-    trainable ones as they were then, gathered, and ``inputs`` the graph's nodes that its inputs come from.
+    trainable ones as they were then, gathered, and ``inputs`` where its inputs, nested ones too, hang on the graph.
     ``version`` and ``given`` tell changes in place: of the output, and of each input.
     """
 
@@ -61,7 +69,7 @@ class Record:
     version: int
     others: tuple[Tensor, ...] = ()
     parameters: tuple[nn.Parameter, ...] = ()
-    inputs: frozenset[Any] = frozenset()
+    inputs: frozenset[Edge] = frozenset()
     given: tuple[int, ...] = ()
 
     @property
@@ -120,7 +128,11 @@ class Use:
         if needs:
             refuse_freed(record)
         inputs = (record.activations, self.raw) if needs else (self.activations, self.backprop)
-        found: dict[str, Tensor] = layer.rule.per_sample_gradient(layer.module, *inputs)
+        try:
+            found: dict[str, Tensor] = layer.rule.per_sample_gradient(layer.module, *inputs)
+        except NotImplementedError as error:
+            error.add_note(f"the layer is {layer.name or '(root)'}")
+            raise
         return {attribute: lifted(gradient) for attribute, gradient in found.items()}
 
 
@@ -138,10 +150,28 @@ def record_of(layer: Layer, inputs: tuple[Any, ...], keywords: dict[str, Any], o
     """
     activations = _activations(layer, inputs, keywords)
     main, others = _outputs(layer, output)
+    if isinstance(activations, Call):
+        _refuse_other_rows(layer, activations, main)
+        activations = replace(activations, output=main.detach())
     parameters = tuple(layer.module.get_parameter(attribute) for attribute in layer.names)
-    given = [value for value in (*inputs, *keywords.values()) if isinstance(value, Tensor)]
-    nodes = frozenset(value.grad_fn for value in given if value.grad_fn is not None)
-    return Record(layer, activations, main, main._version, others, parameters, nodes, _versions(activations))
+    given = frozenset(edges_of(tensors_in((inputs, keywords))))
+    return Record(layer, activations, main, main._version, others, parameters, given, _versions(activations))
+
+
+def edges_of(tensors: Sequence[Tensor]) -> list[Edge]:
+    """Of those that were computed from something that requires a gradient."""
+    return [(tensor.grad_fn, tensor.output_nr) for tensor in tensors if tensor.grad_fn is not None]
+
+
+def _refuse_other_rows(layer: Layer, call: Call, output: Tensor) -> None:
+    """Raise NotImplementedError unless all tensors that a layer was called with have a row for each of its output's."""
+    for given in call.rows():
+        if given.shape[:1] != output.shape[:1]:
+            raise NotImplementedError(
+                f"{layer.name} was called with a tensor of shape {tuple(given.shape)} and gave one of shape"
+                f" {tuple(output.shape)}: each tensor that it is given must have a row for each sample; keep what all"
+                " samples share in a buffer of the layer"
+            )
 
 
 def refuse_freed(record: Record) -> None:

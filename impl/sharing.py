@@ -57,7 +57,7 @@ def squared_terms(uses: Sequence[Use], group_of: GroupOf) -> dict[tuple[int, Con
             squared = whole_squared_norm(own)
         else:
             part = use.record.layer.model.owned(name)
-            squared = summed(own).flatten(1)[:, part].square().sum(1)
+            squared = summed(own).unsqueeze(-1).flatten(1)[:, part].square().sum(1)
         key = group_of(name), contribution
         terms[key] = terms[key] + squared if key in terms else squared
     return terms
@@ -72,7 +72,7 @@ def whole_squared_norm(own: Sequence[Place]) -> Tensor:
     if rules == {linear} and len(own) == 1:
         (use, _), *_ = own
         return linear.bias_squared_norm(linear.as_pair(use.backprop, use.backprop)[0])
-    return summed(own).flatten(1).square().sum(1)
+    return summed(own).unsqueeze(-1).flatten(1).square().sum(1)
 
 
 def summed(own: Sequence[Place]) -> Tensor:

@@ -10,6 +10,7 @@ A rule is a module of this folder with these names:
   ``weights_B`` [B], without forming them: backprops are scaled by the weights, then contracted as in a backward pass.
 * optional ``flash_squared_norm(module, activations, backprops) -> [B]``: the same by the kernels of ``kernels``.
 * optional ``refusal(module) -> str``: why a particular layer is not covered ("" when it is).
+* optional ``PARAMETERS``: names of all parameters that it knows; without, weight and bias.
 
 A rule needs activations, backprops and options of the layer only, never the values of its parameters, unless it says
 ``NEEDS_PARAMETERS = True``; then it has to be called while the layer's unit is gathered. ``COVERS_CHILDREN = True``
@@ -55,8 +56,8 @@ def rules() -> dict[type[nn.Module], ModuleType]:
 
 
 def rule_for(module: nn.Module) -> ModuleType | None:
-    """The rule of exactly this layer type; subclasses may compute something else and have none."""
-    return rules().get(layer_type(module))
+    """The rule of exactly this layer type; a subclass, or a forward of its own, may compute something else: none."""
+    return None if "forward" in vars(module) else rules().get(layer_type(module))
 
 
 def layer_type(module: nn.Module) -> type[nn.Module]:

@@ -12,7 +12,7 @@ def squares(gradients: dict[str, Tensor], backprops: Tensor) -> Tensor:
     """
     squared_B = backprops.new_zeros(len(backprops))
     for gradient in gradients.values():
-        squared_B = squared_B + gradient.flatten(1).square().sum(1)
+        squared_B = squared_B + gradient.unsqueeze(-1).flatten(1).square().sum(1)
     return squared_B
 
 

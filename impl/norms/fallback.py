@@ -14,7 +14,7 @@ Source: ``torch.func``; Opacus' functorch grad sampler does the same, https://gi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,11 +30,15 @@ NEEDS_PARAMETERS = True
 
 @dataclass(frozen=True)
 class Call:
-    """What a layer was called with. Tensors have B rows, but for keywords named in ``shared``; the rest is constant."""
+    """What a layer was called with. Tensors have B rows, but for keywords named in ``shared``; the rest is constant.
+
+    ``output`` [B, ...]: what it gave, if that is to be compared with what it gives when it is run again.
+    """
 
     positional: tuple[Any, ...]
     keywords: Mapping[str, Any] = field(default_factory=dict)
     shared: Collection[str] = ()
+    output: Tensor | None = None
 
     def rows(self) -> list[Tensor]:
         """The tensors that have a row a sample, in order."""
@@ -89,18 +93,39 @@ def gradients_of(
         return {name: value.new_zeros(len(backprops), *value.shape) for name, value in values.items()}
     call = as_call(activations)
 
-    def of_one_sample(backprop: Tensor, *rows: Tensor) -> dict[str, Tensor]:
+    def of_one_sample(backprop: Tensor, *rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         return _pulled_back(module, call, values, [row.unsqueeze(0) for row in rows], backprop.unsqueeze(0))
 
     try:
-        found: dict[str, Tensor] = vmap(of_one_sample, randomness="error")(backprops, *call.rows())
+        found, again_B1 = _of_each(of_one_sample, backprops, *call.rows())
     except RuntimeError as error:
         kind = type(module).__name__.removeprefix("FSDP")
         raise NotImplementedError(
             f"a {kind} has no norm rule, and torch.func cannot take its per-sample gradients: {error};"
             " a layer that is random in training mode needs its dropout at 0, any other a rule in impl/norms"
         ) from error
+    if call.output is not None and not _same(call.output, again_B1.squeeze(1)):
+        raise NotImplementedError(
+            f"a {type(module).__name__.removeprefix('FSDP')} has no norm rule, and gave another output when it was run"
+            " again for its per-sample gradients: let it be a function of its inputs, parameters and buffers alone,"
+            " without counters, autocast around it, inputs changed in place, or random numbers (a layer that is random"
+            " in training mode needs its dropout at 0)"
+        )
     return found
+
+
+def _of_each(
+    of_one: Callable[..., tuple[dict[str, Tensor], Tensor]], *rows: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Gradients and outputs of all samples: at once, or one by one where ``vmap`` cannot (nn.GRU, in torch 2.13)."""
+    found: dict[str, Tensor]
+    try:
+        found, outputs = vmap(of_one, randomness="error")(*rows)
+    except RuntimeError:
+        each = [of_one(*row) for row in zip(*rows, strict=True)]
+        found = {name: torch.stack([gradients[name] for gradients, _ in each]) for name in each[0][0]}
+        outputs = torch.stack([output for _, output in each])
+    return found, outputs
 
 
 def weighted_gradients_of(
@@ -111,7 +136,7 @@ def weighted_gradients_of(
     if not values or not len(backprops):
         return {name: torch.zeros_like(value) for name, value in values.items()}
     call = as_call(activations)
-    return _pulled_back(module, call, values, call.rows(), _terms.scaled(backprops, weights_B))
+    return _pulled_back(module, call, values, call.rows(), _terms.scaled(backprops, weights_B))[0]
 
 
 def mixes_samples(module: nn.Module, activations: Tensor | Call) -> bool:
@@ -163,10 +188,21 @@ class _Bare(nn.Module):
 
 def _pulled_back(
     module: nn.Module, call: Call, values: dict[str, Tensor], rows: Sequence[Tensor], backprops: Tensor
-) -> dict[str, Tensor]:
-    pull = vjp(lambda parameters: _run(module, call, parameters, rows), values)[1]
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Gradients by name, and the output that they are of."""
+    output, pull, *_ = vjp(lambda parameters: _run(module, call, parameters, rows), values)
     found: dict[str, Tensor] = pull(backprops)[0]
-    return found
+    return found, output
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two outputs agree to half of their digits: sums in another order agree to more, others do not."""
+    if one.shape != other.shape:
+        return False
+    near = torch.finfo(torch.promote_types(one.dtype, other.dtype)).eps ** 0.5
+    finite = one.isfinite() & other.isfinite()
+    one, other = one.masked_fill(~finite, 0), other.masked_fill(~finite, 0)
+    return bool(((one - other).abs().amax() <= near * one.abs().amax()).item()) if one.numel() else True
 
 
 def _run(module: nn.Module, call: Call, values: Mapping[str, Tensor], rows: Sequence[Tensor]) -> Tensor:

@@ -26,6 +26,8 @@ from .fallback import Call
 LAYER = nn.MultiheadAttention
 NEEDS_PARAMETERS = True
 COVERS_CHILDREN = True
+_PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias")
+PARAMETERS = (*_PROJECTIONS, "bias_k", "bias_v", "out_proj.weight", "out_proj.bias")
 _ARGUMENTS = ("key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
 """Names of the arguments behind query, key and value, in order."""
 
@@ -114,9 +116,17 @@ def _mixed(module: nn.MultiheadAttention, projected: Sequence[Tensor], extra: Se
         k_BSe, v_BSe = torch.cat([k_BSe, extra[0]], 1), torch.cat([v_BSe, extra[1]], 1)
     if module.add_zero_attn:
         k_BSe, v_BSe = F.pad(k_BSe, (0, 0, 0, 1)), F.pad(v_BSe, (0, 0, 0, 1))
-    mask = _mask(given, q_BTe, k_BSe.shape[1] - positions)
+    causal = _causal(given)
+    mask = None if causal else _mask(given, q_BTe, k_BSe.shape[1] - positions)
     q, k, v = (x.view(*x.shape[:2], module.num_heads, module.head_dim).transpose(1, 2) for x in (q_BTe, k_BSe, v_BSe))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal).transpose(1, 2).flatten(2)
+
+
+def _causal(given: Call) -> bool:
+    """Whether the layer takes the causal mask and leaves ``attn_mask`` unread: what is only a hint may be untrue."""
+    named = given.keywords
+    hinted = bool(named.get("is_causal")) and not named.get("need_weights", True)
+    return hinted and named.get("key_padding_mask") is None
 
 
 def _mask(given: Call, like: Tensor, more: int) -> Tensor | None:

@@ -1,0 +1,284 @@
+"""What would reach the released gradient past the norms: each is refused by name, or counted rightly."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import MethodType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
+
+from fsdpcheck.impl import clip
+from fsdpcheck.impl.clipping import Flat
+from fsdpcheck.impl.collectives import ALONE
+from fsdpcheck.impl.modes import Mode
+from fsdpcheck.impl.private import Privacy
+from fsdpcheck.impl.step import MicroBatch, Options, Trainer
+from fsdpcheck.impl.wrap import ShardedModel
+
+from .test_private_refusals import Forward, Parts
+
+PASSES = ["two_pass", "bookkeeping"]
+ROWS = torch.tensor([[1.0, 2, 3], [3, 1, 2], [0, 2, 5]])
+INTEGERS = torch.tensor([[1, 2, 3], [3, 1, 2], [0, 2, 5]])
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.square().flatten(1).sum(1)
+
+
+def trainer_of(module: nn.Module, passes: Any = "two_pass") -> Trainer:
+    options = Options(normaliser=1, privacy=Privacy(Flat(0.25), Mode(passes=passes)))
+    return Trainer(ShardedModel(module, [], ALONE, True), loss, lambda p: torch.optim.SGD(p, lr=0.0), options)
+
+
+def step(trainer: Trainer, x: Tensor = ROWS) -> None:
+    trainer.step([MicroBatch(x, torch.zeros(len(x)), range(len(x)))])
+
+
+def leaves_its_penalty(layer: Any, x: Tensor) -> Tensor:
+    hidden: Tensor = x * layer.weight
+    layer.penalty = hidden.square().sum(1, keepdim=True)
+    return hidden.tanh()
+
+
+def gives_an_object(layer: Any, x: Tensor) -> Any:
+    hidden: Tensor = x * layer.weight
+    return hidden.tanh(), SimpleNamespace(hidden=hidden)
+
+
+def with_its_own_gradient(model: Any, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    energy: Tensor = model.b(model.a(x).tanh())
+    (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+    return torch.cat([energy, force], 1)
+
+
+def counts(layer: Any, x: Tensor) -> Tensor:
+    layer.calls = getattr(layer, "calls", 0) + 1
+    return x * layer.weight * layer.calls  # type: ignore[no-any-return]
+
+
+class RunsAgain(torch.autograd.Function):
+    """A checkpoint of the user's own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: nn.Module) -> Tensor:  # type: ignore[override]
+        ctx.module, ctx.x = module, x.detach()
+        with torch.no_grad():
+            return module(x)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            x = ctx.x.requires_grad_()
+            torch.autograd.backward(ctx.module(x), gradient)
+        return x.grad, None
+
+
+def one_weight_twice() -> nn.Module:
+    model = Parts(lambda m, x: F.linear(m.tokens(x).sum(1), m.weight), tokens=nn.Embedding(6, 3))
+    model.register_parameter("weight", model.get_parameter("tokens.weight"))
+    return model
+
+
+def of_complex_numbers() -> nn.Module:
+    model = Forward(lambda m, x: (x * m.weight).real)
+    model.weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    return model
+
+
+def a_shared_row(layer: Any, x: Tensor, chosen: Tensor) -> Tensor:
+    return x + layer.weight[chosen].sum()  # type: ignore[no-any-return]
+
+
+class Called(nn.Module):
+    """A layer with a weight [3] and any number of inputs."""
+
+    def __init__(self, forward: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.weight, self.told = nn.Parameter(torch.ones(3)), forward
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.told(self, *inputs)
+
+
+UNKNOWN = "the norm rule of Linear knows no parameter weight_{}, .* write a module of its own"
+BESIDE = "the loss depends on parameter {} beside the output of the layer that holds it .* in one tensor"
+REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
+    "weight_norm": (lambda: nn.Sequential(weight_norm(nn.Linear(3, 3))), ROWS, "0: " + UNKNOWN.format("g")),
+    "spectral_norm": (lambda: nn.Sequential(spectral_norm(nn.Linear(3, 3))), ROWS, "0: " + UNKNOWN.format("orig")),
+    "pruned": (
+        lambda: nn.Sequential(prune.random_unstructured(nn.Linear(3, 3), "weight", 1)),  # type: ignore[no-untyped-call]
+        ROWS,
+        "0: " + UNKNOWN.format("orig"),
+    ),
+    "parametrized": (
+        lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 3))),
+        ROWS,
+        "0.parametrizations.weight makes a weight of parameters .* write a module of its own",
+    ),
+    "complex": (
+        of_complex_numbers,
+        ROWS,
+        r"\(root\): weight is complex, .* real and imaginary part as one real parameter",
+    ),
+    "left in an attribute": (
+        lambda: Parts(lambda m, x: m.a(x) + m.a.penalty, a=Forward(leaves_its_penalty)),
+        ROWS,
+        BESIDE.format("a.weight"),
+    ),
+    "left in an object": (
+        lambda: Parts(lambda m, x: m.a(x)[1].hidden + m.a(x)[0], a=Forward(gives_an_object)),
+        ROWS,
+        BESIDE.format("a.weight"),
+    ),
+    "a gradient of a gradient": (
+        lambda: Parts(with_its_own_gradient, a=nn.Linear(3, 3), b=nn.Linear(3, 1)),
+        ROWS,
+        BESIDE.format("a.weight"),
+    ),
+    "recomputed by a function": (
+        lambda: Parts(lambda m, x: RunsAgain.apply(m.a(x), m.b), a=nn.Linear(3, 3), b=nn.Linear(3, 3)),
+        ROWS,
+        "was formed inside the backward to layers' outputs, .* use_reentrant=False",
+    ),
+    "a weight beside the layer that holds it": (
+        one_weight_twice,
+        INTEGERS,
+        r"\(root\) is a Parts without a norm rule, and tokens.weight inside it is its parameter weight too",
+    ),
+    "another order of samples": (
+        lambda: Parts(lambda m, x: m.a(x.flip(0)).flip(0), a=nn.Linear(3, 3)),
+        ROWS,
+        "a is given sample 0 in a row of another sample, .* keep the order of samples",
+    ),
+    "integers mixed as real numbers": (
+        lambda: Parts(lambda m, x: m.a(x.float() - x.float().mean(0)), a=nn.Linear(3, 3)),
+        INTEGERS,
+        "the forward that calls a, before it does: it mixes the samples",
+    ),
+    "as many shared numbers as samples": (
+        lambda: Parts(lambda m, x: m.a(x, torch.tensor([0, 1, 1])), a=Called(a_shared_row)),
+        ROWS,
+        r"a was called with a tensor of shape \(3,\) .* must have a row for each sample; keep .* in a buffer",
+    ),
+    "another output when run again": (
+        lambda: nn.Sequential(Forward(counts)),
+        ROWS,
+        "gave another output when it was run again for its per-sample gradients: .* without counters",
+    ),
+}
+
+
+@pytest.mark.parametrize("passes", PASSES)
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+def test_it_is_refused(name: str, passes: str) -> None:
+    make, x, message = REFUSED[name]
+    with pytest.raises(NotImplementedError, match=message):
+        step(trainer_of(make(), passes), x)
+
+
+CHANGED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "a hook on a gradient": (
+        lambda m: m[0].weight.register_hook(lambda g: 3 * g),
+        NotImplementedError,
+        "parameter 0.weight has a hook on its gradient: .* exceed the bound; remove it",
+    ),
+    "a hook after a gradient": (
+        lambda m: m[0].weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(3)),
+        NotImplementedError,
+        "parameter 0.weight has a hook on its gradient",
+    ),
+    "a hook before all others": (
+        lambda m: m[0].register_forward_hook(lambda m, args, y: 3 * y, prepend=True),
+        RuntimeError,
+        r"a forward hook was put before all others of 0 \(prepend=True\)",
+    ),
+    "another forward": (
+        lambda m: setattr(m[0], "forward", lambda x: 3 * F.linear(x, m[0].weight)),
+        NotImplementedError,
+        "0: its forward was replaced after the trainer was made",
+    ),
+    "training mode": (
+        lambda m: m.train(),
+        NotImplementedError,
+        "1.a: it is random in training mode",
+    ),
+}
+
+
+def of_one(model: Any, x: Tensor) -> Tensor:
+    """Rows [B, 3] as sequences [B, 3, 1] and back, around an attention."""
+    mixed: Tensor = model.a(x[..., None], x[..., None], x[..., None])[0]
+    return mixed[..., 0]
+
+
+def attending(dropout: float) -> nn.Module:
+    return Parts(of_one, a=nn.MultiheadAttention(1, 1, dropout, batch_first=True))
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_is_changed_after_the_trainer_is_made_is_refused(name: str) -> None:
+    change, error, message = CHANGED[name]
+    trainer = trainer_of(nn.Sequential(nn.Linear(3, 3), attending(0.5)).eval())
+    change(trainer.model.module)
+    with pytest.raises(error, match=message):
+        step(trainer)
+
+
+def tripled(self: nn.Linear, x: Tensor) -> Tensor:
+    return 3 * F.linear(x, self.weight, self.bias)
+
+
+def with_its_forward_replaced() -> nn.Module:
+    layer = nn.Linear(3, 3)
+    layer.forward = MethodType(tripled, layer)  # type: ignore[method-assign]
+    return nn.Sequential(layer)
+
+
+def scaled() -> nn.Module:
+    model = Parts(lambda m, x: m.layer(x) * m.scale, layer=nn.Linear(3, 3))
+    model.register_parameter("scale", nn.Parameter(torch.tensor(1.5)))
+    return model
+
+
+def told_that_it_is_causal(model: Any, x: Tensor) -> Tensor:
+    """The mask lets every position see every other; with this hint torch does not read it."""
+    rows, seen = x[..., None], torch.zeros(3, 3, dtype=torch.bool)
+    mixed: Tensor = model.a(rows, rows, rows, attn_mask=seen, is_causal=True, need_weights=False)[0]
+    return mixed
+
+
+COUNTED: dict[str, Callable[[], nn.Module]] = {
+    "a forward replaced before": with_its_forward_replaced,
+    "a parameter without axes": scaled,
+    "GRU": lambda: Parts(lambda m, x: m.a(x[..., None])[0][:, -1], a=nn.GRU(1, 2, batch_first=True)),
+    "LSTM": lambda: Parts(lambda m, x: m.a(x[..., None])[0][:, -1], a=nn.LSTM(1, 2, batch_first=True)),
+    "a causal mask by hint": lambda: Parts(told_that_it_is_causal, a=nn.MultiheadAttention(1, 1, batch_first=True)),
+}
+
+
+@pytest.mark.parametrize("passes", PASSES)
+@pytest.mark.parametrize("name", COUNTED)
+def test_it_is_counted_as_of_single_samples(name: str, passes: str) -> None:
+    torch.manual_seed(0)
+    module = COUNTED[name]().double()
+    alone = copy.deepcopy(module) if name != "a forward replaced before" else with_its_forward_replaced().double()
+    alone.load_state_dict(module.state_dict())
+    trainer = trainer_of(module, passes)
+    step(trainer, ROWS.double())
+    wanted, total = [], {key: torch.zeros_like(value) for key, value in alone.named_parameters()}
+    for row in ROWS.double():
+        found = torch.autograd.grad(loss(alone(row[None]), row).sum(), list(alone.parameters()))
+        wanted.append(torch.cat([gradient.flatten() for gradient in found]).norm())
+        for key, gradient in zip(total, found, strict=True):
+            total[key] += gradient * clip.factors(wanted[-1].square(), 0.25)
+    torch.testing.assert_close(trainer.found.norms[0], torch.stack(wanted))
+    torch.testing.assert_close(trainer.model.full_gradients(), total)
