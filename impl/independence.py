@@ -8,8 +8,11 @@ inputs and none of their values, so every rank runs the same and finds the same,
 
 A layer that is given sample 0 in another row is refused too, even if no loss shows it: norms go by rows.
 
-Not seen: mixing of integers (rows of them are poisoned where real numbers are first made of them), of targets (which
-may be numbers of classes), an order of samples that depends on their values, and values that NaN does not pass through.
+The loss is then asked about targets, on the made-up outputs: with another target of sample 0 - real ones NaN, classes
+one that may be left out - every other loss must stay as it is. What it cannot take as a target, it is not asked.
+
+Not seen: mixing of integers (rows of them are poisoned where real numbers are first made of them), an order of samples
+that depends on their values, values that NaN does not pass through, and backwards that mix what forwards keep apart.
 Seen without being there: masked mixing, 0 * NaN, as of several samples packed into one row. Then say
 ``Privacy(independence="trust")``.
 """
@@ -35,6 +38,8 @@ INSTEAD = (
     "take GroupNorm or LayerNorm for a BatchNorm, batch_first=True for an axis of positions, a loss that compares no"
     " samples; or, if it is known that no sample's loss depends on another's row, say Privacy(independence='trust')"
 )
+OTHER_CLASSES = (-100, -1, 1)
+"""Targets besides 0: those that losses leave out by custom, and a class."""
 
 
 def refuse_dependent(
@@ -50,12 +55,12 @@ def refuse_dependent(
     Two forwards, no backward: as many collectives as two forwards. Buffers and random states are left as they were.
     The poisoned one is ``unrecorded``; of the other the caller has to drop what was recorded.
     """
-    rows = made_up(inputs)
+    rows, more = made_up(inputs)
     try:
         with _left_as_it_was(model.module, inputs):
             clean, before = _run(model, loss, layers, rows, targets, poisoned=False)
         with _left_as_it_was(model.module, inputs), unrecorded():
-            poisoned, after = _run(model, loss, layers, rows, targets, poisoned=True)
+            poisoned, after = _run(model, loss, layers, more, targets, poisoned=True)
     except Exception as error:
         error.add_note(
             f"when asked whether samples mix, with {len(rows)} made-up rows of shape {tuple(rows.shape[1:])} before the"
@@ -73,13 +78,15 @@ def refuse_dependent(
             )
 
 
-def made_up(inputs: Tensor) -> Tensor:
-    """[n, ...]: equal rows shaped like those of ``inputs``, see ``norms.fallback``.
+def made_up(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """[n, ...] and [m, ...]: equal rows shaped like those of ``inputs``, see ``norms.fallback``.
 
-    n is 2, or the next number that none of the other axes has, so that they cannot be taken for the samples'.
+    n and m are the first numbers from 2 that none of the other axes has, so that they cannot be taken for the samples'.
+    There are two, so that a layer with as many rows whatever the samples are is seen.
     """
     shape = inputs.shape[1:]
-    return fallback.made_up(inputs, next(n for n in range(2, 4 + len(shape)) if n not in shape))
+    first, second, *_ = (n for n in range(2, 5 + len(shape)) if n not in shape)
+    return fallback.made_up(inputs, first), fallback.made_up(inputs, second)
 
 
 def _run(
@@ -98,8 +105,33 @@ def _run(
         outputs = model(poison(rows) if poisoned else rows)
         losses = loss(outputs, wanted)
     model.reshard()
-    whole = isinstance(losses, Tensor) and losses.shape == (len(rows),)
-    return losses.detach() if whole else None, watch
+    if not isinstance(losses, Tensor) or losses.shape != (len(rows),):
+        return None, watch
+    if not poisoned and isinstance(outputs, Tensor) and mixes_targets(loss, outputs.detach(), wanted):
+        raise NotImplementedError(
+            "the loss of a sample depends on the targets of others: it mixes the samples of a batch, as where a mean is"
+            " over all tokens that count; divide by what is known of the sample alone, or by a constant"
+        )
+    return losses.detach(), watch
+
+
+def mixes_targets(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> bool:
+    """Whether another target of sample 0 changes the loss of another sample.
+
+    Asked on the CPU, where a class that does not exist is an error and not the end of the process.
+    """
+    for value in (float("nan"),) if targets.is_floating_point() else OTHER_CLASSES:
+        changed = targets.index_fill(0, torch.zeros(1, dtype=torch.int64, device=targets.device), value)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                before = loss(outputs.cpu(), targets.cpu())
+            with torch.random.fork_rng(devices=[]):
+                after = loss(outputs.cpu(), changed.cpu())
+        except (RuntimeError, IndexError, ValueError):
+            continue
+        if not torch.equal(before[1:].nan_to_num(), after[1:].nan_to_num()) or _reached(before, after):
+            return True
+    return False
 
 
 def poison(rows: Tensor) -> Tensor:
@@ -123,7 +155,10 @@ def refuse_rows(layer: str, rows: int, samples: int) -> NoReturn:
 
 
 def _reached(clean: Tensor, poisoned: Tensor) -> bool:
-    return bool((poisoned[1:].isnan() & ~clean[1:].isnan()).any())
+    """Whether NaN is in a loss of another sample, and was not when all rows were equal; there may be more of them."""
+    before = clean[1:].isnan()
+    before = torch.cat([before, before[:1].expand(len(poisoned) - len(clean))])
+    return bool((poisoned[1:].isnan() & ~before).any())
 
 
 class _Watch:

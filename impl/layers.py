@@ -52,10 +52,10 @@ def refuse_now(layer: Layer) -> None:
     """Raise NotImplementedError for a layer that was changed after its trainer was made, so that no rule covers it."""
     where = layer.name or "(root)"
     _refuse_options(where, layer.module, layer.rule)
-    if layer.rule is not fallback and "forward" in vars(layer.module):
+    if layer.rule is not fallback and norms.rule_for(layer.module) is not layer.rule:
         raise NotImplementedError(
-            f"{where}: its forward was replaced after the trainer was made, and the norm rule of"
-            f" {norms.layer_type(layer.module).__name__} does not know it; replace it before"
+            f"{where}: its forward or type was replaced after the trainer was made, and its norm rule does not know it;"
+            " replace it before"
         )
 
 

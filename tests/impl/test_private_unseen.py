@@ -163,6 +163,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
         INTEGERS,
         "the forward that calls a, before it does: it mixes the samples",
     ),
+    "as many shared rows as made-up ones": (
+        lambda: Parts(lambda m, x: m.a(x) + m.b(torch.ones(2, 3)).sum(0), a=nn.Linear(3, 3), b=nn.Linear(3, 3)),
+        ROWS[:2],
+        "b gives 2 rows for 4 samples",
+    ),
     "as many shared numbers as samples": (
         lambda: Parts(lambda m, x: m.a(x, torch.tensor([0, 1, 1])), a=Called(a_shared_row)),
         ROWS,
@@ -185,6 +190,10 @@ def test_it_is_refused(name: str, passes: str) -> None:
         step(trainer_of(make(), passes), x)
 
 
+def tripled(self: nn.Linear, x: Tensor) -> Tensor:
+    return 3 * F.linear(x, self.weight, self.bias)
+
+
 CHANGED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "a hook on a gradient": (
         lambda m: m[0].weight.register_hook(lambda g: 3 * g),
@@ -204,7 +213,12 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "another forward": (
         lambda m: setattr(m[0], "forward", lambda x: 3 * F.linear(x, m[0].weight)),
         NotImplementedError,
-        "0: its forward was replaced after the trainer was made",
+        "0: its forward or type was replaced after the trainer was made",
+    ),
+    "another type": (
+        lambda m: setattr(m[0], "__class__", type("Other", (nn.Linear,), {"forward": tripled})),
+        NotImplementedError,
+        "0: its forward or type was replaced after the trainer was made",
     ),
     "training mode": (
         lambda m: m.train(),
@@ -233,8 +247,46 @@ def test_what_is_changed_after_the_trainer_is_made_is_refused(name: str) -> None
         step(trainer)
 
 
-def tripled(self: nn.Linear, x: Tensor) -> Tensor:
-    return 3 * F.linear(x, self.weight, self.bias)
+def over_all_tokens(outputs: Tensor, targets: Tensor) -> Tensor:
+    each = F.cross_entropy(outputs, targets, reduction="none").sum(1)
+    return each / (targets != -100).sum()
+
+
+def over_its_tokens(outputs: Tensor, targets: Tensor) -> Tensor:
+    each = F.cross_entropy(outputs, targets, reduction="none").sum(1)
+    return each / (targets != -100).sum(1)
+
+
+def from_the_mean(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - (targets - targets.mean())[:, None]).square().sum(1)
+
+
+def by_class(outputs: Tensor, targets: Tensor) -> Tensor:
+    """It draws, as a loss may that smooths labels, and cannot take -1 as a class."""
+    drawn = torch.rand(3, dtype=outputs.dtype)
+    return F.cross_entropy(outputs * drawn, targets, reduction="none") * drawn[targets]
+
+
+CLASSES = torch.tensor([[0, 1, -100], [2, -100, -100], [1, 1, 1]])
+LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor, bool]] = {
+    "a mean over all tokens": (over_all_tokens, CLASSES, True),
+    "a mean over one's tokens": (over_its_tokens, CLASSES, False),
+    "distance from the mean": (from_the_mean, torch.ones(3), True),
+    "a weight for each class": (by_class, torch.tensor([0, 2, 1]), False),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_that_depends_on_other_targets_is_refused(name: str) -> None:
+    told, targets, mixes = LOSSES[name]
+    trainer = trainer_of(nn.Linear(3, 9) if targets.dim() == 2 else nn.Linear(3, 3))
+    trainer.loss = lambda y, t: told(y.unflatten(1, (3, 3)) if t.dim() == 2 else y, t)
+    if mixes:
+        with pytest.raises(NotImplementedError, match="depends on the targets of others: it mixes the samples"):
+            trainer.step([MicroBatch(ROWS, targets, range(3))])
+    else:
+        trainer.step([MicroBatch(ROWS, targets, range(3))])
+        assert len(trainer.found.norms[0]) == 3
 
 
 def with_its_forward_replaced() -> nn.Module:
