@@ -43,8 +43,7 @@ class Pool:
             self.table = _table.Table(self.places[0].table, world_size)
             for place in self.places:
                 self.links.append(link(place))
-            for rank in range(world_size):
-                self._await_ready(rank)
+            self._await_ready()
         except BaseException:
             self.close()
             raise
@@ -84,10 +83,13 @@ class Pool:
             link.end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _await_ready(self, rank: int) -> None:
-        link = self.links[rank]
-        while link.receive() is None:
-            connection.wait(link.sources(), timeout=_POLL_SECONDS)
-            if (code := link.exit_code()) is not None:
-                words = self.last_words(rank)
-                raise FsdpcheckError(f"the worker of rank {rank} ended with {code} before its first run\n{words}")
+    def _await_ready(self) -> None:
+        """Wait for all: none of them is ready before all have come, so whoever died is not waited for."""
+        waiting = set(range(self.world_size))
+        while waiting:
+            self.wait()
+            waiting -= {rank for rank in waiting if self.links[rank].receive() is not None}
+            for rank in sorted(waiting):
+                if (code := self.links[rank].exit_code()) is not None:
+                    words = self.last_words(rank)
+                    raise FsdpcheckError(f"the worker of rank {rank} ended with {code} before its first run\n{words}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,10 @@ import pytest
 
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.engines import _pool, _watch
+from fsdpcheck.engines._follower import Place
+from fsdpcheck.engines._links import LocalLink
 from fsdpcheck.engines.processes import ProcessesEngine
+from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.execution import Execution, Failure, RunRequest
 
 ADAPTERS = Path(__file__).with_name("adapters_for_tests.py")
@@ -112,6 +116,20 @@ def test_a_budget_that_runs_out_is_no_progress_and_shows_all_stacks(attribute: s
     assert any(f"in {attribute}" in line for line in running.stack)
     assert any("in step" in line for line in waiting.stack)
     engine.close()
+
+
+def test_a_worker_that_dies_before_all_have_come_is_told_and_not_waited_for() -> None:
+    links = []
+
+    def link(place: Place) -> LocalLink:
+        links.append(LocalLink(place))
+        if place.rank == 1:
+            os.kill(links[1].pid, signal.SIGKILL)
+        return links[-1]
+
+    with pytest.raises(FsdpcheckError, match="the worker of rank 1 ended with -9 before its first run"):
+        _pool.Pool(2, link)
+    assert not any(is_alive(one.pid) for one in links)
 
 
 def test_closing_reaps_every_worker_and_removes_what_they_shared() -> None:
