@@ -24,7 +24,7 @@ from fsdpcheck.plan import WORLD_SIZES
 from fsdpcheck.replay import Token, command, encode
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import drawing
-from fsdpcheck.verdict import Finding, Verdict
+from fsdpcheck.verdict import Finding, Verdict, exit_code
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -199,16 +199,14 @@ class Judging:
 
     def verdict(self, stop: BaseException | None) -> Verdict:
         """The verdict, given what ended the drawing (None: Hypothesis is done)."""
-        if isinstance(stop, Stop) and stop.error is not None:
-            return self._error(stop.error, stop.case)
         if isinstance(stop, Flaky) and self.broken is not None:
             return self._flaky(self.broken)
+        if self.broken is not None:
+            return self._shrunk(self.broken, stop)
+        if isinstance(stop, Stop) and stop.error is not None:
+            return self._error(stop.error, stop.case)
         stop = None if self.hopeless else stop
         spent = isinstance(stop, Stop)
-        if self.broken is not None:
-            return self._finding(
-                self.broken, "the budget ended the shrinking; a smaller case may exist" if spent else ""
-            )
         if stop is not None and not spent and not isinstance(stop, Unsatisfiable):
             return self._error(stop, None)
         if self.refused:
@@ -245,6 +243,16 @@ class Judging:
     def _finding(self, found: Finding, note: str) -> Verdict:
         told = replace(self._diagnosed(found), note=note)
         return replace(self._held, status="finding", finding=told, exit_code=FINDING)
+
+    def _shrunk(self, found: Finding, stop: BaseException | None) -> Verdict:
+        """The finding, given what ended its shrinking: an error in another case takes nothing from it, and is told."""
+        if stop is None:
+            return self._finding(found, "")
+        if isinstance(stop, Stop) and stop.error is None:
+            return self._finding(found, "the budget ended the shrinking; a smaller case may exist")
+        error = self._error(stop.error, stop.case) if isinstance(stop, Stop) else self._error(stop, None)
+        told = self._finding(found, f"an error ended the shrinking; a smaller case may exist: {error.reason}")
+        return replace(told, exit_code=exit_code((FINDING, error.exit_code)))
 
     def _flaky(self, found: Finding) -> Verdict:
         reason = (

@@ -232,6 +232,26 @@ def test_the_replay_line_of_an_error_repeats_what_a_token_may_not_import(tmp_pat
     assert line.endswith(f"' --adapter {file}:Mine --install own.module:plant")
 
 
+@pytest.mark.parametrize(
+    ("error", "code"), [(ZeroDivisionError("oops"), 3), (AdapterError("x"), 2), (NoProgress("x"), 1)]
+)
+def test_an_error_while_shrinking_keeps_the_finding_and_is_told(run: Run, error: Exception, code: int) -> None:
+    def body(case: Case, run: Run) -> None:
+        if case.layout.batch_size > 3:
+            broken.append(case)
+            raise Violation("broken", got="1", wanted="0", where="here")
+        if broken:
+            raise error
+
+    broken = list[Case]()
+    verdict = check_law(a_law(body), run)
+    assert verdict.finding is not None
+    assert (verdict.status, verdict.exit_code) == ("finding", code)
+    assert verdict.finding.note.startswith("an error ended the shrinking; a smaller case may exist: ")
+    assert str(error) in verdict.finding.note
+    assert "replay with: fsdpcheck replay 'v2:" in verdict.finding.note
+
+
 @pytest.mark.parametrize(("kind", "code"), [("adapter", 2), ("no progress", 4)])
 def test_a_run_that_says_nothing_of_the_law_is_no_finding(kind: Any, code: int) -> None:
     run = Run(FakeEngine(Failure(kind, "a report")), "fully_shard")
