@@ -119,12 +119,15 @@ class Crew:
     @staticmethod
     @contextmanager
     def forwarding_interrupts() -> Iterator[Crew]:
-        """A crew that SIGINT and SIGTERM are passed on to."""
+        """A crew that SIGINT and SIGTERM are passed on to. Who is still running when it is left, is ended."""
         crew = Crew()
         kept = {number: signal.signal(number, crew.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield crew
         finally:
+            for child in crew._children:
+                child.process.kill()
+                child.death()
             crew._selector.close()
             for number, handler in kept.items():
                 signal.signal(number, handler)

@@ -119,7 +119,8 @@ class _Supervised:
         self.tell(plan)
         self._agenda = Agenda((law, ref) for ref, law in itertools.product(self._ledger.plan.adapters, plan["laws"]))
         for _ in range(1, min(self._jobs, -(-plan["promised"] // _WORTH_A_PROCESS))):
-            self.start()
+            if not self._crew.interrupted:
+                self.start()
 
     def _leave_out(self, verdict: Verdict) -> None:
         assert self._agenda is not None

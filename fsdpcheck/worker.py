@@ -10,8 +10,10 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -28,19 +30,24 @@ if TYPE_CHECKING:
 def main() -> int:
     """Run the session; returns the process's exit code, which the parent only needs when the pipe ended early."""
     faulthandler.enable(all_threads=False)
-    signal.signal(signal.SIGINT, _interrupt_once)
+    interrupt = _Interrupt()
+    _follow_parent_into_death(int(sys.argv[1]))
     pipe = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1)
     feed = os.fdopen(int(sys.argv[2]), encoding="utf-8")
     pairs = ((law, adapter) for law, adapter in map(json.loads, feed))
 
-    def emit(event: dict[str, Any]) -> None:
+    def tell(event: dict[str, Any]) -> None:
         try:
             pipe.write(json.dumps(event) + "\n")
         except BrokenPipeError:  # the parent is gone, and so is everybody who would read on
             raise KeyboardInterrupt from None
 
+    def emit(event: dict[str, Any]) -> None:
+        tell(event)
+        interrupt.again()
+
     try:
-        emit(told_session(Plan.from_json(sys.argv[3]), emit, pairs))
+        tell(told_session(Plan.from_json(sys.argv[3]), emit, pairs))
     except KeyboardInterrupt:
         return 130
     return 0
@@ -49,7 +56,8 @@ def main() -> int:
 def replay() -> int:
     """Run the case of one trusted token: arguments FD FEED TOKEN ENGINE BUDGET; one event, the verdict or an error."""
     faulthandler.enable(all_threads=False)
-    signal.signal(signal.SIGINT, _interrupt_once)
+    _Interrupt()
+    _follow_parent_into_death(int(sys.argv[1]))
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as pipe:
         try:
             from fsdpcheck import replay as tokens
@@ -85,6 +93,35 @@ def told_session(
     return {"event": "end", "interrupted": interrupted}
 
 
-def _interrupt_once(number: int, frame: object) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal and the parent both send it; cleaning up is not redone
-    raise KeyboardInterrupt
+def _follow_parent_into_death(pipe: int) -> None:
+    """End when nobody is left to read from ``pipe``, even in a case that never ends and tells nothing."""
+    poll = select.poll()
+    poll.register(pipe, 0)  # errors are always told
+
+    def watch() -> None:
+        poll.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch parent", daemon=True).start()
+
+
+class _Interrupt:
+    """SIGINT raises KeyboardInterrupt once: the terminal and the parent both send it, and cleaning up is not redone.
+
+    Where Python calls something by itself (a callback of the collector, __del__) it swallows what is raised there, and
+    the session would go on; hence ``again``.
+    """
+
+    def __init__(self) -> None:
+        self._came = False
+        signal.signal(signal.SIGINT, self._raise)
+
+    def again(self) -> None:
+        """Raise KeyboardInterrupt if it was raised before."""
+        if self._came:
+            raise KeyboardInterrupt
+
+    def _raise(self, number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._came = True
+        raise KeyboardInterrupt

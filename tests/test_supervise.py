@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from fsdpcheck import children, supervise
 from fsdpcheck.ledger import Ledger
 from fsdpcheck.plan import Plan
 from fsdpcheck.verdict import Verdict
+from tests.commands import environment
 
 TOY = f"{Path(__file__).parent / 'toys' / 'laws.py'}:adapter"
 LAWS = tuple(f"toy.{name}" for name in ("completes", "agrees", "small", "crashes", "secret", "broken"))
@@ -111,3 +114,49 @@ def test_an_interrupt_ends_every_process(started: list[children.Child]) -> None:
     assert ledger.exit_code == 130
     assert len(started) == 2
     assert [child.process.returncode for child in started] == [0, 0], "each cleaned up and told its end"
+
+
+def test_an_interrupt_that_python_swallows_ends_the_session_all_the_same() -> None:
+    ledger, told = _session(("toy.swallows",), 1)
+    assert ledger.exit_code == 130
+    assert not ledger.verdicts
+    assert told.count("case") == 2, "the one that it came in, and the next, where it was seen"
+
+
+def test_an_interrupt_before_the_plan_is_told_starts_nobody(started: list[children.Child]) -> None:
+    def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
+        if event["event"] == "plan":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    ledger = supervise.supervise(Plan((TOY,), LAWS, world_sizes=(1, 2), confirm=False), listen, 3)
+    assert ledger.exit_code == 130
+    assert len(started) == 1
+
+
+def test_a_listener_that_raises_leaves_no_process_behind(started: list[children.Child]) -> None:
+    def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
+        if event["event"] == "case":
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        supervise.supervise(Plan((TOY,), ("toy.waits",), world_sizes=(1, 2), confirm=False), listen, 1)
+    assert [child.process.returncode for child in started] == [-signal.SIGKILL]
+
+
+def test_a_case_that_never_ends_outlives_its_parent_by_nothing() -> None:
+    """Also when the parent is killed: nothing is told any more, so no write would fail."""
+    program = (
+        "import os, signal\n"
+        "from fsdpcheck.plan import Plan\n"
+        "from fsdpcheck.supervise import supervise\n"
+        "def listen(ledger, event):\n"
+        "    if event['event'] == 'case':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"supervise(Plan(({TOY!r},), ('toy.waits',), world_sizes=(1, 2), confirm=False), listen)\n"
+    )
+    read, write = os.pipe()  # a process that inherits the end for writing keeps it open for as long as it lives
+    parent = subprocess.run([sys.executable, "-c", program], stderr=write, env=environment(), check=False)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        pipe.read()
+    assert parent.returncode == -signal.SIGKILL

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 import threading
 
 import torch
@@ -119,3 +121,16 @@ def broken(case: Case, run: Run) -> None:
 def waits(case: Case, run: Run) -> None:
     """Never ends by itself."""
     threading.Event().wait()
+
+
+class _Interrupted:
+    """A Ctrl-C that comes while Python runs a callback of its own, which swallows what it raises."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@law("toy.swallows", promise="plain", draw=draw)
+def swallows(case: Case, run: Run) -> None:
+    """Loses the interrupt that comes in each of its cases."""
+    _Interrupted()
