@@ -10,6 +10,10 @@ In mixed precision the two passes round apart: a re-weighted backprop in bfloat1
 whose norm was taken, so a clipped gradient may exceed C by roundings of bfloat16 (about 2**-8 of it). Bookkeeping
 contracts the very backprops whose norms were taken, in float32, and stays within roundings of float32.
 
+Two passes also take the backward to be linear: re-weighted losses must give re-weighted gradients. A tensor hook or an
+autograd.Function that clamps or normalises gradients on their way breaks that, and the released sum may exceed C;
+nothing in a step shows it. Take bookkeeping then: it weighs what was normed.
+
 | mode        | backwards | parameters gathered       | kept until the factors are known      |
 |-------------|-----------|---------------------------|---------------------------------------|
 | two_pass    | 2         | forward, both backwards   | the autograd graph                    |

@@ -152,7 +152,9 @@ def record_of(layer: Layer, inputs: tuple[Any, ...], keywords: dict[str, Any], o
     main, others = _outputs(layer, output)
     if isinstance(activations, Call):
         _refuse_other_rows(layer, activations, main)
-        activations = replace(activations, output=main.detach())
+        device = main.device.type
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        activations = replace(activations, output=main.detach(), autocast=autocast)
     parameters = tuple(layer.module.get_parameter(attribute) for attribute in layer.names)
     given = frozenset(edges_of(tensors_in((inputs, keywords))))
     return Record(layer, activations, main, main._version, others, parameters, given, _versions(activations))

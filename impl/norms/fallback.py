@@ -32,18 +32,25 @@ NEEDS_PARAMETERS = True
 class Call:
     """What a layer was called with. Tensors have B rows, but for keywords named in ``shared``; the rest is constant.
 
-    ``output`` [B, ...]: what it gave, if that is to be compared with what it gives when it is run again.
+    ``output`` [B, ...]: what it gave, if that is to be compared with what it gives when it is run again. ``autocast``:
+    the dtype that autocast computed in then, None where it was off.
     """
 
     positional: tuple[Any, ...]
     keywords: Mapping[str, Any] = field(default_factory=dict)
     shared: Collection[str] = ()
     output: Tensor | None = None
+    autocast: torch.dtype | None = None
 
     def rows(self) -> list[Tensor]:
         """The tensors that have a row a sample, in order."""
         values = [*self.positional, *(value for name, value in self.keywords.items() if name not in self.shared)]
         return [value for value in values if isinstance(value, Tensor)]
+
+    def precision(self) -> torch.autocast:
+        """Autocast as it was when the layer was called: a backward may lie outside of it."""
+        device = self.rows()[0].device.type if self.rows() else "cpu"
+        return torch.autocast(device, self.autocast, enabled=self.autocast is not None, cache_enabled=False)
 
     def given(self, rows: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments and keyword arguments with ``rows`` in place of ``self.rows()``."""
@@ -104,11 +111,11 @@ def gradients_of(
             f"a {kind} has no norm rule, and torch.func cannot take its per-sample gradients: {error};"
             " a layer that is random in training mode needs its dropout at 0, any other a rule in impl/norms"
         ) from error
-    if call.output is not None and not _same(call.output, again_B1.squeeze(1)):
+    if call.output is not None and not _same(call.output, again_B1.squeeze(1), call.autocast):
         raise NotImplementedError(
             f"a {type(module).__name__.removeprefix('FSDP')} has no norm rule, and gave another output when it was run"
             " again for its per-sample gradients: let it be a function of its inputs, parameters and buffers alone,"
-            " without counters, autocast around it, inputs changed in place, or random numbers (a layer that is random"
+            " without counters, inputs changed in place, or random numbers (a layer that is random"
             " in training mode needs its dropout at 0)"
         )
     return found
@@ -195,11 +202,11 @@ def _pulled_back(
     return found, output
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two outputs agree to half of their digits: sums in another order agree to more, others do not."""
+def _same(one: Tensor, other: Tensor, computed_in: torch.dtype | None) -> bool:
+    """Whether two outputs agree to half of the digits of the coarsest dtype: sums in another order agree to more."""
     if one.shape != other.shape:
         return False
-    near = torch.finfo(torch.promote_types(one.dtype, other.dtype)).eps ** 0.5
+    near = max(torch.finfo(dtype).eps for dtype in (one.dtype, other.dtype, computed_in or one.dtype)) ** 0.5
     finite = one.isfinite() & other.isfinite()
     one, other = one.masked_fill(~finite, 0), other.masked_fill(~finite, 0)
     return bool(((one - other).abs().amax() <= near * one.abs().amax()).item()) if one.numel() else True
@@ -208,7 +215,8 @@ def _same(one: Tensor, other: Tensor) -> bool:
 def _run(module: nn.Module, call: Call, values: Mapping[str, Tensor], rows: Sequence[Tensor]) -> Tensor:
     positional, keywords = call.given(rows)
     named = {f"module.{name}": value for name, value in values.items()}
-    output: Tensor = functional_call(_Bare(module), named, positional, keywords)
+    with call.precision():
+        output: Tensor = functional_call(_Bare(module), named, positional, keywords)
     return output
 
 

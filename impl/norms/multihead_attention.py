@@ -74,6 +74,11 @@ def weighted_gradient(
 
 def products(module: nn.MultiheadAttention, activations: Call, backprops: Tensor) -> Products:
     """The layer's products. Needs its parameters."""
+    with activations.precision():
+        return _as_called(module, activations, backprops)
+
+
+def _as_called(module: nn.MultiheadAttention, activations: Call, backprops: Tensor) -> Products:
     trainable = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
     inputs = [activations.keywords[name] for name in ("query", "key", "value")]
     projections = _projections(module)

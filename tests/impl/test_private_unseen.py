@@ -317,6 +317,49 @@ COUNTED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+class Autocast(nn.Module):
+    """A module under autocast, which its backward is not under."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.module(x)  # type: ignore[no-any-return]
+
+
+def rounded(layer: Any, x: Tensor) -> Tensor:
+    return F.linear(x, layer.weight[None])
+
+
+def alone_in_a_sequence(model: Any, x: Tensor) -> Tensor:
+    mixed: Tensor = model.a(x[:, None], x[:, None], x[:, None])[0]
+    return mixed[:, 0]
+
+
+UNDER_AUTOCAST: dict[str, Callable[[], nn.Module]] = {
+    "a layer without a rule": lambda: Forward(rounded),
+    "attention": lambda: Parts(alone_in_a_sequence, a=nn.MultiheadAttention(3, 1, batch_first=True)),
+}
+
+
+@pytest.mark.parametrize("passes", PASSES)
+@pytest.mark.parametrize("name", UNDER_AUTOCAST)
+def test_under_autocast_it_is_run_again_as_it_was(name: str, passes: str) -> None:
+    """Weights that bfloat16 rounds, to one, so that all else is integers: every bit is the single sample's."""
+    module = Autocast(UNDER_AUTOCAST[name]())
+    for parameter in module.parameters():
+        nn.init.constant_(parameter, 1 + 2.0**-9)
+    alone = copy.deepcopy(module)
+    trainer = trainer_of(module, passes)
+    trainer.loss = lambda y, t: y.float().flatten(1).sum(1)
+    step(trainer)
+    for row, norm in zip(ROWS, trainer.found.norms[0], strict=True):
+        found = torch.autograd.grad(alone(row[None]).float().sum(), list(alone.parameters()), allow_unused=True)
+        assert norm == torch.cat([g.flatten() for g in found if g is not None]).square().sum().sqrt()
+
+
 @pytest.mark.parametrize("passes", PASSES)
 @pytest.mark.parametrize("name", COUNTED)
 def test_it_is_counted_as_of_single_samples(name: str, passes: str) -> None:
