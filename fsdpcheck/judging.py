@@ -88,6 +88,8 @@ class Judging:
     """Of failing cases: the first and the newest, which is the smallest."""
     evidence: Evidence = field(default_factory=Evidence)
     stage: str = ""
+    undiagnosed: str = ""
+    """What went wrong while the cause of a finding was looked for."""
 
     def judge(self, case: Case) -> None:
         if self.deadline is not None and time.monotonic() > self.deadline:
@@ -152,7 +154,13 @@ class Judging:
             self.census.update(census.labels(case, self.run))
 
     def look_further(self, world_sizes: tuple[int, ...], seed: int) -> None:
-        """Judge further cases for what they say about the cause; ends early when the budget does."""
+        """Judge further cases for what they say about the cause; ends early when the budget does. Raises nothing."""
+        try:
+            self._look_further(world_sizes, seed)
+        except Exception:
+            self.undiagnosed = traceback.format_exc().rstrip()
+
+    def _look_further(self, world_sizes: tuple[int, ...], seed: int) -> None:
         assert self.broken is not None
         smallest, minimal = self.violations[-1]
         if self.broken.kind == "value" and smallest.trains:
@@ -241,18 +249,26 @@ class Judging:
         return tuple(sorted(self.run.features.accepts - set(self.census) - fixed))
 
     def _finding(self, found: Finding, note: str) -> Verdict:
-        told = replace(self._diagnosed(found), note=note)
-        return replace(self._held, status="finding", finding=told, exit_code=FINDING)
+        try:
+            found = self._diagnosed(found)
+        except Exception:
+            self.undiagnosed = self.undiagnosed or traceback.format_exc().rstrip()
+        if not self.undiagnosed:
+            return replace(self._held, status="finding", finding=replace(found, note=note), exit_code=FINDING)
+        notes = [note] * bool(note) + [f"fsdpcheck failed to look for the cause: {self.undiagnosed}"]
+        told = replace(found, note="; ".join(notes))
+        return replace(self._held, status="finding", finding=told, exit_code=INTERNAL)
 
     def _shrunk(self, found: Finding, stop: BaseException | None) -> Verdict:
         """The finding, given what ended its shrinking: an error in another case takes nothing from it, and is told."""
         if stop is None:
             return self._finding(found, "")
-        if isinstance(stop, Stop) and stop.error is None:
+        error, case = (stop.error, stop.case) if isinstance(stop, Stop) else (stop, None)
+        if error is None:
             return self._finding(found, "the budget ended the shrinking; a smaller case may exist")
-        error = self._error(stop.error, stop.case) if isinstance(stop, Stop) else self._error(stop, None)
-        told = self._finding(found, f"an error ended the shrinking; a smaller case may exist: {error.reason}")
-        return replace(told, exit_code=exit_code((FINDING, error.exit_code)))
+        ended = self._error(error, case)
+        told = self._finding(found, f"an error ended the shrinking; a smaller case may exist: {ended.reason}")
+        return replace(told, exit_code=exit_code((told.exit_code, ended.exit_code)))
 
     def _flaky(self, found: Finding) -> Verdict:
         reason = (

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from fsdpcheck import judging
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.check import check_law
@@ -250,6 +251,26 @@ def test_an_error_while_shrinking_keeps_the_finding_and_is_told(run: Run, error:
     assert verdict.finding.note.startswith("an error ended the shrinking; a smaller case may exist: ")
     assert str(error) in verdict.finding.note
     assert "replay with: fsdpcheck replay 'v2:" in verdict.finding.note
+
+
+@pytest.mark.parametrize("drawing_fails", [False, True])
+def test_a_failing_diagnosis_keeps_the_finding_and_is_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch, drawing_fails: bool
+) -> None:
+    def fail(*_: object) -> Any:
+        raise ZeroDivisionError("oops")
+
+    if drawing_fails:
+        monkeypatch.setattr(judging.drawing, "distinct", fail)
+
+    def body(case: Case, run: Run) -> None:
+        raise Violation("broken", got="1", wanted="0", where="here", cause="" if drawing_fails else fail)
+
+    verdict = check_law(a_law(body), run)
+    assert verdict.finding is not None
+    assert (verdict.status, verdict.exit_code) == ("finding", 3)
+    assert "fsdpcheck failed to look for the cause" in verdict.finding.note
+    assert "ZeroDivisionError: oops" in verdict.finding.note
 
 
 @pytest.mark.parametrize(("kind", "code"), [("adapter", 2), ("no progress", 4)])
