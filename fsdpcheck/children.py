@@ -16,8 +16,11 @@ _STDERR: Final = 2
 _CHUNK: Final = 1 << 16
 _BOOT: Final = """import json, sys
 sys.path[:] = json.loads(sys.argv.pop())
-from fsdpcheck.worker import {main}
-sys.exit({main}())"""
+try:
+    from fsdpcheck.worker import {main}
+    sys.exit({main}())
+except KeyboardInterrupt:  # before the worker listens for it
+    sys.exit(130)"""
 # Not ``-m``, which looks in the working folder first: in a checkout it would run another copy than the installed one.
 
 Event = dict[str, Any]

@@ -116,6 +116,18 @@ def test_an_interrupt_ends_every_process(started: list[children.Child]) -> None:
     assert [child.process.returncode for child in started] == [0, 0], "each cleaned up and told its end"
 
 
+def test_an_interrupt_before_a_process_listens_for_it_prints_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fsdpcheck").mkdir()
+    (tmp_path / "fsdpcheck" / "__init__.py").touch()
+    (tmp_path / "fsdpcheck" / "worker.py").write_text("raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    child = children.Child(0, "main", ())
+    assert child.death() == "it exited with code 130 (os._exit, or a library that ends the process)"
+    assert capfd.readouterr().err == ""
+
+
 def test_an_interrupt_that_python_swallows_ends_the_session_all_the_same() -> None:
     ledger, told = _session(("toy.swallows",), 1)
     assert ledger.exit_code == 130
