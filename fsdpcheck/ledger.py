@@ -36,8 +36,9 @@ class Running:
 class Ledger:
     """The events of one session (see session.py), taken one by one; a finding is kept the moment it is told.
 
-    ``running``: worker -> what it is at. ``errors`` are what ended the session early. ``verdicts`` are in the order of
-    the plan once the session has ended, whoever was done first.
+    ``unaccepted``: adapter -> the traits it does not accept. ``running``: worker -> what it is at. ``errors`` are
+    what ended the session early. ``verdicts`` are in the order of the plan once the session has ended, whoever was
+    done first.
     """
 
     plan: Plan
@@ -45,6 +46,7 @@ class Ledger:
     versions: dict[str, str] = field(default_factory=dict)
     guarantees: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unaccepted: dict[str, list[str]] = field(default_factory=dict)
     verdicts: dict[tuple[str, str], Verdict] = field(default_factory=dict)
     running: dict[int, Running] = field(default_factory=dict)
     errors: list[tuple[str, int]] = field(default_factory=list)
@@ -58,6 +60,7 @@ class Ledger:
             self.laws, self.guarantees = tuple(event["laws"]), dict(event["guarantees"])
             self.versions = dict(event["versions"])
             self.notes = tuple(event.get("notes", ()))
+            self.unaccepted = dict(event["unaccepted"])
             self.plan = replace(self.plan, installs=tuple(event["installs"]))
         elif kind == "law":
             self.running[worker] = Running(event["law"], event["adapter"])

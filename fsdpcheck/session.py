@@ -13,14 +13,15 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import hypothesis
 import torch
 
 from fsdpcheck import adapters, engines, law, planted, replay, spelling
 from fsdpcheck.agenda import Agenda, Pair
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, Trait
+from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.check import check_case, check_law
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import FsdpcheckError, UsageError
@@ -104,11 +105,14 @@ def _plan_event(plan: Plan, laws: list[Law]) -> dict[str, Any]:
     versions = {"python": platform.python_version(), "torch": torch.__version__, "hypothesis": hypothesis.__version__}
     guarantees = {found.name: found.guarantee for found in laws}
     features = [adapters.load(ref).features for ref in plan.adapters]
+    known = frozenset(get_args(Trait)) - (OF_MODELS if plan.model else frozenset())
+    refused = (sorted(known - has.accepts) for has in features)
     return {
         "event": "plan",
         "laws": [found.name for found in laws],
         "promised": sum(not found.not_promised(has) for found in laws for has in features),
         "installs": plan.installs,
+        "unaccepted": dict(zip(plan.adapters, refused, strict=True)),
         "guarantees": guarantees,
         "versions": versions,
     }

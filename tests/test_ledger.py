@@ -49,7 +49,8 @@ def plain(text: str, colour: str) -> str:
 def ledger() -> Ledger:
     ledger = Ledger(Plan(adapters=("opacus",)))
     laws = ["a.holds", "norms.sum", "c.reserved", "d.unreached"]
-    ledger.take({"event": "plan", "laws": laws, "guarantees": {}, "versions": {"torch": "2"}, "installs": ["x:y"]})
+    plan = {"laws": laws, "guarantees": {}, "versions": {"torch": "2"}, "installs": ["x:y"]}
+    ledger.take({"event": "plan", **plan, "unaccepted": {"opacus": ["adam", "tied"]}})
     for verdict in (
         Verdict("a.holds", "opacus", "holds", cases=12, rejected=3, seconds=1.5, census=CENSUS),
         Verdict("norms.sum", "opacus", "finding", cases=2, finding=FINDING, exit_code=1),
@@ -94,7 +95,9 @@ def test_of_several_workers_the_one_that_died_had_the_case() -> None:
 
 def test_verdicts_end_in_the_order_of_the_plan() -> None:
     ledger = Ledger(Plan(adapters=("x", "y")))
-    ledger.take({"event": "plan", "laws": ["a", "b"], "guarantees": {}, "versions": {}, "installs": []})
+    ledger.take(
+        {"event": "plan", "laws": ["a", "b"], "guarantees": {}, "versions": {}, "installs": [], "unaccepted": {}}
+    )
     for law, adapter in (("b", "y"), ("b", "x"), ("a", "x")):
         ledger.take({"event": "verdict", **Verdict(law, adapter, "holds").to_data()})
     ledger.take({"event": "end", "interrupted": True})
@@ -137,6 +140,13 @@ def test_the_table_shows_every_law_and_never_a_pass_that_was_none(ledger: Ledger
 def test_the_summary_counts_each_kind(ledger: Ledger) -> None:
     wanted = "1 checks hold, 1 finding of 1 root, 1 not promised, 1 not reached; 14 distinct cases judged, 3 rejected"
     assert table.summary(ledger).startswith(wanted)
+
+
+def test_what_an_adapter_does_not_accept_is_named_where_something_holds(ledger: Ledger) -> None:
+    line = "opacus: not accepted, so in no case: adam, tied\n"
+    assert line in ending.ending(ledger, plain)
+    del ledger.verdicts["a.holds", "opacus"]
+    assert line not in ending.ending(ledger, plain)
 
 
 def test_findings_of_one_root_are_told_once() -> None:

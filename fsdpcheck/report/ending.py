@@ -26,7 +26,7 @@ def ending(ledger: Ledger, paint: Paint) -> str:
         if verdict.status in ("error", "no case", "not supported") and not verdict.reason.startswith(NOT_CHECKED)
     ]
     parts += [f"ERROR: {text}" for text, _ in ledger.errors]
-    parts.append(table.undrawn(ledger))
+    parts += [table.undrawn(ledger), table.unaccepted(ledger)]
     if ledger.laws:
         parts.append(("interrupted: " if ledger.interrupted else "") + table.summary(ledger))
     return "\n\n".join(part for part in parts if part)

@@ -47,6 +47,16 @@ def summary(ledger: Ledger) -> str:
     return f"{', '.join(parts)}; {cases} distinct cases judged, {rejected} rejected as not exact, {seconds:.1f} s"
 
 
+def unaccepted(ledger: Ledger) -> str:
+    """A line an adapter of which something holds: the traits it does not accept, of which that says nothing."""
+    holds = {verdict.adapter for verdict in ledger.verdicts.values() if verdict.status == "holds"}
+    left = {adapter: names for adapter, names in ledger.unaccepted.items() if names and adapter in holds}
+    lines = [f"{adapter}: not accepted, so in no case: {', '.join(names)}" for adapter, names in left.items()]
+    return "\n".join(
+        lines + ["(Features.accepts says what is; `fsdpcheck list traits` what each of them is)"] * bool(lines)
+    )
+
+
 def undrawn(ledger: Ledger) -> str:
     """A line an adapter: the traits it accepts that no judged case of any law demanded; "" where there are none."""
     lines = []
