@@ -172,8 +172,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     workeroutput = getattr(session.config, "workeroutput", None)
     if workeroutput is not None:
         workeroutput[_PROMISED] = account.promised
-    elif account.ran < account.promised and session.exitstatus == 0 and not session.config.option.collectonly:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    elif session.exitstatus == 0 and not session.config.option.collectonly:
+        if account.ran < account.promised:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        elif _in_vain(session.config):
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+
+def _in_vain(config: pytest.Config) -> bool:
+    """Was an adapter named, and none of the laws that were asked of it promised?"""
+    account = config.stash[_ACCOUNT]
+    return bool(config.getoption("--fsdpcheck-adapter") and account.verdicts and not account.promised)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -189,6 +198,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if account.ran < account.promised:
         terminalreporter.line(
             f"only {account.ran} of {account.promised} promised checks ran: this is a failure", red=True
+        )
+    elif _in_vain(config):
+        terminalreporter.line(
+            "nothing was checked: none of these laws is promised by an adapter that was named; next: choose other laws,"
+            " or add the promise to the adapter's Features",
+            red=True,
         )
 
 

@@ -52,6 +52,16 @@ def test_laws_are_tests_and_are_accounted_for(chapter: pytest.Pytester, parallel
     )
 
 
+@pytest.mark.parametrize("parallel", [("-p", "no:xdist"), ("-n", "2")])
+def test_a_session_in_which_nothing_was_promised_is_no_pass(
+    chapter: pytest.Pytester, parallel: tuple[str, ...]
+) -> None:
+    result = _pytest(chapter, *parallel, "--fsdpcheck-adapter", TOY, "-k", "secret")
+    result.assert_outcomes(skipped=1)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(["nothing was checked: none of these laws is promised by an adapter that was named*"])
+
+
 def test_each_adapter_is_a_test(chapter: pytest.Pytester) -> None:
     result = _pytest(
         chapter, "-p", "no:xdist", "--fsdpcheck-adapter", TOY, "--fsdpcheck-adapter", "fully_shard", "-k", "completes"

@@ -122,7 +122,8 @@ class Watch:
 
 def _death(rank: int, code: int | None) -> deadlock.Exited | deadlock.Lost:
     if code is not None and code < 0:
-        return deadlock.Lost(rank, signal.Signals(-code).name)
+        known = {number.value: number.name for number in signal.Signals}  # real-time signals have no name
+        return deadlock.Lost(rank, known.get(-code, f"signal {-code}"))
     return deadlock.Exited(rank, code or 0)
 
 

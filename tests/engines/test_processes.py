@@ -58,6 +58,7 @@ def is_alive(pid: int) -> bool:
     ("attribute", "kind", "words"),
     [
         ("killed", "lost", "rank 1 was lost: killed by SIGKILL"),
+        ("killed_without_a_name", "lost", f"rank 1 was lost: killed by signal {signal.SIGRTMIN + 1}"),
         ("segfaults", "lost", "rank 1 was lost: killed by SIGSEGV"),
         ("leaves_at_once", "exited", "rank 1 left with exit code 7"),
     ],
