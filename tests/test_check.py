@@ -16,7 +16,7 @@ from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, M
 from fsdpcheck.check import check_law
 from fsdpcheck.errors import AdapterError, NoProgress, NotExact, UsageError, Violation
 from fsdpcheck.execution import Execution, Failure, RankState, RunRequest
-from fsdpcheck.law import LAWS, Law, law
+from fsdpcheck.law import Law
 from fsdpcheck.plan import WORLD_SIZES
 from fsdpcheck.replay import decode
 from fsdpcheck.runner import Run
@@ -333,28 +333,3 @@ def test_ctrl_c_gets_through(run: Run) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         check_law(a_law(body), run)
-
-
-def test_two_laws_of_one_name_raise() -> None:
-    def body(case: Case, run: Run) -> None:
-        """A statement."""
-
-    law("fake.twice", promise="plain", draw=draw)(body)
-    try:
-        with pytest.raises(UsageError, match=r"two laws are called 'fake\.twice'"):
-            law("fake.twice", promise="plain", draw=draw)(body)
-    finally:
-        del LAWS["fake.twice"]
-
-
-def test_a_law_without_a_statement_or_with_an_unknown_promise_raises() -> None:
-    with pytest.raises(UsageError, match="no docstring"):
-        law("fake.silent", promise="plain", draw=draw)(lambda case, run: None)
-
-    def body(case: Case, run: Run) -> None:
-        """A law."""
-
-    for promises in ({"promise": "perfect"}, {"promise": "plain", "needs_promises": ("perfect",)}):
-        with pytest.raises(UsageError, match="no promise is called 'perfect'"):
-            law("fake.perfect", draw=draw, **promises)(body)  # type: ignore[arg-type]
-    assert "fake.perfect" not in LAWS
