@@ -149,7 +149,7 @@ def _kinds(allowed: Allowed, plain: LayerSpec, entering: Shape, spatial: bool, f
     kinds: list[list[LayerSpec]] = [] if spatial and first else [[plain]] * 3
     if spatial:
         kinds += [_convolutions(allowed, plain, entering)] * 3
-        kinds += [_group_norms(plain, entering)] * 3 if _takes_groups(allowed, entering) else []
+        kinds += [_group_norms(plain, entering)] * 6 if _takes_groups(allowed, entering) else []
     if not first or not spatial:
         kinds += [[layer] for layer in _row_layers(allowed, plain, entering, spatial)]
     most = max(len(layers) for layers in kinds)
@@ -179,7 +179,7 @@ def _windowed(plain: LayerSpec, window: tuple[int, int, int, int, int]) -> Layer
 
 def _group_norms(plain: LayerSpec, entering: Shape) -> list[LayerSpec]:
     norm = replace(plain, kind="group_norm", width=entering[0], bias=True)
-    return [replace(norm, groups=count) for count in _groups(entering)]
+    return [replace(norm, groups=count) for count in _groups(entering) for _ in range(1 if count == 1 else 4)]
 
 
 def _takes_groups(allowed: Allowed, entering: Shape) -> bool:

@@ -62,19 +62,19 @@ def factor_applied_twice(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "hooks:backprops",
+    "hooks:Recorder._refuse_unsound",
     "unclipped gradient of the first pass leaks, https://github.com/meta-pytorch/opacus/pull/734",
     "training.private-unclipped",
     cause="unclipped gradient leaked",
 )
 def first_backward_leaks(original: Function, hit: Hit) -> Function:
-    """The first backward also forms weight gradients, unclipped, and nothing removes them before the second."""
+    """A backward before the first forms weight gradients too, unclipped, and nothing removes them before the second."""
 
-    def planted(records: Any, losses: torch.Tensor, mode: Any) -> Any:
+    def planted(recorder: Any, records: Any, losses: torch.Tensor) -> None:
         hit()
+        original(recorder, records, losses)
         if losses.requires_grad:
             torch.autograd.backward(losses, torch.ones_like(losses), retain_graph=True)
-        return original(records, losses, mode)
 
     return planted
 
