@@ -23,9 +23,9 @@ class Agenda(Iterator[Pair]):
             raise StopIteration
         return self._left.popleft()
 
-    def __bool__(self) -> bool:
-        """Is anything left?"""
-        return bool(self._left)
+    def __len__(self) -> int:
+        """How many are left."""
+        return len(self._left)
 
     def give_up(self) -> None:
         """Nothing is left."""

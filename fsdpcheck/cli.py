@@ -19,7 +19,7 @@ from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
 from fsdpcheck.ledger import INTERRUPTED, Ledger
 from fsdpcheck.plan import PROFILES, Plan, parse_traits, parse_world_sizes
 from fsdpcheck.power import command as power_command
-from fsdpcheck.report import colour, document, ending, finding
+from fsdpcheck.report import colour, document, earlier, ending, finding
 from fsdpcheck.report.progress import progress
 from fsdpcheck.supervise import Listen, replayed, supervise
 
@@ -111,6 +111,9 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument(
         "--json", type=Path, metavar="FILE", help="write the whole session as JSON, after Ctrl-C too (default: none)"
     )
+    run.add_argument(
+        "--resume", action="store_true", help="check only what FILE, of an interrupted session, does not hold yet"
+    )
     several("--install", metavar="NAME", help="plant a fault, by name or as pkg.mod:attr; repeatable (default: none)")
     run.add_argument(
         "--avoid", type=_traits, default=(), metavar="TRAITS", help="draw no such case: tied,frozen (default: none)"
@@ -178,7 +181,10 @@ def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _run(options: argparse.Namespace) -> int:
     _require_own(options)
     plan = _plan(options)
-    journal = document.Journal(options.json) if options.json else None
+    if options.resume and not options.json:
+        raise UsageError("--resume goes on with the session of a file; next: name it with --json")
+    known = earlier.earlier(options.json, plan) if options.resume else None
+    journal = document.Journal(options.json, plan, goes_on=known is not None) if options.json else None
     shown = progress()
 
     def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
@@ -187,7 +193,11 @@ def _run(options: argparse.Namespace) -> int:
         shown(ledger, event)
 
     try:
-        ledger = _session(plan, listen, options.jobs)
+        ledger = _session(plan, listen, options.jobs, known)
+    except BaseException:
+        if journal is not None:
+            journal.leave()
+        raise
     finally:
         shown.close()
     if ledger is None:  # a rank of torchrun that serves
@@ -220,16 +230,18 @@ def _plan(options: argparse.Namespace) -> Plan:
     )
 
 
-def _session(plan: Plan, listen: Listen, jobs: int | None) -> Ledger | None:
+def _session(plan: Plan, listen: Listen, jobs: int | None, known: earlier.Earlier | None) -> Ledger | None:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun owns the processes: this one is a rank
         from fsdpcheck import under_torchrun
 
         if jobs is not None and jobs > 1:
             raise UsageError(f"--jobs {jobs} under torchrun: its ranks are one job; next: leave --jobs out")
+        if known is not None:
+            raise UsageError("--resume under torchrun: it begins anew always; next: leave --resume out")
         return under_torchrun.session(plan, listen)
     if jobs is None:  # ranks that are processes use the cores already
         jobs = min(MOST_JOBS, _usable_cores()) if plan.engine == "simulated" else 1
-    return supervise(plan, listen, jobs)
+    return supervise(plan, listen, jobs, known)
 
 
 def _usable_cores() -> int:

@@ -11,12 +11,13 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from fsdpcheck.agenda import Agenda
+from fsdpcheck.agenda import Agenda, Pair
 from fsdpcheck.children import Child, Crew
 from fsdpcheck.errors import INTERNAL, USAGE, FsdpcheckError, UsageError
 from fsdpcheck.ledger import Ledger, lost
 from fsdpcheck.plan import Plan
 from fsdpcheck.replay import decode
+from fsdpcheck.report.earlier import Earlier
 from fsdpcheck.verdict import Verdict
 
 _WORTH_A_PROCESS: Final = 8  # checks: a process needs seconds to import torch, a check about one in the quick profile
@@ -24,15 +25,17 @@ _WORTH_A_PROCESS: Final = 8  # checks: a process needs seconds to import torch, 
 Listen = Callable[[Ledger, Mapping[str, Any]], None]
 
 
-def supervise(plan: Plan, listen: Listen, jobs: int = 1) -> Ledger:
+def supervise(plan: Plan, listen: Listen, jobs: int = 1, known: Earlier | None = None) -> Ledger:
     """Run ``plan`` in children until it is done; ``listen(ledger, event)`` hears every event after the ledger.
 
     At most ``jobs`` children at a time: one at first, more once it is known that there is work for them. Verdicts do
     not depend on how many there are; they come in the order they are done, and the ledger has them in the plan's.
+    Verdicts that an earlier session has ``known`` come first and are not found out again. Raises UsageError for those
+    of another torch, hypothesis or Python.
     """
     ledger = Ledger(plan)
     with Crew.forwarding_interrupts() as crew:
-        session = _Supervised(crew, ledger, listen, jobs)
+        session = _Supervised(crew, ledger, listen, jobs, known)
         session.start()
         for child, told in crew.told():
             if isinstance(told, str):
@@ -66,8 +69,8 @@ def replayed(token: str, engine: str, budget: float | None) -> Verdict:
 class _Supervised:
     """One session: what its children tell becomes the ledger's, what is left goes to whoever is free."""
 
-    def __init__(self, crew: Crew, ledger: Ledger, listen: Listen, jobs: int) -> None:
-        self._crew, self._ledger, self._listen, self._jobs = crew, ledger, listen, jobs
+    def __init__(self, crew: Crew, ledger: Ledger, listen: Listen, jobs: int, known: Earlier | None) -> None:
+        self._crew, self._ledger, self._listen, self._jobs, self._known = crew, ledger, listen, jobs, known
         self._agenda: Agenda | None = None
         self.interrupted = False
 
@@ -117,10 +120,21 @@ class _Supervised:
         if self._agenda is not None:
             return
         self.tell(plan)
-        self._agenda = Agenda((law, ref) for ref, law in itertools.product(self._ledger.plan.adapters, plan["laws"]))
-        for _ in range(1, min(self._jobs, -(-plan["promised"] // _WORTH_A_PROCESS))):
+        known = self._taken_over(plan)
+        pairs = ((law, ref) for ref, law in itertools.product(self._ledger.plan.adapters, plan["laws"]))
+        self._agenda = Agenda(pair for pair in pairs if pair not in known)
+        for _ in range(1, min(self._jobs, len(self._agenda), -(-plan["promised"] // _WORTH_A_PROCESS))):
             if not self._crew.interrupted:
                 self.start()
+
+    def _taken_over(self, plan: Mapping[str, Any]) -> set[Pair]:
+        """Tell what is known already. Raises UsageError where it is of other versions."""
+        if self._known is None:
+            return set()
+        self._known.require_versions(plan["versions"])
+        for verdict in self._known.verdicts:
+            self.tell({"event": "verdict", **verdict.to_data()})
+        return {(verdict.law, verdict.adapter) for verdict in self._known.verdicts}
 
     def _leave_out(self, verdict: Verdict) -> None:
         assert self._agenda is not None

@@ -21,7 +21,7 @@ OPTIONS = {
     "run": {
         "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law",
         "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss", "--units",
-        "--real",
+        "--real", "--resume",
     },
     "replay": {
         "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--loss", "--model", "-h", "TOKEN|FILE",
@@ -92,6 +92,7 @@ def test_usage_errors_have_code_2(arguments: list[str], said: str, capsys: pytes
         (["replay", "no-such-file"], "wanted a token (v2:...) or a file that holds one, got 'no-such-file'"),
         (["run", "--json", "/no/such/folder/report.json"], "cannot be written"),
         (["run", "--json", os.curdir], "is a folder, wanted the name of a file"),
+        (["run", "--resume"], "--resume goes on with the session of a file; next: name it with --json"),
         (["replay", ""], "wanted a token (v2:...) or a file that holds one"),
     ],
 )

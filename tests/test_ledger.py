@@ -201,11 +201,12 @@ def test_the_ending_says_that_privacy_is_judged_for_given_lists(ledger: Ledger) 
 
 def test_the_journal_holds_every_verdict_until_the_document_does(ledger: Ledger, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    journal = document.Journal(file)
+    journal = document.Journal(file, Plan(("reference",)))
     journal.note({"event": "case", "case": "left out"})
     journal.note({"event": "verdict", **ledger.verdicts["norms.sum", "opacus"].to_data()})
-    (line,) = (tmp_path / "out.json.journal").read_text().splitlines()
-    assert json.loads(line)["finding"]["token"] == "v1:token"
+    began, verdict = map(json.loads, (tmp_path / "out.json.journal").read_text().splitlines())
+    assert began["plan"]["adapters"] == ["reference"]
+    assert verdict["finding"]["token"] == "v1:token"
     journal.close(ledger)
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
     data = json.loads(file.read_text())

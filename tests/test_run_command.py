@@ -116,7 +116,7 @@ def test_a_document_that_cannot_be_written_loses_no_finding(
     session: tuple[int, str, str, dict[str, Any]], tmp_path: Path
 ) -> None:
     file = tmp_path / "out.json"
-    journal = document.Journal(file)
+    journal = document.Journal(file, Plan(("reference",)))
     journal.note({"event": "verdict", **_verdict(session, "toy.small")})
     file.mkdir()
     with pytest.raises(UsageError, match=r"cannot be written: .*; the verdicts are in .*out.json.journal"):

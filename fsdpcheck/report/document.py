@@ -12,11 +12,17 @@ from typing import Any, Final
 from fsdpcheck import __version__
 from fsdpcheck.errors import UsageError
 from fsdpcheck.ledger import Ledger
+from fsdpcheck.plan import Plan
 
 SCHEMA: Final = 2
 """Version of the document; it grows with every change that a reader could notice."""
 
-_KEPT = ("verdict", "confirmation", "error")
+_KEPT = ("plan", "verdict", "confirmation", "error")
+
+
+def journal_of(file: Path) -> Path:
+    """Where the journal of a session lies that will write the document ``file``."""
+    return file.with_name(file.name + ".journal")
 
 
 def document(ledger: Ledger) -> dict[str, Any]:
@@ -34,23 +40,37 @@ def document(ledger: Ledger) -> dict[str, Any]:
 
 
 class Journal:
-    """Appends each verdict as a line of JSON to FILE.journal; ``close`` writes the document and removes the journal."""
+    """Appends each verdict as a line of JSON to FILE.journal; ``close`` writes the document and removes the journal.
 
-    def __init__(self, file: Path) -> None:
+    ``goes_on``: what the journal of an earlier session holds is left there, for this one tells it again only later.
+    """
+
+    def __init__(self, file: Path, plan: Plan, goes_on: bool = False) -> None:
         if file.is_dir():
             raise UsageError(f"--json {file}: is a folder, wanted the name of a file")
-        self._file, self._path = file, file.with_name(file.name + ".journal")
+        self._file, self._path = file, journal_of(file)
         try:
-            self._lines = self._path.open("w", encoding="utf-8")
+            self._lines = self._path.open("a" if goes_on else "w", encoding="utf-8")
+            if self._lines.tell():
+                self._lines.write("\n")  # ends the half line of a killed writer
+            self._write({"event": "began", "fsdpcheck": __version__, "plan": dataclasses.asdict(plan)})
         except OSError as error:
             raise UsageError(f"--json {file}: cannot be written: {error.strerror}") from error
 
     def note(self, event: Mapping[str, Any]) -> None:
         if event["event"] in _KEPT:
-            self._lines.write(json.dumps(dict(event)) + "\n")
-            self._lines.flush()
+            self._write(event)
+
+    def _write(self, event: Mapping[str, Any]) -> None:
+        self._lines.write(json.dumps(dict(event)) + "\n")
+        self._lines.flush()
+
+    def leave(self) -> None:
+        """Close the journal and let it stand, for a session that came to no end."""
+        self._lines.close()
 
     def close(self, ledger: Ledger) -> None:
+        """Write the document in place of the journal. Raises UsageError where it cannot; then the journal stays."""
         self._lines.close()
         whole = self._file.with_name(self._file.name + ".part")
         try:
