@@ -31,7 +31,11 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "lines",
         "[FILE [PROFILE [VARIANT ...]]]: private laws on each mode and way of sharding, W = 1-8",
     ),
-    "laws": ("laws", "lines", "[N [LAW]]: who promises each law, its cost, the planted faults that N cases of it kill"),
+    "laws": (
+        "laws",
+        "lines",
+        "[N [LAW [FILE]]]: who promises each law, its cost, the planted faults that N cases of it kill",
+    ),
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }
 """Name -> its module, the function that gives its lines, and what it measures."""

@@ -12,14 +12,13 @@ first. A case of W ranks with fewer rows than ranks is counted as "rows < W".
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
+from benchmarks.kept import Kept
 from fsdpcheck.case import Case
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -39,25 +38,17 @@ VARIANTS = tuple(
 
 def lines(path: str = os.devnull, profile: str = "quick", *variants: str) -> Iterator[str]:
     """A line a verdict, then the table."""
-    known = _read(Path(path))
+    kept = Kept(path, "variant", "law")
     wanted = [found for name, found in chapters().items() if any(fnmatchcase(name, glob) for glob in LAWS)]
     engine = SimulatedEngine()
     for variant in variants or VARIANTS:
         for found in wanted:
-            if (variant, found.name) not in known:
+            if (variant, found.name) not in kept:
                 row = _judged(engine, variant, found, profile)
-                known[variant, found.name] = row
-                with Path(path).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+                kept.add(row)
                 yield _told(row)
     engine.close()
-    yield from table(list(known.values()))
-
-
-def _read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    rows = [json.loads(line) for line in text.splitlines()]
-    return {(row["variant"], row["law"]): row for row in rows}
+    yield from table(kept.rows)
 
 
 def _judged(engine: SimulatedEngine, variant: str, found: Law, profile: str) -> dict[str, Any]:
