@@ -166,13 +166,8 @@ def test_a_promise_without_what_its_laws_judge_by_has_code_2(tmp_path: Path) -> 
 
 
 def test_an_adapter_that_breaks_its_protocol_is_told_once(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from fsdpcheck.adapter import Features\n"
-        "class Mine:\n"
-        "    name, features = 'mine', Features(promises=frozenset({'plain'}))\n"
-        "    def build(self, model, setup): return object()\n"
-    )
-    code, out, _ = run(tmp_path, "run", "--adapter", "mine.py:Mine", "--law", "invariance.w*, training.plain")
+    stepless = f"{Path(__file__).parent / 'toys' / 'stepless.py'}:Stepless"
+    code, out, _ = run(tmp_path, "run", "--adapter", stepless, "--law", "invariance.w*, training.plain")
     assert code == 2
     assert out.count("lacks a method") == 1
     assert "not checked: the adapter broke its protocol in invariance.world" in out

@@ -60,16 +60,11 @@ def test_pairs_that_are_given_are_all_that_is_checked() -> None:
     assert [event["law"] for event in events if event["event"] == "verdict"] == ["toy.secret"]
 
 
-def test_an_adapter_that_breaks_its_protocol_is_asked_only_once(tmp_path: Path) -> None:
-    file = tmp_path / "stepless.py"
-    file.write_text(
-        "from fsdpcheck.adapters._base import Features\n"
-        "class Stepless:\n"
-        "    name, features = 'stepless', Features(promises=frozenset({'plain'}))\n"
-        "    def build(self, model, setup): return object()\n"
-    )
+def test_an_adapter_that_breaks_its_protocol_is_asked_only_once() -> None:
     events: list[dict[str, Any]] = []
-    plan = Plan(adapters=(f"{file}:Stepless", TOY), laws=("toy.completes", "toy.agrees"), world_sizes=(1,))
+    plan = Plan(
+        adapters=(f"{TOYS / 'stepless.py'}:Stepless", TOY), laws=("toy.completes", "toy.agrees"), world_sizes=(1,)
+    )
     session.run_session(plan, events.append)
     verdicts = [event for event in events if event["event"] == "verdict"]
     assert [(verdict["status"], verdict["exit_code"]) for verdict in verdicts] == [("error", 2)] * 2 + [

@@ -19,7 +19,8 @@ from fsdpcheck.plan import Plan
 from fsdpcheck.verdict import Verdict
 from tests.commands import environment
 
-TOY = f"{Path(__file__).parent / 'toys' / 'laws.py'}:adapter"
+TOYS = Path(__file__).parent / "toys"
+TOY, STEPLESS = f"{TOYS / 'laws.py'}:adapter", f"{TOYS / 'stepless.py'}:Stepless"
 LAWS = tuple(f"toy.{name}" for name in ("completes", "agrees", "small", "crashes", "secret", "broken"))
 
 
@@ -67,19 +68,9 @@ def test_few_checks_are_no_reason_for_a_second_process(
     assert len(started) == 1, "three of the four are promised"
 
 
-def test_an_adapter_that_breaks_its_protocol_is_asked_no_further_by_any(
-    started: list[children.Child], tmp_path: Path
-) -> None:
-    file = tmp_path / "stepless.py"
-    file.write_text(
-        "from fsdpcheck.adapters._base import Features\n"
-        "class Stepless:\n"
-        "    name, features = 'stepless', Features(promises=frozenset({'plain'}))\n"
-        "    def build(self, model, setup): return object()\n"
-    )
-    stepless = f"{file}:Stepless"
-    ledger, _ = _session(LAWS[:4], 2, (stepless, TOY))
-    of_it = [verdict for verdict in ledger.verdicts.values() if verdict.adapter == stepless]
+def test_an_adapter_that_breaks_its_protocol_is_asked_no_further_by_any(started: list[children.Child]) -> None:
+    ledger, _ = _session(LAWS[:4], 2, (STEPLESS, TOY))
+    of_it = [verdict for verdict in ledger.verdicts.values() if verdict.adapter == STEPLESS]
     assert [(verdict.status, verdict.exit_code) for verdict in of_it] == [("error", 2)] * 4
     assert 2 <= sum(verdict.reason.startswith("not checked") for verdict in of_it) <= 3, "at most what two were at"
     assert [verdict.status for verdict in ledger.verdicts.values()][4:] == ["holds", *["finding"] * 3]
