@@ -32,8 +32,7 @@ def indices(case: Case, step: int) -> Indices:
 
 def logical_batch(case: Case, step: int) -> Counter[int]:
     """Multiset of the samples of one step: a replicated batch once, wrap-around duplicates with multiplicity."""
-    ranks = _per_rank(case, step)
-    return Counter(ranks[0]) if case.layout.kind == "replicated" else Counter(i for local in ranks for i in local)
+    return Counter(i for local in _per_rank(case, step)[:: case.copies] for i in local)
 
 
 def inputs(case: Case) -> Tensor:
@@ -87,8 +86,7 @@ def batch(
         MicroBatch(all_inputs[list(chunk)].to(device), packed_DP[list(chunk)].to(device), chunk)
         for chunk in indices(case, step)[rank]
     )
-    ranks = 1 if case.layout.kind == "replicated" else case.world_size
-    return Batch(micro_batches, ranks / case.step.normaliser)
+    return Batch(micro_batches, case.shares / case.step.normaliser)
 
 
 def _own(case: Case, stream: str, given: Tensor, bound: int) -> Tensor:

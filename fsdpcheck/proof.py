@@ -110,8 +110,7 @@ def _weights(answer: Answer, step: StepAnswer, scalar: float) -> Tensor | None:
     """
     if not _reduces_exactly(answer, step):
         return None
-    copies = answer.case.world_size if answer.case.layout.kind == "replicated" else 1
-    times_n = torch.tensor([copies * count | 1 for count in step.multiplicity], dtype=torch.float64)
+    times_n = torch.tensor([answer.case.copies * count | 1 for count in step.multiplicity], dtype=torch.float64)
     return step.factors.double() * scalar * (times_n if step.factors.dim() == 1 else times_n[:, None])
 
 

@@ -317,6 +317,16 @@ class Case:
         return self.mesh.world_size
 
     @property
+    def copies(self) -> int:
+        """How many ranks have the same share of the batch: consecutive ones. W if it is replicated, otherwise 1."""
+        return self.world_size if self.layout.kind == "replicated" else 1
+
+    @property
+    def shares(self) -> int:
+        """Into how many shares the batch is split."""
+        return self.world_size // self.copies
+
+    @property
     def local_sizes(self) -> tuple[int, ...]:
         """How many samples each rank has at every step, wrap-around duplicates included."""
         return self.layout.local_sizes(self.world_size)

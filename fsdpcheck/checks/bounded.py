@@ -247,12 +247,11 @@ def _weights(execution: Execution, answer: Answer, k: int, step: StepAnswer) -> 
     case, count = answer.case, len(step.samples)
     if shows(execution, k, "factors"):
         weights = torch.zeros(count, dtype=torch.float64)
-        copies = case.world_size if case.layout.kind == "replicated" else 1
         for rank, factors in recorded(execution, k, "factors"):
             rows = local_rows(case, k, rank, step.samples)
             require_row_form("clip factors are wrong", factors, pick(step.factors, rows), f"step {k}, rank {rank}")
             weights.index_add_(0, torch.tensor(rows, dtype=torch.int64), factors.double())
-        return weights / (copies * case.step.normaliser), Fraction(0)
+        return weights / (case.copies * case.step.normaliser), Fraction(0)
     unit = bounds.UNIT_ROUNDOFF[case.arithmetic.dtype]
     if case.step.clipping == "probe" and shows(execution, k, "grads"):
         rows_R = next(iter(recorded(execution, k, "grads")))[1][INSTRUMENT].double().flatten()

@@ -105,10 +105,9 @@ def probe_roundings(case: Case, multiplicity: int) -> int:
     (In a sum of four equal numbers 3x may round, by less than half a unit of 4x: the end is exact in every order. A sum
     of eight goes through 3x, 5x and 7x, and may end beside 8x.)
     """
-    copies = case.world_size if case.layout.kind == "replicated" else 1
-    if case.world_size & (case.world_size - 1) == 0 and multiplicity <= 2 and copies <= 4:
+    if case.world_size & (case.world_size - 1) == 0 and multiplicity <= 2 and case.copies <= 4:
         return 0
-    return 3 + multiplicity * copies
+    return 3 + multiplicity * case.copies
 
 
 def clipped_gradient_bound(answer: Answer, step: StepAnswer, weights: Tensor, relative: Fraction) -> Named:
@@ -170,8 +169,7 @@ def _path_roundings(case: Case) -> int:
     backward = models.classes(case) + sum(_through(stage) for stage in chain)
     uses = 2 if case.model.tied is not None else 1
     occurrences = max(sum(layouts.logical_batch(case, k).values()) for k in range(case.step.steps))
-    copies = case.world_size if case.layout.kind == "replicated" else 1
-    summed = occurrences * copies * max(_positions(stage, case.model.length) for stage in chain) * uses
+    summed = occurrences * case.copies * max(_positions(stage, case.model.length) for stage in chain) * uses
     return 8 + backward + summed + case.step.micro_batches + case.world_size
 
 

@@ -264,8 +264,7 @@ def _of_probe(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
     read, right = given[INSTRUMENT][places, 0], wanted.released[INSTRUMENT].double()[places, 0]
     near = (read - right).abs() <= slack[INSTRUMENT][places, 0] + rounding(case, right)
     off = torch.where(near | (right == 0), torch.zeros_like(read), read / right - 1).tolist()
-    everyone = chunks(case, step, wanted)
-    own = everyone[:1] if case.layout.kind == "replicated" else everyone
+    own = chunks(case, step, wanted)[:: case.copies]
     if all(math.isfinite(amount) and amount not in (-1.0, 1.0) for amount in off):
         by_chunk = [chunk for mine in own for chunk in mine]
         yield from singled_out(case, off, wanted.multiplicity, by_chunk, "clip factor")

@@ -31,7 +31,7 @@ def by_position(answer: Answer, step: int, rank: int | None = None) -> Iterator[
     ranks, counting positions in a step or in a micro-batch. Those that ``rank`` sees; None: all, and nothing where a
     sample occurs twice, since its ranks see different ones."""
     case, wanted = answer.case, answer.steps[step]
-    if case.world_size == 1 or case.layout.kind == "replicated":
+    if case.shares == 1:
         return
     if rank is None and max(wanted.multiplicity, default=0) > 1:
         return

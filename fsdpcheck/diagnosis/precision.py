@@ -51,7 +51,7 @@ def _stages(answer: Answer, step: int) -> Iterator[tuple[str, Callable[[int], Na
     case, wanted = answer.case, answer.steps[step]
     reduced, everyone = "when they are reduced", chunks(case, step, wanted)
     yield reduced, partial(_sum, [{name: value.double() for name, value in wanted.released.items()}], 1.0)
-    if case.layout.kind == "replicated":
+    if case.copies > 1:
         return
     if case.step.micro_batches > 1:
         together = [[row for mine in everyone for row in mine[number]] for number in range(case.step.micro_batches)]

@@ -96,9 +96,7 @@ def _paired(squares: Tensor) -> Tensor:
 
 def _groups(case: Case, wanted: StepAnswer, step: int) -> Iterator[tuple[str, list[list[int]]]]:
     """(whose, rows of the samples that are taken together, a sample as often as it occurs)."""
-    by_rank, everyone = rows(case, step, wanted), chunks(case, step, wanted)
-    if case.layout.kind == "replicated":
-        by_rank, everyone = by_rank[:1], everyone[:1]
+    by_rank, everyone = rows(case, step, wanted)[:: case.copies], chunks(case, step, wanted)[:: case.copies]
     yield "the whole batch", [[row for own in by_rank for row in own]]
     if len(by_rank) > 1:
         yield "each rank", by_rank
@@ -115,8 +113,8 @@ def _scales(case: Case, groups: list[list[int]]) -> Iterator[tuple[str, str, lis
     plain = [1 / n] * count
     yield "summed", "summed", [1.0] * count, plain
     yield "mean", "mean", plain, plain
-    if case.world_size > 1 and case.layout.kind != "replicated":
-        yield "scaled mean", "mean", [case.world_size / n] * count, plain
+    if case.shares > 1:
+        yield "scaled mean", "mean", [case.shares / n] * count, plain
     local = [1 / max(len(own), 1) for own in groups]
     yield "local mean", "mean", local, plain
     yield "mean of local means", "mean", local, [each / count for each in local]

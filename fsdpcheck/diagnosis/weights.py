@@ -57,9 +57,8 @@ def _clipping(answer: Answer, wanted: StepAnswer, step: int, plain: Tensor) -> I
     right = wanted.factors.double() * plain
     yield Suspect("not clipped", "the gradient is not clipped at all"), plain
     leak = Suspect("leak", "the unclipped gradient leaked into the clipped one: their sum")
-    ranks = 1 if answer.case.layout.kind == "replicated" else answer.case.world_size
     yield leak, right + plain
-    yield leak, right + plain * answer.case.step.normaliser / ranks  # by a backward without any scale
+    yield leak, right + plain * answer.case.step.normaliser / answer.case.shares  # by a backward without any scale
     square = Suspect("factor squared", "samples are clipped twice: weighed by the square of their clip factor")
     yield square, wanted.factors.double() * right
     for suspect, found in factors.suspected_everywhere(answer, step):
@@ -110,9 +109,8 @@ def _odd(found: Tensor) -> int:
 
 def _total(case: Case, wanted: StepAnswer, step: int, weigh: Weighing) -> Tensor:
     """Weights [n] when each micro-batch weighs its samples by ``weigh``."""
-    everyone = chunks(case, step, wanted)
     weights = torch.zeros(len(wanted.samples), dtype=torch.float64)
-    for mine in everyone[:1] if case.layout.kind == "replicated" else everyone:
+    for mine in chunks(case, step, wanted)[:: case.copies]:
         for chunk in mine:
             if chunk:
                 weights.index_add_(0, torch.tensor(chunk), weigh(chunk, wanted.factors[chunk].double()))
@@ -122,8 +120,7 @@ def _total(case: Case, wanted: StepAnswer, step: int, weigh: Weighing) -> Tensor
 def _shares(case: Case, wanted: StepAnswer, step: int, right: Tensor) -> Iterator[tuple[Suspect, Tensor]]:
     """Whole micro-batches, ranks, or their sizes gone wrong."""
     once = _once(case, wanted)
-    everyone, count = chunks(case, step, wanted), case.step.micro_batches
-    everyone = everyone[:1] if case.layout.kind == "replicated" else everyone
+    everyone, count = chunks(case, step, wanted)[:: case.copies], case.step.micro_batches
     for number in range(count if count > 1 else 0):
         key = {0: "the first", count - 1: "the last"}.get(number, f"the {number + 1}th")
         weights = _pick(once, [row for mine in everyone for row in mine[number]])

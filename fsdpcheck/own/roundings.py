@@ -32,8 +32,7 @@ _FEW = 4
 def path_roundings(case: Case) -> int:
     """Most roundings on a path of the weighted backward pass of a case's own model, all samples and ranks together."""
     occurrences = [layouts.logical_batch(case, k) for k in range(case.step.steps)]
-    copies = case.world_size if case.layout.kind == "replicated" else 1
-    again = max(-(-sum(found.values()) * copies // max(len(found), 1)) for found in occurrences)
+    again = max(-(-sum(found.values()) * case.copies // max(len(found), 1)) for found in occurrences)
     return _counted(case, max(len(found) for found in occurrences)) * again
 
 
