@@ -74,7 +74,7 @@ def batch(
 
     ``instrument`` [steps, D, G * R] are the targets of the instruments of G clipping groups, zeros if None. Packed
     targets are [b, F + G * R];
-    ``loss_scale`` is W/N, or 1/N when the batch is replicated.
+    ``loss_scale`` is the number of shares of the batch over N: W/N, or 1/N when it is replicated.
     """
     all_inputs, body_DF = inputs(case), targets(case)
     if instrument is None:
@@ -107,8 +107,7 @@ def _per_rank(case: Case, step: int) -> list[list[int]]:
     layout, world = case.layout, case.world_size
     order = list(range(step * layout.batch_size, (step + 1) * layout.batch_size))
     if layout.lists:
-        lists = [[order[place] for place in own] for own in layout.lists]
-        return lists * world if layout.kind == "replicated" else lists
+        return [[order[place] for place in own] for own in layout.lists for _ in range(case.copies)]
     if layout.kind == "replicated":
         return [order] * world
     if layout.kind == "strided":

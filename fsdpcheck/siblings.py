@@ -26,6 +26,8 @@ Pair = tuple[Case, Case]
 
 def listed(case: Case) -> Case:
     """The case with the samples of its first step written out, rank by rank, and used at every step."""
+    if case.layout.kind == "by-replica":
+        return case
     own = [[i for chunk in rank for i in chunk] for rank in layouts.indices(case, 0)]
     lists = tuple(tuple(rank) for rank in own)
     if case.layout.kind == "replicated":
@@ -80,6 +82,21 @@ def with_other_micro_batches(case: Case, features: Features) -> Pair:
     return case, _chosen(case, features, cases, "number of micro-batches")
 
 
+def in_replicas(case: Case) -> Case:
+    """The case of a replicated batch with a part of it for each of several replicas, whose ranks all have that part.
+
+    Samples are dealt out to the replicas in turn; how many replicas there are hangs on the seed. The case itself where
+    its ranks are no replicas of several.
+    """
+    counts = [count for count in range(2, case.world_size) if case.world_size % count == 0]
+    if not counts:
+        return case
+    replicas, every = counts[case.seed % len(counts)], tuple(range(case.layout.batch_size))
+    layout = BatchLayout("by-replica", len(every), lists=tuple(every[first::replicas] for first in range(replicas)))
+    mesh = MeshSpec(case.world_size // replicas, replicas, case.mesh.reshard_after_forward)
+    return replace(case, mesh=mesh, layout=layout, arithmetic=replace(case.arithmetic, averaging="divide"))
+
+
 def _chosen(case: Case, features: Features, candidates: Iterable[Case], what: str) -> Case:
     """The first candidate that is another case and accepted."""
     for candidate in candidates:
@@ -121,19 +138,18 @@ def _worlds(case: Case) -> Iterator[Case]:
             step = replace(step, micro_batches=1, sync_every=True)
         arithmetic = replace(case.arithmetic, averaging="divide")
         try:
-            yield replace(
-                case, mesh=mesh, layout=_dealt(case.layout, mesh.world_size), step=step, arithmetic=arithmetic
-            )
+            yield replace(case, mesh=mesh, layout=_dealt(case.layout, mesh), step=step, arithmetic=arithmetic)
         except InvalidCase:  # N is neither a power of two nor one times the other W
             continue
 
 
-def _dealt(layout: BatchLayout, world_size: int) -> BatchLayout:
-    """The samples of all lists, dealt out to the ranks in turn; a replicated batch stays as it is."""
+def _dealt(layout: BatchLayout, mesh: MeshSpec) -> BatchLayout:
+    """The samples of all lists, dealt out in turn to the ranks, or replicas; a replicated batch stays as it is."""
     if layout.kind == "replicated":
         return layout
     samples = [sample for own in layout.lists for sample in own]
-    return replace(layout, lists=tuple(tuple(samples[rank::world_size]) for rank in range(world_size)))
+    shares = mesh.dp_replicate if layout.kind == "by-replica" else mesh.world_size
+    return replace(layout, lists=tuple(tuple(samples[share::shares]) for share in range(shares)))
 
 
 def _without_units(case: Case, own: OwnModel) -> Iterator[Case]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import observers, strategies
+from fsdpcheck import observers, siblings, strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Contribution, Numbers
-from fsdpcheck.checks import assert_norms_exact, assert_norms_in_dataset_order
+from fsdpcheck.checks import assert_norms_exact, assert_norms_in_dataset_order, assert_probe_coefficients
 from fsdpcheck.checks.matched_norms import assert_norms_near
+from fsdpcheck.checks.refused import assert_refused_alike
 from fsdpcheck.checks.scaling import TIMES, assert_scaled
+from fsdpcheck.errors import NotExact
 from fsdpcheck.law import law
 from fsdpcheck.runner import Run
 
@@ -99,6 +102,62 @@ def test_complete_terms_are_counted_once_beside_partial_ones(case: Case, run: Ru
     Otherwise complete terms count W times. Source: pytorch#88955, DeepSpeed#5411.
     """
     assert_norms_exact(run(case), run.answer(case))
+
+
+def _of_several(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    """Replicated batches, partial and mixed contributions, on numbers of ranks that can be replicas of several."""
+    possible = tuple(size for size in world_sizes if any(size % n == 0 for n in range(2, size)))
+    return strategies.cases(
+        features,
+        clipping=("probe",),
+        world_sizes=possible or world_sizes,
+        contributions=("partial", "mixed"),
+        replicated=True,
+    ).map(siblings.in_replicas)
+
+
+@law(
+    "norms.one-axis",
+    promise="partial-norms",
+    draw=_of_several,
+    observe=("norms", "grads"),
+    needs_traits=("replicated", "replicated-shards", "hsdp"),
+    ranks=4,
+)
+def test_partial_terms_are_summed_over_the_axis_that_splits_them(case: Case, run: Run) -> None:
+    """Each replica has samples of its own, its ranks all of them: partial terms are summed over those ranks alone.
+
+    A sum over the world mixes the samples of all replicas. What is released counts each sample once, with its own
+    factor. Source: the table of layouts and contributions; VeOmni#184, Opacus#761.
+    """
+    if case.layout.kind != "by-replica" or case.requires() - run.features.accepts:
+        raise NotExact("the ranks are no replicas of several, or each replica's share is not accepted")
+    execution, answer = run(case), run.answer(case)
+    assert_norms_exact(execution, answer)
+    assert_probe_coefficients(execution, answer)
+
+
+def _distributed(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    """Every rank has samples of its own, and all shard the parameters."""
+    flat = replace(features, accepts=features.accepts - {"hsdp"})
+    return strategies.cases(
+        flat, clipping=("unclipped", "probe"), world_sizes=world_sizes, contributions=("complete",), replicated=False
+    ).map(partial(_contributing, contribution="partial"))
+
+
+def _contributing(case: Case, contribution: Contribution) -> Case:
+    return replace(case, step=replace(case.step, contribution=contribution))
+
+
+@law("norms.refused", promise="partial-norms", draw=_distributed, ranks=2)
+def test_partial_terms_of_a_distributed_batch_are_refused(case: Case, run: Run) -> None:
+    """Samples and elements split over the same ranks: no rank holds what is missing of any sample, so all ranks raise.
+
+    By ValueError or NotImplementedError, before anybody waits for anybody; the same step with complete terms is taken.
+    A sum, or a gather, would be numbers that mean nothing. Source: the table of layouts and contributions.
+    """
+    cause = "partial contributions are taken although the samples are split over the same ranks: nobody has the rest"
+    assert_refused_alike(run(case), run(_contributing(case, "complete")), cause)
 
 
 _UNCOUNTABLE = {"surrogates", "layer-norm", "float32", "per-layer-clipping"}

@@ -123,6 +123,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("layout.lists", {"layout": BatchLayout("listed", 3)}),
     ("layout.lists", {"layout": BatchLayout("listed", 3, lists=((0,), (1,)))}),
     ("layout.lists", {"layout": BatchLayout("replicated", 3, lists=((0,), (1,)))}),
+    ("layout.lists", {"layout": BatchLayout("by-replica", 3, lists=((0,), (1,)))}),
     ("layout.lists", {"layout": BatchLayout("strided", 3, lists=((0,),))}),
     ("layout.lists", {"layout": BatchLayout("listed", 3, lists=((3,),))}),
     ("noise_multiplier", {"step": StepSpec(noise_multiplier=1.0)}),

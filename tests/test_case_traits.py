@@ -43,6 +43,10 @@ NEEDED: list[tuple[Trait, Case]] = [
     ("frozen", Case(ModelSpec((LayerSpec(1), LayerSpec(1, frozen="weight"))))),
     ("root-parameters", SMALLEST),
     ("keep-unsharded", replace(SMALLEST, mesh=MeshSpec(reshard_after_forward=False))),
+    (
+        "replicated-shards",
+        replace(SMALLEST, mesh=MeshSpec(2, 1), layout=BatchLayout("by-replica", lists=((0,),))),
+    ),
     ("replicated", replace(SMALLEST, mesh=MeshSpec(2), layout=BatchLayout("replicated"))),
     ("ragged", replace(SMALLEST, mesh=MeshSpec(2), layout=BatchLayout(batch_size=3))),
     ("empty-rank", replace(SMALLEST, mesh=MeshSpec(2))),

@@ -72,6 +72,16 @@ def test_a_replicated_batch_may_have_one_list() -> None:
     assert case.local_sizes == (2, 2)
 
 
+def test_by_replica_gives_the_ranks_of_each_replica_one_list() -> None:
+    layout = BatchLayout("by-replica", 3, lists=((2, 0), (1,), ()))
+    case = replace(case_of(BatchLayout("contiguous", 3), 6, normaliser=4), mesh=MeshSpec(2, 3), layout=layout)
+    assert [rank[0] for rank in layouts.indices(case, 0)] == [(2, 0), (2, 0), (1,), (1,), (), ()]
+    assert case.local_sizes == (2, 2, 1, 1, 0, 0)
+    assert (case.copies, case.shares) == (2, 3)
+    assert layouts.logical_batch(case, 0) == Counter({0: 1, 1: 1, 2: 1})
+    assert layouts.batch(case, 0, 5).loss_scale == 3 / 4
+
+
 def test_ragged_follows_the_counts() -> None:
     case = case_of(BatchLayout("ragged", 4, counts=(0, 3, 1)), 3)
     assert layouts.indices(case, 0) == (((),), ((0, 1, 2),), ((3,),))

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 import torch
 
-from fsdpcheck import layouts, oracle, proof, siblings, strategies
+from fsdpcheck import layouts, models, oracle, proof, siblings, strategies
 from fsdpcheck.adapters._base import Features, Promise
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec, Trait
 from fsdpcheck.checks.paired import local_name
@@ -75,3 +75,24 @@ def test_one_rank_has_a_sibling_on_several_where_rows_may_be_uneven() -> None:
     assert sorted(i for own in second.layout.lists for i in own) == [0, 0, 1, 1, 2, 3]
     limited = replace(EVERYTHING, max_world_size=1)
     assert siblings.at_another_world_size(case, limited)[1].world_size == 1
+
+
+def test_in_replicas_has_the_same_right_answer_with_a_part_for_each_replica() -> None:
+    compared = 0
+    drawn = strategies.cases(EVERYTHING, clipping=("unclipped",), world_sizes=(4, 6), replicated=True)
+    for case in drawing.distinct(drawn, 20):
+        other = siblings.in_replicas(case)
+        assert "replicated-shards" in other.requires()
+        assert (other.world_size, other.copies) == (case.world_size, other.mesh.dp_shard)
+        one, two = oracle.answer(case), oracle.answer(other)
+        for first, second in zip(one.steps, two.steps, strict=True):
+            for name in first.gradients:
+                mine, theirs = first.used[name] / models.loss_scale(case), second.used[name] / models.loss_scale(other)
+                assert torch.equal(mine, theirs), name
+            compared += 1
+    assert compared >= 20
+
+
+def test_a_prime_number_of_ranks_is_no_replicas_of_several() -> None:
+    case = Case(ModelSpec((LayerSpec(3),)), MeshSpec(5), BatchLayout("replicated", 4))
+    assert siblings.in_replicas(case) is case

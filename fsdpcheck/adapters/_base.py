@@ -130,7 +130,8 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's share of one step. ``loss_scale`` is W/N, or 1/N when replicated (see Features.owns_loss_scale)."""
+    """One rank's share of one step. ``loss_scale``: W/N, 1/N when replicated, R/N with one share for each of R replicas
+    (see Features.owns_loss_scale)."""
 
     micro_batches: tuple[MicroBatch, ...]
     loss_scale: float
@@ -147,6 +148,8 @@ class Setup:
     ``units``: canonical module names to shard, one tuple an inner unit, in forward order (one name each so far); the
     root unit is implied. ``loss(output [b, F + R], targets [b, F + R])`` gives per-sample losses [b] (loss.reduction
     == "none"); ``loss.with_reduction("mean" | "sum")`` gives the same loss reduced.
+    ``replicated``: every rank is given the whole batch. ``replicated_shards``: the ranks among which parameters are
+    sharded are given the same samples; replicas their own, unless ``replicated``.
     ``clip_norm`` is C itself (already in the units of the losses). ``clip_bounds``: for per-layer clipping, C_l by
     dotted prefix of the parameters' canonical names, "" for all the rest; {"": C} otherwise. ``seed``: what seeds the
     noise, equal on all ranks. ``notify(moment, trainer)`` announces the moments after_forward, after_first_backward,
@@ -161,6 +164,7 @@ class Setup:
     mesh: MeshSpec
     step: StepSpec
     replicated: bool
+    replicated_shards: bool
     units: tuple[tuple[str, ...], ...]
     loss: nn.Module
     clip_norm: float

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 ACCEPTS: frozenset[Trait] = frozenset(
     {
         "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "frozen", "root-parameters",
-        "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
-        "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
+        "keep-unsharded", "replicated", "replicated-shards", "ragged", "empty-rank", "wrap-around", "micro-batches",
+        "no-sync", "mean", "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
         "hsdp", "premultiply", "conv", "group-norm", "rms-norm", "attention", "bags", "surrogates", "real", "adam",
         "schedule", "resume", "layer-norm-without-bias", "own-layers", "bfloat16", "tf32", "attention-private",
         "conv-private", "group-norm-private", "rms-norm-private", "bags-private", "tied-private",
@@ -43,7 +43,7 @@ class ReferenceTrainer:
 
         options = step.Options(
             normaliser=setup.step.normaliser,
-            layout=layout.REPLICATED if setup.replicated else layout.DISTRIBUTED,
+            layout=layout.Layouts(_said(setup.replicated_shards), _said(setup.replicated)),
             privacy=_privacy(setup, mode, nonfinite) if setup.step.private else None,
             max_grad_norm=setup.step.max_grad_norm,
             sync_every=setup.step.sync_every,
@@ -123,6 +123,10 @@ class ReferenceTrainer:
 
     def local_tensors(self) -> list[Tensor]:
         return local_tensors(self.impl.model.shards())
+
+
+def _said(replicated: bool) -> Literal["replicated", "distributed"]:
+    return "replicated" if replicated else "distributed"
 
 
 def _of_wide(loss: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:

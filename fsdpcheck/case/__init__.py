@@ -23,7 +23,7 @@ Activation = Literal[
 ]  # fmt: skip
 Freeze = Literal["none", "weight", "bias", "all"]
 InputKind = Literal["vector", "sequence", "tokens", "bags", "signal", "image", "volume"]
-LayoutKind = Literal["replicated", "contiguous", "strided", "sampler", "ragged", "listed"]
+LayoutKind = Literal["replicated", "by-replica", "contiguous", "strided", "sampler", "ragged", "listed"]
 Loss = Literal["mse", "linear", "hinge", "l1", "cross_entropy"]
 Clipping = Literal["none", "unclipped", "exact", "probe"]
 NormMode = Literal["immediate", "deferred"]
@@ -38,8 +38,8 @@ Schedule = Literal["constant", "halving"]
 
 Trait = Literal[
     "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "tied-private", "frozen", "root-parameters",
-    "keep-unsharded", "replicated", "ragged", "empty-rank", "wrap-around", "micro-batches", "no-sync", "mean",
-    "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project", "hsdp",
+    "keep-unsharded", "replicated", "replicated-shards", "ragged", "empty-rank", "wrap-around", "micro-batches",
+    "no-sync", "mean", "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project", "hsdp",
     "layer-norm-without-bias", "conv", "group-norm", "rms-norm", "attention", "bags",
     "conv-private", "group-norm-private", "rms-norm-private", "attention-private", "bags-private",
     "surrogates", "real", "adam", "schedule", "resume", "premultiply", "per-layer-clipping", "own-layers",
@@ -165,6 +165,7 @@ class BatchLayout:
     "ragged": ``counts[r]`` consecutive samples on rank r; zeros allowed.
     "listed": rank r has the samples ``lists[r]``, positions in 0 .. B-1, in this order at every step; B is then how
     many there are to choose from, some maybe in no list and some in several. A "replicated" batch may have one list.
+    "by-replica": one of such lists a replica; all ranks among which its parameters are sharded have the same samples.
     """
 
     kind: LayoutKind = "contiguous"
@@ -178,8 +179,7 @@ class BatchLayout:
         """How many samples each of the ranks has, wrap-around duplicates included."""
         base, extra = divmod(self.batch_size, world_size)
         if self.lists:
-            sizes = tuple(len(own) for own in self.lists)
-            return sizes * world_size if self.kind == "replicated" else sizes
+            return tuple(len(own) for own in self.lists for _ in range(world_size // len(self.lists)))
         if self.kind == "ragged":
             return self.counts
         if self.kind == "replicated":
@@ -318,8 +318,8 @@ class Case:
 
     @property
     def copies(self) -> int:
-        """How many ranks have the same share of the batch: consecutive ones. W if it is replicated, otherwise 1."""
-        return self.world_size if self.layout.kind == "replicated" else 1
+        """How many ranks have the same share of the batch: consecutive ones. W if it is replicated, mostly 1."""
+        return {"replicated": self.world_size, "by-replica": self.mesh.dp_shard}.get(self.layout.kind, 1)
 
     @property
     def shares(self) -> int:

@@ -162,6 +162,8 @@ def _validate_without_model(case: Case) -> None:
             _refuse(name, getattr(case, name), f"{default} where nothing is trained", "leave it out")
 
 
+_COPIED = ("replicated", "by-replica")
+"""Layouts in which several ranks have the same samples."""
 _TRAINING = {"layout", "step", "arithmetic"}
 """Fields of a case, beside model and mesh, that say nothing where nothing is trained."""
 
@@ -229,10 +231,12 @@ def _validate_layout(case: Case) -> None:
         _refuse("layout.counts", layout.counts, wanted, "one count a rank of the mesh")
     if layout.kind != "ragged" and layout.counts:
         _refuse("layout.counts", layout.counts, f"none for a {layout.kind} layout", 'only "ragged" has counts')
-    wanted_lists = {"listed": (world,), "replicated": (0, 1)}.get(layout.kind, (0,))
+    one_each = {"listed": (world,), "replicated": (0, 1), "by-replica": (case.mesh.dp_replicate,)}
+    wanted_lists = one_each.get(layout.kind, (0,))
     if len(layout.lists) not in wanted_lists:
         wanted = f"{' or '.join(map(str, wanted_lists))} lists for a {layout.kind} layout"
-        _refuse("layout.lists", layout.lists, wanted, 'one a rank if "listed", one in all if "replicated"')
+        said = 'one a rank if "listed", one a replica if "by-replica", one in all if "replicated"'
+        _refuse("layout.lists", layout.lists, wanted, said)
     if layout.kind != "sampler" and (layout.shuffle or layout.drop_last):
         _refuse("layout.shuffle, drop_last", (layout.shuffle, layout.drop_last), "False", 'only "sampler" has them')
 
@@ -261,7 +265,7 @@ def _validate_mean(case: Case) -> None:
     """Local means averaged over ranks are the single device's mean only for equal local sizes, in one micro-batch."""
     sizes, step = set(case.local_sizes), case.step
     size = min(sizes)
-    if len(sizes) > 1 or not is_power_of_two(size) or step.micro_batches > 1 or case.layout.kind == "replicated":
+    if len(sizes) > 1 or not is_power_of_two(size) or step.micro_batches > 1 or case.layout.kind in _COPIED:
         got = f"local sizes {case.local_sizes} of a {case.layout.kind} batch in {step.micro_batches} micro-batches"
         _refuse("step.reduction", f'"mean" with {got}', "equal powers of two in one micro-batch", 'or use "sum"')
     if step.normaliser != case.world_size * size:

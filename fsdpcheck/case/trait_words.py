@@ -19,6 +19,7 @@ MEANINGS: dict[Trait, str] = {
     "root-parameters": "layers outside of all units, left to the root",
     "keep-unsharded": "reshard_after_forward=False",
     "replicated": "every rank takes the whole batch",
+    "replicated-shards": "the ranks that shard one replica take the same samples",
     "ragged": "ranks have unequal numbers of samples",
     "empty-rank": "some forward of some rank sees no sample",
     "wrap-around": "a sample occurs twice in a batch, as samplers pad",

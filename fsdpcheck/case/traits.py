@@ -117,6 +117,7 @@ def _layout_traits(case: Case) -> Iterator[Trait]:
     wraps = wraps or len({i for own in layout.lists for i in own}) < sum(map(len, layout.lists))
     facts: dict[Trait, Any] = {
         "replicated": layout.kind == "replicated" and case.world_size > 1,
+        "replicated-shards": layout.kind == "by-replica" and case.copies > 1,
         "ragged": len(set(sizes)) > 1,
         "empty-rank": min(sizes) < case.step.micro_batches,
         "wrap-around": wraps,

@@ -35,15 +35,27 @@ def by_position(answer: Answer, step: int, rank: int | None = None) -> Iterator[
         return
     if rank is None and max(wanted.multiplicity, default=0) > 1:
         return
-    batches = [chunks(case, step, wanted), [[own] for own in rows(case, step, wanted)]]
-    for size in sorted({case.world_size, case.mesh.dp_shard} - {1}):
+    apart = slice(None, None, case.copies)
+    batches = [chunks(case, step, wanted)[apart], [[own] for own in rows(case, step, wanted)[apart]]]
+    for size in sorted({case.shares, case.mesh.dp_shard // case.copies} - {0, 1}):
         for everyone in batches if case.step.micro_batches > 1 else batches[1:]:
             squared = wanted.squared_norms.clone()
-            for member in range(case.world_size) if rank is None else (rank,):
+            travelling = _travelling(answer, step)
+            for member in range(case.shares) if rank is None else (rank // case.copies,):
                 first = member // size * size
                 for row, others in _positions(everyone[first : first + size], member - first):
-                    squared[row] = wanted.squared_norms[others].sum()
+                    squared[row] = wanted.squared_norms[row] - travelling[row] + travelling[others].sum()
             yield squared.to(wanted.norms.dtype).sqrt()
+
+
+def _travelling(answer: Answer, step: int) -> Tensor:
+    """[n]: what of the squared norms is summed over ranks, if anything is: all; of mixed contributions the units'."""
+    wanted = answer.steps[step]
+    if answer.case.step.contribution != "mixed":
+        return wanted.squared_norms
+    by_unit = shards.units(answer.case, list(wanted.gradients))
+    inner = [wanted.gradients[name] for unit, names in by_unit.items() if unit != shards.ROOT for name in names]
+    return sum((value.flatten(1).square().sum(1) for value in inner), torch.zeros_like(wanted.squared_norms))
 
 
 def _positions(group: list[list[list[int]]], member: int) -> Iterator[tuple[int, list[int]]]:

@@ -235,6 +235,7 @@ def _setup(
         mesh=case.mesh,
         step=case.step,
         replicated=case.layout.kind == "replicated",
+        replicated_shards=case.layout.kind in ("replicated", "by-replica"),
         units=models.unit_names(case),
         loss=loss,
         clip_norm=request.clip_norm,

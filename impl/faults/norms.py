@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -67,6 +68,43 @@ def partial_norms_not_summed(original: Function, hit: Hit) -> Function:
     def planted(partial: torch.Tensor, axis: Axis) -> Any:
         hit()
         return partial
+
+    return planted
+
+
+@fault(
+    "aggregate:sum_over",
+    "norms of shards summed over replicas too, https://github.com/ByteDance-Seed/VeOmni/issues/184",
+    "norms.one-axis",
+    cause="by position",
+)
+def partial_norms_summed_over_the_world(original: Function, hit: Hit) -> Function:
+    """Partial terms are summed over all ranks, also where other replicas have other samples."""
+
+    def planted(partial: torch.Tensor, axis: Axis) -> Any:
+        world = collectives.axis()
+        if world.size > axis.size:
+            hit()
+        own, counts = partial.shape[-1], torch.empty(world.size, dtype=torch.int64)
+        collectives.all_gather(aggregate.INDICES, counts, torch.tensor([own]), world)
+        padded = torch.nn.functional.pad(partial, (0, int(counts.max()) - own))
+        return original(padded, world)[..., :own]
+
+    return planted
+
+
+@fault(
+    "aggregate:refuse_impossible",
+    "no check of the layout, row 5 of the table of aggregate.py",
+    "norms.refused",
+    cause="partial contributions are taken although the samples are split",
+)
+def impossible_norms_summed(original: Function, hit: Hit) -> Function:
+    """Partial terms of a distributed batch are not refused."""
+
+    def planted(layout: aggregate.Layout, contributions: Sequence[aggregate.Contribution]) -> None:
+        if layout == "distributed" and "partial" in contributions:
+            hit()
 
     return planted
 
