@@ -86,7 +86,8 @@ def test_a_training_goes_on_at_another_number_of_ranks(case: Case, run: Run) -> 
 def test_a_checkpoint_holds_each_parameter_once_and_no_padding(case: Case, run: Run) -> None:
     """Every parameter lies in it under its own name and shape, each element once, and an unsharded model reads it.
 
-    Padding is in no file. Source: DeepSpeed#1380, torchtitan#1136.
+    Padding is in no file, of moments neither: no state has more elements than its parameter. Not seen: what is stored
+    in no tensor. Source: DeepSpeed#1380, torchtitan#1136.
     """
     case = replace(case, step=replace(case.step, steps=1, resume=False))
     adapter = cast(Keeping, run.adapter)

@@ -42,8 +42,8 @@ def test_pieces_that_are_each_parameter_once_are_right() -> None:
 @pytest.mark.parametrize(
     ("pieces", "message"),
     [
-        (rows()[:1], "each parameter once.*3 elements in no piece, 0 in several"),
-        ([*rows(), rows()[0]], "each parameter once.*0 elements in no piece, 3 in several"),
+        (rows()[:1], "each tensor once.*3 elements in no piece, 0 in several"),
+        ([*rows(), rows()[0]], "each tensor once.*0 elements in no piece, 3 in several"),
         ([rows()[0], piece(1, WHOLE[:1].clone())], "does not hold the parameters"),
         ([*rows(), *(piece(p.offsets[0], p.value, "extra") for p in rows())], "extra"),
         ([], "missing"),
@@ -55,6 +55,30 @@ def test_pieces_that_are_each_parameter_once_are_right() -> None:
 def test_what_is_wrong_with_a_checkpoint_is_found(pieces: list[Stored], message: str) -> None:
     with pytest.raises(Violation, match=f"(?s){message}"):
         assert_stored(saved(w=WHOLE), pieces, 0)
+
+
+def moment(size: int, length: int, of: str = "w") -> list[Stored]:
+    """A state of so many elements in one piece, whose file holds ``length``."""
+    return [Stored("optimizer.state.w.exp_avg", (size,), (0,), (size,), torch.ones(length)[:size], True, of)]
+
+
+def test_a_state_as_large_as_its_parameter_is_right() -> None:
+    for state in (moment(6, 6), moment(1, 1), moment(9, 9, of="")):
+        assert_stored(saved(w=WHOLE), [*rows(), *state], 0)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (moment(6, 9), "9 elements in the file"),
+        (moment(9, 9), "9 elements.*6 at most, as w has"),
+        (moment(6, 6) * 2, "each tensor once"),
+    ],
+    ids=["with its storage", "with padding", "twice"],
+)
+def test_what_is_wrong_with_a_state_is_found(state: list[Stored], message: str) -> None:
+    with pytest.raises(Violation, match=f"(?s){message}"):
+        assert_stored(saved(w=WHOLE), [*rows(), *state], 0)
 
 
 def seen(moment: str, *units: UnitState, reshard: bool = True, world_size: int = 1) -> Execution:

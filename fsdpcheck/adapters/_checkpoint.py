@@ -21,17 +21,23 @@ _MODEL = "model."
 
 
 def stored(folder: str) -> list[Stored]:
-    """Every piece of every tensor whose name in the file begins with "model."."""
+    """Every piece of every tensor; those whose name in the file begins with "model." are parameters.
+
+    Others belong to the parameter whose name is part of theirs, as in "optimizer.state.layer.weight.exp_avg".
+    """
     metadata = FileSystemReader(folder).read_metadata()
+    parameters = [name.removeprefix(_MODEL) for name in metadata.state_dict_metadata if name.startswith(_MODEL)]
     found = []
     for index, place in metadata.storage_data.items():
         entry = metadata.state_dict_metadata[index.fqn]
-        if not index.fqn.startswith(_MODEL) or not isinstance(entry, TensorStorageMetadata):
+        if not isinstance(entry, TensorStorageMetadata):
             continue
         value = _tensor(Path(folder) / place.relative_path, place.offset, place.length)
         offsets = tuple(index.offset or (0,) * len(entry.size))
         sizes = next(tuple(chunk.sizes) for chunk in entry.chunks if tuple(chunk.offsets) == offsets)
-        found.append(Stored(index.fqn.removeprefix(_MODEL), tuple(entry.size), offsets, sizes, value))
+        name, state = index.fqn.removeprefix(_MODEL), not index.fqn.startswith(_MODEL)
+        of = max((p for p in parameters if f".{p}." in f".{name}."), key=len, default="") if state else ""
+        found.append(Stored(name, tuple(entry.size), offsets, sizes, value, state, of))
     return found
 
 

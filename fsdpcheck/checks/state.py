@@ -57,13 +57,18 @@ def assert_resumed(first: Side, second: Side, what: str) -> None:
 def assert_stored(execution: Execution, pieces: list[Stored], step: int) -> None:
     """The pieces are every parameter that is trained or frozen, each element once, as shown when they were saved.
 
-    And no file holds an element more than its piece has: that would be padding, or another parameter's.
+    And no file holds an element more than its piece has: that would be padding, or another parameter's. The state of
+    optimizers lies there each element once too, and has no more of them than its parameter.
     """
     wanted = completed(execution)[0].steps[step].saved
     assert wanted is not None
     where = f"the checkpoint of step {step}"
     _require_bare(pieces, where)
-    got = {name: _assembled(name, [p for p in pieces if p.name == name], where) for name in {p.name for p in pieces}}
+    states = [piece for piece in pieces if piece.state]
+    for name in sorted({piece.name for piece in states}):
+        _require_no_more(name, [piece for piece in states if piece.name == name], wanted, where)
+    own = [piece for piece in pieces if not piece.state]
+    got = {name: _assembled(name, [p for p in own if p.name == name], where) for name in {p.name for p in own}}
     require_equal("a checkpoint does not hold the parameters", got, wanted, where, unknown)
 
 
@@ -99,8 +104,18 @@ def _require_bare(pieces: list[Stored], where: str) -> None:
             )
 
 
+def _require_no_more(name: str, pieces: list[Stored], parameters: Mapping[str, Tensor], where: str) -> None:
+    """A state is whole, and has no more elements than its parameter, or one."""
+    held = _assembled(name, pieces, where).numel()
+    of = pieces[0].of
+    most = max(parameters[of].numel(), 1) if of in parameters else held
+    if held > most:
+        raise Violation("a checkpoint holds more of a state than its parameter has", got=f"{held} elements",
+                        wanted=f"{most} at most, as {of} has", where=f"{where}, {name}", cause=_AROUND)  # fmt: skip
+
+
 def _assembled(name: str, pieces: list[Stored], where: str) -> Tensor:
-    """The whole of one parameter. Raises Violation unless every element is in exactly one piece."""
+    """The whole of one tensor. Raises Violation unless every element is in exactly one piece."""
     shape = pieces[0].shape
     count, whole = torch.zeros(shape, dtype=torch.int64), torch.full(shape, float("nan"), dtype=pieces[0].value.dtype)
     for piece in pieces:
@@ -109,7 +124,7 @@ def _assembled(name: str, pieces: list[Stored], where: str) -> Tensor:
         whole[part] = piece.value
     if prod(shape) and not bool((count == 1).all()):
         got = f"{int((count == 0).sum())} elements in no piece, {int((count > 1).sum())} in several"
-        raise Violation("a checkpoint does not hold each parameter once", got=got, wanted=f"{prod(shape)} once",
+        raise Violation("a checkpoint does not hold each tensor once", got=got, wanted=f"{prod(shape)} once",
                         where=f"{where}, {name}")  # fmt: skip
     return whole
 

@@ -63,6 +63,26 @@ def first_writer_alone_is_read(original: Function, hit: Hit) -> Function:
 
 @fault(
     "state.planners:SpanWriter.resolve_data",
+    "padding in saved moments, https://github.com/deepspeedai/DeepSpeed/pull/1380",
+    "state.shape",
+    cause="memory around a parameter",
+)
+def moments_saved_with_their_padding(original: Function, hit: Hit) -> Function:
+    """Of momentum and moments the whole storage is written in place of each part, padding and all."""
+
+    def planted(self: Any, write_item: Any) -> Any:
+        view = original(self, write_item)
+        whole = self._views[write_item.index].untyped_storage()
+        if not write_item.index.fqn.startswith("optimizer.") or whole.nbytes() == view.untyped_storage().nbytes():
+            return view
+        hit()
+        return view.new_empty(0).set_(whole)
+
+    return planted
+
+
+@fault(
+    "state.planners:SpanWriter.resolve_data",
     "padding in a saved shard, https://github.com/deepspeedai/DeepSpeed/pull/1380",
     "state.shape",
     cause="memory around a parameter",
