@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -21,6 +22,7 @@ SLOPE = "slope"
 ACCUMULATIONS = "fsdpcheck.watchers:accumulations"
 CALLS = "fsdpcheck.watchers:calls"
 FOOTPRINT = "fsdpcheck.watchers:footprint"
+GATHERED = "fsdpcheck.watchers:gathered"
 HELD = "fsdpcheck.watchers:held"
 INTERRUPT_BACKWARD = "fsdpcheck.watchers:interrupt_backward"
 INTERRUPT_FORWARD = "fsdpcheck.watchers:interrupt_forward"
@@ -74,6 +76,30 @@ def footprint(model: nn.Module, notes: Notes) -> None:
             notes.add([str(getattr(p, "placements", "")) for p in model.parameters()])
 
     notes.on_moment(lie)
+
+
+def gathered(model: nn.Module, notes: Notes) -> None:
+    """Notes (when, layer, the parameters that lie in more bytes than before the first step), in the order of events.
+
+    At each call of the model ("call"), behind each layer's forward ("forward"), and before its backward ("backward").
+    Parameters by the first name that they had before they were sharded.
+    """
+    places = [(name, module, own) for name, module in _layers(model) for own, _ in module.named_parameters("", False)]
+    rest: dict[tuple[str, str], int] = {}
+
+    def more(layer: str, when: str) -> tuple[str, str, list[str]]:
+        grown = [(name, own) for name, module, own in places if _room(module, own) > rest.get((name, own), 0)]
+        return when, layer, [f"{name}.{own}" for name, own in grown]
+
+    def settle(moment: str) -> None:
+        if moment == "after_init":
+            rest.update({(name, own): _room(module, own) for name, module, own in places})
+
+    model.register_forward_pre_hook(lambda *_: notes.add(("call", "", [])))
+    for name, module in _layers(model):
+        module.register_forward_hook(_noting(notes, partial(more, name, "forward")))
+        module.register_full_backward_pre_hook(_noting(notes, partial(more, name, "backward")))
+    notes.on_moment(settle)
 
 
 def set_up(model: nn.Module, notes: Notes) -> None:
@@ -169,10 +195,19 @@ def _calls_so_far() -> int:
     return sum(int(getattr(group, "calls", 0)) for group in torch_private.groups_of_this_thread())
 
 
+def _room(module: nn.Module, name: str) -> int:
+    """Bytes of the memory in which a parameter of this module lies, whoever shares it."""
+    return _storage(getattr(module, name)).nbytes()
+
+
+def _storage(parameter: Tensor) -> torch.UntypedStorage:
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return local.untyped_storage()
+
+
 def _bytes(model: nn.Module) -> int:
     storages = {}
     for parameter in model.parameters():
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        storage = local.untyped_storage()
+        storage = _storage(parameter)
         storages[storage.data_ptr() or id(parameter)] = storage.nbytes()
     return sum(storages.values())

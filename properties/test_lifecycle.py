@@ -7,18 +7,16 @@ own hooks on the modules see.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck import observers, strategies, watchers
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Clipping
 from fsdpcheck.checks import assert_parameters_equal
+from fsdpcheck.checks.gathered import assert_scheduled
 from fsdpcheck.checks.lifecycle import assert_aliased, assert_few_gathered, assert_released
 from fsdpcheck.checks.watched import (
     assert_copies,
-    assert_freed_in_between,
     assert_hooks_fire,
     assert_parameter_hooks_fire,
     assert_steady_memory,
@@ -34,6 +32,20 @@ def _any(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Cas
     """Plain steps, and private ones, with one backward or two."""
     families: tuple[Clipping, ...] = ("none", "unclipped") if "private" in features.promises else ("none",)
     return strategies.cases(features, clipping=families, world_sizes=world_sizes)
+
+
+def _of_several_units(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    """Plain and private steps, two at least, of three units where they can be; real numbers need no proof."""
+    real = "real" in features.accepts
+    families: tuple[Clipping, ...] = ("none", "probe" if real else "unclipped")
+    return strategies.cases(
+        features,
+        clipping=families if "private" in features.promises else families[:1],
+        world_sizes=world_sizes,
+        numbers="real" if real else "grid",
+        steps=(2, 2, 3),
+        units=3,
+    )
 
 
 def _alone(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
@@ -88,18 +100,20 @@ def test_hooks_on_parameters_fire_once_a_reduction(case: Case, run: Run) -> None
     assert_parameter_hooks_fire(run(case, watchers=(watchers.ACCUMULATIONS,)))
 
 
-@law("lifecycle.memory", promise="memory", draw=strategies.plain)
-def test_every_step_gathers_as_much_as_the_one_before(case: Case, run: Run) -> None:
-    """Parameters lie in the same bytes after each step as before the first, and at most in as many in each step.
+@law("lifecycle.memory", promise="memory", draw=_of_several_units, ranks=2)
+def test_every_step_gathers_what_its_schedule_has(case: Case, run: Run) -> None:
+    """At each layer the root, the unit at work and the next one at most are gathered; every step as the first.
 
-    Where several units are freed after their forward, in less than where they are kept. Seen are the modules' own
-    parameters: what is gathered ahead, and a collective's buffers, are not. Source: pytorch#83129, ROCm/pytorch#3501.
+    Those that are kept for a backward to come are gathered as well. Parameters lie in the same bytes after each step as
+    before the first, and at most in as many in each step. Seen are the modules' own parameters: buffers of a
+    collective, such as those in which FSDP2 gathers ahead, are not. Two steps or more, three units where no tied
+    weight keeps layers together; where "real" is accepted, numbers that nothing is compared with.
+    Source: ``reshard_after_forward`` of ``fully_shard``; arXiv:2304.11277, section 3.3.2; pytorch#83129,
+    ROCm/pytorch#3501.
     """
-    case = replace(case, mesh=replace(case.mesh, reshard_after_forward=True))
-    peaks = assert_steady_memory(run(case, watchers=(watchers.HELD,)))
-    kept = replace(case, mesh=replace(case.mesh, reshard_after_forward=False))
-    if case.mesh.dp_shard > 1 and case.model.unit_count > 1 and kept.requires() <= run.features.accepts:
-        assert_freed_in_between(peaks, assert_steady_memory(run(kept, watchers=(watchers.HELD,))))
+    execution = run(case, watchers=(watchers.HELD, watchers.GATHERED))
+    assert_steady_memory(execution)
+    assert_scheduled(execution)
 
 
 @law("lifecycle.copies", promise="copies", draw=_any)

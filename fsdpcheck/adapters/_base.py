@@ -56,7 +56,8 @@ ranks and after a stop. kernels: has kernels that compute per-sample squared nor
 hooks: hooks that the user registered on modules before ``build`` fire as on a single device. parameter-hooks: so do
 post-accumulate hooks on the parameters that the optimizer is given, once a reduction. memory: ``build`` shards the
 model's own modules in place, and between steps they hold no more than before the first; each step gathers as much
-as the one before. copies: what the trainer shows shares no memory with what it trains. interrupts: a step that raised
+as the one before: the root, the unit at work and the next one at most, unless units are kept for their backward.
+copies: what the trainer shows shares no memory with what it trains. interrupts: a step that raised
 on every rank in its forward or backward leaves a trainer whose next step is right.
 features.X: a plain step is the same bits with the feature X of FSDP2 in use (``Setup.using``, ``Use``).
 """
@@ -215,11 +216,12 @@ class UnitState:
 
 @dataclass(frozen=True)
 class Stored:
-    """One piece of one parameter as it lies in a checkpoint.
+    """One piece of one tensor as it lies in a checkpoint.
 
-    ``name``: the parameter's canonical name (a tied one has one). ``shape``: of the whole parameter. ``offsets`` and
-    ``sizes``: where the piece lies in it, as the checkpoint says. ``value``: what lies in the file for the piece, with
-    all of its storage.
+    ``name``: a parameter's canonical name (a tied one has one); of an optimizer's state the name in the checkpoint.
+    ``shape``: of the whole tensor. ``offsets`` and ``sizes``: where the piece lies in it, as the checkpoint says.
+    ``value``: what lies in the file for the piece, with all of its storage. ``state``: whether it is not a parameter.
+    ``of``: the canonical name of the parameter that a state belongs to; "" if to none.
     """
 
     name: str
@@ -227,6 +229,8 @@ class Stored:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     value: Tensor
+    state: bool = False
+    of: str = ""
 
 
 class Trainer(Protocol):
@@ -298,7 +302,7 @@ class Keeping(Adapter, Protocol):
     """What an adapter that promises "state" has besides. Both are called in one process without any group."""
 
     def stored(self, folder: str) -> list[Stored]:
-        """All pieces of all parameters in a checkpoint, trainable and frozen; nothing of optimizers."""
+        """All pieces of all tensors in a checkpoint: parameters, trainable and frozen, and state of optimizers."""
 
     def read(self, folder: str, model: nn.Module) -> None:
         """Fill an ordinary, unsharded model from a checkpoint, as its user would without this implementation."""

@@ -60,9 +60,8 @@ def assert_parameter_hooks_fire(execution: Execution) -> None:
                                     cause="" if fired[number] else _UNSEEN)  # fmt: skip
 
 
-def assert_steady_memory(execution: Execution) -> list[int]:
-    """Between steps parameters lie in as many bytes as before the first; each step has the same peak. The peaks."""
-    peaks = []
+def assert_steady_memory(execution: Execution) -> None:
+    """Between steps parameters lie in as many bytes as before the first; each step has the same peak."""
     for rank in completed(execution):
         noted = [(step, *value) for name, _, step, value in rank.observations if name == watchers.HELD]
         rests = [(step, held) for step, when, held in noted if when == "at rest"]
@@ -81,17 +80,6 @@ def assert_steady_memory(execution: Execution) -> list[int]:
                 raise Violation("memory changes from step to step", got=f"{peak} bytes of parameters at most",
                                 wanted=f"{own[0]}, as in the first step", where=f"step {step}, rank {rank.rank}",
                                 cause="a unit is not freed, or not always at the same time")  # fmt: skip
-        peaks.append(own[0])
-    return peaks
-
-
-def assert_freed_in_between(freed: list[int], kept: list[int]) -> None:
-    """Peaks by rank of a run that frees units after their forward, against one that keeps them."""
-    for rank, (less, more) in enumerate(zip(freed, kept, strict=True)):
-        if less >= more:
-            raise Violation("units stay gathered", got=f"{less} bytes of parameters at most",
-                            wanted=f"less than the {more} of a training that keeps them", where=f"rank {rank}",
-                            cause="a unit is not freed when its forward is over")  # fmt: skip
 
 
 def assert_copies(execution: Execution) -> None:

@@ -102,6 +102,8 @@ def cases(
     replicated: bool | None = None,
     numbers: Numbers = "grid",
     tiny_only: bool = False,
+    steps: Sequence[int] = (1, 1, 1, 2, 2, 3),
+    units: int = 0,
 ) -> Case:
     """Cases that ``features.accepts`` covers, in the given clipping families and world sizes.
 
@@ -110,6 +112,8 @@ def cases(
     narrow both further; ``replicated`` asks for replicated batches only, or none. If no size in ``world_sizes`` is
     within ``features.max_world_size`` there is no case. A global norm summed in float32 is asked of float32 cases only.
     ``tiny_only`` draws float32 cases, the smallest numbers and sizes.
+    ``steps``: numbers of steps to draw from. ``units``: the fewest that a model is cut into, where no tied weight keeps
+    layers together.
     With "real" ``numbers`` the true functions are drawn whether surrogates are accepted or not.
     """
     limit = features.max_world_size or max(world_sizes)
@@ -120,10 +124,10 @@ def cases(
     family = draw(st.sampled_from(clipping))
     contribution = _contribution(draw, features, family, contributions)
     off_the_grid = numbers == "real" or _flag(draw, "surrogates" in features.accepts, _OFTEN)
-    allowed = Allowed(frozenset(features.accepts), shards, tiny, private=family != "none", off_the_grid=off_the_grid)
+    allowed = Allowed(frozenset(features.accepts), shards, tiny, family != "none", off_the_grid, units)
     model = strategies_model.model(draw, allowed)
     layout = _layout(draw, features.accepts, world, tiny, True if contribution != "complete" else replicated)
-    step = _step(draw, features, layout, world, family, off_the_grid)
+    step = _step(draw, features, layout, world, family, off_the_grid, draw(st.sampled_from(steps)))
     step = replace(step, contribution=contribution)
     if family != "none":
         deferred = "deferred" in features.promises
@@ -198,10 +202,15 @@ def _ragged(draw: st.DrawFn, world: int, largest: int, empty: bool) -> BatchLayo
 
 
 def _step(
-    draw: st.DrawFn, features: Features, layout: BatchLayout, world: int, family: Clipping, off_the_grid: bool
+    draw: st.DrawFn,
+    features: Features,
+    layout: BatchLayout,
+    world: int,
+    family: Clipping,
+    off_the_grid: bool,
+    steps: int,
 ) -> StepSpec:
     accepts, sizes = features.accepts, layout.local_sizes(world)
-    steps = draw(st.sampled_from((1, 1, 1, 2, 2, 3)))
     optimizer = _optimizer(draw, accepts, steps)
     losses = (*_LOSSES, "cross_entropy") if off_the_grid else _LOSSES
     step = StepSpec(draw(st.sampled_from(losses)), steps, clipping=family, optimizer=optimizer)

@@ -26,6 +26,7 @@ class Allowed:
     """What a model may hold. ``shards``: ranks a parameter is cut for. ``tiny``: sizes for 24 bits.
 
     ``private``: norm rules are needed. ``off_the_grid``: functions whose values are no dyadic numbers may be drawn.
+    ``units``: the fewest.
     """
 
     accepts: frozenset[Trait]
@@ -33,6 +34,7 @@ class Allowed:
     tiny: bool
     private: bool
     off_the_grid: bool
+    units: int = 0
 
     def has(self, trait: Trait) -> bool:
         """Whether ``trait`` is accepted, in its private form if the case is private and it has one."""
@@ -81,7 +83,9 @@ def model(draw: st.DrawFn, allowed: Allowed) -> ModelSpec:
     if tied:
         spec = _tie(spec, draw(st.sampled_from(_tied_pairs(len(spec.layers), kind))))
     spec = _thawed(spec)
-    return replace(spec, units=draw(st.sampled_from(_groupings(spec, "root-parameters" in allowed.accepts))))
+    groupings = _groupings(spec, "root-parameters" in allowed.accepts)
+    fewest = min(allowed.units, max(len(sizes) for sizes in groupings))
+    return replace(spec, units=draw(st.sampled_from([sizes for sizes in groupings if len(sizes) >= fewest])))
 
 
 def _input_kinds(allowed: Allowed) -> list[InputKind]:
@@ -110,12 +114,13 @@ def _padding(draw: st.DrawFn, allowed: Allowed, vocabulary: int) -> int | None:
 
 
 def _chain(draw: st.DrawFn, allowed: Allowed, spec: ModelSpec, tied: bool) -> ModelSpec:
-    """``spec`` with one to three layers, two at least if two of them are tied.
+    """``spec`` with one to three layers, two at least if two of them are tied, and one for each unit asked for.
 
     Every layer is five draws, the first asking for it, and the end is one: shrinking drops up to five draws in a row,
     so it drops layers.
     """
     least, most = 2 if tied and spec.input != "tokens" else 1, 2 if allowed.tiny else 3
+    least, most = max(least, allowed.units - spec.has_front), max(most, allowed.units - spec.has_front)
     while True:
         one_more, count = draw(st.sampled_from((False, True, True))), len(spec.layers)
         if count == most or (count >= least and not one_more):

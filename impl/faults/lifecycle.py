@@ -96,6 +96,24 @@ def nothing_freed_after_a_step(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "wrap:ShardedModel._free_unless_kept",
+    "one layer that is never freed, https://github.com/pytorch/pytorch/issues/83129",
+    "lifecycle.memory",
+    cause="not freed when its forward",
+)
+def one_unit_outlives_its_forward(original: Function, hit: Hit) -> Function:
+    """The first inner unit is kept after its forward, whether it should be or not; its backward frees it."""
+
+    def planted(self: Any, unit: Any) -> None:
+        if self.reshard_after_forward and unit in self.units[1:2]:
+            hit()
+        else:
+            original(self, unit)
+
+    return planted
+
+
+@fault(
     "wrap:ShardedModel.full_values",
     "DTensor.full_tensor, which gives away live memory on one rank",
     "lifecycle.copies",
