@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +108,7 @@ class FullyShardedDataParallelAdapter:
     """Units wrapped through a CustomPolicy, then the root. Tied layers must be in one unit (see fsdp.wrap)."""
 
     features = Features(
-        promises=frozenset({"plain", "global-norm", "sharded", "hooks", "memory", "copies"}),
+        promises=frozenset({"plain", "global-norm", "sharded", "memory", "copies"}),
         accepts=ACCEPTS,
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="float32", eps=1e-6),
@@ -117,14 +118,17 @@ class FullyShardedDataParallelAdapter:
             "padding.unread": "has no public view of its padding",
             "epochs": "has torch's DistributedSampler, which is checked with fully_shard",
             "lifecycle": "gathers the next unit ahead, and has no public view of what is gathered",
+            "hooks": "gives frozen modules beside trained ones a backward: hooks fire; fsdp1:hooked promises it",
             "parameter-hooks": "sets gradients of the views that the optimizer has by itself",
             "interrupts": "has no way back from a forward or backward that raised",
             "features": "the features are those of FSDP2",
         },
     )
 
-    def __init__(self, name: str, hybrid_of_one: bool = False, unsynced: bool = False) -> None:
+    def __init__(self, name: str, hybrid_of_one: bool = False, unsynced: bool = False, hooked: bool = False) -> None:
         self.name, self._hybrid_of_one, self._unsynced = name, hybrid_of_one, unsynced
+        if hooked:
+            self.features = replace(self.features, promises=self.features.promises | {"hooks"})
 
     def build(self, model: nn.Module, setup: Setup) -> _Trainer:
         strategy = _strategy(setup.mesh, self._hybrid_of_one)
@@ -155,6 +159,9 @@ adapter = FullyShardedDataParallelAdapter("fsdp1")
 hybrid_of_one = FullyShardedDataParallelAdapter("fsdp1, HYBRID_SHARD of one", hybrid_of_one=True)
 """A known finding: with one shard a replica a hybrid strategy becomes NO_SHARD *inside* the replica and never reduces
 over replicas (_init_core_state and _reduce_grad_no_shard in torch 2.13; pytorch#154888)."""
+hooked = FullyShardedDataParallelAdapter("fsdp1, with hooks", hooked=True)
+"""A known finding: a frozen parameter in one unit with trained ones is a view of the one flat parameter, so its module
+has a backward, and the user's backward hooks on it fire where a single device has none to fire."""
 unsynced = FullyShardedDataParallelAdapter("fsdp1, no_sync of tied parameters", unsynced=True)
 """A known finding: in mixed precision, with one shard, ``no_sync`` raises RuntimeError where parameters are tied: the
 gradient it left in bfloat16 is given to the second name without the detour that the first takes

@@ -125,7 +125,9 @@ def _of_calls(got: int, wanted: int) -> str:
     """Why a hook of a module fires another number of times."""
     if got < wanted:
         return "a module is computed past its hooks"
-    return "a module is computed more than once" if wanted and got % wanted == 0 else ""
+    if not wanted:
+        return "a module in which nothing needs a gradient has a backward"
+    return "a module is computed more than once" if got % wanted == 0 else ""
 
 
 def _hooks_of_one_device(execution: Execution, step: int, rank: int) -> Counter[Hook]:

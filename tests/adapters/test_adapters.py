@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from fsdpcheck import adapters, torch_private
+from fsdpcheck import adapters, torch_private, watchers
 from fsdpcheck.adapters._base import Promise
 from fsdpcheck.case import (
     Arithmetic,
@@ -32,6 +32,7 @@ from fsdpcheck.checks import (
     assert_parameters_equal,
     assert_ranks_agree,
 )
+from fsdpcheck.checks.watched import assert_hooks_fire
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import AdapterError, MissingDependency, Violation
@@ -286,6 +287,19 @@ def test_fsdp1_does_not_reduce_over_replicas_that_do_not_shard(engine: Engine) -
     with pytest.raises(Violation, match="the parameters are not the single device's"):
         assert_parameters_equal(execution, known.answer(case))
     assert_parameters_equal(worked_around(case), known.answer(case))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_fsdp1_gives_a_frozen_module_beside_a_trained_one_a_backward(engine: Engine, frozen: bool) -> None:
+    """torch 2.13: its weight is a view of the flat parameter, which needs a gradient. So fsdp1 promises no hooks."""
+    first = LayerSpec(2, frozen="all" if frozen else "none")
+    case = dataclasses.replace(BASE, model=ModelSpec((first, LayerSpec(1)), features=2))
+    execution = Run(engine, "fsdpcheck.adapters.fsdp1:hooked")(case, watchers=(watchers.CALLS,))
+    if not frozen:
+        assert_hooks_fire(execution)
+        return
+    with pytest.raises(Violation, match=r"full_backward hook of tail\.linear0 fired 1 times"):
+        assert_hooks_fire(execution)
 
 
 def test_fsdp1_cannot_put_off_the_reduction_of_tied_parameters_in_mixed_precision(engine: Engine) -> None:
