@@ -99,7 +99,7 @@ def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:
     if law.promise in WITHOUT_MODEL:
         return "the law is about no model"
     if not law.own_models:
-        return "the law knows none of your model's layers"
+        return "the law brings models of its own: it is about certain layers, or large ones"
     return own_drawing.not_accepted(law.draw, run.features, world_sizes, run.own)
 
 

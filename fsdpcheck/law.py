@@ -35,7 +35,8 @@ class Law:
     implementation with these features accepts, on one of these numbers of ranks. ``needs_traits``: what every case of
     this law demands. ``needs_promises``: what must be promised beside ``promise``. ``statement``: the law in words (the
     docstring). ``where``: file:line of the body. ``ranks``: the fewest on which the law says anything; smaller worlds
-    are not drawn. ``own_models``: whether it can be asked of a user's own model, whatever that is made of.
+    are not drawn. ``own_models``: whether it can be asked of a user's own model, whatever that is made of and however
+    small.
     """
 
     name: str

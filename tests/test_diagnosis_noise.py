@@ -9,23 +9,29 @@ import pytest
 import torch
 
 from fsdpcheck import oracle
+from fsdpcheck.adapters import load
 from fsdpcheck.case import BatchLayout, MeshSpec
-from fsdpcheck.checks import noise as noise_checks
-from fsdpcheck.checks.noise import noisy, scale_limits
+from fsdpcheck.checks import gaussian
+from fsdpcheck.checks.noise import FALSE_ALARM, noisy
+from fsdpcheck.checks.noise_distribution import large_and_empty
 from fsdpcheck.diagnosis import noise, shards
-from fsdpcheck.diagnosis.noise import Draw
+from fsdpcheck.diagnosis.noise import Draw, Related, Scaled
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.suspects import named
 from tests.fabricated import clipped
 
-LARGE = oracle.answer(noise_checks.large_and_empty((1, 2, 3, 4, 5)))
+LARGE, GROUPS = (
+    oracle.answer(case) for case in large_and_empty(load("reference:bookkeeping").features, (1, 2, 3, 4, 5))
+)
+N = 600 * 640
+LIMITS = gaussian.scale_limits(N, float(FALSE_ALARM))
 FEW = oracle.answer(noisy(clipped("exact"), 1))
 ONE = oracle.answer(replace(FEW.case, mesh=MeshSpec(1)))
 SHAPES = {"w": torch.zeros(4, 2), "v": torch.zeros(4, 2)}
 
 
 def _scaled(factor: float) -> str:
-    return named(noise.of_scale(LARGE, factor, *scale_limits(560 * 560)))
+    return named(noise.of_scale(LARGE, factor, *LIMITS))
 
 
 @pytest.mark.parametrize(
@@ -49,6 +55,56 @@ def test_a_scale_that_is_off_by_a_known_factor_is_named(factor: float, words: st
 def test_a_scale_that_no_mistake_gives_is_told_as_a_number_only() -> None:
     assert _scaled(0.99) == "the noise is 0.99 times as large as s C / N"
     assert _scaled(0.0) == "no noise is added at all"
+
+
+def _of(step: int, name: str, found: float, draws: int = 100) -> Scaled:
+    return Scaled(step, name, draws, found, 0.5, 1.5)
+
+
+def test_steps_and_parameters_whose_noise_stands_out_are_named() -> None:
+    """By the largest parameter, where it is wrong anywhere; what is pooled names nobody."""
+    right = [_of(0, "w", 1.0), _of(0, "b", 1.1, 10), _of(0, "", 0.9, 10), _of(1, "w", 1.0), _of(1, "b", 0.9, 10)]
+
+    def said(*wrong: Scaled) -> str:
+        places = [(each.step, each.parameter) for each in wrong]
+        rest = [each for each in right if (each.step, each.parameter) not in places]
+        return named(noise.of_scales(LARGE, [*rest, *wrong]))
+
+    assert said() == said(_of(0, "", 0.1)) == ""
+    assert said(_of(1, "w", 0.1), _of(1, "b", 0.1, 10)) == "the noise of step 1 is 0.1 times as large as s C / N"
+    assert said(_of(0, "b", 0.1, 10), _of(1, "b", 0.1, 10)) == "the noise of b is 0.1 times as large as s C / N"
+    both = said(_of(0, "w", 0.09), _of(1, "w", 0.09), _of(0, "b", 0.09, 10))
+    assert both == "the noise is 0.09 times as large as s C / N"
+
+
+def test_a_sensitivity_of_one_group_is_named() -> None:
+    several = (max(GROUPS.clip_norms) / math.hypot(*GROUPS.clip_norms), "the largest C_l stands for the root")
+    for ratio, words in (several, (sum(GROUPS.clip_norms) / math.hypot(*GROUPS.clip_norms), "the sum of the C_l")):
+        assert words in named(noise.of_scale(GROUPS, ratio, *LIMITS))
+        assert words not in named(noise.of_scale(LARGE, ratio, *LIMITS))
+
+
+def test_draws_that_are_uniform_or_cut_off_are_named() -> None:
+    generator = torch.Generator().manual_seed(0)
+    uniform = (torch.rand(20_000, generator=generator, dtype=torch.float64) - 0.5) * math.sqrt(12)
+    normal = torch.randn(20_000, generator=generator, dtype=torch.float64)
+    assert named(noise.of_shape(uniform)) == "draws are uniform, not Gaussian"
+    assert named(noise.of_shape(normal.clamp(-3, 3))) == "no draw is larger than 3 * s C / N"
+    assert named(noise.of_shape(normal)) == ""
+    two = torch.sign(normal)
+    assert named(noise.of_shape(two)) == "no draw is larger than 1 * s C / N"
+
+
+def test_related_noise_is_named_by_the_largest_parts_and_the_first_thing_in_which_they_differ() -> None:
+    steps = Related("steps", "step 0, w", "step 1, w", 100, 0.5)
+    small = Related("steps", "step 0, b", "step 1, b", 10, 0.9)
+    shards = Related("shards", "step 0, w, share 0 of 2", "share 1", 50, 0.9)
+    assert "the same in every step" in named(noise.of_related([shards, small, steps]))
+    assert "step 0, w and step 1, w has a correlation of 0.5" in named(noise.of_related([shards, small, steps]))
+    assert "the same in every shard" in named(noise.of_related([shards]))
+    negated = steps._replace(found=-1.0)
+    assert named(noise.of_related([negated])) == "the noise of step 1, w is that of step 0, w, negated"
+    assert named(noise.of_related([negated._replace(found=1.0)])) == "the noise of step 1, w is that of step 0, w"
 
 
 def _noisy(answer: Answer, drawn: Named) -> Named:
@@ -139,6 +195,8 @@ def test_draws_used_twice_are_named_by_what_their_seed_does_not_depend_on() -> N
     ):
         said = named(noise.of_used_twice(case, here, before, {"w": SHAPES["w"]}))
         assert words in said, said
+    turned = named(noise.of_used_twice(case, Draw(1, "w", 3), Draw(0, "w", 3), SHAPES, negated=True))
+    assert turned == "it is the draw of step 0, w, element 3, negated"
     assert named(noise.of_used_twice(case, Draw(1, "v", 3), Draw(0, "w", 2), SHAPES)).startswith("it is the draw of")
 
 

@@ -8,45 +8,19 @@ from fractions import Fraction
 
 import pytest
 import torch
-from scipy.stats import chi2
 from torch import Tensor
 
-from fsdpcheck import oracle, proof
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, ModelSpec, StepSpec
 from fsdpcheck.checks import draws
-from fsdpcheck.checks import noise as noise_checks
-from fsdpcheck.checks.noise import FALSE_ALARM, assert_noise_once, assert_noise_scale, scale_limits
+from fsdpcheck.checks.noise import FALSE_ALARM, assert_noise_once
 from fsdpcheck.errors import UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 
-N = 560 * 560
 CASE = Case(
     ModelSpec((LayerSpec(2, frozen="bias", bias=True),)),
     layout=BatchLayout(batch_size=2),
     step=StepSpec("linear", clipping="exact", noise_multiplier=1.5),
 )
-
-
-def outside(n: int, factor: float) -> float:
-    """Probability that n Gaussians of standard deviation ``factor`` leave the limits."""
-    low, high = (n * limit**2 / factor**2 for limit in scale_limits(n))
-    return float(chi2.cdf(low, n) + chi2.sf(high, n))
-
-
-def test_right_noise_is_called_wrong_once_in_a_million_at_most_and_one_percent_off_found_with_probability_99() -> None:
-    assert outside(N, 1.0) <= FALSE_ALARM
-    assert all(outside(n, 1.0) <= FALSE_ALARM for n in (1, 10, 1000, 100_000))
-    assert min(outside(N, 0.99), outside(N, 1.01)) >= 0.99
-
-
-@pytest.mark.parametrize("world_sizes", [(1,), (1, 2, 3, 4, 5), (3,), (8, 16)])
-def test_the_large_case_releases_nothing_but_noise_and_is_proved(world_sizes: tuple[int, ...]) -> None:
-    case = noise_checks.large_and_empty(world_sizes)
-    answer = oracle.answer(case)
-    proof.prove(case, answer)
-    assert case.world_size in world_sizes
-    assert not any(value.any() for value in answer.steps[0].used.values())
-    assert max(value.numel() for value in answer.steps[0].used.values()) == N
 
 
 def run(case: Case, *grads: dict[str, Tensor], moved: float = 0.0) -> Execution:
@@ -70,6 +44,9 @@ def test_noise_that_is_missing_repeated_or_on_frozen_parameters_is_found() -> No
     with pytest.raises(Violation, match="used twice") as caught:
         assert_noise_once(run(CASE, gradient(1.5, 2.25), gradient(4.0, 6.5)), clean)
     assert caught.value.cause == "it is the draw of step 0, tail.linear0.weight, element 0"
+    with pytest.raises(Violation, match="used twice") as caught:
+        assert_noise_once(run(CASE, gradient(1.5, 2.25), gradient(4.5, 8.0)), clean)
+    assert caught.value.cause == "it is the draw of step 0, tail.linear0.weight, element 0, negated"
     with pytest.raises(Violation, match="a frozen parameter moved"):
         assert_noise_once(run(CASE, gradient(1.5, 2.25), gradient(4.0, 8.0), moved=1.0), clean)
 
@@ -105,7 +82,7 @@ def test_a_draw_used_twice_is_seen_through_sums_of_another_size(where: str) -> N
         "steps": ({"a": light}, {"a": heavy}),
         "elements": ({"a": torch.cat([light, heavy])},),
     }[where]
-    for again, wrong in ((z, True), (other, False)):
+    for again, wrong in ((z, True), (-z, True), (other, False)):
         noise = {
             "parameters": ({"a": z, "b": again},),
             "steps": ({"a": z}, {"a": again}),
@@ -145,7 +122,7 @@ def test_honest_draws_meet_no_more_often_than_is_said() -> None:
     for seed in range(200):
         drawn, clean = normal(seed, 60), torch.zeros(60, dtype=torch.float64)
         rooms, meetings = draws.rooms_of(drawn, clean, 1.0, unit, FALSE_ALARM)
-        near = (drawn[:, None] - drawn).abs() <= rooms[:, None] + rooms
+        near = (drawn.abs()[:, None] - drawn.abs()).abs() <= rooms[:, None] + rooms
         found += (int(near.sum()) - 60) // 2
         told += meetings
     assert 0 < found <= told
@@ -170,17 +147,3 @@ def test_noise_of_unknown_scale_is_not_judged() -> None:
     noisy.request = replace(noisy.request, clip_norm=math.inf)
     with pytest.raises(UsageError, match="clip norm"):
         assert_noise_once(noisy, clean)
-
-
-def test_the_scale_is_that_of_the_noise_not_of_the_sum() -> None:
-    case = noise_checks.large_and_empty((1,))
-    answer = oracle.answer(case)
-    deviation = 1.5 * answer.clip_norm / 32
-    drawn = torch.randn(N, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * deviation
-    assert_noise_scale(run(case, {"w": drawn}), answer)
-    for factor in (0.98, 1.02, math.sqrt(2), 0.0):
-        with pytest.raises(Violation, match="wrong scale"):
-            assert_noise_scale(run(case, {"w": drawn * factor}), answer)
-    full = replace(case, model=ModelSpec((LayerSpec(1),)), layout=BatchLayout(), step=StepSpec("linear"))
-    with pytest.raises(UsageError, match="empty batch"):
-        assert_noise_scale(run(full, {"w": drawn}), oracle.answer(full))

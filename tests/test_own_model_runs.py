@@ -30,6 +30,13 @@ def test_laws_hold_on_a_users_model(tmp_path: Path) -> None:
     assert verdict["cases"] == verdict["census"]["tier exact"] > 5
 
 
+def test_laws_that_need_a_large_model_are_not_asked_of_a_users_small_one(tmp_path: Path) -> None:
+    _, data = _run(tmp_path, "--adapter", "reference", "--law", "noise.scale", "--law", "noise.independent")
+    verdicts = data["verdicts"]
+    assert [verdict["status"] for verdict in verdicts] == ["not promised"] * 2  # type: ignore[attr-defined]
+    assert all("models of its own" in verdict["reason"] for verdict in verdicts)  # type: ignore[attr-defined]
+
+
 def test_laws_hold_on_a_users_weights(tmp_path: Path) -> None:
     code, data = _run(tmp_path, "--adapter", "fully_shard", "--real")
     assert code == 0

@@ -16,12 +16,12 @@ from torch import Tensor
 def used_twice(drawn: Tensor, clean: Tensor, deviation: float, unit: float, alarm: Fraction) -> tuple[int, int] | None:
     """The first two places, ascending, that have one draw; None if there are none, or too few to exclude chance.
 
-    ``drawn`` d [n] and ``clean`` g [n] in float64, ``unit`` u. Two places have one draw only if their intervals
-    d - r .. d + r meet. Independent Gaussians of standard ``deviation`` are called so with probability ``alarm``
-    at most.
+    ``drawn`` d [n] and ``clean`` g [n] in float64, ``unit`` u. A draw that is negated is the same one: two places have
+    one draw only if their intervals |d| - r .. |d| + r meet. Independent Gaussians of standard ``deviation`` are called
+    so with probability ``alarm`` at most.
     """
     rooms, meetings = rooms_of(drawn, clean, deviation, unit, alarm)
-    found = _together(drawn - rooms, drawn + rooms)
+    found = _together(drawn.abs() - rooms, drawn.abs() + rooms)
     return min(found, key=lambda pair: pair[1]) if found and len(found) >= needed(meetings, alarm) else None
 
 
@@ -31,13 +31,14 @@ def rooms_of(drawn: Tensor, clean: Tensor, deviation: float, unit: float, alarm:
     Noise is added to g, or to the sum that g is the quotient of: y has two roundings at most, g one, d one, so that
     |d - z| <= 2u|y| + u|g| + u|d| + O(u^2) < 4u (|g| + |d|). No |z| of n exceeds t = s sqrt(2 ln(2n / alarm)) but with
     probability alarm / 2, so with at least t in place of |d| r hangs on no draw. Two intervals meet only if the draws
-    are within 2 (r + r') of one another, and the density of their difference is 1 / (2 s sqrt(pi)) at most.
+    are within 2 (r + r') of one another, or their sum is within that of 0; the density of difference and of sum is
+    1 / (2 s sqrt(pi)) at most.
     """
     n = len(drawn)
     largest = deviation * math.sqrt(2 * math.log(2 * n / alarm))
     told = 4 * unit * (clean.abs() + largest)
     rooms = torch.maximum(told, 4 * unit * (clean.abs() + drawn.abs()))
-    return rooms, 2 * (n - 1) * float(told.sum()) / (deviation * math.sqrt(math.pi))
+    return rooms, 4 * (n - 1) * float(told.sum()) / (deviation * math.sqrt(math.pi))
 
 
 def needed(meetings: float, alarm: Fraction) -> int:

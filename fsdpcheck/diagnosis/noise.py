@@ -34,6 +34,51 @@ class Draw(NamedTuple):
         return f"step {self.step}, {self.parameter}, element {self.place}"
 
 
+class Scaled(NamedTuple):
+    """Noise of ``parameter`` ("": of all but the largest) at ``step``, of which so many ``draws`` are seen.
+
+    It is ``found`` times as large as s C / N; right noise lies between ``low`` and ``high``.
+    """
+
+    step: int
+    parameter: str
+    draws: int
+    found: float
+    low: float
+    high: float
+
+    @property
+    def right(self) -> bool:
+        return self.low <= self.found <= self.high
+
+
+class Related(NamedTuple):
+    """A correlation that was ``found`` over so many ``draws`` of ``one`` and ``other``, which differ in ``kind``."""
+
+    kind: str
+    one: str
+    other: str
+    draws: int
+    found: float
+
+
+def of_scales(answer: Answer, scaled: Sequence[Scaled]) -> Suspects:
+    """Suspects of noise whose scale is not right everywhere: which steps or parameters stand out, and how far."""
+    told = [each for each in scaled if each.parameter]
+    wrong = [each for each in told if not each.right]
+    if not wrong:
+        return []
+    worst = max(wrong, key=lambda each: each.draws)
+    large = [each for each in told if each.draws == max(each.draws for each in told)]
+    if not any(each.right for each in large):
+        return of_scale(answer, worst.found, worst.low, worst.high)
+    steps = sorted({each.step for each in large if not each.right})
+    names = list(dict.fromkeys(each.parameter for each in wrong))
+    which = f"step {', '.join(map(str, steps))}" if steps else mentions(names)
+    key = "scale of steps" if steps else "scale of parameters"
+    return [Suspect(key, f"the noise of {which} is {worst.found:.4g} times as large as s C / N", PATTERN)]
+
+
 def of_scale(answer: Answer, found: float, low: float, high: float) -> Suspects:
     """Suspects of noise ``found`` times as large as s C / N, if right noise lies between ``low`` and ``high``."""
     if not found:
@@ -43,6 +88,42 @@ def of_scale(answer: Answer, found: float, low: float, high: float) -> Suspects:
         Suspect(key, f"{fact}, {why}") for key, ratio, why in _scales(answer) if low * ratio <= found <= high * ratio
     ]
     return [*named, Suspect("scale", fact, PATTERN)]
+
+
+def of_shape(z: Tensor) -> Suspects:
+    """Suspects of draws z [n] that have mean square 1 and are not Gaussian."""
+    bound, largest = math.sqrt(3), float(z.abs().max())
+    if largest <= bound * (1 + _NEAR) and len(z) >= _ENOUGH:
+        spread = (z.sort().values - torch.linspace(-bound, bound, len(z), dtype=z.dtype)).abs().max()
+        if spread < _NEAR * bound:
+            return [Suspect("uniform", "draws are uniform, not Gaussian")]
+    return [Suspect("shape", f"no draw is larger than {largest:.3g} * s C / N", PATTERN)] if largest < _TAIL else []
+
+
+_NEAR, _ENOUGH, _TAIL = 0.02, 10_000, 4.0
+
+
+def of_related(wrong: Sequence[Related]) -> Suspects:
+    """Suspects of parts of the noise that are correlated, the strongest of what they have in common."""
+    kind = next(kind for kind in _KINDS if any(each.kind == kind for each in wrong))
+    first = max((each for each in wrong if each.kind == kind), key=lambda each: (each.draws, abs(each.found)))
+    if abs(first.found) > 1 - _ROUNDED:
+        text = f"the noise of {first.other} is that of {first.one}{', negated' if first.found < 0 else ''}"
+        return [Suspect(f"{kind} {'negated' if first.found < 0 else 'alike'}", text)]
+    shared = f"the noise of {first.one} and {first.other} has a correlation of {first.found:.2g}"
+    return [Suspect(f"{kind} related", f"{shared}: {_KINDS[kind]}", PATTERN)]
+
+
+_ROUNDED = 1e-6
+_KINDS = {
+    "steps": "a part of each draw is the same in every step",
+    "parameters": "a part of each draw is the same in several parameters",
+    "parameters and steps": "a part of each draw is used in another parameter at another step",
+    "shards": "a part of each draw is the same in every shard",
+    "rows": "a part of each draw is the same in neighbouring rows",
+    "elements": "a part of each draw is the same in neighbouring elements",
+}
+"""What a pair of related parts differs in, and what follows; the first that is found is named."""
 
 
 def of_ranks(case: Case, grads: Sequence[Mapping[str, Tensor]]) -> Suspects:
@@ -58,9 +139,11 @@ def of_ranks(case: Case, grads: Sequence[Mapping[str, Tensor]]) -> Suspects:
     return []
 
 
-def of_used_twice(case: Case, here: Draw, before: Draw, like: Mapping[str, Tensor]) -> Suspects:
+def of_used_twice(case: Case, here: Draw, before: Draw, like: Mapping[str, Tensor], negated: bool = False) -> Suspects:
     """Suspects of one draw found at two places; ``like``: tensors of the parameters' shapes."""
     fact = f"it is the draw of {before}"
+    if negated:
+        return [Suspect("negated", f"{fact}, negated", PATTERN)]
     if here.parameter != before.parameter:
         same = here.step == before.step and here.place == before.place
         return [Suspect("parameters alike", f"{fact}: which parameter it is for does not reach the noise")] * same or [
@@ -148,7 +231,7 @@ def _scales(answer: Answer) -> Iterator[tuple[str, float, str]]:
     """(key, ratio to s C / N, what would give it); ratios of 1 left out."""
     case = answer.case
     world, n = float(case.world_size), float(case.step.normaliser)
-    c, s = answer.clip_norm, case.step.noise_multiplier
+    c, s = math.hypot(*answer.clip_norms), case.step.noise_multiplier
     deviation = s * c / n
     told = [
         ("sqrt(W)", math.sqrt(world), "sqrt(W): each rank adds noise of the whole scale, and the ranks are summed"),
@@ -167,6 +250,8 @@ def _scales(answer: Answer) -> Iterator[tuple[str, float, str]]:
         ("1/2", 0.5, "1/2: C stands for half the clip norm"),
         ("deviation", deviation, "s C / N: a variance stands in for the standard deviation"),
         ("1/sqrt(deviation)", deviation**-0.5, "1/sqrt(s C / N): the standard deviation stands in for a variance"),
+        ("max C_l", max(answer.clip_norms) / c, "the largest C_l stands for the root of the sum of their squares"),
+        ("sum C_l", sum(answer.clip_norms) / c, "the sum of the C_l stands for the root of the sum of their squares"),
     ]
     yield from (each for each in told if each[1] != 1)
 

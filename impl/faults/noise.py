@@ -1,9 +1,11 @@
-"""Planted bugs of noise: drawn by place in a shard, by replica, again, too often, off in scale, or on padding."""
+"""Planted bugs of noise: drawn by place in a shard, by replica, again, too often, off in scale or shape, on padding."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from ..fault import Function, Hit, fault
 
@@ -128,3 +130,133 @@ def noise_one_percent_too_small(original: Function, hit: Hit) -> Function:
         return original(self, normaliser) * 0.99
 
     return planted
+
+
+@fault(
+    "noise:Noise.add_",
+    "noise left to the weights, https://github.com/google-deepmind/jax_privacy/issues/383",
+    "noise.scale",
+    cause=r"the noise of .*bias.* is 0\.(1|09)\d* times as large",
+)
+def biases_have_a_tenth_of_the_noise(original: Function, hit: Hit) -> Function:
+    """Biases get noise of a tenth of the standard deviation; weights get what was asked for."""
+
+    def planted(self: Any, pieces: Any, step: int, deviation: float) -> None:
+        pieces = list(pieces)
+        biases = [piece for piece in pieces if piece.name.endswith("bias")]
+        original(self, [piece for piece in pieces if not piece.name.endswith("bias")], step, deviation)
+        if biases:
+            hit()
+            original(self, biases, step, deviation / 10)
+
+    return planted
+
+
+@fault(
+    "noise:Noise.add_",
+    "noise that the first step alone has whole, https://github.com/meta-pytorch/opacus/pull/530",
+    "noise.scale",
+    cause=r"the noise of step 1 is 0\.(1|09)\d* times as large",
+)
+def later_steps_have_a_tenth_of_the_noise(original: Function, hit: Hit) -> Function:
+    """From the second step on noise has a tenth of the standard deviation."""
+
+    def planted(self: Any, pieces: Any, step: int, deviation: float) -> None:
+        if step:
+            hit()
+        original(self, pieces, step, deviation / 10 if step else deviation)
+
+    return planted
+
+
+@fault(
+    "noise:Noise.add_",
+    "a key used in two steps, https://github.com/jax-ml/jax/pull/3646",
+    "noise.once",
+    cause="draw of step 0, .*, negated",
+)
+def noise_is_taken_back_in_the_next_step(original: Function, hit: Hit) -> Function:
+    """Every second step has the noise of the one before, negated: two steps together have none."""
+
+    def planted(self: Any, pieces: Any, step: int, deviation: float) -> None:
+        if step % 2 == 0:
+            original(self, pieces, step, deviation)
+            return
+        hit()
+        for piece in pieces:
+            piece.gradient.neg_()
+            original(self, [piece], step - 1, deviation)
+            piece.gradient.neg_()
+
+    return planted
+
+
+@fault(
+    "noise:Noise.normal",
+    "one draw shared by all steps, https://github.com/jax-ml/jax/pull/3646",
+    "noise.independent",
+    cause="the same in every step",
+)
+def steps_share_most_of_their_noise(original: Function, hit: Hit) -> Function:
+    """Of the variance of every draw 99 % is that of one which all steps have; the scale is right, no draw is equal."""
+
+    def planted(self: Any, name: str, step: int, start: int, stop: int, deviation: float, *kind: Any) -> Any:
+        hit()
+        own = original(self, name, step + 1, start, stop, deviation / 10, *kind)
+        return own.add_(original(self, name, 0, start, stop, deviation * 0.99**0.5, *kind))
+
+    return planted
+
+
+@fault(
+    "noise:Noise.normal",
+    "noise that tells of itself, https://github.com/meta-pytorch/opacus/pull/761",
+    "noise.independent",
+    cause="the same in neighbouring elements",
+)
+def neighbours_share_half_of_their_noise(original: Function, hit: Hit) -> Function:
+    """Elements 2k and 2k + 1 have half of their variance in common; the scale is right, no draw is equal."""
+
+    def planted(self: Any, name: str, step: int, start: int, stop: int, deviation: float, *kind: Any) -> Any:
+        hit()
+        own = original(self, name, step, start, stop, deviation * 0.5**0.5, *kind)
+        both = original(self, name + " in pairs", step, start // 2, stop // 2 + 1, deviation * 0.5**0.5, *kind)
+        return own.add_(both.repeat_interleave(2)[start % 2 :][: stop - start])
+
+    return planted
+
+
+@fault(
+    "noise:Noise.normal",
+    "a sampler of another distribution, https://github.com/meta-pytorch/opacus/issues/616",
+    "noise.scale",
+    cause="draws are uniform, not Gaussian",
+)
+def noise_is_uniform(original: Function, hit: Hit) -> Function:
+    """Noise of the right standard deviation is uniform on an interval."""
+
+    def planted(
+        self: Any, name: str, step: int, start: int, stop: int, deviation: float, dtype: torch.dtype, device: Any
+    ) -> Any:
+        hit()
+        drawn = self.uniform(name, step, start, stop, device)
+        return ((drawn - 0.5) * 12**0.5 * deviation).to(dtype)
+
+    return planted
+
+
+@fault(
+    "clipping:PerLayer.sensitivity",
+    "noise for one group of several, https://arxiv.org/abs/1812.06210",
+    "noise.scale",
+    cause="the largest C_l",
+    subject="reference:bookkeeping",
+)
+def sensitivity_is_the_largest_bound(original: property, hit: Hit) -> property:
+    """With a clip norm for each group of parameters, the largest of them stands for the root of the sum of squares."""
+
+    def planted(self: Any) -> Any:
+        hit()
+        return max(self.bounds.values())
+
+    return property(planted)

@@ -1,0 +1,187 @@
+"""Checks of how noise is distributed: its scale, its shape, and that no part of it tells of another.
+
+Legend: N the normaliser, C the clip norm (the root of the sum of C_l^2 where groups of parameters are clipped apart), s
+the noise multiplier, n draws, z noise over s C / N, K steps, P parameters, W ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fsdpcheck import diagnosis
+from fsdpcheck.adapters._base import Features
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.checks import gaussian
+from fsdpcheck.checks.comparing import require_same_form
+from fsdpcheck.checks.noise import FALSE_ALARM, same_on_all_ranks
+from fsdpcheck.checks.recorded import completed
+from fsdpcheck.diagnosis.noise import Related, Scaled
+from fsdpcheck.errors import Violation
+from fsdpcheck.execution import Execution
+from fsdpcheck.oracle import Answer
+
+_WIDE, _NARROW, _FEATURES = 600, 60, 640
+"""Rows of the large weight and of the middling one, and columns of the large one, whose n = 384,000 draws show 1 %."""
+_STEPS = 2
+_LARGEST_WORLD = 5
+
+
+class _Part(NamedTuple):
+    """The noise of one parameter at one step: z [n], and how many rows the parameter has."""
+
+    step: int
+    name: str
+    z: Tensor
+    rows: int
+
+    def __str__(self) -> str:
+        return f"step {self.step}, {self.name}"
+
+
+def large_and_empty(features: Features, world_sizes: tuple[int, ...]) -> list[Case]:
+    """Cases of two steps whose logical batches are empty, so that they release noise alone, in parameters of all sizes.
+
+    The first on the most ranks of up to five. Where they are accepted: in two micro-batches; a second case with a clip
+    norm for each unit, and with replicas.
+    """
+    world = max((size for size in world_sizes if size <= _LARGEST_WORLD), default=min(world_sizes))
+    micro_batches = 2 if "micro-batches" in features.accepts else 1
+    step = StepSpec("linear", _STEPS, micro_batches, normaliser=32, clipping="exact", clip_norm=3, noise_multiplier=1.5)
+    first = _on(MeshSpec(world), step, "bias" in features.accepts)
+    even = max((size for size in world_sizes if size <= _LARGEST_WORLD and size % 2 == 0), default=0)
+    replicas, units = even and "hsdp" in features.accepts, "per-layer-clipping" in features.accepts
+    if not (replicas or units):
+        return [first]
+    mesh = MeshSpec(even // 2, 2) if replicas else first.mesh
+    return [first, _on(mesh, replace(step, clip_groups="units") if units else step, "bias" in features.accepts)]
+
+
+def _on(mesh: MeshSpec, step: StepSpec, bias: bool) -> Case:
+    """Rows are multiples of the number of shards."""
+    wide, narrow = (-(-rows // mesh.dp_shard) * mesh.dp_shard for rows in (_WIDE, _NARROW))
+    model = ModelSpec((LayerSpec(wide, bias), LayerSpec(narrow, bias)), features=_FEATURES, units=(1, 1))
+    layout = BatchLayout("listed", 1, lists=((),) * mesh.world_size)
+    return Case(model, mesh, layout, step, Arithmetic(project=False), seed=1)
+
+
+def assert_noise_scale(execution: Execution, answer: Answer) -> None:
+    """Noise is what independent N(0, (s C / N)^2) may be, beyond what the answer releases without noise.
+
+    Of honest noise the probability to be called wrong is ``FALSE_ALARM`` at most, in equal shares over K (3 P + 1)
+    tests: of each parameter at each step the mean square, the distribution (Kolmogorov's distance) and the largest
+    draw, and at each step the mean square over all but the largest parameter.
+    """
+    parts = _parts(execution, answer)
+    rest = [_all_but_the_largest(list(own)) for _, own in itertools.groupby(parts, lambda part: part.step)]
+    tested = [*parts, *(part for part in rest if part is not None)]
+    alarm = float(FALSE_ALARM) / max(len(tested) + 2 * len(parts), 1)
+    scaled = [_scaled(part, alarm) for part in tested]
+    if wrong := [each for each in scaled if not each.low <= each.found <= each.high]:
+        worst = max(wrong, key=lambda each: (-each.step, each.draws))
+        raise Violation(
+            "the noise has the wrong scale",
+            got=f"{worst.found!r} * s C / N over {worst.draws} draws",
+            wanted=f"between {worst.low!r} and {worst.high!r}, s C / N = {_deviation(answer)!r}",
+            where=f"step {worst.step}, every rank, {worst.parameter or 'all but the largest parameter'}",
+            cause=partial(diagnosis.noise.of_scales, answer, scaled),
+        )
+    for part in parts:
+        _require_gaussian(part, alarm)
+
+
+def assert_noise_independent(execution: Execution, answer: Answer) -> None:
+    """No part of the noise is correlated with another, whatever its scale: steps, parameters, elements, rows, shards.
+
+    Of two parameters or steps elements are compared that have one place in the flattened tensors; of each parameter
+    those at even and at odd places, and rows; of the largest each two of the ranks' equal shares. Honest noise is
+    called wrong with probability ``FALSE_ALARM`` at most, in equal shares over all pairs.
+    """
+    pairs = list(_pairs(_parts(execution, answer), answer.case.mesh.dp_shard))
+    alarm = float(FALSE_ALARM) / max(len(pairs), 1)
+    wrong = [(each, limit) for each, limit in (_related(*pair, alarm) for pair in pairs) if abs(each.found) > limit]
+    if wrong:
+        first, limit = wrong[0]
+        raise Violation(
+            "noise tells of other noise",
+            got=f"a correlation of {first.found!r} over {first.draws} draws each",
+            wanted=f"at most {limit!r}, of whatever sign",
+            where=f"{first.one} against {first.other}, every rank",
+            cause=partial(diagnosis.noise.of_related, [each for each, _ in wrong]),
+        )
+
+
+def _deviation(answer: Answer) -> float:
+    step = answer.case.step
+    return step.noise_multiplier * math.hypot(*answer.clip_norms) / step.normaliser
+
+
+def _parts(execution: Execution, answer: Answer) -> list[_Part]:
+    """By step and parameter, as shown by all ranks alike."""
+    completed(execution)
+    found = []
+    for k, step in enumerate(answer.steps):
+        shown = same_on_all_ranks(execution, k)
+        require_same_form("noise is not that of every trained parameter", shown, step.used, f"step {k}, every rank")
+        for name, value in shown.items():
+            z = (value.double() - step.used[name].double()).flatten() / _deviation(answer)
+            found += [_Part(k, name, z, len(value))] * bool(z.numel())
+    return found
+
+
+def _all_but_the_largest(parts: list[_Part]) -> _Part | None:
+    """The draws of one step without those of its largest parameter; None where there are no others."""
+    rest = sorted(parts, key=lambda part: len(part.z))[:-1]
+    return _Part(rest[0].step, "", torch.cat([part.z for part in rest]), 1) if rest else None
+
+
+def _scaled(part: _Part, alarm: float) -> Scaled:
+    found = math.sqrt(float(part.z.square().sum()) / len(part.z))
+    return Scaled(part.step, part.name, len(part.z), found, *gaussian.scale_limits(len(part.z), alarm))
+
+
+def _require_gaussian(part: _Part, alarm: float) -> None:
+    """Raise Violation where draws of the right scale are distributed in another way."""
+    n, cause = len(part.z), partial(diagnosis.noise.of_shape, part.z)
+    where = f"{part}, every rank, {n} draws"
+    away, limit = gaussian.distance(part.z), gaussian.distance_limit(n, alarm)
+    if away > limit:
+        raise Violation("the noise is not Gaussian", got=f"a distribution {away!r} away from the normal one",
+                        wanted=f"at most {limit!r} anywhere", where=where, cause=cause)  # fmt: skip
+    largest, (low, high) = float(part.z.abs().max()), gaussian.largest_limits(n, alarm)
+    if not low <= largest <= high:
+        raise Violation("the noise is not Gaussian", got=f"{largest!r} * s C / N as the largest draw",
+                        wanted=f"between {low!r} and {high!r}", where=where, cause=cause)  # fmt: skip
+
+
+def _pairs(parts: Sequence[_Part], shards: int) -> Iterator[tuple[str, str, str, Tensor, Tensor]]:
+    """(what two parts differ in, the one, the other, draws of the one, of the other)."""
+    for one, other in itertools.combinations(parts, 2):
+        apart = ["parameters"] * (one.name != other.name) + ["steps"] * (one.step != other.step)
+        yield " and ".join(apart), str(one), str(other), one.z, other.z
+    for part in parts:
+        yield "elements", f"{part}, elements 0, 2, ...", "elements 1, 3, ...", part.z[::2], part.z[1::2]
+        if 1 < part.rows < len(part.z):
+            rows = part.z.view(part.rows, -1)
+            yield "rows", f"{part}, rows 0, 2, ...", "rows 1, 3, ...", rows[::2].flatten(), rows[1::2].flatten()
+    largest = max(len(part.z) for part in parts)
+    for part in parts:
+        shares = part.z.chunk(shards) if len(part.z) == largest else ()
+        for (a, x), (b, y) in itertools.combinations(enumerate(shares), 2):
+            yield "shards", f"{part}, share {a} of {shards}", f"share {b}", x, y
+
+
+def _related(kind: str, one: str, other: str, x: Tensor, y: Tensor, alarm: float) -> tuple[Related, float]:
+    """(what was found, its limit)."""
+    n = min(len(x), len(y))
+    if not n:
+        return Related(kind, one, other, 0, 0.0), 1.0
+    found = gaussian.correlation(x[:n], y[:n])
+    return Related(kind, one, other, n, found), gaussian.correlation_limit(n, alarm)
