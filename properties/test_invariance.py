@@ -26,6 +26,11 @@ def _private(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy
     return strategies.cases(features, clipping=families, world_sizes=world_sizes)
 
 
+def _numbers_as_real_as_accepted(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    draw = strategies.real_private if "real" in features.accepts else strategies.private_probe
+    return draw(features, world_sizes)
+
+
 def _same(pair: siblings.Pair, run: Run, what: str) -> None:
     first, second = pair
     observe: frozenset[Observable] = run.features.observables & {"grads"}
@@ -47,6 +52,12 @@ def test_training_starts_from_the_parameters_of_the_model_that_was_given(case: C
     Does not see how ranks that built different models would be made equal: all build the same. Source: torchtitan#166,
     DeepSpeed#1380.
     """
+    assert_initial_equal(run(case), run.answer(case))
+
+
+@law("invariance.private-initial", promise="private", draw=strategies.private_unclipped)
+def test_private_training_starts_from_the_parameters_of_the_model_that_was_given(case: Case, run: Run) -> None:
+    """The same of a model that is made ready for per-sample clipping. Source: torchtitan#166, DeepSpeed#1380."""
     assert_initial_equal(run(case), run.answer(case))
 
 
@@ -136,6 +147,16 @@ def test_a_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
     Sees what outlives a training: a counter, a cache, a buffer that is not cleared. Where parameters lie in memory at
     another alignment, kernels may round otherwise, and nothing is claimed. Source: fairscale#780.
     """
+    _twice(case, run)
+
+
+@law("invariance.private-repeated", promise="private", draw=_numbers_as_real_as_accepted)
+def test_a_private_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
+    """The same with per-sample clipping; on integers where real numbers are not accepted. Source: fairscale#780."""
+    _twice(case, run)
+
+
+def _twice(case: Case, run: Run) -> None:
     first, second = run(case), run(case)
     require_same_placement(first, second)
     assert_same_execution(first, second, partial(diagnosis.stale.repeated, first, second))

@@ -108,7 +108,7 @@ def local_gradients_survive_their_reduction(original: Function, hit: Hit) -> Fun
 @fault(
     "shard:FlatUnit.__init__",
     "no broadcast of initial parameters, https://github.com/pytorch/torchtitan/issues/166",
-    "invariance.initial",
+    "invariance.*initial",
     cause="those of replica 0 are not broadcast",
 )
 def replicas_start_apart(original: Function, hit: Hit) -> Function:
@@ -132,7 +132,7 @@ _WARM_UP = 7
 @fault(
     "step:Trainer.scale",
     "state of one training found by the next, https://github.com/facebookresearch/fairscale/issues/780",
-    "invariance.repeated",
+    "invariance.*repeated",
     cause="state of an earlier training outlives it",
 )
 def warm_up_outlives_its_training(original: Function, hit: Hit) -> Function:
