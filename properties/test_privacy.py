@@ -63,7 +63,7 @@ def test_a_record_weighs_the_same_whatever_the_others_are(case: Case, run: Run) 
     assert_others_keep_their_coefficient(pair, (one, run.answer(pair.first)), (two, run.answer(pair.second)))
 
 
-@law("privacy.noise", promise="noise", draw=_clipped, observe=("grads",))
+@law("privacy.noise", promise="noise", draw=_clipped, observe=("grads",), needs_promises=("exact-factors",))
 def test_no_noise_depends_on_a_record(case: Case, run: Run) -> None:
     """With noise too: what is released of the other records, coefficient and noise, is the same for neighbours.
 

@@ -56,7 +56,7 @@ def test_a_training_that_stopped_goes_on_as_if_it_had_not(case: Case, run: Run) 
     _assert_same_after_stops(going_on(case, run.features), run, "training that stopped went on otherwise")
 
 
-@law("state.noise", promise="state", draw=_exact, observe=("grads",), needs_promises=("noise",))
+@law("state.noise", promise="state", draw=_exact, observe=("grads",), needs_promises=("noise-of-seed",))
 def test_a_training_that_stopped_uses_no_noise_twice(case: Case, run: Run) -> None:
     """The noise after a stop is that of the next step, not that of the first one over again.
 

@@ -13,16 +13,14 @@ from fsdpcheck.adapters import load
 from fsdpcheck.case import BatchLayout, MeshSpec
 from fsdpcheck.checks import gaussian
 from fsdpcheck.checks.noise import FALSE_ALARM, noisy
-from fsdpcheck.checks.noise_distribution import large_and_empty
+from fsdpcheck.checks.noise_distribution import large
 from fsdpcheck.diagnosis import noise, shards
 from fsdpcheck.diagnosis.noise import Draw, Related, Scaled
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.suspects import named
 from tests.fabricated import clipped
 
-LARGE, GROUPS = (
-    oracle.answer(case) for case in large_and_empty(load("reference:bookkeeping").features, (1, 2, 3, 4, 5))
-)
+LARGE, GROUPS = (oracle.answer(case) for case in large(load("reference:bookkeeping").features, (1, 2, 3, 4, 5)))
 N = 600 * 640
 LIMITS = gaussian.scale_limits(N, float(FALSE_ALARM))
 FEW = oracle.answer(noisy(clipped("exact"), 1))

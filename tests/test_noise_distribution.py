@@ -12,16 +12,16 @@ from scipy.stats import beta, chi2, kstest, kstwo, norm
 
 from fsdpcheck import oracle, proof
 from fsdpcheck.adapters import load
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, Trait
 from fsdpcheck.checks import gaussian
 from fsdpcheck.checks.noise import FALSE_ALARM
-from fsdpcheck.checks.noise_distribution import assert_noise_independent, assert_noise_scale, large_and_empty
+from fsdpcheck.checks.noise_distribution import assert_noise_independent, assert_noise_scale, large
 from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.oracle import Named
 
 FEATURES = load("reference:bookkeeping").features
-FIRST, GROUPS = large_and_empty(FEATURES, (1, 2, 3, 4, 5))
+FIRST, GROUPS = large(FEATURES, (1, 2, 3, 4, 5))
 SHARE = float(FALSE_ALARM) / (2 * (3 * 7 + 1))
 """Of one test of scale or shape in the case with most parameters."""
 PAIR = float(FALSE_ALARM) / 200
@@ -73,7 +73,7 @@ def test_distance_is_kolmogorovs_and_correlation_is_scale_free() -> None:
 @pytest.mark.parametrize("adapter", ["reference", "reference:bookkeeping", "reference_fsdp2"])
 def test_the_large_cases_release_nothing_but_noise_and_are_proved(adapter: str, world_sizes: tuple[int, ...]) -> None:
     features = load(adapter).features
-    cases = large_and_empty(features, world_sizes)
+    cases = large(features, world_sizes)
     for case in cases:
         assert case.requires() <= features.accepts
         assert case.world_size in world_sizes
@@ -81,17 +81,42 @@ def test_the_large_cases_release_nothing_but_noise_and_are_proved(adapter: str, 
     answer = oracle.answer(cases[-1])
     proof.prove(cases[-1], answer)
     assert not any(value.any() for step in answer.steps for value in step.used.values())
-    sizes = sorted(value.numel() for value in answer.steps[0].used.values())
-    assert sizes[-1] >= N
-    assert sizes[0] < 10 < sizes[-3] < sizes[-2] < sizes[-1]
+    assert sizes(answer)[-1] >= N
+    assert sizes(answer)[0] < 10 < sizes(answer)[-3] < sizes(answer)[-2] < sizes(answer)[-1]
+
+
+def sizes(answer: oracle.Answer) -> list[int]:
+    return sorted(value.numel() for value in answer.steps[0].used.values())
+
+
+@pytest.mark.parametrize(("accepted", "steps"), [({"project", "micro-batches", "bias"}, 2), (set(), 1)])
+def test_where_no_rank_may_be_empty_every_rank_has_samples_and_no_parameter_moves(
+    accepted: set[Trait], steps: int
+) -> None:
+    for case in large(replace(FEATURES, accepts=frozenset(accepted)), (3,)):
+        assert case.requires() <= accepted
+        answer = oracle.answer(case)
+        proof.prove(case, answer)
+        assert (len(answer.steps), min(case.local_sizes)) == (steps, case.step.micro_batches)
+        largest = max(answer.steps[0].used.values(), key=torch.Tensor.numel)
+        assert largest.any()
+        assert largest.numel() >= N
+        first, last = answer.steps[0].before, answer.steps[-1].before
+        assert all(torch.equal(last[name], value) for name, value in first.items())
 
 
 def test_groups_and_replicas_are_drawn_where_they_are_accepted_and_nowhere_else() -> None:
     assert (FIRST.step.clip_groups, GROUPS.step.clip_groups) == ("all", "units")
     assert (FIRST.mesh.dp_replicate, GROUPS.mesh.dp_replicate) == (1, 2)
     few = replace(FEATURES, accepts=frozenset({"empty-rank"}))
-    (only,) = large_and_empty(few, (1, 2, 3, 4, 5))
+    (only,) = large(few, (1, 2, 3, 4, 5))
     assert only.requires() == {"empty-rank"}
+
+
+def test_noise_that_is_no_function_of_the_seed_is_judged_on_every_number_of_ranks() -> None:
+    """Where it is, noise.world compares all of them bit for bit."""
+    few = replace(FEATURES, accepts=frozenset({"empty-rank"}), promises=FEATURES.promises - {"noise-of-seed"})
+    assert [case.world_size for case in large(few, (1, 2, 3, 4, 5, 13))] == [5, 4, 3, 2, 1]
 
 
 def draws(case: Case) -> tuple[Named, ...]:

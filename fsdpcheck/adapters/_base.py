@@ -22,7 +22,7 @@ from fsdpcheck.execution import Use as Use
 
 Promise = Literal[
     "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms",
-    "dataset-order", "second-backward", "noise", "state", "lifecycle", "sharded", "nonfinite",
+    "dataset-order", "second-backward", "noise", "noise-of-seed", "state", "lifecycle", "sharded", "nonfinite",
     "epochs", "poisson", "same-draws", "kernels",
     "hooks", "parameter-hooks", "memory", "copies", "interrupts",
     "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",
@@ -39,8 +39,9 @@ global gradient norm. partial-norms: can form each rank's own share of the squar
 second-backward: clipped gradients come of one backward through the re-weighted losses, so that on real numbers a rank's
 own gradient can be replayed bit for bit (bookkeeping contracts what it kept: other roundings).
 dataset-order: can report the norms of the whole logical batch on every rank, by global sample index.
-noise: adds Gaussian noise with ``StepSpec.noise_multiplier``, which is a function of ``Setup.seed``, parameter, element
-and step alone.
+noise: adds Gaussian noise with ``StepSpec.noise_multiplier``, independent in each element and step, equal on all ranks;
+the same trainer on the same ranks and batches draws the same. noise-of-seed: which noise is a function of
+``Setup.seed``, parameter, element and step alone.
 state: a training is saved and goes on in a new trainer, at any number of ranks, with the bits of one that never
 stopped (``Observed.save``, ``Observed.load``, ``Keeping``).
 lifecycle: gathers one inner unit at a time, frees it when it has been used, and leaves no gradient unreduced

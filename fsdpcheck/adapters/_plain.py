@@ -28,6 +28,7 @@ PLAIN_REASONS = {
     "second-backward": "trains plainly: it has no per-sample clipping",
     "nonfinite": "has no per-sample norms",
     "noise": "trains plainly: it adds none",
+    "noise-of-seed": "trains plainly: it adds none",
     "state": "has no checkpoint of its own: what is saved is up to its user",
     "poisson": "has no Poisson sampler",
     "same-draws": "has no Poisson sampler",

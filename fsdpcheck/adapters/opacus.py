@@ -1,6 +1,6 @@
 """Opacus' ghost clipping over FSDP2 (``grad_sample_mode="ghost_fsdp"``), wired by ``PrivacyEngine.make_private``.
 
-Needs the extra ``fsdpcheck[opacus]``. Noise is switched off (noise_multiplier 0), so that a step has one right answer.
+Needs the extra ``fsdpcheck[opacus]``. Noise is that of the case, from a generator seeded alike on all ranks.
 What is wired is what Opacus' own examples do (fsdp_example.py, fsdp_llama3.py): FSDP2Wrapper around every layer, an
 ordinary optimizer, make_private, then zero_grad, forward, criterion, backward, step; virtual steps are signalled as its
 BatchMemoryManager signals them. Tried with opacus 1.6.0.
@@ -35,7 +35,8 @@ _REASONS = {
     "global-norm": "clips per sample: it has no global gradient norm",
     "partial-norms": "every rank forms whole norms of its own samples",
     "second-backward": "its factors carry the rounding of nested norms; the exact-norm tiers judge it",
-    "noise": "draws it from one generator a rank, so its bits hang on the sharding; run without noise here",
+    "noise": "asked of the variants opacus and opacus:sound",
+    "noise-of-seed": "draws parameter by parameter from one generator a rank: its bits hang on what was drawn before",
     "state": "has no checkpoint of its own: what is saved is up to its user",
     "lifecycle": "shards by FSDP2, which gathers the next unit ahead and has no public view of what is gathered",
     "epochs": "leaves the order of epochs to the data loader it is given",
@@ -146,10 +147,12 @@ class GhostFsdp:
         accepts: frozenset[Trait],
         loss_reduction: Literal["mean", "sum"] = "mean",
         poisson: Poisson = "no",
+        noise: bool = False,
     ) -> None:
         self.name, self._reduction, self._poisson = name, loss_reduction, poisson
         promised: frozenset[Promise] = frozenset({"private", "sharded"})
         promised |= {"poisson"} if poisson != "no" else set()
+        promised |= {"noise"} if noise else set()
         self.features = Features(
             promises=promised,
             accepts=accepts,
@@ -173,7 +176,8 @@ class GhostFsdp:
                 optimizer=setup.optimizer(module.parameters()),
                 criterion=loss.with_reduction(self._reduction),
                 data_loader=_loader(setup.step.normaliser),
-                noise_multiplier=0.0,
+                noise_multiplier=setup.step.noise_multiplier,
+                noise_generator=torch.Generator(setup.device).manual_seed(setup.seed),
                 max_grad_norm=setup.clip_norm,
                 loss_reduction=self._reduction,
                 poisson_sampling=False,
@@ -190,16 +194,16 @@ def _loader(normaliser: int) -> DataLoader[Any]:
 
 
 def _divide(normaliser: int, optimizer: Any) -> None:
-    """What a user of loss_reduction "sum" does to a step's gradients. Noise is off, so the accountant needs no hook."""
+    """What a user of loss_reduction "sum" does to a step's gradients. The accountant is not asked."""
     for parameter in optimizer.params:
         parameter.grad.div_(normaliser)
 
 
 _SOUND = frozenset(_ACCEPTS - KNOWN.keys())
 
-adapter = GhostFsdp("opacus", _ACCEPTS, poisson="as released")
+adapter = GhostFsdp("opacus", _ACCEPTS, poisson="as released", noise=True)
 """All that Opacus documents."""
-sound = GhostFsdp("opacus without known findings", _SOUND, poisson="repaired")
+sound = GhostFsdp("opacus without known findings", _SOUND, poisson="repaired", noise=True)
 """Whatever is found here is new, or a false alarm."""
 padding_idx = GhostFsdp("opacus, padding_idx", _SOUND | {"padding_idx"})
 few_rows = GhostFsdp("opacus, rows<ranks", _SOUND | {"rows<ranks", "uneven-rows"})

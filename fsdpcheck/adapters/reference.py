@@ -188,7 +188,17 @@ class Reference:
             {
                 *("plain", "private", "exact-factors", "padding.zero", "padding.unread"),
                 *("deferred", "global-norm", "partial-norms", "dataset-order", "second-backward", "noise"),
-                *("state", "lifecycle", "sharded", "nonfinite", "epochs", "poisson", "same-draws", "kernels"),
+                *(
+                    "noise-of-seed",
+                    "state",
+                    "lifecycle",
+                    "sharded",
+                    "nonfinite",
+                    "epochs",
+                    "poisson",
+                    "same-draws",
+                    "kernels",
+                ),
                 *("hooks", "memory", "copies", "interrupts", "features.checkpointing", "features.compiled"),
             }
         ),

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from fsdpcheck import diagnosis
 from fsdpcheck.adapters._base import Features
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, ClipGroups, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.checks import gaussian
 from fsdpcheck.checks.comparing import require_same_form
-from fsdpcheck.checks.noise import FALSE_ALARM, same_on_all_ranks
+from fsdpcheck.checks.noise import FALSE_ALARM, same_on_all_ranks, standing
 from fsdpcheck.checks.recorded import completed
 from fsdpcheck.diagnosis.noise import Related, Scaled
 from fsdpcheck.errors import Violation
@@ -46,30 +46,38 @@ class _Part(NamedTuple):
         return f"step {self.step}, {self.name}"
 
 
-def large_and_empty(features: Features, world_sizes: tuple[int, ...]) -> list[Case]:
-    """Cases of two steps whose logical batches are empty, so that they release noise alone, in parameters of all sizes.
+def large(features: Features, world_sizes: tuple[int, ...]) -> list[Case]:
+    """Cases of which the noise is known without another run, with parameters of all sizes, in two steps.
 
-    The first on the most ranks of up to five. Where they are accepted: in two micro-batches; a second case with a clip
-    norm for each unit, and with replicas.
+    Their logical batches are empty, so that they release noise alone; where a rank without samples is not accepted, in
+    steps that move no parameter and clip no sample. On the most ranks of up to five, or if noise is not promised to be
+    a function of the seed, on each of those numbers. Where they are accepted: in two micro-batches; a last case with a
+    clip norm for each unit, and with replicas.
     """
-    world = max((size for size in world_sizes if size <= _LARGEST_WORLD), default=min(world_sizes))
-    micro_batches = 2 if "micro-batches" in features.accepts else 1
-    step = StepSpec("linear", _STEPS, micro_batches, normaliser=32, clipping="exact", clip_norm=3, noise_multiplier=1.5)
-    first = _on(MeshSpec(world), step, "bias" in features.accepts)
-    even = max((size for size in world_sizes if size <= _LARGEST_WORLD and size % 2 == 0), default=0)
+    worlds = sorted({size for size in world_sizes if size <= _LARGEST_WORLD}) or [min(world_sizes)]
+    asked = worlds[-1:] if "noise-of-seed" in features.promises else worlds
+    found = [_on(MeshSpec(world), features) for world in reversed(asked)]
+    even = max((size for size in worlds if size % 2 == 0), default=0)
     replicas, units = even and "hsdp" in features.accepts, "per-layer-clipping" in features.accepts
     if not (replicas or units):
-        return [first]
-    mesh = MeshSpec(even // 2, 2) if replicas else first.mesh
-    return [first, _on(mesh, replace(step, clip_groups="units") if units else step, "bias" in features.accepts)]
+        return found
+    mesh = MeshSpec(even // 2, 2) if replicas else MeshSpec(worlds[-1])
+    return [*found, _on(mesh, features, "units" if units else "all")]
 
 
-def _on(mesh: MeshSpec, step: StepSpec, bias: bool) -> Case:
+def _on(mesh: MeshSpec, features: Features, clip_groups: ClipGroups = "all") -> Case:
     """Rows are multiples of the number of shards."""
     wide, narrow = (-(-rows // mesh.dp_shard) * mesh.dp_shard for rows in (_WIDE, _NARROW))
+    bias, micro_batches = "bias" in features.accepts, 2 if "micro-batches" in features.accepts else 1
     model = ModelSpec((LayerSpec(wide, bias), LayerSpec(narrow, bias)), features=_FEATURES, units=(1, 1))
-    layout = BatchLayout("listed", 1, lists=((),) * mesh.world_size)
-    return Case(model, mesh, layout, step, Arithmetic(project=False), seed=1)
+    step = StepSpec("linear", _STEPS, micro_batches, normaliser=32, clipping="exact", clip_norm=3, noise_multiplier=1.5,
+                    clip_groups=clip_groups)  # fmt: skip
+    if "empty-rank" in features.accepts:
+        layout = BatchLayout("listed", 1, lists=((),) * mesh.world_size)
+        return Case(model, mesh, layout, step, Arithmetic(project=False), seed=1)
+    layout = BatchLayout(batch_size=micro_batches * mesh.world_size)
+    case = Case(model, mesh, layout, replace(step, clipping="unclipped", steps=1), Arithmetic(project=False), seed=1)
+    return standing(case) if "project" in features.accepts else case
 
 
 def assert_noise_scale(execution: Execution, answer: Answer) -> None:

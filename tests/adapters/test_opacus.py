@@ -8,18 +8,22 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
+from fsdpcheck.adapters import load
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, Clipping, LayerSpec, MeshSpec, ModelSpec, StepSpec, of_sampler
 from fsdpcheck.case.sampling import SamplingSpec
 from fsdpcheck.checks import assert_norms_exact, assert_parameters_equal
+from fsdpcheck.checks.noise_distribution import assert_noise_independent, assert_noise_scale, large
 from fsdpcheck.checks.poisson import assert_poisson
 from fsdpcheck.checks.samplers import assert_equal_steps
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import Violation
+from fsdpcheck.law import chapters
 from fsdpcheck.runner import Run
 
 pytestmark = pytest.mark.skipif(
@@ -140,3 +144,30 @@ def test_ranks_seeded_alike_draw_one_stream(engine: Engine) -> None:
     with pytest.raises(Violation, match="ranks draw the same stream"):
         assert_poisson(Run(engine, f"{HERE}:one_stream")(several))
     assert_poisson(Run(engine, f"{HERE}:sound")(several))
+
+
+def test_what_is_asked_of_noise_is_what_hangs_on_no_rounding_and_no_order_of_draws() -> None:
+    features, laws = load(f"{HERE}:sound").features, chapters()
+    for name in ("noise.once", "noise.scale", "noise.independent"):
+        assert not laws[name].not_promised(features)
+    for name in ("noise.world", "noise.micro-batches"):
+        assert "one generator a rank" in laws[name].not_promised(features)
+    assert "rounding is in its clip factors" in laws["privacy.noise"].not_promised(features)
+
+
+def test_noise_is_of_the_scale_that_is_asked_for_on_every_number_of_ranks(engine: Engine) -> None:
+    run = Run(engine, f"{HERE}:sound")
+    for noisy in large(run.features, (1, 2, 3)):
+        assert_noise_scale(run(noisy, observe={"grads"}), run.answer(noisy))
+        assert_noise_independent(run(noisy, observe={"grads"}), run.answer(noisy))
+
+
+@pytest.mark.parametrize("factor", [0.98, 1.02, 2.0])
+def test_noise_of_another_scale_would_be_found(factor: float, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizers: Any = importlib.import_module("opacus.optimizers.fsdpoptimizer_fast_gradient_clipping")
+    original = optimizers._generate_noise
+    monkeypatch.setattr(optimizers, "_generate_noise", lambda **arguments: original(**arguments) * factor)
+    run = Run(engine, f"{HERE}:sound")
+    (noisy,) = large(run.features, (2,))
+    with pytest.raises(Violation, match="the noise has the wrong scale"):
+        assert_noise_scale(run(noisy, observe={"grads"}), run.answer(noisy))
