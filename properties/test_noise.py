@@ -99,7 +99,7 @@ def test_no_noise_tells_of_other_noise(case: Case, run: Run) -> None:
     """Noise of different steps, parameters, shards, rows and elements is not correlated, whatever its scale.
 
     Right noise is called wrong with probability 1e-6 at most; a correlation of 2 % between two steps of 384,000
-    elements, or of 4 % between the shards of two ranks, is found with probability 0.99. Does not see dependence without
+    elements, or of 4 % between two shards of five, is found with probability 0.99. Does not see dependence without
     correlation, or between other pairs of elements than those of one place. Source: Opacus#761, jax#3646.
     """
     assert_noise_independent(run(case), run.answer(case))
