@@ -100,6 +100,8 @@ def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:
         return "the law is about no model"
     if not law.own_models:
         return "the law brings models of its own: it is about certain layers, or large ones"
+    if law.known_layers and "own-layers" in run.own.traits:
+        return "no bound is proved for how norms of layers of your own round; --real judges nothing of them"
     return own_drawing.not_accepted(law.draw, run.features, world_sizes, run.own)
 
 

@@ -36,7 +36,8 @@ class Law:
     this law demands. ``needs_promises``: what must be promised beside ``promise``. ``statement``: the law in words (the
     docstring). ``where``: file:line of the body. ``ranks``: the fewest on which the law says anything; smaller worlds
     are not drawn. ``own_models``: whether it can be asked of a user's own model, whatever that is made of and however
-    small.
+    small; ``known_layers``: only of one whose parameters are in layers of torch that have a word among the traits.
+    ``any_numbers``: whether its cases have real numbers where they are accepted, without asking for them.
     """
 
     name: str
@@ -50,6 +51,8 @@ class Law:
     ranks: int = 1
     own_models: bool = True
     needs_promises: frozenset[Promise] = frozenset()
+    known_layers: bool = False
+    any_numbers: bool = False
 
     @property
     def guarantee(self) -> str:
@@ -91,6 +94,8 @@ def law(
     ranks: int = 1,
     own_models: bool = True,
     needs_promises: Iterable[Promise] = (),
+    known_layers: bool = False,
+    any_numbers: bool = False,
 ) -> Callable[[Body], Collected]:
     """Register the decorated ``body(case, run)`` as the law ``name`` ("chapter.law").
 
@@ -111,6 +116,8 @@ def law(
             ranks=ranks,
             own_models=own_models,
             needs_promises=frozenset(needs_promises),
+            known_layers=known_layers,
+            any_numbers=any_numbers,
         )
         _register(found)
         return _test(found)

@@ -93,8 +93,8 @@ def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
 
 
 def _of_tier(laws: list[Law], real: bool) -> list[Law]:
-    """The laws on real numbers, or all others. Raises UsageError when none is left."""
-    found = [one for one in laws if ("real" in one.needs_traits) == real]
+    """The laws on real numbers, or all that can do without. Raises UsageError when none is left."""
+    found = [one for one in laws if ("real" in one.needs_traits) == real or one.any_numbers]
     if not found:
         names, other = ", ".join(one.name for one in laws), "without --real" if real else "with --real"
         raise UsageError(f"of the chosen laws none is for this tier; got {names}, which run {other}")

@@ -19,6 +19,7 @@ from fsdpcheck.checks.scaling import TIMES, assert_scaled
 from fsdpcheck.errors import NotExact
 from fsdpcheck.law import law
 from fsdpcheck.runner import Run
+from fsdpcheck.strategies import narrow
 
 if TYPE_CHECKING:
     from fsdpcheck.law import Draw
@@ -160,21 +161,6 @@ def test_partial_terms_of_a_distributed_batch_are_refused(case: Case, run: Run) 
     assert_refused_alike(run(case), run(_contributing(case, "complete")), cause)
 
 
-_UNCOUNTABLE = {"surrogates", "layer-norm", "float32", "per-layer-clipping"}
-
-
-def _real(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """Float64, on real numbers, of functions whose roundings can be counted: no normalisation, softmax or GELU."""
-    countable = replace(features, accepts=features.accepts - _UNCOUNTABLE)
-    return strategies.cases(countable, clipping=("probe",), world_sizes=world_sizes).map(_of_real_numbers)
-
-
-def _of_real_numbers(case: Case) -> Case:
-    """In one step: in each further one, norms are formed as in the first."""
-    arithmetic = replace(case.arithmetic, numbers="real", project=False, averaging="divide")
-    return replace(case, step=replace(case.step, steps=1, resume=False), arithmetic=arithmetic)
-
-
 def _both(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
     """One step of float64, with true functions on real numbers where they are accepted."""
     numbers: Numbers = "real" if "real" in features.accepts else "grid"
@@ -187,7 +173,7 @@ def _in_one_step(case: Case, clip_norm: int) -> Case:
     return replace(case, step=replace(case.step, steps=1, resume=False, clip_norm=clip_norm))
 
 
-@law("norms.scaling", promise="private", draw=_both, observe=("norms",))
+@law("norms.scaling", promise="private", draw=_both, observe=("norms",), any_numbers=True)
 def test_norms_grow_with_the_losses(case: Case, run: Run) -> None:
     """Losses times a power of two: norms, and the gradient where nothing is clipped, times that power, bit for bit.
 
@@ -199,12 +185,15 @@ def test_norms_grow_with_the_losses(case: Case, run: Run) -> None:
     assert_scaled(whole, scaled, whole.request.clip_norm)
 
 
-@law("norms.one-sided", promise="private", draw=_real, observe=("norms",), needs_traits=("real",), own_models=False)
+@law(
+    "norms.one-sided", promise="private", draw=narrow.countable, observe=("norms",), needs_traits=("real",),
+    known_layers=True,
+)  # fmt: skip
 def test_norms_of_real_numbers_are_not_below_the_true_ones(case: Case, run: Run) -> None:
     """On real numbers a reported norm is not below the sample's true one, nor above, by more than its sums may round.
 
-    Float64; Linear, Embedding, EmbeddingBag and convolutions. Sees what exact numbers hide: norms formed in fewer bits,
-    Gram sums that cancel. A norm that is too small lets its sample through unclipped. Source:
-    jax_privacy#309; claim E3.
+    Float64; Linear, Embedding, EmbeddingBag and convolutions, in a user's own model true functions too. Sees what
+    exact numbers hide: norms formed in fewer bits, Gram sums that cancel. A norm that is too small lets its sample
+    through unclipped. Source: jax_privacy#309; claim E3.
     """
     assert_norms_near(run(case))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from fsdpcheck import strategies
 from fsdpcheck.case import Case
 from fsdpcheck.checks.matched import assert_gradients_sum, assert_updates_follow
+from fsdpcheck.checks.matched_clipping import assert_clipped_sum_near, assert_factors_follow
 from fsdpcheck.law import law
 from fsdpcheck.runner import Run
+from fsdpcheck.strategies import narrow
 
 
 @law("rounding.gradients", promise="plain", draw=strategies.real, observe=("grads",), needs_traits=("real",))
@@ -26,6 +28,33 @@ def test_the_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> N
 def test_the_clipped_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> None:
     """The same with per-sample clipping, each sample weighed by the factor its rank reported."""
     assert_gradients_sum(run(case))
+
+
+@law(
+    "rounding.clip-factors", promise="private", draw=strategies.real_private, observe=("norms", "factors"),
+    needs_traits=("real",),
+)  # fmt: skip
+def test_reported_factors_follow_from_reported_norms(case: Case, run: Run) -> None:
+    """On real numbers, reported clip factors are the declared rule min(1, C / (norm + eps)) of the reported norms.
+
+    Bit for bit, or within the proven bound where the adapter declares nested norms. Whether those norms are right is
+    for norms.one-sided and rounding.clipped-sum. Source: Opacus#751.
+    """
+    assert_factors_follow(run(case), run.features.factor)
+
+
+@law(
+    "rounding.clipped-sum", promise="private", draw=narrow.countable, observe=("grads",), needs_traits=("real",),
+    known_layers=True,
+)  # fmt: skip
+def test_what_is_released_is_the_sum_of_clipped_gradients(case: Case, run: Run) -> None:
+    """On real numbers, what is released is (1/N) * sum of c_i g_i, c_i = min(1, C / (|g_i| + eps)), within a bound.
+
+    Black box: g_i and its norm are replayed one sample at a time, and a theorem says how far any evaluation may be off;
+    no reported norm or factor is taken as given. So a sample that is not clipped, or by a norm that is too small, is
+    seen: of one sample alone no more than C is released. Float64. Source: Opacus#761, jax_privacy#309.
+    """
+    assert_clipped_sum_near(run(case), run.features.factor)
 
 
 @law("rounding.update", promise="plain", draw=strategies.real, observe=("grads",), needs_traits=("real",))

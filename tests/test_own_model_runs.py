@@ -11,7 +11,12 @@ import pytest
 
 from fsdpcheck import cli, replay
 from fsdpcheck.case import Case, LayerSpec, ModelSpec, OwnModel
+from fsdpcheck.check import check_law
+from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import InvalidToken
+from fsdpcheck.law import chapters
+from fsdpcheck.own import inspection as own_inspection
+from fsdpcheck.runner import Run
 
 TOYS = str(Path(__file__).parent / "toys" / "own_models.py")
 
@@ -110,3 +115,52 @@ def test_a_token_alone_imports_nothing() -> None:
     text = replay.encode(replay.Token("training.plain", "fully_shard", Case(ModelSpec((), own=own))))
     assert replay.decode(text).case.model.own == own
     assert "nowhere_at_all" not in sys.modules
+
+
+PRIVATE = ("norms.one-sided", "norms.scaling", "rounding.clip-factors", "rounding.clipped-sum")
+
+
+def _statuses(data: dict[str, object]) -> dict[str, str]:
+    return {verdict["law"]: verdict["status"] for verdict in data["verdicts"]}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("fault", "adapter", "found"),
+    [
+        ("nothing_is_clipped", "reference", {"rounding.clip-factors", "rounding.clipped-sum"}),
+        ("bias_left_out_of_norm", "reference", {"norms.one-sided", "rounding.clipped-sum"}),
+        ("bias_left_out_of_norm", "reference:bookkeeping", {"norms.one-sided", "rounding.clipped-sum"}),
+        ("factors_reported_and_not_used", "reference:bookkeeping", {"rounding.clipped-sum"}),
+    ],
+)
+def test_what_is_wrong_with_clipping_is_found_on_a_users_weights(
+    engine: SimulatedEngine, fault: str, adapter: str, found: set[str]
+) -> None:
+    own = own_inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").own
+    run = Run(engine, adapter, (f"fsdpcheck.impl.faults:{fault}",), own=own)
+    verdicts = [check_law(chapters()[name], run, world_sizes=(2,), shrink=False, most=8) for name in PRIVATE]
+    assert {verdict.law for verdict in verdicts if verdict.status == "finding"} == found
+    assert {verdict.law for verdict in verdicts if verdict.status == "holds"} == set(PRIVATE) - found
+
+
+def test_a_step_that_does_not_clip_is_found_by_the_command(tmp_path: Path) -> None:
+    law = ["--law", "rounding.clip-factors"]
+    code, data = _run(tmp_path, "--adapter", "reference", "--real", "--install", "nothing_is_clipped", *law)
+    (verdict,) = data["verdicts"]  # type: ignore[misc]
+    assert (code, verdict["finding"]["what"]) == (1, "clip factors are not the declared rule of the reported norms")
+
+
+@pytest.mark.parametrize("adapter", ["reference", "reference_fsdp2", "reference:bookkeeping"])
+def test_right_clipping_holds_on_a_users_weights_and_true_functions(adapter: str, tmp_path: Path) -> None:
+    laws = [word for name in PRIVATE for word in ("--law", name)]
+    code, data = _run(tmp_path, "--adapter", adapter, "--real", *laws, build="with_surrogate")
+    assert (code, set(_statuses(data).values())) == (0, {"holds"})
+
+
+def test_norms_of_layers_of_a_users_own_are_not_judged_and_that_is_said(tmp_path: Path) -> None:
+    laws = [word for name in PRIVATE for word in ("--law", name)]
+    code, data = _run(tmp_path, "--adapter", "reference", "--real", *laws, build="own_layer_used")
+    assert code == 0
+    unasked = {v["law"]: v["reason"] for v in data["verdicts"] if v["status"] == "not promised"}  # type: ignore[attr-defined]
+    assert set(unasked) == {"norms.one-sided", "rounding.clipped-sum"}
+    assert all("layers of your own" in reason for reason in unasked.values())

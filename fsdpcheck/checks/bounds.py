@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import layouts, models
-from fsdpcheck.adapters._base import GlobalNormRule
+from fsdpcheck.adapters._base import FactorRule, GlobalNormRule
 from fsdpcheck.case import Case, LayerSpec
 from fsdpcheck.case.shapes import Stage, stages
 from fsdpcheck.clipping_groups import column, number
 from fsdpcheck.exact.grid import exact_square_sum
 from fsdpcheck.oracle import Answer, Named, StepAnswer
-from fsdpcheck.own.roundings import path_roundings
+from fsdpcheck.own.roundings import path_roundings, terms_of_one
 from fsdpcheck.proof import absolute_gradients
 
 UNIT_ROUNDOFF = {"float64": Fraction(1, 2**53), "float32": Fraction(1, 2**24)}
@@ -140,7 +140,7 @@ def squared_norm_range(case: Case, gradient: Named, paths: Named) -> tuple[Fract
     and the direct sum is better than that.
     """
     unit = UNIT_ROUNDOFF[case.arithmetic.dtype]
-    path = gamma(_path_roundings(case) + 4, unit)  # 4 for losses that are scaled and scaled back
+    path = path_bound(case)
     largest = square_root(exact_square_sum(paths.values())) / (1 - 2 * path)
     near = square_root(exact_square_sum(gradient.values()))
     room = ((1 + path) ** 2 * (1 + gamma(_square_roundings(case, gradient), unit)) - 1) * largest**2
@@ -148,11 +148,34 @@ def squared_norm_range(case: Case, gradient: Named, paths: Named) -> tuple[Fract
     return max(least**2 - room, Fraction(0)), (most**2 + room) * (1 + Fraction(1, 2**190))
 
 
+def path_bound(case: Case) -> Fraction:
+    """Relative to the paths' absolute values: how far any evaluation of a weighted sum of gradients may be off."""
+    return gamma(_path_roundings(case) + 4, UNIT_ROUNDOFF[case.arithmetic.dtype])  # 4: losses scaled and scaled back
+
+
+def factor_range(least: Fraction, most: Fraction, clip_norm: float, rule: FactorRule) -> tuple[Fraction, Fraction]:
+    """(least, most) that a clip factor min(1, C / (n + eps)) can be for a squared norm from ``least`` to ``most``.
+
+    Root, sum, quotient, product and cast round once each.
+    """
+    rounding = gamma(5, UNIT_ROUNDOFF["float64"])
+    low, high = (
+        square_root(least) + Fraction(rule.eps),
+        square_root(most) * (1 + Fraction(1, 2**190)) + Fraction(rule.eps),
+    )
+    bound = Fraction(clip_norm)
+    ends = (bound / high * (1 - rounding) if high else bound, bound / low * (1 + rounding) if low else Fraction(1))
+    return min(ends[0], Fraction(1)), min(ends[1], Fraction(1))
+
+
 def _square_roundings(case: Case, gradient: Named) -> int:
     """Most roundings of a sum of squares, or of products in the Gram form, over elements, positions, parameters, ranks,
     and of roots in between."""
     uses = 2 if case.model.tied is not None else 1
-    positions = uses * max(_positions(stage, case.model.length) for stage in stages(case.model))
+    if case.model.own is None:
+        positions = uses * max(_positions(stage, case.model.length) for stage in stages(case.model))
+    else:
+        positions = terms_of_one(case)
     elements = sum(value.numel() for value in gradient.values())
     return 2 * elements + positions**2 + 5 * len(gradient) + case.world_size + 12
 

@@ -10,20 +10,17 @@ Source: Higham, Accuracy and Stability of Numerical Algorithms, lemma 3.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 
 import torch
 
-from fsdpcheck import layouts
 from fsdpcheck.checks import bounds
+from fsdpcheck.checks.alone import Seen, require_bounded, samples_of
 from fsdpcheck.checks.comparing import number, require_row_form
-from fsdpcheck.checks.matched import local_losses, parameters_before
 from fsdpcheck.checks.recorded import completed, recorded
 from fsdpcheck.diagnosis import bits as narrow
-from fsdpcheck.errors import NotExact, Violation
-from fsdpcheck.execution import Execution, RankResult
-from fsdpcheck.proof import traced_gradients
+from fsdpcheck.errors import Violation
+from fsdpcheck.execution import Execution
 
 _ROOT = 2.0**-53
 """What a norm, and so its square, is rounded by when the root is taken."""
@@ -32,36 +29,20 @@ _ROOT = 2.0**-53
 def assert_norms_near(execution: Execution) -> None:
     """Every reported norm is that of the sample's own gradient: not below it by more than is proved, nor above it.
 
-    For float64 cases whose operators all have a rule in the proof; raises NotExact for others.
+    For float64 cases whose operators all have a rule of their paths; raises NotExact for others.
     """
     case = execution.request.case
-    if case.model.own is not None or case.arithmetic.dtype != "float64":
-        raise NotExact("norms on real numbers are bounded for float64 and our own layers only")
+    seen: Seen = {}
+    require_bounded(case)
     completed(execution)
     for k in range(case.step.steps):
         for result, (rank, got) in zip(execution.ranks, recorded(execution, k, "norms"), strict=True):
-            ranges = list(_ranges(execution, result, k))
-            where = f"step {k}, rank {rank}"
+            found, where = list(samples_of(execution, result, k, seen)), f"step {k}, rank {rank}"
             require_row_form(
-                "per-sample gradient norms are wrong", got, torch.zeros(len(ranges), dtype=got.dtype), where
+                "per-sample gradient norms are wrong", got, torch.zeros(len(found), dtype=got.dtype), where
             )
-            for place, (norm, (sample, least, most)) in enumerate(zip(got.tolist(), ranges, strict=True)):
-                _require_between(norm, least, most, f"{where}, sample {sample} (local {place})")
-
-
-def _ranges(execution: Execution, result: RankResult, k: int) -> Iterator[tuple[int, Fraction, Fraction]]:
-    """(sample, least, most squared norm) of a rank's samples at one step, in the order of its micro-batches."""
-    case = execution.request.case
-    before = parameters_before(result, k, case)
-    for micro in layouts.batch(case, k, result.rank, execution.request.instrument).micro_batches:
-        if not micro.indices:
-            continue
-        losses, trained = local_losses(case, before, micro, result.placement)
-        for place, sample in enumerate(micro.indices):
-            alone = torch.zeros_like(losses)
-            alone[place] = 1
-            gradient, paths = traced_gradients(losses, trained, alone, keep=True)
-            yield sample, *bounds.squared_norm_range(case, gradient, paths)
+            for place, (norm, own) in enumerate(zip(got.tolist(), found, strict=True)):
+                _require_between(norm, own.least, own.most, f"{where}, sample {own.sample} (local {place})")
 
 
 def _require_between(norm: float, least: Fraction, most: Fraction, where: str) -> None:

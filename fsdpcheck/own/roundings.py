@@ -9,6 +9,7 @@ Legend: B samples of a logical batch, n of them distinct, W ranks.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -27,13 +28,23 @@ _ELEMENTWISE = {
 }  # fmt: skip
 _FEW = 4
 """Roundings of an elementwise operator, at most; what any operator may add to its sum, too."""
+_SEVERAL = ("norm_backward", "softmax_backward_data", "dot_product")
+"""Parts of names of operators that put sums one behind another, three at most, and a few roundings between them."""
 
 
+@functools.lru_cache(maxsize=8)
 def path_roundings(case: Case) -> int:
     """Most roundings on a path of the weighted backward pass of a case's own model, all samples and ranks together."""
     occurrences = [layouts.logical_batch(case, k) for k in range(case.step.steps)]
     again = max(-(-sum(found.values()) * case.copies // max(len(found), 1)) for found in occurrences)
     return _counted(case, max(len(found) for found in occurrences)) * again
+
+
+@functools.lru_cache(maxsize=8)
+def terms_of_one(case: Case) -> int:
+    """At most so many products of an activation and a gradient are added up to one element of one sample's gradient,
+    over all positions and uses of a parameter."""
+    return _counted(case, 1)
 
 
 def _counted(case: Case, samples: int) -> int:
@@ -57,7 +68,9 @@ class _Sums(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in MOVES:
-            self.total += _FEW + _longest(func.overloadpacket.__name__, args)
+            name = func.overloadpacket.__name__
+            terms = _longest(name, args)
+            self.total += 3 * (_FEW + terms) if any(part in name for part in _SEVERAL) else _FEW + terms
         return func(*args, **(kwargs or {}))
 
 

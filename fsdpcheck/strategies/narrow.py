@@ -88,3 +88,20 @@ def _largest_input(case: Case, excess: int, most: int) -> int:
     else:
         largest = math.isqrt(room // (growth + 1 if loss == "mse" else 1))
     return min(max(largest, 1), _WIDEST)
+
+
+_UNCOUNTABLE: frozenset[Trait] = frozenset({"surrogates", "layer-norm", "float32", "per-layer-clipping"})
+
+
+def countable(features: Features, world_sizes: Sequence[int] = strategies.WORLD_SIZES) -> st.SearchStrategy[Case]:
+    """Float64, on real numbers, of functions whose roundings can be counted: no normalisation, softmax or GELU.
+
+    Private, with any C. In one step: in each further one, norms are formed as in the first.
+    """
+    simple = replace(features, accepts=features.accepts - _UNCOUNTABLE)
+    return strategies.cases(simple, clipping=("probe",), world_sizes=world_sizes).map(_of_real_numbers)
+
+
+def _of_real_numbers(case: Case) -> Case:
+    arithmetic = replace(case.arithmetic, numbers="real", project=False, averaging="divide")
+    return replace(case, step=replace(case.step, steps=1, resume=False), arithmetic=arithmetic)

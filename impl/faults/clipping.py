@@ -45,6 +45,34 @@ def factors_from_squared_norms(original: Function, hit: Hit) -> Function:
     return planted
 
 
+@fault("clip:factors", "clipping switched off", "rounding.clip-factors", cause="nothing is clipped")
+def nothing_is_clipped(original: Function, hit: Hit) -> Function:
+    """Every factor is 1, and reported so."""
+
+    def planted(squared_norms: torch.Tensor, clip_norm: float) -> Any:
+        hit()
+        return torch.ones_like(squared_norms)
+
+    return planted
+
+
+@fault(
+    "private:PrivateBackward.clip_factors",
+    "clipping switched off behind right reports",
+    "rounding.clipped-sum",
+    cause="nothing is clipped",
+    subject="reference:bookkeeping",
+)
+def factors_reported_and_not_used(original: Function, hit: Hit) -> Function:
+    """Bookkeeping: factors are formed and reported, and samples weigh 1."""
+
+    def planted(self: Any, *arguments: Any) -> Any:
+        hit()
+        return torch.ones_like(original(self, *arguments))
+
+    return planted
+
+
 @fault(
     "private:PrivateBackward.clip_factors",
     "a scale applied twice, https://github.com/NVIDIA/apex/pull/1512",

@@ -62,6 +62,21 @@ def own_layer() -> nn.Module:
     return model
 
 
+class Scale(nn.Module):
+    """A parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(1, 2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def own_layer_used() -> nn.Module:
+    return Net(Scale())
+
+
 def untaught() -> nn.Module:
     return Net(Calls(torch.sin))
 
