@@ -20,7 +20,7 @@ LEDGER = (
     + [f"D{n}" for n in range(1, 16)]
     + ["E1", "E2", "E3"]
 )
-ROUNDED = {"B2", "E3"}
+ROUNDED = {"A6", "B2", "E3"}
 """Rows on real numbers whose sums round as the processor's vector units add: their digits are its own."""
 PROCESSES = {"D15"}
 """Rows that start processes: seconds, so at night."""

@@ -76,12 +76,23 @@ def _each_for_itself(original: Any) -> Any:
     return lambda *arguments, fuse_norms=False, **more: original(*arguments, **more)
 
 
+def _an_ulp_more(original: Any) -> Any:
+    def more(self: Any) -> torch.Tensor:
+        found: torch.Tensor = original(self)
+        return torch.nextafter(found, torch.full_like(found, torch.inf))
+
+    return more
+
+
 _PEAKS = {"immediate": 100, "deferred": 110}
 _COST, _FLAT = "fsdpcheck.claims.section_a_cost", "fsdpcheck.impl.flat:FlatBuffer"
 
 CHANGES = [
     Change("A4", REFUTED, "fsdpcheck.impl.layout", "_fingerprint", lambda original: lambda inputs: 7),
     Change("A5", HOLDS, "fsdpcheck.claims.section_a", "CLIP_NORM", lambda original: 2.0**60),
+    Change("A6", REFUTED, "fsdpcheck.adapters.reference:ReferenceTrainer", "norms", _an_ulp_more),
+    Change("A6", REFUTED, "fsdpcheck.adapters.reference:ReferenceTrainer", "factors", _an_ulp_more),
+    Change("A6", HOLDS, "fsdpcheck.claims.section_a_alone", "_from_definition", lambda original: lambda execution: [0.0]),
     Change("A9", REFUTED, "fsdpcheck.claims.network", "ALPHA_SECONDS", lambda original: 4e-3),
     Change("A10", REFUTED, _COST, "_sent", lambda original: lambda squared, dtype: squared * 2),
     Change("A11", HOLDS, "fsdpcheck.claims.toys", "privacy", _each_for_itself),
