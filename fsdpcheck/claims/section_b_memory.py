@@ -80,18 +80,25 @@ def _bytes(tensors: list[Tensor]) -> int:
     "B7", "all_gather() makes an unpadded view, reshard() frees it and keeps the shard; W=1 aliases, nothing is cloned."
 )
 def gathered_views_are_freed(lab: Lab) -> Outcome:
-    """Storages behind parameters: gathered, freed, during and after a step, at W = 1 and 3."""
+    """Storages behind parameters: gathered, freed, after the forward, backward and step of a training, W = 1 and 3."""
     one, many = lab.ranks(_storages, 1)[0], lab.ranks(_storages, 3)
-    alias = one["aliases"] and one["alive after a step"] == 0
-    freed = all(not any(rank[moment] for moment in rank if moment.startswith("alive after")) for rank in many)
+    alias = one["aliases"] and not any(one["alive"].values())
+    root, first = many[0]["root"], many[0]["first"]
+    wanted = {moment: 0 for moment in _MOMENTS} | {"forward": root, "reduction": root + first}
+    freed = all(rank["alive"] == wanted for rank in many)
     views = all(rank["views"] and rank["unpadded"] and rank["kept"] and not rank["aliases"] for rank in many)
-    after = {moment: max(rank[moment] for rank in many) for moment in many[0] if moment.startswith("alive after")}
+    after = ", ".join(f"{max(rank['alive'][m] for rank in many)} after {m}" for m in _MOMENTS)
     return Outcome(
         verdict(alias and freed and views),
-        f"W = 3: parameters are views of the gathered buffer: {views}, whose bytes are {after}; the shard keeps its"
-        " address:"
-        f" {all(rank['kept'] for rank in many)}; W = 1: the buffer is the shard itself: {one['aliases']}",
+        f"W = 3: parameters are views of the gathered buffers: {views}, whose bytes are {after}, where those of the"
+        f" root ({root}) are kept between forward and backward, and those of the first unit ({first}), which gives no"
+        f" gradient to anyone, until the backward is over; the shard keeps its address:"
+        f" {all(rank['kept'] for rank in many)}; W = 1: the buffer is the shard itself, and no byte beside it is alive"
+        f" then: {alias}",
     )
+
+
+_MOMENTS = ("init", "reshard", "forward", "reduction", "backward", "step")
 
 
 def _storages(rank: int) -> dict[str, Any]:
@@ -100,22 +107,31 @@ def _storages(rank: int) -> dict[str, Any]:
     addresses = [buffer.shard.data_ptr() for buffer in buffers]
     aliases = all(buffer.full.data_ptr() == buffer.shard.data_ptr() for buffer in buffers)
 
-    def alive() -> int:
+    def bytes_alive(buffers: list[Any]) -> int:
         """Bytes gathered beyond the shards themselves."""
-        return 0 if aliases else sum(buffer.full.untyped_storage().nbytes() for buffer in buffers)
+        apart = [b.full.untyped_storage() for b in buffers if b.full.data_ptr() != b.shard.data_ptr()]
+        return sum(storage.nbytes() for storage in apart)
 
-    found: dict[str, Any] = {"aliases": aliases, "alive after init": alive()}
+    alive = {"init": bytes_alive(buffers)}
+    found: dict[str, Any] = {"aliases": aliases, "alive": alive}
     for unit in model.units:
         unit.unshard()
     pairs = [(buffer, parameter) for buffer in buffers for parameter in buffer.parameters]
     found["views"] = all(p.untyped_storage().data_ptr() == b.full.untyped_storage().data_ptr() for b, p in pairs)
     found["unpadded"] = all(sum(p.numel() for p in b.parameters) == b.numel for b in buffers)
+    found["root"], found["first"] = bytes_alive(buffers[:1]), bytes_alive(buffers[1:2])
     for unit in model.units:
         unit.reshard()
-    found["alive after reshard"] = alive()
-    trainer = toys.trainer(model)
+    alive["reshard"] = bytes_alive(buffers)
+    noted = {"after_forward": "forward", "after_reduce": "reduction", "after_reshard": "backward"}
+
+    def note(moment: str) -> None:
+        if moment in noted:
+            alive[noted[moment]] = bytes_alive(buffers)
+
+    trainer = toys.trainer(model, notify=note)
     trainer.step(toys.micro_batches([toys.share(rank, model.axis.size)]))
-    found["alive after a step"] = alive()
+    alive["step"] = bytes_alive(buffers)
     found["kept"] = addresses == [buffer.shard.data_ptr() for buffer in buffers]
     return found
 

@@ -102,6 +102,8 @@ CHANGES = [
     Change("B4", REFUTED, _FLAT, "pack", _halves_the_padding),
     Change("B6", REFUTED, "fsdpcheck.claims.section_b_memory", "_wide", lambda original: lambda hidden: original(5)),
     Change("B7", REFUTED, _FLAT, "free", lambda original: lambda self: None),
+    Change("B7", REFUTED, "fsdpcheck.impl.wrap:ShardedModel", "_free_unless_kept", lambda original: lambda *_: None),
+    Change("B7", REFUTED, "fsdpcheck.impl.wrap:ShardedModel", "_after_backward", lambda original: lambda *_: None),
     Change(
         "B9",
         "holds only if unshard is not called",
