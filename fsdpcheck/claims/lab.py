@@ -11,7 +11,7 @@ import torch
 from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import FsdpcheckError
-from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest
+from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest, SchedulePolicy
 from fsdpcheck.runner import Run
 from fsdpcheck.trace import Trace
 
@@ -46,11 +46,11 @@ class Lab:
             raise RanksFailed(execution.failure.text)
         return self.returned
 
-    def attempt(self, body: Callable[[int], Any], world_size: int) -> Execution:
-        """The execution of ``body`` on all ranks, whatever came of it."""
+    def attempt(self, body: Callable[[int], Any], world_size: int, schedule: SchedulePolicy = "forward") -> Execution:
+        """The execution of ``body`` on all ranks, in this order of ranks, whatever came of it."""
         self._body, self._returned = body, {}
         case = Case(ModelSpec((LayerSpec(1),)), mesh=MeshSpec(dp_shard=world_size))
-        self.last = self._programs.run(RunRequest(case, "reference"))
+        self.last = self._programs.run(RunRequest(case, "reference", schedule=schedule))
         return self.last
 
     @property

@@ -1,16 +1,14 @@
-"""Section B, what ranks hold: bytes, views and aliases; whether training gets anywhere; and the API of FSDP2."""
+"""Section B, what ranks hold: bytes, views and aliases; and whether training gets anywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from fsdpcheck.claims import toys
-from fsdpcheck.claims.lab import Lab, impl, said
+from fsdpcheck.claims.lab import Lab, impl
 from fsdpcheck.claims.registry import Outcome, claim, only_if, verdict
 
 
@@ -163,119 +161,3 @@ def _regression(rank: int) -> tuple[float, float]:
 def _residual(model: Any, x: Tensor, y: Tensor) -> float:
     (weight,) = model.full_values().values()
     return toys.loss(x @ weight.T, y).mean().item()
-
-
-@claim("B9", "The reference is compatible with the FSDP2 API.")
-def fsdp2_api(lab: Lab) -> Outcome:
-    """Every public method of FSDPModule, called between two steps: of the reference, and of ``fully_shard`` alone."""
-    methods = sorted(name for name in vars(FSDPModule) if not name.startswith("_"))
-    ours, alone = ({name: _said(lab, step, name) for name in methods} for step in (_private_step, _plain_step))
-    fine = [name for name in methods if ours[name] == ""]
-    nowhere = [f"{name}: {ours[name]}" for name in methods if ours[name] and alone[name]]
-    only_ours = [f"{name}: {ours[name]}" for name in methods if ours[name] and not alone[name]]
-    return Outcome(
-        only_if(
-            f"{', '.join(name.partition(':')[0] for name in only_ours) or 'nothing'} is not called",
-            under_it=bool(fine),
-            otherwise=not only_ours,
-        ),
-        f"of {len(methods)} public methods of FSDPModule, called between two steps at W = 2, {len(fine)} leave a"
-        " clipped"
-        f" step of the reference right in every bit ({', '.join(fine)}); {len(nowhere)} do not, here or on fully_shard"
-        f" alone ({'; '.join(nowhere) or 'none'}); only with the reference: {'; '.join(only_ours) or 'none'}",
-    )
-
-
-class _Gather:
-    """An all-gather of one's own, as ``set_custom_all_gather`` wants it."""
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
-        return impl("collectives")._all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
-
-
-class _Reduce:
-    """A reduce-scatter of one's own."""
-
-    allocate = _Gather.allocate
-
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
-        return impl("collectives")._reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-
-
-_CALLS: dict[str, Callable[[Any], Any]] = {
-    "set_all_reduce_hook": lambda root: root.set_all_reduce_hook(lambda tensor: None),
-    "set_allocate_memory_from_process_group_for_comm": (
-        lambda root: root.set_allocate_memory_from_process_group_for_comm(True)
-    ),
-    "set_custom_all_gather": lambda root: root.set_custom_all_gather(_Gather()),
-    "set_custom_reduce_scatter": lambda root: root.set_custom_reduce_scatter(_Reduce()),
-    "set_force_sum_reduction_for_comms": lambda root: root.set_force_sum_reduction_for_comms(True),
-    "set_gradient_divide_factor": lambda root: root.set_gradient_divide_factor(2.0),
-    "set_is_last_backward": lambda root: root.set_is_last_backward(True),
-    "set_modules_to_backward_prefetch": lambda root: root.set_modules_to_backward_prefetch([root[1]]),
-    "set_modules_to_forward_prefetch": lambda root: root.set_modules_to_forward_prefetch([root[0]]),
-    "set_post_optim_event": lambda root: root.set_post_optim_event(torch.Event()),
-    "set_reduce_scatter_divide_factor": lambda root: root.set_reduce_scatter_divide_factor(2.0),
-    "set_reduce_scatter_max_input_buffers": lambda root: root.set_reduce_scatter_max_input_buffers(1),
-    "set_reduce_scatter_unused_params": lambda root: root.set_reduce_scatter_unused_params(True),
-    "set_requires_all_reduce": lambda root: root.set_requires_all_reduce(True),
-    "set_requires_gradient_sync": lambda root: root.set_requires_gradient_sync(True),
-    "set_reshard_after_backward": lambda root: root.set_reshard_after_backward(False),
-    "set_reshard_after_forward": lambda root: root.set_reshard_after_forward(False),
-    "set_unshard_in_backward": lambda root: root[0].set_unshard_in_backward(True),
-}
-"""How those are called that need an argument; W = 2, so that a factor of 2 is the usual one. Others are called bare."""
-
-
-def _said(lab: Lab, step: Callable[[], tuple[Any, Callable[[], dict[str, Tensor]]]], name: str) -> str:
-    """What is wrong after the call, or "": an exception's text, or other parameters than without it."""
-
-    def body(rank: int, call: Callable[[Any], Any] | None) -> dict[str, Tensor]:
-        model, take = step()
-        take()
-        if call is not None:
-            call(model)
-        return take()
-
-    wanted = lab.ranks(lambda rank: body(rank, None), 2)[0]
-    found: dict[int, dict[str, Tensor]] = {}
-    call = _CALLS.get(name, lambda root: getattr(root, name)())
-    execution = lab.attempt(lambda rank: found.update({rank: body(rank, call)}), 2)
-    if execution.failure is not None:
-        return said(execution.failure)
-    return "other parameters" if toys.different(found[0], wanted) else ""
-
-
-def _private_step() -> tuple[Any, Callable[[], dict[str, Tensor]]]:
-    """The reference on ``fully_shard``: (its root, a clipped step that returns the parameters)."""
-    model = toys.per_parameter(toys.network())
-    trainer = toys.trainer(model, privacy=toys.privacy(2.0**60))
-    rows = [toys.share(model.axis.rank, 2)]
-
-    def take() -> dict[str, Tensor]:
-        trainer.step(toys.micro_batches(rows))
-        values: dict[str, Tensor] = model.full_values()
-        return values
-
-    return model.module, take
-
-
-def _plain_step() -> tuple[Any, Callable[[], dict[str, Tensor]]]:
-    """``fully_shard`` alone: (root, a plain step that returns the parameters)."""
-    root: Any = toys.network()
-    for unit in (root[0], root[1], root):
-        fully_shard(unit)
-    optimizer = toys.sgd(root.parameters())
-    rows = toys.share(torch.distributed.get_rank(), 2)
-    x, y = toys.data()
-
-    def take() -> dict[str, Tensor]:
-        optimizer.zero_grad()
-        torch.autograd.backward(toys.loss(root(x[rows]), y[rows]).sum() / 8)
-        optimizer.step()
-        return {name: parameter.full_tensor().detach().clone() for name, parameter in root.named_parameters()}
-
-    return root, take

@@ -17,10 +17,12 @@ from fsdpcheck.claims import toys
 from fsdpcheck.claims.lab import Lab, impl
 from fsdpcheck.claims.network import GPU_FLOPS, LAUNCH_SECONDS
 from fsdpcheck.claims.registry import Outcome, claim, only_if, verdict
+from fsdpcheck.execution import SchedulePolicy
 
 UNCLIPPED = 2.0**60
 MODES = ("ghost", "ghost_bk", "flash", "flash_bk")
 TIMINGS = ("immediate", "deferred")
+_SCHEDULES: tuple[SchedulePolicy, ...] = ("forward", "reversed")
 _UNEVEN = [[0, 1, 2], [], [3]]
 """Samples of each of three ranks."""
 
@@ -31,33 +33,45 @@ _UNEVEN = [[0, 1, 2], [], [3]]
     " computing after the backward, is safe.",
 )
 def hooks_that_touch_parameters(lab: Lab) -> Outcome:
-    """Planted: norms that gather again, in the hook and after the backward, on ranks that have rows; then without."""
-    planted = _ending(lab, "immediate", "norm_hook_gathers")
-    honest = [_ending(lab, timing) for timing in TIMINGS]
-    after = _ending(lab, "deferred", "deferred_norms_gather")
+    """Planted: norms that gather again, in the hook and after the backward, on ranks that have rows; then without.
+
+    Without, in every mode, sharded either way; all in the order of ranks and in the opposite one, which stand for every
+    order where ranks are deterministic and joined by blocking collectives alone.
+    """
+    planted = _endings(lab, "immediate", "norm_hook_gathers")
+    after = _endings(lab, "deferred", "deferred_norms_gather")
+    runs = list(product(toys.WAYS, MODES))
+    honest = {t: {end for way, mode in runs for end in _endings(lab, t, way=way, mode=mode)} for t in TIMINGS}
+    safe = honest["deferred"] == {"completes"}
     return Outcome(
         only_if(
             "what runs after the backward touches no parameters on some ranks alone either",
-            under_it=planted != "completes" and honest[1] == "completes",
-            otherwise=after == "completes",
+            under_it="completes" not in planted and safe,
+            otherwise=after == {"completes"},
         ),
-        f"W = 3, one rank without samples: a hook that touches parameters: {planted}; norms deferred: {honest[1]};"
-        f" norms in the hook that touch none: {honest[0]}; deferred norms that touch parameters: {after}",
+        f"W = 3, one rank without samples, ranks in either order: a hook that touches parameters: {_told(planted)};"
+        f" norms deferred, {len(MODES)} modes, {len(toys.WAYS)} ways of sharding: {_told(honest['deferred'])}; norms in"
+        f" the hook that touch none, the same: {_told(honest['immediate'])}; deferred norms that touch parameters:"
+        f" {_told(after)}",
     )
 
 
-def _ending(lab: Lab, timing: str, *faults: str) -> str:
-    """How a clipped step on an uneven batch ends: "completes", or the failure's kind."""
+def _told(endings: set[str]) -> str:
+    return " or ".join(sorted(endings))
+
+
+def _endings(lab: Lab, timing: str, *faults: str, way: str = "flat", mode: str = "ghost") -> set[str]:
+    """How a clipped step on an uneven batch ends, in either order of ranks: "completes", or the failure's kind."""
 
     def body(rank: int) -> None:
-        trainer = toys.trainer(toys.flat(toys.network()), privacy=toys.privacy(UNCLIPPED, timing=timing))
+        trainer = toys.trainer(toys.WAYS[way](toys.network()), privacy=toys.privacy(UNCLIPPED, mode, timing))
         trainer.step(toys.micro_batches([_UNEVEN[rank]]))
 
     with ExitStack() as stack:
         for name in faults:
             stack.enter_context(impl("faults").install(name))
-        failure = lab.attempt(body, len(_UNEVEN)).failure
-    return "completes" if failure is None else failure.kind
+        failures = [lab.attempt(body, len(_UNEVEN), schedule).failure for schedule in _SCHEDULES]
+    return {"completes" if failure is None else failure.kind for failure in failures}
 
 
 @claim("C2", "Deferred norms equal immediate ones (elsewhere a difference below 1e-4 is accepted).")

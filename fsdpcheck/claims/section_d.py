@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpcheck.claims import toys
@@ -281,39 +280,6 @@ def _copies(lab: Lab, layers: int) -> dict[str, int]:
 
     found: dict[str, int] = lab.ranks(body, 2)[0]
     return {**found, "all_gather": sum(call.op == "all_gather" for call in lab.trace())}
-
-
-@claim(
-    "D7", "Models are built on the meta device, sharded, then given memory and values; the first forward initialises."
-)
-def meta_device(lab: Lab) -> Outcome:
-    """The same step from a model on the meta device; its bytes before and after it gets memory."""
-
-    def body(rank: int) -> tuple[dict[str, Tensor], int, int]:
-        with torch.device("meta"):
-            module: Any = nn.Sequential(
-                nn.Sequential(nn.Linear(3, 5), nn.ReLU()), nn.Sequential(nn.Linear(5, 3), nn.ReLU()), nn.Linear(3, 2)
-            ).double()
-        sharded(module)
-        before = sum(not p.is_meta for p in module.parameters())
-        module.to_empty(device="cpu")
-        mesh = init_device_mesh("cpu", (3,))
-        with torch.no_grad():
-            for parameter, value in zip(module.parameters(), toys.network().parameters(), strict=True):
-                parameter.copy_(distribute_tensor(value.detach(), mesh, [Shard(0)]))
-        held = sum(p.to_local().nbytes for p in module.parameters())
-        return step(module, rank, 3), before, held
-
-    found = lab.ranks(body, 3)
-    apart = max(toys.different(values, single()) for values, _, _ in found)
-    total = sum(p.nbytes for p in toys.network().parameters())
-    held = sum(bytes_ for _, _, bytes_ in found)
-    fine = apart == 0 and held == total and not any(before for _, before, _ in found)
-    return Outcome(
-        verdict(fine),
-        f"W = 3: {found[0][1]} parameters have memory after fully_shard on meta; to_empty gives the ranks {held} bytes"
-        f" in all, the model has {total}; after a step {apart} elements differ from the single device's",
-    )
 
 
 @claim("D8", "Hooks before and after forward and backward fire once each.")

@@ -30,6 +30,7 @@ FAULTS = [
     ("B5", "averaged_twice"),
     ("B5", "summed_not_averaged"),
     ("B8", "summed_not_averaged"),
+    ("C1", "empty_rank_skips_its_collectives"),
     ("C2", "deferred_norms_are_stale"),
     ("C6", "empty_rank_skips_its_collectives"),
 ]
@@ -84,6 +85,9 @@ def _an_ulp_more(original: Any) -> Any:
     return more
 
 
+def _nothing(*_: Any) -> None: ...
+
+
 _PEAKS = {"immediate": 100, "deferred": 110}
 _COST, _FLAT = "fsdpcheck.claims.section_a_cost", "fsdpcheck.impl.flat:FlatBuffer"
 
@@ -92,7 +96,9 @@ CHANGES = [
     Change("A5", HOLDS, "fsdpcheck.claims.section_a", "CLIP_NORM", lambda original: 2.0**60),
     Change("A6", REFUTED, "fsdpcheck.adapters.reference:ReferenceTrainer", "norms", _an_ulp_more),
     Change("A6", REFUTED, "fsdpcheck.adapters.reference:ReferenceTrainer", "factors", _an_ulp_more),
-    Change("A6", HOLDS, "fsdpcheck.claims.section_a_alone", "_from_definition", lambda original: lambda execution: [0.0]),
+    Change(
+        "A6", HOLDS, "fsdpcheck.claims.section_a_alone", "_from_definition", lambda original: lambda execution: [0.0]
+    ),
     Change("A9", REFUTED, "fsdpcheck.claims.network", "ALPHA_SECONDS", lambda original: 4e-3),
     Change("A10", REFUTED, _COST, "_sent", lambda original: lambda squared, dtype: squared * 2),
     Change("A11", HOLDS, "fsdpcheck.claims.toys", "privacy", _each_for_itself),
@@ -102,14 +108,18 @@ CHANGES = [
     Change("B4", REFUTED, _FLAT, "pack", _halves_the_padding),
     Change("B6", REFUTED, "fsdpcheck.claims.section_b_memory", "_wide", lambda original: lambda hidden: original(5)),
     Change("B7", REFUTED, _FLAT, "free", lambda original: lambda self: None),
-    Change("B7", REFUTED, "fsdpcheck.impl.wrap:ShardedModel", "_free_unless_kept", lambda original: lambda *_: None),
-    Change("B7", REFUTED, "fsdpcheck.impl.wrap:ShardedModel", "_after_backward", lambda original: lambda *_: None),
+    Change("B7", REFUTED, "fsdpcheck.impl.wrap:ShardedModel", "_free_unless_kept", lambda original: _nothing),
+    Change("B7", REFUTED, "fsdpcheck.impl.wrap:ShardedModel", "_after_backward", lambda original: _nothing),
+    Change(
+        "B9", REFUTED, "fsdpcheck.impl.per_parameter:PerParameterModel", "reduce_gradients", lambda original: _nothing
+    ),
     Change(
         "B9",
-        "holds only if unshard is not called",
-        "fsdpcheck.impl.per_parameter:PerParameterModel",
-        "reshard",
-        lambda original: lambda self: None,
+        "holds only if set_requires_all_reduce, set_requires_gradient_sync, set_reshard_after_backward, unshard"
+        " is not called",
+        "fsdpcheck.claims.section_b_fsdp2",
+        "_MODES",
+        lambda original: ("ghost",),
     ),
     Change("C1", REFUTED, "fsdpcheck.claims.section_c", "_UNEVEN", lambda original: [[0], [1], [2]]),
     Change("C3", HOLDS, "fsdpcheck.claims.section_c", "_bound", lambda original: lambda *sizes: 1.6),
@@ -127,6 +137,7 @@ CHANGES = [
 ]
 
 _D, _STEPS = "fsdpcheck.claims.section_d", "fsdpcheck.claims.section_d_steps"
+_META = "fsdpcheck.claims.section_d_meta"
 
 
 def _other_rows(original: Any) -> Any:
@@ -181,6 +192,18 @@ def _materialised_first(original: Any) -> Any:
     return lambda module, **more: original(module.to_empty(device="cpu"), **more)
 
 
+def _run_before(original: Any) -> Any:
+    """A model that has memory has run a forward when it is handed out."""
+
+    def sharded(module: Any, **more: Any) -> Any:
+        original(module, **more)
+        if not any(parameter.is_meta for parameter in module.parameters()):
+            module(torch.ones(1, 3).double())
+        return module
+
+    return sharded
+
+
 def _recomputing(original: Any) -> Any:
     """The first unit is computed again in its backward, hooks and all."""
 
@@ -211,7 +234,9 @@ CHANGES_OF_FSDP2 = [
     Change("D5", REFUTED, _D, "sharded", _kept_after_the_backward),
     Change("D5", REFUTED, "torch:UntypedStorage", "resize_", _leaks),
     Change("D6", REFUTED, _D, "fully_shard", _each_layer_a_unit),
-    Change("D7", REFUTED, _D, "sharded", _materialised_first),
+    Change("D7", REFUTED, _META, "sharded", _materialised_first),
+    Change("D7", REFUTED, _META, "sharded", _run_before),
+    Change("D7", REFUTED, _META, "_first_forward_of_meta", lambda original: lambda rank: ""),
     Change("D8", REFUTED, _D, "sharded", _recomputing),
     Change("D9", REFUTED, _STEPS, "sharded", lambda original: partial(original, reshard_after_forward=False)),
     Change(
