@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from fsdpcheck import session
+from fsdpcheck.adapters import reference
 from fsdpcheck.case import of_kernel
 from fsdpcheck.case.kernel import KernelSpec
 from fsdpcheck.check import check_law
@@ -60,6 +62,19 @@ def test_each_mistake_breaks_the_law_about_it(name: str, law: str, cause: str, e
     assert verdict.finding is not None, verdict
     assert verdict.finding.kind == "value"
     assert cause in verdict.finding.cause
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_without_triton_the_reference_is_not_said_to_keep_the_laws(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = reference.Reference.features
+    promising = replace(honest, promises=honest.promises | {"kernels"}, reasons={})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
+    features = reference._as_installed(promising)
+    (reason,) = {chapters()[law].not_promised(features) for law in LAWS}
+    said = "no promise 'kernels': triton is not installed, so its kernels are not judged"
+    assert reason.partition(";")[0] == ("" if installed else said)
 
 
 @pytest.mark.parametrize(("name", "said"), [("no_norms", "wanted  a tensor [B]"), ("without", "without kernels")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import partial
 
 import torch
@@ -12,22 +11,23 @@ from fsdpcheck.adapters._plugs import Kernel
 
 
 def kernels() -> dict[str, Kernel]:
-    """The package's own choices, the twins in torch, and Triton's with tiles so small that there are several."""
+    """The package's own choices, the twins in torch, and Triton's with tiles so small that there are several.
+
+    Asked for only where Triton is installed: see ``reference.Reference``.
+    """
     from fsdpcheck.impl import kernels as package
     from fsdpcheck.impl.kernels import torch_norms
 
-    found: dict[str, Kernel] = {
+    return {
         "chosen": lambda a, g: package.squared_norm(a, g),
         "direct": lambda a, g: package.direct_squared_norm(a, g),
         "half_gram": lambda a, g: package.half_gram_squared_norm(a, g),
         "bmm": lambda a, g: package.bmm_squared_norm(a, g),
         "direct in torch": lambda a, g: torch_norms.direct_squared_norm(a, g),
         "half_gram in torch": lambda a, g: torch_norms.half_gram_squared_norm(a, g),
+        "direct, tiles 16 x 32": partial(_small, "direct_squared_norm", 32),
+        "half_gram, tiles 16 x 16": partial(_small, "half_gram_squared_norm", 16),
     }
-    if importlib.util.find_spec("triton") is not None:
-        found["direct, tiles 16 x 32"] = partial(_small, "direct_squared_norm", 32)
-        found["half_gram, tiles 16 x 16"] = partial(_small, "half_gram_squared_norm", 16)
-    return found
 
 
 def _small(form: str, columns: int, activations: Tensor, backprops: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -179,6 +180,14 @@ def _privacy(setup: Setup, mode: str, nonfinite: Nonfinite) -> Privacy:
     )
 
 
+def _as_installed(features: Features) -> Features:
+    """Without Triton nothing is said of kernels: what would be judged are their twins in torch alone."""
+    if importlib.util.find_spec("triton") is not None:
+        return features
+    reason = "triton is not installed, so its kernels are not judged; next: pip install 'fsdpcheck[kernels]' (Linux)"
+    return replace(features, promises=features.promises - {"kernels"}, reasons={**features.reasons, "kernels": reason})
+
+
 class Reference:
     """Promises everything, exactly: its clip factors are a function of the one squared norm."""
 
@@ -214,6 +223,7 @@ class Reference:
             "features.meta": "is given its values while it shards, so that nothing of it shows later; see its tests",
         },
     )
+    features = _as_installed(features)
 
     def __init__(self, mode: str = "ghost", nonfinite: Nonfinite = "raise") -> None:
         self.mode, self.nonfinite = mode, nonfinite

@@ -67,7 +67,8 @@ def fsdp2_api(lab: Lab) -> Outcome:
         f"of {len(methods)} public methods of FSDPModule, called between two steps at W = {WORLD_SIZE} with other"
         f" values than their defaults, {len(fine)} do to a clipped step of the reference what they do to fully_shard"
         f" alone ({', '.join(fine)}), of which {len(changing)} change something ({', '.join(changing)}) and"
-        f" {len(raising)} raise on both ({'; '.join(raising) or 'none'}); {len(apart)} do not: {'; '.join(told) or 'none'}",
+        f" {len(raising)} raise on both ({'; '.join(raising) or 'none'}); {len(apart)} do not:"
+        f" {'; '.join(told) or 'none'}",
     )
 
 
