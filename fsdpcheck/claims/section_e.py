@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
+from math import isqrt
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from fsdpcheck.case import of_kernel
+from fsdpcheck.case.kernel import KernelSpec
+from fsdpcheck.checks.kernels import assert_definition
 from fsdpcheck.claims import toys
 from fsdpcheck.claims.lab import Lab, impl
-from fsdpcheck.claims.registry import NEEDS_GPU, Outcome, claim, verdict
+from fsdpcheck.claims.registry import NEEDS_GPU, Outcome, claim, only_if, verdict
+from fsdpcheck.errors import Violation
 
 
 @claim(
@@ -19,7 +28,10 @@ from fsdpcheck.claims.registry import NEEDS_GPU, Outcome, claim, verdict
     " T < d p / (d + p).",
 )
 def two_exact_forms(lab: Lab) -> Outcome:
-    """Both against the definition on integers; their operations counted on both sides of the crossover."""
+    """All against the definition on integers; operations on both sides of the crossovers, and the rule's choice.
+
+    Triton's kernels are interpreted, in a process of its own, where Triton is installed.
+    """
     wrong, shapes = 0, [(1, 4, 4), (3, 5, 2), (7, 3, 6), (12, 8, 8)]
     for T, d, p in shapes:
         a, g = toys.integers(3, T, d, seed=T), toys.integers(3, T, p, seed=T + 50)
@@ -27,29 +39,58 @@ def two_exact_forms(lab: Lab) -> Outcome:
         forms = [impl("norms.linear").gram, impl("norms.linear").direct]
         forms += [impl("kernels.torch_norms").half_gram_squared_norm, impl("kernels.torch_norms").direct_squared_norm]
         wrong += sum(not torch.equal(form(a, g), wanted) for form in forms)
+    interpreted, triton = _interpreted(lab)
     d, p = 48, 24
     crossover = Fraction(d * p, d + p)
     counted = {T: _operations(T, d, p) for T in (1, 4, 8, 15, 16, 17, 32, 64)}
     formula = all(found == (2 * T * T * (d + p), 2 * T * d * p) for T, found in counted.items())
     sides = all((gram < direct) == (crossover > T) for T, (gram, direct) in counted.items())
-    tiles = _operations(512, 64, 64, "kernels.torch_norms", "half_gram_squared_norm", "direct_squared_norm")
+    tiles, side = {T: _operations(T, _WIDE, _WIDE, "kernels.torch_norms", *_HALF) for T in _LONG}, _side()
+    halves = all(half == T * (T + side) * 2 * _WIDE for T, (half, _) in tiles.items())
+    halves = halves and all((half < direct) == (T + side < _WIDE) for T, (half, direct) in tiles.items())
+    last, most = _last_gram(d, p), crossover / 2
+    chosen = last <= most < last + 1
     return Outcome(
-        verdict(wrong == 0 and formula and sides),
-        f"{len(shapes)} shapes, 4 implementations: {wrong} differ from the definition in a bit; operations counted"
-        " at d ="
-        f" {d}, p = {p}: {', '.join(f'T={T} {gram} to {direct}' for T, (gram, direct) in counted.items())}, equal"
-        " at T ="
-        f" {float(crossover):g}; half-Gram in tiles at T = 512 needs {tiles[0] / (2 * 512**2 * 128):.2f} of the"
-        " Gram's; for"
-        f" accuracy the reference takes half-Gram only up to T = d p / (2 (d + p)): T = {_last_gram(d, p)}",
+        verdict(wrong == interpreted == 0 and formula and sides and halves and chosen),
+        f"{len(shapes)} shapes, 4 implementations: {wrong} differ from the definition in a bit; {triton}; operations"
+        f" counted at d = {d}, p = {p}:"
+        f" {', '.join(f'T={T} {gram} to {direct}' for T, (gram, direct) in counted.items())}, equal at T ="
+        f" {float(crossover):g}; half-Gram in tiles at d = p = {_WIDE}, over direct:"
+        f" {', '.join(f'T={T} {half / direct:.2f}' for T, (half, direct) in tiles.items())}, equal at T = 2 d p /"
+        f" (d + p) less the tiles' side: {_WIDE - side}; for accuracy the reference takes half-Gram up to T ="
+        f" {last}, the last up to d p / (2 (d + p)) = {float(most):g}",
     )
+
+
+_WIDE, _LONG = 1024, (256, 512, 768, 1024, 2048)
+"""d = p, of which 2 d p / (d + p) is the same; T that the side of the tiles divides."""
+_HALF = "half_gram_squared_norm", "direct_squared_norm"
+_SHAPES = tuple(KernelSpec(2, T, d, p, bound=2) for T, d, p in ((1, 4, 4), (17, 33, 5), (33, 17, 20)))
+
+
+def _side() -> int:
+    """Positions in a tile of the half-Gram form."""
+    return isqrt(impl("kernels.torch_norms").TILE // 2)
+
+
+def _interpreted(lab: Lab) -> tuple[int, str]:
+    """(how many kernel cases of Triton's kernels differ from the definition, in words)."""
+    if importlib.util.find_spec("triton") is None:
+        return 0, "Triton is not installed: its kernels are not among them"
+    run, wrong = lab.run("reference"), 0
+    for spec in _SHAPES:
+        try:
+            assert_definition(run(of_kernel(spec, seed=spec.positions)))
+        except Violation:
+            wrong += 1
+    return wrong, f"Triton's kernels, interpreted: {wrong} of {len(_SHAPES)} shapes differ"
 
 
 def _operations(
     T: int, d: int, p: int, module: str = "norms.linear", gram: str = "gram", direct: str = "direct"
 ) -> tuple[int, int]:
     """(operations of the Gram form, of the direct form) for one sample."""
-    a, g = torch.ones(1, T, d), torch.ones(1, T, p)
+    a, g = torch.empty(1, T, d, device="meta"), torch.empty(1, T, p, device="meta")
     counts = []
     for name in (gram, direct):
         with FlopCounterMode(display=False) as flops:
@@ -65,21 +106,80 @@ def _last_gram(d: int, p: int) -> int:
 
 @claim("E2", "Triton is slower than cuBLAS for these norms.")
 def triton_against_cublas(lab: Lab) -> Outcome:
-    """No time is measured here: the operations and bytes that a time on a GPU has to be held against."""
-    B, d, p, size = 8, 4096, 4096, 2
+    """Without a GPU: the operations and bytes that a time has to be held against. On one: the ratio of times.
+
+    Half-Gram up to T = 1024, where it needs fewer operations, and direct beyond, against cuBLAS's batched product and a
+    norm of what it wrote; the best of several rounds of each, which alternate. The part on a GPU was not run yet.
+    """
+    B, d, size = 8, _WIDTH, 2
+    if torch.cuda.is_available():
+        return _timed(B, d)
     floors = []
     for T in (1024, 2048, 4096):
-        direct, half = 2 * B * T * d * p, B * T * T * (d + p)
+        direct, half = 2 * B * T * d * d, B * T * T * 2 * d
         floors.append(
-            f"T={T}: direct {direct / 1e12:.2f}, half-Gram {half / 1e12:.2f} TFLOP,"
-            f" {size * B * T * (d + p) / 1e6:.0f} MB"
+            f"T={T}: direct {direct / 1e12:.2f}, half-Gram {half / 1e12:.2f} TFLOP, {size * B * T * 2 * d / 1e6:.0f} MB"
         )
-    gradient = 4 * B * d * p / 1e6
     return Outcome(
         NEEDS_GPU,
         f"`python -m benchmarks kernels` on one; B = {B}, d = p = {d}, bfloat16: {'; '.join(floors)}; cuBLAS writes and"
-        f" reads per-sample gradients of {gradient:.0f} MB beside that, a fused kernel none",
+        f" reads per-sample gradients of {4 * B * d * d / 1e6:.0f} MB beside that, a fused kernel none",
     )
+
+
+_DEVICE, _WIDTH = "cuda", 4096
+
+
+def _timed(samples: int, width: int) -> Outcome:
+    """Times on this GPU in bfloat16: Triton's over cuBLAS's; only if they agree on the norms are they compared."""
+    ratios, held = {}, {}
+    for T in (512, 1024, 2048, 4096):
+        a, g = (toys.integers(samples, T, width, seed=seed, bound=1).to(_DEVICE, torch.bfloat16) for seed in (T, T + 1))
+        name = "half_gram_squared_norm" if T <= 1024 else "direct_squared_norm"
+        ours, peer = partial(getattr(impl("kernels"), name), a, g), partial(_cublas, a, g)
+        if not torch.allclose(ours().sqrt(), peer(), rtol=2**-7):  # the peer's gradients have 8 bits
+            raise RuntimeError(f"{name} and cuBLAS have other norms at T = {T}: times of them say nothing")
+        times = [(_milliseconds(ours), _milliseconds(peer)) for _ in range(5)]
+        ratios[T] = min(mine for mine, _ in times) / min(theirs for _, theirs in times)
+        held[T] = _peak(ours) / _peak(peer)
+    shown = ", ".join(f"T={T} {ratio:.2f}" for T, ratio in ratios.items())
+    memory = ", ".join(f"T={T} {part:.3f}" for T, part in held.items())
+    slower = {T: ratio > 1 for T, ratio in ratios.items()}
+    return Outcome(
+        only_if(
+            f"T is one of {', '.join(str(T) for T, is_slower in slower.items() if is_slower)}",
+            under_it=any(slower.values()),
+            otherwise=all(slower.values()),
+        ),
+        f"{torch.cuda.get_device_name()}, B = {samples}, d = p = {width}, bfloat16: Triton's time over cuBLAS's"
+        f" {shown}; memory at most beside the inputs, likewise: {memory}",
+    )
+
+
+def _cublas(a: Tensor, g: Tensor) -> Tensor:
+    """[B] norms of the gradients that one batched product writes."""
+    found: Tensor = torch.linalg.vector_norm(torch.bmm(g.transpose(1, 2), a), dim=(1, 2), dtype=torch.float32)
+    return found
+
+
+def _milliseconds(run: Callable[[], Tensor]) -> float:
+    """Of one call, after one that warms up."""
+    event: Any = torch.cuda.Event
+    start, stop = event(enable_timing=True), event(enable_timing=True)
+    run()
+    start.record()
+    run()
+    stop.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(stop))
+
+
+def _peak(run: Callable[[], Tensor]) -> int:
+    """Bytes allocated at most above what was held before."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return torch.cuda.max_memory_allocated() - before
 
 
 @claim("E3", "Both forms are equally accurate.")

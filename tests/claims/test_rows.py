@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,9 +13,10 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from fsdpcheck.claims import registry, section_a, section_d_steps
+from fsdpcheck.claims import registry, section_a, section_d_steps, section_e
 from fsdpcheck.claims.lab import impl
 from fsdpcheck.claims.registry import HOLDS, NEEDS_GPU, REFUTED, Outcome
+from fsdpcheck.errors import Violation
 
 Measure = Callable[[str], Outcome]
 
@@ -77,12 +79,27 @@ def _each_for_itself(original: Any) -> Any:
     return lambda *arguments, fuse_norms=False, **more: original(*arguments, **more)
 
 
+def _counted_twice(original: Any) -> Any:
+    """The right norm, by twice the operations."""
+
+    def twice(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        original(a, g)
+        found: torch.Tensor = original(a, g)
+        return found
+
+    return twice
+
+
 def _an_ulp_more(original: Any) -> Any:
     def more(self: Any) -> torch.Tensor:
         found: torch.Tensor = original(self)
         return torch.nextafter(found, torch.full_like(found, torch.inf))
 
     return more
+
+
+def _broken(execution: Any) -> None:
+    raise Violation("broken", got="", wanted="", where="")
 
 
 def _nothing(*_: Any) -> None: ...
@@ -126,6 +143,8 @@ CHANGES = [
     Change(
         "C4", REFUTED, "fsdpcheck.claims.section_c", "_peak", lambda original: lambda lab, mode, timing: _PEAKS[timing]
     ),
+    Change("E1", REFUTED, "fsdpcheck.impl.kernels.choice", "rule", lambda original: lambda T, d, p: "half_gram"),
+    Change("E1", REFUTED, "fsdpcheck.impl.kernels.torch_norms", "half_gram_squared_norm", _counted_twice),
     Change("E1", REFUTED, "fsdpcheck.impl.norms.linear", "gram", lambda original: lambda a, g: original(a, g) + 1),
     Change(
         "E3",
@@ -135,6 +154,9 @@ CHANGES = [
         lambda original: lambda a, g: impl("norms.linear").direct(a.double(), g.double()).float(),
     ),
 ]
+
+if importlib.util.find_spec("triton") is not None:
+    CHANGES.append(Change("E1", REFUTED, "fsdpcheck.claims.section_e", "assert_definition", lambda original: _broken))
 
 _D, _STEPS = "fsdpcheck.claims.section_d", "fsdpcheck.claims.section_d_steps"
 _META = "fsdpcheck.claims.section_d_meta"
@@ -295,7 +317,33 @@ def test_a_mode_that_is_not_the_one_named_is_noticed(
 
 
 def test_what_only_a_gpu_can_tell_says_so(as_it_is: Measure) -> None:
-    assert as_it_is("E2").verdict == NEEDS_GPU
+    assert (as_it_is("E2").verdict == NEEDS_GPU) is not torch.cuda.is_available()
+
+
+@pytest.mark.parametrize(
+    ("slower", "verdict"),
+    [((512, 1024, 2048, 4096), HOLDS), ((), REFUTED), ((2048, 4096), "holds only if T is one of 2048, 4096")],
+)
+def test_times_on_a_gpu_turn_the_verdict(
+    slower: tuple[int, ...], verdict: str, measured: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the clock and the device, which only a GPU has."""
+
+    def milliseconds(run: Any) -> float:
+        return 2.0 if run.func is not section_e._cublas and run.args[0].shape[1] in slower else 1.0
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "made up")
+    monkeypatch.setattr(section_e, "_DEVICE", "cpu")
+    monkeypatch.setattr(section_e, "_WIDTH", 16)
+    monkeypatch.setattr(section_e, "_milliseconds", milliseconds)
+    monkeypatch.setattr(section_e, "_peak", lambda run: 1)
+    if not slower:
+        monkeypatch.setattr(section_e, "_milliseconds", lambda run: 2.0 if run.func is section_e._cublas else 1.0)
+    assert measured("E2").verdict == verdict
+    monkeypatch.setattr(section_e, "_cublas", lambda a, g: torch.ones(len(a)))
+    with pytest.raises(RuntimeError, match="cuBLAS have other norms at T = 512"):
+        measured("E2")
 
 
 @pytest.mark.nightly
