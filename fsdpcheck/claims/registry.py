@@ -1,8 +1,8 @@
 """Claim: one row of the ledger, a statement and the function that measures it. Registered by decorator, found by scan.
 
 A check measures, by running ranks or by counting, and forms its verdict from the numbers with the functions below; no
-verdict is written down. Times are never measured: where a claim is about time, its check counts operations, calls and
-bytes, states the constants of its model, or says that a GPU is needed.
+verdict is written down. Times are measured on a GPU alone: elsewhere, where a claim is about time, its check counts
+operations, calls and bytes, states the constants of its model, or says that a GPU is needed.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def markdown(rows: Sequence[Row]) -> str:
         " per-sample gradient norms,\nFSDP padding, deferred norms and FSDP2, each row measured on simulated ranks,"
         " on a"
         " CPU. `fsdpcheck claims A1` measures one row again.\nA verdict follows from the numbers beside it; no time is"
-        f" measured.\n\n{_summary(rows)}.\n"
+        f" measured on a CPU.\n\n{_summary(rows)}.\n"
     ]
     for section in dict.fromkeys(row.id[0] for row in rows):
         head = "| id | claim | verdict | measured |\n|---|---|---|---|"
