@@ -24,6 +24,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "data": (
             "execution", "arithmetic", "matching", "deadlock", "adapter", "adapters", "adapters._base",
+            "adapters._contract",
             "adapters._plugs", "models", "losses", "layers", "layouts", "siblings", "neighbours", "plan", "verdict",
             "floors", "clipping_groups", "refusals", "program", "program.*", "own", "own.model", "own.units",
             "own.inspection",

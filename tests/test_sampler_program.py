@@ -21,7 +21,6 @@ TOYS = str(Path(__file__).parent / "toys" / "samplers.py")
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("missing", "promises a sampler and has none"),
         ("tensors", "turn tensors into ints"),
         ("out_of_range", "of ints from 0 to"),
         ("bare_lists", "wanted  Drawn("),

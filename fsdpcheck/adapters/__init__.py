@@ -73,6 +73,7 @@ def _builtin(name: str) -> Any:
 
 def _validated(ref: str, found: Any) -> Adapter:
     from fsdpcheck.adapters._base import Features, Promise, Trait
+    from fsdpcheck.adapters._contract import require_consistent
     from fsdpcheck.execution import Observable
 
     made = found
@@ -92,6 +93,7 @@ def _validated(ref: str, found: Any) -> Adapter:
     _known(ref, "accepts", adapter.features.accepts, get_args(Trait))
     _known(ref, "observables", adapter.features.observables, get_args(Observable))
     _one_copy(ref, adapter)
+    require_consistent(ref, adapter)
     return adapter
 
 

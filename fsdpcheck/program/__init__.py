@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fsdpcheck import adapters, clipping_groups, layouts, models
 from fsdpcheck.adapters._base import Adapter, Batch, MicroBatch, Observed, Setup, Trainer
+from fsdpcheck.adapters._contract import methods_for
 from fsdpcheck.case import Case, OptimizerSpec
 from fsdpcheck.errors import AdapterError, Interrupted
 from fsdpcheck.execution import RankResult, RunRequest, StepRecord
@@ -277,18 +278,11 @@ def _optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch
     return kind(parameters, lr=lr, weight_decay=spec.weight_decay, foreach=False)
 
 
-_METHODS = {
-    "grads": "gradients", "norms": "norms", "factors": "factors", "shards": "shards", "grad_norm": "grad_norm",
-    "units": "units",
-}  # fmt: skip
-
-
 def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest, made: Sequence[torch.optim.Optimizer]) -> Trainer:
     """``trainer``, if it has the methods that this run will call."""
-    needed = ["step", "parameters"] + [_METHODS[name] for name in sorted(request.observe) if name in _METHODS]
-    if request.case.arithmetic.project and not made:
+    needed = list(dict.fromkeys(methods_for(request)))
+    if request.case.arithmetic.project and not made and "local_tensors" not in needed:
         needed.append("local_tensors")
-    needed += ["save"] * bool(request.save_to) + ["load"] * bool(request.load_from)
     missing = [name for name in needed if not callable(getattr(trainer, name, None))]
     if missing:
         raise AdapterError(
@@ -306,12 +300,24 @@ def _record(trainer: Trainer, adapter: Adapter, request: RunRequest) -> StepReco
     if "grads" in wanted:
         record.grads = _named_tensors(observed.gradients(), "gradients", adapter)
     if "norms" in wanted:
-        record.norms = observed.norms().detach().clone()
+        record.norms = _tensor(observed.norms(), "norms", adapter)
     if "factors" in wanted:
-        record.factors = observed.factors().detach().clone()
+        record.factors = _tensor(observed.factors(), "factors", adapter)
     if "grad_norm" in wanted:
-        record.grad_norm = observed.grad_norm().detach().clone()
+        record.grad_norm = _tensor(observed.grad_norm(), "grad_norm", adapter)
     return record
+
+
+def _tensor(value: object, method: str, adapter: Adapter) -> Tensor:
+    """A plain tensor, copied, or AdapterError."""
+    if type(value) not in (Tensor, nn.Parameter):
+        raise AdapterError(
+            f"{method}() of adapter {adapter.name!r} returned no tensor\n"
+            f"  got     {type(value).__name__}\n"
+            f"  wanted  torch.Tensor\n"
+            f"  next    see fsdpcheck.adapter.Observed"
+        )
+    return cast(Tensor, value).detach().clone()
 
 
 def _named_tensors(values: object, method: str, adapter: Adapter) -> dict[str, Tensor]:

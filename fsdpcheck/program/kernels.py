@@ -6,7 +6,6 @@ allocated empty. So a read outside, or of memory that nobody wrote, comes out as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -47,7 +46,7 @@ class Computed:
 def compute(case: Case, spec: KernelSpec, adapter: Adapter, result: RankResult) -> None:
     """Add an observation for each kernel. Raises whatever a kernel raises, with its name, and AdapterError."""
     given = _given(case, spec)
-    for name, kernel in _kernels(adapter).items():
+    for name, kernel in cast(Kernels, adapter).kernels().items():
         try:
             result.observations.append((OBSERVER, name, 0, _computed(kernel, given, spec, adapter)))
         except Exception as error:
@@ -62,17 +61,6 @@ def _given(case: Case, spec: KernelSpec) -> tuple[Guarded, Guarded]:
     if place is not None:
         given[place[0]].spoil(place[1:], float(spec.spoil))
     return given
-
-
-def _kernels(adapter: Adapter) -> Mapping[str, Kernel]:
-    if not callable(getattr(adapter, "kernels", None)):
-        raise AdapterError(
-            f"adapter {adapter.name!r} promises kernels and has none\n"
-            f"  got     {type(adapter).__qualname__} without kernels\n"
-            f"  wanted  kernels() -> dict of functions by name (see fsdpcheck.adapter.Kernels)\n"
-            f"  next    add it, or take 'kernels' out of Features.promises"
-        )
-    return cast(Kernels, adapter).kernels()
 
 
 def _computed(kernel: Kernel, given: tuple[Guarded, Guarded], spec: KernelSpec, adapter: Adapter) -> Computed:

@@ -30,13 +30,6 @@ def draw(case: Case, spec: SamplingSpec, adapter: Adapter, rank: int, result: Ra
 
 
 def _sampler(adapter: Adapter, setup: SamplerSetup) -> Sampler:
-    if not callable(getattr(adapter, "sampler", None)):
-        raise AdapterError(
-            f"adapter {adapter.name!r} promises a sampler and has none\n"
-            f"  got     {type(adapter).__qualname__} without sampler\n"
-            f"  wanted  sampler(setup) -> Sampler (see fsdpcheck.adapter.Sampling)\n"
-            f"  next    add it, or take 'epochs', 'poisson' and 'same-draws' out of Features.promises"
-        )
     return cast(Sampling, adapter).sampler(setup)
 
 

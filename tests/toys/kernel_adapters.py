@@ -72,5 +72,3 @@ unmasked = Toy("triton", mask=False)
 atomic = Toy("triton", atomic=True)
 shifted = Toy("triton", shift=1)
 uncleared = Toy("triton", atomic=True, cleared=False)
-without = Toy("triton")
-without.kernels = None  # type: ignore[assignment,method-assign]

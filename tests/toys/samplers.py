@@ -42,11 +42,6 @@ class _Sampler:
                 dist.all_reduce(torch.zeros(1))
 
 
-class Missing(Toy):
-    sampler = None  # type: ignore[assignment]
-
-
-missing = Missing("missing")
 tensors = Toy("tensors")
 out_of_range = Toy("out of range")
 bare_lists = Toy("bare lists")

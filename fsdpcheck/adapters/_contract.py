@@ -1,0 +1,123 @@
+"""What each promise and each observable needs, in one table; who promises and has it not breaks the protocol.
+
+Without it the missing method would be called, raise, and be taken for a finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fsdpcheck.adapters._base import Adapter, Promise
+from fsdpcheck.errors import AdapterError
+from fsdpcheck.execution import Observable, RunRequest
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Of a promise: methods of the adapter, and other promises without which it says nothing."""
+
+    adapter: tuple[str, ...] = ()
+    promises: tuple[Promise, ...] = ()
+
+
+_NOTHING, _PRIVATE, _SAMPLER = Needs(), Needs(promises=("private",)), Needs(adapter=("sampler",))
+
+NEEDS: dict[Promise, Needs] = {
+    "plain": _NOTHING,
+    "private": _NOTHING,
+    "exact-factors": _PRIVATE,
+    "padding.zero": _NOTHING,
+    "padding.unread": _NOTHING,
+    "deferred": _PRIVATE,
+    "global-norm": _NOTHING,
+    "partial-norms": _PRIVATE,
+    "dataset-order": _PRIVATE,
+    "second-backward": _PRIVATE,
+    "noise": _PRIVATE,
+    "noise-of-seed": _PRIVATE,
+    "state": Needs(adapter=("stored", "read")),
+    "lifecycle": _NOTHING,
+    "sharded": _NOTHING,
+    "nonfinite": _PRIVATE,
+    "epochs": _SAMPLER,
+    "poisson": _SAMPLER,
+    "same-draws": _SAMPLER,
+    "kernels": Needs(adapter=("kernels",)),
+    "hooks": _NOTHING,
+    "parameter-hooks": _NOTHING,
+    "memory": _NOTHING,
+    "copies": _NOTHING,
+    "interrupts": _NOTHING,
+    "features.unshard": _NOTHING,
+    "features.prefetch": _NOTHING,
+    "features.some-sync": _NOTHING,
+    "features.late-all-reduce": _NOTHING,
+    "features.divide-factor": _NOTHING,
+    "features.no-gather": _NOTHING,
+    "features.checkpointing": _NOTHING,
+    "features.meta": _NOTHING,
+    "features.state-dict": _NOTHING,
+    "features.ignored": _NOTHING,
+    "features.columns": _NOTHING,
+    "features.compiled": _NOTHING,
+    "features.bare-root": _NOTHING,
+    "features.groups-of-two": _NOTHING,
+}
+"""Every promise. What must be shown for one to be judged follows from its laws: see ``law.require_shown``; methods of
+trainers are asked for by what a run calls, since a trainer may have other ones in a private training."""
+
+SHOWN: dict[Observable, str] = {
+    "params": "parameters",
+    "grads": "gradients",
+    "norms": "norms",
+    "factors": "factors",
+    "shards": "shards",
+    "grad_norm": "grad_norm",
+    "units": "units",
+}
+"""Observable -> the method of a trainer that gives it."""
+
+ASKED_BY: dict[str, str] = {
+    "fsdpcheck.observers:padding": "shards",
+    "fsdpcheck.observers:poison_padding": "shards",
+    "fsdpcheck.observers:units": "units",
+    "fsdpcheck.observers:held": "local_tensors",
+    "fsdpcheck.observers:ordered_norms": "ordered_norms",
+}
+"""Observer -> the method of a trainer that it calls."""
+
+
+def require_consistent(ref: str, adapter: Adapter) -> None:
+    """Raise AdapterError where promises contradict each other, the rules declared, or the methods an adapter has."""
+    for promise in sorted(adapter.features.promises):
+        needs = NEEDS[promise]
+        lacking = [name for name in needs.adapter if not callable(getattr(adapter, name, None))]
+        if lacking:
+            got = f"{type(adapter).__name__} without {', '.join(lacking)}"
+            _refuse(ref, promise, got, f"methods {', '.join(needs.adapter)}", "add them (see fsdpcheck.adapter)")
+        missing = sorted(set(needs.promises) - adapter.features.promises)
+        if missing:
+            got = f"promises without {', '.join(missing)}, on which its laws train"
+            _refuse(ref, promise, got, f"{', '.join(missing)} as well", "promise it too")
+    if "exact-factors" in adapter.features.promises and adapter.features.factor.nested:
+        got = "Features.factor with nested=True: factors that carry the rounding of a norm of norms"
+        _refuse(ref, "exact-factors", got, "factors of the root of one squared norm", "declare nested=False")
+
+
+def methods_for(request: RunRequest) -> Iterator[str]:
+    """Methods of a trainer that a run calls; one may come twice."""
+    observe, observers = request.observe, request.observers
+    yield from ("step", "parameters")
+    yield from (SHOWN[name] for name in SHOWN if name in observe and name != "params")
+    yield from (method for observer, method in ASKED_BY.items() if observer in observers)
+    yield from ["save"] * bool(request.save_to) + ["load"] * bool(request.load_from)
+
+
+def _refuse(ref: str, promise: str, got: str, wanted: str, then: str) -> None:
+    raise AdapterError(
+        f"adapter {ref!r} promises {promise!r}, which it contradicts\n"
+        f"  got     {got}\n"
+        f"  wanted  {wanted}\n"
+        f"  next    {then}, or take the promise away"
+    )

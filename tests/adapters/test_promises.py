@@ -1,0 +1,94 @@
+"""What an adapter promises and does not have is its own mistake, never a finding: every promise, every observable."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from fsdpcheck import adapters, cli, observers
+from fsdpcheck.adapters._base import Promise
+from fsdpcheck.adapters._contract import ASKED_BY, NEEDS, SHOWN
+from fsdpcheck.check import check_law
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import USAGE, AdapterError
+from fsdpcheck.execution import Observable
+from fsdpcheck.law import chapters
+from fsdpcheck.runner import Run
+from tests.toys import lacking
+
+TOY = str(Path(lacking.__file__))
+LAWS = {
+    "parameters": "training.plain",
+    "gradients": "rounding.gradients",
+    "norms": "clipping.norms",
+    "factors": "clipping.factors",
+    "grad_norm": "global-norm.returned",
+    "shards": "padding.zero",
+    "units": "lifecycle.aliased",
+    "ordered_norms": "norms.dataset-order",
+    "local_tensors": "shards.cover",
+    "save": "state.resumed",
+    "load": "state.resumed",
+}
+"""A method of trainers -> a law that calls it."""
+
+
+def test_the_table_names_every_promise_observable_and_observer() -> None:
+    assert set(NEEDS) == set(get_args(Promise))
+    assert set(SHOWN) == set(get_args(Observable))
+    source = ast.parse(Path(observers.__file__).read_text(encoding="utf-8"))
+    asking = {}
+    for function in (node for node in source.body if isinstance(node, ast.FunctionDef)):
+        calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+        found = {f.attr for f in calls if isinstance(f, ast.Attribute) and ast.unparse(f.value) == "trainer"}
+        asking.update({f"{observers.__name__}:{function.name}": method for method in found})
+    assert asking == ASKED_BY
+
+
+def test_every_method_is_tried() -> None:
+    assert set(LAWS) == set(lacking.OF_TRAINERS) == {*SHOWN.values(), *ASKED_BY.values(), "save", "load"}
+    assert set(lacking.OF_ADAPTERS) == {name for needs in NEEDS.values() for name in needs.adapter}
+
+
+@pytest.mark.parametrize(("method", "law"), LAWS.items(), ids=LAWS)
+def test_a_trainer_without_what_is_promised_is_no_finding(engine: SimulatedEngine, method: str, law: str) -> None:
+    verdict = check_law(chapters()[law], Run(engine, f"{TOY}:{method}"), world_sizes=(2,))
+    assert (verdict.status, verdict.exit_code) == ("error", USAGE)
+    for said in ("lacks a method", f"ReferenceTrainer without {method}", "wanted ", "next "):
+        assert said in verdict.reason
+
+
+@pytest.mark.parametrize("method", lacking.OF_ADAPTERS)
+def test_an_adapter_without_what_is_promised_is_refused(method: str) -> None:
+    with pytest.raises(AdapterError, match=f"got     Lacking without {method}\n  wanted  .*\n  next    ") as refused:
+        adapters.load(f"{TOY}:{method}")
+    promise = next(name for name in sorted(NEEDS) if method in NEEDS[name].adapter)
+    assert f"promises {promise!r}, which it contradicts" in str(refused.value)
+
+
+@pytest.mark.parametrize("promise", [name for name, needs in NEEDS.items() if needs.promises])
+def test_a_promise_about_clipping_alone_is_refused(tmp_path: Path, promise: str) -> None:
+    path = tmp_path / "alone.py"
+    path.write_text(
+        "from fsdpcheck.adapters._base import Features\n\nclass Alone:\n"
+        f"    name, features = 'alone', Features(promises=frozenset({{{promise!r}, 'plain'}}))\n"
+        "    def build(self, model, setup): ...\n"
+    )
+    with pytest.raises(AdapterError, match="got     promises without private"):
+        adapters.load(f"{path}:Alone")
+
+
+def test_exact_factors_of_nested_norms_are_a_contradiction(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--adapter", f"{TOY}:Nested", "--law", "training.plain", "--world-size", "1"]) == USAGE
+    said = capsys.readouterr()
+    for words in ("promises 'exact-factors'", "nested=True", "wanted  factors of the root of one squared norm", "next"):
+        assert words in said.out + said.err
+
+
+def test_norms_that_are_no_tensor_are_no_finding(engine: SimulatedEngine) -> None:
+    verdict = check_law(chapters()["clipping.norms"], Run(engine, f"{TOY}:Lists"), world_sizes=(1,))
+    assert (verdict.status, verdict.exit_code) == ("error", USAGE)
+    assert "norms() of adapter 'reference' returned no tensor\n  got     list" in verdict.reason
