@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fsdpcheck import models, strategies, watchers
+from fsdpcheck import models, watchers
 from fsdpcheck.adapters import _fsdp2, load
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.checks.gathered import assert_scheduled
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact, UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
+from fsdpcheck.law import chapters
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import drawing
 
@@ -106,13 +106,13 @@ def test_any_one_unit_of_fully_shard_kept_after_its_forward_is_found(
         assert_scheduled(run(FREED, watchers=(watchers.GATHERED,)))
 
 
-def test_cases_of_the_memory_law_have_several_steps_and_units() -> None:
-    features = load("fully_shard").features
-    drawn = drawing.distinct(
-        strategies.cases(features, clipping=("none",), numbers="real", steps=(2, 2, 3), units=3), 100
-    )
-    untied = [case for case in drawn if case.model.tied is None]
+@pytest.mark.parametrize(("adapter", "families"), [("fully_shard", {"none"}), ("reference", {"none", "probe"})])
+def test_cases_of_the_memory_law_have_several_steps_and_units(adapter: str, families: set[str]) -> None:
+    features, law = load(adapter).features, chapters()["lifecycle.memory"]
+    drawn = drawing.distinct(law.draw(features, (2, 3)), 100)
+    assert law.ranks == 2
+    assert {case.step.clipping for case in drawn} == families
     assert {case.step.steps for case in drawn} == {2, 3}
-    assert min(case.model.unit_count for case in untied) == 3
-    assert max(Counter(case.model.unit_count for case in untied)) <= 4
+    assert {case.mesh.reshard_after_forward for case in drawn} == {True, False}
+    assert min(case.model.unit_count for case in drawn if case.model.tied is None) == 3
     assert all(case.requires() <= features.accepts for case in drawn)
