@@ -62,6 +62,7 @@ def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None,
     """
     started = time.monotonic()
     check = Judging(law, run.watching(law.observe), None, deadline)
+    run.ran.clear()
     try:
         law.body(case, check.run)
     except Violation as violation:

@@ -96,7 +96,7 @@ class Judging:
             raise Stop(None, None)
         if self.on_case is not None:
             self.on_case(self.law, self.run, case)
-        self.run.last.clear()
+        self.run.ran.clear()
         try:
             self.law.body(case, self.run)
         except NotExact as error:
@@ -147,8 +147,7 @@ class Judging:
         return self._finding(self.broken, "")
 
     def _count(self, case: Case) -> None:
-        for execution in self.run.last:
-            self.hits.update(execution.install_hits)
+        self.hits.update(self.run.ran.hits)
         if case not in self.judged:
             self.judged.add(case)
             self.census.update(census.labels(case, self.run))
@@ -188,7 +187,7 @@ class Judging:
         """What a case raises; nothing that goes wrong here changes the verdict."""
         if self.on_case is not None:
             self.on_case(self.law, self.run, case)
-        self.run.last.clear()
+        self.run.ran.clear()
         try:
             self.law.body(case, self.run)
         except Exception as error:

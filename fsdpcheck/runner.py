@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +19,25 @@ from fsdpcheck.errors import AdapterError, NoProgress, NotSupported, Refused, Us
 from fsdpcheck.execution import Execution, Failure, Observable, RunRequest, SchedulePolicy, Use
 
 _REMEMBERED = 1024  # answers kept; one is a few small tensors
+
+
+@dataclass
+class Ran:
+    """What came of the runs since it was last cleared: the newest execution, and how often each install was hit in all.
+
+    A law may run several times, and a fault act in one of them alone. Failures are read from the newest.
+    """
+
+    newest: Execution | None = None
+    hits: Counter[str] = field(default_factory=Counter)
+
+    def note(self, execution: Execution) -> None:
+        self.newest = execution
+        self.hits.update(execution.install_hits)
+
+    def clear(self) -> None:
+        self.newest = None
+        self.hits.clear()
 
 
 @dataclass(frozen=True)
@@ -37,8 +57,8 @@ class Run:
     """Traits that no case may demand although the adapter accepts them: ways around known defects."""
     own: OwnModel | None = None
     """The model of all cases, where it is a user's own."""
-    last: list[Execution] = field(default_factory=list, compare=False, repr=False)
-    """The newest execution, alone; what a finding says about failures is read from it."""
+    ran: Ran = field(default_factory=Ran, compare=False, repr=False)
+    """What came of the runs; shared by copies."""
 
     def __call__(
         self,
@@ -81,7 +101,7 @@ class Run:
             watchers=watchers,
         )
         execution = (self.engine if case.kernel is None else interpreter()).run(request)
-        self.last[:] = [execution]
+        self.ran.note(execution)
         _raise_what_is_no_finding(execution.failure)
         if report := refusals.refused(execution):
             raise Refused(report)
@@ -114,7 +134,7 @@ class Run:
 
     def on(self, engine: Engine) -> Run:
         """This run on another engine."""
-        return replace(self, engine=engine, last=[])
+        return replace(self, engine=engine, ran=Ran())
 
     @property
     def adapter(self) -> Adapter:
@@ -129,7 +149,7 @@ class Run:
     @property
     def failure(self) -> Failure | None:
         """Why the newest execution did not complete, if it did not."""
-        return self.last[0].failure if self.last else None
+        return self.ran.newest.failure if self.ran.newest else None
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)

@@ -28,7 +28,7 @@ from fsdpcheck.errors import FsdpcheckError, UsageError
 from fsdpcheck.law import Law
 from fsdpcheck.own import inspection as own_inspection
 from fsdpcheck.plan import Plan
-from fsdpcheck.runner import Run
+from fsdpcheck.runner import Ran, Run
 from fsdpcheck.verdict import Confirmation, Finding, Verdict
 
 Emit = Callable[[dict[str, Any]], None]
@@ -132,7 +132,11 @@ class _Check:
         self._deadline = None if plan.budget is None else time.monotonic() + plan.budget
 
     def __call__(self, found: Law, ref: str) -> Verdict:
-        plan, run, pair = self._plan, replace(self._run, adapter_ref=ref, last=[]), {"law": found.name, "adapter": ref}
+        plan, run, pair = (
+            self._plan,
+            replace(self._run, adapter_ref=ref, ran=Ran()),
+            {"law": found.name, "adapter": ref},
+        )
         self._emit({"event": "law", **pair})
         verdict = check_law(
             found,

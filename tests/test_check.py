@@ -320,6 +320,23 @@ def test_an_install_that_is_never_hit_is_said(run: Run) -> None:
     assert "never hit" in verdict.reason
 
 
+def test_an_install_that_is_hit_in_the_first_run_of_a_law_alone_was_hit(run: Run) -> None:
+    class Once(FakeEngine):
+        """What is planted acts in the reversed order of ranks only."""
+
+        def run(self, request: RunRequest) -> Execution:
+            hits = dict.fromkeys(request.installs, int(request.schedule == "reversed"))
+            return replace(super().run(request), install_hits=hits)
+
+    def both_ways(case: Case, run: Run) -> None:
+        run(case, schedule="reversed"), run(case)
+
+    planted = replace(run, engine=Once(), installs=("fsdpcheck.impl.faults:averaged_twice",))
+    verdict = check_law(a_law(both_ways), planted)
+    assert (verdict.status, verdict.reason) == ("holds", "")
+    assert "never hit" in check_law(a_law(lambda case, run: run(case) and None), planted).reason
+
+
 def test_a_law_asks_for_what_it_observes() -> None:
     engine = FakeEngine()
     run = Run(engine, "reference")
