@@ -9,7 +9,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import hypothesis
 from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 _HOPELESS = 40
 """Cases of a user's own model rejected or refused, with none judged, before drawing ends: each takes a build of it."""
+
+_OTHER_NUMBERS: Final = "try --real: the model as it is, its own weights, judged by the rounding laws"
+_OTHER_LAWS: Final = "leave this law out (--law), or put another function in that place: nothing is claimed of it"
 
 OnCase = Callable[["Law", Run, Case], None]
 
@@ -285,7 +288,8 @@ class Judging:
         reason = f"promised, but no case could be judged: {len(self.rejected)} drawn and rejected as not exact"
         reason += "".join(f"\n  most often: {text}" for text, _ in self.reasons.most_common(1))
         if self.run.own is not None:
-            reason += "\n  next    try --real: the model as it is, its own weights, judged by the rounding laws"
+            real = any(case.arithmetic.numbers == "real" for case in self.rejected)
+            reason += f"\n  next    {_OTHER_LAWS if real else _OTHER_NUMBERS}"
             return replace(self._held, status="no case", reason=reason, exit_code=USAGE)
         return replace(self._held, status="no case", reason=reason, exit_code=INTERNAL)
 

@@ -77,6 +77,17 @@ def test_a_law_that_can_judge_no_case_says_why_and_offers_the_next_tier(
     assert verdict["rejected"] == 40
 
 
+def test_a_law_without_a_bound_for_an_operator_offers_no_tier_that_was_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, data = _run(tmp_path, "--real", "--adapter", "reference", "--law", "rounding.clipped-sum", build="summed_up")
+    (verdict,) = data["verdicts"]  # type: ignore[misc]
+    assert (code, verdict["status"]) == (2, "no case")
+    assert "aten.cumsum.default has no rule" in capsys.readouterr().out
+    assert "leave this law out" in verdict["reason"]
+    assert "try --real" not in verdict["reason"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -81,6 +81,10 @@ def untaught() -> nn.Module:
     return Net(Calls(torch.sin))
 
 
+def summed_up() -> nn.Module:
+    return Net(nn.Linear(3, 3), Calls(lambda x: x.cumsum(-1)))
+
+
 def narrow() -> nn.Module:
     return Net(Calls(lambda x: (x.float() * x.float()).to(x.dtype)))
 
