@@ -3,7 +3,7 @@
 Each law runs a case with and without the feature, compares the first with the single device's answer, and the two with
 each other: collectives, when layers run between them, how parameters lie. A feature that does nothing is a finding too,
 so one that shows in what is gathered is asked on flat meshes: replicas of one shard gather nothing.
-Not asked of private training. Not seen: how fast anything is, and what streams of a GPU do.
+Of private training activation checkpointing alone is asked. Not seen: how fast anything is, what streams of a GPU do.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck import strategies, watchers
 from fsdpcheck.adapters._base import Features, Use
-from fsdpcheck.case import Case, MeshSpec, Trait
-from fsdpcheck.checks.features import assert_in_effect, assert_right, assert_right_with, has_slopes
+from fsdpcheck.case import Case, Clipping, MeshSpec, Trait
+from fsdpcheck.checks.features import assert_in_effect, assert_right, assert_right_with, has_slopes, in_effect
 from fsdpcheck.errors import InvalidCase, NotExact
 from fsdpcheck.execution import Execution
 from fsdpcheck.law import law
@@ -34,6 +34,13 @@ def _without(*traits: Trait) -> Callable[[Features, Sizes], SearchStrategy[Case]
         return strategies.plain(replace(features, accepts=features.accepts - {*traits}), world_sizes)
 
     return draw
+
+
+def _of_every_kind(features: Features, world_sizes: Sizes) -> SearchStrategy[Case]:
+    """Plain cases, and private ones where equal bits are promised of them."""
+    private: tuple[Clipping, ...] = ("unclipped", "exact")
+    promised = {"private", "exact-factors"} <= features.promises
+    return strategies.cases(features, clipping=("none", *(private if promised else ())), world_sizes=world_sizes)
 
 
 def _by_four_or_six(features: Features, world_sizes: Sizes) -> SearchStrategy[Case]:
@@ -160,13 +167,17 @@ def test_an_embedding_that_is_not_gathered_for_its_backward_changes_no_bit(case:
     _unnoticed(_each_its_own(case), run, "no-gather")
 
 
-@law("features.checkpointing", promise="features.checkpointing", draw=strategies.plain)
+@law("features.checkpointing", promise="features.checkpointing", draw=_of_every_kind)
 def test_computing_units_again_in_the_backward_changes_no_bit(case: Case, run: Run) -> None:
-    """With activation checkpointing inside each unit, training is the single device's.
+    """With activation checkpointing inside each unit, training is the single device's; private training too.
 
+    One backward with bookkeeping may need nothing that is computed again; of such a case nothing is claimed.
     Source: pytorch#82203, where the recomputation saw parameters that had been freed; fairscale#780.
     """
-    _unnoticed(case, run, "checkpointing")
+    without, using = _ran(case, run, "checkpointing")
+    if case.step.private and not in_effect(without, using, "checkpointing"):
+        raise NotExact("the private backward needs nothing that is computed again")
+    assert_in_effect(without, using, "checkpointing")
 
 
 @law("features.meta", promise="features.meta", draw=_without("tied"), ranks=2)

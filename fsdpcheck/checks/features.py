@@ -40,8 +40,7 @@ def assert_in_effect(without: Execution, using: Execution, use: Use) -> None:
     Both runs are completed. A feature that does nothing would be right in every bit, and be no feature.
     What a trainer calls while it is built counts for the feature "meta" alone, which is about nothing else.
     """
-    pairs = zip(completed(without), completed(using), strict=True)
-    if any(footprint(a, use == "meta") != footprint(b, use == "meta") for a, b in pairs):
+    if in_effect(without, using, use):
         return
     raise Violation(
         f"{use} has no effect",
@@ -50,6 +49,12 @@ def assert_in_effect(without: Execution, using: Execution, use: Use) -> None:
         where="the run as a whole",
         cause=f"what {use} asks for is dropped without a word",
     )
+
+
+def in_effect(without: Execution, using: Execution, use: Use) -> bool:
+    """Whether the feature shows on some rank."""
+    pairs = zip(completed(without), completed(using), strict=True)
+    return any(footprint(a, use == "meta") != footprint(b, use == "meta") for a, b in pairs)
 
 
 def has_slopes(execution: Execution) -> bool:
