@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -25,7 +26,8 @@ class _Hidden:
 class _Without:
     def __init__(self, name: str) -> None:
         self._adapter: Adapter = adapters.load(name)
-        self.name, self.features = f"{name} without local_tensors", self._adapter.features
+        self.name = f"{name} without local_tensors"
+        self.features = replace(self._adapter.features, promises=frozenset({"plain"}))
 
     def build(self, model: nn.Module, setup: Setup) -> Any:
         return _Hidden(self._adapter.build(model, setup))
