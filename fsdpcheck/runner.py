@@ -7,15 +7,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from torch import Tensor
 
 from fsdpcheck import adapters, models, oracle, proof, refusals, tiers
 from fsdpcheck.adapters._base import Adapter, FactorRule, Features, Trait
 from fsdpcheck.case import Case, OwnModel
+from fsdpcheck.case.rules import is_power_of_two
 from fsdpcheck.engines._interpreter import interpreter
 from fsdpcheck.engines.base import Engine
-from fsdpcheck.errors import AdapterError, NoProgress, NotSupported, Refused, UsageError
+from fsdpcheck.errors import AdapterError, NoProgress, NotExact, NotSupported, Refused, UsageError
 from fsdpcheck.execution import Execution, Failure, Observable, RunRequest, SchedulePolicy, Use
 
 _REMEMBERED = 1024  # answers kept; one is a few small tensors
@@ -113,6 +115,9 @@ class Run:
             raise UsageError("a case that trains nothing has no answer; next: look at what its ranks observed")
         if self.tier(case) == "replay":
             raise UsageError("a case of real numbers has no exact answer; next: judge it by replay (matched.py)")
+        share = Fraction(case.step.normaliser, case.world_size)
+        if self.features.divides_by_share and not is_power_of_two(share.denominator):
+            raise NotExact(f"{self.adapter.name} divides by N / W = {share}, which rounds")
         return _proved(case, self.features.factor)
 
     def tier(self, case: Case) -> tiers.Tier:

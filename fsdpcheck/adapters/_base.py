@@ -97,8 +97,9 @@ class Features:
     ``owns_loss_scale``: the implementation itself turns per-sample losses into the released gradient (1/N) * sum;
     otherwise the adapter multiplies the local sum of losses by ``Batch.loss_scale`` (W/N; 1/N when replicated). On real
     numbers (trait "real") the factor is taken to be applied to the losses, before the backward: elsewhere it rounds
-    otherwise, by an ulp; whoever applies it elsewhere does not accept "real". ``rank_local``: dotted names
-    "pkg.mod:NAME" of module globals that real ranks would each have for themselves. ``kernel_dtypes``: what
+    otherwise, by an ulp; whoever applies it elsewhere does not accept "real". ``divides_by_share``: it divides by
+    N / W as a floating-point number, so that every bit is compared only where that is exact. ``rank_local``: dotted
+    names "pkg.mod:NAME" of module globals that real ranks would each have for themselves. ``kernel_dtypes``: what
     kernels take, also mixed.
     """
 
@@ -106,6 +107,7 @@ class Features:
     accepts: frozenset[Trait] = frozenset()
     observables: frozenset[Observable] = frozenset({"params"})
     owns_loss_scale: bool = False
+    divides_by_share: bool = False
     factor: FactorRule = FactorRule()
     global_norm: GlobalNormRule = GlobalNormRule()
     max_world_size: int | None = None

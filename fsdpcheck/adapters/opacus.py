@@ -158,6 +158,7 @@ class GhostFsdp:
             accepts=accepts,
             observables=frozenset({"params", "grads", "norms", "factors"}),
             owns_loss_scale=True,
+            divides_by_share=loss_reduction == "mean",  # DPOptimizerFastGradientClipping.scale_grad
             factor=FactorRule(eps=1e-6, expression="reciprocal", nested=True),
             reasons={promise: reason for promise, reason in _REASONS.items() if promise not in promised},
         )

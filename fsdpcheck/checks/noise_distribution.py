@@ -70,8 +70,8 @@ def _on(mesh: MeshSpec, features: Features, clip_groups: ClipGroups = "all") -> 
     wide, narrow = (-(-rows // mesh.dp_shard) * mesh.dp_shard for rows in (_WIDE, _NARROW))
     bias, micro_batches = "bias" in features.accepts, 2 if "micro-batches" in features.accepts else 1
     model = ModelSpec((LayerSpec(wide, bias), LayerSpec(narrow, bias)), features=_FEATURES, units=(1, 1))
-    step = StepSpec("linear", _STEPS, micro_batches, normaliser=32, clipping="exact", clip_norm=3, noise_multiplier=1.5,
-                    clip_groups=clip_groups)  # fmt: skip
+    step = StepSpec("linear", _STEPS, micro_batches, normaliser=32 * mesh.world_size, clipping="exact", clip_norm=3,
+                    noise_multiplier=1.5, clip_groups=clip_groups)  # fmt: skip
     if "empty-rank" in features.accepts:
         layout = BatchLayout("listed", 1, lists=((),) * mesh.world_size)
         return Case(model, mesh, layout, step, Arithmetic(project=False), seed=1)

@@ -219,7 +219,10 @@ def _step(
         step = replace(step, clip_norm=_clip_norm(draw, family))
     mean = _flag(draw, "mean" in accepts and family == "none", _RARELY)
     powers = (1, 2, 4, 8)
-    normalisers = powers if layout.kind == "replicated" else (*powers, *(world * power for power in powers[:3]))
+    times_world = tuple(world * power for power in powers[:3])
+    normalisers = powers if layout.kind == "replicated" else (*powers, *times_world)
+    if features.divides_by_share and not is_power_of_two(world):
+        normalisers = times_world
     step = replace(step, normaliser=draw(st.sampled_from(normalisers)))
     several = _flag(draw, "micro-batches" in accepts, _OFTEN)
     if mean and len(set(sizes)) == 1 and is_power_of_two(sizes[0]) and layout.kind != "replicated":

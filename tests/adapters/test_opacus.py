@@ -8,13 +8,16 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
 
+from fsdpcheck import strategies
 from fsdpcheck.adapters import load
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, Clipping, LayerSpec, MeshSpec, ModelSpec, StepSpec, of_sampler
+from fsdpcheck.case.rules import is_power_of_two
 from fsdpcheck.case.sampling import SamplingSpec
 from fsdpcheck.checks import assert_norms_exact, assert_parameters_equal
 from fsdpcheck.checks.noise_distribution import assert_noise_independent, assert_noise_scale, large
@@ -22,9 +25,10 @@ from fsdpcheck.checks.poisson import assert_poisson
 from fsdpcheck.checks.samplers import assert_equal_steps
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import Violation
+from fsdpcheck.errors import NotExact, Violation
 from fsdpcheck.law import chapters
 from fsdpcheck.runner import Run
+from fsdpcheck.strategies import drawing
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("opacus") is None or importlib.metadata.version("opacus") != "1.6.0",
@@ -51,6 +55,20 @@ def case(model: ModelSpec, counts: tuple[int, ...], clipping: Clipping = "unclip
     )
 
 
+def test_no_bit_is_asked_of_a_quotient_that_rounds(engine: Engine) -> None:
+    """7 ranks and N = 1: a gradient of -90 is divided by the float32 nearest to 1 / 7, which gives -89.99999."""
+    one_each = case(ModelSpec((LayerSpec(7),)), (1,) * 7)
+    run = Run(engine, f"{HERE}:sound")
+    with pytest.raises(NotExact, match="divides by N / W = 1/7"):
+        run.answer(one_each)
+    for ranks, normaliser in ((7, 14), (4, 1), (1, 8)):
+        run.answer(case(ModelSpec((LayerSpec(7),)), (1,) * ranks, normaliser=normaliser))
+    drawn = drawing.distinct(strategies.private_unclipped(run.features, (3, 4, 7)), 60)
+    shares = {Fraction(each.step.normaliser, each.world_size).denominator for each in drawn}
+    assert 1 in shares
+    assert all(is_power_of_two(denominator) for denominator in shares)
+
+
 def test_the_padding_row_counts_in_the_norm(engine: Engine) -> None:
     """Norm 3 = sqrt(5 + 2^2), where 2 is the gradient that nn.Embedding drops: the sample is clipped too hard."""
     tokens = ModelSpec((LayerSpec(1),), input="tokens", vocabulary=2, padding_idx=0)
@@ -65,7 +83,8 @@ def test_the_padding_row_counts_in_the_norm(engine: Engine) -> None:
 def test_a_parameter_with_fewer_rows_than_ranks_cannot_step(
     engine: Engine, rows: int, ranks: int, raises: bool
 ) -> None:
-    few, run = case(ModelSpec((LayerSpec(rows),)), (1,) * ranks), Run(engine, f"{HERE}:few_rows")
+    few = case(ModelSpec((LayerSpec(rows),)), (1,) * ranks, normaliser=ranks)
+    run = Run(engine, f"{HERE}:few_rows")
     failure = run(few).failure
     assert (failure is not None) == raises
     if failure is not None:
