@@ -47,13 +47,13 @@ def noisy(case: Case, steps: int | None = None) -> Case:
     return replace(case, step=step)
 
 
-def standing(case: Case) -> Case:
-    """The case in two steps that move no parameter: the rate is 2^-60, and parameters are projected to integers.
+def standing(case: Case, steps: int = 3) -> Case:
+    """The case in ``steps`` steps that move no parameter: the rate is 2^-60, and parameters are projected to integers.
 
     Then a noisy run and one without noise have the same parameters at every step, and differ by the noise alone.
     """
     optimizer = replace(case.step.optimizer, lr_exponent=60)
-    step = replace(case.step, steps=2, optimizer=optimizer, resume=False)
+    step = replace(case.step, steps=steps, optimizer=optimizer, resume=False)
     return replace(case, step=step, arithmetic=replace(case.arithmetic, project=True))
 
 

@@ -77,7 +77,7 @@ def _on(mesh: MeshSpec, features: Features, clip_groups: ClipGroups = "all") -> 
         return Case(model, mesh, layout, step, Arithmetic(project=False), seed=1)
     layout = BatchLayout(batch_size=micro_batches * mesh.world_size)
     case = Case(model, mesh, layout, replace(step, clipping="unclipped", steps=1), Arithmetic(project=False), seed=1)
-    return standing(case) if "project" in features.accepts else case
+    return standing(case, _STEPS) if "project" in features.accepts else case
 
 
 def assert_noise_scale(execution: Execution, answer: Answer) -> None:

@@ -15,7 +15,7 @@ from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.diagnosis import shards, stale
 from fsdpcheck.diagnosis.fitting import fits
 from fsdpcheck.oracle import Answer, Named
-from fsdpcheck.program import at_step, make_optimizer, project_
+from fsdpcheck.program import NO_VALUE, at_step, make_optimizer, project_
 from fsdpcheck.suspects import EXACT, PATTERN, Suspect, Suspects
 
 _Change = Callable[[torch.optim.Optimizer], None]
@@ -63,6 +63,11 @@ def of_noise(
 def of_loaded(loading: Answer, saving: Answer, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Suspects:
     """Suspects of parameters that are not what ``saving`` wrote when they are loaded, before any step."""
     wrong = {name: got[name] != value for name, value in wanted.items()}
+    if kept := [name for name, mask in wrong.items() if bool(mask.any())]:
+        blank = {name: torch.full_like(got[name], NO_VALUE) for name in kept}
+        if all(torch.equal(got[name], value) for name, value in blank.items()):
+            frozen = "frozen " * (not {*kept} & {*loading.trainable})
+            return [Suspect("not loaded", f"{frozen}parameters are not loaded: they keep what the new model has")]
     ways = (shards.owners(own.case, wanted, own.trainable) for own in (saving, loading))
     strengths = [_only_one_writer(wrong, old, new) for old, new in zip(*ways, strict=True)]
     text = (

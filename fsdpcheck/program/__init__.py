@@ -27,6 +27,8 @@ from fsdpcheck.program import samplers as sampler_program
 from fsdpcheck.program.watch import Watch
 
 CACHE_LINE = 64
+NO_VALUE = 0.7
+"""What every parameter is before a checkpoint is loaded. Not NaN: where that is refused nothing would be compared."""
 
 
 def rank_program(request: RunRequest, rank: int, device: torch.device, result: RankResult) -> None:
@@ -44,14 +46,14 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
     watch = Watch(request, rank, result)
     made: list[torch.optim.Optimizer] = []
     setup = _setup(request, adapter, rank, device, watch, made)
-    trainer = _built(request, adapter, setup, made, watch)
+    trainer = _built(request, adapter, setup, made, watch, models.build(case))
     result.initial = _named_tensors(trainer.parameters(), "parameters", adapter)
     watch.moment("after_init", trainer)
     for step in range(case.step.steps):
         watch.step, loaded = step, None
         if request.load_from and step:
             made.clear()
-            trainer = _built(request, adapter, setup, made, watch)
+            trainer = _built(request, adapter, setup, made, watch, _without_values(models.build(case)))
             loaded = _loaded(trainer, adapter, f"{request.load_from}/{step - 1}")
         _take(trainer, _on(device, _spoiled(layouts.batch(case, step, rank, request.instrument), request)))
         result.steps.append(_record(trainer, adapter, request))
@@ -67,16 +69,28 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
 
 
 def _built(
-    request: RunRequest, adapter: Adapter, setup: Setup, made: list[torch.optim.Optimizer], watch: Watch
+    request: RunRequest,
+    adapter: Adapter,
+    setup: Setup,
+    made: list[torch.optim.Optimizer],
+    watch: Watch,
+    model: nn.Module,
 ) -> Trainer:
-    """A trainer of the model as it is before the first step."""
-    model = models.build(request.case)
+    """A trainer of ``model``."""
     if setup.device.type != "cpu":  # where it is built; to walk through it for nothing costs 3 % of a small case
         model.to(setup.device)
     if request.case.arithmetic.numbers == "real":
         _watch_placement(model, watch.result.placement)
     watch.model(model)
     return _checked(adapter.build(model, setup), adapter, request, made)
+
+
+@torch.no_grad()
+def _without_values(model: nn.Module) -> nn.Module:
+    """The model with values that no training of a case has: what a checkpoint does not bring back is seen."""
+    for parameter in model.parameters():
+        parameter.fill_(NO_VALUE)
+    return model
 
 
 def _take(trainer: Trainer, batch: Batch) -> None:

@@ -151,6 +151,25 @@ def unreduced_gradients_outlive_an_exception(original: Function, hit: Hit) -> Fu
 
 
 @fault(
+    "step:Trainer.abandon",
+    "clipping switched off for a pass and not on again when it raises, as of a context without a finally",
+    "lifecycle.interrupted",
+    cause="right where nothing is interrupted",
+)
+def nothing_is_clipped_after_an_exception(original: Function, hit: Hit) -> Function:
+    """When a step has raised, every sample has the clip factor 1 from then on."""
+
+    def planted(self: Any) -> None:
+        original(self)
+        if self.private is not None:
+            hit()
+            factors = self.private.clip_factors
+            self.private.clip_factors = lambda *given: torch.ones_like(factors(*given))
+
+    return planted
+
+
+@fault(
     "torch:Tensor.register_post_accumulate_grad_hook",
     "a hook on a sharded parameter that never fires, https://github.com/meta-pytorch/torchrec/pull/4268",
     "lifecycle.parameter-hooks",

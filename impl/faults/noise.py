@@ -260,3 +260,20 @@ def sensitivity_is_the_largest_bound(original: property, hit: Hit) -> property:
         return max(self.bounds.values())
 
     return property(planted)
+
+
+@fault(
+    "noise:philox_words",
+    "a counter that wraps around too soon, as of a key or a step cut to few bits",
+    "noise.once",
+    cause="draw of step 0",
+)
+def noise_repeats_every_other_step(original: Function, hit: Hit) -> Function:
+    """The noise of step 2 is that of step 0 again."""
+
+    def planted(key: list[int], step: int, first: int, last: int, device: torch.device) -> Any:
+        if step > 1:
+            hit()
+        return original(key, step % 2, first, last, device)
+
+    return planted

@@ -41,6 +41,25 @@ def noise_counter_starts_again(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "state:_Loading.wanted",
+    "base weights left out of what is loaded, as of an adapter that is trained on a frozen model",
+    "state.resumed",
+    cause="are not loaded: they keep",
+)
+def frozen_parameters_not_loaded(original: Function, hit: Hit) -> Function:
+    """Frozen parameters are saved, and keep what the new model has when they are loaded."""
+
+    def planted(self: Any, metadata: Any) -> Any:
+        found = original(self, metadata)
+        frozen = {f"model.{name}" for shard in self.model.frozen_shards() for name in self.model.cut(shard, shard)}
+        if frozen & found.keys():
+            hit()
+        return {name: span for name, span in found.items() if name not in frozen}
+
+    return planted
+
+
+@fault(
     "state.planners:SpanReader.create_local_plan",
     "state of another number of ranks loaded in part, https://github.com/ServiceNow/Fast-LLM/issues/436",
     "state.resharded",
