@@ -19,6 +19,7 @@ from fsdpcheck.checks.samplers import (
     assert_orders,
     assert_same_draws,
 )
+from fsdpcheck.checks.shuffling import assert_come_everywhere
 from fsdpcheck.errors import UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.program.samplers import OBSERVER
@@ -171,6 +172,23 @@ def test_orders_of_epochs() -> None:
     assert_orders(blocks, blocks)
     moved = execution(still, TWO, [[[(0, 2)], [(2, 0)]], [[(1, 3)]] * 2])
     assert "wrong order" in broken(assert_orders, moved, moved).what
+
+
+def test_records_that_never_come_to_a_share() -> None:
+    spec = SamplingSpec(records=5, batch_size=2, epochs=106, shuffle=True, drop_last=True)
+    chance = random.Random(0)
+    orders = [chance.sample(range(5), 5) for _ in range(spec.epochs)]
+
+    def dealt(orders: list[list[int]]) -> Execution:
+        return execution(spec, TWO, [[[tuple(order[rank:4:2])] for order in orders] for rank in range(2)])
+
+    assert_come_everywhere(dealt(orders))
+    left_out = [sorted(order, key=lambda record: record == 4) for order in orders]
+    assert "records 4 are left out" in broken(assert_come_everywhere, dealt(left_out)).cause
+    kept = [[0, 1, 2, 3, 4] if order[0] % 2 else [2, 3, 4, 1, 0] for order in orders]
+    assert "shuffled within shares" in broken(assert_come_everywhere, dealt(kept)).cause
+    with pytest.raises(UsageError, match="wanted 1 shuffled"):
+        assert_come_everywhere(execution(SamplingSpec(records=1), MeshSpec(), [[[(0,)]]]))
 
 
 def test_a_sampler_that_goes_on() -> None:

@@ -5,9 +5,12 @@ Legend: D records of the data set, q the probability of a draw, P shares that an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from fsdpcheck.errors import UsageError
 
 if TYPE_CHECKING:
     from fsdpcheck.case import Case, MeshSpec, Trait
@@ -22,11 +25,11 @@ MAX_DRAWS = 1 << 21
 class SamplingSpec:
     """What a sampler is asked for; the mesh and the seed of the case go with it.
 
-    "shares": every epoch deals all D ``records`` out to P shares of equal length, in dataset order or in a new order
-    (``shuffle``), by leaving the last ones out (``drop_last``) or by taking the first ones again, and in steps of
-    ``batch_size`` records of each share. "poisson": in each of ``steps`` steps of an epoch every record joins by itself
-    with probability ``rate`` q; a micro-batch has ``batch_size`` records at most, if the sampler
-    makes several.
+    "shares": every epoch deals all D ``records`` out to P shares of equal length, in dataset order or (``shuffle``) in
+    a new order, any of all D! with equal probability; by leaving the last ones of the order out (``drop_last``) or by
+    taking the first ones again; in steps of ``batch_size`` records of each share. "poisson": in each of ``steps`` steps
+    of an epoch every record joins by itself with probability ``rate`` q; a micro-batch has ``batch_size`` records at
+    most, if the sampler makes several.
     ``shards``, ``replicas``: whether ranks along this axis of the mesh have the same records or their own.
     ``start``: the first step of every epoch that is asked for, of a sampler made anew, as after a stop.
     """
@@ -63,6 +66,19 @@ def repeated(spec: SamplingSpec, mesh: MeshSpec) -> int:
     return 0 if spec.kind == "poisson" or spec.drop_last else -spec.records % share_count(spec, mesh)
 
 
+def mixing_epochs(records: int, count: int, chance: float) -> int:
+    """The fewest shuffled epochs E in which some record misses some of P = ``count`` shares with at most that chance.
+
+    It is bounded by D P (1 - floor(D/P)/D)^E, the sum over records and shares; E = 1 for one share. Raises UsageError
+    for fewer records than shares.
+    """
+    if count == 1:
+        return 1
+    if records < count:
+        raise UsageError(f"got {records} records for {count} shares, wanted one each; next: draw more records")
+    return math.ceil(math.log(chance / (records * count)) / math.log1p(-(records // count) / records))
+
+
 def epoch_steps(spec: SamplingSpec, mesh: MeshSpec) -> int:
     """Steps of an epoch, counted from its first."""
     if spec.kind == "poisson":
@@ -75,7 +91,7 @@ def ranges(spec: SamplingSpec) -> Iterator[tuple[str, float, float, float]]:
     """(field, value, lowest, highest) of every number."""
     yield "sampling.records", spec.records, 1, 1 << 20
     yield "sampling.batch_size", spec.batch_size, 1, 1 << 20
-    yield "sampling.epochs", spec.epochs, 1, 256
+    yield "sampling.epochs", spec.epochs, 1, 1 << 14
     yield "sampling.steps", spec.steps, 1, 1 << 14
     yield "sampling.start", spec.start, 0, 1 << 20
     yield "sampling.rate", spec.rate, 2.0**-20, 1.0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, MeshSpec, of_kernel, of_sampler
 from fsdpcheck.case.kernel import KernelDtype, KernelNumbers, KernelSpec, MemoryLayout, Spoil
-from fsdpcheck.case.sampling import AxisLayout, SamplingSpec, repeated, share_count
+from fsdpcheck.case.sampling import AxisLayout, SamplingSpec, mixing_epochs, repeated, share_count
 
 _SEEDS = st.integers(0, (1 << 32) - 1)
 _EXTENTS = (1, 2, 3, 5, 15, 16, 17, 18, 1, 2, 3, 33)
@@ -44,6 +44,15 @@ def shares(draw: st.DrawFn, features: Features, world_sizes: Sequence[int], *, s
     if repeated(spec, mesh) and not wrap:
         spec = replace(spec, drop_last=True)
     return of_sampler(spec, mesh, draw(_SEEDS))
+
+
+def many_epochs(world_sizes: Sequence[int], chance: float) -> Case:
+    """Shuffled epochs of 4 P + 1 records, so many that every record comes to every share but by ``chance``."""
+    world = min(size for size in world_sizes if size > 1)
+    records = 4 * world + 1
+    epochs = mixing_epochs(records, world, chance)
+    spec = SamplingSpec(records=records, batch_size=records, epochs=epochs, shuffle=True, drop_last=True)
+    return of_sampler(spec, MeshSpec(world), seed=1)
 
 
 @st.composite

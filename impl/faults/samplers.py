@@ -83,6 +83,52 @@ def epoch_never_told(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "epochs:EpochSampler.order",
+    "a data set cut to a multiple of the ranks before it is shuffled, so that its last records are never trained with",
+    "samplers.shuffled",
+    cause="left out of every epoch",
+)
+def same_records_left_out(original: Function, hit: Hit) -> Function:
+    """The records that do not go into equal shares are the last ones of the data set, in every epoch."""
+
+    def planted(self: Any, epoch: int) -> list[int]:
+        order: list[int] = original(self, epoch)
+        _, count = self.layouts.share(self.axis, self.replicas)
+        kept = len(order) - len(order) % count
+        if self.drop_last and self.shuffle and kept < len(order):
+            hit()
+            order.sort(key=lambda record: record >= kept)
+        return order
+
+    return planted
+
+
+@fault(
+    "epochs:EpochSampler.order",
+    "a data set split among the ranks once, and shuffled by each of them within its part",
+    "samplers.shuffled",
+    cause="shuffled within shares",
+)
+def shares_keep_their_records(original: Function, hit: Hit) -> Function:
+    """Every share has the same records in all epochs, in an order that is new each time."""
+
+    def planted(self: Any, epoch: int) -> list[int]:
+        order: list[int] = original(self, epoch)
+        _, count = self.layouts.share(self.axis, self.replicas)
+        if count > 1 and self.shuffle:
+            hit()
+            seen = [0] * count
+            rounds = dict[int, tuple[int, int]]()
+            for record in order:
+                rounds[record] = (seen[record % count], record % count)
+                seen[record % count] += 1
+            order.sort(key=lambda record: rounds[record])
+        return order
+
+    return planted
+
+
+@fault(
     "epochs:EpochSampler.steps",
     "a resumed loader that begins at iteration 0, https://github.com/huggingface/accelerate/pull/4071",
     "samplers.resumed",
