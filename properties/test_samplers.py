@@ -96,8 +96,9 @@ def test_shuffled_epochs_bring_every_record_to_every_share(case: Case, run: Run)
     """Over many shuffled epochs every record comes to every share: none is left out of all, none stays where it was.
 
     D records, P shares, E epochs: orders that are equally likely are called wrong with probability
-    D P (1 - floor(D/P)/D)^E at most, and E is the first for which that is 1e-9 (D = 9, P = 2: 41). One case. Asked of
-    shuffled epochs alone. Not seen: records that are never left out, and orders that come more often than others.
+    D P (1 - floor(D/P)/D)^E at most, and E is the first for which that is 1e-9 (D = 9, P = 2: 41). One case, flat,
+    the tail dropped. Asked of shuffled epochs alone. Not seen: records that are never left out, and orders that come
+    more often than others.
     Source: torch.utils.data.DistributedSampler, which shuffles the whole data set before it drops the tail.
     """
     assert_come_everywhere(run(case))
