@@ -41,7 +41,7 @@ def _scaled(factor: float) -> str:
         (1 / 1.5, "1/s: the noise multiplier is left out"),
         (math.sqrt(2), "noise is added twice, each time another"),
         (2.0, "the same noise is added twice"),
-        (32.0, "not divided by the normaliser"),
+        (float(LARGE.case.step.normaliser), "not divided by the normaliser"),
     ],
 )
 def test_a_scale_that_is_off_by_a_known_factor_is_named(factor: float, words: str) -> None:
