@@ -1,18 +1,21 @@
 """What each law is worth: who promises it, what a case of it costs, and which planted faults it kills, alone or shared.
 
-``python -m benchmarks laws [N [LAW [FILE]]]``: N cases (default 4) of each law whose name matches, on a subject as it
-is and again with each fault in place. The first of them must hold, so what breaks the others is the fault; code that
-merely raises counts as no kill. A fault is killed *alone* when no other law kills it with so few cases. What FILE (JSON
-lines, one a law) holds already is not measured again; the table is of all that it holds.
+``python -m benchmarks laws [N [LAW [FILE [REPORT]]]]``: N cases (default 4) of each law whose name matches, on a
+subject as it is and again with each fault in place. The first of them must hold, so what breaks the others is the
+fault; code that merely raises counts as no kill. A fault is killed *alone* when no other law kills it with so few
+cases. What FILE (JSON lines, one a law) holds already is not measured again; the table is of all that it holds. REPORT,
+written by ``fsdpcheck run --json REPORT``, tells how many cases judged each adapter there.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.kept import Kept
@@ -26,8 +29,9 @@ from fsdpcheck.runner import Run
 ADAPTERS: Final = ("reference", "reference_fsdp2", "fully_shard", "fsdp1")
 
 
-def lines(count: int = 4, pattern: str = "*", path: str = os.devnull) -> Iterator[str]:
+def lines(count: int = 4, pattern: str = "*", path: str = os.devnull, report: str = "") -> Iterator[str]:
     """A line a law as it is done, then the table and the faults that no law kills so soon."""
+    cases = _cases(report)
     kept = Kept(path, "law", "asked")
     engine = SimulatedEngine()
     try:
@@ -38,22 +42,30 @@ def lines(count: int = 4, pattern: str = "*", path: str = os.devnull) -> Iterato
                 yield f"{name}: {len(row['kills'])} of {len(faults.ALL)} faults"
     finally:
         engine.close()
-    yield from _table([row for row in kept.rows if row["asked"] == count], count)
+    yield from table([row for row in kept.rows if row["asked"] == count], cases)
+    left = sorted(set(faults.ALL).difference(*(row["kills"] for row in kept.rows if row["asked"] == count)))
+    yield f"{len(faults.ALL)} faults, {count} cases a law: killed by none: {', '.join(left) or '-'}"
 
 
-def _table(rows: list[dict[str, Any]], count: int) -> Iterator[str]:
+def table(rows: list[dict[str, Any]], cases: Mapping[tuple[str, str], int]) -> Iterator[str]:
+    """Lines of Markdown; ``cases``: (adapter, law) -> how many it was judged by, of those that promise it."""
+    adapters = list(dict.fromkeys((*ADAPTERS, *(adapter for adapter, _ in cases))))
     killers = Counter(name for row in rows for name in row["kills"])
-    yield "| law | promised by | ms a case | faults killed | of them alone |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield "| " + " | ".join(("law", *adapters, "ms a case", "faults shared", "faults killed alone")) + " |"
+    yield "|---" * (len(adapters) + 4) + "|"
     order = list(chapters())
     for row in sorted(rows, key=lambda row: order.index(row["law"])):
-        alone = sorted(name for name in row["kills"] if killers[name] == 1)
+        alone = [name for name in row["kills"] if killers[name] == 1]
+        promised = ("yes" if name in row["promised"] else "-" for name in adapters)
+        judged = (str(cases.get((name, row["law"]), says)) for name, says in zip(adapters, promised, strict=True))
         each = 1000 * row["seconds"] / max(1, row["cases"])
-        promised = ", ".join(row["promised"]) if len(row["promised"]) < len(ADAPTERS) else "all four"
-        cells = (row["law"], promised, f"{each:.0f}", str(len(row["kills"])), ", ".join(alone) or "-")
-        yield "| " + " | ".join(cells) + " |"
-    left = sorted(set(faults.ALL) - set(killers))
-    yield f"{len(faults.ALL)} faults, {count} cases a law: killed by none: {', '.join(left) or '-'}"
+        killed = (str(len(row["kills"]) - len(alone)), ", ".join(alone) or "-")
+        yield "| " + " | ".join((row["law"], *judged, f"{each:.0f}", *killed)) + " |"
+
+
+def _cases(report: str) -> dict[tuple[str, str], int]:
+    verdicts = json.loads(Path(report).read_text(encoding="utf-8"))["verdicts"] if report else []
+    return {(each["adapter"], each["law"]): each["cases"] for each in verdicts if each["status"] != "not promised"}
 
 
 def _worth(engine: SimulatedEngine, law: Law, count: int) -> dict[str, Any]:
