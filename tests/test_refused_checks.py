@@ -25,20 +25,26 @@ def raised(rank: int, line: str) -> RankState:
     return RankState(rank, "raised", stack=("  File ...", line))
 
 
+REFUSED = raised(0, "ValueError: no")
+
+
 def test_ranks_that_all_raise_hold() -> None:
-    assert_refused_alike(failed(raised(0, "ValueError: no"), raised(1, "NotImplementedError: no")), TAKEN, "cause")
+    everyone = failed(raised(0, "ValueError: no"), raised(1, "NotImplementedError: no"), raised(2, "ValueError: no"))
+    assert_refused_alike(everyone, TAKEN, "cause")
 
 
 @pytest.mark.parametrize(
     "refused",
     [
         TAKEN,
-        failed(raised(0, "ValueError: no"), RankState(1, "blocked")),
-        failed(raised(0, "ValueError: no"), RankState(1, "finished")),
-        failed(raised(0, "ValueError: no"), raised(1, "RuntimeError: shapes")),
-        failed(raised(0, "ValueError: no"), raised(1, "ValueError: no"), kind="mismatch"),
+        failed(),
+        failed(REFUSED, raised(1, "ValueError: no")),
+        failed(REFUSED, raised(1, "ValueError: no"), RankState(2, "blocked")),
+        failed(REFUSED, raised(1, "ValueError: no"), RankState(2, "finished")),
+        failed(REFUSED, raised(1, "ValueError: no"), raised(2, "RuntimeError: shapes")),
+        failed(REFUSED, raised(1, "ValueError: no"), raised(2, "ValueError: no"), kind="mismatch"),
     ],
-    ids=["a step", "one blocked", "one finished", "another error", "a mismatch"],
+    ids=["a step", "no rank told", "one rank not told", "one blocked", "one finished", "another error", "a mismatch"],
 )
 def test_anything_else_is_a_finding(refused: Execution) -> None:
     with pytest.raises(Violation):
@@ -46,6 +52,6 @@ def test_anything_else_is_a_finding(refused: Execution) -> None:
 
 
 def test_a_run_that_fails_anyway_says_nothing_of_a_refusal() -> None:
-    everyone = failed(raised(0, "ValueError: no"), raised(1, "ValueError: no"))
+    everyone = failed(REFUSED, raised(1, "ValueError: no"), raised(2, "ValueError: no"))
     with pytest.raises(Violation, match="did not complete"):
         assert_refused_alike(everyone, everyone, "cause")
