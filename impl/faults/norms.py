@@ -12,6 +12,15 @@ from ..collectives import Axis
 from ..fault import Function, Hit, fault
 from ..norms import embedding
 
+
+def _by_position(squared: torch.Tensor, axis: Axis, add: Function) -> Any:
+    """``squared`` [..., b] added up over ranks of unequal b, each as long as its own."""
+    own, counts = squared.shape[-1], torch.empty(axis.size, dtype=torch.int64)
+    collectives.all_gather(aggregate.INDICES, counts, torch.tensor([own]), axis)
+    padded = torch.nn.functional.pad(squared, (0, int(counts.max()) - own))
+    return add(padded, axis)[..., :own]
+
+
 # -- aggregation over ranks: the table of aggregate.py ----------------------------------------------------------------
 
 
@@ -48,10 +57,7 @@ def norms_summed_by_position(original: Function, hit: Hit) -> Function:
         if layout == "replicated":
             return squared
         hit()
-        own, counts = squared.shape[-1], torch.empty(axis.size, dtype=torch.int64)
-        collectives.all_gather(aggregate.INDICES, counts, torch.tensor([own]), axis)
-        padded = torch.nn.functional.pad(squared, (0, int(counts.max()) - own))
-        return aggregate.sum_over(padded, axis)[..., :own]
+        return _by_position(squared, axis, aggregate.sum_over)
 
     return planted
 
@@ -85,10 +91,7 @@ def partial_norms_summed_over_the_world(original: Function, hit: Hit) -> Functio
         world = collectives.axis()
         if world.size > axis.size:
             hit()
-        own, counts = partial.shape[-1], torch.empty(world.size, dtype=torch.int64)
-        collectives.all_gather(aggregate.INDICES, counts, torch.tensor([own]), world)
-        padded = torch.nn.functional.pad(partial, (0, int(counts.max()) - own))
-        return original(padded, world)[..., :own]
+        return _by_position(partial, world, original)
 
     return planted
 
