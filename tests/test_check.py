@@ -1,71 +1,27 @@
-"""check_law: what becomes of a law that holds, breaks, rejects everything, is flaky, is not promised, or has a bug."""
+"""check_law: what becomes of a law that holds, breaks, rejects everything, is not promised, or has an install that is
+never hit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 
-from fsdpcheck import judging
-from fsdpcheck.adapters._base import Features
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import Arithmetic, Case
 from fsdpcheck.check import check_law
-from fsdpcheck.errors import AdapterError, NoProgress, NotExact, UsageError, Violation
-from fsdpcheck.execution import Execution, Failure, RankState, RunRequest
-from fsdpcheck.law import Law
+from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.plan import WORLD_SIZES
 from fsdpcheck.replay import decode
 from fsdpcheck.runner import Run
-
-
-class FakeEngine:
-    """Gives the failure it is told to give; no rank runs."""
-
-    name = "simulated"
-
-    def __init__(self, failure: Failure | None = None) -> None:
-        self.failure, self.requests = failure, list[RunRequest]()
-
-    def run(self, request: RunRequest) -> Execution:
-        self.requests.append(request)
-        return Execution(self.name, request, [], self.failure, install_hits=dict.fromkeys(request.installs, 0))
-
-    def close(self) -> None:
-        pass
-
-
-def a_case(world: int, batch: int, seed: int = 0) -> Case:
-    return Case(
-        model=ModelSpec(layers=(LayerSpec(width=1),)),
-        mesh=MeshSpec(dp_shard=world),
-        layout=BatchLayout(batch_size=batch),
-        arithmetic=Arithmetic(project=False),
-        seed=seed,
-    )
-
-
-def draw(features: Features, world_sizes: tuple[int, ...]) -> st.SearchStrategy[Case]:
-    return st.builds(a_case, st.sampled_from(world_sizes), st.integers(1, 8), st.integers(0, 1000))
-
-
-def a_law(body: Callable[[Case, Run], None], **changes: Any) -> Law:
-    fields = {"name": "fake.law", "promise": "plain", "observe": frozenset({"params"}), "draw": draw}
-    fields |= {"needs_traits": frozenset(), "body": body, "statement": "A law\nin words.\n\nMore.", "where": "here:1"}
-    return Law(**{**fields, **changes})
+from tests.laws_by_hand import FakeEngine, a_case, a_law, too_large
 
 
 @pytest.fixture
 def run() -> Run:
     return Run(FakeEngine(), "fully_shard")
-
-
-def too_large(case: Case, run: Run) -> None:
-    if case.layout.batch_size > 3:
-        raise Violation("too large", got=str(case.layout.batch_size), wanted="<= 3", where="layout")
 
 
 def test_a_law_may_judge_another_case_than_one_that_is_not_exact_itself(run: Run) -> None:
@@ -191,128 +147,6 @@ def test_rejected_cases_are_counted_apart(run: Run) -> None:
     assert verdict.rejected > 0
 
 
-def test_a_law_that_breaks_only_once_is_an_error_that_says_so(run: Run) -> None:
-    seen = set[Case]()
-
-    def body(case: Case, run: Run) -> None:
-        if case not in seen:
-            seen.add(case)
-            raise Violation("sometimes", got="1", wanted="0", where="here")
-
-    verdict = check_law(a_law(body), run)
-    assert (verdict.status, verdict.exit_code) == ("error", 3)
-    assert "not deterministic (sometimes)" in verdict.reason
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(ZeroDivisionError("oops"), 3), (AdapterError("no step"), 2), (UsageError("no"), 2), (NoProgress("slow"), 4)],
-)
-def test_what_is_no_violation_is_an_error_and_not_made_smaller(run: Run, error: Exception, code: int) -> None:
-    calls = list[Case]()
-
-    def body(case: Case, run: Run) -> None:
-        calls.append(case)
-        raise error
-
-    verdict = check_law(a_law(body), run)
-    assert (verdict.status, verdict.exit_code, len(calls)) == ("error", code, 1)
-    assert str(error) in verdict.reason
-    assert "replay with: fsdpcheck replay 'v2:" in verdict.reason
-
-
-def test_the_replay_line_of_an_error_repeats_what_a_token_may_not_import(tmp_path: Path) -> None:
-    file = tmp_path / "own.py"
-    file.write_text("from fsdpcheck.adapters.fully_shard import FullyShard as Mine\n")
-    run = Run(FakeEngine(), f"{file}:Mine", installs=("own.module:plant",))
-
-    def body(case: Case, run: Run) -> None:
-        raise ZeroDivisionError("oops")
-
-    line = check_law(a_law(body), run).reason.splitlines()[-1]
-    assert line.endswith(f"' --adapter {file}:Mine --install own.module:plant")
-
-
-@pytest.mark.parametrize(
-    ("error", "code"), [(ZeroDivisionError("oops"), 3), (AdapterError("x"), 2), (NoProgress("x"), 1)]
-)
-def test_an_error_while_shrinking_keeps_the_finding_and_is_told(run: Run, error: Exception, code: int) -> None:
-    def body(case: Case, run: Run) -> None:
-        if case.layout.batch_size > 3:
-            broken.append(case)
-            raise Violation("broken", got="1", wanted="0", where="here")
-        if broken:
-            raise error
-
-    broken = list[Case]()
-    verdict = check_law(a_law(body), run)
-    assert verdict.finding is not None
-    assert (verdict.status, verdict.exit_code) == ("finding", code)
-    assert verdict.finding.note.startswith("an error ended the shrinking; a smaller case may exist: ")
-    assert str(error) in verdict.finding.note
-    assert "replay with: fsdpcheck replay 'v2:" in verdict.finding.note
-
-
-@pytest.mark.parametrize("drawing_fails", [False, True])
-def test_a_failing_diagnosis_keeps_the_finding_and_is_told(
-    run: Run, monkeypatch: pytest.MonkeyPatch, drawing_fails: bool
-) -> None:
-    def fail(*_: object) -> Any:
-        raise ZeroDivisionError("oops")
-
-    if drawing_fails:
-        monkeypatch.setattr(judging.drawing, "distinct", fail)
-
-    def body(case: Case, run: Run) -> None:
-        raise Violation("broken", got="1", wanted="0", where="here", cause="" if drawing_fails else fail)
-
-    verdict = check_law(a_law(body), run)
-    assert verdict.finding is not None
-    assert (verdict.status, verdict.exit_code) == ("finding", 3)
-    assert "fsdpcheck failed to look for the cause" in verdict.finding.note
-    assert "ZeroDivisionError: oops" in verdict.finding.note
-
-
-@pytest.mark.parametrize(("kind", "code"), [("adapter", 2), ("no progress", 4)])
-def test_a_run_that_says_nothing_of_the_law_is_no_finding(kind: Any, code: int) -> None:
-    run = Run(FakeEngine(Failure(kind, "a report")), "fully_shard")
-    verdict = check_law(a_law(lambda case, run: run(case) and None), run)
-    assert (verdict.status, verdict.exit_code) == ("error", code)
-
-
-def test_a_finding_carries_the_kind_and_place_of_the_runs_failure() -> None:
-    failure = Failure("deadlock", "a report", (RankState(0, "done"), RankState(1, "blocked", where="train.py:7")))
-
-    def body(case: Case, run: Run) -> None:
-        raise Violation("did not complete", got=run(case).failure.text, wanted="an end", where="everywhere")
-
-    finding = check_law(a_law(body), Run(FakeEngine(failure), "fully_shard")).finding
-    assert finding is not None
-    assert (finding.kind, finding.place, finding.got) == ("deadlock", "train.py:7", "a report")
-
-
-def test_a_spent_budget_ends_the_drawing_and_is_said(run: Run) -> None:
-    verdict = check_law(a_law(lambda case, run: None), run, deadline=0.0)
-    assert (verdict.status, verdict.exit_code) == ("no case", 4)
-
-
-def test_a_budget_spent_while_shrinking_keeps_the_finding(run: Run) -> None:
-    limits = iter([float("inf")])
-
-    class Clock(float):
-        """Never reached until the law has broken once."""
-
-        def __lt__(self, now: float) -> bool:
-            return now > next(limits, 0.0)
-
-    def body(case: Case, run: Run) -> None:
-        raise Violation("broken", got="1", wanted="0", where="here")
-
-    verdict = check_law(a_law(body), run, deadline=Clock(0))
-    assert verdict.finding is not None
-    assert "a smaller case may exist" in verdict.finding.note
-
-
 def test_an_install_that_is_never_hit_is_said(run: Run) -> None:
     planted = replace(run, installs=("fsdpcheck.impl.faults:averaged_twice",))
     verdict = check_law(a_law(lambda case, run: run(case) and None), planted)
@@ -342,11 +176,3 @@ def test_a_law_asks_for_what_it_observes() -> None:
     run = Run(engine, "reference")
     check_law(a_law(lambda case, run: run(case) and None, observe=frozenset({"grads"})), run)
     assert {request.observe for request in engine.requests} == {frozenset({"params", "grads"})}
-
-
-def test_ctrl_c_gets_through(run: Run) -> None:
-    def body(case: Case, run: Run) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        check_law(a_law(body), run)
