@@ -10,7 +10,7 @@ import torch
 from fsdpcheck import diagnosis, oracle
 from fsdpcheck.case import Arithmetic
 from fsdpcheck.checks import kernels
-from fsdpcheck.diagnosis import bits, weights
+from fsdpcheck.diagnosis import bits, contributed
 from fsdpcheck.diagnosis.fitting import rows
 from fsdpcheck.oracle import Named
 from fsdpcheck.suspects import named
@@ -39,7 +39,7 @@ def _reduced(count: int, order: tuple[int, ...]) -> Named:
     """The gradient of three ranks that are added up in ``order``, each sum in few bits."""
     step, found = PLAIN.steps[0], {}
     for name, value in step.gradients.items():
-        local = [torch.tensordot(weights.of_rows(PLAIN, 0, own) * 3, value, dims=1) for own in rows(SMALL, 0, step)]
+        local = [torch.tensordot(contributed.of_rows(PLAIN, 0, own) * 3, value, dims=1) for own in rows(SMALL, 0, step)]
         total = local[order[0]]
         for rank in order[1:]:
             total = bits.rounded(total + local[rank], count)

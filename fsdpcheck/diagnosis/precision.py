@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis import bits, shards, weights
+from fsdpcheck.diagnosis import bits, contributed, shards
 from fsdpcheck.diagnosis.fitting import chunks, rows
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.suspects import Suspect
@@ -65,7 +65,7 @@ def _stages(answer: Answer, step: int) -> Iterator[tuple[str, Callable[[int], Na
 
 def _of(answer: Answer, step: int, own: list[int], scale: float) -> Named:
     """Released gradient of these rows alone, times ``scale``."""
-    share = weights.of_rows(answer, step, own) * scale
+    share = contributed.of_rows(answer, step, own) * scale
     return {name: torch.tensordot(share, g, dims=1) for name, g in answer.steps[step].gradients.items()}
 
 

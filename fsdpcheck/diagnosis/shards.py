@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fsdpcheck import models
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis import weights
+from fsdpcheck.diagnosis import contributed
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.suspects import PATTERN, Suspect
 
@@ -85,7 +85,7 @@ def unreduced(answer: Answer, step: int) -> Iterator[tuple[Suspect, Named]]:
     case, wanted = answer.case, answer.steps[step]
     if case.world_size == 1:
         return
-    local = [weights.own(answer, step, rank) for rank in range(case.world_size)]
+    local = [contributed.of_rank(answer, step, rank) for rank in range(case.world_size)]
     right = {name: value.double() for name, value in wanted.released.items()}
     sums = {name: [torch.tensordot(own, g, dims=1) for own in local] for name, g in wanted.gradients.items()}
     by_unit = units(case, list(right))

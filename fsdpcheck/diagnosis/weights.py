@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import factors, together
+from fsdpcheck.diagnosis.contributed import of_each, pick
 from fsdpcheck.diagnosis.fitting import by_ratio, chunks, rows
 from fsdpcheck.oracle import Answer, StepAnswer
 from fsdpcheck.suspects import Suspect
@@ -41,16 +42,6 @@ def suspected(answer: Answer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
     if case.step.private:
         yield from _clipping(answer, wanted, step, plain)
     yield from _shares(case, wanted, step, right)
-
-
-def own(answer: Answer, step: int, rank: int) -> Tensor:
-    """Weights [n] of the samples of one rank alone: what it contributes to the released gradient."""
-    return of_rows(answer, step, rows(answer.case, step, answer.steps[step])[rank])
-
-
-def of_rows(answer: Answer, step: int, chosen: list[int]) -> Tensor:
-    """Weights [n] that these rows add to the released gradient, each as often as it is named."""
-    return _pick(_once(answer.case, answer.steps[step]), chosen)
 
 
 def _clipping(answer: Answer, wanted: StepAnswer, step: int, plain: Tensor) -> Iterator[tuple[Suspect, Tensor]]:
@@ -119,11 +110,11 @@ def _total(case: Case, wanted: StepAnswer, step: int, weigh: Weighing) -> Tensor
 
 def _shares(case: Case, wanted: StepAnswer, step: int, right: Tensor) -> Iterator[tuple[Suspect, Tensor]]:
     """Whole micro-batches, ranks, or their sizes gone wrong."""
-    once = _once(case, wanted)
+    once = of_each(case, wanted)
     everyone, count = chunks(case, step, wanted)[:: case.copies], case.step.micro_batches
     for number in range(count if count > 1 else 0):
         key = {0: "the first", count - 1: "the last"}.get(number, f"the {number + 1}th")
-        weights = _pick(once, [row for mine in everyone for row in mine[number]])
+        weights = pick(once, [row for mine in everyone for row in mine[number]])
         yield Suspect(f"only {key} micro-batch", f"only {key} micro-batch counts, of {count}"), weights
     yield from _again(everyone, once)
     yield from _means(case, wanted, everyone, once)
@@ -131,7 +122,7 @@ def _shares(case: Case, wanted: StepAnswer, step: int, right: Tensor) -> Iterato
         return
     by_rank = rows(case, step, wanted)
     for rank, mine in enumerate(by_rank):
-        alone = _pick(once, mine)
+        alone = pick(once, mine)
         yield Suspect("one rank", f"only the samples of rank {rank} count: not reduced over the ranks"), alone
         yield (
             Suspect(f"W times rank {rank}", f"only the samples of rank {rank} count: W times them"),
@@ -148,7 +139,7 @@ def _again(everyone: list[list[list[int]]], once: Tensor) -> Iterator[tuple[Susp
     if count > 1:
         rows = [row for mine in everyone for number, own in enumerate(mine) for row in own * (count - number)]
         text = "a micro-batch's local gradients are not cleared when they are reduced: later reductions add them again"
-        yield Suspect("micro-batches again", text), _pick(once, rows)
+        yield Suspect("micro-batches again", text), pick(once, rows)
 
 
 def _replicas(case: Case, by_rank: list[list[int]], once: Tensor) -> Iterator[tuple[Suspect, Tensor]]:
@@ -156,8 +147,8 @@ def _replicas(case: Case, by_rank: list[list[int]], once: Tensor) -> Iterator[tu
     for replica in range(replicas if replicas > 1 else 0):
         mine = [row for rank in range(replica * shards, (replica + 1) * shards) for row in by_rank[rank]]
         text = f"only the samples of replica {replica} count: gradients are not reduced over the replicas"
-        yield Suspect("one replica", text), _pick(once, mine)
-        yield Suspect("R times one replica", text), _pick(once, mine) * replicas
+        yield Suspect("one replica", text), pick(once, mine)
+        yield Suspect("R times one replica", text), pick(once, mine) * replicas
 
 
 def _means(
@@ -168,8 +159,8 @@ def _means(
     for mine in everyone:
         size = sum(map(len, mine))
         for chunk in mine:
-            means += _pick(once, chunk) * share / max(size, 1)
-            micro += _pick(once, chunk) * share / max(len(chunk), 1)
+            means += pick(once, chunk) * share / max(size, 1)
+            micro += pick(once, chunk) * share / max(len(chunk), 1)
     text = "local means are averaged although the ranks hold different numbers of samples"
     yield Suspect("local means", text), means
     if case.step.micro_batches > 1:
@@ -184,19 +175,7 @@ def _duplicates(
         return
     same = torch.zeros_like(once)
     for number in range(case.step.micro_batches):
-        same += _pick(once, sorted({row for mine in everyone for row in mine[number]}))
+        same += pick(once, sorted({row for mine in everyone for row in mine[number]}))
     text = "wrap-around duplicates are dropped: a sample that two ranks have counts once"
     yield Suspect("duplicates once", text), once.clone()
     yield Suspect("duplicates once", f"{text} in a micro-batch"), same
-
-
-def _once(case: Case, wanted: StepAnswer) -> Tensor:
-    """Weight [n] of each sample for each time it occurs."""
-    return wanted.factors.double() / case.step.normaliser
-
-
-def _pick(once: Tensor, chosen: list[int]) -> Tensor:
-    weights = torch.zeros_like(once)
-    for row in chosen:
-        weights[row] += once[row]
-    return weights
