@@ -69,15 +69,18 @@ class Violation(FsdpcheckError, AssertionError):
 
     ``got`` and ``wanted`` are values as text, ``where`` names step, rank, parameter, sample or element. ``cause``: the
     probable cause in words, or a function that looks for suspects, which is called when somebody asks and once at most.
+    ``despite``: the run failed as it should have, and what broke are the values that it left.
     The law's name and the replay token are added at the edge.
     """
 
     exit_code: ClassVar[int] = FINDING
 
-    def __init__(self, what: str, *, got: str, wanted: str, where: str, cause: str | Diagnose = "") -> None:
+    def __init__(
+        self, what: str, *, got: str, wanted: str, where: str, cause: str | Diagnose = "", despite: bool = False
+    ) -> None:
         super().__init__(what, got, wanted, where)
         self.what, self.got, self.wanted, self.where = what, got, wanted, where
-        self._cause = cause
+        self.despite, self._cause = despite, cause
 
     @cached_property
     def suspects(self) -> Suspects | None:
@@ -94,8 +97,8 @@ class Violation(FsdpcheckError, AssertionError):
         return "\n".join(lines + ([f"  cause   probably: {self.cause}"] if self.cause else []))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _violation, (self.what, self.got, self.wanted, self.where, self.cause)
+        return _violation, (self.what, self.got, self.wanted, self.where, self.cause, self.despite)
 
 
-def _violation(what: str, got: str, wanted: str, where: str, cause: str) -> Violation:
-    return Violation(what, got=got, wanted=wanted, where=where, cause=cause)
+def _violation(what: str, got: str, wanted: str, where: str, cause: str, despite: bool) -> Violation:
+    return Violation(what, got=got, wanted=wanted, where=where, cause=cause, despite=despite)

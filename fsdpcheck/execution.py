@@ -94,12 +94,21 @@ class StepRecord:
     loaded: dict[str, Tensor] | None = None
 
 
+@dataclass(frozen=True)
+class Refused:
+    """What a rank's optimizer updates there, ``before`` a step that raised over a spoiled sample and ``after``."""
+
+    before: list[Tensor]
+    after: list[Tensor]
+
+
 @dataclass
 class RankResult:
     """One rank's side of a run. ``observations`` are (observer, moment, step, value) in the order they were made.
 
     ``placement``: by parameter, its address in the last forward modulo 64 bytes; for real numbers only, since kernels
-    take other paths and round otherwise at other alignments (see matched.py).
+    take other paths and round otherwise at other alignments (see matched.py). ``refused``: of a request with
+    ``spoiled`` samples, where the step raised.
     """
 
     rank: int
@@ -108,6 +117,7 @@ class RankResult:
     observations: list[tuple[str, str, int, Any]] = field(default_factory=list)
     trace: Trace = ()
     placement: dict[str, int] = field(default_factory=dict)
+    refused: Refused | None = None
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ OnCase = Callable[["Law", Run, Case], None]
 
 def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:
     """The finding that ``violation`` of ``law`` on ``case`` is, right after the run that broke it, without a cause."""
-    failure = run.failure
+    failure = None if violation.despite else run.failure
     token = encode(Token(law.name, run.adapter_ref, case, run.installs, run.schedule, run.engine.name))
     return Finding(
         law=law.name,
@@ -165,7 +165,7 @@ class Judging:
     def _look_further(self, world_sizes: tuple[int, ...], seed: int) -> None:
         assert self.broken is not None
         smallest, minimal = self.violations[-1]
-        if self.broken.kind == "value" and smallest.trains:
+        if self.broken.kind == "value" and smallest.trains and not minimal.despite:
             self.stage = self._stage(smallest)
         cases = cases_of(self.law, self.run, world_sizes)
         for case in drawing.distinct(cases, CASES, seed_of(f"{self.law.name} further", seed)):

@@ -65,7 +65,8 @@ def test_the_clipped_gradient_is_the_sum_of_clipped_gradients(case: Case, run: R
 def test_a_sample_without_a_norm_is_refused_by_all_or_left_out(case: Case, run: Run) -> None:
     """A sample whose gradient is NaN or infinite: all ranks raise and name it, or the step is that without it.
 
-    Bit for bit. Its targets are what is spoiled. Not seen: whether the trainer can go on after it has raised. Source:
+    Bit for bit; where they raise, what each rank trains is as it was before the step. The sample's targets are what is
+    spoiled. Not seen: the optimizer's state, and whether the trainer can go on after it has raised. Source:
     DeepSpeed#7171, fairscale#180.
     """
     pair = spoiled(case)

@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fsdpcheck import layouts, program, strategies
+from fsdpcheck import layouts, strategies
 from fsdpcheck.adapters.reference import Reference
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.checks.nonfinite import assert_refused_or_left_out, spoiled
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact, UsageError, Violation
-from fsdpcheck.execution import Execution, Failure, RankState, RunRequest
+from fsdpcheck.execution import Execution, Failure, RankResult, RankState, Refused, RunRequest
+from fsdpcheck.program import spoiling
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import drawing
 
@@ -36,7 +37,9 @@ def executed(engine: SimulatedEngine, adapter: str) -> tuple[Execution, Run]:
 
 def failed(*said: str) -> Execution:
     ranks = tuple(RankState(rank, "raised", stack=("  file:3 in step", text)) for rank, text in enumerate(said))
-    return Execution("fabricated", RunRequest(PAIR.case, "reference"), [], Failure("raised", "a report", ranks))
+    untouched = Refused([torch.ones(2)], [torch.ones(2)])
+    results = [RankResult(rank, refused=untouched) for rank in range(2)]
+    return Execution("fabricated", RunRequest(PAIR.case, "reference"), results, Failure("raised", "a report", ranks))
 
 
 def test_the_spoiled_sample_is_in_one_case_and_not_in_the_other() -> None:
@@ -58,11 +61,11 @@ def test_a_batch_of_nobody_has_nobody_to_spoil() -> None:
 
 def test_targets_of_the_sample_are_spoiled_and_no_others() -> None:
     request = RunRequest(CASE, "reference", spoiled=((2, math.inf),))
-    (micro,) = program._spoiled(layouts.batch(CASE, 0, 0), request).micro_batches
+    (micro,) = spoiling.batch_of(layouts.batch(CASE, 0, 0), request).micro_batches
     assert bool((micro.targets[2] == math.inf).all())
     assert bool(micro.targets[[0, 1, 3]].isfinite().all())
     classes = replace(CASE, step=replace(CASE.step, loss="cross_entropy"))
-    (micro,) = program._spoiled(layouts.batch(classes, 0, 0), replace(request, case=classes)).micro_batches
+    (micro,) = spoiling.batch_of(layouts.batch(classes, 0, 0), replace(request, case=classes)).micro_batches
     assert micro.targets[2].isinf().tolist() == [False, False, True, True, True, True]
 
 
@@ -94,6 +97,31 @@ def test_every_rank_has_to_name_it(engine: SimulatedEngine) -> None:
         assert caught.value.where.startswith("step 0, rank 1; sample")
     with pytest.raises(UsageError, match=r"nothing of ranks \[1\]"):
         assert_refused_or_left_out(failed(named), PAIR, answer)
+
+
+def test_what_was_refused_has_changed_no_parameter_of_any_rank(engine: SimulatedEngine) -> None:
+    answer = Run(engine, "reference").answer(PAIR.without)
+    named = f"ValueError: sample {PAIR.sample} has no norm"
+    execution = failed(named, named)
+    execution.ranks[1].refused = Refused([torch.ones(2)], [torch.tensor([1.0, torch.nan])])
+    with pytest.raises(Violation, match="a step that is refused changes parameters") as caught:
+        assert_refused_or_left_out(execution, PAIR, answer)
+    assert "rank 1" in caught.value.where
+    assert "tensor 0 of those that its optimizer updates, element [1]" in caught.value.where
+    assert caught.value.despite
+    execution.ranks[1].refused = None
+    with pytest.raises(UsageError, match="what rank 1 trains"):
+        assert_refused_or_left_out(execution, PAIR, answer)
+
+
+@pytest.mark.parametrize("adapter", ["reference", "reference_fsdp2"])
+def test_what_is_noted_of_a_refusal_is_all_that_ranks_train(engine: SimulatedEngine, adapter: str) -> None:
+    execution, run = executed(engine, adapter)
+    noted = [result.refused for result in execution.ranks if result.refused is not None]
+    assert len(noted) == 2
+    trained = sum(value.numel() for value in run.answer(PAIR.without).steps[0].used.values())
+    padding = 0 if adapter == "reference_fsdp2" else 1
+    assert trained <= sum(tensor.numel() for one in noted for tensor in one.after) <= trained + 2 * padding
 
 
 def test_a_deadlock_is_no_refusal(engine: SimulatedEngine) -> None:

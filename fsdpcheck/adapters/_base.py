@@ -49,7 +49,7 @@ lifecycle: gathers one inner unit at a time, frees it when it has been used, and
 sharded: each element of a trained parameter lies on one rank of the shards' axis, and replicas hold the same; the
 trainer has ``local_tensors``.
 nonfinite: a sample whose gradient norm is NaN or infinite is refused by all ranks together, by an exception that names
-its global number, or it is left out, as if the batch had come without it.
+its global number and leaves parameters as they were, or it is left out, as if the batch had come without it.
 epochs: has a sampler that deals each epoch out to the ranks in shares of equal length (``Sampling``). poisson: has one
 whose steps are Poisson draws: each record joins by itself, with the same probability, on one rank alone. same-draws:
 which records a Poisson draw takes is a function of seed, record and step alone, so that it is the same at any number of

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fsdpcheck import siblings, values
 from fsdpcheck.case import Case
-from fsdpcheck.checks.comparing import require_equal
+from fsdpcheck.checks.comparing import differing, first_index, number, require_equal
 from fsdpcheck.checks.recorded import completed
 from fsdpcheck.errors import NotExact, UsageError, Violation
-from fsdpcheck.execution import Execution, RankState
+from fsdpcheck.execution import Execution, RankResult, RankState
 from fsdpcheck.oracle import Answer
 from fsdpcheck.suspects import Suspect
 
@@ -52,7 +52,8 @@ def spoiled(case: Case) -> Spoiled:
 def assert_refused_or_left_out(execution: Execution, pair: Spoiled, without: Answer) -> None:
     """Either every rank raises, and names the sample by its global number, or the step is that of the batch without it.
 
-    Then parameters, and gradients if recorded, are the single device's answer ``without``, bit for bit.
+    Where they raise, what each rank trains is as it was before the step. Otherwise parameters, and gradients if
+    recorded, are the single device's answer ``without``, bit for bit.
     """
     failure = execution.failure
     if failure is not None and failure.kind == "raised":
@@ -60,6 +61,8 @@ def assert_refused_or_left_out(execution: Execution, pair: Spoiled, without: Ans
             raise UsageError(f"the run says nothing of ranks {sorted(missing)}; next: run it on an engine that does")
         for state in failure.ranks:
             _require_named(state, pair)
+        for result in execution.ranks:
+            _require_untouched(result, pair)
         return
     what = "a sample whose gradient is not finite was neither refused by all ranks nor left out"
     step = without.steps[0]
@@ -83,6 +86,24 @@ def _require_named(state: RankState, pair: Spoiled) -> None:
         wanted=f"an exception on every rank that names sample {pair.sample}",
         where=f"step 0, rank {state.rank}; sample {pair.sample} is {pair.value}",
     )
+
+
+def _require_untouched(result: RankResult, pair: Spoiled) -> None:
+    """Raises Violation for the first element that the rank trains and that a refused step has changed."""
+    if result.refused is None:
+        raise UsageError(f"the run says nothing of what rank {result.rank} trains; next: run it with spoiled samples")
+    for place, (after, before) in enumerate(zip(result.refused.after, result.refused.before, strict=True)):
+        if bool((wrong := differing(after, before)).any()):
+            index = first_index(wrong)
+            raise Violation(
+                "a step that is refused changes parameters",
+                got=number(after[index]),
+                wanted=number(before[index]),
+                where=f"step 0, rank {result.rank}, tensor {place} of those that its optimizer updates,"
+                f" element {list(index)}; sample {pair.sample} is {pair.value}",
+                cause="parameters are updated before the step is refused",
+                despite=True,
+            )
 
 
 def _of_wrong(got: Mapping[str, Tensor]) -> list[Suspect]:

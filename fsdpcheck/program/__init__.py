@@ -24,6 +24,7 @@ from fsdpcheck.errors import AdapterError, Interrupted
 from fsdpcheck.execution import RankResult, RunRequest, StepRecord
 from fsdpcheck.program import kernels as kernel_program
 from fsdpcheck.program import samplers as sampler_program
+from fsdpcheck.program import spoiling
 from fsdpcheck.program.watch import Watch
 
 CACHE_LINE = 64
@@ -55,7 +56,9 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
             made.clear()
             trainer = _built(request, adapter, setup, made, watch, _without_values(models.build(case)))
             loaded = _loaded(trainer, adapter, f"{request.load_from}/{step - 1}")
-        _take(trainer, _on(device, _spoiled(layouts.batch(case, step, rank, request.instrument), request)))
+        batch = spoiling.batch_of(layouts.batch(case, step, rank, request.instrument), request)
+        with spoiling.refusal(request, result, lambda trainer=trainer: _held(trainer, made)):  # type: ignore[misc]
+            _take(trainer, _on(device, batch))
         result.steps.append(_record(trainer, adapter, request))
         result.steps[-1].loaded = loaded
         watch.moment("after_step", trainer)
@@ -216,23 +219,6 @@ def _on(device: torch.device, batch: Batch) -> Batch:
     return Batch(tuple(micro), batch.loss_scale)
 
 
-def _spoiled(batch: Batch, request: RunRequest) -> Batch:
-    """``batch`` with the targets of some samples put out of use.
-
-    Where targets stand for classes, as they may in a user's own model, those of the instrument alone.
-    """
-    case, chosen = request.case, dict(request.spoiled)
-    if not chosen:
-        return batch
-    classes = case.step.loss == "cross_entropy" or case.model.own is not None
-    first = -models.instrument_width(case) if classes else 0
-    for micro in batch.micro_batches:  # rows of its own: layouts.batch has indexed them out
-        for row, sample in enumerate(micro.indices):
-            if sample in chosen:
-                micro.targets[row, first:] = chosen[sample]
-    return batch
-
-
 def _setup(
     request: RunRequest,
     adapter: Adapter,
@@ -295,7 +281,7 @@ def _optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch
 def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest, made: Sequence[torch.optim.Optimizer]) -> Trainer:
     """``trainer``, if it has the methods that this run will call."""
     needed = list(dict.fromkeys(methods_for(request)))
-    if request.case.arithmetic.project and not made and "local_tensors" not in needed:
+    if (request.case.arithmetic.project or request.spoiled) and not made and "local_tensors" not in needed:
         needed.append("local_tensors")
     missing = [name for name in needed if not callable(getattr(trainer, name, None))]
     if missing:

@@ -66,6 +66,29 @@ def nonfinite_norms_pass(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "private:PrivateBackward.finish",
+    "earlier parameters updated when a later gradient is found out, ooples/AiDotNet.Tensors#972",
+    "clipping.nonfinite",
+    cause="updated before the step is refused",
+)
+def updated_before_the_refusal(original: Function, hit: Hit) -> Function:
+    """A sample without a finite norm is refused when the update is made already."""
+
+    def planted(self: Any) -> None:
+        try:
+            original(self)
+        except ArithmeticError:
+            hit()
+            with torch.no_grad():
+                for shard in self.model.shards():
+                    if shard.grad is not None:
+                        shard.sub_(shard.grad)
+            raise
+
+    return planted
+
+
+@fault(
     "private:PrivateBackward.add_noise",
     "noise of a mean where a sum is released, https://github.com/tensorflow/privacy/issues/153",
     "privacy.noise",
