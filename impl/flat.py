@@ -137,6 +137,16 @@ class FlatBuffer:
         """The unreduced whole gradients, one a parameter: from backwards and from ``add_local``."""
         return [_sum(parameter.grad, added) for parameter, added in zip(self.parameters, self._added, strict=True)]
 
+    def lift_gradients(self) -> None:
+        """Move what backwards have left in another dtype than the shard's to what is added in the shard's.
+
+        autograd would add the next backward's in the dtype that the model computes in.
+        """
+        for position, parameter in enumerate(self.parameters):
+            if parameter.grad is not None and parameter.grad.dtype != self.dtype:
+                self.add_local(position, parameter.grad.to(self.dtype))
+                parameter.grad = None
+
     def drop_local_gradients(self) -> None:
         """Forget unreduced gradients."""
         self._added = [None] * len(self.names)

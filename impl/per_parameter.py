@@ -79,13 +79,17 @@ class PerParameterModel:
         self._pending: Gradients | None = None
         self._has_added = False
         self._ran = self._lost = False
+        self._lifts = compute_dtype is not None and any(p.dtype != compute_dtype for p in self._parameters.values())
+        self._holds_lifted = False
+        """Whether ``fully_shard`` has added up gradients in the parameters' dtype, of which nothing public tells."""
 
     def __call__(self, *inputs: Any) -> Any:
         """The module's forward, each unit gathered when its turn comes. All ranks must call it together."""
         if self._lost:
             raise RuntimeError(
-                "a step raised, and this torch cannot reset fully_shard after that (2.13 can): the next gradients would"
-                " be incomplete; shard a new model and load its state"
+                "a step raised, and this torch cannot reset fully_shard after that (2.13 can, but for micro-batches"
+                " that were added up in mixed precision): the next gradients would be wrong; shard a new model and load"
+                " its state"
             )
         if change(self.module, self._placed):
             self.reshard()  # whoever gathered a unit by hand is no culprit
@@ -98,7 +102,9 @@ class PerParameterModel:
         """Backpropagate ``gradients`` from ``outputs``; with ``sync`` FSDP2 reduces unit by unit as it goes."""
         self._root.set_requires_gradient_sync(sync)
         if outputs.requires_grad:
+            self._holds_lifted = self._lifts
             torch.autograd.backward(outputs, gradients)
+            self._holds_lifted = self._lifts and not sync
 
     @contextmanager
     def gradients_of_outputs(self, *, again: bool) -> Iterator[None]:
@@ -154,7 +160,8 @@ class PerParameterModel:
 
         Before torch 2.13 ``fully_shard`` has no way back from a backward that raised: it would skip the end of the next
         one, and some gradients with it, silently. Then the next forward raises RuntimeError instead. 2.13 has one that
-        keeps gradients of micro-batches that were not reduced; they go when the next forward shows them.
+        keeps gradients of micro-batches that were not reduced; they go when the next forward shows them. In mixed
+        precision it shows none, and RuntimeError is raised if there are any.
         """
         if hasattr(self._root, "reset_iter_state"):
             if self._ran:  # before a first forward there is nothing to reset, and 2.13 raises AttributeError
@@ -162,6 +169,7 @@ class PerParameterModel:
                 for module in self.module.modules():
                     if isinstance(module, FSDPModule):
                         _forget_unreduced(module)
+            self._lost = self._lost or self._holds_lifted
         else:
             self._lost = self._ran
         self.reshard()

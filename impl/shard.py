@@ -27,8 +27,8 @@ class FlatUnit:
     ``fqn`` is the canonical name of the module, "(root)" for the root. ``replicas`` is the axis over which shards are
     copies of each other (HSDP). Every rank must pass equal values.
 
-    With ``compute_dtype`` the model computes with parameters of that dtype, gathered in it, while shards keep theirs
-    and gradients are reduced in it.
+    With ``compute_dtype`` the model computes with parameters of that dtype, gathered in it, while shards keep theirs,
+    and gradients of several backwards are added up and reduced in the shards'.
     """
 
     def __init__(
@@ -88,6 +88,11 @@ class FlatUnit:
             return
         for name, gradient in gradients(self.trainable.names).items():
             self.trainable.add_local(self.trainable.names.index(name), gradient)
+
+    def lift_gradients(self) -> None:
+        """Before a further backward: what earlier ones have left is added up in the shards' dtype, not the model's."""
+        if self.trainable is not None:
+            self.trainable.lift_gradients()
 
     def accumulate(self, gradient: Tensor) -> None:
         """Add a reduced ``gradient`` [s] to the shard's: several micro-batches of one step may be reduced apart."""

@@ -34,7 +34,8 @@ class ShardedModel:
     """``module`` sharded in place: one unit for each module named in ``unit_names``, and the root unit for the rest.
 
     A parameter belongs to the innermost unit that contains all of its uses; one that is tied across units therefore
-    belongs to the root. Gradients accumulate, full-sized, over backwards until ``reduce_gradients`` is called.
+    belongs to the root. Gradients accumulate, full-sized and in the shards' dtype, over backwards until
+    ``reduce_gradients`` is called.
     With ``replicas`` (HSDP) parameters are sharded over ``axis`` only, and each replica holds them all.
 
     ``compute_dtype``: gather and compute in that dtype; shards, reductions and the optimizer keep the parameters' own.
@@ -85,6 +86,8 @@ class ShardedModel:
         Nothing is reduced here, whatever ``sync`` says: see ``reduce_gradients``.
         Outputs that depend on no trainable parameter are allowed: then there is nothing to do, on any rank.
         """
+        for unit in self.units:
+            unit.lift_gradients()
         if outputs.requires_grad:
             torch.autograd.backward(outputs, gradients)
 

@@ -38,10 +38,14 @@ def on_ranks(ranks: Ranks, way: str, world_size: int, make: Any, privacy: Privac
 
 
 class Casting(nn.Module):
-    """Inputs to bfloat16, outputs back to float64."""
+    """Inputs of dtype ``whole`` to bfloat16, outputs back to it."""
+
+    def __init__(self, whole: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.whole = whole
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.to(torch.bfloat16 if x.dtype == torch.float64 else torch.float64)
+        return x.to(torch.bfloat16 if x.dtype == self.whole else self.whole)
 
 
 def casting() -> nn.Sequential:
@@ -65,6 +69,45 @@ def test_computing_in_bfloat16_on_small_integers_is_exact(ranks: Ranks, way: str
             layer, index, parameter = name.split(".")
             plain = f"{layer}.{int(index) - (layer == '0')}.{parameter}"
             assert torch.equal(gradient * world_size, sum(g[plain] for g in samples))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", [None, Mode(), BOOKKEEPING], ids=["plain", "two_pass", "bookkeeping"])
+@pytest.mark.parametrize("sync_every", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_micro_batches_are_added_up_in_the_parameters_precision(
+    ranks: Ranks, way: str, sync_every: bool, mode: Mode | None
+) -> None:
+    """Gradients 256, 1 and 1: in bfloat16 their sum is 256. What a step that raised has added up is not added again."""
+    privacy = None if mode is None else Privacy(Flat(2.0**40), mode)
+    micro_batches = [MicroBatch(torch.tensor([[x]]), torch.ones(1, 1), [i]) for i, x in enumerate((256.0, 1.0, 1.0))]
+
+    def interrupt(moment: str) -> None:
+        if "interrupt" in passed and moment == "after_reshard":
+            passed.append(moment)
+            if passed.count("after_reshard") == 2:
+                raise KeyboardInterrupt
+
+    passed: list[str] = []
+
+    def run(rank: int) -> float:
+        module = nn.Sequential(Casting(torch.float32), nn.Linear(1, 1, bias=False), Casting(torch.float32))
+        nn.init.zeros_(module[1].weight)
+        model = WAYS[way](module, [], True, compute_dtype=torch.bfloat16)
+        options = Options(normaliser=1.0, privacy=privacy, sync_every=sync_every)
+        trainer = Trainer(model, lambda outputs, y: (outputs * y).sum(1), sgd, options, notify=interrupt)
+        trainer.step(micro_batches)
+        assert model.full_gradients()["1.weight"].item() == 258
+        passed.append("interrupt")
+        with pytest.raises(KeyboardInterrupt):
+            trainer.step(micro_batches)
+        if way == "per-parameter" and not sync_every and mode != BOOKKEEPING:
+            with pytest.raises(RuntimeError, match="added up in mixed precision"):
+                trainer.step(micro_batches)
+            return 258.0
+        trainer.step(micro_batches)
+        return model.full_gradients()["1.weight"].item()
+
+    assert ranks(run, 1) == [258.0]
 
 
 def test_norms_are_not_squared_in_half_precision(ranks: Ranks) -> None:
