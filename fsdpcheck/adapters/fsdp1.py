@@ -133,7 +133,7 @@ class FullyShardedDataParallelAdapter:
     def build(self, model: nn.Module, setup: Setup) -> _Trainer:
         strategy = _strategy(setup.mesh, self._hybrid_of_one)
         hybrid = setup.mesh.dp_replicate > 1 and strategy is not ShardingStrategy.NO_SHARD
-        raises = setup.compute_dtype is not None and setup.mesh.dp_shard == 1 and _tied(model) and not self._unsynced
+        reduces = setup.compute_dtype is not None and not self._unsynced
         units = {id(model.get_submodule(name)) for names in setup.units for name in names}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"\s*.* has both parameters with requires_grad=True and False")
@@ -146,13 +146,7 @@ class FullyShardedDataParallelAdapter:
                 use_orig_params=True,
                 mixed_precision=_precision(setup),
             )
-        return _Trainer(wrapped, setup, sync_every=raises)
-
-
-def _tied(model: nn.Module) -> bool:
-    """Whether a parameter has several names."""
-    every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    return len(every) > len(list(model.parameters()))
+        return _Trainer(wrapped, setup, sync_every=reduces)
 
 
 adapter = FullyShardedDataParallelAdapter("fsdp1")
@@ -162,7 +156,8 @@ over replicas (_init_core_state and _reduce_grad_no_shard in torch 2.13; pytorch
 hooked = FullyShardedDataParallelAdapter("fsdp1, with hooks", hooked=True)
 """A known finding: a frozen parameter in one unit with trained ones is a view of the one flat parameter, so its module
 has a backward, and the user's backward hooks on it fire where a single device has none to fire."""
-unsynced = FullyShardedDataParallelAdapter("fsdp1, no_sync of tied parameters", unsynced=True)
-"""A known finding: in mixed precision, with one shard, ``no_sync`` raises RuntimeError where parameters are tied: the
-gradient it left in bfloat16 is given to the second name without the detour that the first takes
-(FlatParamHandle._use_sharded_grad_views in torch 2.13). ``adapter`` reduces after every micro-batch there."""
+unsynced = FullyShardedDataParallelAdapter("fsdp1, no_sync in mixed precision", unsynced=True)
+"""Two known findings of ``no_sync`` in mixed precision, torch 2.13. Micro-batches are added up in bfloat16, which
+fully_shard does in ``reduce_dtype``. With one shard it raises RuntimeError where parameters are tied: the gradient it
+left in bfloat16 is given to the second name without the detour that the first takes
+(FlatParamHandle._use_sharded_grad_views). ``adapter`` reduces after every micro-batch in mixed precision."""

@@ -302,6 +302,24 @@ def test_fsdp1_gives_a_frozen_module_beside_a_trained_one_a_backward(engine: Eng
         assert_hooks_fire(execution)
 
 
+def test_fsdp1_adds_up_micro_batches_in_bfloat16_under_no_sync(engine: Engine) -> None:
+    """torch 2.13: into the gradient of the gathered parameters. ``fully_shard`` adds up in float32."""
+    case = Case(
+        ModelSpec((LayerSpec(1),)),
+        layout=BatchLayout(batch_size=3),
+        step=StepSpec("l1", micro_batches=3, sync_every=False),
+        arithmetic=Arithmetic("float32", project=False, compute="bfloat16", inputs=255),
+        seed=7,
+    )
+    known = Run(engine, "fsdpcheck.adapters.fsdp1:unsynced").watching(["grads"])
+    with pytest.raises(Violation, match="the gradient is not the single device's") as caught:
+        assert_gradients_equal(known(case), known.answer(case))
+    assert caught.value.cause.endswith("rounded to 8 bits, the precision of bfloat16, as micro-batches are added up")
+    for ref in ("fsdp1", "fully_shard", "reference", "reference_fsdp2"):
+        run = Run(engine, ref).watching(["grads"])
+        assert_gradients_equal(run(case), run.answer(case))
+
+
 def test_fsdp1_cannot_put_off_the_reduction_of_tied_parameters_in_mixed_precision(engine: Engine) -> None:
     """torch 2.13, one shard: RuntimeError in FSDP1's own pre-forward. The adapter reduces every micro-batch there."""
     tied = CASES["tied"]
