@@ -5,15 +5,16 @@ gradients are reduced in it. Where every operand and every result fits the 8 bit
 the 24 of a float32, none of these roundings happens, and the right answer is still the float64 one. With TF32, factors
 of matrix products fit 11 bits, and everything else is float32.
 
-What is proved is proved of each rank's own share of the batch: a bound of 8 bits on its gradient covers every part of
-it, so micro-batches may add up in bfloat16 too. The sum over ranks has the 24 bits of a float32, as proof.py shows, and
-may need more than 8: an implementation that reduces in bfloat16 is seen. So is one that keeps norms, reduced gradients
-or the parameters that it trains in 8 bits. How parameters are rounded on their way into the model is not: here none is.
+What is proved is proved of each micro-batch of each rank: a bound of 8 bits on its gradient covers every part of it.
+The sum over micro-batches and ranks has the 24 bits of a float32, as proof.py shows, and may need more than 8: an
+implementation that adds up or reduces in bfloat16 is seen. So is one that keeps norms, reduced gradients or the
+parameters that it trains in 8 bits. How parameters are rounded on their way into the model is not: here none is.
 
-Only plain training and clipping with C above every norm: a clip factor below one has more bits than a bfloat16.
+A clip factor that is a power of two ("exact" clipping) takes no bits, only a finer grid where it is not every sample's.
+Other factors ("probe") have more bits than a bfloat16: of such a case norms are proved, and no weighted sum.
 Source: Certifier, with the significands of bfloat16 (8 bits), TF32 (11) and float32 (24), IEEE 754 round to nearest.
 
-Legend: n samples of a rank's share.
+Legend: n samples of a micro-batch, R rows of the instrument.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor
 from fsdpcheck import layouts, models, whole_step
 from fsdpcheck.case import Case
 from fsdpcheck.case.traits import NOT_IN_LOW_PRECISION
+from fsdpcheck.clipping_groups import INSTRUMENT
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.certifier import PRECISIONS, Certifier
 from fsdpcheck.exact.grid import bits, grid_exponent
@@ -38,7 +40,8 @@ def prove(case: Case, answer: Answer, used: dict[str, int]) -> None:
 
     Raises NotExact naming step, rank, stage, bits needed and had, also where the model has functions or kernels of
     which nothing is known in few bits. Guarantee: if it returns, forward, both backwards, and the gradient of every
-    part of every rank's share of the batch are exact in every order of summation.
+    part of every rank's micro-batches are exact in every order of summation; where clip factors are no powers of two,
+    without the weighted backward.
     """
     compute = case.arithmetic.compute
     if unfit := sorted(case.requires() & NOT_IN_LOW_PRECISION):
@@ -46,34 +49,49 @@ def prove(case: Case, answer: Answer, used: dict[str, int]) -> None:
     model, scalar = models.build(case).double(), whole_step.loss_scalar(case)
     for k, step in enumerate(answer.steps):
         whole_step.load(model, step)
-        for rank, times in _shares(case, k).items():
+        weighs = scalar if whole_step.reduces_exactly(answer, step) else None
+        for rank, times in _micro_batches(case, k):
             certifier = Certifier(PRECISIONS[compute], f"step {k}, rank {rank} in {compute}", used=used)
-            _prove_share(case, step, model, certifier, times, scalar)
+            _prove_micro_batch(case, step, model, certifier, times, weighs)
 
 
-def _shares(case: Case, k: int) -> dict[int, Counter[int]]:
-    """How often each sample is in a rank's share of step k, by rank; of equal shares one, and none that is empty."""
-    found: dict[int, Counter[int]] = {}
+def _micro_batches(case: Case, k: int) -> list[tuple[int, Counter[int]]]:
+    """(rank, how often each sample is in one of its micro-batches of step k); of equal ones one, and no empty one."""
+    found: list[tuple[int, Counter[int]]] = []
     for rank, chunks in enumerate(layouts.indices(case, k)):
-        times = Counter(index for chunk in chunks for index in chunk)
-        if times and times not in found.values():
-            found[rank] = times
+        for times in map(Counter, chunks):
+            if times and all(times != other for _, other in found):
+                found.append((rank, times))
     return found
 
 
-def _prove_share(
-    case: Case, step: StepAnswer, model: models.CaseModel, certifier: Certifier, times: Counter[int], scalar: float
+def _prove_micro_batch(
+    case: Case,
+    step: StepAnswer,
+    model: models.CaseModel,
+    certifier: Certifier,
+    times: Counter[int],
+    scalar: float | None,
 ) -> None:
+    """``scalar``: what the losses are weighted by besides the clip factors; None where that may round."""
     rows = [row for row, index in enumerate(step.samples) if index in times]
     inputs, targets = whole_step.data(case, step, rows)
     operands = {**step.before, "inputs": inputs if inputs.is_floating_point() else torch.zeros(1)}
     for name, value in operands.items():
         _fits(certifier, name, value.abs(), grid_exponent(value))
-    # odd counts leave the grid of a single occurrence as it is
-    weights_n = scalar * torch.tensor([times[step.samples[row]] | 1 for row in rows], dtype=torch.float64)
-    passes = [weights_n]
+    passes = []
     if case.step.private:
-        passes.append(torch.full_like(weights_n, models.loss_scale(case)))
+        passes.append(torch.full((len(rows),), models.loss_scale(case), dtype=torch.float64))
+        own_nR = step.targets[rows].abs() * models.loss_scale(case)
+        _fits(certifier, f"gradient of {INSTRUMENT} of a sample", own_nR, grid_exponent(own_nR))
+    if scalar is not None:
+        # odd counts leave the grid of a single occurrence as it is
+        times_n = torch.tensor([times[step.samples[row]] | 1 for row in rows], dtype=torch.float64)
+        weights_n = step.factors[rows].double() * scalar * times_n
+        passes.append(weights_n)
+        sum_R = torch.tensordot(weights_n, step.targets[rows].abs(), dims=1)
+        exponent = grid_exponent(weights_n) + grid_exponent(step.targets[rows])
+        _fits(certifier, f"gradient of {INSTRUMENT}", sum_R, exponent)
     for name, bound in _gradients(case, model, certifier, inputs, targets, passes):
         _fits(certifier, f"gradient of {name}", bound.terms, bound.exponent)
 

@@ -108,17 +108,10 @@ def _weights(answer: Answer, step: StepAnswer, scalar: float) -> Tensor | None:
     number, which leaves the grid of a single occurrence as it is: so the sum over the batch covers the sums over
     micro-batches and ranks. Averaging divides by W what the loss scale made a multiple of W.
     """
-    if not _reduces_exactly(answer, step):
+    if not whole_step.reduces_exactly(answer, step):
         return None
     times_n = torch.tensor([answer.case.copies * count | 1 for count in step.multiplicity], dtype=torch.float64)
     return step.factors.double() * scalar * (times_n if step.factors.dim() == 1 else times_n[:, None])
-
-
-def _reduces_exactly(answer: Answer, step: StepAnswer) -> bool:
-    """Whether the sums over weighted samples are promised to be exact."""
-    if answer.case.step.clipping == "probe":
-        return False
-    return not answer.rule.nested or not bool((step.factors != 1).any())
 
 
 def _averages(case: Case, budget: Budget) -> None:

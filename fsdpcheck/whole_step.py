@@ -16,7 +16,7 @@ from fsdpcheck.case import Case
 from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.errors import NotExact
 from fsdpcheck.losses import PerSampleLoss
-from fsdpcheck.oracle import StepAnswer
+from fsdpcheck.oracle import Answer, StepAnswer
 
 
 def load(model: nn.Module, step: StepAnswer) -> None:
@@ -64,3 +64,10 @@ def loss_scalar(case: Case) -> float:
     if share.denominator & (share.denominator - 1):
         raise NotExact(f"case, normaliser: losses times {share}, which is no dyadic number")
     return models.loss_scale(case) * float(share)
+
+
+def reduces_exactly(answer: Answer, step: StepAnswer) -> bool:
+    """Whether the sums over weighted samples are promised to be exact."""
+    if answer.case.step.clipping == "probe":
+        return False
+    return not answer.rule.nested or not bool((step.factors != 1).any())

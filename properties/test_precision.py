@@ -1,6 +1,7 @@
 """Low precision: a model that computes in bfloat16, or in TF32 on a GPU, is still the single device's.
 
-On numbers so small that nothing rounds there (fsdpcheck/low_precision.py) the answer is the one in float64.
+On numbers so small that nothing rounds there (fsdpcheck/low_precision.py) the answer is the one in float64. Clip
+factors that are powers of two round nothing either; where they are not, the factors themselves are judged.
 A CPU computes in bfloat16, but not in TF32: there the laws on TF32 run in float32, and say that much only.
 """
 
@@ -9,12 +10,26 @@ from __future__ import annotations
 from functools import partial
 
 from fsdpcheck.case import Case
-from fsdpcheck.checks import assert_gradients_equal, assert_norms_exact, assert_parameters_equal
+from fsdpcheck.checks import (
+    assert_clipped_update,
+    assert_factors,
+    assert_global_norm,
+    assert_gradients_equal,
+    assert_norms_exact,
+    assert_parameters_equal,
+    assert_probe_coefficients,
+    assert_ranks_agree,
+)
+from fsdpcheck.checks.noise import assert_noise_in_full_precision, noisy
 from fsdpcheck.law import law
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import narrow as strategies_narrow
+from fsdpcheck.strategies import with_readable_updates
 
 _unclipped = partial(strategies_narrow.low_precision, clipping="unclipped")
+_exact = partial(strategies_narrow.low_precision, clipping="exact")
+_probe = partial(strategies_narrow.low_precision, clipping="probe")
+_global_norm = partial(strategies_narrow.low_precision, global_norm=True)
 _tf32 = partial(strategies_narrow.low_precision, compute="tf32")
 _tf32_unclipped = partial(strategies_narrow.low_precision, clipping="unclipped", compute="tf32")
 
@@ -44,10 +59,11 @@ def test_training_in_bfloat16_is_the_single_device_one(case: Case, run: Run) -> 
     own_models=False,
 )
 def test_the_gradient_is_reduced_in_float32(case: Case, run: Run) -> None:
-    """The gradient given to the optimizer is the exact sum of the ranks' bfloat16 gradients, over W, in float32.
+    """The gradient given to the optimizer is the exact sum of all micro-batches' bfloat16 gradients, in float32.
 
-    Sees a reduction in bfloat16: the sum over ranks may have more than 8 bits. Source: MixedPrecisionPolicy of
-    fully_shard (reduce_dtype).
+    Sees micro-batches that are added up, or gradients that are reduced, in bfloat16: sums over micro-batches and ranks
+    may have more than 8 bits. Source: MixedPrecisionPolicy of fully_shard: reduce_dtype, in which FSDPParam adds up
+    what is not reduced yet.
     """
     assert_gradients_equal(run(case), run.answer(case))
 
@@ -73,6 +89,95 @@ def test_norms_of_bfloat16_gradients_are_summed_in_float32(case: Case, run: Run)
     clipped too little.
     """
     assert_norms_exact(run(case), run.answer(case))
+
+
+@law("precision.clipped", promise="exact-factors", draw=_exact, needs_traits=("bfloat16",), own_models=False)
+def test_clipped_training_in_bfloat16_is_the_single_device_one(case: Case, run: Run) -> None:
+    """Computing in bfloat16, with samples above, at and just below the clip norm, training is the single device's.
+
+    Bit for bit: clip factors are powers of two, which cost no bit of a significand. Sees a step that clips by other
+    factors, or by none, because it computes in bfloat16.
+    """
+    assert_parameters_equal(run(case), run.answer(case))
+
+
+@law(
+    "precision.clipped-gradients",
+    promise="exact-factors",
+    draw=_exact,
+    observe=("grads",),
+    needs_traits=("bfloat16",),
+    own_models=False,
+)
+def test_the_clipped_gradient_is_summed_in_float32(case: Case, run: Run) -> None:
+    """The gradient given to the optimizer is (1/N) * sum of clipped bfloat16 gradients, in float32, bit for bit."""
+    assert_gradients_equal(run(case), run.answer(case))
+
+
+@law(
+    "precision.factors",
+    promise="private",
+    draw=_probe,
+    observe=("factors",),
+    needs_traits=("bfloat16",),
+    own_models=False,
+)
+def test_factors_are_computed_in_float32(case: Case, run: Run) -> None:
+    """Reported clip factors are the declared expression of the exact norms, in float32, for any C."""
+    assert_factors(run(case), run.answer(case))
+
+
+@law(
+    "precision.coefficients",
+    promise="private",
+    draw=with_readable_updates(_probe),
+    needs_traits=("bfloat16",),
+    own_models=False,
+)
+def test_every_sample_enters_once_with_its_clip_factor_in_bfloat16(case: Case, run: Run) -> None:
+    """Computing in bfloat16, a sample's coefficient in the released gradient is its clip factor over N, for any C.
+
+    Up to two roundings to bfloat16, of 2^-9 each: a second backward through re-weighted losses makes them. Black box,
+    read from the update of a probe that the model carries. Does not see a factor that is itself rounded to bfloat16.
+    """
+    assert_probe_coefficients(run(case), run.answer(case))
+
+
+@law(
+    "precision.noise",
+    promise="noise",
+    draw=_unclipped,
+    observe=("grads",),
+    needs_traits=("bfloat16",),
+    own_models=False,
+)
+def test_noise_is_added_in_float32(case: Case, run: Run) -> None:
+    """Computing in bfloat16, every parameter's gradient has noise, of more bits than a bfloat16, the same on all ranks.
+
+    So it is drawn and added in float32. Right noise is called wrong with probability 1e-6 at most. The rounded noise
+    of few bits tells of what it hides: Mironov 2012, doi:10.1145/2382196.2382264.
+    """
+    noisy_case = noisy(case, 1)
+    assert_noise_in_full_precision(run(noisy_case), run.answer(noisy_case))
+
+
+@law(
+    "precision.global-norm",
+    promise="global-norm",
+    draw=_global_norm,
+    observe=("grad_norm",),
+    needs_traits=("bfloat16",),
+    own_models=False,
+)
+def test_the_global_norm_is_that_of_the_reduced_gradient_in_float32(case: Case, run: Run) -> None:
+    """Computing in bfloat16, the norm of the gradient that was reduced in float32 is returned, and clips the update.
+
+    The norm within the bound of its declared nesting, the update bit for bit by what was returned.
+    """
+    execution, answer = run(case), run.answer(case)
+    assert_global_norm(execution, answer, run.features.global_norm)
+    assert_ranks_agree(execution)
+    assert_clipped_update(execution, answer, run.features.global_norm)
 
 
 @law("precision.tf32-training", promise="plain", draw=_tf32, needs_traits=("tf32",), own_models=False)

@@ -292,14 +292,13 @@ def _validate_numbers(case: Case) -> None:
 
 
 def _validate_compute(case: Case) -> None:
-    """Low precision lies under float32; a clip factor below one has more bits than it holds, and so has a fraction."""
-    arithmetic, clipping = case.arithmetic, case.step.clipping
+    """Low precision lies under float32; a fraction has more bits than it holds. Its proof knows one factor a sample."""
+    arithmetic = case.arithmetic
     if arithmetic.dtype != "float32" or arithmetic.numbers != "grid":
         got = f"{arithmetic.compute!r} under {arithmetic.dtype} on {arithmetic.numbers} numbers"
         _refuse("arithmetic.compute", got, '"dtype", or float32 on a grid', "set dtype and numbers")
-    if clipping not in ("none", "unclipped") or case.step.clip_groups != "all":
-        got = f"{clipping!r}, each of {case.step.clip_groups}"
-        _refuse("step.clipping", got, f'"none" or "unclipped", "all", computing in {arithmetic.compute}', "set it")
+    if case.step.clip_groups != "all":
+        _refuse("step.clip_groups", case.step.clip_groups, f'"all", computing in {arithmetic.compute}', "set it")
 
 
 def _validate_size(case: Case) -> None:

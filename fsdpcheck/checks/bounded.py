@@ -71,7 +71,8 @@ def assert_probe_coefficients(execution: Execution, answer: Answer) -> None:
     """The released gradient of the instrument *is* the factors: row i holds c_i * multiplicity * scale / N.
 
     Only for "probe" cases. Read from the gradients if recorded, else from the update of SGD without momentum. Bit for
-    bit where scaling and averaging by W are exact, otherwise within the few roundings they may make. Black box.
+    bit where scaling and averaging by W are exact and the model computes in its parameters' precision, otherwise within
+    the few roundings they may make. Black box.
     """
     if answer.case.step.clipping != "probe":
         raise UsageError(f'got clipping {answer.case.step.clipping!r}; wanted "probe": only it has a row a sample')
@@ -223,12 +224,11 @@ def _probe_rows(answer: Answer, k: int, step: StepAnswer, group: int) -> tuple[T
     case = answer.case
     wanted = torch.zeros(models.instrument_rows(case), 1, dtype=torch.float64)
     room = torch.zeros_like(wanted)
-    unit = bounds.UNIT_ROUNDOFF[case.arithmetic.dtype]
     for row, (sample, count) in enumerate(zip(step.samples, step.multiplicity, strict=True)):
         shown = Fraction(float(column(step.factors, group)[row]))
         exact = bounds.exact_factor(answer, step, row, group) if answer.rule.nested else shown
         exact *= Fraction(models.loss_scale(case)) * count / case.step.normaliser
-        relative = bounds.factor_bound(answer) + bounds.gamma(bounds.probe_roundings(case, count), unit)
+        relative = bounds.factor_bound(answer) + bounds.probe_bound(case, count)
         place = sample - k * case.layout.batch_size
         wanted[place, 0] = float(exact)
         error = relative * exact + abs(Fraction(float(wanted[place, 0])) - exact)
@@ -252,12 +252,11 @@ def _weights(execution: Execution, answer: Answer, k: int, step: StepAnswer) -> 
             require_row_form("clip factors are wrong", factors, pick(step.factors, rows), f"step {k}, rank {rank}")
             weights.index_add_(0, torch.tensor(rows, dtype=torch.int64), factors.double())
         return weights / (case.copies * case.step.normaliser), Fraction(0)
-    unit = bounds.UNIT_ROUNDOFF[case.arithmetic.dtype]
     if case.step.clipping == "probe" and shows(execution, k, "grads"):
         rows_R = next(iter(recorded(execution, k, "grads")))[1][INSTRUMENT].double().flatten()
         places = [sample - k * case.layout.batch_size for sample in step.samples]
-        most = max((bounds.probe_roundings(case, m) for m in step.multiplicity), default=0)
-        return rows_R[places] / models.loss_scale(case), bounds.gamma(most, unit)
+        most = max((bounds.probe_bound(case, m) for m in step.multiplicity), default=Fraction(0))
+        return rows_R[places] / models.loss_scale(case), most
     return _right_weights(answer, step, 0), bounds.factor_bound(answer)
 
 

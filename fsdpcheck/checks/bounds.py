@@ -27,6 +27,7 @@ from fsdpcheck.own.roundings import path_roundings, terms_of_one
 from fsdpcheck.proof import absolute_gradients
 
 UNIT_ROUNDOFF = {"float64": Fraction(1, 2**53), "float32": Fraction(1, 2**24)}
+_COMPUTE_ROUNDOFF = {"bfloat16": Fraction(1, 2**9), "tf32": Fraction(1, 2**12)}
 
 
 def gamma(roundings: Fraction | int, unit: Fraction) -> Fraction:
@@ -108,6 +109,17 @@ def probe_roundings(case: Case, multiplicity: int) -> int:
     if case.world_size & (case.world_size - 1) == 0 and multiplicity <= 2 and case.copies <= 4:
         return 0
     return 3 + multiplicity * case.copies
+
+
+def probe_bound(case: Case, multiplicity: int) -> Fraction:
+    """Relative error between a factor and the released gradient of its row of the instrument.
+
+    Computing in low precision a re-weighted backprop is rounded to it, and the gradient that is formed of it again.
+    """
+    error = gamma(probe_roundings(case, multiplicity), UNIT_ROUNDOFF[case.arithmetic.dtype])
+    if case.arithmetic.compute != "dtype":
+        error = (1 + error) * (1 + gamma(2, _COMPUTE_ROUNDOFF[case.arithmetic.compute])) - 1
+    return error
 
 
 def clipped_gradient_bound(answer: Answer, step: StepAnswer, weights: Tensor, relative: Fraction) -> Named:

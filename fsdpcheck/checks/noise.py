@@ -20,13 +20,16 @@ from fsdpcheck.checks.comparing import alike, first_index, number, require_same_
 from fsdpcheck.checks.draws import used_twice
 from fsdpcheck.checks.matched import trained_names
 from fsdpcheck.checks.recorded import completed, recorded
+from fsdpcheck.diagnosis import bits
 from fsdpcheck.diagnosis.noise import Draw
 from fsdpcheck.errors import Diagnose, UsageError, Violation
 from fsdpcheck.execution import Execution
-from fsdpcheck.oracle import Named
+from fsdpcheck.oracle import Answer, Named
 
 FALSE_ALARM = Fraction(1, 10**6)
 """Most probability that Gaussian noise of the right scale is called wrong."""
+_FEW, _ENOUGH = 8, 4
+"""Bits of a bfloat16, and how many numbers are not of so few by chance."""
 
 
 class _Seen(NamedTuple):
@@ -84,6 +87,42 @@ def assert_noise_once(noisy: Execution, clean: Execution) -> None:
                                 where=where)  # fmt: skip
             if not alike(result.steps[0].params[name], result.initial[name]):
                 raise Violation("a frozen parameter moved", got="other values", wanted="as they were", where=where)
+
+
+def assert_noise_in_full_precision(noisy: Execution, answer: Answer) -> None:
+    """At the first step every trained parameter has noise that needs more than 8 bits, the same on all ranks.
+
+    Noise is what is released beyond the clipped sum, which ``answer`` has exactly. Of Gaussian noise in float32, of a
+    deviation no smaller than a tenth of the sum, one number in 2^8 at most fits 8 bits by chance, itself or in the sum:
+    all of 4 elements or more do with probability 2^-32. Parameters of fewer elements are judged together.
+    """
+    case, clean = noisy.request.case, answer.steps[0].released
+    completed(noisy)
+    first = same_on_all_ranks(noisy, 0)
+    require_same_form("a noisy gradient has another form", first, clean, "step 0")
+    drawn = {name: value.double() - clean[name].double() for name, value in first.items()}
+    for names in _judged_together(drawn):
+        where = f"step 0, {', '.join(names)}"
+        if not any(bool(drawn[name].any()) for name in names):
+            cause = partial(diagnosis.noise.of_missing, case, drawn, clean)
+            raise Violation("a parameter has no noise", got="0.0", wanted="draws", where=where, cause=cause)
+        for what, values in (("noise", drawn), ("sums with noise", first)):
+            value = torch.cat([values[name].double().flatten() for name in names])
+            if torch.equal(bits.rounded(value, _FEW), value):
+                raise Violation(
+                    "noise is not drawn and added in the parameters' precision",
+                    got=f"{what} of at most {_FEW} bits: {number(value[0])}, ...",
+                    wanted=f"noise of {case.arithmetic.dtype}",
+                    where=where,
+                    cause=partial(diagnosis.noise.of_few_bits, what, _FEW),
+                )
+
+
+def _judged_together(drawn: Named) -> list[list[str]]:
+    """Names of parameters: each large enough by itself, then all small ones if they are enough together."""
+    small = [name for name, value in drawn.items() if value.numel() < _ENOUGH]
+    enough = sum(drawn[name].numel() for name in small) >= _ENOUGH
+    return [*([name] for name in drawn if name not in small), *([small] if enough else [])]
 
 
 def same_on_all_ranks(execution: Execution, step: int) -> Named:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import oracle
-from fsdpcheck.diagnosis import norms, together
+from fsdpcheck.diagnosis import bits, norms, together
 from fsdpcheck.diagnosis.fitting import chunks
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named
 from fsdpcheck.suspects import Suspect
@@ -44,6 +44,11 @@ def suspected(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Sus
         found = oracle.factors(inside, answer.clip_norm, plain)
         yield Suspect(f"eps {eps:g} inside", f"eps = {eps:g} is added to the squared norm"), found
         yield Suspect(f"eps {eps:g} outside", f"eps = {eps:g} is added to the quotient"), (quotient + eps).clamp(max=1)
+    for count in bits.TYPES if rank is not None else ():
+        yield (
+            Suspect(f"factors of {count} bits", f"clip factors are {bits.words(count)}"),
+            bits.rounded(wanted.factors, count),
+        )
     for suspect, of_chunk in together.factors(answer, step) if rank is not None else ():
         found = wanted.factors.clone()
         for own in chunks(answer.case, step, wanted)[rank or 0]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fsdpcheck import layouts
 from fsdpcheck.case import Case
 from fsdpcheck.clipping_groups import is_instrument
-from fsdpcheck.diagnosis import shards
+from fsdpcheck.diagnosis import bits, shards
 from fsdpcheck.diagnosis.fitting import mentions, rounding
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.suspects import PATTERN, Suspect, Suspects
@@ -177,6 +177,11 @@ def of_missing(case: Case, drawn: Named, clean: Mapping[str, Tensor]) -> Suspect
     if whole and not any(bool(mask.any()) for name, mask in missing.items() if name not in whole):
         found.append(Suspect("no noise: parameters", f"{mentions(whole)}: no noise is added to them at all", PATTERN))
     return found
+
+
+def of_few_bits(what: str, count: int) -> Suspects:
+    """``what`` has at most ``count`` bits."""
+    return [Suspect(f"noise of {count} bits", f"{what}: {bits.words(count)}")]
 
 
 def of_siblings(

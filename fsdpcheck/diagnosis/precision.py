@@ -54,6 +54,7 @@ def _stages(answer: Answer, step: int) -> Iterator[tuple[str, Callable[[int], Na
     if case.copies > 1:
         return
     if case.step.micro_batches > 1:
+        yield "as micro-batches are added up", partial(_accumulated, case, step, answer)
         together = [[row for mine in everyone for row in mine[number]] for number in range(case.step.micro_batches)]
         yield reduced, partial(_sum, [_of(answer, step, own, 1.0) for own in together], 1.0)
     if case.world_size > 1:
@@ -61,6 +62,17 @@ def _stages(answer: Answer, step: int) -> Iterator[tuple[str, Callable[[int], Na
         yield "before they are reduced", partial(_sum, [_of(answer, step, own, world) for [own] in whole], world)
         for batches in (whole, everyone) if case.step.micro_batches > 1 else (whole,):
             yield reduced, partial(_added, case, [[_of(answer, step, own, world) for own in mine] for mine in batches])
+
+
+def _accumulated(case: Case, step: int, answer: Answer, count: int) -> Named:
+    """Each rank's micro-batches added up one after another, every sum rounded; exact over the ranks."""
+    found = []
+    for mine in chunks(case, step, answer.steps[step]):
+        total, *others = (_of(answer, step, own, float(case.world_size)) for own in mine)
+        for other in others:
+            total = {name: bits.rounded(value + other[name], count) for name, value in total.items()}
+        found.append(total)
+    return {name: torch.stack([each[name] for each in found]).sum(0) / case.world_size for name in found[0]}
 
 
 def _of(answer: Answer, step: int, own: list[int], scale: float) -> Named:

@@ -1,7 +1,7 @@
 """Drawing cases that compute in low precision: small models, numbers as large as most likely fit the bits there are.
 
-Large ones, for what is wrong with a bit is seen only where it is needed: a rank's gradient shall take nearly all of 8
-bits, so that the sum over ranks takes more.
+Large ones, for what is wrong with a bit is seen only where it is needed: a micro-batch's gradient shall take nearly all
+of 8 bits, so that the sum over micro-batches and ranks takes more.
 """
 
 from __future__ import annotations
@@ -32,43 +32,71 @@ def low_precision(
     world_sizes: Sequence[int] = strategies.WORLD_SIZES,
     clipping: Clipping = "none",
     compute: Compute = "bfloat16",
+    global_norm: bool = False,
 ) -> Case:
     """float32 cases of Linear and Embedding layers whose model computes in ``compute``; most are exact there.
 
     Half have the loss whose derivative is +-1, and many one sample a rank: then an input may take all the bits of a
-    gradient. A third have one feature besides. Others have the rest of what is drawn for any law.
+    gradient. A third have one feature besides, and some of these several micro-batches, reduced after the last. Others
+    have the rest of what is drawn for any law.
     N is a power of two times W where the batch is distributed: W/N would take a rank's gradients the bits of W.
     """
     simple = replace(features, accepts=features.accepts - _LEFT_OUT)
-    case = draw(strategies.cases(simple, clipping=(clipping,), world_sizes=world_sizes, tiny_only=True))
+    drawn = strategies.cases(
+        simple, clipping=(clipping,), world_sizes=world_sizes, global_norm=global_norm, tiny_only=True
+    )
+    case = draw(drawn)
     distributed = case.layout.kind != "replicated"  # only a replicated batch may have partial norms
     if draw(st.booleans()) and distributed and case.step.micro_batches == 1 and case.step.reduction == "sum":
         case = replace(case, layout=BatchLayout("contiguous", case.world_size))
     full = draw(st.sampled_from((False, False, True))) and distributed and case.step.reduction == "sum"
-    case = _of_one_feature(case) if full else case
+    counts = (1, 2, 3, 4) if {"micro-batches", "no-sync"} <= features.accepts else (1,)
+    micro_batches = draw(st.sampled_from(counts))
+    case = _of_one_feature(case, micro_batches) if full else case
     excess, slower = draw(st.sampled_from(_EXCESS)), draw(st.sampled_from(_SLOWER))
     step = replace(case.step, loss=draw(st.sampled_from((case.step.loss, "l1"))))
     if distributed and step.normaliser % case.world_size:
         step = replace(step, normaliser=step.normaliser * case.world_size)
     step = replace(step, optimizer=replace(step.optimizer, lr_exponent=step.optimizer.lr_exponent + slower))
-    inputs = _largest_input(case, 1 if full else excess, _most(compute, step.private))
+    if clipping == "exact":
+        step, excess = replace(step, clip_norm=min(step.clip_norm, _largest_clip_norm(case))), 1
+    inputs = _largest_input(case, 1 if full else excess, _most(compute, clipping))
     return replace(case, step=step, arithmetic=replace(case.arithmetic, inputs=inputs, compute=compute))
 
 
-def _of_one_feature(case: Case) -> Case:
-    """One Linear on one feature, one sample a rank, derivatives of +-1: gradients are inputs, which take all 8 bits.
+def _of_one_feature(case: Case, micro_batches: int) -> Case:
+    """One Linear on one feature, one sample a micro-batch, derivatives of +-1: gradients are inputs of all 8 bits.
 
-    Then their sum over the ranks needs more, and a reduction in ``compute`` shows.
+    Then their sum over micro-batches and ranks needs more, and where one of them is taken in ``compute`` it shows.
     """
     model = ModelSpec((LayerSpec(case.model.layers[0].width),), features=1, units=(1,) if case.model.units else ())
-    layout = BatchLayout("contiguous", case.world_size)
-    step = replace(case.step, micro_batches=1, sync_every=True, loss="l1")
+    layout = BatchLayout("contiguous", case.world_size * micro_batches)
+    step = replace(case.step, micro_batches=micro_batches, sync_every=micro_batches == 1, loss="l1")
     return replace(case, model=model, layout=layout, step=step)
 
 
-def _most(compute: Compute, private: bool) -> int:
-    """The largest entry of a rank's gradient, at least roughly: 8 bits, or half of the 24 of its square or itself."""
-    return 1 << (8 if compute == "bfloat16" else 11 if private else 14)
+def _most(compute: Compute, clipping: Clipping) -> int:
+    """The largest entry of a micro-batch's gradient, at least roughly: 8 bits, or half of the 24 of its square or it.
+
+    Where the instrument makes up for what its square lacks of a power of four, there must be room above.
+    """
+    if compute != "bfloat16":
+        return 1 << (14 if clipping == "none" else 11)
+    return 1 << (5 if clipping == "exact" else 8)
+
+
+def _largest_clip_norm(case: Case) -> int:
+    """The largest C for which the instrument's targets times the loss scale most likely fit 8 bits."""
+    largest = 64
+    while largest * _odd(case) > 64:
+        largest //= 2
+    return largest
+
+
+def _odd(case: Case) -> int:
+    """The odd factor of the loss scale."""
+    scale = case.world_size * case.mesh.dp_replicate
+    return scale // (scale & -scale)
 
 
 def _largest_input(case: Case, excess: int, most: int) -> int:
@@ -78,8 +106,7 @@ def _largest_input(case: Case, excess: int, most: int) -> int:
     losses that are linear in the outputs it grows with the input, with others with its square.
     """
     growth = math.prod(layer.width for layer in case.model.layers[:-1]) * case.model.features
-    odd = case.world_size * case.mesh.dp_replicate
-    terms = max(case.local_sizes) * case.model.length * (odd // (odd & -odd))
+    terms = -(-max(case.local_sizes) // case.step.micro_batches) * case.model.length * _odd(case)
     room, loss = most * excess // (terms * growth), case.step.loss
     if case.model.input == "tokens":
         largest = room  # only targets are drawn as large as that

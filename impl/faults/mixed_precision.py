@@ -73,6 +73,125 @@ def norms_summed_in_half_precision(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "shard:FlatUnit.lift_gradients",
+    "gradients of several backwards added up in the dtype of the copies that the model computes with, as"
+    " FullyShardedDataParallel does under no_sync (torch 2.13)",
+    "precision.gradients",
+    cause="gradients of .* rounded to 8 bits, the precision of bfloat16, as micro-batches are added up",
+)
+def micro_batches_added_up_in_half_precision(original: Function, hit: Hit) -> Function:
+    """Where the model computes in half precision, micro-batches that are not reduced are added up in it too."""
+
+    def planted(self: Any) -> None:
+        if self.trainable is None or _half(self.trainable.parameters) is None:
+            original(self)
+        elif any(parameter.grad is not None for parameter in self.trainable.parameters):
+            hit()
+
+    return planted
+
+
+@fault(
+    "private:PrivateBackward._factors",
+    "a path of its own for mixed precision, in which clipping was forgotten",
+    "precision.c*",
+    cause="not clipped at all|nothing is clipped",
+)
+def nothing_clipped_in_half_precision(original: Function, hit: Hit) -> Function:
+    """Where the model computes in half precision, every sample has weight 1, whatever is reported."""
+
+    def planted(self: Any, *arguments: Any) -> Tensor:
+        factors: Tensor = original(self, *arguments)
+        if _half(_computing(self.model)) is None:
+            return factors
+        hit()
+        return torch.ones_like(factors)
+
+    return planted
+
+
+@fault(
+    "private:PrivateBackward._report",
+    "clip factors cast to the dtype of the losses they multiply",
+    "precision.factors",
+    cause="clip factors are rounded to 8 bits, the precision of bfloat16",
+)
+def factors_rounded_to_half_precision(original: Function, hit: Hit) -> Function:
+    """Where the model computes in half precision, clip factors are rounded to it, and reported so."""
+
+    def planted(self: Any, squared: Tensor, factors: Tensor, indices: Any) -> None:
+        half = _half(_computing(self.model))
+        if half is not None:
+            hit()
+            factors.copy_(factors.to(half))
+        original(self, squared, factors, indices)
+
+    return planted
+
+
+@fault(
+    "private:PrivateBackward.add_noise",
+    "noise drawn in the dtype that the model computes in",
+    "precision.noise",
+    cause="noise: rounded to 8 bits, the precision of bfloat16",
+)
+def noise_rounded_to_half_precision(original: Function, hit: Hit) -> Function:
+    """Where the model computes in half precision, noise is rounded to it before it is added."""
+
+    def planted(self: Any, *arguments: Any) -> None:
+        half = _half(_computing(self.model))
+        if half is None or self.privacy.noise_multiplier == 0:
+            original(self, *arguments)
+            return
+        hit()
+        clean = [None if shard.grad is None else shard.grad.clone() for shard in self.model.shards()]
+        original(self, *arguments)
+        for shard, before in zip(self.model.shards(), clean, strict=True):
+            if before is not None:
+                shard.grad.copy_(before + (shard.grad - before).to(half))
+
+    return planted
+
+
+@fault(
+    "private:PrivateBackward.add_noise",
+    "noise added to gradients of one dtype only",
+    "precision.noise",
+    cause="no noise is added at all",
+)
+def no_noise_in_half_precision(original: Function, hit: Hit) -> Function:
+    """Where the model computes in half precision, no noise is added."""
+
+    def planted(self: Any, *arguments: Any) -> None:
+        if _half(_computing(self.model)) is None or self.privacy.noise_multiplier == 0:
+            original(self, *arguments)
+        else:
+            hit()
+
+    return planted
+
+
+@fault(
+    "clip:clip_global_norm",
+    "a loop for mixed precision that takes the norm for its log and clips nothing",
+    "precision.global-norm",
+    cause="the gradient is not clipped at all",
+)
+def global_norm_ignored_in_half_precision(original: Function, hit: Hit) -> Function:
+    """Where the model computes in half precision, the global norm is returned, and the gradient stays as it is."""
+
+    def planted(model: Any, max_norm: float) -> Tensor:
+        if _half(_computing(model)) is None:
+            clipped: Tensor = original(model, max_norm)
+            return clipped
+        hit()
+        norm: Tensor = original(model, float("inf"))
+        return norm
+
+    return planted
+
+
+@fault(
     "shard:FlatUnit.accumulate",
     "gradients rounded to TF32 on their way, as a product with a matrix of ones does",
     "precision.tf32-training",
@@ -105,6 +224,11 @@ def norms_rounded_to_tf32(original: Function, hit: Hit) -> Function:
 def _half(parameters: Any) -> torch.dtype | None:
     """The half-precision dtype of the parameters that the model computes with, or None."""
     return next((parameter.dtype for parameter in parameters if parameter.dtype in HALF), None)
+
+
+def _computing(model: Any) -> Any:
+    """The parameters that a sharded model computes with."""
+    return model.module.parameters()
 
 
 def _tf32(values: Tensor, hit: Hit) -> Tensor:
