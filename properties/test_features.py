@@ -16,7 +16,14 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck import strategies, watchers
 from fsdpcheck.adapters._base import Features, Use
 from fsdpcheck.case import Case, Clipping, MeshSpec, Trait
-from fsdpcheck.checks.features import assert_in_effect, assert_right, assert_right_with, has_slopes, in_effect
+from fsdpcheck.checks.features import (
+    assert_in_effect,
+    assert_right,
+    assert_right_with,
+    backward_reads_units,
+    has_slopes,
+    in_effect,
+)
 from fsdpcheck.errors import InvalidCase, NotExact
 from fsdpcheck.execution import Execution
 from fsdpcheck.law import law
@@ -171,9 +178,12 @@ def test_an_embedding_that_is_not_gathered_for_its_backward_changes_no_bit(case:
 def test_computing_units_again_in_the_backward_changes_no_bit(case: Case, run: Run) -> None:
     """With activation checkpointing inside each unit, training is the single device's; private training too.
 
-    One backward with bookkeeping may need nothing that is computed again; of such a case nothing is claimed.
+    A backward may need nothing that is computed again, with bookkeeping or behind frozen units; of such a case nothing
+    is claimed.
     Source: pytorch#82203, where the recomputation saw parameters that had been freed; fairscale#780.
     """
+    if not backward_reads_units(case, run.answer(case)):
+        raise NotExact("the backward reads nothing that a unit's forward has kept")
     without, using = _ran(case, run, "checkpointing")
     if case.step.private and not in_effect(without, using, "checkpointing"):
         raise NotExact("the private backward needs nothing that is computed again")

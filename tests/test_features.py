@@ -165,3 +165,23 @@ def test_what_reset_iter_state_leaves_behind(engine: SimulatedEngine) -> None:
         except Violation:
             kept[name] = True
     assert kept == {"fully_shard": False, "fully_shard:by_the_book": True}
+
+
+@pytest.mark.parametrize(
+    ("front", "second", "units", "reads"),
+    [
+        (LayerSpec(1), LayerSpec(1), (1,), True),
+        (LayerSpec(1, frozen="weight"), LayerSpec(1), (1,), False),
+        (LayerSpec(1, bias=True, frozen="weight"), LayerSpec(1), (1,), False),  # the gradient of a bias reads nothing
+        (LayerSpec(1, frozen="weight"), LayerSpec(1), (1, 1), True),
+        (LayerSpec(1, frozen="weight"), LayerSpec(1), (), True),
+        (LayerSpec(1), LayerSpec(1, frozen="weight"), (1, 1), True),
+    ],
+)
+def test_only_units_that_the_backward_reads_are_computed_again(
+    engine: SimulatedEngine, front: LayerSpec, second: LayerSpec, units: tuple[int, ...], reads: bool
+) -> None:
+    case, run = Case(ModelSpec((front, second), units=units)), Run(engine, "reference")
+    without, using = (run(case, using=uses, watchers=WATCHED) for uses in ((), ("checkpointing",)))
+    assert feature_checks.backward_reads_units(case, run.answer(case)) == reads
+    assert feature_checks.in_effect(without, using, "checkpointing") == reads

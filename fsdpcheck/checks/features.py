@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from fsdpcheck import arithmetic, models, whole_step
+from fsdpcheck.case import Case
 from fsdpcheck.checks import assert_gradients_equal, assert_parameters_equal
 from fsdpcheck.checks.recorded import completed, shows
 from fsdpcheck.errors import UsageError, Violation
@@ -61,6 +69,39 @@ def has_slopes(execution: Execution) -> bool:
     """Whether any rank's losses have a gradient that is not zero, in a run with watchers.FOOTPRINT."""
     noted = (value for rank in execution.ranks for name, _, _, value in rank.observations if name == FOOTPRINT)
     return any(isinstance(value, tuple) and value[0] == SLOPE and value[1] for value in noted)
+
+
+def backward_reads_units(case: Case, answer: Answer) -> bool:
+    """Whether the single device's backward reads anything that the forward of a unit, or of a model without, has kept.
+
+    Only then is there something to compute again: units whose parameters are all frozen, at the front, keep nothing.
+    """
+    step = next((step for step in answer.steps if step.samples), None)
+    if step is None:
+        return False
+    model, read = models.build(case).double(), []
+
+    def unpack(kept: Tensor) -> Tensor:
+        read.append(kept)
+        return kept
+
+    whole_step.load(model, step)
+    for name in [name for names in models.unit_names(case) for name in names] or [""]:
+        unit = model.get_submodule(name)
+        unit.forward = _under(saved_tensors_hooks(lambda kept: kept, unpack), unit.forward)
+    with arithmetic.of(case):
+        inputs, targets = whole_step.data(case, step, range(len(step.samples)))
+        losses = whole_step.loss(case)(model(inputs), targets)
+        whole_step.gradients(losses, whole_step.trained(model), torch.ones_like(losses), keep=False)
+    return bool(read)
+
+
+def _under(hooks: saved_tensors_hooks, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*inputs: Any) -> Any:
+        with hooks:
+            return forward(*inputs)
+
+    return run
 
 
 def count(execution: Execution, op: str) -> list[int]:
