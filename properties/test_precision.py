@@ -144,6 +144,22 @@ def test_every_sample_enters_once_with_its_clip_factor_in_bfloat16(case: Case, r
 
 
 @law(
+    "precision.bookkeeping",
+    promise="bookkeeping",
+    draw=with_readable_updates(_probe),
+    needs_traits=("bfloat16",),
+    own_models=False,
+)
+def test_bookkeeping_contracts_in_float32(case: Case, run: Run) -> None:
+    """Computing in bfloat16, bookkeeping weighs a sample by its clip factor in float32, over N, for any C.
+
+    Bit for bit but for averages over W that is no power of two, so a clipped gradient exceeds C by roundings of float32
+    only. Black box, as above. Sees factors, products or sums that are rounded to bfloat16. Source: arXiv:2210.00038.
+    """
+    assert_probe_coefficients(run(case), run.answer(case), contracted=True)
+
+
+@law(
     "precision.noise",
     promise="noise",
     draw=_unclipped,

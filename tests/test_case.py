@@ -169,16 +169,16 @@ def test_the_error_names_version_got_and_wanted() -> None:
 def test_what_a_model_computes_in_is_written_only_where_it_says_something() -> None:
     """Tokens that are older than the field stay what they were; a release that is older names the key it does not know.
 
-    A clip factor below one has more bits than low precision.
+    The proof of low precision knows one factor a sample.
     """
     low = replace(SMALLEST, arithmetic=Arithmetic("float32", compute="bfloat16"))
     assert '"compute":"bfloat16"' in low.to_json()
     assert "compute" not in SMALLEST.to_json()
     assert Case.from_json(low.to_json()) == low
     assert "numbers: float32, the model computes in bfloat16, integers" in low.describe()
-    for clipping in ("exact", "probe"):
-        with pytest.raises(InvalidCase, match=r"step.clipping: got .*computing in bfloat16"):
-            replace(low, step=StepSpec(clipping=clipping))  # type: ignore[arg-type]
+    in_units = replace(low, model=replace(low.model, units=(1,)), step=StepSpec(clipping="exact"))
+    with pytest.raises(InvalidCase, match=r"step.clip_groups: got 'units', wanted \"all\", computing in bfloat16"):
+        replace(in_units, step=replace(in_units.step, clip_groups="units"))
 
 
 def test_words_say_what_a_person_needs_to_know() -> None:

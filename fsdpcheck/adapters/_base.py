@@ -22,8 +22,8 @@ from fsdpcheck.execution import Use as Use
 
 Promise = Literal[
     "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms",
-    "dataset-order", "second-backward", "noise", "noise-of-seed", "state", "lifecycle", "sharded", "nonfinite",
-    "epochs", "poisson", "same-draws", "kernels",
+    "dataset-order", "second-backward", "bookkeeping", "noise", "noise-of-seed", "state", "lifecycle", "sharded",
+    "nonfinite", "epochs", "poisson", "same-draws", "kernels",
     "hooks", "parameter-hooks", "memory", "copies", "interrupts",
     "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",
     "features.divide-factor", "features.no-gather", "features.checkpointing", "features.meta", "features.state-dict",
@@ -37,7 +37,8 @@ bit for bit. padding.zero: padding is zero after init, after reduce-scatter, aft
 padding is never read. deferred: norms may be computed after the first backward. global-norm: clips and returns the
 global gradient norm. partial-norms: can form each rank's own share of the squared norms of a replicated batch.
 second-backward: clipped gradients come of one backward through the re-weighted losses, so that on real numbers a rank's
-own gradient can be replayed bit for bit (bookkeeping contracts what it kept: other roundings).
+own gradient can be replayed bit for bit. bookkeeping: they are contracted from what the one backward left, in the
+parameters' precision, so that no clip factor is rounded to what the model computes in (arXiv:2210.00038).
 dataset-order: can report the norms of the whole logical batch on every rank, by global sample index.
 noise: adds Gaussian noise with ``StepSpec.noise_multiplier``, independent in each element and step, equal on all ranks;
 the same trainer on the same ranks and batches draws the same. noise-of-seed: which noise is a function of

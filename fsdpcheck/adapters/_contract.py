@@ -34,6 +34,7 @@ NEEDS: dict[Promise, Needs] = {
     "partial-norms": _PRIVATE,
     "dataset-order": _PRIVATE,
     "second-backward": _PRIVATE,
+    "bookkeeping": _PRIVATE,
     "noise": _PRIVATE,
     "noise-of-seed": _PRIVATE,
     "state": Needs(adapter=("stored", "read")),

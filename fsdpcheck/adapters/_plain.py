@@ -26,6 +26,7 @@ PLAIN_REASONS = {
     "partial-norms": "has no per-sample norms",
     "dataset-order": "has no per-sample norms",
     "second-backward": "trains plainly: it has no per-sample clipping",
+    "bookkeeping": "trains plainly: it has no per-sample clipping",
     "nonfinite": "has no per-sample norms",
     "noise": "trains plainly: it adds none",
     "noise-of-seed": "trains plainly: it adds none",

@@ -35,6 +35,7 @@ _REASONS = {
     "global-norm": "clips per sample: it has no global gradient norm",
     "partial-norms": "every rank forms whole norms of its own samples",
     "second-backward": "its factors carry the rounding of nested norms; the exact-norm tiers judge it",
+    "bookkeeping": "takes a second backward through the re-weighted losses",
     "noise": "asked of the variants opacus and opacus:sound",
     "noise-of-seed": "draws parameter by parameter from one generator a rank: its bits hang on what was drawn before",
     "state": "has no checkpoint of its own: what is saved is up to its user",

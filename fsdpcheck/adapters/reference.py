@@ -155,11 +155,12 @@ def _unit_state(unit: FlatUnit) -> UnitState:
 def _of_bookkeeping(features: Features) -> Features:
     """Two passes weigh all gradients of a sample alike; bookkeeping weighs each parameter's, and without a backward."""
     reason = "contracts what the one backward kept with the clip factors, which rounds otherwise than a second backward"
+    others = {name: said for name, said in features.reasons.items() if name != "bookkeeping"}
     return replace(
         features,
-        promises=features.promises - {"second-backward"},
+        promises=features.promises - {"second-backward"} | {"bookkeeping"},
         accepts=features.accepts | {"per-layer-clipping"},
-        reasons={**features.reasons, "second-backward": reason},
+        reasons={**others, "second-backward": reason},
     )
 
 
@@ -186,6 +187,9 @@ def _as_installed(features: Features) -> Features:
         return features
     reason = "triton is not installed, so its kernels are not judged; next: pip install 'fsdpcheck[kernels]' (Linux)"
     return replace(features, promises=features.promises - {"kernels"}, reasons={**features.reasons, "kernels": reason})
+
+
+_SECOND_BACKWARD = "takes a second backward, whose weights are rounded to what the model computes in"
 
 
 class Reference:
@@ -218,6 +222,7 @@ class Reference:
         global_norm=GlobalNormRule(nested=False, dtype="case", eps=1e-6),
         kernel_dtypes=("float32", "float64", "bfloat16", "float16"),
         reasons={
+            "bookkeeping": _SECOND_BACKWARD,
             "parameter-hooks": "sums gradients into the shards by itself, which autograd does not see",
             "features": "shards flat buffers by a loop of its own, which has no such option",
             "features.meta": "is given its values while it shards, so that nothing of it shows later; see its tests",

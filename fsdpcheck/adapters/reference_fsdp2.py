@@ -25,6 +25,7 @@ class ReferenceFsdp2(Reference):
         | {"parameter-hooks", "features.prefetch", "features.no-gather"},
         observables=Reference.features.observables - {"shards", "units"},
         reasons={
+            "bookkeeping": Reference.features.reasons["bookkeeping"],
             "padding.zero": "a DTensor hides the padding of its last shard; it has no public view of it",
             "padding.unread": "a DTensor hides the padding of its last shard; it has no public view of it",
             "features.meta": Reference.features.reasons["features.meta"],

@@ -67,18 +67,18 @@ def assert_factors(execution: Execution, answer: Answer) -> None:
     _assert_rows(execution, answer, "factors", wrong if bound else None)
 
 
-def assert_probe_coefficients(execution: Execution, answer: Answer) -> None:
+def assert_probe_coefficients(execution: Execution, answer: Answer, contracted: bool = False) -> None:
     """The released gradient of the instrument *is* the factors: row i holds c_i * multiplicity * scale / N.
 
     Only for "probe" cases. Read from the gradients if recorded, else from the update of SGD without momentum. Bit for
     bit where scaling and averaging by W are exact and the model computes in its parameters' precision, otherwise within
-    the few roundings they may make. Black box.
+    the few roundings they may make; ``contracted`` gradients round nothing to what the model computes in. Black box.
     """
     if answer.case.step.clipping != "probe":
         raise UsageError(f'got clipping {answer.case.step.clipping!r}; wanted "probe": only it has a row a sample')
     what = "the coefficients that the instrument reads are not the clip factors"
     for k, step in _comparable(execution, answer):
-        rows = [_probe_rows(answer, k, step, group) for group in range(len(answer.clip_norms))]
+        rows = [_probe_rows(answer, k, step, group, contracted) for group in range(len(answer.clip_norms))]
         names = clipping_groups.instruments(answer.case)
         wanted = {name: value for name, (value, _) in zip(names, rows, strict=True)}
         room = {name: value for name, (_, value) in zip(names, rows, strict=True)}
@@ -219,7 +219,9 @@ def _near_root(got: float, squared: Fraction, bound: Fraction) -> bool:
     return max(1 - bound, Fraction(0)) ** 2 * squared <= Fraction(got) ** 2 <= (1 + bound) ** 2 * squared
 
 
-def _probe_rows(answer: Answer, k: int, step: StepAnswer, group: int) -> tuple[Tensor, Tensor]:
+def _probe_rows(
+    answer: Answer, k: int, step: StepAnswer, group: int, contracted: bool = False
+) -> tuple[Tensor, Tensor]:
     """Wanted gradient of a group's instrument and how far off it may be, [R, 1] float64."""
     case = answer.case
     wanted = torch.zeros(models.instrument_rows(case), 1, dtype=torch.float64)
@@ -228,7 +230,7 @@ def _probe_rows(answer: Answer, k: int, step: StepAnswer, group: int) -> tuple[T
         shown = Fraction(float(column(step.factors, group)[row]))
         exact = bounds.exact_factor(answer, step, row, group) if answer.rule.nested else shown
         exact *= Fraction(models.loss_scale(case)) * count / case.step.normaliser
-        relative = bounds.factor_bound(answer) + bounds.probe_bound(case, count)
+        relative = bounds.factor_bound(answer) + bounds.probe_bound(case, count, contracted)
         place = sample - k * case.layout.batch_size
         wanted[place, 0] = float(exact)
         error = relative * exact + abs(Fraction(float(wanted[place, 0])) - exact)

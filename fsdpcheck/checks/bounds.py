@@ -111,13 +111,14 @@ def probe_roundings(case: Case, multiplicity: int) -> int:
     return 3 + multiplicity * case.copies
 
 
-def probe_bound(case: Case, multiplicity: int) -> Fraction:
+def probe_bound(case: Case, multiplicity: int, contracted: bool = False) -> Fraction:
     """Relative error between a factor and the released gradient of its row of the instrument.
 
-    Computing in low precision a re-weighted backprop is rounded to it, and the gradient that is formed of it again.
+    Computing in low precision a re-weighted backprop is rounded to it, and the gradient that is formed of it again:
+    not where it is ``contracted`` from what one backward left.
     """
     error = gamma(probe_roundings(case, multiplicity), UNIT_ROUNDOFF[case.arithmetic.dtype])
-    if case.arithmetic.compute != "dtype":
+    if case.arithmetic.compute != "dtype" and not contracted:
         error = (1 + error) * (1 + gamma(2, _COMPUTE_ROUNDOFF[case.arithmetic.compute])) - 1
     return error
 

@@ -44,11 +44,7 @@ def suspected(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Sus
         found = oracle.factors(inside, answer.clip_norm, plain)
         yield Suspect(f"eps {eps:g} inside", f"eps = {eps:g} is added to the squared norm"), found
         yield Suspect(f"eps {eps:g} outside", f"eps = {eps:g} is added to the quotient"), (quotient + eps).clamp(max=1)
-    for count in bits.TYPES if rank is not None else ():
-        yield (
-            Suspect(f"factors of {count} bits", f"clip factors are {bits.words(count)}"),
-            bits.rounded(wanted.factors, count),
-        )
+    yield from of_few_bits(wanted.factors) if rank is not None else ()
     for suspect, of_chunk in together.factors(answer, step) if rank is not None else ():
         found = wanted.factors.clone()
         for own in chunks(answer.case, step, wanted)[rank or 0]:
@@ -57,6 +53,12 @@ def suspected(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Sus
     yield Suspect("all one", "every factor is 1: nothing is clipped"), torch.ones_like(right)
     yield Suspect("not clamped", "factors are not clamped to 1"), quotient
     yield Suspect("factor squared", "it is the square of the factor"), wanted.factors.square()
+
+
+def of_few_bits(right: Tensor) -> Iterator[tuple[Suspect, Tensor]]:
+    """(suspicion, factors) of right ones that are rounded to fewer bits."""
+    for count in bits.TYPES:
+        yield Suspect(f"factors of {count} bits", f"clip factors are {bits.words(count)}"), bits.rounded(right, count)
 
 
 def undeclared(answer: Answer, step: int, mine: list[int], got: Tensor) -> list[Suspect] | None:

@@ -53,15 +53,17 @@ def _stages(answer: Answer, step: int) -> Iterator[tuple[str, Callable[[int], Na
     yield reduced, partial(_sum, [{name: value.double() for name, value in wanted.released.items()}], 1.0)
     if case.copies > 1:
         return
-    if case.step.micro_batches > 1:
+    world, several = float(case.world_size), case.step.micro_batches > 1
+    whole = [[own] for own in rows(case, step, wanted)]
+    if several:
         yield "as micro-batches are added up", partial(_accumulated, case, step, answer)
         together = [[row for mine in everyone for row in mine[number]] for number in range(case.step.micro_batches)]
         yield reduced, partial(_sum, [_of(answer, step, own, 1.0) for own in together], 1.0)
-    if case.world_size > 1:
-        world, whole = float(case.world_size), [[own] for own in rows(case, step, wanted)]
-        yield "before they are reduced", partial(_sum, [_of(answer, step, own, world) for [own] in whole], world)
-        for batches in (whole, everyone) if case.step.micro_batches > 1 else (whole,):
-            yield reduced, partial(_added, case, [[_of(answer, step, own, world) for own in mine] for mine in batches])
+    for batches in (whole, everyone) if several else (whole,):
+        local = [[_of(answer, step, own, world) for own in mine] for mine in batches]
+        yield "before they are reduced", partial(_sum, [own for mine in local for own in mine], world)
+        if case.world_size > 1:
+            yield reduced, partial(_added, case, local)
 
 
 def _accumulated(case: Case, step: int, answer: Answer, count: int) -> Named:
@@ -87,14 +89,15 @@ def _sum(parts: Sequence[Named], scale: float, count: int) -> Named:
 
 
 def _added(case: Case, local: Sequence[Sequence[Named]], count: int) -> Named:
-    """Averages over the shards of which every sum is rounded, rank after rank; exact over replicas, micro-batches.
+    """Averages over the shards, terms and sums rounded, rank after rank; exact over replicas and micro-batches.
 
     ``local``: gradients by rank and reduction.
     """
     size, found = case.mesh.dp_shard, []
     for first in range(0, len(local), size):
         for number in range(len(local[0])):
-            total, *others = (own[number] for own in local[first : first + size])
+            terms = [own[number] for own in local[first : first + size]]
+            total, *others = ({name: bits.rounded(value, count) for name, value in term.items()} for term in terms)
             for other in others:
                 total = {name: bits.rounded(value + other[name], count) for name, value in total.items()}
             found.append({name: bits.rounded(value / size, count) for name, value in total.items()})

@@ -52,6 +52,8 @@ def _clipping(answer: Answer, wanted: StepAnswer, step: int, plain: Tensor) -> I
     yield leak, right + plain * answer.case.step.normaliser / answer.case.shares  # by a backward without any scale
     square = Suspect("factor squared", "samples are clipped twice: weighed by the square of their clip factor")
     yield square, wanted.factors.double() * right
+    for suspect, found in factors.of_few_bits(wanted.factors):
+        yield suspect, found.double() * plain
     for suspect, found in factors.suspected_everywhere(answer, step):
         if suspect.key != "factor squared" and not torch.equal(found, torch.ones_like(found)):  # said above
             text = f"clipped by factors from wrong norms: {suspect.text}"

@@ -130,6 +130,26 @@ def factors_rounded_to_half_precision(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "private:PrivateBackward._contract",
+    "weights cast to the dtype of the losses before gradients are contracted",
+    "precision.bookkeeping",
+    cause="clip factors are rounded to 8 bits, the precision of bfloat16",
+    subject="reference:bookkeeping",
+)
+def weights_rounded_to_half_precision(original: Function, hit: Hit) -> Function:
+    """Where the model computes in half precision, bookkeeping rounds the weights of samples to it, unreported."""
+
+    def planted(self: Any, kept: Any, weights: Tensor, *arguments: Any, **more: Any) -> None:
+        half = _half(_computing(self.model))
+        if half is not None:
+            hit()
+            weights = weights.to(half).to(weights.dtype)
+        original(self, kept, weights, *arguments, **more)
+
+    return planted
+
+
+@fault(
     "private:PrivateBackward.add_noise",
     "noise drawn in the dtype that the model computes in",
     "precision.noise",
