@@ -36,10 +36,11 @@ def test_parameters_that_were_rounded_are_told_from_parameters_that_are_near() -
 
 
 def _reduced(count: int, order: tuple[int, ...]) -> Named:
-    """The gradient of three ranks that are added up in ``order``, each sum in few bits."""
+    """The gradient of three ranks that are added up in ``order``, each term and each sum in few bits."""
     step, found = PLAIN.steps[0], {}
     for name, value in step.gradients.items():
         local = [torch.tensordot(contributed.of_rows(PLAIN, 0, own) * 3, value, dims=1) for own in rows(SMALL, 0, step)]
+        local = [bits.rounded(own, count) for own in local]
         total = local[order[0]]
         for rank in order[1:]:
             total = bits.rounded(total + local[rank], count)
