@@ -314,7 +314,7 @@ def test_fsdp1_adds_up_micro_batches_in_bfloat16_under_no_sync(engine: Engine) -
     known = Run(engine, "fsdpcheck.adapters.fsdp1:unsynced").watching(["grads"])
     with pytest.raises(Violation, match="the gradient is not the single device's") as caught:
         assert_gradients_equal(known(case), known.answer(case))
-    assert caught.value.cause.endswith("rounded to 8 bits, the precision of bfloat16, as micro-batches are added up")
+    assert (caught.value.got, caught.value.wanted) == ("264.0", "265.0")  # 140 - 10 + 135, and 265 takes 9 bits
     for ref in ("fsdp1", "fully_shard", "reference", "reference_fsdp2"):
         run = Run(engine, ref).watching(["grads"])
         assert_gradients_equal(run(case), run.answer(case))
