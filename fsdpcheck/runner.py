@@ -115,7 +115,7 @@ class Run:
             raise UsageError("a case that trains nothing has no answer; next: look at what its ranks observed")
         if self.tier(case) == "replay":
             raise UsageError("a case of real numbers has no exact answer; next: judge it by replay (matched.py)")
-        share = Fraction(case.step.normaliser, case.world_size)
+        share = Fraction(case.step.normaliser) / case.world_size
         if self.features.divides_by_share and not is_power_of_two(share.denominator):
             raise NotExact(f"{self.adapter.name} divides by N / W = {share}, which rounds")
         return _proved(case, self.features.factor)

@@ -15,7 +15,7 @@ from fractions import Fraction
 from fsdpcheck import layouts, models, values
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import BatchLayout, Case, MeshSpec, OwnModel, Trait
-from fsdpcheck.case.rules import is_power_of_two
+from fsdpcheck.case.rules import is_power_of_two, whole_or_float
 from fsdpcheck.case.shapes import item_units
 from fsdpcheck.errors import InvalidCase, NotExact
 
@@ -112,12 +112,12 @@ def _with_lists(case: Case) -> Case:
     return replace(one, step=replace(one.step, normaliser=_times_world(case)))
 
 
-def _times_world(case: Case) -> int:
+def _times_world(case: Case) -> int | float:
     """N as a power of two times W, where it is not; a power of two for a replicated batch."""
     n, world = case.step.normaliser, case.world_size
-    if case.layout.kind == "replicated" or (n % world == 0 and is_power_of_two(n // world)):
+    if case.layout.kind == "replicated" or is_power_of_two(Fraction(n) / world):
         return n
-    return n * world
+    return whole_or_float(Fraction(n) * world)
 
 
 def _worlds(case: Case) -> Iterator[Case]:
@@ -130,10 +130,10 @@ def _worlds(case: Case) -> Iterator[Case]:
             continue
         mesh = MeshSpec(shards, replicas, case.mesh.reshard_after_forward)
         scale = Fraction(shards * replicas * replicas, case.world_size * case.mesh.dp_replicate)
-        normaliser = case.step.normaliser * scale
-        if normaliser.denominator > 1:
+        normaliser = Fraction(case.step.normaliser) * scale
+        if not is_power_of_two(normaliser.denominator):
             continue
-        step = replace(case.step, normaliser=int(normaliser))
+        step = replace(case.step, normaliser=whole_or_float(normaliser))
         if step.micro_batches > 1:  # on more ranks each has fewer samples, perhaps fewer than micro-batches
             step = replace(step, micro_batches=1, sync_every=True)
         arithmetic = replace(case.arithmetic, averaging="divide")

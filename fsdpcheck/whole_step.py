@@ -60,7 +60,7 @@ def loss_scalar(case: Case) -> float:
 
     Raises NotExact where that is no dyadic number.
     """
-    share = Fraction(case.shares, case.step.normaliser)
+    share = Fraction(case.shares) / Fraction(case.step.normaliser)
     if share.denominator & (share.denominator - 1):
         raise NotExact(f"case, normaliser: losses times {share}, which is no dyadic number")
     return models.loss_scale(case) * float(share)

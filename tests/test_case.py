@@ -67,6 +67,15 @@ def test_fields_that_came_later_are_written_only_where_they_say_something() -> N
     assert not any(text in SMALLEST.to_json() for text in ("lists", "noise"))
 
 
+def test_a_normaliser_is_written_as_the_number_that_it_is() -> None:
+    half = replace(SMALLEST, mesh=MeshSpec(3), step=replace(SMALLEST.step, normaliser=1.5))
+    assert '"normaliser":1.5' in half.to_json()
+    assert Case.from_json(half.to_json()) == half
+    for wrong in ("1.0", "NaN", "true", '"1"', "null", "1e999"):
+        with pytest.raises(InvalidCase):
+            Case.from_json(half.to_json().replace('"normaliser":1.5', f'"normaliser":{wrong}'))
+
+
 @pytest.mark.parametrize("case", [SMALLEST, EVERYTHING, IMAGE, NOISY], ids=["smallest", "everything", "image", "noisy"])
 def test_json_gives_the_case_back(case: Case) -> None:
     back = Case.from_json(case.to_json())

@@ -89,6 +89,7 @@ NEEDED: list[tuple[Trait, Case]] = [
     ("adam", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec("adam")))),
     ("schedule", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec(schedule="halving")))),
     ("resume", replace(SMALLEST, step=StepSpec(resume=True))),
+    ("fractional-normaliser", replace(SMALLEST, step=StepSpec(normaliser=0.5))),
     ("hsdp", replace(SMALLEST, mesh=MeshSpec(1, 2))),
     ("per-layer-clipping", Case(ONE_UNIT, step=BY_UNIT)),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -231,6 +232,12 @@ def test_draws_that_hang_on_the_rank_are_told_from_those_that_hang_on_all_ranks(
     assert "depends on which rank makes it" in broken(assert_same_draws, one, alone).cause
     other = execution(spec, MeshSpec(), [[[(*a, *b) for a, b in zip(reversed(first), third, strict=True)]]])
     assert "drawn otherwise among other ranks" in broken(assert_same_draws, one, other).cause
+    records = range(8)
+    whole = [tuple(r for r in records if chance.random() < 0.5) for _ in range(64)]
+    cut = [[[tuple(r for r in own if r in step)[:3] for step in whole]] for own in (records[:4], records[4:])]
+    eight = replace(spec, records=8)
+    assert "leaves some out" in broken(assert_same_draws, execution(eight, TWO, cut),
+                                       execution(eight, MeshSpec(), [[whole]])).cause  # fmt: skip
 
 
 # -- the joint law of Poisson draws ------------------------------------------------------------------------------------

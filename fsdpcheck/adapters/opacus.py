@@ -61,9 +61,10 @@ _ACCEPTS: frozenset[Trait] = frozenset(
         "real",
     }
 )  # fmt: skip
-"""What Opacus documents, or its examples do, so that what then fails is a finding. Not "tied-private": "Parameter tying
-is not supported with FSDP" (GradSampleHooksFastGradientClippingFSDP). Not "no-sync", "replicated" and "mean": nowhere
-documented; its data loaders are sharded, and it normalises by itself."""
+"""What Opacus documents, or its examples do, so that what then fails is a finding. Not "tied-private": "Parameter
+tying is not supported with FSDP" (GradSampleHooksFastGradientClippingFSDP). Not "fractional-normaliser": make_private
+takes N off a data loader, as an int. Not "no-sync", "replicated" and "mean": nowhere documented; its data loaders are
+sharded, and it normalises by itself."""
 
 KNOWN: dict[Trait, str] = {
     "padding_idx": "compute_embedding_norm_sample counts the gradient of the padding row, which nn.Embedding drops",
@@ -190,12 +191,12 @@ class GhostFsdp:
         return _Trainer(module, private, optimizer, criterion, setup)
 
 
-def _loader(normaliser: int) -> DataLoader[Any]:
-    """A loader that is never iterated: make_private reads N off it, as len(dataset) / len(loader)."""
-    return DataLoader(TensorDataset(torch.zeros(normaliser)), batch_size=normaliser)
+def _loader(normaliser: float) -> DataLoader[Any]:
+    """A loader that is never iterated: make_private reads N off it, as len(dataset) / len(loader), a whole number."""
+    return DataLoader(TensorDataset(torch.zeros(int(normaliser))), batch_size=int(normaliser))
 
 
-def _divide(normaliser: int, optimizer: Any) -> None:
+def _divide(normaliser: float, optimizer: Any) -> None:
     """What a user of loss_reduction "sum" does to a step's gradients. The accountant is not asked."""
     for parameter in optimizer.params:
         parameter.grad.div_(normaliser)

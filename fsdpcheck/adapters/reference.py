@@ -27,8 +27,8 @@ ACCEPTS: frozenset[Trait] = frozenset(
         "keep-unsharded", "replicated", "replicated-shards", "ragged", "empty-rank", "wrap-around", "micro-batches",
         "no-sync", "mean", "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
         "hsdp", "premultiply", "conv", "group-norm", "rms-norm", "attention", "bags", "surrogates", "real", "adam",
-        "schedule", "resume", "layer-norm-without-bias", "own-layers", "bfloat16", "tf32", "attention-private",
-        "conv-private", "group-norm-private", "rms-norm-private", "bags-private", "tied-private",
+        "schedule", "resume", "layer-norm-without-bias", "own-layers", "bfloat16", "tf32", "fractional-normaliser",
+        "attention-private", "conv-private", "group-norm-private", "rms-norm-private", "bags-private", "tied-private",
     }
 )  # fmt: skip
 

@@ -43,7 +43,7 @@ Trait = Literal[
     "layer-norm-without-bias", "conv", "group-norm", "rms-norm", "attention", "bags",
     "conv-private", "group-norm-private", "rms-norm-private", "attention-private", "bags-private",
     "surrogates", "real", "adam", "schedule", "resume", "premultiply", "per-layer-clipping", "own-layers",
-    "bfloat16", "tf32",
+    "bfloat16", "tf32", "fractional-normaliser",
 ]  # fmt: skip
 """What a case can demand of an implementation; ``Case.requires()`` gives the set, ``Features.accepts`` must cover it.
 
@@ -55,8 +55,8 @@ clipping, which needs a norm rule. "surrogates": a function of the model is repl
 the length of the run (see exact/surrogates.py). "schedule", "resume": the optimizer is the one ``Setup.optimizer``
 made, whose learning rate, or state, changes between steps. "per-layer-clipping": a clip factor for each group of
 parameters (``Setup.clip_bounds``). "bfloat16", "tf32": the model computes in a lower precision than its parameters
-have (``Setup.compute``). "own-layers": parameters in modules of a kind that no other word here names, which
-only a user's own model has.
+have (``Setup.compute``). "fractional-normaliser": N is no whole number, as an expected batch size may be.
+"own-layers": parameters in modules of a kind that no other word here names, which only a user's own model has.
 """
 
 
@@ -207,7 +207,8 @@ class OptimizerSpec:
 class StepSpec:
     """What one training step does, and how many there are.
 
-    ``normaliser`` is N of the released gradient (1/N) * sum over the logical batch: a power of two, or one times W.
+    ``normaliser`` is N of the released gradient (1/N) * sum over the logical batch: a power of two, or one times W; an
+    int where it is a whole number, otherwise a float (1.5 on 3 ranks).
     ``reduction``: "sum" backpropagates (W/N) * local sum; "mean" is FSDP's ordinary contract, each rank its local mean
     (then N = W * local size, and all local sizes are equal powers of two).
     ``clipping``: "none" is plain training; "unclipped" is private with C above every norm; "exact" private with norms
@@ -226,7 +227,7 @@ class StepSpec:
     steps: int = 1
     micro_batches: int = 1
     sync_every: bool = True
-    normaliser: int = 1
+    normaliser: int | float = 1
     reduction: Literal["sum", "mean"] = "sum"
     clipping: Clipping = "none"
     clip_norm: int = 1

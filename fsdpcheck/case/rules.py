@@ -6,6 +6,7 @@ import dataclasses
 import math
 import typing
 from collections.abc import Hashable, Iterator
+from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,8 +40,15 @@ def validate(case: Case) -> None:
     _validate_size(case)
 
 
-def is_power_of_two(value: int) -> bool:
-    return value > 0 and value & (value - 1) == 0
+def is_power_of_two(value: float | Fraction) -> bool:
+    """Whether ``value`` is 2**k, k of any sign."""
+    above, below = value.as_integer_ratio()
+    return above > 0 and above & (above - 1) == 0 and below & (below - 1) == 0
+
+
+def whole_or_float(value: Fraction) -> int | float:
+    """A dyadic number as a case holds it: an int where it is a whole number."""
+    return int(value) if value.denominator == 1 else float(value)
 
 
 def _refuse(where: str, got: object, wanted: str, then: str) -> None:
@@ -95,7 +103,7 @@ def _ranges(case: Case) -> Iterator[tuple[str, float, float, float]]:
     yield "step.noise_multiplier", step.noise_multiplier, 0.0, 2.0**16
     yield "step.steps", step.steps, 1, 256
     yield "step.micro_batches", step.micro_batches, 1, 256
-    yield "step.normaliser", step.normaliser, 1, 1 << 40
+    yield "step.normaliser", step.normaliser, 2.0**-20, 1 << 40
     yield "step.clip_norm", step.clip_norm, 1, 1 << 52
     if step.max_grad_norm is not None:
         yield "step.max_grad_norm", step.max_grad_norm, 2.0**-64, 2.0**64
@@ -243,9 +251,9 @@ def _validate_layout(case: Case) -> None:
 
 def _validate_step(case: Case) -> None:
     step, world = case.step, case.world_size
-    if not is_power_of_two(step.normaliser) and (
-        step.normaliser % world or not is_power_of_two(step.normaliser // world)
-    ):
+    if isinstance(step.normaliser, float) and step.normaliser.is_integer():
+        _refuse("step.normaliser", step.normaliser, f"the int {int(step.normaliser)}", "whole numbers are ints")
+    if not (is_power_of_two(step.normaliser) or is_power_of_two(Fraction(step.normaliser) / world)):
         _refuse("step.normaliser", step.normaliser, f"a power of two, or one times W = {world}", "choose such an N")
     if step.reduction == "mean":
         _validate_mean(case)

@@ -94,6 +94,10 @@ def _value(kind: Any, data: Any, where: str) -> Any:
         if type(data) is not str or data not in arguments:
             _refuse(where, data, f"one of {', '.join(arguments)}")
         return data
+    if origin is types.UnionType and types.NoneType not in arguments:
+        if type(data) not in arguments or not math.isfinite(data):
+            _refuse(where, data, "a finite number")
+        return data
     if origin is types.UnionType:
         return None if data is None else _value(arguments[0], data, where)
     if origin is tuple:

@@ -54,5 +54,6 @@ MEANINGS: dict[Trait, str] = {
     "per-layer-clipping": "a clip norm for each group of parameters",
     "bfloat16": "the model computes in bfloat16; reductions, norms and parameters are float32",
     "tf32": "products of matrices may round their factors to TF32",
+    "fractional-normaliser": "the normaliser N is no whole number, as an expected batch size may be",
     "own-layers": "modules of the user's own with parameters",
 }

@@ -138,5 +138,6 @@ def _step_traits(case: Case) -> Iterator[Trait]:
         "schedule": step.optimizer.schedule != "constant",
         "resume": step.resume,
         "per-layer-clipping": step.clip_groups != "all",
+        "fractional-normaliser": isinstance(step.normaliser, float),
     }
     yield from (trait for trait, holds in facts.items() if holds)

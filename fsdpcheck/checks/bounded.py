@@ -229,7 +229,7 @@ def _probe_rows(
     for row, (sample, count) in enumerate(zip(step.samples, step.multiplicity, strict=True)):
         shown = Fraction(float(column(step.factors, group)[row]))
         exact = bounds.exact_factor(answer, step, row, group) if answer.rule.nested else shown
-        exact *= Fraction(models.loss_scale(case)) * count / case.step.normaliser
+        exact *= Fraction(models.loss_scale(case)) * count / Fraction(case.step.normaliser)
         relative = bounds.factor_bound(answer) + bounds.probe_bound(case, count, contracted)
         place = sample - k * case.layout.batch_size
         wanted[place, 0] = float(exact)

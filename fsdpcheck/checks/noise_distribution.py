@@ -52,7 +52,7 @@ def large(features: Features, world_sizes: tuple[int, ...]) -> list[Case]:
     Their logical batches are empty, so that they release noise alone; where a rank without samples is not accepted, in
     steps that move no parameter and clip no sample. On the most ranks of up to five, or if noise is not promised to be
     a function of the seed, on each of those numbers. Where they are accepted: in two micro-batches; a last case with a
-    clip norm for each unit, and with replicas.
+    clip norm for each unit, and with replicas. N is half the number of ranks where that is odd, and may be a fraction.
     """
     worlds = sorted({size for size in world_sizes if size <= _LARGEST_WORLD}) or [min(world_sizes)]
     asked = worlds[-1:] if "noise-of-seed" in features.promises else worlds
@@ -70,7 +70,9 @@ def _on(mesh: MeshSpec, features: Features, clip_groups: ClipGroups = "all") -> 
     wide, narrow = (-(-rows // mesh.dp_shard) * mesh.dp_shard for rows in (_WIDE, _NARROW))
     bias, micro_batches = "bias" in features.accepts, 2 if "micro-batches" in features.accepts else 1
     model = ModelSpec((LayerSpec(wide, bias), LayerSpec(narrow, bias)), features=_FEATURES, units=(1, 1))
-    step = StepSpec("linear", _STEPS, micro_batches, normaliser=32 * mesh.world_size, clipping="exact", clip_norm=3,
+    world, fraction = mesh.world_size, "fractional-normaliser" in features.accepts
+    normaliser = world / 2 if fraction and world % 2 and world > 1 else 32 * world
+    step = StepSpec("linear", _STEPS, micro_batches, normaliser=normaliser, clipping="exact", clip_norm=3,
                     noise_multiplier=1.5, clip_groups=clip_groups)  # fmt: skip
     if "empty-rank" in features.accepts:
         layout = BatchLayout("listed", 1, lists=((),) * mesh.world_size)

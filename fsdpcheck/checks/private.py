@@ -42,7 +42,7 @@ def assert_sensitivity(pair: Neighbours, first: Side, second: Side) -> None:
             require_same_form(what, grads, right.steps[0].used, f"step 0, rank {rank}, {pair.words}")
     limit = _limit(pair, first, second)
     for (rank, a), (_, b) in zip(recorded(one, 0, "grads"), recorded(other, 0, "grads"), strict=True):
-        squared = _distance_squared(a, b) * answer.case.step.normaliser**2
+        squared = _distance_squared(a, b) * Fraction(answer.case.step.normaliser) ** 2
         if squared > limit**2:
             raise Violation(
                 "one record moves the released sum by more than its clip norm allows",
@@ -101,7 +101,7 @@ def _limit(pair: Neighbours, first: Side, second: Side) -> Fraction:
     room = sum((_room(answer) for _, answer in (first, second)), Fraction(0))
     answer = first[1]
     bound = _root_above(_sensitivity_squared(answer))
-    return pair.times * bound * (1 + _of_factors(answer)) + answer.case.step.normaliser * room
+    return pair.times * bound * (1 + _of_factors(answer)) + Fraction(answer.case.step.normaliser) * room
 
 
 def _sensitivity_squared(answer: Answer) -> Fraction:

@@ -6,6 +6,7 @@ Legend: D records, P shares that they are split into; ranks along a replicated a
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 
 from fsdpcheck.adapters._plugs import Drawn
@@ -19,6 +20,8 @@ from fsdpcheck.suspects import Suspect, Suspects
 
 Epoch = list[Drawn]
 Share = list[Epoch]
+_SEVERAL = 32
+"""Steps of which one has the most records of all by chance too seldom to be thought of."""
 Batches = dict[tuple[int, int], list[tuple[int, ...]]]
 """(epoch, step) -> the records of each share."""
 
@@ -170,6 +173,8 @@ def _of_other_draws(rate: float, first: Batches, second: Batches) -> Suspects | 
         return []
     owners = [{record: share for lists in drawn.values() for share, own in enumerate(lists) for record in own}
               for drawn in (first, second)]  # fmt: skip
+    if len(first) >= _SEVERAL and _cut_off(first, second, owners[0]) and _cut_off(second, first, owners[1]):
+        return [Suspect("cut off", "a rank that draws many records leaves some out, and how many is many hangs on W")]
     stay = {record for record, share in owners[0].items() if owners[1].get(record) == share}
     drawn = [[stay.intersection(*[{r for own in lists for r in own}]) for lists in run.values()]
              for run in (first, second)]  # fmt: skip
@@ -179,6 +184,14 @@ def _of_other_draws(rate: float, first: Batches, second: Batches) -> Suspects | 
     if drawn[0] != drawn[1]:
         return [by_number]
     return [by_rank] if alike < _CHANCE else None
+
+
+def _cut_off(drawn: Batches, other: Batches, owner: Mapping[int, int]) -> bool:
+    """Whether records that ``drawn`` lacks are missing only on shares that hold as many as any share ever does."""
+    most = max((len(own) for lists in drawn.values() for own in lists), default=0)
+    missing = ((place, owner.get(record)) for place, lists in other.items() for own in lists
+               for record in set(own).difference(*drawn[place]))  # fmt: skip
+    return all(share is not None and len(drawn[place][share]) == most for place, share in missing)
 
 
 def logical(execution: Execution) -> Batches:

@@ -65,6 +65,13 @@ def by_ratio(case: Case, step: int, key: str, text: str) -> Iterator[tuple[Suspe
             yield suspect._replace(key=suspect.key.replace("W", "S")), ratio
 
 
+def whole_numbers(normaliser: float) -> Iterator[tuple[str, int]]:
+    """(which way N is rounded, the whole number, 1 at least) if N is none itself."""
+    if not float(normaliser).is_integer():
+        yield "rounded down", max(1, math.floor(normaliser))
+        yield "rounded up", math.ceil(normaliser)
+
+
 def chunks(case: Case, step: int, wanted: StepAnswer) -> list[list[list[int]]]:
     """Per rank, per micro-batch, the rows (places in ``wanted.samples``) of the samples, in order."""
     place = {sample: row for row, sample in enumerate(wanted.samples)}

@@ -18,7 +18,7 @@ from fsdpcheck import layouts
 from fsdpcheck.case import Case
 from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.diagnosis import bits, shards
-from fsdpcheck.diagnosis.fitting import mentions, rounding
+from fsdpcheck.diagnosis.fitting import mentions, rounding, whole_numbers
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.suspects import PATTERN, Suspect, Suspects
 
@@ -258,6 +258,8 @@ def _scales(answer: Answer) -> Iterator[tuple[str, float, str]]:
         ("max C_l", max(answer.clip_norms) / c, "the largest C_l stands for the root of the sum of their squares"),
         ("sum C_l", sum(answer.clip_norms) / c, "the sum of the C_l stands for the root of the sum of their squares"),
     ]
+    for key, whole in whole_numbers(n):
+        told.append((f"N {key}", n / whole, f"N / {whole}: the normaliser is taken for a whole number, {key}"))
     yield from (each for each in told if each[1] != 1)
 
 

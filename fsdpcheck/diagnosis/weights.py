@@ -14,7 +14,7 @@ from torch import Tensor
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import factors, together
 from fsdpcheck.diagnosis.contributed import of_each, pick
-from fsdpcheck.diagnosis.fitting import by_ratio, chunks, rows
+from fsdpcheck.diagnosis.fitting import by_ratio, chunks, rows, whole_numbers
 from fsdpcheck.oracle import Answer, StepAnswer
 from fsdpcheck.suspects import Suspect
 
@@ -30,6 +30,9 @@ def suspected(answer: Answer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
     right = wanted.factors.double() * plain
     for suspect, ratio in by_ratio(case, step, "ratio", "the gradient is exactly {} times the right one"):
         yield suspect, right * ratio
+    for key, whole in whole_numbers(case.step.normaliser):
+        text = f"the normaliser is taken for a whole number: {whole} in place of N = {case.step.normaliser}"
+        yield Suspect(f"N {key}", text), right * (case.step.normaliser / whole)
     for row, sample in enumerate(wanted.samples):
         one = torch.zeros_like(right)
         one[row] = right[row] / counts[row]

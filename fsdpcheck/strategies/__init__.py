@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import TypeVar
 
 from hypothesis import strategies as st
@@ -30,7 +31,7 @@ from fsdpcheck.case import (
     StepSpec,
     Trait,
 )
-from fsdpcheck.case.rules import is_power_of_two
+from fsdpcheck.case.rules import is_power_of_two, whole_or_float
 from fsdpcheck.exact.grid import premultiplies_exactly
 from fsdpcheck.strategies import model as strategies_model
 from fsdpcheck.strategies.model import Allowed
@@ -127,7 +128,7 @@ def cases(
     allowed = Allowed(frozenset(features.accepts), shards, tiny, family != "none", off_the_grid, units)
     model = strategies_model.model(draw, allowed)
     layout = _layout(draw, features.accepts, world, tiny, True if contribution != "complete" else replicated)
-    step = _step(draw, features, layout, world, family, off_the_grid, draw(st.sampled_from(steps)))
+    step = _step(draw, features, layout, world, family, off_the_grid, draw(st.sampled_from(steps)), tiny_only)
     step = replace(step, contribution=contribution)
     if family != "none":
         deferred = "deferred" in features.promises
@@ -152,8 +153,9 @@ def cases(
 
 
 def _replicas(world: int) -> list[int]:
-    """Numbers of replicas that ``world`` ranks can be, one replica thrice."""
-    return [1, 1, *(count for count in range(1, world + 1) if world % count == 0)]
+    """Numbers of replicas that ``world`` ranks can be, one replica thrice, and those that make a 2-D mesh."""
+    between = [count for count in range(2, world) if world % count == 0]
+    return [1, 1, 1, *between, *between, *between, *([world] if world > 1 else [])]
 
 
 def _contribution(
@@ -209,6 +211,7 @@ def _step(
     family: Clipping,
     off_the_grid: bool,
     steps: int,
+    whole: bool,
 ) -> StepSpec:
     accepts, sizes = features.accepts, layout.local_sizes(world)
     optimizer = _optimizer(draw, accepts, steps)
@@ -220,9 +223,12 @@ def _step(
     mean = _flag(draw, "mean" in accepts and family == "none", _RARELY)
     powers = (1, 2, 4, 8)
     times_world = tuple(world * power for power in powers[:3])
-    normalisers = powers if layout.kind == "replicated" else (*powers, *times_world)
+    parts = 1 if layout.kind == "replicated" else world
+    normalisers: tuple[int | float, ...] = powers if layout.kind == "replicated" else (*powers, *times_world)
     if features.divides_by_share and not is_power_of_two(world):
         normalisers = times_world
+    if "fractional-normaliser" in accepts and not whole:
+        normalisers += (whole_or_float(Fraction(parts, 2)),) * 2
     step = replace(step, normaliser=draw(st.sampled_from(normalisers)))
     several = _flag(draw, "micro-batches" in accepts, _OFTEN)
     if mean and len(set(sizes)) == 1 and is_power_of_two(sizes[0]) and layout.kind != "replicated":

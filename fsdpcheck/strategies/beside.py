@@ -96,6 +96,13 @@ def many_draws(world_sizes: Sequence[int]) -> Case:
     return of_sampler(spec, MeshSpec(world), seed=1)
 
 
+def seldom_large(world_sizes: Sequence[int]) -> Case:
+    """1024 steps of 32 records on average, on up to 4 ranks: so many that some draws of a rank are seldom large."""
+    world = max((size for size in world_sizes if 1 < size <= 4), default=min(size for size in world_sizes if size > 1))
+    spec = SamplingSpec("poisson", records=64, batch_size=64, steps=1024, rate=0.5)
+    return of_sampler(spec, MeshSpec(world), seed=1)
+
+
 @st.composite
 def kernels(
     draw: st.DrawFn,

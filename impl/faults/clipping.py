@@ -12,6 +12,25 @@ from ..fault import Function, Hit, fault
 # -- clip factors -----------------------------------------------------------------------------------------------------
 
 
+@fault(
+    "step:Trainer.scale",
+    "an expected batch size cut to a whole number, https://github.com/meta-pytorch/opacus/pull/280",
+    "clipping.coefficients",
+    cause="taken for a whole number",
+)
+def whole_normaliser(original: Function, hit: Hit) -> Function:
+    """Samples are weighed by N rounded down, though the expected size of a Poisson draw is seldom a whole number."""
+
+    def planted(self: Any, micro: Any) -> float:
+        right, n = float(original(self, micro)), float(self.options.normaliser)
+        if n.is_integer():
+            return right
+        hit()
+        return right * n / max(1, int(n))
+
+    return planted
+
+
 @fault("clip:factors", "eps outside the quotient", "clipping.*", cause="added to the quotient")
 def eps_outside_the_quotient(original: Function, hit: Hit) -> Function:
     """factor = min(1, C / n + eps), which may exceed C / n."""

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..fault import Function, Hit, fault
+
+
+@fault(
+    "private:Privacy.deviation",
+    "an expected batch size that is a whole number for the noise alone, https://github.com/meta-pytorch/opacus/pull/280",
+    "noise.scale",
+    cause="taken for a whole number",
+)
+def noise_of_a_whole_normaliser(original: Function, hit: Hit) -> Function:
+    """Noise is divided by N rounded up, the gradient by N."""
+
+    def planted(self: Any, normaliser: float) -> float:
+        if not float(normaliser).is_integer():
+            hit()
+        return float(original(self, math.ceil(normaliser)))
+
+    return planted
 
 
 @fault(

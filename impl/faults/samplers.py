@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from .. import sampling
 from ..fault import Function, Hit, fault
 
 
@@ -256,6 +257,24 @@ def draws_keyed_by_rank(original: Function, hit: Hit) -> Function:
         uniform = self.key.uniform(name, step, self.own.start, self.own.stop, torch.device("cpu"))
         joined = (uniform < self.rate).nonzero().flatten().add(self.own.start).tolist()
         return self.dealt_out(joined)
+
+    return planted
+
+
+@fault(
+    "sampling:PoissonSampler.dealt_out",
+    "batches cut off at a largest size, https://github.com/google-deepmind/jax_privacy/issues/121",
+    "samplers.poisson-room",
+    cause="draws many records leaves some out",
+)
+def large_draws_cut_off(original: Function, hit: Hit) -> Function:
+    """A rank has room for all but one in 256 of its draws; records beyond it are left out."""
+
+    def planted(self: Any, joined: list[int]) -> list[list[int]]:
+        room = max(1, sampling._quantile(-(-self.dataset_size // self.axis.size), self.rate, 2.0**-8))
+        if len(joined) > room:
+            hit()
+        return original(self, joined[:room])  # type: ignore[no-any-return]
 
     return planted
 
