@@ -15,9 +15,11 @@ from fsdpcheck.case import Case, Clipping
 from fsdpcheck.checks import assert_parameters_equal
 from fsdpcheck.checks.gathered import assert_scheduled
 from fsdpcheck.checks.lifecycle import assert_aliased, assert_few_gathered, assert_released
+from fsdpcheck.checks.noise import noisy
 from fsdpcheck.checks.watched import (
     assert_copies,
     assert_hooks_fire,
+    assert_noise_undisturbed,
     assert_parameter_hooks_fire,
     assert_steady_memory,
     assert_undisturbed,
@@ -139,14 +141,21 @@ def test_what_is_shown_is_a_copy(case: Case, run: Run) -> None:
 def test_a_step_that_raised_leaves_a_trainer_that_goes_on(case: Case, run: Run) -> None:
     """A step that raises on every rank, and is taken again, has the single device's bits, and leaves no memory held.
 
-    In the forward, in the backward, or in the second micro-batch. A rank that raises alone leaves the others waiting,
-    which no implementation can help. Source: pytorch#82203, pytorch#73535, and ``FSDPModule.reset_iter_state``.
+    In the forward, in the backward, or in the second micro-batch. Steps that clip have noise besides, where "noise" is
+    promised, and the bits of the noisy training that nothing interrupts. A rank that raises alone leaves the others
+    waiting, which no implementation can help.
+    Source: pytorch#82203, pytorch#73535, and ``FSDPModule.reset_iter_state``.
     """
     kinds = [watchers.INTERRUPT_FORWARD, watchers.INTERRUPT_BACKWARD]
     kinds += [watchers.INTERRUPT_LATER] * (case.step.micro_batches > 1)
     chosen = kinds[case.seed % len(kinds)]
+    with_noise = case.step.clipping == "exact" and "noise" in run.features.promises
+    case = noisy(case) if with_noise else case
     execution = run(case, watchers=(watchers.HELD, chosen))
     if not interruptions(execution, chosen):
         raise NotExact("the layer in the middle has no backward")
-    assert_undisturbed(execution, run.answer(case), lambda: run(case))
+    if with_noise:
+        assert_noise_undisturbed(execution, run(case))
+    else:
+        assert_undisturbed(execution, run.answer(case), lambda: run(case))
     assert_steady_memory(execution)

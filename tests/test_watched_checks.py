@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from fsdpcheck import observers, watchers
-from fsdpcheck.case import Case, LayerSpec, ModelSpec
+from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.checks import watched as watched_checks
+from fsdpcheck.checks.noise import noisy
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
@@ -122,3 +124,14 @@ def test_what_an_interruption_leaves_behind_is_named_only_if_the_training_is_rig
     with pytest.raises(Violation) as found:
         watched_checks.assert_undisturbed(wrong, answer, lambda: wrong)
     assert "leaves something behind" not in str(found.value)
+
+
+def test_noise_that_an_interruption_changes_is_a_violation(engine: SimulatedEngine) -> None:
+    run = Run(engine, "reference")
+    case = noisy(replace(CASE, mesh=MeshSpec(2), step=StepSpec(clipping="exact", steps=2)))
+    whole, other = run(case), run(case)
+    watched_checks.assert_noise_undisturbed(other, whole)
+    next(iter(other.ranks[-1].steps[1].params.values())).flatten()[0] += 1
+    with pytest.raises(Violation, match="leaves something behind") as found:
+        watched_checks.assert_noise_undisturbed(other, whole)
+    assert "step 1, rank 1" in found.value.where

@@ -11,14 +11,17 @@ import torch
 
 from fsdpcheck import layouts, models, watchers
 from fsdpcheck.checks import assert_parameters_equal
+from fsdpcheck.checks.comparing import require_equal
 from fsdpcheck.checks.recorded import completed
 from fsdpcheck.errors import UsageError, Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.observers import SCRIBBLED
 from fsdpcheck.oracle import Answer
 from fsdpcheck.program.watch import Notes
+from fsdpcheck.suspects import Suspect
 
 _UNSEEN = "gradients are put where autograd does not see them"
+_LEFT_BEHIND = "the training is right where nothing is interrupted: a step that raised leaves something behind"
 Hook = tuple[str, str]
 """(kind, module)."""
 
@@ -117,8 +120,19 @@ def assert_undisturbed(interrupted: Execution, answer: Answer, whole: Callable[[
     except Violation as found:
         if interrupted.failure is not None or not right(whole(), answer):
             raise
-        cause = "the training is right where nothing is interrupted: a step that raised leaves something behind"
-        raise Violation(found.what, got=found.got, wanted=found.wanted, where=found.where, cause=cause) from None
+        raise Violation(found.what, got=found.got, wanted=found.wanted, where=found.where, cause=_LEFT_BEHIND) from None
+
+
+def assert_noise_undisturbed(interrupted: Execution, whole: Execution) -> None:
+    """An interrupted run with noise shows the parameters of the run that nothing interrupted, bit for bit."""
+    for mine, theirs in zip(completed(interrupted), completed(whole), strict=True):
+        for step, (got, wanted) in enumerate(zip(mine.steps, theirs.steps, strict=True)):
+            what, where = "a step that raised changes what is released with noise", f"step {step}, rank {mine.rank}"
+            require_equal(what, got.params, wanted.params, where, _of_interruption)
+
+
+def _of_interruption() -> list[Suspect]:
+    return [Suspect("interrupted", _LEFT_BEHIND)]
 
 
 def _of_calls(got: int, wanted: int) -> str:

@@ -170,6 +170,24 @@ def nothing_is_clipped_after_an_exception(original: Function, hit: Hit) -> Funct
 
 
 @fault(
+    "step:Trainer.abandon",
+    "noise switched off for a pass and not on again when it raises, as of a context without a finally",
+    "lifecycle.interrupted",
+    cause="right where nothing is interrupted",
+)
+def no_noise_after_an_exception(original: Function, hit: Hit) -> Function:
+    """When a step has raised, no noise is added from then on."""
+
+    def planted(self: Any) -> None:
+        original(self)
+        if self.private is not None:
+            hit()
+            self.private.add_noise = lambda step, normaliser: None
+
+    return planted
+
+
+@fault(
     "torch:Tensor.register_post_accumulate_grad_hook",
     "a hook on a sharded parameter that never fires, https://github.com/meta-pytorch/torchrec/pull/4268",
     "lifecycle.parameter-hooks",
