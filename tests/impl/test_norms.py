@@ -125,6 +125,23 @@ def test_layer_norm_over_several_axes_and_without_bias(bias: bool) -> None:
     assert_rule_agrees(module, dyadic_rows(5, 3, 2, 4, groups=3), integers(5, 3, 2, 4, seed=19))
 
 
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.GroupNorm(2, 8, eps=7.0), (8, 3)),
+        (nn.LayerNorm(8, eps=7.0), (3, 8)),
+        (nn.RMSNorm(8, eps=7.0), (3, 8)),
+    ],
+    ids=["group", "layer", "rms"],
+)
+def test_a_norm_adds_its_own_eps(module: nn.Module, shape: tuple[int, ...]) -> None:
+    """Of values +-3 the variance and the mean square are 9, and 9 + 7 has an exact root."""
+    inputs = 3 * torch.tensor([1.0, -1, -1, 1]).double().repeat(5 * 6).reshape(5, *shape)
+    if isinstance(module, nn.GroupNorm):  # 4 channels of 3 positions a group
+        assert not inputs.reshape(5, 2, -1).sum(2).any()
+    assert_rule_agrees(module.double(), inputs, integers(5, *shape, seed=20))
+
+
 @pytest.mark.parametrize("norm", [nn.LayerNorm(4, elementwise_affine=False), nn.RMSNorm(4, elementwise_affine=False)])
 def test_a_norm_without_parameters_has_no_gradient(norm: nn.Module) -> None:
     rule = norms.rule_for(norm)
