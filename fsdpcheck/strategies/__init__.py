@@ -112,7 +112,7 @@ def cases(
     then with a replicated batch (with distributed samples they are not computable). ``norms`` and ``contributions``
     narrow both further; ``replicated`` asks for replicated batches only, or none. If no size in ``world_sizes`` is
     within ``features.max_world_size`` there is no case. A global norm summed in float32 is asked of float32 cases only.
-    ``tiny_only`` draws float32 cases, the smallest numbers and sizes.
+    ``tiny_only`` draws float32 cases, the smallest numbers and sizes, and whole normalisers.
     ``steps``: numbers of steps to draw from. ``units``: the fewest that a model is cut into, where no tied weight keeps
     layers together.
     With "real" ``numbers`` the true functions are drawn whether surrogates are accepted or not.
