@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.adapters._base import Stored, UnitState
-from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.check import check_case
 from fsdpcheck.checks.lifecycle import assert_aliased, assert_few_gathered, assert_released
 from fsdpcheck.checks.state import assert_stored
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import AdapterError, UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
+from fsdpcheck.law import chapters
 from fsdpcheck.observers import UNITS
 from fsdpcheck.runner import Run
 
@@ -144,3 +146,16 @@ def test_an_adapter_that_cannot_save_is_told_so(tmp_path: object) -> None:
     with pytest.raises(AdapterError, match="without save, load"):
         Run(engine, "fully_shard")(Case(MODEL), save_to=str(tmp_path), load_from=str(tmp_path))
     engine.close()
+
+
+def test_noise_that_would_move_parameters_is_no_reason_for_other_bits_at_another_number_of_ranks() -> None:
+    """Parameters that noise has moved have gradients whose sum over five samples rounds, in each order otherwise."""
+    engine = SimulatedEngine()
+    case = Case(
+        ModelSpec((LayerSpec(1),), features=3),
+        layout=BatchLayout(batch_size=5),
+        step=StepSpec(clipping="exact"),
+    )
+    verdict = check_case(chapters()["state.resharded"], Run(engine, "reference"), case)
+    engine.close()
+    assert verdict.status == "holds", verdict.finding
