@@ -29,6 +29,8 @@ from fsdpcheck.law import Law, chapters
 from fsdpcheck.runner import Run
 
 ADAPTERS: Final = ("reference", "reference_fsdp2", "fully_shard", "fsdp1")
+VARIANTS: Final = ("reference:bookkeeping",)
+"""Asked of the laws that none of ``ADAPTERS`` promises."""
 
 
 def lines(count: int = 4, pattern: str = "*", path: str = os.devnull, report: str = "") -> Iterator[str]:
@@ -72,7 +74,7 @@ def _cases(report: str) -> dict[tuple[str, str], int]:
 
 def _worth(engine: SimulatedEngine, law: Law, count: int) -> dict[str, Any]:
     """Of one law: ``cases`` judged without a fault, in ``seconds`` of process time, and the faults that it kills."""
-    promised = [name for name in ADAPTERS if not law.not_promised(load(name).features)]
+    promised = [name for name in (*ADAPTERS, *VARIANTS) if not law.not_promised(load(name).features)]
     run = Run(engine, promised[0])
     check_law(law, run, seed=1, shrink=False, most=1)  # another case first: what is loaded once costs no law
     started = time.process_time()
