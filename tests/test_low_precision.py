@@ -195,6 +195,13 @@ def test_factors_of_any_size_are_drawn_and_most_need_more_bits_than_bfloat16_has
     assert sum(bool((own != own.to(torch.bfloat16)).any()) for own in factors) >= 15
 
 
+def test_thirteen_replicas_leave_a_clip_norm() -> None:
+    """The loss scale's odd factor is 169 there, more than a target of 8 bits can take."""
+    every = drawing.distinct(strategies_narrow.low_precision(EVERYTHING, (13,), "exact"), 60)
+    assert any(case.mesh.dp_replicate == 13 for case in every)
+    assert all(case.step.clip_norm >= 1 for case in every)
+
+
 def test_a_batch_is_not_dealt_out_where_norms_are_partial() -> None:
     """Their shares could not be put together: every private implementation refuses such a case."""
     strategy = strategies_narrow.low_precision(EVERYTHING, (2, 3, 4, 5), "unclipped")

@@ -86,9 +86,9 @@ def _most(compute: Compute, clipping: Clipping) -> int:
 
 
 def _largest_clip_norm(case: Case) -> int:
-    """The largest C for which the instrument's targets times the loss scale most likely fit 8 bits."""
+    """The largest C, a power of two, for which the instrument's targets times the loss scale most likely fit 8 bits."""
     largest = 64
-    while largest * _odd(case) > 64:
+    while largest > 1 and largest * _odd(case) > 64:  # 13 replicas of one shard have an odd factor of 169
         largest //= 2
     return largest
 
