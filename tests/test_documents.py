@@ -1,4 +1,4 @@
-"""What the README says of the laws is what is registered."""
+"""What the README and docs/laws.md say of the laws is what is registered."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fsdpcheck.adapters import load
 from fsdpcheck.law import chapters
 
 README = Path(__file__).parent.parent / "README.md"
+LAWS = README.parent / "docs" / "laws.md"
 
 
 @pytest.mark.skipif(not README.is_file(), reason="only a checkout has the README")
@@ -20,3 +22,15 @@ def test_the_readme_names_every_chapter_and_counts_the_laws() -> None:
     laws = chapters()
     assert named == {name.partition(".")[0] for name in laws}
     assert f"{len(laws)} laws in {len(named)} chapters" in table
+
+
+@pytest.mark.skipif(not LAWS.is_file(), reason="only a checkout has the documents")
+@pytest.mark.parametrize("adapter", ["reference", "reference_fsdp2", "fully_shard", "fsdp1", "opacus:sound"])
+def test_the_document_of_laws_says_who_promises_each(adapter: str) -> None:
+    if adapter.startswith("opacus"):
+        pytest.importorskip("opacus")
+    lines = [line for line in LAWS.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    (header, *rows) = [line.strip("| ").split(" | ") for line in lines]
+    said = {row[0]: row[header.index(adapter)] != "-" for row in rows if len(row) == len(header)}
+    features = load(adapter).features
+    assert said == {name: not law.not_promised(features) for name, law in chapters().items()}
