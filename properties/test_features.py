@@ -15,7 +15,7 @@ from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck import strategies, watchers
 from fsdpcheck.adapters._base import Features, Use
-from fsdpcheck.case import Case, Clipping, MeshSpec, Trait
+from fsdpcheck.case import Case, MeshSpec, Trait
 from fsdpcheck.checks.features import (
     assert_in_effect,
     assert_right,
@@ -41,13 +41,6 @@ def _without(*traits: Trait) -> Callable[[Features, Sizes], SearchStrategy[Case]
         return strategies.plain(replace(features, accepts=features.accepts - {*traits}), world_sizes)
 
     return draw
-
-
-def _of_every_kind(features: Features, world_sizes: Sizes) -> SearchStrategy[Case]:
-    """Plain cases, and private ones where equal bits are promised of them."""
-    private: tuple[Clipping, ...] = ("unclipped", "exact")
-    promised = {"private", "exact-factors"} <= features.promises
-    return strategies.cases(features, clipping=("none", *(private if promised else ())), world_sizes=world_sizes)
 
 
 def _by_four_or_six(features: Features, world_sizes: Sizes) -> SearchStrategy[Case]:
@@ -174,7 +167,7 @@ def test_an_embedding_that_is_not_gathered_for_its_backward_changes_no_bit(case:
     _unnoticed(_each_its_own(case), run, "no-gather")
 
 
-@law("features.checkpointing", promise="features.checkpointing", draw=_of_every_kind)
+@law("features.checkpointing", promise="features.checkpointing", draw=strategies.of_equal_bits)
 def test_computing_units_again_in_the_backward_changes_no_bit(case: Case, run: Run) -> None:
     """With activation checkpointing inside each unit, training is the single device's; private training too.
 

@@ -36,13 +36,6 @@ def _any(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Cas
     return strategies.cases(features, clipping=families, world_sizes=world_sizes)
 
 
-def _of_every_kind(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """The same, and steps that clip, where equal bits are promised of them."""
-    private: tuple[Clipping, ...] = ("unclipped", "exact") if "exact-factors" in features.promises else ("unclipped",)
-    families: tuple[Clipping, ...] = ("none", *(private if "private" in features.promises else ()))
-    return strategies.cases(features, clipping=families, world_sizes=world_sizes)
-
-
 def _of_several_units(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
     """Plain and private steps, two at least, of three units where they can be; real numbers need no proof."""
     real = "real" in features.accepts
@@ -137,7 +130,7 @@ def test_what_is_shown_is_a_copy(case: Case, run: Run) -> None:
     assert_parameters_equal(execution, answer)
 
 
-@law("lifecycle.interrupted", promise="interrupts", draw=_of_every_kind)
+@law("lifecycle.interrupted", promise="interrupts", draw=strategies.of_equal_bits)
 def test_a_step_that_raised_leaves_a_trainer_that_goes_on(case: Case, run: Run) -> None:
     """A step that raises on every rank, and is taken again, has the single device's bits, and leaves no memory held.
 

@@ -13,21 +13,13 @@ from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck import siblings, strategies
 from fsdpcheck.adapters._base import Features, Keeping
-from fsdpcheck.case import Case, Clipping
+from fsdpcheck.case import Case
 from fsdpcheck.checks.noise import noisy, standing
 from fsdpcheck.checks.recorded import completed
 from fsdpcheck.checks.state import assert_readable, assert_resumed, assert_stored, going_on, unsharded
 from fsdpcheck.execution import Observable
 from fsdpcheck.law import law
 from fsdpcheck.runner import Run
-
-
-def _any(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """Plain and private, in the families in which equal sums are promised."""
-    private: tuple[Clipping, ...] = ("unclipped", "exact") if "exact-factors" in features.promises else ("unclipped",)
-    plain: tuple[Clipping, ...] = ("none",) if "plain" in features.promises else ()
-    chosen = (*plain, *private) if "private" in features.promises else plain
-    return strategies.cases(features, clipping=chosen, world_sizes=world_sizes)
 
 
 def _exact(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
@@ -46,7 +38,7 @@ def _assert_same_after_stops(case: Case, run: Run, what: str) -> None:
     assert_resumed((never, answer), (stopped, answer), what)
 
 
-@law("state.resumed", promise="state", draw=_any)
+@law("state.resumed", promise="state", draw=strategies.of_equal_bits)
 def test_a_training_that_stopped_goes_on_as_if_it_had_not(case: Case, run: Run) -> None:
     """Saved after each step and taken on by a new trainer, a training has the bits of one that never stopped.
 
@@ -66,7 +58,7 @@ def test_a_training_that_stopped_uses_no_noise_twice(case: Case, run: Run) -> No
     _assert_same_after_stops(private, run, "noise after a stop is not that of the next step")
 
 
-@law("state.resharded", promise="state", draw=_any)
+@law("state.resharded", promise="state", draw=strategies.of_equal_bits)
 def test_a_training_goes_on_at_another_number_of_ranks(case: Case, run: Run) -> None:
     """Saved at W ranks and loaded at W', it has the parameters that were saved, and the bits of one that stayed at W.
 
@@ -86,7 +78,7 @@ def test_a_training_goes_on_at_another_number_of_ranks(case: Case, run: Run) -> 
     assert_resumed((first, run.answer(one)), (second, run.answer(two)), what)
 
 
-@law("state.shape", promise="state", draw=_any)
+@law("state.shape", promise="state", draw=strategies.of_equal_bits)
 def test_a_checkpoint_holds_each_parameter_once_and_no_padding(case: Case, run: Run) -> None:
     """Every parameter lies in it under its own name and shape, each element once, and an unsharded model reads it.
 

@@ -296,3 +296,20 @@ def test_some_cases_of_two_steps_are_not_projected_so_that_what_a_rank_hides_has
     hidden = [case for case in several if not case.arithmetic.project]
     assert 2 <= len(hidden) < len(several) / 2
     assert all(case.step.optimizer.kind == "sgd" and case.arithmetic.dtype == "float64" for case in hidden)
+
+
+@pytest.mark.parametrize(
+    ("promises", "families"),
+    [
+        (("plain",), {"none"}),
+        (("private",), {"unclipped"}),
+        (("private", "exact-factors"), {"unclipped", "exact"}),
+        (("plain", "private", "exact-factors"), {"none", "unclipped", "exact"}),
+    ],
+)
+def test_equal_bits_are_asked_of_the_families_in_which_they_are_promised(
+    promises: tuple[Promise, ...], families: set[str]
+) -> None:
+    features = Features(frozenset(promises), accepts=MINIMAL.accepts)
+    found = drawing.distinct(strategies.of_equal_bits(features), 40)
+    assert {case.step.clipping for case in found} == families

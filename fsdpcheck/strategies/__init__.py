@@ -70,6 +70,14 @@ def private_probe(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) 
     return cases(features, clipping=("probe",), world_sizes=world_sizes)
 
 
+def of_equal_bits(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.SearchStrategy[Case]:
+    """Plain and private steps, of each family in which the implementation promises the single device's bits."""
+    private: tuple[Clipping, ...] = ("unclipped", "exact") if "exact-factors" in features.promises else ("unclipped",)
+    plainly: tuple[Clipping, ...] = ("none",) if "plain" in features.promises else ()
+    families = (*plainly, *(private if "private" in features.promises else ())) or ("none",)
+    return cases(features, clipping=families, world_sizes=world_sizes)
+
+
 def real(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.SearchStrategy[Case]:
     """Ordinary training on real numbers with the true functions, for an implementation that accepts "real"."""
     return cases(features, clipping=("none",), world_sizes=world_sizes, numbers="real")
