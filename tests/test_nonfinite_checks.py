@@ -112,6 +112,9 @@ def test_what_was_refused_has_changed_no_parameter_of_any_rank(engine: Simulated
     execution.ranks[1].refused = None
     with pytest.raises(UsageError, match="what rank 1 trains"):
         assert_refused_or_left_out(execution, PAIR, answer)
+    del execution.ranks[1]
+    with pytest.raises(UsageError, match=r"nothing of ranks \[1\]"):
+        assert_refused_or_left_out(execution, PAIR, answer)
 
 
 @pytest.mark.parametrize("adapter", ["reference", "reference_fsdp2"])

@@ -95,7 +95,7 @@ def _value(kind: Any, data: Any, where: str) -> Any:
             _refuse(where, data, f"one of {', '.join(arguments)}")
         return data
     if origin is types.UnionType and types.NoneType not in arguments:
-        if type(data) not in arguments or not math.isfinite(data):
+        if type(data) not in arguments or (type(data) is float and not math.isfinite(data)):
             _refuse(where, data, "a finite number")
         return data
     if origin is types.UnionType:

@@ -22,7 +22,7 @@ from fsdpcheck.checks.matched import trained_names
 from fsdpcheck.checks.recorded import completed, recorded
 from fsdpcheck.diagnosis import bits
 from fsdpcheck.diagnosis.noise import Draw
-from fsdpcheck.errors import Diagnose, UsageError, Violation
+from fsdpcheck.errors import Diagnose, NotExact, UsageError, Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.oracle import Answer, Named
 
@@ -94,14 +94,17 @@ def assert_noise_in_full_precision(noisy: Execution, answer: Answer) -> None:
 
     Noise is what is released beyond the clipped sum, which ``answer`` has exactly. Of Gaussian noise in float32, of a
     deviation no smaller than a tenth of the sum, one number in 2^8 at most fits 8 bits by chance, itself or in the sum:
-    all of 4 elements or more do with probability 2^-32. Parameters of fewer elements are judged together.
+    all of 4 elements or more do with probability 2^-32. Parameters of fewer elements are judged together. Raises NotExact
+    where all of them together have fewer.
     """
     case, clean = noisy.request.case, answer.steps[0].released
     completed(noisy)
     first = same_on_all_ranks(noisy, 0)
     require_same_form("a noisy gradient has another form", first, clean, "step 0")
     drawn = {name: value.double() - clean[name].double() for name, value in first.items()}
-    for names in _judged_together(drawn):
+    if not (judged := _judged_together(drawn)):
+        raise NotExact(f"all parameters together have fewer than {_ENOUGH} elements, too few to tell noise of few bits")
+    for names in judged:
         where = f"step 0, {', '.join(names)}"
         if not any(bool(drawn[name].any()) for name in names):
             cause = partial(diagnosis.noise.of_missing, case, drawn, clean)
