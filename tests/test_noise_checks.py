@@ -12,9 +12,10 @@ from torch import Tensor
 
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, ModelSpec, StepSpec
 from fsdpcheck.checks import draws
-from fsdpcheck.checks.noise import FALSE_ALARM, assert_noise_once
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.checks.noise import FALSE_ALARM, assert_noise_in_full_precision, assert_noise_once
+from fsdpcheck.errors import NotExact, UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
+from fsdpcheck.oracle import answer
 
 CASE = Case(
     ModelSpec((LayerSpec(2, frozen="bias", bias=True),)),
@@ -147,3 +148,19 @@ def test_noise_of_unknown_scale_is_not_judged() -> None:
     noisy.request = replace(noisy.request, clip_norm=math.inf)
     with pytest.raises(UsageError, match="clip norm"):
         assert_noise_once(noisy, clean)
+
+
+def test_noise_of_few_bits_is_found_and_of_fewer_than_four_elements_nothing_is_said() -> None:
+    solution = answer(CASE)
+
+    def judge(*noise: float) -> None:
+        clean = gradient(*[1.0] * len(noise))
+        step = replace(solution.steps[0], released=clean)
+        noisy = {name: value + torch.tensor(noise, dtype=torch.float64) for name, value in clean.items()}
+        assert_noise_in_full_precision(run(CASE, noisy), replace(solution, steps=(step,)))
+
+    judge(*normal(1, 4).tolist())
+    with pytest.raises(Violation, match="not drawn and added"):
+        judge(0.5, 1.25, -2.0, 0.25)
+    with pytest.raises(NotExact, match="fewer than 4 elements"):
+        judge(0.1, 0.2, 0.3)

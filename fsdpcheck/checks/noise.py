@@ -94,8 +94,8 @@ def assert_noise_in_full_precision(noisy: Execution, answer: Answer) -> None:
 
     Noise is what is released beyond the clipped sum, which ``answer`` has exactly. Of Gaussian noise in float32, of a
     deviation no smaller than a tenth of the sum, one number in 2^8 at most fits 8 bits by chance, itself or in the sum:
-    all of 4 elements or more do with probability 2^-32. Parameters of fewer elements are judged together. Raises NotExact
-    where all of them together have fewer.
+    all of 4 elements or more do with probability 2^-32. Parameters of fewer elements are judged together.
+    Raises NotExact where all of them together have fewer.
     """
     case, clean = noisy.request.case, answer.steps[0].released
     completed(noisy)
