@@ -8,13 +8,14 @@ Legend: W ranks, S shards, R replicas, N the normaliser, K micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Literal
 
 from fsdpcheck import layouts, models, values
 from fsdpcheck.adapters._base import Features
-from fsdpcheck.case import BatchLayout, Case, MeshSpec, OwnModel, Trait
+from fsdpcheck.case import BatchLayout, Case, MeshSpec, ModelSpec, OwnModel, Trait
 from fsdpcheck.case.rules import is_power_of_two, whole_or_float
 from fsdpcheck.case.shapes import item_units
 from fsdpcheck.errors import InvalidCase, NotExact
@@ -22,6 +23,8 @@ from fsdpcheck.errors import InvalidCase, NotExact
 _LARGEST_WORLD = 6
 
 Pair = tuple[Case, Case]
+Parameter = tuple[int, Literal["weight", "bias"]]
+"""(layer, which of its parameters)."""
 
 
 def listed(case: Case) -> Case:
@@ -95,6 +98,46 @@ def in_replicas(case: Case) -> Case:
     layout = BatchLayout("by-replica", len(every), lists=tuple(every[first::replicas] for first in range(replicas)))
     mesh = MeshSpec(case.world_size // replicas, replicas, case.mesh.reshard_after_forward)
     return replace(case, mesh=mesh, layout=layout, arithmetic=replace(case.arithmetic, averaging="divide"))
+
+
+def partly_frozen(case: Case, features: Features) -> list[Case]:
+    """The case, with some of what it trains frozen, with others of it frozen and, unless nothing is left, with both.
+
+    Squares of its samples' norms are told in advance: that of the case and the last add up to those of the others.
+    """
+    pieces = list(_freezable(case.model))
+    if len(pieces) < 2:
+        raise NotExact("the case trains no two parameters that could be frozen")
+    order = [pieces[place] for place in values.permutation(case.seed, "frozen parts", len(pieces))]
+    spare = case.seed % 2 if len(order) > 2 else 0  # stays trained in all of them
+    cut, last = (len(order) - spare + 1) // 2, len(order) - spare
+    parts = [order[:cut], order[cut:last]]
+    if spare or case.model.has_front:
+        parts.append(order[:last])
+    found = [_with_frozen(case, [one for piece in part for one in piece]) for part in parts]
+    if not all(other.requires() <= features.accepts for other in found):
+        raise NotExact("the adapter does not accept the case with these parameters frozen")
+    return [case, *found]
+
+
+def _freezable(spec: ModelSpec) -> Iterator[list[Parameter]]:
+    """What can be frozen by itself: a layer's weight, or the one that two share, or its bias."""
+    for index, layer in enumerate(spec.layers):
+        shared = spec.tied is not None and index in spec.tied
+        if layer.frozen in ("none", "bias") and not shared:
+            yield [(index, "weight")]
+        if layer.bias and layer.frozen in ("none", "weight"):
+            yield [(index, "bias")]
+    if spec.tied is not None and spec.tied[0] >= 0 and spec.layers[spec.tied[0]].frozen in ("none", "bias"):
+        yield [(index, "weight") for index in spec.tied]
+
+
+def _with_frozen(case: Case, parameters: Sequence[Parameter]) -> Case:
+    layers = list(case.model.layers)
+    for index, name in parameters:
+        layer = layers[index]
+        layers[index] = replace(layer, frozen=name if layer.frozen in ("none", name) else "all")
+    return replace(case, model=replace(case.model, layers=tuple(layers)))
 
 
 def _chosen(case: Case, features: Features, candidates: Iterable[Case], what: str) -> Case:

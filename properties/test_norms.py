@@ -12,7 +12,8 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck import observers, siblings, strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Contribution, Numbers
-from fsdpcheck.checks import assert_norms_exact, assert_norms_in_dataset_order, assert_probe_coefficients
+from fsdpcheck.checks import assert_norms_exact, assert_norms_in_dataset_order, assert_probe_coefficients, bounds
+from fsdpcheck.checks.additive import assert_additive
 from fsdpcheck.checks.matched_norms import assert_norms_near
 from fsdpcheck.checks.refused import assert_refused_alike
 from fsdpcheck.checks.scaling import TIMES, assert_scaled
@@ -183,6 +184,42 @@ def test_norms_grow_with_the_losses(case: Case, run: Run) -> None:
     observe = run.observe | (run.features.observables & {"grads"})
     whole, scaled = run(case, observe=observe), run(case, observe=observe, loss_times=TIMES)
     assert_scaled(whole, scaled, whole.request.clip_norm)
+
+
+def _of_parameters(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
+    """One unclipped step, of several parameters where a bias makes them several."""
+    flat = replace(features, accepts=features.accepts - {"per-layer-clipping"})
+    found = strategies.cases(flat, clipping=("unclipped",), world_sizes=world_sizes)
+    whole = found.map(lambda case: _in_one_step(case, case.step.clip_norm))
+    return whole.map(_with_a_bias) if "bias" in features.accepts else whole
+
+
+def _with_a_bias(case: Case) -> Case:
+    """The case whose only layer has a bias."""
+    only, *others = case.model.layers
+    if others or only.kind == "rms_norm":
+        return case
+    return replace(case, model=replace(case.model, layers=(replace(only, bias=True),)))
+
+
+@law(
+    "norms.additive",
+    promise="private",
+    draw=_of_parameters,
+    observe=("norms",),
+    needs_traits=("frozen",),
+    own_models=False,
+)
+def test_squared_norms_add_up_over_the_parameters(case: Case, run: Run) -> None:
+    """Freezing parameters takes their terms from every squared norm, the same ones whatever else is frozen.
+
+    By three or four runs, without an oracle. A parameter has one term: a weight that two layers share too. Sees norms
+    that are added, cross terms of layers and frozen parameters that count. Not what is wrong in one parameter's own
+    term, nor what counts whatever is frozen where an Embedding in front is trained in all runs. Source: Opacus#436.
+    """
+    parts = siblings.partly_frozen(case, run.features)
+    bound = max(bounds.sample_norm_bound(run.answer(part)) for part in parts)
+    assert_additive([run(part) for part in parts], bound)
 
 
 @law(

@@ -270,6 +270,26 @@ def frozen_weight_counted(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "hooks:Recorder._summed",
+    "layers' norms added, not their squares",
+    "norms.additive",
+    cause="norms of parameters are added",
+)
+def norms_of_layers_added(original: Function, hit: Hit) -> Function:
+    """A sample's norm is the sum of its layers' norms: never too small, so it clips too much."""
+
+    def planted(self: Any, squares: Sequence[Any], losses: torch.Tensor) -> Any:
+        found = original(self, squares, losses)
+        if self.clipping.groups is not None or found.partial is not None or len(squares) < 2:
+            return found
+        hit()
+        norms = torch.stack([term for own in squares for term in own.values()]).sqrt()
+        return aggregate.Terms(norms.sum(0).square())
+
+    return planted
+
+
+@fault(
     "norms.embedding:pair_of_each_position",
     "per-token norms added, cross terms lost, https://github.com/meta-pytorch/opacus/pull/738",
     "clipping.norms",
