@@ -34,7 +34,7 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
     "laws": (
         "laws",
         "lines",
-        "[N [LAW [FILE [REPORT]]]]: who promises each law, its cost, the planted faults that N cases of it kill",
+        "[N [LAW [FILE [REPORT,...]]]]: who promises each law, its cost, the planted faults that N cases of it kill",
     ),
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }

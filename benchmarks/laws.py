@@ -1,11 +1,11 @@
 """What each law is worth: who promises it, what a case of it costs, and which planted faults it kills, alone or shared.
 
-``python -m benchmarks laws [N [LAW [FILE [REPORT]]]]``: N cases (default 4) of each law whose name matches, on a
+``python -m benchmarks laws [N [LAW [FILE [REPORT,...]]]]``: N cases (default 4) of each law whose name matches, on a
 subject as it is and again with each fault in place. The first of them must hold, so what breaks the others is the
 fault; code that merely raises counts as no kill. Laws of samplers and kernels are asked of the faults in those, other
 laws of all others. A fault is killed *alone* when no other law kills it with so few cases. What FILE (JSON lines, one a
 law) holds already is not measured again; the table is of all that it holds. REPORT, written by ``fsdpcheck run --json
-REPORT``, tells how many cases judged each adapter there.
+REPORT``, tells how many cases judged each adapter there; several are set apart by commas.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ VARIANTS: Final = ("reference:bookkeeping",)
 """Asked of the laws that none of ``ADAPTERS`` promises."""
 
 
-def lines(count: int = 4, pattern: str = "*", path: str = os.devnull, report: str = "") -> Iterator[str]:
+def lines(count: int = 4, pattern: str = "*", path: str = os.devnull, reports: str = "") -> Iterator[str]:
     """A line a law as it is done, then the table and the faults that no law kills so soon."""
-    cases = _cases(report)
+    cases = _cases(reports)
     kept = Kept(path, "law", "asked")
     engine = SimulatedEngine()
     try:
@@ -67,8 +67,9 @@ def table(rows: list[dict[str, Any]], cases: Mapping[tuple[str, str], int]) -> I
         yield "| " + " | ".join((row["law"], *judged, f"{each:.0f}", *killed)) + " |"
 
 
-def _cases(report: str) -> dict[tuple[str, str], int]:
-    verdicts = json.loads(Path(report).read_text(encoding="utf-8"))["verdicts"] if report else []
+def _cases(reports: str) -> dict[tuple[str, str], int]:
+    documents = (json.loads(Path(path).read_text(encoding="utf-8")) for path in reports.split(",") if path)
+    verdicts = (each for document in documents for each in document["verdicts"])
     return {(each["adapter"], each["law"]): each["cases"] for each in verdicts if each["status"] != "not promised"}
 
 
