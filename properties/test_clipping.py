@@ -30,7 +30,9 @@ def test_every_sample_enters_once_with_its_clip_factor(case: Case, run: Run) -> 
     """The coefficient of each sample in the released gradient is its clip factor min(1, C / (norm + eps)), over N.
 
     Black box: read from the update of a probe that the model carries. Sees factors wrong by an ulp, eps misplaced,
-    samples dropped, duplicated or swapped. Source: Opacus#751, #761.
+    samples dropped, duplicated or swapped.
+    Not seen: gradients of all parameters but the probe (clipping.sum).
+    Source: Opacus#751, Opacus#761.
     """
     assert_probe_coefficients(run(case), run.answer(case))
 
@@ -40,6 +42,8 @@ def test_reported_factors_are_the_rule_applied_to_the_norms(case: Case, run: Run
     """Reported clip factors are the declared expression of the exact per-sample norms.
 
     Bit for bit, or within the proven bound where the adapter declares nested norms.
+    Not seen: whether samples are weighed by the factors that are reported (clipping.coefficients).
+    Source: Opacus#664, where the clip norm never reached the clipping; Opacus#751.
     """
     assert_factors(run(case), run.answer(case))
 
@@ -49,15 +53,20 @@ def test_reported_norms_are_the_per_sample_gradient_norms(case: Case, run: Run) 
     """Reported per-sample gradient norms are those of one sample alone on a single device.
 
     So squares add up over parameters, layers and units, whichever are frozen, and neither the other rows of a
-    micro-batch nor their number has a say.
-    Returned and logged quantities are part of the contract. Source: miles_diffusion#35.
+    micro-batch nor their number has a say. Returned and logged quantities are part of the contract.
+    Not seen: whether the step clips by the norms that it reports; what rounds, for the squares are exact.
+    Source: miles_diffusion#35, Opacus#751, Opacus#413.
     """
     assert_norms_exact(run(case), run.answer(case))
 
 
 @law("clipping.sum", promise="private", draw=strategies.with_readable_updates(strategies.private_exact))
 def test_the_clipped_gradient_is_the_sum_of_clipped_gradients(case: Case, run: Run) -> None:
-    """The released gradient is (1/N) * sum of c_i g_i, within the proven bound on the rounding of the weighted pass."""
+    """The released gradient is (1/N) * sum of c_i g_i, within the proven bound on the rounding of the weighted pass.
+
+    Not seen: wrong factors where the adapter shows them, for they are taken as they are; errors within the bound.
+    Source: Opacus#511, a gradient counted twice; Opacus#683, K micro-batches and a divisor without K.
+    """
     assert_clipped_gradient_within_bound(run(case), run.answer(case))
 
 
@@ -66,8 +75,9 @@ def test_a_sample_without_a_norm_is_refused_by_all_or_left_out(case: Case, run: 
     """A sample whose gradient is NaN or infinite: all ranks raise and name it, or the step is that without it.
 
     Bit for bit; where they raise, what each rank trains is as it was before the step. The sample's targets are what is
-    spoiled. Not seen: the optimizer's state, and whether the trainer can go on after it has raised. Source:
-    DeepSpeed#7171, fairscale#180.
+    spoiled.
+    Not seen: the optimizer's state, and whether the trainer can go on after it has raised.
+    Source: DeepSpeed#7171, fairscale#180.
     """
     pair = spoiled(case)
     observe: frozenset[Observable] = run.features.observables & {"grads"}

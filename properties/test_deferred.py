@@ -24,7 +24,9 @@ def _deferred(features: Features, world_sizes: tuple[int, ...]) -> SearchStrateg
 def test_deferred_norms_are_the_immediate_ones(case: Case, run: Run) -> None:
     """Deferred and immediate norms give the same norms, factors, gradients and parameters, bit for bit.
 
-    Source: claims C2 and C5.
+    Not seen: what both do wrong alike, and whether any norm is deferred: an implementation that forms all at once
+    holds.
+    Source: claims C2 and C5; no public report known.
     """
     immediate = replace(case, step=replace(case.step, norms="immediate"))
     assert_deferred_equals_immediate(run(case), run(immediate))
@@ -34,9 +36,10 @@ def test_deferred_norms_are_the_immediate_ones(case: Case, run: Run) -> None:
 def test_deferred_norms_never_hang(case: Case, run: Run) -> None:
     """With unequal batches, ranks without samples, and gradient sync off in the first backward, every rank finishes.
 
-    In the order of ranks and in the opposite one; they stand for all orders where ranks are deterministic and joined by
-    blocking collectives alone, which is not judged here (``Execution.voids``). Source: claims C1 and C6; Opacus' empty
-    Poisson batches, Opacus#164.
+    In the order of ranks and in the opposite one.
+    Not seen: whether these two stand for all orders: they do where ranks are deterministic and joined by blocking
+    collectives alone, which is not judged here (``Execution.voids``).
+    Source: claims C1 and C6; Opacus' empty Poisson batches, Opacus#164.
     """
     for schedule in ("forward", "reversed"):
         assert_completed(run(case, schedule=schedule))

@@ -103,7 +103,8 @@ def _unnoticed(case: Case, run: Run, use: Use) -> None:
 def test_gathering_units_by_hand_changes_no_bit(case: Case, run: Run) -> None:
     """With every unit gathered before the forward, asynchronously and waited for, training is the single device's.
 
-    Source: ``FSDPModule.unshard``; pytorch#119550.
+    Not seen: whether a gather overlaps with anything; a model without inner units.
+    Source: ``FSDPModule.unshard``; pytorch#164756, where gathers that were asked for came at other times.
     """
     case = _each_its_own(case)
     if not case.model.unit_count:
@@ -115,8 +116,10 @@ def test_gathering_units_by_hand_changes_no_bit(case: Case, run: Run) -> None:
 def test_gathering_units_ahead_changes_no_bit(case: Case, run: Run) -> None:
     """With each unit gathering the two after it, in the forward and in the backward, training is the single device's.
 
-    A unit that computes must not wait for, or free, what was gathered for another. Source: FSDPModule's
-    ``set_modules_to_forward_prefetch`` and ``set_modules_to_backward_prefetch``; ROCm/pytorch#3501.
+    A unit that computes must not wait for, or free, what was gathered for another.
+    Not seen: whether a gather overlaps with anything; other numbers of units ahead than two.
+    Source: FSDPModule's ``set_modules_to_forward_prefetch`` and ``set_modules_to_backward_prefetch``;
+    ROCm/pytorch#3501.
     """
     case = _each_its_own(case)
     if case.model.unit_count < 2:
@@ -128,6 +131,7 @@ def test_gathering_units_ahead_changes_no_bit(case: Case, run: Run) -> None:
 def test_reducing_some_micro_batches_loses_no_gradient(case: Case, run: Run) -> None:
     """Reduced after the first of three micro-batches, not after the second, and after the third, nothing is lost.
 
+    Not seen: other patterns than this one; losses that are means.
     Source: pytorch#73535, pytorch#90546, where shards that were reduced already were dropped.
     """
     _unnoticed(_several_micro_batches(case, run, False), run, "some-sync")
@@ -138,6 +142,7 @@ def test_reducing_some_micro_batches_loses_no_gradient(case: Case, run: Run) -> 
 def test_reducing_over_replicas_at_the_last_micro_batch_loses_no_gradient(case: Case, run: Run) -> None:
     """Reduce-scattered after each micro-batch and all-reduced over replicas after the last, nothing is lost.
 
+    Not seen: other numbers of micro-batches than three; losses that are means.
     Source: ``FSDPModule.set_requires_all_reduce``; pytorch#90546.
     """
     _unnoticed(_in_replicas(_several_micro_batches(case, run, True), run), run, "late-all-reduce")
@@ -148,8 +153,9 @@ def test_another_divisor_divides_once(case: Case, run: Run) -> None:
     """With twice the divisor and twice the losses, training is the single device's.
 
     In float64: float32 is multiplied by its inverse inside the collective, which only NCCL can. On flat meshes: see
-    docs/findings.md for replicas of one shard. Source:
-    ``FSDPModule.set_gradient_divide_factor``; fairscale#565, pytorch#83665.
+    docs/findings.md for replicas of one shard.
+    Not seen: float32, replicas, and other divisors than twice the number of ranks.
+    Source: ``FSDPModule.set_gradient_divide_factor``; fairscale#565, pytorch#83665.
     """
     without, using = _ran(case, run, "divide-factor")
     if not has_slopes(without):
@@ -161,7 +167,12 @@ def test_another_divisor_divides_once(case: Case, run: Run) -> None:
      draw=_without("keep-unsharded", "hsdp", "tied", "conv", "bags"), needs_traits=("tokens",), ranks=2,
      own_models=False)  # fmt: skip
 def test_an_embedding_that_is_not_gathered_for_its_backward_changes_no_bit(case: Case, run: Run) -> None:
-    """A unit whose backward needs no weight may stay sharded in it. Source: ``FSDPModule.set_unshard_in_backward``."""
+    """A unit whose backward needs no weight may stay sharded in it.
+
+    Not seen: units that are kept after the forward, wholly or over fewer ranks (pytorch#144800); other layers than
+    Embeddings.
+    Source: ``FSDPModule.set_unshard_in_backward``; no public report known.
+    """
     if case.model.input != "tokens":
         raise NotExact("the model has no Embedding")
     _unnoticed(_each_its_own(case), run, "no-gather")
@@ -173,6 +184,7 @@ def test_computing_units_again_in_the_backward_changes_no_bit(case: Case, run: R
 
     A backward may need nothing that is computed again, with bookkeeping or behind frozen units; of such a case nothing
     is claimed.
+    Not seen: how much memory it saves; layers that draw random numbers, which no case has.
     Source: pytorch#82203, where the recomputation saw parameters that had been freed; fairscale#780.
     """
     if not backward_reads_units(case, run.answer(case)):
@@ -187,7 +199,9 @@ def test_computing_units_again_in_the_backward_changes_no_bit(case: Case, run: R
 def test_a_model_sharded_on_the_meta_device_and_filled_later_changes_no_bit(case: Case, run: Run) -> None:
     """Sharded without memory, given it and filled, the model starts and trains as one that was filled before.
 
-    Source: torchtitan#166; claim D7 of docs/claims.md.
+    Not seen: what ranks would draw for themselves (torchtitan#166): all are filled with the values of one model;
+    buffers.
+    Source: pytorch#90465, Megatron-LM#6799; claim D7 of docs/claims.md.
     """
     _unnoticed(case, run, "meta")
 
@@ -196,7 +210,8 @@ def test_a_model_sharded_on_the_meta_device_and_filled_later_changes_no_bit(case
 def test_parameters_come_back_from_a_full_state_dict(case: Case, run: Run) -> None:
     """Taken out whole after each step, spoilt, and brought back from rank 0's copy, parameters have the same bits.
 
-    Not seen: the optimizer's state, and what lies in files (chapter on state). Source: DeepSpeed#1380.
+    Not seen: the optimizer's state, and what lies in files (chapter on state).
+    Source: DeepSpeed#1380.
     """
     _unnoticed(case, run, "state-dict")
 
@@ -205,8 +220,10 @@ def test_parameters_come_back_from_a_full_state_dict(case: Case, run: Run) -> No
 def test_an_ignored_parameter_is_left_alone(case: Case, run: Run) -> None:
     """A parameter left out of sharding stays whole; its gradient is its user's to average, and is averaged once.
 
-    Not of replicas of one shard, where its user's all-reduce is what the unit's would be. Source:
-    ``fully_shard(ignored_params=...)``; pytorch#88955.
+    Not seen: a user who forgets that average (pytorch#98281), for here it is made; replicas of one shard, where it is
+    what the unit's all-reduce would be.
+    Source: ``fully_shard(ignored_params=...)``; pytorch#104258, where units inside others sharded what was to be
+    ignored.
     """
     if case.mesh.dp_shard == 1:
         raise NotExact("no parameter is sharded")
@@ -217,7 +234,8 @@ def test_an_ignored_parameter_is_left_alone(case: Case, run: Run) -> None:
 def test_sharding_weights_on_their_second_dimension_changes_no_bit(case: Case, run: Run) -> None:
     """Weights whose second dimension the ranks divide are sharded on it, and training is the single device's.
 
-    Source: ``fully_shard(shard_placement_fn=...)``.
+    Not seen: dimensions that the ranks do not divide, which ``fully_shard`` refuses; private training.
+    Source: ``fully_shard(shard_placement_fn=...)``; no public report known.
     """
     without, using = _ran(case, run, "columns")
     if case.mesh.dp_shard < 2 or not any(
@@ -231,7 +249,9 @@ def test_sharding_weights_on_their_second_dimension_changes_no_bit(case: Case, r
 def test_compiled_units_change_no_bit(case: Case, run: Run) -> None:
     """With the forward of each unit traced by torch.compile and run as traced, training is the single device's.
 
-    Compiled by a backend that generates no code. At least one graph is. Source: claim D13 of docs/claims.md.
+    Compiled by a backend that generates no code. At least one graph is.
+    Not seen: what generated code computes, and which operators a backend fuses.
+    Source: pytorch#184113, gradients that changed when the forward was traced; claim D13 of docs/claims.md.
     """
     _unnoticed(_each_its_own(case), run, "compiled")
 
@@ -241,7 +261,8 @@ def test_compiled_units_change_no_bit(case: Case, run: Run) -> None:
 def test_a_root_without_parameters_changes_no_bit(case: Case, run: Run) -> None:
     """What inner units leave is a unit of several modules, and the root has no parameters.
 
-    Not asked of a user's model: who calls its modules outside the units is not known. Source: pytorch#83129.
+    Not seen: a user's own model, for who calls its modules outside the units is not known.
+    Source: pytorch#83129.
     """
     _unnoticed(case, run, "bare-root")
 
@@ -250,7 +271,8 @@ def test_a_root_without_parameters_changes_no_bit(case: Case, run: Run) -> None:
 def test_parameters_kept_over_pairs_of_ranks_change_no_bit(case: Case, run: Run) -> None:
     """Sharded over pairs of ranks between forward and backward, gathered from there, training is the single device's.
 
-    Source: ``fully_shard(reshard_after_forward=2)``; ZeRO++, arXiv:2306.10209.
+    Not seen: groups of another size; replicas.
+    Source: ``fully_shard(reshard_after_forward=2)``; ZeRO++, arXiv:2306.10209, and DeepSpeed#4851, DeepSpeed#7606.
     """
     case = _each_its_own(case)
     if not case.model.unit_count:

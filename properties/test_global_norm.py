@@ -13,8 +13,10 @@ from fsdpcheck.runner import Run
 def test_the_returned_norm_is_that_of_the_whole_gradient(case: Case, run: Run) -> None:
     """The returned global gradient norm is the single device's, on every rank.
 
-    Within the bound that follows from the declared nesting of roots and dtype. Source: pytorch#72548, VeOmni#184,
-    torchtitan#766; returned values are part of the contract (miles_diffusion#35).
+    Within the bound that follows from the declared nesting of roots and dtype. Returned values are part of the
+    contract.
+    Not seen: what is done with the norm (global-norm.update); other norms than the Euclidean one.
+    Source: pytorch#72548, VeOmni#184, torchtitan#766, miles_diffusion#35.
     """
     execution = run(case)
     assert_global_norm(execution, run.answer(case), run.features.global_norm)
@@ -23,5 +25,9 @@ def test_the_returned_norm_is_that_of_the_whole_gradient(case: Case, run: Run) -
 
 @law("global-norm.update", promise="global-norm", draw=strategies.global_norm, observe=("grad_norm",))
 def test_the_update_is_that_of_the_clipped_gradient(case: Case, run: Run) -> None:
-    """The update is the optimizer's for gradient * min(1, C / (returned norm + eps)), bit for bit."""
+    """The update is the optimizer's for gradient * min(1, C / (returned norm + eps)), bit for bit.
+
+    Not seen: a norm that is itself wrong: the one that each rank returned is taken as it is (global-norm.returned).
+    Source: SpecForge#663, which logged the global norm and clipped each shard by its own.
+    """
     assert_clipped_update(run(case), run.answer(case), run.features.global_norm)

@@ -49,15 +49,21 @@ _MICRO = "training depends on the number of micro-batches"
 def test_training_starts_from_the_parameters_of_the_model_that_was_given(case: Case, run: Run) -> None:
     """Before the first step every rank, of every replica, shows the parameters that the model had before sharding.
 
-    Does not see how ranks that built different models would be made equal: all build the same. Source: torchtitan#166,
-    DeepSpeed#1380.
+    Sees parameters that change while they are sharded, and replicas that start apart from one model.
+    Not seen: how ranks that built different models would be made equal (torchtitan#166): here all build the same.
+    Source: DeepSpeed#8277, offsets that overlapped in the flat buffer, found in review; DeepSpeed#1380.
     """
     assert_initial_equal(run(case), run.answer(case))
 
 
 @law("invariance.private-initial", promise="private", draw=strategies.private_unclipped)
 def test_private_training_starts_from_the_parameters_of_the_model_that_was_given(case: Case, run: Run) -> None:
-    """The same of a model that is made ready for per-sample clipping. Source: torchtitan#166, DeepSpeed#1380."""
+    """Before the first private step, too, every rank shows the parameters that the model had before sharding.
+
+    Of a model that is made ready for per-sample clipping, which may replace or wrap its modules.
+    Not seen: how ranks that built different models would be made equal: here all build the same.
+    Source: DeepSpeed#8277, found in review; DeepSpeed#1380.
+    """
     assert_initial_equal(run(case), run.answer(case))
 
 
@@ -65,15 +71,20 @@ def test_private_training_starts_from_the_parameters_of_the_model_that_was_given
 def test_plain_training_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
     """The same logical batch on another number of ranks, or of replicas, trains the same parameters, bit for bit.
 
-    The loss carries the factor W and N grows with it, so that averages are exact on both. Source: torchtune#2172,
-    torchtitan#2206, Opacus#324.
+    The loss carries the factor W and N grows with it, so that averages are exact on both.
+    Not seen: what is wrong on every number of ranks alike (training.plain); more than six ranks on the other side.
+    Source: torchtune#2172, torchtitan#2206.
     """
     _same(siblings.at_another_world_size(case, run.features), run, _WORLD)
 
 
 @law("invariance.private-world", promise="private", draw=_private)
 def test_private_training_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
-    """The same with per-sample clipping. Source: Opacus#734, Opacus#761."""
+    """With per-sample clipping, the same logical batch on another number of ranks trains the same, bit for bit.
+
+    Not seen: what is wrong on every number of ranks alike (training.private-unclipped); noise (noise.world).
+    Source: Opacus#324, Opacus#761.
+    """
     _same(siblings.at_another_world_size(case, run.features), run, _WORLD)
 
 
@@ -81,6 +92,8 @@ def test_private_training_is_the_same_on_any_number_of_ranks(case: Case, run: Ru
 def test_plain_training_is_the_same_for_any_units(case: Case, run: Run) -> None:
     """Layers grouped into other sharding units train the same parameters, bit for bit.
 
+    Not seen: what any grouping does wrong alike; other groupings than all or nearly all layers in one, none, or one
+    each.
     Source: bitsandbytes#2081, where a rule about a parameter's size was applied to the unit's.
     """
     _same(siblings.with_other_units(case, run.features), run, _UNITS)
@@ -88,7 +101,11 @@ def test_plain_training_is_the_same_for_any_units(case: Case, run: Run) -> None:
 
 @law("invariance.private-units", promise="private", draw=_private)
 def test_private_training_is_the_same_for_any_units(case: Case, run: Run) -> None:
-    """The same with per-sample clipping: a norm goes over all units. Source: torchtitan#766."""
+    """With per-sample clipping, layers grouped into other sharding units train the same: a norm goes over all units.
+
+    Not seen: what any grouping does wrong alike; units that are clipped apart, whose right answers differ.
+    Source: torchtitan#766, fedbiomed#1443.
+    """
     _same(siblings.with_other_units(case, run.features), run, _UNITS)
 
 
@@ -96,6 +113,7 @@ def test_private_training_is_the_same_for_any_units(case: Case, run: Run) -> Non
 def test_plain_training_is_the_same_with_parameters_kept(case: Case, run: Run) -> None:
     """Whether parameters are freed after the forward, or kept for the backward, changes no bit.
 
+    Not seen: whether anything is freed or kept at all (lifecycle.memory).
     Source: pytorch#83129.
     """
     _same(siblings.with_other_reshard(case, run.features), run, _RESHARD)
@@ -103,8 +121,9 @@ def test_plain_training_is_the_same_with_parameters_kept(case: Case, run: Run) -
 
 @law("invariance.private-reshard", promise="private", draw=_private, needs_traits=("keep-unsharded",))
 def test_private_training_is_the_same_with_parameters_kept(case: Case, run: Run) -> None:
-    """The same with per-sample clipping, whose second backward needs the parameters once more.
+    """With per-sample clipping, freeing parameters after the forward or keeping them for both backwards changes no bit.
 
+    Not seen: whether anything is freed or kept at all (lifecycle.gathered).
     Source: pytorch#83129.
     """
     _same(siblings.with_other_reshard(case, run.features), run, _RESHARD)
@@ -114,14 +133,20 @@ def test_private_training_is_the_same_with_parameters_kept(case: Case, run: Run)
 def test_plain_training_is_the_same_for_any_order_of_samples(case: Case, run: Run) -> None:
     """Each rank's samples in the opposite order, dealt out to micro-batches anew, train the same, bit for bit.
 
-    Where each rank has one, they change ranks. Source: pytorch#25162.
+    Where each rank has one, they change ranks.
+    Not seen: what every order of samples does wrong alike; orders other than the opposite one, and one rank further.
+    Source: pytorch#25162.
     """
     _same(siblings.with_samples_reordered(case, run.features), run, _ORDER)
 
 
 @law("invariance.private-samples", promise="private", draw=_private)
 def test_private_training_is_the_same_for_any_order_of_samples(case: Case, run: Run) -> None:
-    """The same with per-sample clipping: each sample keeps its own norm and factor. Source: Opacus#761."""
+    """With per-sample clipping, samples in another order train the same: each sample keeps its own norm and factor.
+
+    Not seen: what every order of samples does wrong alike (clipping.coefficients).
+    Source: Opacus#650, where positions were taken for samples; Opacus#761.
+    """
     _same(siblings.with_samples_reordered(case, run.features), run, _ORDER)
 
 
@@ -129,6 +154,7 @@ def test_private_training_is_the_same_for_any_order_of_samples(case: Case, run: 
 def test_plain_training_is_the_same_in_any_number_of_micro_batches(case: Case, run: Run) -> None:
     """One micro-batch or several, gradients reduced after each or after the last, train the same, bit for bit.
 
+    Not seen: what one micro-batch and several do wrong alike (training.plain).
     Source: mlx-lm#1413, pytorch#73535.
     """
     _same(siblings.with_other_micro_batches(case, run.features), run, _MICRO)
@@ -136,7 +162,11 @@ def test_plain_training_is_the_same_in_any_number_of_micro_batches(case: Case, r
 
 @law("invariance.private-micro-batches", promise="private", draw=_private, needs_traits=("micro-batches",))
 def test_private_training_is_the_same_in_any_number_of_micro_batches(case: Case, run: Run) -> None:
-    """The same with per-sample clipping. Source: Safe-Synthesizer#518, Opacus#530."""
+    """With per-sample clipping, one micro-batch or several train the same parameters, bit for bit.
+
+    Not seen: what one micro-batch and several do wrong alike; noise (noise.micro-batches).
+    Source: Safe-Synthesizer#518, Opacus#530.
+    """
     _same(siblings.with_other_micro_batches(case, run.features), run, _MICRO)
 
 
@@ -145,14 +175,21 @@ def test_a_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
     """The same case run twice, in one process, on real numbers, gives the same parameters and gradients, bit for bit.
 
     Sees what outlives a training: a counter, a cache, a buffer that is not cleared. Where parameters lie in memory at
-    another alignment, kernels may round otherwise, and nothing is claimed. Source: fairscale#780.
+    another alignment, kernels may round otherwise, and nothing is claimed.
+    Not seen: what both runs do wrong alike; what another training, not the same one, would leave behind.
+    Source: fairscale#780.
     """
     _twice(case, run)
 
 
 @law("invariance.private-repeated", promise="private", draw=_numbers_as_real_as_accepted)
 def test_a_private_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
-    """The same with per-sample clipping; on integers where real numbers are not accepted. Source: fairscale#780."""
+    """With per-sample clipping, the same case run twice in one process gives the same bits of everything shown.
+
+    On integers where real numbers are not accepted.
+    Not seen: what both runs do wrong alike; what another training, not the same one, would leave behind.
+    Source: fairscale#780.
+    """
     _twice(case, run)
 
 

@@ -60,6 +60,7 @@ def test_the_root_and_one_inner_unit_at_most_are_gathered(case: Case, run: Run) 
     """At every announced moment at most one inner unit holds gathered parameters, beside the root.
 
     Where parameters are to be kept after the forward, each inner unit may hold its own until the backward is over.
+    Not seen: what is gathered between two announced moments, and what a unit does not tell of itself.
     Source: pytorch#83129.
     """
     assert_few_gathered(run(case, observers=(observers.UNITS,)))
@@ -69,7 +70,9 @@ def test_the_root_and_one_inner_unit_at_most_are_gathered(case: Case, run: Run) 
 def test_a_step_leaves_nothing_gathered_and_no_local_gradient(case: Case, run: Run) -> None:
     """After a step no unit holds gathered parameters or an unreduced gradient; before the first one neither.
 
-    Zeros in place of a gradient are memory too. Source: pytorch#83129, pytorch#92731.
+    Zeros in place of a gradient are memory too.
+    Not seen: memory that belongs to no unit, such as buffers of collectives.
+    Source: pytorch#83129, pytorch#92731.
     """
     assert_released(run(case, observers=(observers.UNITS,)))
 
@@ -78,7 +81,9 @@ def test_a_step_leaves_nothing_gathered_and_no_local_gradient(case: Case, run: R
 def test_on_one_rank_the_shard_is_the_whole(case: Case, run: Run) -> None:
     """With one rank the shard and the unsharded parameters are one memory, at every moment: nothing is held twice.
 
-    Also with frozen parameters and either number of backwards. Source: FlatParameter of FSDP, arXiv:2304.11277.
+    Also with frozen parameters and either number of backwards.
+    Not seen: copies that a unit does not tell of; replicas of one shard, which hold the whole as well.
+    Source: FlatParameter of FSDP, arXiv:2304.11277; claim B7; no public report known.
     """
     assert_aliased(run(case, observers=(observers.UNITS,)))
 
@@ -87,8 +92,9 @@ def test_on_one_rank_the_shard_is_the_whole(case: Case, run: Run) -> None:
 def test_hooks_of_the_user_fire_as_on_a_single_device(case: Case, run: Run) -> None:
     """Hooks before and after the forward and the backward of every module fire as often as on a single device.
 
-    On each rank, in each step, with its own micro-batches; they were registered before sharding. Not seen: hooks on
-    parameters, and what hooks are given. Source: torchrec#4268, Opacus#738; claim D8 of docs/claims.md.
+    On each rank, in each step, with its own micro-batches; they were registered before sharding.
+    Not seen: hooks on parameters, and what hooks are given.
+    Source: torchrec#4268, Opacus#738; claim D8 of docs/claims.md.
     """
     assert_hooks_fire(run(case, watchers=(watchers.CALLS,)))
 
@@ -97,7 +103,9 @@ def test_hooks_of_the_user_fire_as_on_a_single_device(case: Case, run: Run) -> N
 def test_hooks_on_parameters_fire_once_a_reduction(case: Case, run: Run) -> None:
     """Post-accumulate hooks on the parameters that the optimizer updates fire once for each reduction of gradients.
 
-    An optimizer that steps inside the backward hangs on them. Plain training. Source: torchrec#4268.
+    An optimizer that steps inside the backward hangs on them.
+    Not seen: what the gradient is when they fire; private training.
+    Source: torchrec#4268.
     """
     assert_parameter_hooks_fire(run(case, watchers=(watchers.ACCUMULATIONS,)))
 
@@ -107,9 +115,9 @@ def test_every_step_gathers_what_its_schedule_has(case: Case, run: Run) -> None:
     """At each layer the root, the unit at work and the next one at most are gathered; every step as the first.
 
     Those that are kept for a backward to come are gathered as well. Parameters lie in the same bytes after each step as
-    before the first, and at most in as many in each step. Seen are the modules' own parameters: buffers of a
-    collective, such as those in which FSDP2 gathers ahead, are not. Two steps or more, three units where no tied
-    weight keeps layers together; where "real" is accepted, numbers that nothing is compared with.
+    before the first, and at most in as many in each step. Two steps or more, three units where no tied weight keeps
+    layers together; where "real" is accepted, numbers that nothing is compared with.
+    Not seen: other memory than the modules' own parameters, such as the buffers in which FSDP2 gathers ahead.
     Source: ``reshard_after_forward`` of ``fully_shard``; arXiv:2304.11277, section 3.3.2; pytorch#83129,
     ROCm/pytorch#3501.
     """
@@ -122,8 +130,9 @@ def test_every_step_gathers_what_its_schedule_has(case: Case, run: Run) -> None:
 def test_what_is_shown_is_a_copy(case: Case, run: Run) -> None:
     """Writing into the parameters and gradients that a trainer shows changes neither, nor the training.
 
-    On one rank too, where the whole may be the shard itself. Source: ``DTensor.full_tensor``, which gives away live
-    memory there.
+    On one rank too, where the whole may be the shard itself.
+    Not seen: norms, factors and optimizer states that are shown.
+    Source: ``DTensor.full_tensor``, which gives away live memory there; no public report known.
     """
     execution, answer = run(case, observers=(observers.SCRIBBLED,)), run.answer(case)
     assert_copies(execution)
@@ -135,8 +144,8 @@ def test_a_step_that_raised_leaves_a_trainer_that_goes_on(case: Case, run: Run) 
     """A step that raises on every rank, and is taken again, has the single device's bits, and leaves no memory held.
 
     In the forward, in the backward, or in the second micro-batch. Steps that clip have noise besides, where "noise" is
-    promised, and the bits of the noisy training that nothing interrupts. A rank that raises alone leaves the others
-    waiting, which no implementation can help.
+    promised, and the bits of the noisy training that nothing interrupts.
+    Not seen: a rank that raises alone and leaves the others waiting, which no implementation can help.
     Source: pytorch#82203, pytorch#73535, and ``FSDPModule.reset_iter_state``.
     """
     kinds = [watchers.INTERRUPT_FORWARD, watchers.INTERRUPT_BACKWARD]

@@ -45,7 +45,9 @@ def _same(pair: siblings.Pair, run: Run, what: str) -> None:
 def test_noise_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
     """The same seed, batch and step on another number of ranks, or of replicas, release the same noisy gradient.
 
-    Bit for bit. So no rank's share of the noise depends on which share it is. Source: Opacus#761, Opacus#166.
+    Bit for bit. So no rank's share of the noise depends on which share it is. One step.
+    Not seen: noise that is wrong on any number of ranks alike: too small, or used twice (noise.scale, noise.once).
+    Source: Opacus#761, Opacus#166.
     """
     _same(siblings.at_another_world_size(noisy(case, 1), run.features), run, "noise depends on the number of ranks")
 
@@ -54,6 +56,7 @@ def test_noise_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
 def test_noise_is_added_once_however_many_micro_batches(case: Case, run: Run) -> None:
     """One micro-batch or several, reduced after each or after the last, release the same noisy gradient, bit for bit.
 
+    Not seen: noise that is wrong whatever their number: too small, or used twice (noise.scale, noise.once).
     Source: optax#527.
     """
     pair = siblings.with_other_micro_batches(noisy(case, 1), run.features)
@@ -66,6 +69,7 @@ def test_every_element_has_noise_of_its_own(case: Case, run: Run) -> None:
 
     Nor is one used again with its sign turned; over elements, shards, parameters and steps, also for parameters no
     sample reaches. Frozen parameters have none.
+    Not seen: scale and distribution (noise.scale), and draws that are correlated but not equal (noise.independent).
     Source: Opacus#161, Opacus#761, jax#3646, mlcommons/training#844.
     """
     clean = noise_checks.standing(noisy(case))
@@ -77,7 +81,8 @@ def test_every_element_has_noise_of_its_own(case: Case, run: Run) -> None:
 def test_padding_has_no_noise(case: Case, run: Run) -> None:
     """Padding stays zero under noise, in parameters and gradients: norms and moments of it would be wrong for ever.
 
-    Source: pytorch#113106.
+    Not seen: padding that the adapter does not show; moments between those that it announces.
+    Source: pytorch#121509, padding that was not zero; no public report known of noise on it.
     """
     assert_padding_zero(run(noisy(case), observers=(observers.PADDING,)))
 
@@ -89,7 +94,9 @@ def test_the_noise_has_the_scale_that_was_asked_for(case: Case, run: Run) -> Non
     In parameters of 384,000 elements and fewer. Right noise is called wrong with probability 1e-6 at most. Of the
     largest parameter 1 % off in scale at any step is found with probability 0.99, of 60 elements a tenth of the scale,
     of all another distribution. Draws are seeded. Where groups are clipped apart, C is the root of the sum of their
-    C_l^2. Source: Opacus#530, jax_privacy#383, TF-Privacy#153, fedbiomed#1443; per layer, arXiv:1812.06210.
+    C_l^2.
+    Not seen: draws that depend on one another (noise.independent); steps after the second.
+    Source: Opacus#530, jax_privacy#383, TF-Privacy#153, fedbiomed#1443; per layer, arXiv:1812.06210.
     """
     assert_noise_scale(run(case), run.answer(case))
 
@@ -99,7 +106,8 @@ def test_no_noise_tells_of_other_noise(case: Case, run: Run) -> None:
     """Noise of different steps, parameters, shards, rows and elements is not correlated, whatever its scale.
 
     Right noise is called wrong with probability 1e-6 at most; a correlation of 2 % between two steps of 384,000
-    elements, or of 4 % between two shards of five, is found with probability 0.99. Does not see dependence without
-    correlation, or between other pairs of elements than those of one place. Source: Opacus#761, jax#3646.
+    elements, or of 4 % between two shards of five, is found with probability 0.99.
+    Not seen: dependence without correlation, or between other pairs of elements than those of one place.
+    Source: Opacus#761, jax#3646.
     """
     assert_noise_independent(run(case), run.answer(case))

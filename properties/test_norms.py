@@ -49,7 +49,9 @@ def _rows(contribution: Contribution, replicated: bool) -> Draw:
 def test_partial_terms_of_a_replicated_batch_are_summed(case: Case, run: Run) -> None:
     """A replicated batch, each rank the norm of its own shard: squared norms summed over ranks, then one root.
 
-    Without the sum each rank reports about 1/sqrt(W) of the norm. Source: claim A1; AReaL#312, pytorch#72548.
+    Without the sum each rank reports about 1/sqrt(W) of the norm.
+    Not seen: whether the step clips by these norms (clipping.coefficients); what rounds, for the squares are exact.
+    Source: claim A1; AReaL#312, pytorch#72548.
     """
     assert_norms_exact(run(case), run.answer(case))
 
@@ -64,7 +66,9 @@ def test_partial_terms_of_a_replicated_batch_are_summed(case: Case, run: Run) ->
 def test_complete_terms_of_a_replicated_batch_are_not_summed(case: Case, run: Run) -> None:
     """A replicated batch, each rank the whole norm: nothing to aggregate, and all ranks agree.
 
-    A sum makes every norm exactly sqrt(W) too big. Source: claim A1; twinkle#290.
+    A sum makes every norm exactly sqrt(W) too big.
+    Not seen: whether the step clips by these norms (clipping.coefficients); what rounds, for the squares are exact.
+    Source: claim A1; twinkle#290.
     """
     assert_norms_exact(run(case), run.answer(case))
 
@@ -73,7 +77,9 @@ def test_complete_terms_of_a_replicated_batch_are_not_summed(case: Case, run: Ru
 def test_norms_of_a_distributed_batch_stay_local(case: Case, run: Run) -> None:
     """A distributed batch: each rank has the norms of its own samples, in their order; nothing is summed.
 
-    A sum by position mixes samples, sqrt(a^2 + b^2). Source: claims A2 and A3; Opacus#761.
+    A sum by position mixes samples, sqrt(a^2 + b^2).
+    Not seen: whether the step clips by these norms (clipping.coefficients), and whether anything needless is sent.
+    Source: claims A2 and A3; Opacus#761, which sums so for tensor parallelism.
     """
     assert_norms_exact(run(case), run.answer(case))
 
@@ -86,7 +92,9 @@ def test_norms_of_a_distributed_batch_stay_local(case: Case, run: Run) -> None:
 def test_norms_are_reported_by_global_sample_index(case: Case, run: Run) -> None:
     """Gathered for a report, the norms of a distributed batch are in dataset order, with wrap-around duplicates listed.
 
-    For every sampler, uneven shares and ranks without samples included. Source: claim A3.
+    For every sampler, uneven shares and ranks without samples included.
+    Not seen: whether the sizes of what is gathered tell of the batch (privacy.collectives).
+    Source: claim A3; mmpretrain#173, results of several ranks in another order than the data set's.
     """
     assert_norms_in_dataset_order(run(case, observers=(observers.ORDERED_NORMS,)), run.answer(case))
 
@@ -101,7 +109,9 @@ def test_norms_are_reported_by_global_sample_index(case: Case, run: Run) -> None
 def test_complete_terms_are_counted_once_beside_partial_ones(case: Case, run: Run) -> None:
     """Some parameters sharded, some replicated: partial terms summed, complete terms added once, before the root.
 
-    Otherwise complete terms count W times. Source: pytorch#88955, DeepSpeed#5411.
+    Otherwise complete terms count W times.
+    Not seen: one parameter that is partly sharded, partly replicated; whether the step clips by these norms.
+    Source: pytorch#88955, DeepSpeed#5411.
     """
     assert_norms_exact(run(case), run.answer(case))
 
@@ -130,7 +140,9 @@ def test_partial_terms_are_summed_over_the_axis_that_splits_them(case: Case, run
     """Each replica has samples of its own, its ranks all of them: partial terms are summed over those ranks alone.
 
     A sum over the world mixes the samples of all replicas. What is released counts each sample once, with its own
-    factor. Source: the table of layouts and contributions; VeOmni#184, Opacus#761.
+    factor.
+    Not seen: a third axis; gradients of all parameters but the probe.
+    Source: the table of layouts and contributions; VeOmni#184, Opacus#761.
     """
     if case.layout.kind != "by-replica" or case.requires() - run.features.accepts:
         raise NotExact("the ranks are no replicas of several, or each replica's share is not accepted")
@@ -156,7 +168,9 @@ def test_partial_terms_of_a_distributed_batch_are_refused(case: Case, run: Run) 
     """Samples and elements split over the same ranks: no rank holds what is missing of any sample, so all ranks raise.
 
     By ValueError or NotImplementedError, before anybody waits for anybody; the same step with complete terms is taken.
-    A sum, or a gather, would be numbers that mean nothing. Source: the table of layouts and contributions.
+    A sum, or a gather, would be numbers that mean nothing.
+    Not seen: the reason: an implementation that refuses all partial terms of such a batch for another one holds.
+    Source: the table of layouts and contributions; no public report known.
     """
     cause = "partial contributions are taken although the samples are split over the same ranks: nobody has the rest"
     assert_refused_alike(run(case), run(_contributing(case, "complete")), cause)
@@ -179,7 +193,9 @@ def test_norms_grow_with_the_losses(case: Case, run: Run) -> None:
     """Losses times a power of two: norms, and the gradient where nothing is clipped, times that power, bit for bit.
 
     On real numbers and true functions, of layers of every kind. Sees floors, constants added to a norm, and numbers of
-    few bits that underflow. Not what is linear and wrong. Source: jax_privacy#309, DeepSpeed#2695, claim A10.
+    few bits that underflow.
+    Not seen: what is linear in the losses and wrong; numbers of few bits that keep their exponents.
+    Source: jax_privacy#309, DeepSpeed#2695, claim A10.
     """
     observe = run.observe | (run.features.observables & {"grads"})
     whole, scaled = run(case, observe=observe), run(case, observe=observe, loss_times=TIMES)
@@ -214,8 +230,10 @@ def test_squared_norms_add_up_over_the_parameters(case: Case, run: Run) -> None:
     """Freezing parameters takes their terms from every squared norm, the same ones whatever else is frozen.
 
     By three or four runs, without an oracle. A parameter has one term: a weight that two layers share too. Sees norms
-    that are added, cross terms of layers and frozen parameters that count. Not what is wrong in one parameter's own
-    term, nor what counts whatever is frozen where an Embedding in front is trained in all runs. Source: Opacus#436.
+    that are added, cross terms of layers and frozen parameters that count.
+    Not seen: what is wrong in one parameter's own term; what counts whatever is frozen, where an Embedding in front is
+    trained in all runs.
+    Source: Opacus#436.
     """
     parts = siblings.partly_frozen(case, run.features)
     bound = max(bounds.sample_norm_bound(run.answer(part)) for part in parts)
@@ -229,8 +247,10 @@ def test_squared_norms_add_up_over_the_parameters(case: Case, run: Run) -> None:
 def test_norms_of_real_numbers_are_not_below_the_true_ones(case: Case, run: Run) -> None:
     """On real numbers a reported norm is not below the sample's true one, nor above, by more than its sums may round.
 
-    Float64; Linear, Embedding, EmbeddingBag and convolutions, in a user's own model true functions too. Sees what
-    exact numbers hide: norms formed in fewer bits, Gram sums that cancel. A norm that is too small lets its sample
-    through unclipped. Source: jax_privacy#309; claim E3.
+    Float64; Linear, Embedding, EmbeddingBag and convolutions, in a user's own model true functions too. Sees what exact
+    numbers hide: norms formed in fewer bits, Gram sums that cancel. A norm that is too small lets its sample through
+    unclipped.
+    Not seen: errors within the bound; float32; layers that normalise, whose roundings are not counted.
+    Source: jax_privacy#309; claim E3.
     """
     assert_norms_near(run(case))

@@ -38,8 +38,9 @@ def test_every_element_lies_on_one_rank(case: Case, run: Run) -> None:
     """Before and after a step every element of every trained parameter lies on one rank of a replica, and no other.
 
     Seen by values: tensors that the optimizer updates, with zeros for as much padding as is shown. So nothing is
-    updated, counted in a norm or given noise twice. Not where in a shard it lies. Source: ZeRO, arXiv:1910.02054;
-    DeepSpeed#8277, Megatron-LM#5898, pytorch#154888.
+    updated, counted in a norm or given noise twice.
+    Not seen: where in a shard an element lies; which of several equal values is missing.
+    Source: ZeRO, arXiv:1910.02054; DeepSpeed#8277, Megatron-LM#5898, pytorch#154888.
     """
     watched = (observers.HELD, *[observers.PADDING] * ("shards" in run.features.observables))
     assert_covered(run(case, observers=watched))
@@ -49,7 +50,9 @@ def test_every_element_lies_on_one_rank(case: Case, run: Run) -> None:
 def test_padding_stays_zero(case: Case, run: Run) -> None:
     """Padding is zero after init, after reduce-scatter and after the optimizer step, in parameters and gradients.
 
-    FSDP1 fills its padding with 42 on purpose and does not promise this. Source: claim B4; pytorch#113106.
+    FSDP1 fills its padding with 42 on purpose (pytorch#113106) and does not promise this.
+    Not seen: padding that the adapter does not show; moments between those that it announces.
+    Source: claim B4; pytorch#121509, where padding was what the memory held.
     """
     assert_padding_zero(run(case, observers=(observers.PADDING,)))
 
@@ -58,6 +61,7 @@ def test_padding_stays_zero(case: Case, run: Run) -> None:
 def test_padding_is_never_read(case: Case, run: Run) -> None:
     """NaN written into padding before forward, clipping and the optimizer changes no parameter.
 
+    Not seen: reads between other moments, and values of NaN that are read and masked away.
     Source: claim B4'; DeepSpeed#1380, Megatron-LM#5077.
     """
     execution = run(case, observers=(observers.POISON_PADDING,))
@@ -76,6 +80,8 @@ def test_padding_does_not_enter_the_global_norm(case: Case, run: Run) -> None:
     """NaN in the padding of gradient shards changes neither the global norm nor the clipped update.
 
     The norm within its bound, since a gradient divided by an N that is no power of two has rounded squares.
+    Not seen: values of NaN that are read and masked away; reads of the padding of parameters (padding.unread).
+    Source: pytorch#121509, where padding that nobody had written gave false NaN.
     """
     poisoned, answer = run(case, observers=(observers.POISON_PADDING,)), run.answer(case)
     assert_padding_poisoned(poisoned)

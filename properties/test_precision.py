@@ -44,8 +44,9 @@ _tf32_unclipped = partial(strategies_narrow.low_precision, clipping="unclipped",
 def test_training_in_bfloat16_is_the_single_device_one(case: Case, run: Run) -> None:
     """Computing in bfloat16, with reductions and parameters in float32, plain training is the single device's.
 
-    Bit for bit: sees parameters or gradients kept in bfloat16. Does not see how a cast rounds, for no value that is
-    cast has more than 8 bits. Source: Micikevicius et al. 2018, arXiv:1710.03740 (float32 copies of parameters).
+    Bit for bit: sees parameters or gradients kept in bfloat16.
+    Not seen: how a cast rounds, for no value that is cast has more than 8 bits.
+    Source: AReaL#1292, parameters and moments in bfloat16; float32 copies, Micikevicius et al. 2018, arXiv:1710.03740.
     """
     assert_parameters_equal(run(case), run.answer(case))
 
@@ -62,15 +63,20 @@ def test_the_gradient_is_reduced_in_float32(case: Case, run: Run) -> None:
     """The gradient given to the optimizer is the exact sum of all micro-batches' bfloat16 gradients, in float32.
 
     Sees micro-batches that are added up, or gradients that are reduced, in bfloat16: sums over micro-batches and ranks
-    may have more than 8 bits. Source: MixedPrecisionPolicy of fully_shard: reduce_dtype, in which FSDPParam adds up
-    what is not reduced yet.
+    may have more than 8 bits.
+    Not seen: how one micro-batch's gradient rounds, for it has 8 bits at most.
+    Source: pytorch#106395, pytorch#186998; ``reduce_dtype`` of MixedPrecisionPolicy, in which FSDPParam adds up.
     """
     assert_gradients_equal(run(case), run.answer(case))
 
 
 @law("precision.private", promise="private", draw=_unclipped, needs_traits=("bfloat16",), own_models=False)
 def test_private_training_in_bfloat16_is_plain_training(case: Case, run: Run) -> None:
-    """Computing in bfloat16 with C above every norm, private training is single-device training, bit for bit."""
+    """Computing in bfloat16 with C above every norm, private training is single-device training, bit for bit.
+
+    Not seen: how norms and factors are formed: an implementation that never clips holds; how a cast rounds.
+    Source: Opacus#740, where a model in bfloat16 raised for its mixed dtypes.
+    """
     assert_parameters_equal(run(case), run.answer(case))
 
 
@@ -87,6 +93,8 @@ def test_norms_of_bfloat16_gradients_are_summed_in_float32(case: Case, run: Run)
 
     Squares of 8 bits have 16, so they are formed and summed in float32 at least. A norm that comes out too small is
     clipped too little.
+    Not seen: whether the step clips by the norms that it reports (precision.clipped).
+    Source: fairscale#1092, jax_privacy#309: squared norms in half precision.
     """
     assert_norms_exact(run(case), run.answer(case))
 
@@ -97,6 +105,8 @@ def test_clipped_training_in_bfloat16_is_the_single_device_one(case: Case, run: 
 
     Bit for bit: clip factors are powers of two, which cost no bit of a significand. Sees a step that clips by other
     factors, or by none, because it computes in bfloat16.
+    Not seen: how other factors round (precision.factors); how a cast rounds.
+    Source: jax_privacy#309, samples that went unclipped for their squares in half precision.
     """
     assert_parameters_equal(run(case), run.answer(case))
 
@@ -110,7 +120,11 @@ def test_clipped_training_in_bfloat16_is_the_single_device_one(case: Case, run: 
     own_models=False,
 )
 def test_the_clipped_gradient_is_summed_in_float32(case: Case, run: Run) -> None:
-    """The gradient given to the optimizer is (1/N) * sum of clipped bfloat16 gradients, in float32, bit for bit."""
+    """The gradient given to the optimizer is (1/N) * sum of clipped bfloat16 gradients, in float32, bit for bit.
+
+    Not seen: how factors that are no powers of two round (precision.bookkeeping).
+    Source: fast-differential-privacy#18, where clipped gradients were summed in the model's half precision.
+    """
     assert_gradients_equal(run(case), run.answer(case))
 
 
@@ -123,7 +137,11 @@ def test_the_clipped_gradient_is_summed_in_float32(case: Case, run: Run) -> None
     own_models=False,
 )
 def test_factors_are_computed_in_float32(case: Case, run: Run) -> None:
-    """Reported clip factors are the declared expression of the exact norms, in float32, for any C."""
+    """Reported clip factors are the declared expression of the exact norms, in float32, for any C.
+
+    Not seen: whether samples are weighed by the factors that are reported (precision.coefficients).
+    Source: jax_privacy#309, factors of norms that were formed in half precision.
+    """
     assert_factors(run(case), run.answer(case))
 
 
@@ -138,7 +156,9 @@ def test_every_sample_enters_once_with_its_clip_factor_in_bfloat16(case: Case, r
     """Computing in bfloat16, a sample's coefficient in the released gradient is its clip factor over N, for any C.
 
     Up to two roundings to bfloat16, of 2^-9 each: a second backward through re-weighted losses makes them. Black box,
-    read from the update of a probe that the model carries. Does not see a factor that is itself rounded to bfloat16.
+    read from the update of a probe that the model carries.
+    Not seen: a factor that is itself rounded to bfloat16; gradients of all parameters but the probe.
+    Source: jax_privacy#309, samples that went unclipped for their squares in half precision.
     """
     assert_probe_coefficients(run(case), run.answer(case))
 
@@ -154,7 +174,9 @@ def test_bookkeeping_contracts_in_float32(case: Case, run: Run) -> None:
     """Computing in bfloat16, bookkeeping weighs a sample by its clip factor in float32, over N, for any C.
 
     Bit for bit but for averages over W that is no power of two, so a clipped gradient exceeds C by roundings of float32
-    only. Black box, as above. Sees factors, products or sums that are rounded to bfloat16. Source: arXiv:2210.00038.
+    only. Black box, as above. Sees factors, products or sums that are rounded to bfloat16.
+    Not seen: gradients of all parameters but the probe.
+    Source: arXiv:2210.00038; fast-differential-privacy#18, where clipped gradients were summed in half precision.
     """
     assert_probe_coefficients(run(case), run.answer(case), contracted=True)
 
@@ -170,8 +192,9 @@ def test_bookkeeping_contracts_in_float32(case: Case, run: Run) -> None:
 def test_noise_is_added_in_float32(case: Case, run: Run) -> None:
     """Computing in bfloat16, every parameter's gradient has noise, of more bits than a bfloat16, the same on all ranks.
 
-    So it is drawn and added in float32. Right noise is called wrong with probability 1e-6 at most. The rounded noise
-    of few bits tells of what it hides: Mironov 2012, doi:10.1145/2382196.2382264.
+    So it is drawn and added in float32. Right noise is called wrong with probability 1e-6 at most.
+    Not seen: scale and dependence (chapter on noise); noise of 9 bits or more that is not all of float32; later steps.
+    Source: opendp#414, Opacus#616, on what the bits of a noisy sum tell; Mironov 2012, doi:10.1145/2382196.2382264.
     """
     noisy_case = noisy(case, 1)
     assert_noise_in_full_precision(run(noisy_case), run.answer(noisy_case))
@@ -189,6 +212,8 @@ def test_the_global_norm_is_that_of_the_reduced_gradient_in_float32(case: Case, 
     """Computing in bfloat16, the norm of the gradient that was reduced in float32 is returned, and clips the update.
 
     The norm within the bound of its declared nesting, the update bit for bit by what was returned.
+    Not seen: errors of the norm within that bound; how a cast rounds.
+    Source: pytorch#90028, torchtitan#4135.
     """
     execution, answer = run(case), run.answer(case)
     assert_global_norm(execution, answer, run.features.global_norm)
@@ -201,6 +226,8 @@ def test_training_in_tf32_is_the_single_device_one(case: Case, run: Run) -> None
     """Where products of matrices may round their factors to TF32, plain training is the single device's, bit for bit.
 
     Only a GPU rounds so: elsewhere this is training in float32.
+    Not seen: how the model's own products round, for their factors fit TF32.
+    Source: pytorch#53635, products that round; no public report known of a gradient that did on its way.
     """
     assert_parameters_equal(run(case), run.answer(case))
 
@@ -217,5 +244,7 @@ def test_norms_in_tf32_are_the_per_sample_gradient_norms(case: Case, run: Run) -
     """Where products of matrices may round their factors to TF32, norms are exact: nothing squared is such a factor.
 
     Only a GPU rounds so: elsewhere these are norms in float32.
+    Not seen: how the model's own products round, for their factors fit TF32; whether the step clips by these norms.
+    Source: pytorch#53635, products that round; no public report known of a norm that did.
     """
     assert_norms_exact(run(case), run.answer(case))

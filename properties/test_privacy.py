@@ -43,8 +43,9 @@ def test_one_record_moves_the_released_sum_by_at_most_the_clip_norm(case: Case, 
 
     One replaced moves it by 2C. Lists are what a sampler drew: one that partitions is judged conditional on them. Where
     groups of parameters are clipped apart, C is the root of the sum of their C_l^2. Decided in exact arithmetic, over
-    all parameters together, with room for proven rounding only. Does not see a sum that is too small. Source:
-    TF-Privacy#81, Opacus#751, pytorch#25162; DP-SGD, arXiv:1607.00133; per layer, arXiv:1812.06210.
+    all parameters together, with room for proven rounding only.
+    Not seen: a sum that is too small; neighbours other than the pair that is drawn.
+    Source: TF-Privacy#81, Opacus#751, pytorch#25162; DP-SGD, arXiv:1607.00133; per layer, arXiv:1812.06210.
     """
     pair = neighbours.of(_one_step(case), run.features)
     one, two = run(pair.first), run(pair.second)
@@ -55,8 +56,9 @@ def test_one_record_moves_the_released_sum_by_at_most_the_clip_norm(case: Case, 
 def test_a_record_weighs_the_same_whatever_the_others_are(case: Case, run: Run) -> None:
     """The coefficient of a record in the released gradient does not depend on which other records are in the batch.
 
-    So clip norm, divisor and weights are functions of the record and of public numbers, bit for bit. Source:
-    Opacus#779, Opacus#280, nousnet#274.
+    So clip norm, divisor and weights are functions of the record and of public numbers, bit for bit.
+    Not seen: a coefficient that is wrong alike for both neighbours; gradients of all parameters but the probe.
+    Source: Opacus#779, Opacus#280, nousnet#274.
     """
     pair = neighbours.of(_one_step(case), run.features)
     one, two = run(pair.first), run(pair.second)
@@ -67,7 +69,9 @@ def test_a_record_weighs_the_same_whatever_the_others_are(case: Case, run: Run) 
 def test_no_noise_depends_on_a_record(case: Case, run: Run) -> None:
     """With noise too: what is released of the other records, coefficient and noise, is the same for neighbours.
 
-    Bit for bit. So neither draws nor their number or scale follow the batch. Source: TF-Privacy#153.
+    Bit for bit. So neither draws nor their number or scale follow the batch.
+    Not seen: noise of other parameters than the probe; whether there is any (noise.once).
+    Source: TF-Privacy#153.
     """
     pair = neighbours.of(noisy(case, 1), run.features)
     one, two = run(pair.first), run(pair.second)
@@ -78,8 +82,10 @@ def test_no_noise_depends_on_a_record(case: Case, run: Run) -> None:
 def test_no_collective_depends_on_a_record(case: Case, run: Run) -> None:
     """Number of steps, and number, order, groups, types and sizes of all collectives, are the same for neighbours.
 
-    Only tensors that stay on their rank may have as many rows as it has samples. Norms of a replicated batch that are
-    put together from shares travel as one number a sample; they are not drawn here. Source: Opacus#516, Opacus#812.
+    Only tensors that stay on their rank may have as many rows as it has samples.
+    Not seen: when anything is sent; norms of a replicated batch that are put together from shares, which travel as one
+    number a sample and are not drawn here.
+    Source: Opacus#516, Opacus#812.
     """
     pair = neighbours.of(case, run.features)
     assert_same_calls(pair, run(pair.first), run(pair.second))

@@ -16,7 +16,9 @@ def test_the_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> N
     """On real numbers, the gradient is the average of what each rank's own micro-batches give in the same shapes.
 
     Within (n - 1) u sum |terms|, a theorem for every order of summation; for two ranks that is one rounding. Sees
-    errors of a part in 1e12 in float64 and 1e6 in float32, on layers of every kind; not what both sides do alike.
+    errors of a part in 1e12 in float64 and 1e6 in float32, on layers of every kind.
+    Not seen: what the replay on one device does alike.
+    Source: torchtune#2172, torchtitan#2206.
     """
     assert_gradients_sum(run(case))
 
@@ -26,7 +28,12 @@ def test_the_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> N
     needs_traits=("real",),
 )  # fmt: skip
 def test_the_clipped_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> None:
-    """The same with per-sample clipping, each sample weighed by the factor its rank reported."""
+    """On real numbers, the clipped gradient is the average of the ranks' own, each sample weighed by its own factor.
+
+    Its own is the one that its rank reported. Within the same theorem's bound.
+    Not seen: wrong factors, which are taken as they are reported (rounding.clip-factors, rounding.clipped-sum).
+    Source: Opacus#683, Opacus#324: divisors without K, and without W.
+    """
     assert_gradients_sum(run(case))
 
 
@@ -37,8 +44,9 @@ def test_the_clipped_gradient_is_the_average_of_the_ranks_own(case: Case, run: R
 def test_reported_factors_follow_from_reported_norms(case: Case, run: Run) -> None:
     """On real numbers, reported clip factors are the declared rule min(1, C / (norm + eps)) of the reported norms.
 
-    Bit for bit, or within the proven bound where the adapter declares nested norms. Whether those norms are right is
-    for norms.one-sided and rounding.clipped-sum. Source: Opacus#751.
+    Bit for bit, or within the proven bound where the adapter declares nested norms.
+    Not seen: whether those norms are right (norms.one-sided) and weigh the samples (rounding.clipped-sum).
+    Source: Opacus#664, where the clip norm never reached the clipping; Opacus#751.
     """
     assert_factors_follow(run(case), run.features.factor)
 
@@ -52,7 +60,9 @@ def test_what_is_released_is_the_sum_of_clipped_gradients(case: Case, run: Run) 
 
     Black box: g_i and its norm are replayed one sample at a time, and a theorem says how far any evaluation may be off;
     no reported norm or factor is taken as given. So a sample that is not clipped, or by a norm that is too small, is
-    seen: of one sample alone no more than C is released. Float64. Source: Opacus#761, jax_privacy#309.
+    seen: of one sample alone no more than C is released. Float64.
+    Not seen: errors within the bound; layers that normalise, whose roundings are not counted.
+    Source: Opacus#761, jax_privacy#309.
     """
     assert_clipped_sum_near(run(case), run.features.factor)
 
@@ -62,5 +72,7 @@ def test_the_update_is_the_optimizers_for_the_gradient_shown(case: Case, run: Ru
     """Parameters move as the optimizer moves them by the gradient the implementation shows, bit for bit.
 
     The optimizer is elementwise, so sharding must not show, nor momentum, moments, weight decay and schedule.
+    Not seen: a wrong gradient, for the one that is shown is taken as it is (rounding.gradients).
+    Source: bitsandbytes#2081; Opacus#649, a schedule that never reached the optimizer that steps.
     """
     assert_updates_follow(run(case))

@@ -69,8 +69,9 @@ def test_an_epoch_is_dealt_out_to_the_ranks(case: Case, run: Run) -> None:
     """An epoch's shares are equally long and hold every record once, but for fewer than P left out or taken twice.
 
     P shares: ranks along a replicated axis have the same one, along a distributed axis their own. Entries that repeat a
-    record are marked, where the sampler marks any. Not seen: whether a training loop counts marked entries. Source:
-    pytorch#25162, Lightning#17713, Opacus#444.
+    record are marked, where the sampler marks any.
+    Not seen: whether a training loop counts marked entries.
+    Source: pytorch#25162, Lightning#17713, Opacus#444.
     """
     assert_dealt_out(run(case))
 
@@ -79,6 +80,7 @@ def test_an_epoch_is_dealt_out_to_the_ranks(case: Case, run: Run) -> None:
 def test_all_ranks_take_equally_many_steps(case: Case, run: Run) -> None:
     """Every rank takes the same number of steps and micro-batches, and calls the same collectives to sample.
 
+    Not seen: which records the steps have (samplers.dealt).
     Source: torchtitan#1618, prime-rl#2515, where ranks that ran out of batches left the others in a collective.
     """
     assert_equal_steps(execution := run(case))
@@ -89,8 +91,9 @@ def test_all_ranks_take_equally_many_steps(case: Case, run: Run) -> None:
 def test_every_epoch_has_an_order_of_its_own(case: Case, run: Run) -> None:
     """Shuffled epochs have different orders that follow from seed and epoch; others that of the data set, every time.
 
-    Two orders of 16 records or more are equal by chance below 1e-13. Not seen: whether all orders are equally likely.
-    Source: accelerate#4071, and every loop that forgets set_epoch.
+    Two orders of 16 records or more are equal by chance below 1e-13.
+    Not seen: whether all orders are equally likely (samplers.shuffled), and whether a training loop tells the epoch.
+    Source: accelerate#4071, where a resumed epoch was the first one again.
     """
     assert_orders(run(case), run(case))
 
@@ -99,11 +102,11 @@ def test_every_epoch_has_an_order_of_its_own(case: Case, run: Run) -> None:
 def test_shuffled_epochs_bring_every_record_to_every_share(case: Case, run: Run) -> None:
     """Over many shuffled epochs every record comes to every share: none is left out of all, none stays where it was.
 
-    D records, P shares, E epochs: orders that are equally likely are called wrong with probability
-    D P (1 - floor(D/P)/D)^E at most, and E is the first for which that is 1e-9 (D = 9, P = 2: 41). One case, flat,
-    the tail dropped. Asked of shuffled epochs alone. Not seen: records that are never left out, and orders that come
-    more often than others.
-    Source: torch.utils.data.DistributedSampler, which shuffles the whole data set before it drops the tail.
+    D records, P shares, E epochs: orders that are equally likely are called wrong with probability D P (1 -
+    floor(D/P)/D)^E at most, and E is the first for which that is 1e-9 (D = 9, P = 2: 41). One case, flat, the tail
+    dropped. Asked of shuffled epochs alone.
+    Not seen: records that are never left out, and orders that come more often than others.
+    Source: speechbrain#1518, shares that kept their records in all epochs; meta-pytorch/data#302.
     """
     assert_come_everywhere(run(case))
 
@@ -112,7 +115,8 @@ def test_shuffled_epochs_bring_every_record_to_every_share(case: Case, run: Run)
 def test_a_stopped_epoch_goes_on_where_it_stopped(case: Case, run: Run) -> None:
     """A sampler made anew that goes on at a later step of any epoch gives the records that were still to come.
 
-    Not seen: how a training stores where it stood. Source: accelerate#4071, accelerate#4203.
+    Not seen: how a training stores where it stood.
+    Source: accelerate#4071, accelerate#4203.
     """
     assert_goes_on(run(case), run(_later(case)))
 
@@ -121,6 +125,7 @@ def test_a_stopped_epoch_goes_on_where_it_stopped(case: Case, run: Run) -> None:
 def test_a_record_joins_a_step_on_one_rank(case: Case, run: Run) -> None:
     """In a step every record is drawn at most once, by one share; ranks that share a batch draw the same.
 
+    Not seen: records that are drawn too seldom, or never (samplers.poisson-law).
     Source: Opacus#444, where every rank drew from the whole data set, so that a record counted W times.
     """
     assert_one_rank_each(run(case))
@@ -130,8 +135,9 @@ def test_a_record_joins_a_step_on_one_rank(case: Case, run: Run) -> None:
 def test_empty_draws_are_steps_too(case: Case, run: Run) -> None:
     """Every rank takes every step, in as many micro-batches as all others, also where it draws no record.
 
-    The number of micro-batches is the same in all steps: it is public, what is drawn is not. Source: Opacus#164, whose
-    distributed sampler yields nothing for an empty draw.
+    The number of micro-batches is the same in all steps: it is public, what is drawn is not.
+    Not seen: what a training makes of an empty step, and whether it adds noise there.
+    Source: Opacus#164, whose distributed sampler yields nothing for an empty draw.
     """
     assert_equal_steps(execution := run(case))
     assert_collectives_equal(execution)
@@ -143,9 +149,9 @@ def test_records_join_independently_with_one_probability(case: Case, run: Run) -
 
     Tested on the number of draws, on the sizes of batches, on every pair of records and of steps: right draws are
     called wrong with probability 1e-9 a case. Found are ranks that draw one stream, batches of fixed size, draws that
-    come again. Not seen: dependence of three records or more, or of two that agree in less than a quarter of the steps
-    too many. Source: Opacus#271, private-transformers#7,
-    jax_privacy#84; a batch of binomial size that is a uniform subset is the same law (jax_privacy#121).
+    come again. A batch of binomial size that is a uniform subset is the same law (jax_privacy#121).
+    Not seen: dependence of three records or more, or of two that agree in less than a quarter of the steps too many.
+    Source: Opacus#271, private-transformers#7, jax_privacy#84.
     """
     assert_poisson(run(case))
 
@@ -155,7 +161,8 @@ def test_records_join_with_the_probability_asked_for(case: Case, run: Run) -> No
     """Of 2^20 draws with probability 1/2 as many join as should.
 
     Right draws are called wrong with probability 1e-9, a probability that is 1 % off is found with 0.99. One case.
-    Source: Opacus#813.
+    Not seen: which records join and together with which (samplers.poisson-law); the rate that an accountant is told.
+    Source: Opacus#813, a rate that was taken from the number of batches.
     """
     assert_rate(run(case))
 
@@ -164,6 +171,7 @@ def test_records_join_with_the_probability_asked_for(case: Case, run: Run) -> No
 def test_draws_do_not_depend_on_the_number_of_ranks(case: Case, run: Run) -> None:
     """The same seed draws the same records in the same steps on one rank and on any number of them.
 
+    Not seen: draws that are wrong on any number of ranks alike (samplers.poisson-law).
     Source: Opacus#271, whose draws follow from the generator of each rank.
     """
     assert_same_draws(run(case), run(replace(case, mesh=MeshSpec(1 if case.world_size > 1 else 3))))
@@ -176,7 +184,8 @@ def test_large_draws_are_drawn_whole_on_any_number_of_ranks(case: Case, run: Run
     1024 steps of 64 records, one case. Records that are left out of one draw of a rank in 256 are missed, on four ranks
     and on one, with a probability below 1e-8; of one in 1024, below 1 %. To leave any out makes one record's presence
     change another's.
-    Source: jax_privacy#121, whose draws would be no Poisson draws if their number were cut off.
+    Not seen: room that is exceeded more seldom, and room that is the same on one rank and on all together.
+    Source: jax_privacy#121, whose draws would be no Poisson draws if cut off; no public report known of any that were.
     """
     assert_same_draws(run(case), run(replace(case, mesh=MeshSpec(1))))
 
@@ -185,6 +194,8 @@ def test_large_draws_are_drawn_whole_on_any_number_of_ranks(case: Case, run: Run
 def test_draws_after_a_stop_are_those_that_were_to_come(case: Case, run: Run) -> None:
     """A Poisson sampler made anew that goes on at a later step draws what one that never stopped would have drawn.
 
-    Draws that begin again are used twice, which no accountant allows for. Source: accelerate#4071.
+    Draws that begin again are used twice, which no accountant allows for.
+    Not seen: how a training stores where it stood; draws that are wrong from the start.
+    Source: accelerate#4071.
     """
     assert_goes_on(run(case), run(_later(case)))

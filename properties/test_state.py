@@ -42,8 +42,9 @@ def _assert_same_after_stops(case: Case, run: Run, what: str) -> None:
 def test_a_training_that_stopped_goes_on_as_if_it_had_not(case: Case, run: Run) -> None:
     """Saved after each step and taken on by a new trainer, a training has the bits of one that never stopped.
 
-    Parameters, momentum, moments, step counters and a halving learning rate. Not seen: the sampler, which is its
-    user's. Source: AReaL#1468, where moments were dropped without a word.
+    Parameters, momentum, moments, step counters and a halving learning rate.
+    Not seen: the sampler, which is its user's; what both trainings do wrong alike.
+    Source: AReaL#1468, where moments were dropped without a word.
     """
     _assert_same_after_stops(going_on(case, run.features), run, "training that stopped went on otherwise")
 
@@ -52,7 +53,9 @@ def test_a_training_that_stopped_goes_on_as_if_it_had_not(case: Case, run: Run) 
 def test_a_training_that_stopped_uses_no_noise_twice(case: Case, run: Run) -> None:
     """The noise after a stop is that of the next step, not that of the first one over again.
 
-    Asked of an adapter that promises noise too. Source: Opacus#429, jax#3646.
+    Asked of an adapter that promises noise too.
+    Not seen: noise that is wrong in a training that never stops (chapter on noise); the accountant (Opacus#429).
+    Source: jax#3646, one key for several draws.
     """
     private = noisy(going_on(case, run.features))
     _assert_same_after_stops(private, run, "noise after a stop is not that of the next step")
@@ -62,9 +65,9 @@ def test_a_training_that_stopped_uses_no_noise_twice(case: Case, run: Run) -> No
 def test_a_training_goes_on_at_another_number_of_ranks(case: Case, run: Run) -> None:
     """Saved at W ranks and loaded at W', it has the parameters that were saved, and the bits of one that stayed at W.
 
-    With noise too, where that is a function of the seed, at a rate that moves no parameter. Between 1, 2 and 4 ranks,
-    or 3 and 6, with any replicas: elsewhere the instrument has another shape. Source: Fast-LLM#436, Lightning#16815,
-    torchtitan#1136.
+    With noise too, where that is a function of the seed, at a rate that moves no parameter. With any replicas.
+    Not seen: other numbers of ranks than between 1, 2 and 4, or 3 and 6, for the instrument has another shape there.
+    Source: Fast-LLM#436, Lightning#16815, torchtitan#1136.
     """
     case = going_on(case, run.features)
     if case.step.clipping == "exact" and "noise-of-seed" in run.features.promises and "project" in run.features.accepts:
@@ -82,8 +85,9 @@ def test_a_training_goes_on_at_another_number_of_ranks(case: Case, run: Run) -> 
 def test_a_checkpoint_holds_each_parameter_once_and_no_padding(case: Case, run: Run) -> None:
     """Every parameter lies in it under its own name and shape, each element once, and an unsharded model reads it.
 
-    Padding is in no file, of moments neither: no state has more elements than its parameter. Not seen: what is stored
-    in no tensor. Source: DeepSpeed#1380, torchtitan#1136.
+    Padding is in no file, of moments neither: no state has more elements than its parameter.
+    Not seen: what is stored in no tensor.
+    Source: DeepSpeed#1380, torchtitan#1136.
     """
     case = replace(case, step=replace(case.step, steps=1, resume=False))
     adapter = cast(Keeping, run.adapter)

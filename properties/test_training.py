@@ -13,9 +13,10 @@ from fsdpcheck.runner import Run
 def test_plain_training_is_the_single_device_one(case: Case, run: Run) -> None:
     """After every step of plain training, every rank's parameters are the single device's, bit for bit.
 
-    For every layout of the batch, sum or mean reduction, micro-batches, frozen and tied parameters. Does not see errors
-    that both sides make alike: model and optimizer are the same code. Source: ZeRO, arXiv:1910.02054; FSDP,
-    arXiv:2304.11277; wrong divisors shipped as in torchtune#2172 and torchtitan#2206.
+    For every layout of the batch, sum or mean reduction, micro-batches, frozen and tied parameters.
+    Not seen: errors that both sides make alike, for model and optimizer are the same code; a wrong scale that Adam
+    hides.
+    Source: ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277; wrong divisors, torchtune#2172 and torchtitan#2206.
     """
     assert_parameters_equal(run(case), run.answer(case))
 
@@ -24,7 +25,9 @@ def test_plain_training_is_the_single_device_one(case: Case, run: Run) -> None:
 def test_the_averaged_gradient_is_the_single_device_one(case: Case, run: Run) -> None:
     """The gradient given to the optimizer is the released gradient (1/N) * sum over the logical batch, bit for bit.
 
-    Sees a wrong scale that an optimizer such as Adam hides. Source: torchtitan#800.
+    Sees a wrong scale that an optimizer such as Adam hides.
+    Not seen: what the update makes of the gradient; errors that the single device makes too.
+    Source: torchtitan#800.
     """
     assert_gradients_equal(run(case), run.answer(case))
 
@@ -34,7 +37,8 @@ def test_private_training_below_the_clip_norm_is_plain_training(case: Case, run:
     """With C above every per-sample norm, private training is single-device training, bit for bit.
 
     Asked of every private implementation: all factors are 1 whatever the rounding of its norms. Noise is off.
-    Source: DP-SGD, arXiv:1607.00133.
+    Not seen: how norms and factors are formed: an implementation that never clips holds.
+    Source: DP-SGD, arXiv:1607.00133; Opacus#324, where one path had no W in its divisor and its steps did nothing.
     """
     assert_parameters_equal(run(case), run.answer(case))
 
@@ -44,7 +48,9 @@ def test_clipped_training_is_the_single_device_one(case: Case, run: Run) -> None
     """With samples above, at and just below the clip norm, private training is single-device training, bit for bit.
 
     Needs factors that are a function of the one squared norm of a sample: nested square roots miss the exact power of
-    two by an ulp. Source: ghost clipping, arXiv:2110.05679.
+    two by an ulp. Noise is off.
+    Not seen: a misplaced eps, which such factors absorb (clipping.coefficients); a wrong scale that Adam hides.
+    Source: ghost clipping, arXiv:2110.05679; wrong norms, Opacus#751 and Opacus#413.
     """
     assert_parameters_equal(run(case), run.answer(case))
 
@@ -53,6 +59,8 @@ def test_clipped_training_is_the_single_device_one(case: Case, run: Run) -> None
 def test_the_clipped_gradient_is_the_single_device_one(case: Case, run: Run) -> None:
     """The gradient given to the optimizer is (1/N) * sum of clipped per-sample gradients, bit for bit.
 
-    Sees a wrong scale that an optimizer such as AdamW hides from the parameters. Source: Opacus#734, torchtitan#800.
+    Sees a wrong scale that an optimizer such as AdamW hides from the parameters.
+    Not seen: a misplaced eps, which factors that are powers of two absorb; noise, which is off.
+    Source: Opacus#683, torchtitan#800.
     """
     assert_gradients_equal(run(case), run.answer(case))
