@@ -35,6 +35,15 @@ def test_laws_hold_on_a_users_model(tmp_path: Path) -> None:
     assert verdict["cases"] == verdict["census"]["tier exact"] > 5
 
 
+@pytest.mark.parametrize("adapter", ["fully_shard", "reference"])
+def test_units_that_are_computed_again_may_take_inputs_by_keyword(adapter: str, engine: SimulatedEngine) -> None:
+    own = own_inspection.inspect(f"{TOYS}:named_inputs", f"{TOYS}:batch").own
+    assert own.units == ("blocks.0", "blocks.1")
+    run = Run(engine, adapter, own=own)
+    verdict = check_law(chapters()["features.checkpointing"], run, world_sizes=(2,), most=2)
+    assert (verdict.status, verdict.cases, verdict.reason) == ("holds", 2, "")
+
+
 def test_laws_that_need_a_large_model_are_not_asked_of_a_users_small_one(tmp_path: Path) -> None:
     _, data = _run(tmp_path, "--adapter", "reference", "--law", "noise.scale", "--law", "noise.independent")
     verdicts = data["verdicts"]

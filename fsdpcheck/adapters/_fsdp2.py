@@ -40,7 +40,11 @@ def units(model: nn.Module, setup: Setup) -> list[nn.Module]:
 
 
 def _computed_again(forward: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *inputs: torch.utils.checkpoint.checkpoint(forward, *inputs, use_reentrant=False)
+    def run(*inputs: Any, **named: Any) -> Any:
+        again = partial(forward, **named)  # checkpoint has keywords of its own
+        return torch.utils.checkpoint.checkpoint(again, *inputs, use_reentrant=False)
+
+    return run
 
 
 def shard(model: nn.Module, setup: Setup, by_the_book: bool = False) -> Uses:

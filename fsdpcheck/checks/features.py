@@ -97,9 +97,9 @@ def backward_reads_units(case: Case, answer: Answer) -> bool:
 
 
 def _under(hooks: saved_tensors_hooks, forward: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*inputs: Any) -> Any:
+    def run(*inputs: Any, **named: Any) -> Any:
         with hooks:
-            return forward(*inputs)
+            return forward(*inputs, **named)
 
     return run
 

@@ -77,6 +77,36 @@ def own_layer_used() -> nn.Module:
     return Net(Scale())
 
 
+class Named(nn.Module):
+    """A block that is called with an input by keyword, as transformers call theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, *, beside: Tensor) -> Tensor:
+        result: Tensor = torch.relu(self.inner(x)) + beside
+        return result
+
+
+class NamedNet(Net):
+    """Its blocks are units that take an input by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Named() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x, beside=x)
+        result: Tensor = self.head(x)
+        return result
+
+
+def named_inputs() -> nn.Module:
+    return NamedNet()
+
+
 def untaught() -> nn.Module:
     return Net(Calls(torch.sin))
 
