@@ -1,0 +1,48 @@
+"""The models of docs/examples hold: a small GPT of ordinary modules, and GPT-2 where transformers is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fsdpcheck.check import check_law
+from fsdpcheck.engines.base import Engine
+from fsdpcheck.law import chapters
+from fsdpcheck.own import inspection as own_inspection
+from fsdpcheck.runner import Run
+from fsdpcheck.verdict import Verdict
+
+EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
+LAWS = [
+    ("fully_shard", "training.plain", "tier exact"),
+    ("reference", "clipping.sum", "tier exact"),
+    ("fully_shard", "rounding.gradients", "tier replay"),
+]
+"""A plain and a private law on integers, and one on the model's own weights."""
+
+pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="only a checkout has the examples")
+
+
+def _judged(engine: Engine, model: str, adapter: str, law: str, most: int = 2) -> Verdict:
+    """The law on the example's model, on two ranks."""
+    file = EXAMPLES / f"{model}.py"
+    seen = own_inspection.inspect(f"{file}:build", f"{file}:batch")
+    avoid = seen.left_out(law.startswith("rounding."))
+    run = Run(engine, adapter, own=seen.own, avoid=avoid)
+    return check_law(chapters()[law], run, world_sizes=(2,), most=most)
+
+
+@pytest.mark.parametrize(("adapter", "law", "tier"), LAWS)
+def test_the_small_gpt_holds(adapter: str, law: str, tier: str, engine: Engine) -> None:
+    verdict = _judged(engine, "small_gpt", adapter, law)
+    assert (verdict.status, verdict.cases, verdict.reason) == ("holds", 2, "")
+    assert verdict.census[tier] == 2
+
+
+@pytest.mark.parametrize(("adapter", "law", "tier"), [*LAWS, ("reference", "features.checkpointing", "tier exact")])
+def test_gpt2_of_transformers_holds(adapter: str, law: str, tier: str, engine: Engine) -> None:
+    pytest.importorskip("transformers")
+    verdict = _judged(engine, "gpt2", adapter, law)
+    assert (verdict.status, verdict.cases, verdict.reason) == ("holds", 2, "")
+    assert verdict.census[tier] == 2
