@@ -21,7 +21,7 @@ from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.oracle import Named
 
 FEATURES = load("reference:bookkeeping").features
-FIRST, GROUPS = large(FEATURES, (1, 2, 3, 4, 5))
+FIRST, GROUPS, REPLICATED, BY_REPLICA = large(FEATURES, (1, 2, 3, 4, 5))
 SHARE = float(FALSE_ALARM) / (2 * (3 * 7 + 1))
 """Of one test of scale or shape in the case with most parameters."""
 PAIR = float(FALSE_ALARM) / 200
@@ -78,9 +78,9 @@ def test_the_large_cases_release_nothing_but_noise_and_are_proved(adapter: str, 
         assert case.requires() <= features.accepts
         assert case.world_size in world_sizes
         assert case.step.steps == 2
-    answer = oracle.answer(cases[-1])
-    proof.prove(cases[-1], answer)
-    assert not any(value.any() for step in answer.steps for value in step.used.values())
+        answer = oracle.answer(case)
+        proof.prove(case, answer)
+        assert not any(value.any() for step in answer.steps for value in step.used.values())
     assert sizes(answer)[-1] >= N
     assert sizes(answer)[0] < 10 < sizes(answer)[-3] < sizes(answer)[-2] < sizes(answer)[-1]
 
@@ -105,9 +105,16 @@ def test_where_no_rank_may_be_empty_every_rank_has_samples_and_no_parameter_move
         assert all(torch.equal(last[name], value) for name, value in first.items())
 
 
-def test_groups_and_replicas_are_drawn_where_they_are_accepted_and_nowhere_else() -> None:
+def test_groups_replicas_and_shared_batches_are_drawn_where_they_are_accepted_and_nowhere_else() -> None:
     assert (FIRST.step.clip_groups, GROUPS.step.clip_groups) == ("all", "units")
     assert (FIRST.mesh.dp_replicate, GROUPS.mesh.dp_replicate) == (1, 2)
+    assert [(case.layout.kind, case.copies) for case in (REPLICATED, BY_REPLICA)] == [
+        ("replicated", 5),
+        ("by-replica", 2),
+    ]
+    assert [case.step.contribution for case in (REPLICATED, BY_REPLICA)] == ["partial", "mixed"]
+    complete = replace(FEATURES, promises=FEATURES.promises - {"partial-norms"})
+    assert {case.step.contribution for case in large(complete, (1, 2, 3, 4, 5))} == {"complete"}
     few = replace(FEATURES, accepts=frozenset({"empty-rank"}))
     (only,) = large(few, (1, 2, 3, 4, 5))
     assert only.requires() == {"empty-rank"}

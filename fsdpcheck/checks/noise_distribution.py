@@ -18,7 +18,18 @@ from torch import Tensor
 
 from fsdpcheck import diagnosis
 from fsdpcheck.adapters._base import Features
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, ClipGroups, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import (
+    Arithmetic,
+    BatchLayout,
+    Case,
+    ClipGroups,
+    Contribution,
+    LayerSpec,
+    LayoutKind,
+    MeshSpec,
+    ModelSpec,
+    StepSpec,
+)
 from fsdpcheck.checks import gaussian
 from fsdpcheck.checks.comparing import require_same_form
 from fsdpcheck.checks.noise import FALSE_ALARM, same_on_all_ranks, standing
@@ -51,18 +62,38 @@ def large(features: Features, world_sizes: tuple[int, ...]) -> list[Case]:
 
     Their logical batches are empty, so that they release noise alone; where a rank without samples is not accepted, in
     steps that move no parameter and clip no sample. On the most ranks of up to five, or if noise is not promised to be
-    a function of the seed, on each of those numbers. Where they are accepted: in two micro-batches; a last case with a
-    clip norm for each unit, and with replicas. N is half the number of ranks where that is odd, and may be a fraction.
+    a function of the seed, on each of those numbers. Where they are accepted: in two micro-batches; a case with a clip
+    norm for each unit, and with replicas; one of a batch that all ranks share, and one of which the ranks of each
+    replica share a part, with partial norms where they are promised. N is half the number of ranks where that is odd,
+    and may be a fraction; of shared batches it is 32.
     """
     worlds = sorted({size for size in world_sizes if size <= _LARGEST_WORLD}) or [min(world_sizes)]
     asked = worlds[-1:] if "noise-of-seed" in features.promises else worlds
     found = [_on(MeshSpec(world), features) for world in reversed(asked)]
     even = max((size for size in worlds if size % 2 == 0), default=0)
     replicas, units = even and "hsdp" in features.accepts, "per-layer-clipping" in features.accepts
-    if not (replicas or units):
-        return found
     mesh = MeshSpec(even // 2, 2) if replicas else MeshSpec(worlds[-1])
-    return [*found, _on(mesh, features, "units" if units else "all")]
+    if replicas or units:
+        found.append(_on(mesh, features, "units" if units else "all"))
+    return [*found, *_of_shared_batches(MeshSpec(worlds[-1]), mesh, features)]
+
+
+def _of_shared_batches(flat: MeshSpec, mesh: MeshSpec, features: Features) -> Iterator[Case]:
+    """All ranks, and all of each replica, have the same samples, namely none; complete norms, partial and both."""
+    if "empty-rank" not in features.accepts:
+        return
+    kinds: tuple[tuple[LayoutKind, MeshSpec, int, Contribution], ...] = (
+        ("replicated", flat, 1, "partial"),
+        ("by-replica", mesh, mesh.dp_replicate, "mixed"),
+    )
+    for kind, on, lists, contribution in kinds:
+        case = _on(on, features)
+        layout = BatchLayout(kind, 1, lists=((),) * lists)
+        known = contribution if "partial-norms" in features.promises else "complete"
+        step = replace(case.step, contribution=known, normaliser=32)
+        shared = replace(case, layout=layout, step=step)
+        if shared.copies > 1 and shared.requires() <= features.accepts:
+            yield shared
 
 
 def _on(mesh: MeshSpec, features: Features, clip_groups: ClipGroups = "all") -> Case:

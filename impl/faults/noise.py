@@ -29,6 +29,25 @@ def noise_of_a_whole_normaliser(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "private:PrivateBackward.add_noise",
+    "noise divided by the number of ranks that share a batch, https://github.com/meta-pytorch/opacus/pull/761",
+    "noise.scale",
+    cause="1/W: noise is divided by the number of ranks",
+)
+def noise_divided_among_ranks_of_one_batch(original: Function, hit: Hit) -> Function:
+    """On a replicated batch noise is divided by the number of ranks, as if each of them added its own."""
+
+    def planted(self: Any, step: int, normaliser: float) -> None:
+        ranks = self.model.axis.size * self.model.replicas.size
+        if self.layout == "replicated" and ranks > 1 and self.privacy.noise_multiplier:
+            hit()
+            normaliser *= ranks
+        original(self, step, normaliser)
+
+    return planted
+
+
+@fault(
     "noise:Noise.add_",
     "each worker seeds alike and draws for its shard, https://github.com/meta-pytorch/opacus/pull/166",
     "noise.world",
