@@ -37,8 +37,13 @@ def rooms_of(drawn: Tensor, clean: Tensor, deviation: float, unit: float, alarm:
     n = len(drawn)
     largest = deviation * math.sqrt(2 * math.log(2 * n / alarm))
     told = 4 * unit * (clean.abs() + largest)
-    rooms = torch.maximum(told, 4 * unit * (clean.abs() + drawn.abs()))
+    rooms = torch.maximum(told, room(drawn, clean, unit))
     return rooms, 4 * (n - 1) * float(told.sum()) / (deviation * math.sqrt(math.pi))
+
+
+def room(drawn: Tensor, clean: Tensor, unit: float) -> Tensor:
+    """How far d may be from z, [n], as in ``rooms_of``."""
+    return 4 * unit * (clean.abs() + drawn.abs())
 
 
 def needed(meetings: float, alarm: Fraction) -> int:

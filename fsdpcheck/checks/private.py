@@ -15,18 +15,23 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import clipping_groups, layouts, tiers
-from fsdpcheck.checks import bounds
-from fsdpcheck.checks.comparing import alike, number, require_same_form
+from fsdpcheck.checks import bounds, draws
+from fsdpcheck.checks.comparing import alike, first_index, number, require_same_form
 from fsdpcheck.checks.paired import Side
 from fsdpcheck.checks.recorded import completed, recorded
 from fsdpcheck.diagnosis import noise, of_gradient
 from fsdpcheck.diagnosis.calls import of_neighbours
-from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.errors import Diagnose, NotExact, Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.neighbours import Neighbours
 from fsdpcheck.oracle import Answer
-from fsdpcheck.suspects import Suspects
+from fsdpcheck.suspects import PATTERN, Suspect, Suspects
 from fsdpcheck.trace import Trace
+
+Noisy = tuple[Execution, Execution, Answer]
+"""A noisy run, the same without noise, and the answer of the noisy one, which says what is right but for the noise."""
+Sum = tuple[Tensor, Tensor]
+"""A gradient with noise, and without it."""
 
 
 def assert_sensitivity(pair: Neighbours, first: Side, second: Side) -> None:
@@ -56,15 +61,14 @@ def assert_sensitivity(pair: Neighbours, first: Side, second: Side) -> None:
 def assert_others_keep_their_coefficient(pair: Neighbours, first: Side, second: Side) -> None:
     """At the first step the coefficient of each record that did not move is the same in both runs, bit for bit.
 
-    Read from the instrument, in the family "probe": its row i holds the coefficient of record i, and in a noisy step
-    the noise of that element besides. Raises NotExact where there is no such record.
+    Read from the instrument, in the family "probe": its row i holds the coefficient of record i. Raises NotExact where
+    there is no such record.
     """
     one, other = first[0], second[0]
-    noisy = bool(pair.first.step.noise_multiplier)
     completed(one), completed(other)
-    kept = [record for record in range(pair.first.layout.batch_size) if record not in pair.moved]
     batch = layouts.logical_batch(pair.first, 0)
-    if not kept or not (noisy or any(record in batch for record in kept)):
+    kept = [record for record in range(pair.first.layout.batch_size) if record not in pair.moved]
+    if not any(record in batch for record in kept):
         raise NotExact("no record is in both batches, so none can keep its coefficient")
     for (rank, a), (_, b) in zip(recorded(one, 0, "grads"), recorded(other, 0, "grads"), strict=True):
         for name in clipping_groups.instruments(pair.first):
@@ -73,12 +77,54 @@ def assert_others_keep_their_coefficient(pair: Neighbours, first: Side, second: 
                 continue
             place = int((mine != theirs).nonzero()[0])
             raise Violation(
-                f"the {'noise or ' * noisy}coefficient of a record depends on which others there are",
+                "the coefficient of a record depends on which others there are",
                 got=number(theirs[place]),
                 wanted=number(mine[place]),
                 where=f"step 0, rank {rank}, record {kept[place]}, {name}; {pair.words}",
-                cause=partial(_of_noise, first, second, rank, a, b) if noisy else partial(_of_wrong, first, second),
+                cause=partial(_of_wrong, first, second),
             )
+
+
+def assert_same_noise(pair: Neighbours, first: Noisy, second: Noisy) -> None:
+    """The noise of every parameter, on every rank and at every step, is the same in both runs.
+
+    Noise is the difference of the noisy run and the clean one, which have the same parameters at every step; two such
+    differences are of one draw only if they are no farther apart than what rounding puts between draw and difference.
+    """
+    runs = (*first[:2], *second[:2])
+    for run in runs:
+        completed(run)
+    for step in range(pair.first.step.steps):
+        for (rank, a), *others in zip(*(recorded(run, step, "grads") for run in runs), strict=True):
+            where = f"step {step}, rank {rank}"
+            for _, other in others:
+                require_same_form("gradients of neighbours have other forms", other, a, f"{where}, {pair.words}")
+            quiet, b, calm = (other for _, other in others)
+            cause = partial(_of_noise, first, second, rank, a, b) if step == 0 else partial(_of_later, step)
+            for name in a:
+                mine, theirs = (a[name], quiet[name]), (b[name], calm[name])
+                _require_same_draws(mine, theirs, f"{where}, {name}", pair.words, cause)
+
+
+def _require_same_draws(first: Sum, second: Sum, where: str, words: str, cause: Diagnose) -> None:
+    unit = torch.finfo(first[0].dtype).eps / 2
+    (mine, room), (theirs, other) = (_drawn(noisy.double(), clean.double(), unit) for noisy, clean in (first, second))
+    apart = ~((mine - theirs).abs() <= room + other)
+    if bool(apart.any()):
+        index = first_index(apart)
+        raise Violation(
+            "noise depends on one record",
+            got=f"a draw of {number(theirs[index])}",
+            wanted=f"{number(mine[index])}, up to rounding",
+            where=f"{where}{list(index)}; {int(apart.sum())} of {apart.numel()}; {words}",
+            cause=cause,
+        )
+
+
+def _drawn(noisy: Tensor, clean: Tensor, unit: float) -> tuple[Tensor, Tensor]:
+    """(noise as computed, how far it may be from what was drawn)."""
+    drawn = noisy - clean
+    return drawn, draws.room(drawn, clean, unit)
 
 
 def assert_same_calls(pair: Neighbours, one: Execution, other: Execution) -> None:
@@ -162,6 +208,14 @@ def _of_wrong(first: Side, second: Side) -> Suspects | None:
 
 
 def _of_noise(
-    first: Side, second: Side, rank: int, one: Mapping[str, Tensor], other: Mapping[str, Tensor]
+    first: Noisy, second: Noisy, rank: int, one: Mapping[str, Tensor], other: Mapping[str, Tensor]
 ) -> Suspects | None:
-    return noise.of_neighbours((first[1], one), (second[1], other), rank)
+    return noise.of_neighbours((first[2], one), (second[2], other), rank)
+
+
+def _of_later(step: int) -> Suspects:
+    """All steps before have the same noise, though their batches differed too."""
+    text = (
+        f"the draws of step {step} hang on the batches of the steps before: what is drawn is counted by their records"
+    )
+    return [Suspect("later draws", text, PATTERN)]

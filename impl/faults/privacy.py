@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .. import collectives
+from .. import aggregate, collectives
 from ..collectives import Subject
 from ..fault import Function, Hit, fault
 
@@ -100,6 +100,26 @@ def noise_of_the_mean_drawn(original: Function, hit: Hit) -> Function:
     def planted(self: Any, step: int, normaliser: float) -> None:
         hit()
         original(self, step, max(len(self.found.indices), 1))
+
+    return planted
+
+
+@fault(
+    "private:PrivateBackward.add_noise",
+    "a counter of draws that goes on with the batches",
+    "privacy.noise",
+    cause="counted by their records",
+)
+def draws_counted_by_records(original: Function, hit: Hit) -> Function:
+    """The counter of the noise goes on by the samples of a step: who joined it moves every later draw."""
+
+    def planted(self: Any, step: int, normaliser: float) -> None:
+        before = getattr(self, "records", 0)
+        if before and self.privacy.noise_multiplier:
+            hit()
+        original(self, step * 4096 + before, normaliser)
+        own = torch.tensor([float(len(self.found.indices))])
+        self.records = before + int(aggregate.sum_over(own, collectives.axis()))
 
     return planted
 

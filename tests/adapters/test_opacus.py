@@ -167,11 +167,11 @@ def test_ranks_seeded_alike_draw_one_stream(engine: Engine) -> None:
 
 def test_what_is_asked_of_noise_is_what_hangs_on_no_rounding_and_no_order_of_draws() -> None:
     features, laws = load(f"{HERE}:sound").features, chapters()
-    for name in ("noise.once", "noise.scale", "noise.independent"):
+    for name in ("noise.once", "noise.scale", "noise.independent", "privacy.noise"):
         assert not laws[name].not_promised(features)
     for name in ("noise.world", "noise.micro-batches"):
         assert "one generator a rank" in laws[name].not_promised(features)
-    assert "rounding is in its clip factors" in laws["privacy.noise"].not_promised(features)
+    assert "rounding is in its clip factors" in laws["privacy.independence"].not_promised(features)
 
 
 def test_noise_is_of_the_scale_that_is_asked_for_on_every_number_of_ranks(engine: Engine) -> None:
