@@ -23,7 +23,7 @@ from fsdpcheck.errors import InvalidCase, NotExact
 _LARGEST_WORLD = 6
 
 Pair = tuple[Case, Case]
-Parameter = tuple[int, Literal["weight", "bias"]]
+_Piece = tuple[int, Literal["weight", "bias"]]
 """(layer, which of its parameters)."""
 
 
@@ -101,7 +101,7 @@ def in_replicas(case: Case) -> Case:
 
 
 def partly_frozen(case: Case, features: Features) -> list[Case]:
-    """The case, with some of what it trains frozen, with others of it frozen and, unless nothing is left, with both.
+    """The case, with some of its layers' parameters frozen, with the others frozen and, if it has a front, with all.
 
     Squares of its samples' norms are told in advance: that of the case and the last add up to those of the others.
     """
@@ -109,18 +109,17 @@ def partly_frozen(case: Case, features: Features) -> list[Case]:
     if len(pieces) < 2:
         raise NotExact("the case trains no two parameters that could be frozen")
     order = [pieces[place] for place in values.permutation(case.seed, "frozen parts", len(pieces))]
-    spare = case.seed % 2 if len(order) > 2 else 0  # stays trained in all of them
-    cut, last = (len(order) - spare + 1) // 2, len(order) - spare
-    parts = [order[:cut], order[cut:last]]
-    if spare or case.model.has_front:
-        parts.append(order[:last])
+    cut = (len(order) + 1) // 2
+    parts = [order[:cut], order[cut:]]
+    if case.model.has_front:  # what a case does not freeze
+        parts.append(order)
     found = [_with_frozen(case, [one for piece in part for one in piece]) for part in parts]
     if not all(other.requires() <= features.accepts for other in found):
         raise NotExact("the adapter does not accept the case with these parameters frozen")
     return [case, *found]
 
 
-def _freezable(spec: ModelSpec) -> Iterator[list[Parameter]]:
+def _freezable(spec: ModelSpec) -> Iterator[list[_Piece]]:
     """What can be frozen by itself: a layer's weight, or the one that two share, or its bias."""
     for index, layer in enumerate(spec.layers):
         shared = spec.tied is not None and index in spec.tied
@@ -132,7 +131,7 @@ def _freezable(spec: ModelSpec) -> Iterator[list[Parameter]]:
         yield [(index, "weight") for index in spec.tied]
 
 
-def _with_frozen(case: Case, parameters: Sequence[Parameter]) -> Case:
+def _with_frozen(case: Case, parameters: Sequence[_Piece]) -> Case:
     layers = list(case.model.layers)
     for index, name in parameters:
         layer = layers[index]

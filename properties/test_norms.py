@@ -231,8 +231,8 @@ def test_squared_norms_add_up_over_the_parameters(case: Case, run: Run) -> None:
 
     By three or four runs, without an oracle. A parameter has one term: a weight that two layers share too. Sees norms
     that are added, cross terms of layers and frozen parameters that count.
-    Not seen: what is wrong in one parameter's own term; what counts whatever is frozen, where an Embedding in front is
-    trained in all runs.
+    Not seen: what is wrong in one parameter's own term; what counts whatever is frozen, where the input stage has
+    parameters, which are trained in all runs.
     Source: Opacus#436.
     """
     parts = siblings.partly_frozen(case, run.features)

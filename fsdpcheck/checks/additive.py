@@ -6,15 +6,18 @@ so a mistake that an implementation and the oracle share is seen.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
+import torch
+
+from fsdpcheck import models
 from fsdpcheck.case import Case
 from fsdpcheck.checks.bounds import UNIT_ROUNDOFF, gamma
-from fsdpcheck.checks.comparing import form, number, require_row_form
+from fsdpcheck.checks.comparing import number, require_row_form
+from fsdpcheck.checks.matched import trained_names
 from fsdpcheck.checks.recorded import completed, local_samples, recorded
 from fsdpcheck.errors import Diagnose, Violation
 from fsdpcheck.execution import Execution
@@ -24,7 +27,7 @@ Range = tuple[Fraction, Fraction]
 
 
 class Norms(NamedTuple):
-    """One sample's reported norm: of the case, with the first parameters frozen, with the second, and with both."""
+    """One sample's reported norm: of the case, with the first part frozen, with the second, and with both, else 0."""
 
     whole: float
     first: float
@@ -35,28 +38,33 @@ class Norms(NamedTuple):
 def assert_additive(runs: Sequence[Execution], bound: Fraction) -> None:
     """At the first step squared norms of ``runs`` are whole + both = first + second, for every sample of every rank.
 
-    ``runs``: the case, the first parameters frozen, the second frozen and, where anything is trained then, both. The
-    numbers are exact but for the root, so each reported norm is off by its rounding, or by the relative ``bound`` of a
-    norm of norms: what is left for the squares is decided in fractions.
+    ``runs``: the case, with one part of its parameters frozen, with another and, if anything is trained then, with
+    both. The numbers are exact but for the root, so each reported norm is off by its rounding, or by the relative
+    ``bound`` of a norm of norms: what is left for the squares is decided in fractions.
     """
     for run in runs:
         completed(run)
-    case = runs[0].request.case
-    in_layers = all(_whole_layers(case, run.request.case) for run in runs[1:])
-    off = max(bound, UNIT_ROUNDOFF[case.arithmetic.dtype])
+    cases = [run.request.case for run in runs]
+    one, other = (", ".join(_frozen(cases[0], case)) for case in cases[1:3])
+    dtype, off = cases[0].arithmetic.dtype, max(bound, UNIT_ROUNDOFF[cases[0].arithmetic.dtype])
+    in_layers = all(_whole_layers(cases[0], case) for case in cases[1:])
     for found in zip(*(recorded(run, 0, "norms") for run in runs), strict=True):
-        (rank, whole), *others = found
-        samples, where = local_samples(case, 0, rank), f"step 0, rank {rank}"
-        if len(whole) != len(samples):
-            what = "not every sample has a norm"
-            raise Violation(what, got=form(whole), wanted=f"{len(samples)} norms", where=where)
-        for _, other in others:
-            require_row_form("a model with frozen parameters has other norms", other, whole, where)
+        rank = found[0][0]
+        samples, where = local_samples(cases[0], 0, rank), f"step 0, rank {rank}"
+        for (_, norms), case in zip(found, cases, strict=True):
+            what = f"not every sample has a norm, with {', '.join(_frozen(cases[0], case)) or 'nothing'} frozen"
+            require_row_form(what, norms, torch.zeros(len(samples), dtype=models.DTYPES[dtype]), where)
         for place, sample in enumerate(samples):
             own = [float(norms[place]) for _, norms in found]
             four = Norms(*own, *[0.0] * (4 - len(own)))
             cause = partial(_suspects, four, off, in_layers)
-            _require_sum(four, off, f"{where}, sample {sample} (local {place})", cause)
+            _require_sum(four, off, f"{where}, sample {sample} (local {place}); frozen {one}; or {other}", cause)
+
+
+def _frozen(case: Case, other: Case) -> list[str]:
+    """What ``other`` freezes of what ``case`` trains."""
+    trained = trained_names(other)
+    return [name for name in trained_names(case) if name not in trained]
 
 
 def _whole_layers(case: Case, other: Case) -> bool:
@@ -66,14 +74,15 @@ def _whole_layers(case: Case, other: Case) -> bool:
 
 
 def _require_sum(norms: Norms, off: Fraction, where: str, cause: Diagnose) -> None:
-    if all(math.isfinite(norm) and norm >= 0 for norm in norms):
+    if all(norm >= 0 for norm in norms):
         whole, first, second, both = (_square(norm, off) for norm in norms)
         if _meet(_sum(whole, both), _sum(first, second)):
             return
+    rest = f", and {_squared(norms.both)} with both parts frozen" if norms.both else ""
     raise Violation(
         "squared norms do not add up over the parameters",
-        got=f"{_squared(norms.whole)} + {_squared(norms.both)} with all trained, and with both parts frozen",
-        wanted=f"{_squared(norms.first)} + {_squared(norms.second)}, as with one part frozen, and with the other",
+        got=f"{_squared(norms.whole)} with all trained{rest}",
+        wanted=f"as much as {_squared(norms.first)} + {_squared(norms.second)}, with one part frozen, and with another",
         where=where,
         cause=cause,
     )
@@ -101,12 +110,10 @@ def _suspects(norms: Norms, off: Fraction, in_layers: bool) -> Suspects | None:
 
     What is added may be of layers, which nobody can tell where parts of one are frozen.
     """
-    if not all(map(math.isfinite, norms)):
-        return []
     few = gamma(8, off)  # forming a sum of norms rounds some more
     whole, first, second, both = ((Fraction(norm) / (1 + few), Fraction(norm) / (1 - few)) for norm in norms)
     if _meet(_sum(whole, both), _sum(first, second)):
         return [Suspect("norms added", "the norms of parameters are added, where their squares should be")]
-    if norms.whole in (norms.first, norms.second) and norms.first != norms.second:
+    if norms.whole in (norms.first, norms.second):
         return [Suspect("frozen counts", "frozen parameters count: freezing a part of them leaves the norm as it is")]
     return [] if in_layers else None
