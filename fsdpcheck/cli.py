@@ -17,9 +17,10 @@ from fsdpcheck.case import Trait
 from fsdpcheck.claims import command as claims_command
 from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
 from fsdpcheck.ledger import INTERRUPTED, Ledger
-from fsdpcheck.plan import PROFILES, Plan, parse_traits, parse_world_sizes
+from fsdpcheck.plan import PROFILES, Plan, parse_globs, parse_traits, parse_world_sizes
 from fsdpcheck.power import command as power_command
 from fsdpcheck.report import colour, document, earlier, ending, finding
+from fsdpcheck.report import command as list_command
 from fsdpcheck.report.progress import progress
 from fsdpcheck.supervise import Listen, replayed, supervise
 
@@ -27,8 +28,6 @@ _HINTS = {"processes": "processes", "torchrun": "processes"}  # engine of a toke
 
 MOST_JOBS = 8
 """Processes that ``--jobs auto`` starts at most: each takes about half a gigabyte."""
-
-_LISTED = ("adapters", "laws", "faults", "engines", "traits")
 
 _EPILOG = """exit codes:
   0 every promised law holds   1 a finding   2 usage or adapter error   3 internal error   4 no progress
@@ -85,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_replay(commands)
     power_command.add(commands, _world_sizes)
     claims_command.add(commands)
-    _add_list(commands)
+    list_command.add(commands, _one_of)
     return parser
 
 
@@ -172,12 +171,6 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     _add_own(replay)
 
 
-def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    listing = commands.add_parser("list", help="what there is: adapters, laws, faults, engines, traits")
-    listing.set_defaults(command=_list)
-    _one_of(listing, "what", _LISTED, f"{', '.join(_LISTED)} (default: all)", nargs="?")
-
-
 def _run(options: argparse.Namespace) -> int:
     _require_own(options)
     plan = _plan(options)
@@ -213,7 +206,7 @@ def _run(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> Plan:
     return Plan(
         adapters=tuple(dict.fromkeys(options.adapter)) or adapters.default_names(),
-        laws=tuple(glob.strip() for globs in options.law for glob in globs.split(",")) or ("*",),
+        laws=tuple(glob for globs in options.law for glob in parse_globs(globs)) or ("*",),
         engine=options.engine,
         world_sizes=options.world_size,
         profile=options.profile,
@@ -271,14 +264,6 @@ def _replay(options: argparse.Namespace) -> int:
         else:
             print(finding.trouble(found))
     return verdict.exit_code(codes)
-
-
-def _list(options: argparse.Namespace) -> int:
-    from fsdpcheck.report import listing
-
-    wanted = [options.what] if options.what else list(_LISTED)
-    print("\n\n".join(listing.text(what, heading=not options.what) for what in wanted))
-    return 0
 
 
 def _one_of(

@@ -79,6 +79,11 @@ def parse_world_sizes(text: str) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
+def parse_globs(text: str) -> tuple[str, ...]:
+    """("norms.*", "state.noise") from "norms.*, state.noise"; "" where there is nothing between two commas."""
+    return tuple(part.strip() for part in text.split(","))
+
+
 def parse_traits(text: str) -> tuple[Trait, ...]:
     """("tied", "frozen") from "tied,frozen". Raises UsageError for a trait that nobody knows."""
     known: tuple[Trait, ...] = get_args(Trait)

@@ -88,7 +88,8 @@ def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
     for glob in globs:
         if not fnmatch.filter(known, glob):
             hint = spelling.hint(glob, known)
-            raise UsageError(f"no law matches {glob!r};{hint} known: {', '.join(known) or 'none'}")
+            names = ", ".join(known) or "none"
+            raise UsageError(f"no law matches {glob!r};{hint} known: {names}; next: see `fsdpcheck list laws`")
     return [found for name, found in known.items() if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
 
 

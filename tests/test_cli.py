@@ -28,7 +28,7 @@ OPTIONS = {
     },
     "power": {"--adapter", "--cases", "--family", "--help", "--json", "--world-size", "-h"},
     "claims": {"--help", "--json", "--markdown", "-h", "ID"},
-    "list": {"--help", "-h", "what"},
+    "list": {"--help", "-h", "what", "GLOBS"},
 }  # fmt: skip
 """Options only grow: take none away, for somebody's continuous integration names it."""
 
@@ -94,6 +94,13 @@ def test_usage_errors_have_code_2(arguments: list[str], said: str, capsys: pytes
         (["run", "--json", os.curdir], "is a folder, wanted the name of a file"),
         (["run", "--resume"], "--resume goes on with the session of a file; next: name it with --json"),
         (["replay", ""], "wanted a token (v2:...) or a file that holds one"),
+        (["list", "laws", "zzz.*"], "no law matches 'zzz.*'; known: "),
+        (["list", "laws", "norms.*,norms.mixt"], "no law matches 'norms.mixt'; Did you mean 'norms.mixed'? known: "),
+        (["list", "laws", ""], "; next: see `fsdpcheck list laws`"),
+        (
+            ["list", "traits", "ti*"],
+            "got 'ti*' behind 'traits'; wanted GLOBS behind 'laws' alone; next: leave",
+        ),
     ],
 )
 def test_bad_names_and_files_have_code_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,6 +189,30 @@ def test_the_main_job_is_every_adapter_without_an_extra() -> None:
 def test_list_names_what_there_is(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", what]) == 0
     assert capsys.readouterr().out.strip()
+
+
+def test_each_law_is_listed_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "laws"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["law", "promise", "guarantee"]
+    for line, found in zip(lines, law.chapters().values(), strict=True):
+        assert line.startswith(f"{found.name} ")
+        assert line.endswith(found.guarantee)
+
+
+def test_laws_that_match_are_stated_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "laws", "norms.one-*, privacy.noise"]) == 0
+    out = capsys.readouterr().out
+    names = ["norms.one-axis", "norms.one-sided", "privacy.noise"]
+    assert [line for line in out.splitlines() if line and not line.startswith(" ")] == names
+    for name in names:
+        for line in law.chapters()[name].statement.strip().splitlines():
+            assert f"  {line}".rstrip() in out.splitlines()
+    one_axis, noise = out.split("\n\nnorms.one-sided")[0], out.split("\n\nprivacy.noise")[1]
+    assert "\n  promises     partial-norms\n  observables  grads, norms\n" in one_axis
+    assert "\n  traits       hsdp, replicated, replicated-shards\n  ranks        4 or more\n" in one_axis
+    assert "\n  promises     noise, exact-factors\n" in noise
+    assert "\n  traits       none\n  ranks        1 or more\n" in noise
 
 
 def test_traits_to_avoid_are_in_no_case_and_in_the_report(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"report": ("report", "report.*")},
     {
         "ways in": (
-            "power.command", "claims.command", "cli", "__main__", "pytest_plugin", "supervise", "children",
-            "worker", "under_torchrun",
+            "power.command", "claims.command", "report.command", "cli", "__main__", "pytest_plugin", "supervise",
+            "children", "worker", "under_torchrun",
         )
     },
 )  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import get_args
+import textwrap
+from typing import TYPE_CHECKING, get_args
 
 from fsdpcheck import adapters, engines
 from fsdpcheck.case import Trait
@@ -11,11 +12,35 @@ from fsdpcheck.errors import AdapterError
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.report.table import aligned
 
+if TYPE_CHECKING:
+    from fsdpcheck.law import Law
+
 
 def text(what: str, heading: bool) -> str:
     """The list of adapters, laws, faults, engines or traits; ``heading`` puts its name above it."""
     lines = {"adapters": _adapters, "laws": _laws, "faults": _faults, "engines": _engines, "traits": _traits}[what]()
     return f"{what}:\n{lines}" if heading else lines
+
+
+def statements(globs: tuple[str, ...]) -> str:
+    """The whole statement of each law that any of ``globs`` matches, and what it asks of an adapter.
+
+    Raises UsageError for a glob that no law matches.
+    """
+    from fsdpcheck import session
+
+    return "\n\n".join(_statement(found) for found in session.chosen_laws(globs))
+
+
+def _statement(found: Law) -> str:
+    asked = {
+        "promises": ", ".join((found.promise, *sorted(found.needs_promises))),
+        "observables": ", ".join(sorted(found.observe)),
+        "traits": ", ".join(sorted(found.needs_traits)) or "none",
+        "ranks": f"{found.ranks} or more",
+    }
+    lines = (*(f"{name:<11}  {value}" for name, value in asked.items()), "", found.statement.strip())
+    return f"{found.name}\n" + textwrap.indent("\n".join(lines), "  ")
 
 
 def _adapters() -> str:
