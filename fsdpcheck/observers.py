@@ -16,15 +16,15 @@ SCRIBBLED = "fsdpcheck.observers:scribbled"
 UNITS = "fsdpcheck.observers:units"
 HELD = "fsdpcheck.observers:held"
 
-_MOMENTS = ("after_init", "after_reduce", "after_step")
+_OF_PADDING = ("after_init", "after_reduce", "before_step", "after_step")
 
 
 def padding(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | None:
-    """Copies of all padding, by shard name, at the three moments at which it is promised to be zero.
+    """Copies of all padding, by shard name, at the four moments at which it is promised to be zero.
 
     A rank without padding gives empty slices, so a law can tell "none" from "not looked".
     """
-    if moment not in _MOMENTS:
+    if moment not in _OF_PADDING:
         return None
     return {shard.name: shard.data[shard.padding].clone() for shard in trainer.shards()}
 
@@ -34,7 +34,7 @@ def poison_padding(moment: str, trainer: Any, rank: int) -> int | None:
 
     Into how many elements.
     """
-    if moment not in (*_MOMENTS, "before_step"):
+    if moment not in _OF_PADDING:
         return None
     shards = trainer.shards()
     with torch.no_grad():

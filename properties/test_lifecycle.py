@@ -57,9 +57,10 @@ def _alone(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[C
 
 @law("lifecycle.gathered", promise="lifecycle", draw=_any, observe=("units",), ranks=2)
 def test_the_root_and_one_inner_unit_at_most_are_gathered(case: Case, run: Run) -> None:
-    """At every announced moment at most one inner unit holds gathered parameters, beside the root.
+    """At every moment that an adapter announces at most one inner unit holds gathered parameters, beside the root.
 
-    Where parameters are to be kept after the forward, each inner unit may hold its own until the backward is over.
+    All moments of a step must be announced (``adapter.Moment``). Where parameters are to be kept after the forward,
+    each inner unit may hold its own until the backward is over.
     Not seen: what is gathered between two announced moments, and what a unit does not tell of itself.
     Source: pytorch#83129.
     """
@@ -81,7 +82,7 @@ def test_a_step_leaves_nothing_gathered_and_no_local_gradient(case: Case, run: R
 def test_on_one_rank_the_shard_is_the_whole(case: Case, run: Run) -> None:
     """With one rank the shard and the unsharded parameters are one memory, at every moment: nothing is held twice.
 
-    Also with frozen parameters and either number of backwards.
+    Also with frozen parameters and either number of backwards. All moments must be announced (``adapter.Moment``).
     Not seen: copies that a unit does not tell of; replicas of one shard, which hold the whole as well.
     Source: FlatParameter of FSDP, arXiv:2304.11277; claim B7; no public report known.
     """

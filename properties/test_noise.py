@@ -81,6 +81,7 @@ def test_every_element_has_noise_of_its_own(case: Case, run: Run) -> None:
 def test_padding_has_no_noise(case: Case, run: Run) -> None:
     """Padding stays zero under noise, in parameters and gradients: norms and moments of it would be wrong for ever.
 
+    The moments after_reduce and before_step must be announced.
     Not seen: padding that the adapter does not show; moments between those that it announces.
     Source: pytorch#121509, padding that was not zero; no public report known of noise on it.
     """

@@ -48,9 +48,10 @@ def test_every_element_lies_on_one_rank(case: Case, run: Run) -> None:
 
 @law("padding.zero", promise="padding.zero", draw=strategies.plain, observe=("shards",), ranks=2)
 def test_padding_stays_zero(case: Case, run: Run) -> None:
-    """Padding is zero after init, after reduce-scatter and after the optimizer step, in parameters and gradients.
+    """Padding is zero after init, reduce-scatter, clipping and the optimizer step, in parameters and gradients.
 
-    FSDP1 fills its padding with 42 on purpose (pytorch#113106) and does not promise this.
+    The moments after_reduce and before_step must be announced. FSDP1 fills its padding with 42 on purpose
+    (pytorch#113106) and does not promise this.
     Not seen: padding that the adapter does not show; moments between those that it announces.
     Source: claim B4; pytorch#121509, where padding was what the memory held.
     """
@@ -61,6 +62,7 @@ def test_padding_stays_zero(case: Case, run: Run) -> None:
 def test_padding_is_never_read(case: Case, run: Run) -> None:
     """NaN written into padding before forward, clipping and the optimizer changes no parameter.
 
+    The moments after_reduce and before_step must be announced.
     Not seen: reads between other moments, and values of NaN that are read and masked away.
     Source: claim B4'; DeepSpeed#1380, Megatron-LM#5077.
     """

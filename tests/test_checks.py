@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from fsdpcheck import checks
-from fsdpcheck.errors import NotExact, UsageError, Violation
+from fsdpcheck.errors import AdapterError, NotExact, UsageError, Violation
 from fsdpcheck.execution import Execution, Failure, RankState
-from fsdpcheck.observers import POISON_PADDING
+from fsdpcheck.observers import PADDING, POISON_PADDING
 from fsdpcheck.oracle import Answer
 from tests.fabricated import (
     CLIPPED,
@@ -37,6 +38,11 @@ ON_ANSWER: dict[Callable[[Execution, Answer], None], Answer] = {
     checks.assert_global_norm: CLIPPED,
     checks.assert_clipped_update: CLIPPED,
 }
+MOMENTS = [
+    ("after_init", -1),
+    *((moment, step) for step in (0, 1) for moment in ("after_reduce", "after_reduce", "before_step", "after_step")),
+]
+"""Of fabricated.SMALL: those at which something is said of padding."""
 ALONE = (checks.assert_completed, checks.assert_ranks_agree, checks.assert_collectives_equal)
 
 
@@ -172,17 +178,34 @@ def test_ranks_must_agree_on_gradients_and_global_norms() -> None:
 
 def test_padding_must_be_zero_and_seen() -> None:
     made = execution(PLAIN)
-    with pytest.raises(UsageError, match="no observer showed any padding"):
+    with pytest.raises(UsageError, match=r"next: run it with the observer fsdpcheck\.observers:padding"):
         checks.assert_padding_zero(made)
     for result in made.ranks:
         result.observations = [
-            ("pkg.mod:padding", "after_step", 0, {"units.0": torch.zeros(2), "root": torch.zeros(0)})
+            (PADDING, moment, step, {"units.0": torch.zeros(2), "root": torch.zeros(0)}) for moment, step in MOMENTS
         ]
     checks.assert_padding_zero(made)
-    for value in (1e-300, math.nan, 42.0):
-        made.ranks[2].observations[0][3]["units.0"] = torch.tensor([0.0, value], dtype=torch.float64)
-        with pytest.raises(Violation, match=r"after_step, step 0, rank 2, shard units.0, padding\[1\]"):
-            checks.assert_padding_zero(made)
+    for place, (moment, step) in enumerate(MOMENTS):
+        for value in (1e-300, math.nan, 42.0):
+            made.ranks[2].observations[place][3]["units.0"] = torch.tensor([0.0, value], dtype=torch.float64)
+            with pytest.raises(Violation, match=rf"{moment}, step {step}, rank 2, shard units.0, padding\[1\]"):
+                checks.assert_padding_zero(made)
+        made.ranks[2].observations[place][3]["units.0"] = torch.zeros(2)
+
+
+@pytest.mark.parametrize("check", [checks.assert_padding_zero, checks.assert_padding_poisoned])
+@pytest.mark.parametrize("missing", range(9))
+def test_padding_must_be_seen_at_every_moment(check: Callable[[Execution], None], missing: int) -> None:
+    """In each of two steps of two micro-batches: after each reduction, before and after the optimizer's step."""
+    made = execution(PLAIN)
+    seen: Any = (PADDING, {"root": torch.zeros(1)}) if check is checks.assert_padding_zero else (POISON_PADDING, 1)
+    for result in made.ranks:
+        result.observations = [(seen[0], moment, step, seen[1]) for moment, step in MOMENTS]
+    check(made)
+    moment, step = MOMENTS[missing]
+    del made.ranks[1].observations[missing]
+    with pytest.raises(AdapterError, match=f"(?s)announcements of {moment}: .*where   step {step}, rank 1"):
+        check(made)
 
 
 @pytest.mark.parametrize("check", [checks.assert_padding_zero, checks.assert_padding_poisoned])
@@ -190,14 +213,15 @@ def test_where_there_is_no_padding_nothing_is_claimed(check: Callable[[Execution
     def padded(*elements: int) -> Execution:
         made = execution(PLAIN)
         for result, count in zip(made.ranks, elements, strict=True):
-            seen = {"root": torch.zeros(count)} if check is checks.assert_padding_zero else count
-            result.observations = [(POISON_PADDING, "after_init", -1, seen)]
+            zero = check is checks.assert_padding_zero
+            seen: Any = (PADDING, {"root": torch.zeros(count)}) if zero else (POISON_PADDING, count)
+            result.observations = [(seen[0], moment, step, seen[1]) for moment, step in MOMENTS]
         return made
 
     check(padded(0, 0, 1))
     with pytest.raises(NotExact, match="no rank has padding"):
         check(padded(0, 0, 0))
-    with pytest.raises(UsageError, match=r"next: run with (an observer|observers\.POISON)"):
+    with pytest.raises(UsageError, match="next: run it with the observer"):
         check(execution(PLAIN))
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from fsdpcheck.adapters._base import Stored, UnitState
+from fsdpcheck.adapters._base import Moment, Stored, UnitState
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.check import check_case
 from fsdpcheck.checks.lifecycle import assert_aliased, assert_few_gathered, assert_released
@@ -84,14 +85,14 @@ def test_what_is_wrong_with_a_state_is_found(state: list[Stored], message: str) 
 
 
 def seen(moment: str, *units: UnitState, reshard: bool = True, world_size: int = 1) -> Execution:
-    """One step at one moment of which each rank has these units."""
+    """One step at one moment of which each rank has these units, and at all others what is right."""
     inner = max(len(units) - 1, 0)
     model = ModelSpec((LayerSpec(1),) * max(inner, 1), units=(1,) * inner)
     case = Case(model, MeshSpec(world_size, 1, reshard), step=StepSpec(normaliser=world_size))
-    ranks = [
-        RankResult(rank, {}, [StepRecord({})], [(UNITS, moment, 0, list(units))] if units else [])
-        for rank in range(world_size)
-    ]
+    right = [unit() for _ in units]
+    moments = [(name, -1 if name == "after_init" else 0) for name in ("after_init", *get_args(Moment), "after_step")]
+    shown = [(UNITS, name, step, list(units) if name == moment else right) for name, step in moments]
+    ranks = [RankResult(rank, {}, [StepRecord({})], list(shown) if units else []) for rank in range(world_size)]
     return Execution("made up", RunRequest(case, "x"), ranks)
 
 
@@ -136,7 +137,7 @@ def test_units_that_are_not_shown_are_asked_for(check: Callable[[Execution], Non
     execution = seen("after_step", unit(), unit())
     check(execution)
     for shown in ([], [unit()]):
-        execution.ranks[0].observations = [(UNITS, "after_step", 0, shown)]
+        execution.ranks[0].observations[-1] = (UNITS, "after_step", 0, shown)
         with pytest.raises(AdapterError, match=f"(?s)got     {len(shown)} units.*wanted  2: the root, then the 1"):
             check(execution)
 

@@ -33,9 +33,10 @@ Promise = Literal[
 
 plain: a non-private step equals the single device. private: a per-sample-clipped step does, within the rounding of its
 own clip factors. exact-factors: factors are a function of the one squared norm of a sample, so clipped steps are equal
-bit for bit. padding.zero: padding is zero after init, after reduce-scatter, after the optimizer step. padding.unread:
-padding is never read. deferred: norms may be computed after the first backward. global-norm: clips and returns the
-global gradient norm. partial-norms: can form each rank's own share of the squared norms of a replicated batch.
+bit for bit. padding.zero: padding is zero after init, after reduce-scatter, before and after the optimizer step.
+padding.unread: padding is never read. deferred: norms may be computed after the first backward. global-norm: clips and
+returns the global gradient norm. partial-norms: can form each rank's own share of the squared norms of a replicated
+batch.
 second-backward: clipped gradients come of one backward through the re-weighted losses, so that on real numbers a rank's
 own gradient can be replayed bit for bit. bookkeeping: they are contracted from what the one backward left, in the
 parameters' precision, so that no clip factor is rounded to what the model computes in (arXiv:2210.00038).
@@ -62,6 +63,24 @@ as the one before: the root, the unit at work and the next one at most, unless u
 copies: what the trainer shows shares no memory with what it trains. interrupts: a step that raised
 on every rank in its forward or backward leaves a trainer whose next step is right.
 features.X: a plain step is the same bits with the feature X of FSDP2 in use (``Setup.using``, ``Use``).
+Some promises are judged at moments that the adapter has to announce: see ``Moment``.
+"""
+Moment = Literal[
+    "after_forward", "after_first_backward", "after_norms", "after_reduce", "after_reshard", "before_step"
+]  # fmt: skip
+"""A moment of a step, announced on every rank by ``Setup.notify(moment, trainer)``, so that the laws look there.
+
+after_forward: behind the forward of each micro-batch. after_first_backward: behind the backward that per-sample norms
+come of, of each micro-batch of a private step. after_norms: when they and the clip factors are there, before clipped
+gradients are, at least once in a private step. after_reduce: when gradients are reduced, of each micro-batch or with
+``StepSpec.sync_every`` off of the last, before they are clipped by their global norm. after_reshard: behind the
+backward of each micro-batch, when its units are freed. before_step: behind clipping and noise, before the optimizer.
+A micro-batch of no samples has them too.
+
+padding.zero, padding.unread, and noise of adapters that show "shards", need after_reduce and before_step; lifecycle
+needs all that the step has. No other promise needs any. Where one that is needed is missing, in any step on any rank,
+its laws end in AdapterError, exit code 2, and hold of nothing. The harness itself looks after ``build`` and after each
+``Trainer.step`` ("after_init", "after_step").
 """
 WITHOUT_MODEL: frozenset[Promise] = frozenset({"epochs", "poisson", "same-draws", "kernels"})
 """Promises whose laws train no model."""
@@ -157,11 +176,10 @@ class Setup:
     sharded are given the same samples; replicas their own, unless ``replicated``.
     ``clip_norm`` is C itself (already in the units of the losses). ``clip_bounds``: for per-layer clipping, C_l by
     dotted prefix of the parameters' canonical names, "" for all the rest; {"": C} otherwise. ``seed``: what seeds the
-    noise, equal on all ranks. ``notify(moment, trainer)`` announces the moments after_forward, after_first_backward,
-    after_norms, after_reduce, before_step, after_reshard; calling it is optional. ``using``: features that the training
-    is to use, of those that are promised. ``compile``: ``torch.compile`` as the harness wants it, for "compiled".
-    ``compute``: what the model computes in; only for adapters that accept "bfloat16" or "tf32" is it not "dtype" (see
-    ``compute_dtype``).
+    noise, equal on all ranks. ``notify(moment, trainer)`` announces a ``Moment``; which of them a promise needs stands
+    there, all others are optional. ``using``: features that the training is to use, of those that are promised.
+    ``compile``: ``torch.compile`` as the harness wants it, for "compiled". ``compute``: what the model computes in;
+    only for adapters that accept "bfloat16" or "tf32" is it not "dtype" (see ``compute_dtype``).
     """
 
     rank: int
@@ -269,7 +287,7 @@ class Observed(Trainer, Protocol):
         """
 
     def shards(self) -> list[Shard]:
-        """ "shards": this rank's live flat shards with their padding."""
+        """ "shards": this rank's live flat shards with their padding: of parameters, and of gradients once reduced."""
 
     def units(self) -> list[UnitState]:
         """ "units": what each sharding unit holds now, the root first. No communication, and nothing is changed."""

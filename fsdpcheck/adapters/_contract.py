@@ -7,38 +7,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import get_args
 
-from fsdpcheck.adapters._base import Adapter, Promise
+from fsdpcheck.adapters._base import Adapter, Moment, Promise
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.execution import Observable, RunRequest
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Of a promise: methods of the adapter, and other promises without which it says nothing."""
+    """Of a promise: methods of the adapter, other promises without which it says nothing, moments it is judged at.
+
+    Moments are asked for by the laws that look at them: those of "noise" only of adapters that show "shards".
+    """
 
     adapter: tuple[str, ...] = ()
     promises: tuple[Promise, ...] = ()
+    moments: tuple[Moment, ...] = ()
 
 
 _NOTHING, _PRIVATE, _SAMPLER = Needs(), Needs(promises=("private",)), Needs(adapter=("sampler",))
+
+_PADDING: tuple[Moment, ...] = ("after_reduce", "before_step")
 
 NEEDS: dict[Promise, Needs] = {
     "plain": _NOTHING,
     "private": _NOTHING,
     "exact-factors": _PRIVATE,
-    "padding.zero": _NOTHING,
-    "padding.unread": _NOTHING,
+    "padding.zero": Needs(moments=_PADDING),
+    "padding.unread": Needs(moments=_PADDING),
     "deferred": _PRIVATE,
     "global-norm": _NOTHING,
     "partial-norms": _PRIVATE,
     "dataset-order": _PRIVATE,
     "second-backward": _PRIVATE,
     "bookkeeping": _PRIVATE,
-    "noise": _PRIVATE,
+    "noise": Needs(promises=("private",), moments=_PADDING),
     "noise-of-seed": _PRIVATE,
     "state": Needs(adapter=("stored", "read")),
-    "lifecycle": _NOTHING,
+    "lifecycle": Needs(moments=get_args(Moment)),
     "sharded": _NOTHING,
     "nonfinite": _PRIVATE,
     "epochs": _SAMPLER,

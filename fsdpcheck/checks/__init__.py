@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fsdpcheck import diagnosis
 from fsdpcheck.case import Case
+from fsdpcheck.checks.announced import OF_PADDING, require_announced
 from fsdpcheck.checks.bounded import (
     assert_clipped_gradient_within_bound,
     assert_clipped_update,
@@ -29,7 +30,7 @@ from fsdpcheck.checks.comparing import alike, first_index, number, require_equal
 from fsdpcheck.checks.recorded import completed, poisoned, recorded, require_numbers
 from fsdpcheck.errors import Diagnose, NotExact, UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, StepRecord
-from fsdpcheck.observers import POISON_PADDING
+from fsdpcheck.observers import PADDING, POISON_PADDING
 from fsdpcheck.oracle import Answer
 from fsdpcheck.suspects import Suspects
 from fsdpcheck.trace import Collective
@@ -96,15 +97,17 @@ def assert_ranks_agree(execution: Execution) -> None:
 
 
 def assert_padding_zero(execution: Execution) -> None:
-    """All padding that observers saw was zero. They return, at any moment, a dict of padding slices by shard name.
+    """All padding that observers.PADDING saw was zero: after init, and in each step behind reduction, clipping, update.
 
-    Raises NotExact where all of these slices are empty.
+    Raises NotExact where no rank has any, AdapterError where one of these moments was not announced, in any step on any
+    rank, and UsageError for a run without the observer.
     """
-    seen: list[int] = []
-    for result in completed(execution):
-        for _, moment, step, value in result.observations:
-            for name, padding in _tensors(value).items():
-                seen.append(padding.numel())
+    _require_looked_at(execution, PADDING)
+    elements = 0
+    for result in execution.ranks:
+        for observer, moment, step, value in result.observations:
+            for name, padding in value.items() if observer == PADDING else ():
+                elements += padding.numel()
                 wrong = (padding != 0) | padding.isnan()
                 if bool(wrong.any()):
                     index = first_index(wrong)
@@ -112,20 +115,19 @@ def assert_padding_zero(execution: Execution) -> None:
                     got = number(padding[index])
                     cause = partial(diagnosis.of_padding, moment, name)
                     raise Violation("padding is not zero", got=got, wanted="0.0", where=where, cause=cause)
-    if not seen:
-        raise UsageError("no observer showed any padding; next: run with an observer that returns it by shard name")
-    _require_padding(sum(seen))
+    _require_padding(elements)
 
 
 def assert_padding_poisoned(execution: Execution) -> None:
     """The run wrote NaN into padding, so that what it shows says something of padding that is read.
 
-    Raises NotExact where there is none, and UsageError for a run without observers.POISON_PADDING.
+    Behind init, and in each step before clipping, before the optimizer and before the next forward. Raises NotExact
+    where there is none, AdapterError where one of these moments was not announced, in any step on any rank, and
+    UsageError for a run without observers.POISON_PADDING.
     """
-    counts = [n for rank in completed(execution) for name, _, _, n in rank.observations if name == POISON_PADDING]
-    if not counts:
-        raise UsageError("no padding was written into; next: run with observers.POISON_PADDING")
-    _require_padding(sum(counts))
+    _require_looked_at(execution, POISON_PADDING)
+    written = [n for rank in execution.ranks for name, _, _, n in rank.observations if name == POISON_PADDING]
+    _require_padding(sum(written))
 
 
 def assert_norms_in_dataset_order(execution: Execution, answer: Answer) -> None:
@@ -202,6 +204,13 @@ def assert_collectives_equal(execution: Execution) -> None:
             _same_calls(what, mine, theirs, f"group {name!r}, rank {other} against rank {first}")
 
 
+def _require_looked_at(execution: Execution, observer: str) -> None:
+    """At every moment of which something is said of padding."""
+    if not any(name == observer for rank in completed(execution) for name, *_ in rank.observations):
+        raise UsageError(f"the run did not look at padding; next: run it with the observer {observer}")
+    require_announced(execution, observer, OF_PADDING)
+
+
 def _require_padding(elements: int) -> None:
     if not elements:
         raise NotExact("no rank has padding in this case, so nothing is said of it")
@@ -216,13 +225,6 @@ def _shared(first: RankResult, other: RankResult) -> Iterator[tuple[str, dict[st
             yield f"step {k}, gradients", a.grads, b.grads
         if a.grad_norm is not None and b.grad_norm is not None:
             yield f"step {k}", {"grad_norm": a.grad_norm}, {"grad_norm": b.grad_norm}
-
-
-def _tensors(value: object) -> dict[str, Tensor]:
-    """The tensors of an observation that is a dict of them; otherwise none."""
-    if not isinstance(value, dict):
-        return {}
-    return {str(name): tensor for name, tensor in value.items() if isinstance(tensor, Tensor)}
 
 
 def _same_results(what: str, one: RankResult, two: RankResult, cause: Diagnose = unknown) -> None:

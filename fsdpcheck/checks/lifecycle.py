@@ -1,10 +1,14 @@
-"""Checks of what sharding units hold at the moments that an implementation announces (see observers.units)."""
+"""Checks of what sharding units hold at the moments that an implementation announces (see observers.units).
+
+All raise AdapterError where a moment of which they say something was not announced, in any step on any rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from fsdpcheck.adapters._base import UnitState
+from fsdpcheck.adapters._base import Moment, UnitState
+from fsdpcheck.checks.announced import OF_UNITS, require_announced
 from fsdpcheck.checks.recorded import completed
 from fsdpcheck.errors import AdapterError, UsageError, Violation
 from fsdpcheck.execution import Execution
@@ -12,24 +16,24 @@ from fsdpcheck.observers import UNITS
 
 _AFTER_BACKWARD = ("after_init", "after_reshard", "before_step", "after_step")
 """Moments at which nothing may be kept for a backward."""
+_OVER = {"after_init": "construction", "after_forward": "forward"}
+"""What was over when units that stay gathered were first seen; at all other moments a backward."""
 
 
 def assert_few_gathered(execution: Execution) -> None:
     """At most one unit beside the root holds gathered parameters, unless they are to be kept for a backward to come."""
     kept = not execution.request.case.mesh.reshard_after_forward
-    announced = set()
-    for moment, where, (_, *inner) in _seen(execution):
-        announced.add(moment)
+    for moment, where, (_, *inner) in _seen(execution, OF_UNITS):
         gathered = [unit.name for unit in inner if unit.gathered]
         if len(gathered) > 1 and not (kept and moment not in _AFTER_BACKWARD):
             raise Violation("inner units stay gathered", got=f"{', '.join(gathered)} hold gathered parameters",
                             wanted="one inner unit at most", where=where,
-                            cause=_not_freed(moment, "after_forward" in announced))  # fmt: skip
+                            cause=f"a unit is not freed when its {_OVER.get(moment, 'backward')} is over")  # fmt: skip
 
 
 def assert_released(execution: Execution) -> None:
     """After each step, and before the first, no unit holds gathered parameters or whole local gradients."""
-    for moment, where, units in _seen(execution):
+    for moment, where, units in _seen(execution, ()):
         if moment not in ("after_init", "after_step"):
             continue
         if gathered := [unit.name for unit in units if unit.gathered]:
@@ -41,33 +45,31 @@ def assert_released(execution: Execution) -> None:
 
 
 def assert_aliased(execution: Execution) -> None:
-    """Every unit's shard is its unsharded parameters' memory. Asked of one rank."""
+    """Every unit's shard is its unsharded parameters' memory, at every moment. Asked of one rank."""
     if execution.request.case.world_size > 1:
         raise UsageError("shards of several ranks are no whole; next: ask of a case with W = 1")
-    for _, where, units in _seen(execution):
+    for _, where, units in _seen(execution, OF_UNITS):
         if apart := [unit.name for unit in units if not unit.aliased]:
             raise Violation("parameters are held twice on one rank", got=f"two memories in {', '.join(apart)}",
                             wanted="the shard is the whole", where=where,
                             cause="the shard is a copy of the unsharded parameters")  # fmt: skip
 
 
-def _not_freed(moment: str, forward_was_seen: bool) -> str:
-    """The cause of units that stay gathered, first seen at a moment."""
-    over = "forward" if moment == "after_forward" else "backward" if forward_was_seen else "computation"
-    return f"a unit is not freed when its {over} is over"
-
-
-def _seen(execution: Execution) -> Iterator[tuple[str, str, list[UnitState]]]:
+def _seen(execution: Execution, moments: Sequence[Moment]) -> Iterator[tuple[str, str, list[UnitState]]]:
     """(moment, where in words, units, the root first) of all ranks. Raises UsageError if nothing was observed.
 
-    And AdapterError where other units are shown than the model was given: one that is left out could hold anything.
+    And AdapterError where ``moments`` were not announced, or other units are shown than the model was given: one that
+    is left out could hold anything.
     """
     wanted = execution.request.case.model.unit_count + 1
     for result in completed(execution):
-        found = [entry for entry in result.observations if entry[0] == UNITS]
-        if not found:
+        if not any(name == UNITS for name, *_ in result.observations):
             raise UsageError("the run observed no units; next: run it with the observer observers.UNITS")
-        for _, moment, step, units in found:
+    require_announced(execution, UNITS, moments)
+    for result in execution.ranks:
+        for name, moment, step, units in result.observations:
+            if name != UNITS:
+                continue
             if len(units) != wanted:
                 raise AdapterError(
                     f"units() of adapter {execution.request.adapter!r} does not show every unit\n"

@@ -147,6 +147,7 @@ def of_padding(moment: str, shard: str) -> Suspects:
     said = {
         "after_init": "when the parameters are sharded, before any step",
         "after_reduce": "when gradients are reduced" if gradient else "in parameters, before the optimizer's step",
+        "before_step": "by clipping or noise" if gradient else "in parameters, before the optimizer's step",
         "after_step": "at the optimizer's update",
     }
     return [Suspect(f"{moment} {gradient}", f"padding becomes non-zero {said.get(moment, moment)}")]

@@ -1,0 +1,139 @@
+"""A law that looks at moments holds of no adapter that leaves one out: it says which, where, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from fsdpcheck import cli
+from fsdpcheck.adapters import _base
+from fsdpcheck.adapters._base import Moment
+from fsdpcheck.adapters._contract import NEEDS
+from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.check import check_case
+from fsdpcheck.checks.lifecycle import assert_aliased
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import USAGE, AdapterError
+from fsdpcheck.law import chapters
+from fsdpcheck.observers import UNITS
+from fsdpcheck.runner import Run
+from tests.toys import silent
+
+TOY = str(Path(silent.__file__))
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
+PLAIN = Case(
+    ModelSpec((LayerSpec(3, bias=True, activation="relu"), LayerSpec(2)), features=2, units=(1,)),
+    MeshSpec(2),
+    BatchLayout("contiguous", 4),
+    StepSpec(steps=2, micro_batches=2, normaliser=4),
+)
+PRIVATE = replace(PLAIN, step=replace(PLAIN.step, clipping="exact"))
+CLIPPED = replace(PLAIN, step=replace(PLAIN.step, max_grad_norm=0.5))
+ALONE = replace(PRIVATE, mesh=MeshSpec(1))
+
+OF_PADDING = {"after_reduce", "before_step"}
+LAWS: dict[str, tuple[Case, set[str]]] = {
+    "padding.zero": (PLAIN, OF_PADDING),
+    "padding.unread": (PLAIN, OF_PADDING),
+    "padding.unread-global-norm": (CLIPPED, OF_PADDING),
+    "noise.padding": (PRIVATE, OF_PADDING),
+    "lifecycle.gathered": (PRIVATE, set(MOMENTS)),
+    "lifecycle.aliased": (ALONE, set(MOMENTS)),
+    "lifecycle.released": (PRIVATE, set()),
+    "training.plain": (PLAIN, set()),
+}
+"""A law -> a case it is judged on, and the moments without which it holds of nothing."""
+
+
+def judged(engine: SimulatedEngine, law: str, adapter: str, case: Case | None = None) -> str:
+    """What becomes of a law on one case: its status, or what is said of a moment that is missing."""
+    run = Run(engine, adapter if adapter == "reference" else f"{TOY}:{adapter}")
+    try:
+        return check_case(chapters()[law], run, case or LAWS[law][0], diagnose=False).status
+    except AdapterError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("law", LAWS)
+def test_a_moment_at_which_a_law_looks_has_to_be_announced(engine: SimulatedEngine, law: str, moment: str) -> None:
+    said, (case, needed) = judged(engine, law, moment), LAWS[law]
+    if moment not in needed:
+        assert said == "holds"
+        return
+    wanted = 1 if moment in ("before_step", "after_norms") else case.step.micro_batches
+    for line in (
+        f"adapter '{TOY}:{moment}' does not announce every moment",
+        f"got     announcements of {moment}: 0; in the whole run this rank announced after_init, ",
+        f"wanted  announcements of {moment}: {wanted} or more",
+        "where   step 0, rank 0",
+        f"next    call setup.notify('{moment}', trainer) there",
+    ):
+        assert line in said
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_who_announces_nothing_holds_only_where_nothing_is_needed(engine: SimulatedEngine, law: str) -> None:
+    said = judged(engine, law, "nothing")
+    assert said == "holds" if not LAWS[law][1] else "this rank announced after_init, after_step\n" in said
+    assert judged(engine, law, "reference") == "holds"
+
+
+@pytest.mark.parametrize(
+    ("adapter", "got", "where"),
+    [
+        ("in_the_last_step", "before_step: 0", "step 1, rank 0"),
+        ("on_one_rank", "before_step: 0", "step 0, rank 1"),
+        ("OncePerStep", "after_reduce: 1", "step 0, rank 0"),
+    ],
+)
+def test_every_step_micro_batch_and_rank_is_asked_for(
+    engine: SimulatedEngine, adapter: str, got: str, where: str
+) -> None:
+    said = judged(engine, "padding.zero", adapter)
+    assert f"got     announcements of {got};" in said
+    assert f"where   {where}" in said
+
+
+def test_micro_batches_that_are_reduced_together_have_one_reduction(engine: SimulatedEngine) -> None:
+    together = replace(PLAIN, step=replace(PLAIN.step, sync_every=False))
+    assert judged(engine, "padding.zero", "OncePerStep", together) == "holds"
+
+
+def test_a_plain_step_has_no_moments_of_norms(engine: SimulatedEngine) -> None:
+    for moment in ("after_norms", "after_first_backward"):
+        assert judged(engine, "lifecycle.gathered", moment, PLAIN) == "holds"
+
+
+def test_what_the_harness_itself_did_not_see_is_its_own_error(engine: SimulatedEngine) -> None:
+    seen = Run(engine, "reference")(ALONE, observers=(UNITS,))
+    assert_aliased(seen)
+    own = seen.ranks[0].observations
+    for lost in ("after_init", "after_step"):
+        seen.ranks[0].observations = [entry for entry in own if entry[1] != lost]
+        with pytest.raises(AdapterError, match=f"(?s)of {lost}: 0.*an error of fsdpcheck"):
+            assert_aliased(seen)
+
+
+def test_a_run_ends_in_an_error_of_the_adapter(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing that could be taken for a pass: exit code 2, and no law after the first is asked."""
+    asked = ("run", "--adapter", f"{TOY}:nothing", "--law", "padding.zero,lifecycle.gathered", "--world-size", "2")
+    assert cli.main(list(asked)) == USAGE
+    said = capsys.readouterr().out
+    assert "ERROR: lifecycle.gathered" in said
+    assert "does not announce every moment at which a law that it promises looks" in said
+    assert "0 checks hold, 0 findings, 2 error; 0 distinct cases judged" in said
+
+
+def test_the_documentation_says_which_promise_needs_which_moment() -> None:
+    needing = {promise: needs.moments for promise, needs in NEEDS.items() if needs.moments}
+    assert {promise: set(moments) for promise, moments in needing.items()} == {
+        **dict.fromkeys(("padding.zero", "padding.unread", "noise"), OF_PADDING),
+        "lifecycle": set(MOMENTS),
+    }
+    said = Path(_base.__file__).read_text(encoding="utf-8").split("Moment = Literal[")[1].split("WITHOUT_MODEL")[0]
+    for words in (*(f"{moment}: " for moment in MOMENTS), "need after_reduce and before_step", "lifecycle\nneeds all"):
+        assert words in said
