@@ -82,6 +82,7 @@ def test_padding_does_not_enter_the_global_norm(case: Case, run: Run) -> None:
     """NaN in the padding of gradient shards changes neither the global norm nor the clipped update.
 
     The norm within its bound, since a gradient divided by an N that is no power of two has rounded squares.
+    The moments after_reduce and before_step must be announced.
     Not seen: values of NaN that are read and masked away; reads of the padding of parameters (padding.unread).
     Source: pytorch#121509, where padding that nobody had written gave false NaN.
     """
