@@ -46,12 +46,24 @@ def report(count: int = PROFILES["ci"]) -> str:
     every = sorted(floors.census(next(iter(cases))))
     possible = len(every) * (len(every) - 1) // 2
     lines = [f"{len(cases)} distinct cases of {len(chapters())} laws, {count} each at most"]
-    lines += [f"  {fact:<26} {100 * facts[fact] / len(cases):5.1f} %" for fact in every]
+    several = [case for case in cases if case.world_size > 1]
+    on_several = Counter(fact for case in several for fact, holds in floors.census(case).items() if holds)
+    lines += [
+        f"  {fact:<26} {100 * facts[fact] / len(cases):5.1f} %{_floor(fact, on_several, len(several))}"
+        for fact in every
+    ]
     lines.append(f"pairs of facts met together: {len(pairs)} of {possible}")
+    never = [f"{one} + {other}" for one, other in combinations(every, 2) if (one, other) not in pairs]
+    lines.append(f"never: {'; '.join(never) or '-'}")
     for title, counted in (("rows of a step to ranks", ratios), ("clip regimes", regimes)):
         shares = ", ".join(f"{name} {100 * n / len(cases):.1f} %" for name, n in counted.most_common())
         lines.append(f"{title}: {shares}")
     return "\n".join(lines)
+
+
+def _floor(fact: str, found: Counter[str], cases: int) -> str:
+    least = floors.FLOORS.get(fact)
+    return "" if least is None else f", on several ranks {100 * found[fact] / cases:.1f} %, floor {100 * least:.0f} %"
 
 
 def _ratio(case: Case) -> str:
