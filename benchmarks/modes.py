@@ -27,7 +27,8 @@ from fsdpcheck.runner import Run
 
 WORLD_SIZES = tuple(range(1, 9))
 LAWS = (
-    "training.private*", "clipping.*", "norms.*", "deferred.*", "collectives.private", "noise.*", "state.*",
+    "training.private*", "clipping.*", "norms.*", "deferred.*", "collectives.private", "noise.*", "privacy.*",
+    "state.*",
 )  # fmt: skip
 VARIANTS = tuple(
     f"{way}{mode}"

@@ -16,12 +16,13 @@ from fsdpcheck import clipping_groups, models, oracle, proof, strategies
 from fsdpcheck.adapters import load
 from fsdpcheck.adapters._base import FactorRule, Features, Promise
 from fsdpcheck.case import Case, Clipping, Trait
-from fsdpcheck.check import check_law
+from fsdpcheck.check import check_case, check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
 from fsdpcheck.impl import clip, clipping
 from fsdpcheck.law import Law, chapters
 from fsdpcheck.runner import Run
+from fsdpcheck.strategies import drawing
 
 EVERYTHING = Features(frozenset(get_args(Promise)), frozenset(get_args(Trait)))
 RULE = FactorRule(eps=1e-6)
@@ -113,14 +114,16 @@ def by_unit(name: str) -> Law:
 
 HOLD = (
     "training.private-clipped", "training.private-gradients", "training.private-unclipped", "clipping.coefficients",
-    "clipping.factors", "clipping.norms", "clipping.sum",
+    "clipping.factors", "clipping.norms", "clipping.sum", "privacy.sensitivity", "privacy.independence",
+    "privacy.noise", "privacy.collectives",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("adapter", ["reference:bookkeeping", "reference_fsdp2:bookkeeping"])
 @pytest.mark.parametrize("name", HOLD)
 def test_the_laws_hold_by_group(name: str, adapter: str, engine: SimulatedEngine) -> None:
-    verdict = check_law(by_unit(name), Run(engine, adapter), "quick", (1, 2, 3), shrink=False)
+    most = 7 if name.startswith("privacy.") else None  # each case of those is run twice
+    verdict = check_law(by_unit(name), Run(engine, adapter), "quick", (1, 2, 3), shrink=False, most=most)
     assert verdict.status == "holds", verdict
     assert verdict.census["per-layer-clipping"] == verdict.cases > 5
 
@@ -150,7 +153,13 @@ def factors_swapped(self: Any, squares: torch.Tensor) -> torch.Tensor:
 
 
 PLAIN: Factors = clipping.PerLayer.factors
-FAULTS: list[Factors] = [one_factor, summed_norms, bounds_swapped, factors_swapped]
+FAULTS: dict[Factors, str] = {
+    one_factor: "the smallest of a sample's factors",
+    summed_norms: "by the norm over all of them",
+    bounds_swapped: "in reverse order",
+    factors_swapped: "are those of the one before it",
+}
+"""What is planted, and what the cause that is named says."""
 CATCH = ("training.private-clipped", "clipping.coefficients", "clipping.sum")
 
 
@@ -163,7 +172,28 @@ def test_a_fault_of_grouping_is_found(
     verdict = check_law(by_unit(name), Run(engine, "reference:bookkeeping"), "ci", (1, 2), shrink=False)
     assert verdict.finding is not None
     assert verdict.finding.kind == "value"
-    assert verdict.finding.cause == ""
+    assert FAULTS[fault] in verdict.finding.cause
+
+
+def test_groups_that_each_have_the_whole_bound_break_the_sensitivity_and_no_more(engine: SimulatedEngine) -> None:
+    """What a record weighs is still its own: only how far it moves the sum is wrong. Flat clipping knows no groups."""
+    planted = Run(engine, "reference:bookkeeping", installs=("fsdpcheck.impl.faults:each_group_has_the_whole_bound",))
+    verdict = check_law(by_unit("privacy.sensitivity"), planted, "quick", (1, 2), shrink=False)
+    assert verdict.finding is not None
+    assert "given the bound of all of them" in verdict.finding.cause
+    verdict = check_law(by_unit("privacy.independence"), planted, "quick", (1, 2), shrink=False, most=4)
+    assert verdict.status == "holds", verdict
+    assert not verdict.reason, "the planted code was not reached"
+    flat = replace(planted.features, accepts=planted.features.accepts - {"per-layer-clipping"})
+    case = next(iter(drawing.distinct(chapters()["privacy.sensitivity"].draw(flat, (2,)), 1)))
+    assert check_case(chapters()["privacy.sensitivity"], planted, case).status == "holds"
+
+
+def test_the_law_of_sensitivity_clips_a_third_of_its_cases_by_group() -> None:
+    """Of the models that have units 2 in 3 are clipped so."""
+    law, features = chapters()["privacy.sensitivity"], load("reference:bookkeeping").features
+    drawn = drawing.distinct(law.draw(features, (1, 2, 3)), 60)
+    assert 3 * sum(case.step.clip_groups == "units" for case in drawn) >= len(drawn) == 60
 
 
 def test_bookkeeping_is_not_asked_for_the_bits_of_a_second_backward() -> None:

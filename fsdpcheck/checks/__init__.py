@@ -24,7 +24,6 @@ from fsdpcheck.checks.bounded import (
     assert_global_norm,
     assert_norms_exact,
     assert_probe_coefficients,
-    silent_by_group,
 )
 from fsdpcheck.checks.comparing import alike, first_index, number, require_equal, unknown
 from fsdpcheck.checks.recorded import completed, poisoned, recorded, require_numbers
@@ -72,7 +71,7 @@ def assert_parameters_equal(execution: Execution, answer: Answer) -> None:
     for k, step in enumerate(answer.steps):
         for result in execution.ranks:
             got = result.steps[k].params
-            cause = silent_by_group(answer, partial(diagnosis.of_update, answer, k, got))
+            cause = partial(diagnosis.of_update, answer, k, got)
             where = f"step {k}, rank {result.rank}"
             require_equal(what, got, step.after, where, poisoned(execution, got, cause))
 
@@ -83,7 +82,7 @@ def assert_gradients_equal(execution: Execution, answer: Answer) -> None:
     for k, step in enumerate(answer.steps):
         for rank, got in recorded(execution, k, "grads"):
             where = f"step {k}, rank {rank}"
-            cause = silent_by_group(answer, partial(diagnosis.of_gradient, answer, k, got))
+            cause = partial(diagnosis.of_gradient, answer, k, got)
             require_equal("the gradient is not the single device's", got, step.used, where, cause)
 
 

@@ -175,7 +175,7 @@ def _assert_rows(
             elif wrong is not None:
                 marks = [wrong(step, row, value) for row, value in zip(rows, got.tolist(), strict=True)]
                 mask = torch.tensor(marks, dtype=torch.bool)
-            cause = silent_by_group(answer, partial(diagnose, answer, k, rank, got))
+            cause = _silent_by_group(answer, partial(diagnose, answer, k, rank, got))
             require_no_row(what, got, wanted, mask, local_samples(answer.case, k, rank), where, cause)
 
 
@@ -184,8 +184,8 @@ def clips_by_group(answer: Answer) -> bool:
     return len(answer.clip_norms) > 1
 
 
-def silent_by_group(answer: Answer, cause: Diagnose) -> Diagnose:
-    """``cause``, but unknown with per-layer clipping: diagnosis knows of one factor a sample only."""
+def _silent_by_group(answer: Answer, cause: Diagnose) -> Diagnose:
+    """``cause``, but unknown with per-layer clipping: of reported factors diagnosis knows one a sample only."""
     return unknown if clips_by_group(answer) else cause
 
 
@@ -290,9 +290,7 @@ def _within(
         mask = ~((grads[name].double() - value).abs() <= room[name])
         if bool(mask.any()):
             wrong[name] = mask
-    require_none(
-        what, grads, wanted, wrong, where, silent_by_group(answer, partial(diagnosis.of_gradient, answer, k, grads))
-    )
+    require_none(what, grads, wanted, wrong, where, partial(diagnosis.of_gradient, answer, k, grads))
 
 
 def _update_within(
@@ -313,9 +311,7 @@ def _update_within(
         mask = ~((low[name] <= params[name]) & (params[name] <= high[name]))
         if bool(mask.any()):
             wrong[name] = mask
-    require_none(
-        what, params, step.after, wrong, where, silent_by_group(answer, partial(diagnosis.of_update, answer, k, params))
-    )
+    require_none(what, params, step.after, wrong, where, partial(diagnosis.of_update, answer, k, params))
 
 
 def _reads_gradients_from_updates(case: Case, k: int) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis import factors, noise, norms, precision, resumed, shards, stale, together, weights
+from fsdpcheck.diagnosis import by_group, factors, noise, norms, precision, resumed, shards, stale, together, weights
 from fsdpcheck.diagnosis.calls import of_failure
 from fsdpcheck.diagnosis.fitting import (
     by_ratio,
@@ -58,20 +58,15 @@ __all__ = [
 
 def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects | None:
     """Suspects of wrong parameters after ``step`` (whose parameters before were right)."""
-    if len(answer.clip_norms) > 1:
-        return None  # one factor a sample is all that is known here
     case, wanted = answer.case, answer.steps[step]
+    if len(answer.clip_norms) > 1:
+        return _of_groups(answer, step, *_given(case, wanted, step, got)) if _readable(case) else None
     found = list(stood_still(case, wanted.before, {name: wanted.after[name] for name in wanted.used}, got))
     found += precision.updated(case, {name: wanted.after[name] for name in wanted.used}, got)
     found += _of_places(case, wanted, got, wanted.after)
-    if case.step.optimizer.kind != "sgd" or case.step.max_grad_norm is not None:
+    if not _readable(case):
         return found or None
-    rate = 2.0 ** -at_step(case.step.optimizer, step).lr_exponent
-    given = {
-        name: value.double() + (wanted.after[name].double() - got[name].double()) / rate
-        for name, value in wanted.used.items()
-    }
-    slack = {name: rounding(case, wanted.after[name]) / rate for name in given}
+    given, slack = _given(case, wanted, step, got)
     if _within(case, wanted, given, slack):
         return [*factors.undeclared_in(answer, step, given), *found] or None
     return [*_of_given(answer, step, given, slack), *found]
@@ -79,14 +74,14 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects 
 
 def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects | None:
     """Suspects of a wrong released gradient."""
-    if len(answer.clip_norms) > 1:
-        return None  # as above
     wanted = answer.steps[step]
+    given = {name: got[name].double() for name in wanted.used}
+    slack = {name: torch.zeros_like(value) for name, value in given.items()}
+    if len(answer.clip_norms) > 1:
+        return _of_groups(answer, step, given, slack)
     found = _of_places(answer.case, wanted, got, wanted.used)
     if answer.case.step.max_grad_norm is not None:
         return found or None
-    given = {name: got[name].double() for name in wanted.used}
-    slack = {name: torch.zeros_like(value) for name, value in given.items()}
     if _within(answer.case, wanted, given, slack):
         return [*factors.undeclared_in(answer, step, given), *found] or None
     return [*_of_given(answer, step, given, slack), *found]
@@ -242,6 +237,31 @@ def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
     )
     if case.step.clipping == "probe":
         yield from _of_probe(answer, step, given, slack)
+
+
+def _of_groups(answer: Answer, step: int, given: Named, slack: Named) -> Suspects | None:
+    """Suspicions about clipping by group; None where none fits, for little is known of such cases."""
+    case, wanted = answer.case, answer.steps[step]
+    magnitude = {name: value.abs().sum(0) / case.step.normaliser for name, value in wanted.gradients.items()}
+    if _within(case, wanted, given, slack):
+        return None
+    told = by_group.gradients(answer, step)
+    return [suspect for suspect, value in told if _explains(case, value, given, slack, magnitude)] or None
+
+
+def _readable(case: Case) -> bool:
+    """Whether an update shows the gradient that the optimizer was given, and that is the released one."""
+    return case.step.optimizer.kind == "sgd" and case.step.max_grad_norm is None
+
+
+def _given(case: Case, wanted: StepAnswer, step: int, got: Mapping[str, Tensor]) -> tuple[Named, Named]:
+    """(the gradient that leads to the parameters ``got``, what of it may be rounding)."""
+    rate = 2.0 ** -at_step(case.step.optimizer, step).lr_exponent
+    given = {
+        name: value.double() + (wanted.after[name].double() - got[name].double()) / rate
+        for name, value in wanted.used.items()
+    }
+    return given, {name: rounding(case, wanted.after[name]) / rate for name in given}
 
 
 def _within(case: Case, wanted: StepAnswer, given: Named, slack: Named) -> bool:

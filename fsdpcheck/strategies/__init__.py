@@ -113,6 +113,7 @@ def cases(
     tiny_only: bool = False,
     steps: Sequence[int] = (1, 1, 1, 2, 2, 3),
     units: int = 0,
+    by_unit: Sequence[bool] = _RARELY,
 ) -> Case:
     """Cases that ``features.accepts`` covers, in the given clipping families and world sizes.
 
@@ -122,7 +123,8 @@ def cases(
     within ``features.max_world_size`` there is no case. A global norm summed in float32 is asked of float32 cases only.
     ``tiny_only`` draws float32 cases, the smallest numbers and sizes, and whole normalisers.
     ``steps``: numbers of steps to draw from. ``units``: the fewest that a model is cut into, where no tied weight keeps
-    layers together.
+    layers together. ``by_unit``: whether to clip the parameters of each unit apart, to draw from where that is accepted
+    and the model has units.
     With "real" ``numbers`` the true functions are drawn whether surrogates are accepted or not.
     """
     limit = features.max_world_size or max(world_sizes)
@@ -141,8 +143,8 @@ def cases(
     if family != "none":
         deferred = "deferred" in features.promises
         step = replace(step, norms=draw(st.sampled_from([n for n in norms if n == "immediate" or deferred])))
-        by_unit = "per-layer-clipping" in features.accepts and numbers == "grid" and bool(model.units)
-        step = replace(step, clip_groups="units" if _flag(draw, by_unit, _RARELY) else "all")
+        apart = "per-layer-clipping" in features.accepts and numbers == "grid" and bool(model.units)
+        step = replace(step, clip_groups="units" if _flag(draw, apart, by_unit) else "all")
     if global_norm:
         step = replace(step, max_grad_norm=2.0 ** draw(st.integers(-1, 8)))
     reshard = not _flag(draw, "keep-unsharded" in features.accepts)

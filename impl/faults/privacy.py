@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .. import aggregate, collectives
+from .. import aggregate, clip, collectives
 from ..collectives import Subject
 from ..fault import Function, Hit, fault
 
@@ -27,6 +27,23 @@ def pairs_share_a_norm(original: Function, hit: Hit) -> Function:
             hit()
             pairs[:even] = pairs[:even].reshape(-1, 2).mean(1, keepdim=True).expand(-1, 2).reshape(-1)
         return original(pairs, clip_norm)
+
+    return planted
+
+
+@fault(
+    "clipping:PerLayer.factors",
+    "per-layer clipping whose groups do not combine to C, https://github.com/google-deepmind/jax_privacy/issues/385",
+    "privacy.sensitivity",
+    cause="bound of all of them",
+    subject="reference:bookkeeping",
+)
+def each_group_has_the_whole_bound(original: Function, hit: Hit) -> Function:
+    """Each clipping group is clipped to sqrt(sum C_l^2), so that G groups together reach sqrt(G) times as far."""
+
+    def planted(self: Any, squared_norms: torch.Tensor) -> torch.Tensor:
+        hit()
+        return torch.stack([clip.factors(row, self.sensitivity) for row in squared_norms.unbind(0)])
 
     return planted
 
