@@ -34,7 +34,8 @@ class Law:
     ``body(case, run)`` returns or raises Violation. ``draw(features, world_sizes)`` gives a strategy of cases that an
     implementation with these features accepts, on one of these numbers of ranks. ``needs_traits``: what every case of
     this law demands. ``needs_promises``: what must be promised beside ``promise``. ``statement``: the law in words (the
-    docstring). ``where``: file:line of the body. ``ranks``: the fewest on which the law says anything; smaller worlds
+    docstring): a guarantee in one line, then, of a law of this project, lines "Not seen: ..." and "Source: ...".
+    ``where``: file:line of the body. ``ranks``: the fewest on which the law says anything; smaller worlds
     are not drawn. ``own_models``: whether it can be asked of a user's own model, whatever that is made of and however
     small; ``known_layers``: only of one whose parameters are in layers of torch that have a word among the traits.
     ``any_numbers``: whether its cases have real numbers where they are accepted, without asking for them.

@@ -64,7 +64,7 @@ def test_reported_norms_are_the_per_sample_gradient_norms(case: Case, run: Run) 
 def test_the_clipped_gradient_is_the_sum_of_clipped_gradients(case: Case, run: Run) -> None:
     """The released gradient is (1/N) * sum of c_i g_i, within the proven bound on the rounding of the weighted pass.
 
-    Not seen: wrong factors where the adapter shows them, for they are taken as they are; errors within the bound.
+    Not seen: errors within the bound; an eps that is left out (clipping.coefficients).
     Source: Opacus#511, a gradient counted twice; Opacus#683, K micro-batches and a divisor without K.
     """
     assert_clipped_gradient_within_bound(run(case), run.answer(case))

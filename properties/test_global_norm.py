@@ -27,7 +27,7 @@ def test_the_returned_norm_is_that_of_the_whole_gradient(case: Case, run: Run) -
 def test_the_update_is_that_of_the_clipped_gradient(case: Case, run: Run) -> None:
     """The update is the optimizer's for gradient * min(1, C / (returned norm + eps)), bit for bit.
 
-    Not seen: a norm that is itself wrong: the one that each rank returned is taken as it is (global-norm.returned).
+    Not seen: a norm that is wrong alike on all ranks, for the returned one is taken as it is (global-norm.returned).
     Source: SpecForge#663, which logged the global norm and clipped each shard by its own.
     """
     assert_clipped_update(run(case), run.answer(case), run.features.global_norm)

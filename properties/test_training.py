@@ -49,7 +49,7 @@ def test_clipped_training_is_the_single_device_one(case: Case, run: Run) -> None
 
     Needs factors that are a function of the one squared norm of a sample: nested square roots miss the exact power of
     two by an ulp. Noise is off.
-    Not seen: a misplaced eps, which such factors absorb (clipping.coefficients); a wrong scale that Adam hides.
+    Not seen: an eps that is left out (clipping.coefficients); a wrong scale that Adam hides.
     Source: ghost clipping, arXiv:2110.05679; wrong norms, Opacus#751 and Opacus#413.
     """
     assert_parameters_equal(run(case), run.answer(case))
@@ -60,7 +60,7 @@ def test_the_clipped_gradient_is_the_single_device_one(case: Case, run: Run) -> 
     """The gradient given to the optimizer is (1/N) * sum of clipped per-sample gradients, bit for bit.
 
     Sees a wrong scale that an optimizer such as AdamW hides from the parameters.
-    Not seen: a misplaced eps, which factors that are powers of two absorb; noise, which is off.
+    Not seen: an eps that is left out (clipping.coefficients); noise, which is off.
     Source: Opacus#683, torchtitan#800.
     """
     assert_gradients_equal(run(case), run.answer(case))
