@@ -14,8 +14,7 @@ def test_plain_training_is_the_single_device_one(case: Case, run: Run) -> None:
     """After every step of plain training, every rank's parameters are the single device's, bit for bit.
 
     For every layout of the batch, sum or mean reduction, micro-batches, frozen and tied parameters.
-    Not seen: errors that both sides make alike, for model and optimizer are the same code; a wrong scale that Adam
-    hides.
+    Not seen: errors that both sides make alike, for model and optimizer are the same code; with Adam, a wrong scale.
     Source: ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277; wrong divisors, torchtune#2172 and torchtitan#2206.
     """
     assert_parameters_equal(run(case), run.answer(case))
@@ -49,7 +48,7 @@ def test_clipped_training_is_the_single_device_one(case: Case, run: Run) -> None
 
     Needs factors that are a function of the one squared norm of a sample: nested square roots miss the exact power of
     two by an ulp. Noise is off.
-    Not seen: an eps that is left out (clipping.coefficients); a wrong scale that Adam hides.
+    Not seen: an eps that is left out (clipping.coefficients); with Adam, a wrong scale.
     Source: ghost clipping, arXiv:2110.05679; wrong norms, Opacus#751 and Opacus#413.
     """
     assert_parameters_equal(run(case), run.answer(case))
