@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdpcheck import planted
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.law import chapters
@@ -24,13 +25,13 @@ LAWS = [
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="only a checkout has the examples")
 
 
-def _judged(engine: Engine, model: str, adapter: str, law: str, most: int = 2) -> Verdict:
-    """The law on the example's model, on two ranks."""
+def _judged(engine: Engine, model: str, adapter: str, law: str, *installs: str) -> Verdict:
+    """The law on two cases of the example's model, on two ranks, with these faults planted."""
     file = EXAMPLES / f"{model}.py"
     seen = own_inspection.inspect(f"{file}:build", f"{file}:batch")
     avoid = seen.left_out(law.startswith("rounding."))
-    run = Run(engine, adapter, own=seen.own, avoid=avoid)
-    return check_law(chapters()[law], run, world_sizes=(2,), most=most)
+    run = Run(engine, adapter, tuple(map(planted.resolved, installs)), own=seen.own, avoid=avoid)
+    return check_law(chapters()[law], run, world_sizes=(2,), most=2, shrink=False)
 
 
 @pytest.mark.parametrize(("adapter", "law", "tier"), LAWS)
@@ -38,6 +39,12 @@ def test_the_small_gpt_holds(adapter: str, law: str, tier: str, engine: Engine) 
     verdict = _judged(engine, "small_gpt", adapter, law)
     assert (verdict.status, verdict.cases, verdict.reason) == ("holds", 2, "")
     assert verdict.census[tier] == 2
+
+
+@pytest.mark.parametrize("law", [pytest.param("clipping.sum", marks=pytest.mark.nightly), "rounding.gradients"])
+def test_a_fault_is_found_on_the_small_gpt(law: str, engine: Engine) -> None:
+    verdict = _judged(engine, "small_gpt", "reference", law, "averaged_twice")
+    assert verdict.status == "finding"
 
 
 @pytest.mark.parametrize(("adapter", "law", "tier"), [*LAWS, ("reference", "features.checkpointing", "tier exact")])
