@@ -1,7 +1,7 @@
 """Watchers that the laws use: each hangs hooks into a rank's model before it is sharded, and notes what they see.
 
 They are what a user's own hooks would be, so nothing is asked of an adapter but that it shards the modules it is given.
-Watchers look at what modules hold and when they are called; none changes a value.
+Watchers look at what modules hold and when they are called; none changes a value but ``start_apart``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ INTERRUPT_BACKWARD = "fsdpcheck.watchers:interrupt_backward"
 INTERRUPT_FORWARD = "fsdpcheck.watchers:interrupt_forward"
 INTERRUPT_LATER = "fsdpcheck.watchers:interrupt_later"
 SET_UP = "fsdpcheck.watchers:set_up"
+START_APART = "fsdpcheck.watchers:start_apart"
 
 
 def accumulations(model: nn.Module, notes: Notes) -> None:
@@ -105,6 +106,17 @@ def gathered(model: nn.Module, notes: Notes) -> None:
 def set_up(model: nn.Module, notes: Notes) -> None:
     """Notes how many collectives the rank had called when its trainer was built; hangs no hook."""
     notes.on_moment(lambda moment: notes.add(_calls_so_far()) if moment == "after_init" else None)
+
+
+@torch.no_grad()
+def start_apart(model: nn.Module, notes: Notes) -> None:
+    """Adds the rank to each element of each parameter, and notes the values by name: rank 0 keeps the case's.
+
+    So no two ranks build an element alike, and of a value that comes out it can be told which rank has built it.
+    """
+    for parameter in model.parameters():
+        parameter.add_(notes.rank)
+    notes.add({name: value.detach().to("cpu", copy=True) for name, value in model.named_parameters()})
 
 
 def held(model: nn.Module, notes: Notes) -> None:

@@ -91,6 +91,12 @@ def all_reduce_sum(unit: Named, values: Tensor, axis: Axis) -> Tensor:
     return values
 
 
+def broadcast(unit: Named, values: Tensor, axis: Axis) -> None:
+    """``values`` become those of the axis' first rank, in place."""
+    if axis.size > 1 and values.numel() > 0:
+        dist.broadcast(values, group=axis.group, group_src=0)
+
+
 def gather(unit: Named, shard: Tensor, axis: Axis) -> Tensor | None:
     """On rank 0 the shards [s] of all ranks, end to end in rank order, as a new [W*s]; None on the others."""
     if axis.size == 1:

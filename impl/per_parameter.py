@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from . import collectives
+from . import collectives, module_states
 from .collectives import ALONE
 from .places import Initial, Slot, by_unit, change, materialise, placed, shared_slots
 from .rows import RowLayout
@@ -46,7 +46,7 @@ class PerParameterModel:
     units, which ``fully_shard`` would quietly untie, and for one without rows (0-dim). The root stays gathered between
     forward and backward: it is needed again at once.
 
-    ``compute_dtype`` and ``initial``: as for ``wrap.ShardedModel``.
+    ``compute_dtype``, ``initial`` and ``sync_module_states``: as for ``wrap.ShardedModel``.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class PerParameterModel:
         *,
         compute_dtype: torch.dtype | None = None,
         initial: Initial | None = None,
+        sync_module_states: bool = False,
     ) -> None:
         self.module = module
         self.reshard_after_forward = reshard_after_forward
@@ -68,8 +69,13 @@ class PerParameterModel:
         self.units = _units(module, unit_names, self.places, self.axis.size)
         self._unit_of = {name: unit for unit in self.units for name in unit.names}
         modules = dict(module.named_modules(remove_duplicate=False))
+        if sync_module_states:
+            module_states.sync_buffers(module, self.axis, self.replicas)
         for name, positions in reversed(by_unit(module, unit_names, self.places).items()):  # the root last
-            materialise([self.places[position] for position in positions], initial)
+            owned = [self.places[position] for position in positions]
+            materialise(owned, initial)
+            if sync_module_states:
+                module_states.sync_parameters(name, owned, self.axis, self.replicas)
             _shard(modules[name], mesh, reshard_after_forward and name != "", compute_dtype)
         assert isinstance(module, FSDPModule)
         self._root: FSDPModule = module

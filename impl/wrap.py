@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from . import module_states
 from .collectives import ALONE, Axis
 from .nested import tensors_in
 from .places import Initial, Slot, by_unit, change, materialise, parameter_at, placed, shared_slots
@@ -40,7 +41,9 @@ class ShardedModel:
 
     ``compute_dtype``: gather and compute in that dtype; shards, reductions and the optimizer keep the parameters' own.
     ``initial(name, shape)`` gives whole values for parameters on the meta device, one at a time; no more than one unit
-    is ever whole. Equal on all ranks.
+    is ever whole. Equal on all ranks, unless ``sync_module_states``.
+    ``sync_module_states``: parameters and buffers start as rank 0's on all ranks and replicas, whatever these have
+    built; without it all must have built the same.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class ShardedModel:
         *,
         compute_dtype: torch.dtype | None = None,
         initial: Initial | None = None,
+        sync_module_states: bool = False,
     ) -> None:
         self.module = module
         self.axis = axis
@@ -64,7 +68,9 @@ class ShardedModel:
         self._pending: Gradients | None = None
         self.replicas = replicas
         self.places = shared_slots(module)
-        self.units = make_units(module, unit_names, axis, replicas, self.places, compute_dtype, initial)
+        self.units = make_units(
+            module, unit_names, axis, replicas, self.places, compute_dtype, initial, sync_module_states
+        )
         self._placed = placed(self.places)
         self._buffers = {name: buffer for unit in self.units for buffer in unit.buffers for name in buffer.names}
         for unit in self.units:
@@ -227,6 +233,7 @@ def make_units(
     places: Sequence[Sequence[Slot]] | None = None,
     compute_dtype: torch.dtype | None = None,
     initial: Initial | None = None,
+    sync_module_states: bool = False,
 ) -> list[FlatUnit]:
     """The root unit, then one unit a name, in the given (forward) order. Raises KeyError for an unknown module.
 
@@ -234,10 +241,14 @@ def make_units(
     """
     places = shared_slots(module) if places is None else places
     modules = dict(module.named_modules(remove_duplicate=False))
+    if sync_module_states:
+        module_states.sync_buffers(module, axis, replicas)
     units = []
     for name, positions in by_unit(module, unit_names, places).items():
         owned = [places[position] for position in positions]
         materialise(owned, initial)
+        if sync_module_states:
+            module_states.sync_parameters(name, owned, axis, replicas)
         named = {uses[0].name: parameter_at(uses[0]) for uses in owned}
         slots = [slot for uses in owned for slot in uses]
         units.append(FlatUnit(name, modules[name], named, slots, axis, replicas, compute_dtype))

@@ -3,7 +3,9 @@
 Each law runs a case with and without the feature, compares the first with the single device's answer, and the two with
 each other: collectives, when layers run between them, how parameters lie. A feature that does nothing is a finding too,
 so one that shows in what is gathered is asked on flat meshes: replicas of one shard gather nothing.
-Of private training activation checkpointing alone is asked. Not seen: how fast anything is, what streams of a GPU do.
+In features.broadcast, which is no feature of FSDP2 alone, ranks start from unequal models, which shows its effect.
+Of private training activation checkpointing and broadcasting alone are asked. Not seen: how fast anything is, what
+streams of a GPU do.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from fsdpcheck.checks.features import (
     has_slopes,
     in_effect,
 )
+from fsdpcheck.checks.started import assert_starts_from_rank_0
 from fsdpcheck.errors import InvalidCase, NotExact
 from fsdpcheck.execution import Execution
 from fsdpcheck.law import law
@@ -265,6 +268,21 @@ def test_a_root_without_parameters_changes_no_bit(case: Case, run: Run) -> None:
     Source: pytorch#83129.
     """
     _unnoticed(case, run, "bare-root")
+
+
+@law("features.broadcast", promise="features.broadcast", draw=strategies.of_equal_bits, ranks=2)
+def test_ranks_that_built_other_models_all_start_from_rank_0s(case: Case, run: Run) -> None:
+    """Every rank builds its model with other values, all start from rank 0's, and training is the single device's.
+
+    Sees ranks, replicas, units or single parameters that keep what they have built; no element is built alike by two
+    ranks. Private training too.
+    Not seen: buffers, which no case's model has.
+    Source: torchtitan#166; ``sync_module_states`` of FSDP1; claim D14 of docs/claims.md.
+    """
+    answer, observe = run.answer(case), run.features.observables & {"grads"}
+    using = run(case, observe, using=("broadcast",), watchers=(watchers.START_APART,))
+    assert_starts_from_rank_0(using, answer)
+    assert_right(using, answer)
 
 
 @law("features.groups-of-two", promise="features.groups-of-two", draw=_by_four_or_six, ranks=2)

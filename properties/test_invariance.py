@@ -50,7 +50,8 @@ def test_training_starts_from_the_parameters_of_the_model_that_was_given(case: C
     """Before the first step every rank, of every replica, shows the parameters that the model had before sharding.
 
     Sees parameters that change while they are sharded, and replicas that start apart from one model.
-    Not seen: how ranks that built different models would be made equal (torchtitan#166): here all build the same.
+    Not seen: how ranks that built different models would be made equal: here all build the same. features.broadcast
+    sees that.
     Source: DeepSpeed#8277, offsets that overlapped in the flat buffer, found in review; DeepSpeed#1380.
     """
     assert_initial_equal(run(case), run.answer(case))
@@ -61,7 +62,7 @@ def test_private_training_starts_from_the_parameters_of_the_model_that_was_given
     """Before the first private step, too, every rank shows the parameters that the model had before sharding.
 
     Of a model that is made ready for per-sample clipping, which may replace or wrap its modules.
-    Not seen: how ranks that built different models would be made equal: here all build the same.
+    Not seen: how ranks that built different models would be made equal, which features.broadcast sees.
     Source: DeepSpeed#8277, found in review; DeepSpeed#1380.
     """
     assert_initial_equal(run(case), run.answer(case))

@@ -28,6 +28,7 @@ Promise = Literal[
     "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",
     "features.divide-factor", "features.no-gather", "features.checkpointing", "features.meta", "features.state-dict",
     "features.ignored", "features.columns", "features.compiled", "features.bare-root", "features.groups-of-two",
+    "features.broadcast",
 ]  # fmt: skip
 """What an adapter can promise; each law names one.
 

@@ -71,6 +71,7 @@ NEEDS: dict[Promise, Needs] = {
     "features.compiled": _NOTHING,
     "features.bare-root": _NOTHING,
     "features.groups-of-two": _NOTHING,
+    "features.broadcast": _NOTHING,
 }
 """Every promise. What must be shown for one to be judged follows from its laws: see ``law.require_shown``; methods of
 trainers are asked for by what a run calls, since a trainer may have other ones in a private training."""

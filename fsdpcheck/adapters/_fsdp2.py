@@ -52,6 +52,7 @@ def shard(model: nn.Module, setup: Setup, by_the_book: bool = False) -> Uses:
     prepare(model, setup)
     ignored = _ignored(model) if "ignored" in setup.using else None
     values = {name: value.detach().clone() for name, value in model.named_parameters()}
+    built = {name: value.clone() for name, value in model.state_dict().items()} if "broadcast" in setup.using else {}
     if "meta" in setup.using:
         model.to("meta")
     options = _options(setup, ignored)
@@ -64,6 +65,8 @@ def shard(model: nn.Module, setup: Setup, by_the_book: bool = False) -> Uses:
     if "meta" in setup.using:
         model.to_empty(device=setup.device)
         _fill(model, values)
+    if "broadcast" in setup.using:
+        _load_from_rank_0(model, built)
     return Uses(model, setup, ignored, by_the_book)
 
 
@@ -107,6 +110,14 @@ def _fill(model: nn.Module, values: dict[str, Tensor]) -> None:
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, tensors.DTensor)
         parameter.copy_(tensors.distribute_tensor(values[name], parameter.device_mesh, parameter.placements))
+
+
+def _load_from_rank_0(model: nn.Module, whole: dict[str, Tensor]) -> None:
+    """Load a sharded model from a whole state dict, of which only rank 0's is read."""
+    import torch.distributed.checkpoint.state_dict as state  # takes as long as a hundred small cases
+
+    options = state.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    state.set_model_state_dict(model, whole if dist.get_rank() == 0 else {}, options=options)
 
 
 def set_up(model: nn.Module, setup: Setup) -> None:
@@ -184,12 +195,11 @@ class Uses:
         """Take the parameters out, spoil them, and bring them back."""
         if "state-dict" not in self._using:
             return
-        import torch.distributed.checkpoint.state_dict as state  # takes as long as a hundred small cases
+        import torch.distributed.checkpoint.state_dict as state  # as above
 
         whole: Any = state.get_model_state_dict(self._root, options=state.StateDictOptions(full_state_dict=True))
         saved = {name: value.clone() for name, value in whole.items()}  # of one shard it is the shard itself
         with torch.no_grad():
             for parameter in self._root.parameters():
                 parameter.fill_(float("nan"))
-        options = state.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        state.set_model_state_dict(self._root, saved if dist.get_rank() == 0 else {}, options=options)
+        _load_from_rank_0(self._root, saved)

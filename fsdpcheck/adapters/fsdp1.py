@@ -122,6 +122,7 @@ class FullyShardedDataParallelAdapter:
             "parameter-hooks": "sets gradients of the views that the optimizer has by itself",
             "interrupts": "has no way back from a forward or backward that raised",
             "features": "the features are those of FSDP2",
+            "features.broadcast": "its sync_module_states=True refuses parameters on the CPU, where this runs (2.13)",
         },
     )
 

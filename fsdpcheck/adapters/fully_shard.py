@@ -21,7 +21,7 @@ _FEATURES: frozenset[Promise] = frozenset(
         "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",
         "features.divide-factor", "features.no-gather", "features.checkpointing", "features.meta",
         "features.state-dict", "features.ignored", "features.columns", "features.compiled", "features.bare-root",
-        "features.groups-of-two",
+        "features.groups-of-two", "features.broadcast",
     }
 )  # fmt: skip
 

@@ -50,6 +50,7 @@ _REASONS = {
     "copies": "shows nothing by itself: what is shown is the adapter's copy",
     "interrupts": "documents no way back from a backward that raised",
     "features": "clips every step: features are asked of plain training",
+    "features.broadcast": "its FSDP2Wrapper shards what each rank has built; only its data-parallel wrapper sends it",
     "dataset-order": "leaves each rank with the norms of its own samples",
 }
 _ACCEPTS: frozenset[Trait] = frozenset(

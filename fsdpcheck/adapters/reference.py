@@ -212,7 +212,8 @@ class Reference:
                     "same-draws",
                     "kernels",
                 ),
-                *("hooks", "memory", "copies", "interrupts", "features.checkpointing", "features.compiled"),
+                *("hooks", "memory", "copies", "interrupts"),
+                *("features.checkpointing", "features.compiled", "features.broadcast"),
             }
         ),
         accepts=ACCEPTS,
@@ -269,12 +270,19 @@ class Reference:
         from fsdpcheck.impl import collectives, wrap
 
         units = [name for names in setup.units for name in names]
-        reshard = setup.mesh.reshard_after_forward
-        if setup.mesh.dp_replicate == 1:
-            return wrap.ShardedModel(model, units, collectives.axis(), reshard, compute_dtype=setup.compute_dtype)
-        mesh = mesh_of(setup)
-        shards, replicas = (collectives.axis(mesh.get_group(name)) for name in (SHARD, REPLICATE))
-        return wrap.ShardedModel(model, units, shards, reshard, replicas, compute_dtype=setup.compute_dtype)
+        shards, replicas = collectives.axis(), collectives.ALONE
+        if setup.mesh.dp_replicate > 1:
+            mesh = mesh_of(setup)
+            shards, replicas = (collectives.axis(mesh.get_group(name)) for name in (SHARD, REPLICATE))
+        return wrap.ShardedModel(
+            model,
+            units,
+            shards,
+            setup.mesh.reshard_after_forward,
+            replicas,
+            compute_dtype=setup.compute_dtype,
+            sync_module_states="broadcast" in setup.using,
+        )
 
 
 adapter = Reference()

@@ -40,8 +40,14 @@ class ReferenceFsdp2(Reference):
         from fsdpcheck.impl.per_parameter import PerParameterModel
 
         units = [name for names in setup.units for name in names]
-        reshard, dtype = setup.mesh.reshard_after_forward, setup.compute_dtype
-        sharded = PerParameterModel(model, units, mesh_of(setup), reshard, compute_dtype=dtype)
+        sharded = PerParameterModel(
+            model,
+            units,
+            mesh_of(setup),
+            setup.mesh.reshard_after_forward,
+            compute_dtype=setup.compute_dtype,
+            sync_module_states="broadcast" in setup.using,
+        )
         if setup.using:
             from fsdpcheck.adapters import _fsdp2
 

@@ -32,6 +32,7 @@ from fsdpcheck.diagnosis.fitting import (
 )
 from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm
 from fsdpcheck.diagnosis.shards import stood_still
+from fsdpcheck.diagnosis.started import of_start
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named, StepAnswer
 from fsdpcheck.program import at_step
 from fsdpcheck.suspects import PATTERN, Suspect, Suspects
@@ -48,6 +49,7 @@ __all__ = [
     "of_norms",
     "of_order",
     "of_padding",
+    "of_start",
     "of_terms",
     "of_update",
     "ratios",

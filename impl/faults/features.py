@@ -160,6 +160,41 @@ def filled_in_reverse(original: Function, hit: Hit) -> Function:
     return planted
 
 
+@fault(
+    "module_states:sync_parameters",
+    "models that are never made equal, https://github.com/pytorch/torchtitan/issues/166",
+    "features.broadcast",
+    cause="and only the rest is broadcast from rank 0",
+)
+def only_the_root_is_broadcast(original: Function, hit: Hit) -> Function:
+    """Initial values of the root unit are broadcast, those of inner units are not."""
+
+    def planted(unit_name: str, *arguments: Any) -> None:
+        if unit_name:
+            hit()
+        else:
+            original(unit_name, *arguments)
+
+    return planted
+
+
+@fault(
+    "collectives:broadcast",
+    "weights that rank 0 has read, overwritten by another's, https://github.com/pytorch/torchtitan/issues/166",
+    "features.broadcast",
+    cause="all ranks start from what rank .* has built",
+)
+def broadcast_from_the_last_rank(original: Function, hit: Hit) -> Function:
+    """Initial values are those of the last rank of each axis: all are equal, and none is rank 0's."""
+
+    def planted(unit: Any, values: torch.Tensor, axis: Any) -> None:
+        if axis.size > 1:
+            hit()
+            dist.broadcast(values, group=axis.group, group_src=axis.size - 1)
+
+    return planted
+
+
 @_fsdp2_fault(
     "torch.distributed.checkpoint.state_dict:set_model_state_dict",
     "values missing from a state dict, https://github.com/areal-project/AReaL/pull/1468",

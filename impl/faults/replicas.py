@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..collectives import Axis
+from ..collectives import ALONE, Axis
 from ..fault import Function, Hit, fault
 
 
@@ -40,6 +40,23 @@ def replicas_summed_not_averaged(original: Function, hit: Hit) -> Function:
         if axis.size > 1:
             hit()
         return original(unit, values, axis) * axis.size
+
+    return planted
+
+
+@fault(
+    "module_states:sync_parameters",
+    "models that are never made equal, https://github.com/pytorch/torchtitan/issues/166",
+    "features.broadcast",
+    cause="replicas other than the first start from what",
+)
+def broadcast_leaves_replicas_out(original: Function, hit: Hit) -> Function:
+    """Initial values are broadcast inside each replica, from its own first rank, and not over replicas."""
+
+    def planted(unit_name: str, places: Any, shards: Axis, replicas: Axis) -> None:
+        if replicas.size > 1:
+            hit()
+        original(unit_name, places, shards, ALONE)
 
     return planted
 
