@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from . import collectives, module_states
 from .collectives import ALONE
-from .places import Initial, Slot, by_unit, change, materialise, placed, shared_slots
+from .places import Initial, Slot, by_unit, change, materialise, placed, refuse_sharded, shared_slots
 from .rows import RowLayout
 from .sharded import Gradients, Piece
 from .spans import Span
@@ -43,7 +43,8 @@ class PerParameterModel:
     """``module`` sharded in place: a ``fully_shard`` group for each module named in ``unit_names``, then the root.
 
     ``mesh`` has one axis, or two for HSDP: (replicas, shards). Raises ValueError for a parameter that is used in two
-    units, which ``fully_shard`` would quietly untie, and for one without rows (0-dim). The root stays gathered between
+    units, which ``fully_shard`` would quietly untie, for one without rows (0-dim), and for a module of which something
+    is sharded already: no parameter may be left out of sharding (``ignored_params``). The root stays gathered between
     forward and backward: it is needed again at once.
 
     ``compute_dtype``, ``initial`` and ``sync_module_states``: as for ``wrap.ShardedModel``.
@@ -65,6 +66,7 @@ class PerParameterModel:
         self.steps_taken = 0
         self.axis = collectives.axis(mesh.get_group(mesh.ndim - 1))
         self.replicas = collectives.axis(mesh.get_group(0)) if mesh.ndim == 2 else ALONE
+        refuse_sharded(module)
         self.places = shared_slots(module)
         self.units = _units(module, unit_names, self.places, self.axis.size)
         self._unit_of = {name: unit for unit in self.units for name in unit.names}

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,20 @@ def shared_slots(module: nn.Module) -> list[list[Slot]]:
                 name = f"{prefix}.{attribute}" if prefix else attribute
                 places.setdefault(id(parameter), []).append(Slot(child, attribute, name))
     return list(places.values())
+
+
+def refuse_sharded(module: nn.Module) -> None:
+    """Raise ValueError if something of ``module`` is sharded already, also where ``fully_shard`` has left it alone."""
+    for name, child in module.named_modules():
+        if isinstance(child, FSDPModule):
+            raise ValueError(
+                f"module {name or '(root)'} is sharded already, by fully_shard: give the model as it was before, and"
+                " name its units here; parameters that are left out of sharding (ignored_params) are not supported:"
+                " their gradients would be neither averaged nor clipped with the others"
+            )
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise ValueError(f"parameter {name} is a DTensor already: give the model as it was before it was sharded")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from . import module_states
 from .collectives import ALONE, Axis
 from .nested import tensors_in
-from .places import Initial, Slot, by_unit, change, materialise, parameter_at, placed, shared_slots
+from .places import Initial, Slot, by_unit, change, materialise, parameter_at, placed, refuse_sharded, shared_slots
 from .shard import FlatUnit, gather_whole
 from .sharded import Gradients, Piece
 from .spans import Span
@@ -37,6 +37,7 @@ class ShardedModel:
     A parameter belongs to the innermost unit that contains all of its uses; one that is tied across units therefore
     belongs to the root. Gradients accumulate, full-sized and in the shards' dtype, over backwards until
     ``reduce_gradients`` is called.
+    Raises ValueError for a module of which something is sharded already.
     With ``replicas`` (HSDP) parameters are sharded over ``axis`` only, and each replica holds them all.
 
     ``compute_dtype``: gather and compute in that dtype; shards, reductions and the optimizer keep the parameters' own.
@@ -67,6 +68,7 @@ class ShardedModel:
         """The units whose backward is done when the gradient of a unit's output arrives: it went straight into them."""
         self._pending: Gradients | None = None
         self.replicas = replicas
+        refuse_sharded(module)
         self.places = shared_slots(module)
         self.units = make_units(
             module, unit_names, axis, replicas, self.places, compute_dtype, initial, sync_module_states

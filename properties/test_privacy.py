@@ -1,7 +1,9 @@
 """Privacy: what one record can move. Everything here is conditional on which records each rank has at a step.
 
 Neighbours are two lists of indices (see neighbours.py). Noise is off where sums are bounded: it has to hide them.
-Frozen, tied and ignored parameters are among the cases. Not judged: the sampler, whose law is its own.
+Frozen and tied parameters are among the cases. Ones that ``fully_shard`` leaves alone (``ignored_params``) are not: the
+reference refuses them, and features.ignored asks of them in plain training. Not judged: the sampler, whose law is its
+own.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ class ReferenceFsdp2(Reference):
             "padding.zero": "a DTensor hides the padding of its last shard; it has no public view of it",
             "padding.unread": "a DTensor hides the padding of its last shard; it has no public view of it",
             "features.meta": Reference.features.reasons["features.meta"],
+            "features.ignored": "refuses a model of which fully_shard has left a parameter out of sharding",
             "features": "its own loop decides what is gathered and reduced when, and shards rows",
             "lifecycle": "fully_shard gathers the next unit ahead, and has no public view of what is gathered",
             "kernels": "has those of the reference, which are checked there",

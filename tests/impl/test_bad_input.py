@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from fsdpcheck.impl import independence
 from fsdpcheck.impl.clipping import Flat
@@ -280,3 +283,33 @@ def test_made_up_rows_cannot_be_taken_for_another_axis(shape: tuple[int, ...]) -
         assert rows.shape[1:] == shape
         assert len(rows) not in shape
         assert bool((rows == rows[0]).all())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("units", [["0"], []], ids=["its unit is named", "its unit is not named"])
+@pytest.mark.parametrize("left_out", [True, False], ids=["one ignored", "none ignored"])
+def test_a_model_that_is_sharded_already_is_refused(ranks: Ranks, way: str, units: list[str], left_out: bool) -> None:
+    """Not trained with a parameter that ``fully_shard`` was to ignore: its gradients would stay each rank's own."""
+
+    def refused(rank: int) -> str:
+        module, mesh = network(), init_device_mesh("cpu", (2,))
+        ignored = {next(module.parameters())} if left_out else set()
+        fully_shard(module[0], mesh=mesh, ignored_params=ignored)
+        with pytest.raises(
+            ValueError, match=r"module 0 is sharded already.*\(ignored_params\) are not supported"
+        ) as told:
+            WAYS[way](module, units, True)
+        return str(told.value)
+
+    assert len(set(ranks(refused, 2))) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_of_dtensors_is_refused(ranks: Ranks, way: str) -> None:
+    def refused(rank: int) -> None:
+        module, mesh = nn.Linear(2, 2), init_device_mesh("cpu", (2,))
+        module.weight = nn.Parameter(distribute_tensor(module.weight.detach(), mesh, [Shard(0)]))
+        with pytest.raises(ValueError, match="parameter weight is a DTensor already"):
+            WAYS[way](module, [], True)
+
+    ranks(refused, 2)
