@@ -112,12 +112,13 @@ def _fill(model: nn.Module, values: dict[str, Tensor]) -> None:
         parameter.copy_(tensors.distribute_tensor(values[name], parameter.device_mesh, parameter.placements))
 
 
-def _load_from_rank_0(model: nn.Module, whole: dict[str, Tensor]) -> None:
+def _load_from_rank_0(model: nn.Module, whole: dict[str, Any]) -> None:
     """Load a sharded model from a whole state dict, of which only rank 0's is read."""
     import torch.distributed.checkpoint.state_dict as state  # takes as long as a hundred small cases
 
     options = state.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    state.set_model_state_dict(model, whole if dist.get_rank() == 0 else {}, options=options)
+    given: dict[str, Any] = whole if dist.get_rank() == 0 else {}
+    state.set_model_state_dict(model, given, options=options)
 
 
 def set_up(model: nn.Module, setup: Setup) -> None:
