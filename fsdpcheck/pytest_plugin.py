@@ -19,7 +19,7 @@ import pytest
 from fsdpcheck import adapters, engines
 from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.plan import PROFILES, Plan, parse_traits, parse_world_sizes
-from fsdpcheck.report import colour, finding
+from fsdpcheck.report import colour, conditional, finding
 
 if TYPE_CHECKING:
     from fsdpcheck.law import Law
@@ -118,7 +118,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     plan = pyfuncitem.config.stash[_PLAN]
     bound: Any = pyfuncitem.funcargs["run"]
     verdict = check_law(law, bound, plan.profile, plan.world_sizes)
-    told = {"status": verdict.status, "cases": verdict.cases, "rejected": verdict.rejected, "adapter": verdict.adapter}
+    told = {name: getattr(verdict, name) for name in ("law", "status", "cases", "rejected", "adapter")}
     pyfuncitem.user_properties.append((_PROPERTY, told))
     _conclude(verdict)
     return True
@@ -143,6 +143,8 @@ class _Account:
         self.promised = 0
         self.verdicts: Counter[str] = Counter()
         self.cases = 0
+        self.judged: set[str] = set()
+        """Laws of which cases were judged."""
 
     @property
     def ran(self) -> int:
@@ -151,6 +153,7 @@ class _Account:
     def add(self, told: dict[str, Any]) -> None:
         self.verdicts[told["status"]] += 1
         self.cases += told["cases"]
+        self.judged |= {told["law"]} if told["cases"] else set()
 
     def __str__(self) -> str:
         statuses = ", ".join(f"{count} {status}" for status, count in sorted(self.verdicts.items()))
@@ -195,6 +198,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     terminalreporter.section("fsdpcheck")
     terminalreporter.line(str(account))
+    for sentence in conditional.sentences(account.judged):
+        terminalreporter.line(sentence)
     if account.ran < account.promised:
         terminalreporter.line(
             f"only {account.ran} of {account.promised} promised checks ran: this is a failure", red=True

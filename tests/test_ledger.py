@@ -16,6 +16,7 @@ from fsdpcheck.ledger import Ledger
 from fsdpcheck.plan import Plan, parse_world_sizes
 from fsdpcheck.replay import decode
 from fsdpcheck.report import colour, document, ending, finding, table
+from fsdpcheck.report.conditional import CONDITIONS
 from fsdpcheck.verdict import Finding, Verdict, exit_code
 
 CASE = Case(model=ModelSpec(layers=(LayerSpec(width=2),)), layout=BatchLayout(batch_size=2))
@@ -194,9 +195,12 @@ def test_the_ending_says_what_was_interrupted(ledger: Ledger) -> None:
 
 
 def test_the_ending_says_that_privacy_is_judged_for_given_lists(ledger: Ledger) -> None:
-    assert ending.CONDITIONAL not in ending.ending(ledger, plain)
-    ledger.verdicts["privacy.sensitivity", "mine"] = Verdict("privacy.sensitivity", "mine", "holds", 3)
-    assert ending.CONDITIONAL in ending.ending(ledger, plain)
+    said = f"privacy.* is {CONDITIONS['privacy.*']}"
+    for cases in (0, 3):
+        ledger.verdicts["privacy.sensitivity", "mine"] = Verdict("privacy.sensitivity", "mine", "holds", cases)
+        assert (said in ending.ending(ledger, plain)) == bool(cases)
+        assert document.document(ledger)["conditions"] == (CONDITIONS if cases else {})
+    assert "conditional on the lists they drew" in said
 
 
 def test_the_journal_holds_every_verdict_until_the_document_does(ledger: Ledger, tmp_path: Path) -> None:
@@ -210,7 +214,7 @@ def test_the_journal_holds_every_verdict_until_the_document_does(ledger: Ledger,
     journal.close(ledger)
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
     data = json.loads(file.read_text())
-    assert (data["schema"], data["exit_code"], len(data["verdicts"])) == (2, 1, 3)
+    assert (data["schema"], data["exit_code"], len(data["verdicts"])) == (3, 1, 3)
 
 
 class Terminal(io.StringIO):

@@ -13,8 +13,9 @@ from fsdpcheck import __version__
 from fsdpcheck.errors import UsageError
 from fsdpcheck.ledger import Ledger
 from fsdpcheck.plan import Plan
+from fsdpcheck.report.conditional import conditions
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 """Version of the document; it grows with every change that a reader could notice."""
 
 _KEPT = ("plan", "verdict", "confirmation", "error")
@@ -26,7 +27,12 @@ def journal_of(file: Path) -> Path:
 
 
 def document(ledger: Ledger) -> dict[str, Any]:
-    """The whole session as JSON data: {schema, fsdpcheck, versions, plan, exit_code, interrupted, verdicts, errors}."""
+    """The whole session as JSON data.
+
+    {schema, fsdpcheck, versions, plan, exit_code, interrupted, verdicts, conditions, errors}. ``conditions``, of laws
+    of which cases were judged: {pattern of their names (fnmatch): what their verdicts are conditional on}.
+    """
+    judged = (verdict.law for verdict in ledger.verdicts.values() if verdict.cases)
     return {
         "schema": SCHEMA,
         "fsdpcheck": __version__,
@@ -35,6 +41,7 @@ def document(ledger: Ledger) -> dict[str, Any]:
         "exit_code": ledger.exit_code,
         "interrupted": ledger.interrupted,
         "verdicts": [verdict.to_data() for verdict in ledger.verdicts.values()],
+        "conditions": conditions(judged),
         "errors": [{"text": text, "exit_code": code} for text, code in ledger.errors],
     }
 

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from fsdpcheck.ledger import Ledger
-from fsdpcheck.report import finding, table
+from fsdpcheck.report import conditional, finding, table
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.verdict import NOT_CHECKED
-
-CONDITIONAL = (
-    "privacy.* is judged for given lists of records, one a rank: samplers that partition are judged conditional on the"
-    " lists they drew, and no amplification by sampling is claimed of them"
-)
 
 
 def ending(ledger: Ledger, paint: Paint) -> str:
     """All that ``fsdpcheck run`` prints on stdout."""
     parts = ["\n".join(ledger.notes), table.table(ledger, paint)]
-    if any(verdict.law.startswith("privacy.") and verdict.cases for verdict in ledger.verdicts.values()):
-        parts.append(CONDITIONAL)
+    parts += conditional.sentences(verdict.law for verdict in ledger.verdicts.values() if verdict.cases)
     groups = finding.grouped(ledger.findings)
     parts += [finding.render(group, number, paint, ledger.plan.installs) for number, group in enumerate(groups, 1)]
     parts += [
