@@ -41,7 +41,8 @@ def grid_exponent(tensor: Tensor) -> int:
 
 def _whole(entries: NDArray[np.float64]) -> NDArray[np.int64] | None:
     """The entries as integers, times 2**30, if they are such and not too large; nearly all that occur are."""
-    scaled = entries * 2.0**_FRACTION
+    with np.errstate(over="ignore"):  # what overflows, such as the mask of an attention, is too large
+        scaled = entries * 2.0**_FRACTION
     if not (np.abs(scaled) < 2.0**62).all():  # NaN neither
         return None
     whole = scaled.astype(np.int64)

@@ -25,3 +25,8 @@ def test_the_exponent_is_the_least_of_the_entries() -> None:
         ]
         wanted = min(map(by_definition, values), default=EMPTY)
         assert grid_exponent(torch.tensor(values, dtype=torch.float64)) == wanted, values
+
+
+def test_the_largest_of_floats_has_an_exponent_without_a_warning() -> None:
+    assert grid_exponent(torch.tensor([torch.finfo(torch.float64).min], dtype=torch.float64)) == 1024 - 53
+    assert grid_exponent(torch.tensor([torch.finfo(torch.float64).min, 0.5], dtype=torch.float64)) == -1
