@@ -70,6 +70,25 @@ def test_what_shows_of_a_feature_is_seen(using: Execution) -> None:
     feature_checks.assert_in_effect(without, using, "prefetch")
 
 
+GATHERED = Collective("all_gather", (0, 1), "world", 0)
+
+
+@pytest.mark.parametrize(
+    ("using", "got"),
+    [
+        (seen(GATHERED, Collective("all_gather", (0, 1), "world", 1)), "'all_gather'"),
+        (seen(Collective("all_reduce", (0, 1), "world", 0)), "'all_reduce'"),
+        (seen(), "0 collectives"),
+    ],
+    ids=["one more", "another", "one less"],
+)
+def test_collectives_that_a_feature_changes_are_told(using: Execution, got: str) -> None:
+    feature_checks.assert_same_collectives(seen(GATHERED), seen(GATHERED, noted=((GRAPHS, 3),)), "compiled")
+    with pytest.raises(Violation, match="compiled changes the collectives") as found:
+        feature_checks.assert_same_collectives(seen(GATHERED), using, "compiled")
+    assert got in found.value.got
+
+
 def test_what_is_called_while_the_trainer_is_built_counts_for_meta_alone() -> None:
     once, again = Collective("broadcast", (0, 1), "world", 0), Collective("broadcast", (0, 1), "world", 1)
     without, using = seen(once, built=1), seen(once, again, built=2)

@@ -65,6 +65,22 @@ def in_effect(without: Execution, using: Execution, use: Use) -> bool:
     return any(footprint(a, use == "meta") != footprint(b, use == "meta") for a, b in pairs)
 
 
+def assert_same_collectives(without: Execution, using: Execution, use: Use) -> None:
+    """Since its trainer was built every rank called the same collectives: order, operations, groups, types, sizes."""
+    for one, other in zip(completed(without), completed(using), strict=True):
+        mine, theirs = _calls(one), _calls(other)
+        if mine == theirs:
+            continue
+        at = next((k for k, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), len(mine))
+        at = min(at, len(theirs))
+        raise Violation(
+            f"{use} changes the collectives",
+            got=str(theirs[at]) if at < len(theirs) else f"{len(theirs)} collectives",
+            wanted=str(mine[at]) if at < len(mine) else f"{len(mine)} collectives",
+            where=f"collective {at} of rank {one.rank}",
+        )
+
+
 def has_slopes(execution: Execution) -> bool:
     """Whether any rank's losses have a gradient that is not zero, in a run with watchers.FOOTPRINT."""
     noted = (value for rank in execution.ranks for name, _, _, value in rank.observations if name == FOOTPRINT)
@@ -115,10 +131,15 @@ def footprint(result: RankResult, set_up: bool = False) -> Footprint:
     Collectives since the trainer was built (with ``set_up``, all), what watchers noted, and how many graphs were made.
     Raises UsageError for a run without watchers.SET_UP.
     """
+    calls = _calls(result, set_up)
+    notes = tuple(repr(value) for name, _, _, value in result.observations if name in (FOOTPRINT, GRAPHS))
+    return calls, notes, sum(name == GRAPHS for name, *_ in result.observations)
+
+
+def _calls(result: RankResult, set_up: bool = False) -> tuple[Footprint, ...]:
+    """What a rank called since its trainer was built; with ``set_up``, all."""
     built = [value for name, _, _, value in result.observations if name == SET_UP]
     if not built:
         raise UsageError(f"rank {result.rank} noted no end of its set-up; next: run with watchers.SET_UP")
     trace = result.trace if set_up else result.trace[built[0] :]
-    calls = tuple((call.op, call.reduce_op, call.group, call.inputs, call.outputs) for call in trace)
-    notes = tuple(repr(value) for name, _, _, value in result.observations if name in (FOOTPRINT, GRAPHS))
-    return calls, notes, sum(name == GRAPHS for name, *_ in result.observations)
+    return tuple((call.op, call.reduce_op, call.group, call.inputs, call.outputs) for call in trace)
