@@ -211,8 +211,8 @@ def test_laws_that_match_are_stated_in_full(capsys: pytest.CaptureFixture[str]) 
     one_axis, noise = out.split("\n\nnorms.one-sided")[0], out.split("\n\nprivacy.noise")[1]
     assert "\n  promises     partial-norms\n  observables  grads, norms\n" in one_axis
     assert "\n  traits       hsdp, replicated, replicated-shards\n  ranks        4 or more\n" in one_axis
-    assert "\n  promises     noise, exact-factors\n" in noise
-    assert "\n  traits       none\n  ranks        1 or more\n" in noise
+    assert "\n  promises     noise\n" in noise
+    assert "\n  traits       project\n  ranks        1 or more\n" in noise
 
 
 def test_traits_to_avoid_are_in_no_case_and_in_the_report(tmp_path: Path) -> None:
