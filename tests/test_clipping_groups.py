@@ -119,7 +119,9 @@ HOLD = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("adapter", ["reference:bookkeeping", "reference_fsdp2:bookkeeping"])
+@pytest.mark.parametrize(
+    "adapter", ["reference:bookkeeping", pytest.param("reference_fsdp2:bookkeeping", marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize("name", HOLD)
 def test_the_laws_hold_by_group(name: str, adapter: str, engine: SimulatedEngine) -> None:
     most = 7 if name.startswith("privacy.") else None  # each case of those is run twice
