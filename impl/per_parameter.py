@@ -11,7 +11,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,8 @@ from torch.distributed.tensor import DTensor
 
 from . import collectives, module_states
 from .collectives import ALONE
-from .places import Initial, Slot, by_unit, change, materialise, placed, refuse_sharded, shared_slots
+from .left_out import LeftOut
+from .places import Initial, Slot, by_unit, change, materialise, parameter_at, placed, refuse_sharded, shared_slots
 from .rows import RowLayout
 from .sharded import Gradients, Piece
 from .spans import Span
@@ -42,10 +43,13 @@ class Unit:
 class PerParameterModel:
     """``module`` sharded in place: a ``fully_shard`` group for each module named in ``unit_names``, then the root.
 
-    ``mesh`` has one axis, or two for HSDP: (replicas, shards). Raises ValueError for a parameter that is used in two
-    units, which ``fully_shard`` would quietly untie, for one without rows (0-dim), and for a module of which something
-    is sharded already: no parameter may be left out of sharding (``ignored_params``). The root stays gathered between
-    forward and backward: it is needed again at once.
+    ``mesh`` has one axis, or two for HSDP: (replicas, shards). The root stays gathered between forward and backward: it
+    is needed again at once. ``ignored`` parameters, by canonical name, are left out of sharding (left_out.py).
+    PyTorch's optimizers update them together with DTensors only with ``foreach=False``, their default on a CPU.
+
+    Raises ValueError for a parameter that is used in two units, which ``fully_shard`` would quietly untie, for one
+    without rows (0-dim), unless they are ignored; for an unknown ignored one, or any together with a ``compute_dtype``,
+    which nobody would cast them to; and for a module of which something is sharded already.
 
     ``compute_dtype``, ``initial`` and ``sync_module_states``: as for ``wrap.ShardedModel``.
     """
@@ -60,6 +64,7 @@ class PerParameterModel:
         compute_dtype: torch.dtype | None = None,
         initial: Initial | None = None,
         sync_module_states: bool = False,
+        ignored: Collection[str] = (),
     ) -> None:
         self.module = module
         self.reshard_after_forward = reshard_after_forward
@@ -68,7 +73,8 @@ class PerParameterModel:
         self.replicas = collectives.axis(mesh.get_group(0)) if mesh.ndim == 2 else ALONE
         refuse_sharded(module)
         self.places = shared_slots(module)
-        self.units = _units(module, unit_names, self.places, self.axis.size)
+        _refuse_ignored(ignored, self.places, compute_dtype)
+        self.units = _units(module, unit_names, self.places, self.axis.size, ignored)
         self._unit_of = {name: unit for unit in self.units for name in unit.names}
         modules = dict(module.named_modules(remove_duplicate=False))
         if sync_module_states:
@@ -78,10 +84,12 @@ class PerParameterModel:
             materialise(owned, initial)
             if sync_module_states:
                 module_states.sync_parameters(name, owned, self.axis, self.replicas)
-            _shard(modules[name], mesh, reshard_after_forward and name != "", compute_dtype)
+            left_out = {parameter_at(uses[0]) for uses in self.places if uses[0].name in ignored}
+            _shard(modules[name], mesh, reshard_after_forward and name != "", compute_dtype, left_out)
         assert isinstance(module, FSDPModule)
         self._root: FSDPModule = module
-        self._parameters = {uses[0].name: _dtensor(uses[0]) for uses in self.places}
+        self._parameters = {uses[0].name: parameter_at(uses[0]) for uses in self.places}
+        self._left_out = LeftOut({name: self._parameters[name] for name in ignored}, self.axis, self.replicas)
         self._placed = placed(self.places)
         self._added: dict[str, Tensor] = {}
         self._pending: Gradients | None = None
@@ -109,6 +117,7 @@ class PerParameterModel:
     def backward(self, outputs: Tensor, gradients: Tensor, *, sync: bool) -> None:
         """Backpropagate ``gradients`` from ``outputs``; with ``sync`` FSDP2 reduces unit by unit as it goes."""
         self._root.set_requires_gradient_sync(sync)
+        self._left_out.before_backward()
         if outputs.requires_grad:
             self._holds_lifted = self._lifts
             torch.autograd.backward(outputs, gradients)
@@ -131,24 +140,26 @@ class PerParameterModel:
         if sync:
             self._pending = gradients
             return
-        for unit in self.units:
-            self._add(gradients(unit.names))
+        for names in (*(unit.names for unit in self.units), self._left_out.names):
+            self._add(gradients(names))
 
     def reduce_gradients(self) -> None:
-        """Average added gradients over the ranks, unit by unit, last unit first; no call if none were added.
+        """Average added gradients over the ranks, unit by unit, last unit first, then those of ignored parameters.
 
-        What backwards have formed is reduced already. Whether gradients are added is a mode of the whole step, the
-        same on every rank; a parameter without one on this rank counts as zero.
+        What backwards have formed is reduced already, but for ignored parameters. Whether gradients are added is a mode
+        of the whole step, the same on every rank; a parameter without one on this rank counts as zero.
         """
-        if not self._has_added:
-            return
-        pending = self._pending
+        has_added, pending = self._has_added, self._pending
         self._has_added, self._pending = False, None
-        for unit in reversed(self.units):
+        for unit in reversed(self.units if has_added else []):
             if pending is not None:
                 self._add(pending(unit.names))
             if unit.names:
                 self._reduce(unit)
+        names = self._left_out.names
+        if pending is not None:
+            self._add(pending(names))
+        self._left_out.average({name: self._added.pop(name) for name in names if name in self._added})
 
     def reshard(self) -> None:
         """Free whatever is still gathered."""
@@ -159,6 +170,7 @@ class PerParameterModel:
     def zero_grad(self) -> None:
         """Forget reduced and added gradients."""
         self._added, self._pending, self._has_added = {}, None, False
+        self._left_out.forget()
         self.module.zero_grad()
         for parameter in self._parameters.values():  # the module shows others while a unit is gathered
             parameter.grad = None
@@ -184,21 +196,23 @@ class PerParameterModel:
         self.zero_grad()
 
     def shards(self) -> list[nn.Parameter]:
-        """The trainable parameters, as DTensors."""
+        """The trainable parameters, as DTensors but for ignored ones."""
         return [parameter for parameter in self._parameters.values() if parameter.requires_grad]
 
     def frozen_shards(self) -> list[nn.Parameter]:
-        """The frozen parameters, as DTensors."""
+        """The frozen parameters, as DTensors but for ignored ones."""
         return [parameter for parameter in self._parameters.values() if not parameter.requires_grad]
 
     def cut(self, shard: nn.Parameter, like: Tensor) -> dict[str, Span]:
-        """One parameter by its canonical name: this rank's rows of ``like``, a DTensor, as a live span."""
+        """One parameter by its canonical name: this rank's rows of ``like``, all of an ignored one, as a live span."""
         name = next(name for name, parameter in self._parameters.items() if parameter is shard)
+        if not isinstance(like, DTensor):
+            return {name: self._left_out.span(like)}
         start = RowLayout([shard.shape], self.axis.size).elements(0, self.axis.rank).start
         return {name: Span(shard.shape, start, _local(like).view(-1))}
 
     def pieces(self) -> list[Piece]:
-        """This rank's rows of the trainable parameters: units in forward order, root first."""
+        """This rank's rows of the trainable parameters: units in forward order, root first, ignored ones last."""
         found = []
         for unit in self.units:
             for position, name in enumerate(unit.names):
@@ -206,16 +220,21 @@ class PerParameterModel:
                 gradient = None if parameter.grad is None else _local(parameter.grad).reshape(-1)
                 start = unit.layout.elements(position, self.axis.rank).start
                 found.append(Piece(name, start, _local(parameter).reshape(-1), gradient))
-        return found
+        return found + self._left_out.pieces()
 
     def owned(self, name: str) -> slice:
-        """The part of the flattened parameter that lies in this rank's rows; maybe empty."""
+        """The part of the flattened parameter that lies in this rank's rows; maybe empty.
+
+        Of an ignored one, which lies on every rank, a part of its own for each.
+        """
+        if name in self._left_out.names:
+            return self._left_out.share(name)
         unit = self._unit_of[name]
         return unit.layout.elements(unit.names.index(name), self.axis.rank)
 
     def in_root(self, name: str) -> bool:
-        """Whether the parameter belongs to the root unit."""
-        return self._unit_of[name] is self.units[0]
+        """Whether the parameter belongs to the root unit; an ignored one belongs to none."""
+        return name in self.units[0].names
 
     def is_unit(self, module: nn.Module) -> bool:
         """Whether ``module`` is gathered and freed on its own."""
@@ -248,10 +267,11 @@ class PerParameterModel:
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
     def _whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors from DTensors, by one all-gather a dtype."""
-        whole: dict[str, Tensor] = {}
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors.values()):
-            chosen = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
+        """Whole tensors from DTensors, by one all-gather a dtype; copies of tensors that are whole."""
+        whole = {name: tensor.detach().clone() for name, tensor in tensors.items() if not isinstance(tensor, DTensor)}
+        sharded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+        for dtype in dict.fromkeys(tensor.dtype for tensor in sharded.values()):
+            chosen = {name: tensor for name, tensor in sharded.items() if tensor.dtype == dtype}
             layout = RowLayout([tensor.shape for tensor in chosen.values()], self.axis.size)
             own = layout.pack_own([_local(tensor) for tensor in chosen.values()])
             everyone = own.new_empty(self.axis.size * own.numel())
@@ -260,13 +280,21 @@ class PerParameterModel:
         return {name: whole[name] for name in tensors}
 
 
-def _shard(module: nn.Module, mesh: DeviceMesh, reshard_after_forward: bool, compute_dtype: torch.dtype | None) -> None:
+def _shard(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    reshard_after_forward: bool,
+    compute_dtype: torch.dtype | None,
+    left_out: set[nn.Parameter],
+) -> None:
     """``fully_shard``; with a dtype to compute in, gradients are reduced in that of the parameters."""
     policy = MixedPrecisionPolicy()
     own = next((parameter.dtype for parameter in module.parameters()), None)
     if compute_dtype is not None:
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=own, cast_forward_inputs=False)
-    fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+    fully_shard(
+        module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy, ignored_params=left_out
+    )
 
 
 def _forget_unreduced(unit: nn.Module) -> None:
@@ -281,11 +309,33 @@ def _forget_unreduced(unit: nn.Module) -> None:
     hook = unit.register_forward_pre_hook(forget)
 
 
-def _units(module: nn.Module, unit_names: Sequence[str], places: Sequence[Sequence[Slot]], size: int) -> list[Unit]:
-    """The root unit, then one a name in forward order, with their trainable parameters."""
+def _refuse_ignored(
+    ignored: Collection[str], places: Sequence[Sequence[Slot]], compute_dtype: torch.dtype | None
+) -> None:
+    known = {uses[0].name: parameter_at(uses[0]) for uses in places}
+    if unknown := sorted(set(ignored) - known.keys()):
+        raise ValueError(f"got ignored parameters {unknown}, wanted some of {[*known]}: a tied one by its first name")
+    for name in ignored:
+        if not known[name].is_contiguous():
+            raise ValueError(f"ignored parameter {name} has strides {known[name].stride()}: make it contiguous")
+    if ignored and compute_dtype is not None:
+        raise ValueError(
+            f"got {len(ignored)} ignored parameters and compute_dtype {compute_dtype}: fully_shard casts only what it"
+            " shards; compute in the parameters' own dtype, or shard them too"
+        )
+
+
+def _units(
+    module: nn.Module,
+    unit_names: Sequence[str],
+    places: Sequence[Sequence[Slot]],
+    size: int,
+    ignored: Collection[str],
+) -> list[Unit]:
+    """The root unit, then one a name in forward order, with their trainable parameters but for ``ignored`` ones."""
     units = []
     for unit_name, positions in by_unit(module, unit_names, places).items():
-        owned = [places[position] for position in positions]
+        owned = [places[position] for position in positions if places[position][0].name not in ignored]
         for uses in owned:
             _refuse_apart(uses, unit_names)
         trainable = [uses[0] for uses in owned if uses[0].module.get_parameter(uses[0].attribute).requires_grad]
@@ -309,13 +359,8 @@ def _owner(name: str, unit_names: Sequence[str]) -> str:
     return max((unit for unit in unit_names if name.startswith(f"{unit}.")), key=len, default="")
 
 
-def _dtensor(slot: Slot) -> nn.Parameter:
-    parameter = slot.module._parameters[slot.attribute]
-    assert isinstance(parameter, DTensor)
-    return parameter
-
-
 def _local(tensor: Tensor) -> Tensor:
+    """This rank's rows of a DTensor."""
     assert isinstance(tensor, DTensor)
     local: Tensor = tensor.to_local()
     return local.detach()

@@ -48,8 +48,8 @@ def refuse_sharded(module: nn.Module) -> None:
         if isinstance(child, FSDPModule):
             raise ValueError(
                 f"module {name or '(root)'} is sharded already, by fully_shard: give the model as it was before, and"
-                " name its units here; parameters that are left out of sharding (ignored_params) are not supported:"
-                " their gradients would be neither averaged nor clipped with the others"
+                " name its units here, and by PerParameterModel(..., ignored=...) what is to be left out of sharding:"
+                " what another ignored_params leaves out would be neither averaged nor clipped with the others"
             )
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor):

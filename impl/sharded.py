@@ -23,13 +23,15 @@ class Piece:
     """The part of one trainable parameter that this rank owns, flattened and without padding; it may be empty.
 
     ``start`` is the position of its first element in the flattened whole parameter. ``value`` [n] and ``gradient`` [n]
-    (None before a reduction) are live views.
+    (None before a reduction) are live views. ``copied``: another rank of the sharding axis has the same piece, and is
+    the one that counts in a sum over ranks.
     """
 
     name: str
     start: int
     value: Tensor
     gradient: Tensor | None
+    copied: bool = False
 
 
 Gradients = Callable[[Sequence[str]], Mapping[str, Tensor]]
@@ -100,7 +102,10 @@ class Sharded(Protocol):
         """This rank's pieces of the trainable parameters, in one order on all ranks."""
 
     def owned(self, name: str) -> slice:
-        """The part of the flattened parameter of that canonical name that lies in this rank's shard; maybe empty."""
+        """The part of the flattened parameter of that canonical name that this rank answers for; maybe empty.
+
+        It is what lies in its shard; of a parameter that every rank holds, a part that no other rank answers for.
+        """
 
     def in_root(self, name: str) -> bool:
         """Whether the parameter belongs to the root unit."""

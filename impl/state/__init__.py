@@ -61,7 +61,7 @@ def sharded_state_dict(model: Sharded) -> dict[str, Span]:
     found = {}
     for shard in [*model.shards(), *model.frozen_shards()]:
         for name, span in model.cut(shard, shard.detach()).items():
-            found[name] = replace(span, writes=first)
+            found[name] = replace(span, writes=first and span.writes)
     for name, buffer in _buffers(model).items():
         found[name] = Span(buffer.shape, 0, buffer.detach().reshape(-1), first and model.axis.rank == 0)
     return found

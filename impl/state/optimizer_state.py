@@ -54,7 +54,7 @@ def spans(model: Sharded, optimizer: torch.optim.Optimizer) -> dict[str, Span]:
         for state, value in optimizer.state.get(shard, {}).items():
             if _is_elementwise(shard, value):
                 for name, span in model.cut(shard, value.detach()).items():
-                    found[key(name, state)] = replace(span, writes=writes)
+                    found[key(name, state)] = replace(span, writes=writes and span.writes)
     return found
 
 

@@ -296,7 +296,7 @@ def test_a_model_that_is_sharded_already_is_refused(ranks: Ranks, way: str, unit
         ignored = {next(module.parameters())} if left_out else set()
         fully_shard(module[0], mesh=mesh, ignored_params=ignored)
         with pytest.raises(
-            ValueError, match=r"module 0 is sharded already.*\(ignored_params\) are not supported"
+            ValueError, match=r"module 0 is sharded already.*by PerParameterModel\(\.\.\., ignored="
         ) as told:
             WAYS[way](module, units, True)
         return str(told.value)
