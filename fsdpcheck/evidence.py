@@ -15,7 +15,7 @@ from fsdpcheck import floors, tiers
 from fsdpcheck.case import Case
 from fsdpcheck.checks.comparing import alike
 from fsdpcheck.checks.recorded import local_rows, pick
-from fsdpcheck.execution import StepRecord
+from fsdpcheck.execution import StepRecord, Use
 from fsdpcheck.oracle import StepAnswer
 from fsdpcheck.runner import Run
 from fsdpcheck.suspects import Suspects, common, named
@@ -92,12 +92,13 @@ _INITIAL, _NORMS, _FACTORS = "the parameters before the first step", "the norms"
 _GRADIENT, _PARAMETERS = "the reduced gradient", "the parameters"
 
 
-def stage(run: Run, case: Case) -> str:
+def stage(run: Run, case: Case, using: tuple[Use, ...] = ()) -> str:
     """What of a step differs first from the single device's, and what is right until then; "" where none can be told.
 
-    From one more run of ``case`` that records all its adapter shows of it. Only what must agree in every bit is looked
-    at: no nested norms, no sums of weighted gradients that round, no replay. Local sums and optimizer states are not
-    recorded: where what follows from one is wrong and what leads to it right, it is said to lie in between.
+    From one more run of ``case``, ``using`` those features of FSDP2, that records all its adapter shows. Only what must
+    agree in every bit is looked at: no nested norms, no sums of weighted gradients that round, no replay. Local sums
+    and optimizer states are not recorded: where what follows from one is wrong and what leads to it right, it is said
+    to lie in between.
     """
     tier = run.tier(case)
     if tier == "replay" or run.features.factor.nested:
@@ -105,20 +106,21 @@ def stage(run: Run, case: Case) -> str:
     wanted = {"norms", "factors"} if case.step.private else set()
     whole = tiers.every_bit(tier)
     wanted |= {"grads"} if whole else set()
-    answer, execution = run.answer(case), run(case, observe=run.features.observables & wanted)
+    answer, execution = run.answer(case), run(case, observe=run.features.observables & wanted, using=using)
     if execution.failure is not None:
         return ""
     before = answer.steps[0].before
     if any(not alike(own.initial.get(name), value) for own in execution.ranks for name, value in before.items()):
         return f"the first to differ: {_INITIAL}"
     right: dict[str, None] = {}
+    in_use = f" (with {', '.join(using)} in use)" * bool(using)
     for number, step in enumerate(answer.steps):
         seen = [_stages(case, number, step, result.rank, result.steps[number]) for result in execution.ranks]
         for name in (each for each in seen[0] if whole or each in (_NORMS, _FACTORS)):
             if any(own[name] for own in seen):
-                return f"the first to differ, in step {number}: {name}{_between(name, number, list(right))}"
+                return f"the first to differ, in step {number}{in_use}: {name}{_between(name, number, list(right))}"
             right[name] = None
-    return f"right, as far as they are compared bit for bit: {', '.join(right)}" if right else ""
+    return f"right, as far as they are compared bit for bit{in_use}: {', '.join(right)}" if right else ""
 
 
 def _between(name: str, step: int, right: Sequence[str]) -> str:

@@ -156,6 +156,11 @@ class Run:
         """Why the newest execution did not complete, if it did not."""
         return self.ran.newest.failure if self.ran.newest else None
 
+    @property
+    def used(self) -> tuple[Use, ...]:
+        """The features that the newest execution used."""
+        return self.ran.newest.request.using if self.ran.newest else ()
+
 
 @functools.lru_cache(maxsize=_REMEMBERED)
 def _proved(case: Case, factor: FactorRule) -> oracle.Answer:

@@ -4,8 +4,8 @@ Each law runs a case with and without the feature, compares the first with the s
 each other: collectives, when layers run between them, how parameters lie. A feature that does nothing is a finding too,
 so one that shows in what is gathered is asked on flat meshes: replicas of one shard gather nothing.
 In features.broadcast, which is no feature of FSDP2 alone, ranks start from unequal models, which shows its effect.
-Of private training activation checkpointing and broadcasting alone are asked. Not seen: how fast anything is, what
-streams of a GPU do.
+Of private training activation checkpointing, broadcasting and ignored parameters alone are asked. Not seen: how fast
+anything is, what streams of a GPU do.
 """
 
 from __future__ import annotations
@@ -220,12 +220,13 @@ def test_parameters_come_back_from_a_full_state_dict(case: Case, run: Run) -> No
     _unnoticed(case, run, "state-dict")
 
 
-@law("features.ignored", promise="features.ignored", draw=strategies.plain, ranks=2)
+@law("features.ignored", promise="features.ignored", draw=strategies.of_equal_bits, ranks=2)
 def test_an_ignored_parameter_is_left_alone(case: Case, run: Run) -> None:
-    """A parameter left out of sharding stays whole; its gradient is its user's to average, and is averaged once.
+    """A parameter left out of sharding stays whole, and its gradient is averaged once, by its user if by nobody else.
 
-    Not seen: a user who forgets that average (pytorch#98281), for here it is made; replicas of one shard, where it is
-    what the unit's all-reduce would be.
+    Private training too, where it is promised: the parameter counts in norms and is clipped like the others.
+    Not seen: a user of ``fully_shard`` who forgets that average (pytorch#98281), for here it is made; replicas of one
+    shard, where it is what the unit's all-reduce would be; more than one such parameter.
     Source: ``fully_shard(ignored_params=...)``; pytorch#104258, where units inside others sharded what was to be
     ignored.
     """

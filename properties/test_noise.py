@@ -77,6 +77,20 @@ def test_every_element_has_noise_of_its_own(case: Case, run: Run) -> None:
     assert_noise_once(run(noisy(clean)), run(clean))
 
 
+@law("noise.ignored", promise="noise", draw=_wide, observe=("grads",), needs_traits=("project",),
+     needs_promises=("features.ignored",))  # fmt: skip
+def test_a_parameter_that_is_not_sharded_has_noise_of_its_own(case: Case, run: Run) -> None:
+    """With one parameter left out of sharding its noise too is of its own in every element, and equal on all ranks.
+
+    Every rank holds the whole parameter, so each has to draw what the others draw, or copies part; as noise.once.
+    Not seen: scale and distribution (noise.scale); more than one such parameter.
+    Source: Opacus#761; pytorch#98281, where nobody answered for the gradients of ignored parameters.
+    """
+    clean = noise_checks.standing(noisy(case))
+    clean = replace(clean, step=replace(clean.step, noise_multiplier=0.0))
+    assert_noise_once(run(noisy(clean), using=("ignored",)), run(clean, using=("ignored",)))
+
+
 @law("noise.padding", promise="noise", draw=_exact, observe=("shards",), ranks=2)
 def test_padding_has_no_noise(case: Case, run: Run) -> None:
     """Padding stays zero under noise, in parameters and gradients: norms and moments of it would be wrong for ever.

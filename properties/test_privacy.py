@@ -1,9 +1,8 @@
 """Privacy: what one record can move. Everything here is conditional on which records each rank has at a step.
 
 Neighbours are two lists of indices (see neighbours.py). Noise is off where sums are bounded: it has to hide them.
-Frozen and tied parameters are among the cases. Ones that ``fully_shard`` leaves alone (``ignored_params``) are not: the
-reference refuses them, and features.ignored asks of them in plain training. Not judged: the sampler, whose law is its
-own.
+Frozen and tied parameters are among the cases, and ones left out of sharding have a law of their own. Not judged: the
+sampler, whose law is its own.
 """
 
 from __future__ import annotations
@@ -61,6 +60,19 @@ def test_one_record_moves_the_released_sum_by_at_most_the_clip_norm(case: Case, 
     """
     pair = neighbours.of(_one_step(case), run.features)
     one, two = run(pair.first), run(pair.second)
+    assert_sensitivity(pair, (one, run.answer(pair.first)), (two, run.answer(pair.second)))
+
+
+@law("privacy.ignored", promise="features.ignored", draw=_clipped, observe=("grads",), needs_promises=("private",))
+def test_one_record_moves_no_more_where_a_parameter_is_left_out_of_sharding(case: Case, run: Run) -> None:
+    """With one parameter left out of sharding a record still moves N * the released gradient by at most k C.
+
+    That parameter counts in the norms and in the sum like the others. For given lists, as in privacy.sensitivity.
+    Not seen: a sum that is too small (features.ignored); more than one such parameter.
+    Source: pytorch#98281, where nobody answered for the gradients of ignored parameters; DP-SGD, arXiv:1607.00133.
+    """
+    pair = neighbours.of(_one_step(case), run.features)
+    one, two = (run(side, using=("ignored",)) for side in (pair.first, pair.second))
     assert_sensitivity(pair, (one, run.answer(pair.first)), (two, run.answer(pair.second)))
 
 

@@ -117,6 +117,14 @@ def test_the_first_stage_that_differs_is_said(name: str, said: str, engine: Simu
     assert evidence.stage(Run(engine, "reference", installs=(f"fsdpcheck.impl.faults:{name}",)), case).endswith(said)
 
 
+def test_the_stage_is_that_of_a_run_with_the_features_in_use(engine: SimulatedEngine) -> None:
+    case = Case(ModelSpec((LayerSpec(3),)), MeshSpec(2), BatchLayout("contiguous", 5), StepSpec(clipping="unclipped"))
+    run = Run(engine, "reference_fsdp2", installs=("fsdpcheck.impl.faults:ignored_gradients_stay_local",))
+    assert evidence.stage(run, case).startswith("right, as far as they are compared bit for bit: ")
+    said = "the first to differ, in step 0 (with ignored in use): the reduced gradient; right until then: "
+    assert evidence.stage(run, case, ("ignored",)).startswith(said)
+
+
 def _calls(*ops: str) -> tuple[Collective, ...]:
     return tuple(Collective(op, (0, 1, 2), "world", i, subject="units.0") for i, op in enumerate(ops))
 

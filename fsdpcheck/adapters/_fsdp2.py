@@ -50,12 +50,12 @@ def _computed_again(forward: Callable[..., Any]) -> Callable[..., Any]:
 def shard(model: nn.Module, setup: Setup, by_the_book: bool = False) -> Uses:
     """``fully_shard`` on each unit, then on the root. ``by_the_book``: recover from exceptions as documented."""
     prepare(model, setup)
-    ignored = _ignored(model) if "ignored" in setup.using else None
+    left_out = model.get_parameter(ignored(model)) if "ignored" in setup.using else None
     values = {name: value.detach().clone() for name, value in model.named_parameters()}
     built = {name: value.clone() for name, value in model.state_dict().items()} if "broadcast" in setup.using else {}
     if "meta" in setup.using:
         model.to("meta")
-    options = _options(setup, ignored)
+    options = _options(setup, left_out)
     for names in setup.units:
         modules = [model.get_submodule(name) for name in names]
         fsdp.fully_shard(modules if len(modules) > 1 else modules[0], **options)
@@ -67,7 +67,7 @@ def shard(model: nn.Module, setup: Setup, by_the_book: bool = False) -> Uses:
         _fill(model, values)
     if "broadcast" in setup.using:
         _load_from_rank_0(model, built)
-    return Uses(model, setup, ignored, by_the_book)
+    return Uses(model, setup, left_out, by_the_book)
 
 
 def _options(setup: Setup, ignored: nn.Parameter | None) -> dict[str, Any]:
@@ -94,8 +94,9 @@ def _by_columns(ranks: int, parameter: nn.Parameter) -> tensors.Shard | None:
     return tensors.Shard(1) if parameter.dim() > 1 and parameter.shape[1] % ranks == 0 else None
 
 
-def _ignored(model: nn.Module) -> nn.Parameter:
-    return next(parameter for parameter in model.parameters() if parameter.requires_grad)
+def ignored(model: nn.Module) -> str:
+    """The name of the parameter that "ignored" leaves out of sharding: the first that is trained."""
+    return next(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
 def _rest(model: nn.Module, setup: Setup) -> list[nn.Module]:

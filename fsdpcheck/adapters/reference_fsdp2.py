@@ -22,14 +22,13 @@ class ReferenceFsdp2(Reference):
     features = replace(
         Reference.features,
         promises=Reference.features.promises - {"padding.zero", "padding.unread", "lifecycle", "kernels"}
-        | {"parameter-hooks", "features.prefetch", "features.no-gather"},
+        | {"parameter-hooks", "features.prefetch", "features.no-gather", "features.ignored"},
         observables=Reference.features.observables - {"shards", "units"},
         reasons={
             "bookkeeping": Reference.features.reasons["bookkeeping"],
             "padding.zero": "a DTensor hides the padding of its last shard; it has no public view of it",
             "padding.unread": "a DTensor hides the padding of its last shard; it has no public view of it",
             "features.meta": Reference.features.reasons["features.meta"],
-            "features.ignored": "refuses a model of which fully_shard has left a parameter out of sharding",
             "features": "its own loop decides what is gathered and reduced when, and shards rows",
             "lifecycle": "fully_shard gathers the next unit ahead, and has no public view of what is gathered",
             "kernels": "has those of the reference, which are checked there",
@@ -38,6 +37,7 @@ class ReferenceFsdp2(Reference):
 
     def shard(self, model: nn.Module, setup: Setup) -> Sharded:
         """Each unit by ``fully_shard``, then the root."""
+        from fsdpcheck.adapters import _fsdp2
         from fsdpcheck.impl.per_parameter import PerParameterModel
 
         units = [name for names in setup.units for name in names]
@@ -48,10 +48,9 @@ class ReferenceFsdp2(Reference):
             setup.mesh.reshard_after_forward,
             compute_dtype=setup.compute_dtype,
             sync_module_states="broadcast" in setup.using,
+            ignored=[_fsdp2.ignored(model)] if "ignored" in setup.using else [],
         )
         if setup.using:
-            from fsdpcheck.adapters import _fsdp2
-
             _fsdp2.set_up(model, setup)
         return sharded
 
