@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsdpcheck.adapters._base import UnitState
+from fsdpcheck.adapters._base import Shard, UnitState
+from fsdpcheck.errors import AdapterError
 
 PADDING = "fsdpcheck.observers:padding"
 ORDERED_NORMS = "fsdpcheck.observers:ordered_norms"
@@ -16,31 +17,51 @@ SCRIBBLED = "fsdpcheck.observers:scribbled"
 UNITS = "fsdpcheck.observers:units"
 HELD = "fsdpcheck.observers:held"
 
-_OF_PADDING = ("after_init", "after_reduce", "before_step", "after_step")
+_WITH_GRADIENTS = ("after_reduce", "before_step")
+_OF_PADDING = ("after_init", *_WITH_GRADIENTS, "after_step")
 
 
 def padding(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | None:
     """Copies of all padding, by shard name, at the four moments at which it is promised to be zero.
 
-    A rank without padding gives empty slices, so a law can tell "none" from "not looked".
+    A rank without padding gives empty slices, so a law can tell "none" from "not looked". Raises AdapterError where
+    gradients are not shown.
     """
     if moment not in _OF_PADDING:
         return None
-    return {shard.name: shard.data[shard.padding].clone() for shard in trainer.shards()}
+    return {shard.name: shard.data[shard.padding].clone() for shard in _shards(moment, trainer, rank)}
 
 
 def poison_padding(moment: str, trainer: Any, rank: int) -> int | None:
     """Writes NaN into all padding before everything that has no business with it: forward, clipping, the optimizer.
 
-    Into how many elements.
+    Into how many elements. Raises AdapterError where gradients are not shown.
     """
     if moment not in _OF_PADDING:
         return None
-    shards = trainer.shards()
+    shards = _shards(moment, trainer, rank)
     with torch.no_grad():
         for shard in shards:
             shard.data[shard.padding] = float("nan")
     return sum(int(shard.data[shard.padding].numel()) for shard in shards)
+
+
+def _shards(moment: str, trainer: Any, rank: int) -> list[Shard]:
+    """What the trainer shows, with the gradient of everything that is trained where gradients are reduced."""
+    shards: list[Shard] = trainer.shards()
+    trained, gradients = (
+        sorted(shard.data.numel() for shard in shards if shard.holds == what) for what in ("trained", "gradient")
+    )
+    if moment in _WITH_GRADIENTS and trained != gradients:
+        raise AdapterError(
+            "the trainer does not show the gradient of every shard that is trained, at whose padding laws look\n"
+            f"  got     gradients of {gradients} elements, from shards()\n"
+            f"  wanted  of {trained} elements, as the shards that are trained have\n"
+            f"  where   at {moment}, rank {rank}\n"
+            "  next    show each reduced gradient as Shard(..., holds='gradient') and what is frozen as"
+            " holds='frozen', or take the promises padding.* away"
+        )
+    return shards
 
 
 def units(moment: str, trainer: Any, rank: int) -> list[UnitState]:

@@ -215,11 +215,15 @@ class Setup:
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's piece of one unit's flat buffer: ``data`` is live (a view), ``padding`` its slice that is padding."""
+    """A rank's piece of one unit's flat buffer: ``data`` is live (a view), ``padding`` its slice that is padding.
+
+    ``holds``: parameters that are trained, ones that are frozen, or the reduced gradient of a piece that is trained.
+    """
 
     name: str
     data: Tensor
     padding: slice
+    holds: Literal["trained", "frozen", "gradient"] = "trained"
 
 
 @dataclass(frozen=True)
@@ -288,7 +292,11 @@ class Observed(Trainer, Protocol):
         """
 
     def shards(self) -> list[Shard]:
-        """ "shards": this rank's live flat shards with their padding: of parameters, and of gradients once reduced."""
+        """ "shards": this rank's live flat shards with their padding: of parameters, and of gradients once reduced.
+
+        At "after_reduce" and "before_step" each that is trained needs one of its gradient, as long as itself, or the
+        laws of padding, which look at both, end in AdapterError.
+        """
 
     def units(self) -> list[UnitState]:
         """ "units": what each sharding unit holds now, the root first. No communication, and nothing is changed."""

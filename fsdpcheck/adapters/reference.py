@@ -99,10 +99,13 @@ class ReferenceTrainer:
         found = []
         for unit in self.impl.model.units:
             for buffer in unit.buffers:
-                name = unit.fqn if buffer.trainable else f"{unit.fqn} frozen"
-                found.append(Shard(name, buffer.shard.detach(), buffer.padding))
+                if not buffer.trainable:
+                    found.append(Shard(f"{unit.fqn} frozen", buffer.shard.detach(), buffer.padding, "frozen"))
+                    continue
+                found.append(Shard(unit.fqn, buffer.shard.detach(), buffer.padding))
                 if buffer.shard.grad is not None:
-                    found.append(Shard(f"{name} gradient", buffer.shard.grad.detach(), buffer.padding))
+                    gradient = buffer.shard.grad.detach()
+                    found.append(Shard(f"{unit.fqn} gradient", gradient, buffer.padding, "gradient"))
         return found
 
     def units(self) -> list[UnitState]:

@@ -98,6 +98,20 @@ def test_every_step_micro_batch_and_rank_is_asked_for(
     assert f"where   {where}" in said
 
 
+@pytest.mark.parametrize("law", [law for law, (_, moments) in LAWS.items() if moments == OF_PADDING])
+def test_who_shows_no_gradient_at_these_moments_does_not_hold(engine: SimulatedEngine, law: str) -> None:
+    """The padding of a gradient is what an optimizer makes padding of parameters of."""
+    said = judged(engine, law, "WithoutGradients")
+    for line in (
+        "does not show the gradient of every shard that is trained",
+        "got     gradients of [] elements, from shards()",
+        "wanted  of [",
+        "where   at after_reduce, rank ",
+        "next    show each reduced gradient as Shard(..., holds='gradient')",
+    ):
+        assert line in said
+
+
 def test_micro_batches_that_are_reduced_together_have_one_reduction(engine: SimulatedEngine) -> None:
     together = replace(PLAIN, step=replace(PLAIN.step, sync_every=False))
     assert judged(engine, "padding.zero", "OncePerStep", together) == "holds"

@@ -45,6 +45,16 @@ class OncePerStep(Reference):
         return super().build(model, replace(setup, notify=notify))
 
 
+class WithoutGradients(Reference):
+    """Announces every moment, and shows shards of parameters alone."""
+
+    def build(self, model: nn.Module, setup: Setup) -> ReferenceTrainer:
+        trainer = super().build(model, setup)
+        shown = trainer.shards
+        trainer.shards = lambda: [shard for shard in shown() if shard.holds != "gradient"]  # type: ignore[method-assign]
+        return trainer
+
+
 nothing = Silent(lambda moment, step, rank: True)
 in_the_last_step = Silent(lambda moment, step, rank: moment == "before_step" and step == 1)
 on_one_rank = Silent(lambda moment, step, rank: moment == "before_step" and rank == 1)
