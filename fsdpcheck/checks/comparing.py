@@ -101,6 +101,14 @@ def require_no_row(
     )
 
 
+def first_apart(one: Sequence[object], other: Sequence[object]) -> int | None:
+    """The first position at which two sequences differ, which may be the end of the shorter; None if they are equal."""
+    if one == other:
+        return None
+    unequal = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(unequal, min(len(one), len(other)))
+
+
 def first_index(mask: Tensor) -> tuple[int, ...]:
     """Index of the first marked element."""
     return tuple(int(i) for i in mask.nonzero()[0])

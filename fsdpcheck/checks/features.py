@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fsdpcheck import arithmetic, models, whole_step
 from fsdpcheck.case import Case
 from fsdpcheck.checks import assert_gradients_equal, assert_parameters_equal
+from fsdpcheck.checks.comparing import first_apart
 from fsdpcheck.checks.recorded import completed, shows
 from fsdpcheck.errors import UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, Use
@@ -69,16 +70,13 @@ def assert_same_collectives(without: Execution, using: Execution, use: Use) -> N
     """Since its trainer was built every rank called the same collectives: order, operations, groups, types, sizes."""
     for one, other in zip(completed(without), completed(using), strict=True):
         mine, theirs = _calls(one), _calls(other)
-        if mine == theirs:
-            continue
-        at = next((k for k, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), len(mine))
-        at = min(at, len(theirs))
-        raise Violation(
-            f"{use} changes the collectives",
-            got=str(theirs[at]) if at < len(theirs) else f"{len(theirs)} collectives",
-            wanted=str(mine[at]) if at < len(mine) else f"{len(mine)} collectives",
-            where=f"collective {at} of rank {one.rank}",
-        )
+        if (at := first_apart(mine, theirs)) is not None:
+            raise Violation(
+                f"{use} changes the collectives",
+                got=str(theirs[at]) if at < len(theirs) else f"{len(theirs)} collectives",
+                wanted=str(mine[at]) if at < len(mine) else f"{len(mine)} collectives",
+                where=f"collective {at} of rank {one.rank}",
+            )
 
 
 def has_slopes(execution: Execution) -> bool:

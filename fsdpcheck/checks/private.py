@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fsdpcheck import clipping_groups, layouts, tiers
 from fsdpcheck.checks import bounds, draws
-from fsdpcheck.checks.comparing import alike, first_index, number, require_same_form
+from fsdpcheck.checks.comparing import alike, first_apart, first_index, number, require_same_form
 from fsdpcheck.checks.paired import Side
 from fsdpcheck.checks.recorded import completed, recorded
 from fsdpcheck.diagnosis import noise, of_gradient
@@ -30,8 +30,8 @@ from fsdpcheck.trace import Trace
 
 Noisy = tuple[Execution, Execution, Answer]
 """A noisy run, the same without noise, and the answer of the noisy one, which says what is right but for the noise."""
-Sum = tuple[Tensor, Tensor]
-"""A gradient with noise, and without it."""
+Gradients = tuple[Tensor, Tensor]
+"""One parameter's, with noise and without it."""
 
 
 def assert_sensitivity(pair: Neighbours, first: Side, second: Side) -> None:
@@ -106,7 +106,7 @@ def assert_same_noise(pair: Neighbours, first: Noisy, second: Noisy) -> None:
                 _require_same_draws(mine, theirs, f"{where}, {name}", pair.words, cause)
 
 
-def _require_same_draws(first: Sum, second: Sum, where: str, words: str, cause: Diagnose) -> None:
+def _require_same_draws(first: Gradients, second: Gradients, where: str, words: str, cause: Diagnose) -> None:
     unit = torch.finfo(first[0].dtype).eps / 2
     (mine, room), (theirs, other) = (_drawn(noisy.double(), clean.double(), unit) for noisy, clean in (first, second))
     apart = ~((mine - theirs).abs() <= room + other)
@@ -131,8 +131,7 @@ def assert_same_calls(pair: Neighbours, one: Execution, other: Execution) -> Non
     """Every rank took every step and made the same collectives: their number, order, groups, types and sizes."""
     for mine, theirs in zip(completed(one), completed(other), strict=True):
         a, b = _shapes(mine.trace), _shapes(theirs.trace)
-        if a != b:
-            at = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        if (at := first_apart(a, b)) is not None:
             raise Violation(
                 "what is sent depends on one record",
                 got=str(theirs.trace[at]) if at < len(b) else f"{len(b)} collectives",
