@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 from fsdpcheck import floors, tiers
 from fsdpcheck.case import Case
+from fsdpcheck.checks import roots
 from fsdpcheck.checks.comparing import alike
-from fsdpcheck.checks.recorded import local_rows, pick
+from fsdpcheck.checks.recorded import local_rows
 from fsdpcheck.execution import StepRecord, Use
-from fsdpcheck.oracle import StepAnswer
+from fsdpcheck.oracle import Answer, StepAnswer
 from fsdpcheck.runner import Run
 from fsdpcheck.suspects import Suspects, common, named
 
@@ -115,7 +116,7 @@ def stage(run: Run, case: Case, using: tuple[Use, ...] = ()) -> str:
     right: dict[str, None] = {}
     in_use = f" (with {', '.join(using)} in use)" * bool(using)
     for number, step in enumerate(answer.steps):
-        seen = [_stages(case, number, step, result.rank, result.steps[number]) for result in execution.ranks]
+        seen = [_stages(answer, number, step, result.rank, result.steps[number]) for result in execution.ranks]
         for name in (each for each in seen[0] if whole or each in (_NORMS, _FACTORS)):
             if any(own[name] for own in seen):
                 return f"the first to differ, in step {number}{in_use}: {name}{_between(name, number, list(right))}"
@@ -134,14 +135,14 @@ def _between(name: str, step: int, right: Sequence[str]) -> str:
     return until
 
 
-def _stages(case: Case, number: int, step: StepAnswer, rank: int, record: StepRecord) -> dict[str, bool]:
+def _stages(answer: Answer, number: int, step: StepAnswer, rank: int, record: StepRecord) -> dict[str, bool]:
     """Stage -> whether it differs, in the order of a step, of those that were recorded."""
     found: dict[str, bool] = {}
-    rows = local_rows(case, number, rank, step.samples)
+    rows = local_rows(answer.case, number, rank, step.samples)
     if record.norms is not None:
-        found[_NORMS] = not alike(record.norms, pick(step.norms, rows))
+        found[_NORMS] = not alike(record.norms, roots.norms(step, rows, record.norms))
     if record.factors is not None:
-        found[_FACTORS] = not alike(record.factors, pick(step.factors, rows))
+        found[_FACTORS] = not alike(record.factors, roots.factors(answer, step, rows, record.factors))
     if record.grads is not None:
         found[_GRADIENT] = any(not alike(record.grads.get(name), value) for name, value in step.used.items())
     found[_PARAMETERS] = any(not alike(record.params.get(name), value) for name, value in step.after.items())

@@ -1,7 +1,7 @@
 """Clip factors of samples, and clipping of the one global gradient norm.
 
 Both norms are the square root of *one* sum of squares over all parameters; nothing is a norm of norms. On data whose
-squares are exact the norm is then the correctly rounded root, whatever the sharding.
+squares are exact the norm is then the one root that ``torch.sqrt`` gives, whatever the sharding.
 
 Source: DP-SGD, Abadi et al. 2016, arXiv:1607.00133; ``torch.nn.utils.clip_grad_norm_``.
 """

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fsdpcheck import checks
+from fsdpcheck.checks.comparing import first_apart
 from fsdpcheck.errors import AdapterError, NotExact, UsageError, Violation
 from fsdpcheck.execution import Execution, Failure, RankState
 from fsdpcheck.observers import PADDING, POISON_PADDING
@@ -273,3 +274,12 @@ def test_collectives_must_be_the_same_on_all_members() -> None:
         made.ranks[rank].trace = tuple(replace(call, subject=subject) for call in made.ranks[rank].trace)
     with pytest.raises(Violation, match="rank 2 against rank 0, call 0"):
         checks.assert_collectives_equal(made)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "at"), [("abc", "abc", None), ("abc", "axc", 1), ("abc", "ab", 2), ("a", "ab", 1), ("", "", None)]
+)
+def test_two_sequences_part_at_the_first_difference_or_where_the_shorter_ends(
+    one: str, other: str, at: int | None
+) -> None:
+    assert first_apart(one, other) == at

@@ -38,5 +38,6 @@ def test_a_named_law_catches_the_fault(fault: Fault, engine: SimulatedEngine) ->
 @pytest.mark.parametrize("law", chapters().values(), ids=chapters())
 def test_a_law_catches_some_fault_that_names_it(law: Law, engine: SimulatedEngine) -> None:
     naming = [fault for fault in faults.ALL.values() if fnmatch(law.name, fault.caught_by)]
+    naming.sort(key=lambda fault: fault.caught_by != law.name)  # first what names no other law
     assert naming, f"no fault is said to be caught by {law.name}"
     assert any(catches(law, fault, engine) for fault in naming)

@@ -52,8 +52,8 @@ SPECS = {
     "image": ModelSpec(
         (
             LayerSpec(4, kind="conv", kernel=2),
-            LayerSpec(4, True, "silu", kind="group_norm", groups=2),
             LayerSpec(2, kind="conv", padding=1),
+            LayerSpec(2, True, "silu", kind="group_norm", groups=2),
         ),
         "image",
         features=1,

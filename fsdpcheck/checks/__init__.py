@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fsdpcheck import diagnosis
 from fsdpcheck.case import Case
+from fsdpcheck.checks import roots
 from fsdpcheck.checks.announced import OF_PADDING, require_announced
 from fsdpcheck.checks.bounded import (
     assert_clipped_gradient_within_bound,
@@ -146,7 +147,7 @@ def assert_norms_in_dataset_order(execution: Execution, answer: Answer) -> None:
             wanted = {
                 "indices": torch.tensor(step.samples).repeat_interleave(times),
                 "duplicates": torch.tensor(twice, dtype=torch.int64),
-                "norms": step.norms.repeat_interleave(times),
+                "norms": roots.in_order(step, times, got.get("norms")),
             }
             cause = partial(diagnosis.of_order, answer.case, k, step, got["norms"]) if "norms" in got else unknown
             require_equal(what, got, wanted, f"step {k}, rank {result.rank}", cause)

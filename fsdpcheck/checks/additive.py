@@ -15,7 +15,7 @@ import torch
 
 from fsdpcheck import models
 from fsdpcheck.case import Case
-from fsdpcheck.checks.bounds import UNIT_ROUNDOFF, gamma
+from fsdpcheck.checks.bounds import ROOT, UNIT_ROUNDOFF, gamma
 from fsdpcheck.checks.comparing import number, require_row_form
 from fsdpcheck.checks.matched import trained_names
 from fsdpcheck.checks.recorded import completed, local_samples, recorded
@@ -39,14 +39,14 @@ def assert_additive(runs: Sequence[Execution], bound: Fraction) -> None:
     """At the first step squared norms of ``runs`` are whole + both = first + second, for every sample of every rank.
 
     ``runs``: the case, with one part of its parameters frozen, with another and, if anything is trained then, with
-    both. The numbers are exact but for the root, so each reported norm is off by its rounding, or by the relative
-    ``bound`` of a norm of norms: what is left for the squares is decided in fractions.
+    both. The numbers are exact but for the root, so each reported norm is off by that, or by the relative ``bound`` of
+    a norm of norms: what is left for the squares is decided in fractions.
     """
     for run in runs:
         completed(run)
     cases = [run.request.case for run in runs]
     one, other = (", ".join(_frozen(cases[0], case)) for case in cases[1:3])
-    dtype, off = cases[0].arithmetic.dtype, max(bound, UNIT_ROUNDOFF[cases[0].arithmetic.dtype])
+    dtype, off = cases[0].arithmetic.dtype, max(bound, ROOT * UNIT_ROUNDOFF[cases[0].arithmetic.dtype])
     in_layers = all(_whole_layers(cases[0], case) for case in cases[1:])
     for found in zip(*(recorded(run, 0, "norms") for run in runs), strict=True):
         rank = found[0][0]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fsdpcheck import clipping_groups, diagnosis, models, oracle
 from fsdpcheck.adapters._base import GlobalNormRule
 from fsdpcheck.case import Case
-from fsdpcheck.checks import bounds
+from fsdpcheck.checks import bounds, roots
 from fsdpcheck.checks.comparing import (
     alike,
     number,
@@ -39,7 +39,7 @@ from fsdpcheck.program import make_optimizer, project_
 
 
 def assert_norms_exact(execution: Execution, answer: Answer) -> None:
-    """Every rank's per-sample norms are the roots of the exact squared norms, bit for bit.
+    """Every rank's per-sample norms are the roots of the exact squared norms, bit for bit, by either root (roots.py).
 
     Under a nested rule: within its proven bound of them. Steps are compared as long as they start from the answer's
     parameters.
@@ -166,7 +166,7 @@ def _assert_rows(
     for k, step in _comparable(execution, answer):
         for rank, got in recorded(execution, k, "norms" if field == "norms" else "factors"):
             rows = local_rows(answer.case, k, rank, step.samples)
-            wanted = pick(step.norms if field == "norms" else step.factors, rows)
+            wanted = roots.norms(step, rows, got) if field == "norms" else roots.factors(answer, step, rows, got)
             where = f"step {k}, rank {rank}"
             require_row_form(what, got, wanted, where)
             mask = bits_differ(got, wanted)
@@ -225,15 +225,16 @@ def _probe_rows(
     """Wanted gradient of a group's instrument and how far off it may be, [R, 1] float64."""
     case = answer.case
     wanted = torch.zeros(models.instrument_rows(case), 1, dtype=torch.float64)
-    room = torch.zeros_like(wanted)
+    room, other = torch.zeros_like(wanted), column(roots.other_factors(answer, step), group)
     for row, (sample, count) in enumerate(zip(step.samples, step.multiplicity, strict=True)):
         shown = Fraction(float(column(step.factors, group)[row]))
         exact = bounds.exact_factor(answer, step, row, group) if answer.rule.nested else shown
-        exact *= Fraction(models.loss_scale(case)) * count / Fraction(case.step.normaliser)
+        weight = Fraction(models.loss_scale(case)) * count / Fraction(case.step.normaliser)
+        apart, exact = abs(Fraction(float(other[row])) - shown) * weight, exact * weight
         relative = bounds.factor_bound(answer) + bounds.probe_bound(case, count, contracted)
         place = sample - k * case.layout.batch_size
         wanted[place, 0] = float(exact)
-        error = relative * exact + abs(Fraction(float(wanted[place, 0])) - exact)
+        error = relative * exact + apart + abs(Fraction(float(wanted[place, 0])) - exact)
         room[place, 0] = math.nextafter(float(error), math.inf) if error else 0.0
     return wanted, room
 
@@ -245,7 +246,7 @@ def _weights(execution: Execution, answer: Answer, k: int, step: StepAnswer) -> 
     """
     if clips_by_group(answer):
         groups = range(len(answer.clip_norms))
-        return torch.stack([_right_weights(answer, step, g) for g in groups], 1), bounds.factor_bound(answer)
+        return torch.stack([_right_weights(answer, step, g) for g in groups], 1), bounds.weight_bound(answer)
     case, count = answer.case, len(step.samples)
     if shows(execution, k, "factors"):
         weights = torch.zeros(count, dtype=torch.float64)
@@ -259,7 +260,7 @@ def _weights(execution: Execution, answer: Answer, k: int, step: StepAnswer) -> 
         places = [sample - k * case.layout.batch_size for sample in step.samples]
         most = max((bounds.probe_bound(case, m) for m in step.multiplicity), default=Fraction(0))
         return rows_R[places] / models.loss_scale(case), most
-    return _right_weights(answer, step, 0), bounds.factor_bound(answer)
+    return _right_weights(answer, step, 0), bounds.weight_bound(answer)
 
 
 def _right_weights(answer: Answer, step: StepAnswer, group: int) -> Tensor:

@@ -27,6 +27,8 @@ from fsdpcheck.own.roundings import path_roundings, terms_of_one
 from fsdpcheck.proof import absolute_gradients
 
 UNIT_ROUNDOFF = {"float64": Fraction(1, 2**53), "float32": Fraction(1, 2**24)}
+ROOT = 2
+"""What a square root counts for among roundings: it is right to one unit in the last place, 2u, not to u (roots.py)."""
 _COMPUTE_ROUNDOFF = {"bfloat16": Fraction(1, 2**9), "tf32": Fraction(1, 2**12)}
 
 
@@ -39,10 +41,10 @@ def nested_norm_bound(terms: Sequence[int], unit: Fraction, rounded_inputs: bool
     """Relative error of a norm of norms of ... of exact numbers.
 
     ``terms[j]``: how many values level j squares, adds up (in any order) and takes the root of. A level of m values
-    rounds each square once and each sum m - 1 times, which the root halves, and its root (or power 1/2) is right to one
-    unit in the last place, 2u: m/2 + 2 roundings. Levels add up. ``rounded_inputs``: the numbers were cast first.
+    rounds each square once and each sum m - 1 times, which the root halves, and its root (or power 1/2) counts twice:
+    m/2 + 2 roundings. Levels add up. ``rounded_inputs``: the numbers were cast first.
     """
-    roundings = sum((Fraction(m, 2) + 2 for m in terms), Fraction(int(rounded_inputs)))
+    roundings = sum((Fraction(m, 2) + ROOT for m in terms), Fraction(int(rounded_inputs)))
     return gamma(roundings, unit)
 
 
@@ -61,7 +63,7 @@ def global_norm_bound(answer: Answer, step: StepAnswer, rule: GlobalNormRule) ->
 def sample_norm_bound(answer: Answer) -> Fraction:
     """Relative error of a per-sample norm that is a norm of per-parameter norms of exact gradients; about (L/2 + 5) u.
 
-    Zero if the rule is not nested: then the norm is one correctly rounded root of an exact number.
+    Zero if the rule is not nested: then the norm is one root of an exact number, as torch takes it (roots.py).
     """
     if not answer.rule.nested:
         return Fraction(0)
@@ -78,6 +80,16 @@ def factor_bound(answer: Answer) -> Fraction:
         return Fraction(0)
     unit = UNIT_ROUNDOFF[answer.case.arithmetic.dtype]
     return (1 + gamma(3, unit)) / (1 - sample_norm_bound(answer)) - 1
+
+
+def weight_bound(answer: Answer) -> Fraction:
+    """Relative error of a clip factor against ``exact_factor``, by any rule: root (2), n + eps, quotient, product.
+
+    Zero where every factor is 1.
+    """
+    if answer.case.step.clipping in ("none", "unclipped"):
+        return Fraction(0)
+    return factor_bound(answer) or gamma(ROOT + 3, UNIT_ROUNDOFF[answer.case.arithmetic.dtype])
 
 
 def exact_factor(answer: Answer, step: StepAnswer, row: int, group: int = 0) -> Fraction:
@@ -169,9 +181,9 @@ def path_bound(case: Case) -> Fraction:
 def factor_range(least: Fraction, most: Fraction, clip_norm: float, rule: FactorRule) -> tuple[Fraction, Fraction]:
     """(least, most) that a clip factor min(1, C / (n + eps)) can be for a squared norm from ``least`` to ``most``.
 
-    Root, sum, quotient, product and cast round once each.
+    Sum, quotient, product and cast round once each, the root counts for more.
     """
-    rounding = gamma(5, UNIT_ROUNDOFF["float64"])
+    rounding = gamma(ROOT + 4, UNIT_ROUNDOFF["float64"])
     low, high = (
         square_root(least) + Fraction(rule.eps),
         square_root(most) * (1 + Fraction(1, 2**190)) + Fraction(rule.eps),

@@ -172,9 +172,9 @@ def _room(answer: Answer) -> Fraction:
 
 
 def _of_factors(answer: Answer) -> Fraction:
-    """Relative error of a clip factor against min(1, C / norm): the norm's, its root's, norm + eps, the quotient's."""
+    """Relative error of a clip factor against min(1, C / norm): norm's, root's, norm + eps, quotient, product."""
     unit = bounds.UNIT_ROUNDOFF[answer.case.arithmetic.dtype]
-    return (1 + bounds.gamma(4, unit)) / (1 - bounds.sample_norm_bound(answer)) - 1
+    return (1 + bounds.gamma(bounds.ROOT + 3, unit)) / (1 - bounds.sample_norm_bound(answer)) - 1
 
 
 def _distance_squared(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Fraction:
