@@ -249,6 +249,28 @@ def nothing_compiled(original: Function, hit: Hit) -> Function:
     return planted
 
 
+@fault(
+    "torch:compile",
+    "gradients that changed when the forward was traced, https://github.com/pytorch/pytorch/issues/184113",
+    "features.private-compiled",
+    cause="right without compiled",
+)
+def gradient_doubled_by_compilation(original: Function, hit: Hit) -> Function:
+    """What is compiled gives the right outputs, and gradients of twice their size."""
+
+    def planted(function: Function, **options: Any) -> Function:
+        compiled = original(function, **options)
+
+        def doubled(*inputs: Any, **named: Any) -> Any:
+            hit()
+            outputs = compiled(*inputs, **named)
+            return outputs + (outputs - outputs.detach())
+
+        return doubled
+
+    return planted
+
+
 @_fsdp2_fault(
     "torch.distributed.fsdp:fully_shard",
     "modules of one unit that are sharded apart",
