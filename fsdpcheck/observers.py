@@ -29,7 +29,7 @@ def padding(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | None:
     """
     if moment not in _OF_PADDING:
         return None
-    return {shard.name: shard.data[shard.padding].clone() for shard in _shards(moment, trainer, rank)}
+    return {shard.name: shard.data[shard.padding].clone() for shard in _with_gradients(moment, trainer.shards(), rank)}
 
 
 def poison_padding(moment: str, trainer: Any, rank: int) -> int | None:
@@ -39,16 +39,15 @@ def poison_padding(moment: str, trainer: Any, rank: int) -> int | None:
     """
     if moment not in _OF_PADDING:
         return None
-    shards = _shards(moment, trainer, rank)
+    shards = _with_gradients(moment, trainer.shards(), rank)
     with torch.no_grad():
         for shard in shards:
             shard.data[shard.padding] = float("nan")
     return sum(int(shard.data[shard.padding].numel()) for shard in shards)
 
 
-def _shards(moment: str, trainer: Any, rank: int) -> list[Shard]:
-    """What the trainer shows, with the gradient of everything that is trained where gradients are reduced."""
-    shards: list[Shard] = trainer.shards()
+def _with_gradients(moment: str, shards: list[Shard], rank: int) -> list[Shard]:
+    """The shards; where gradients are reduced, that of everything that is trained has to be among them."""
     trained, gradients = (
         sorted(shard.data.numel() for shard in shards if shard.holds == what) for what in ("trained", "gradient")
     )

@@ -116,7 +116,7 @@ def wrong(case: Case, answer: oracle.Answer, reduced: torch.dtype = torch.float3
     )
 
 
-@pytest.mark.parametrize("compute", ["bfloat16", "tf32"])
+@pytest.mark.parametrize("compute", ["bfloat16", pytest.param("tf32", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("family", ["none", "unclipped", "exact"])
 def test_what_is_proved_has_the_bits_of_float64(family: Clipping, compute: Compute) -> None:
     found = [(case, answer) for case, answer in drawn(compute, family, (1, 2, 3, 4, 5), 40) if answer is not None]
@@ -138,6 +138,7 @@ def test_what_rounds_is_refused(compute: Compute, inputs: int) -> None:
     assert rounded > 8
 
 
+@pytest.mark.nightly
 def test_a_sum_over_ranks_may_need_more_bits_than_bfloat16_has() -> None:
     """So often that a law sees a reduction in bfloat16 in nearly every run of the ci profile, which has 60 cases."""
     found = [(case, answer) for case, answer in drawn("bfloat16", "none", (2, 3, 4, 5), 60) if answer is not None]

@@ -59,7 +59,13 @@ def test_laws_hold_on_a_users_weights(tmp_path: Path) -> None:
     assert all(verdict["census"]["tier replay"] == verdict["cases"] for verdict in judged)
 
 
-@pytest.mark.parametrize("tier", [["--law", "training.plain"], ["--real", "--law", "rounding.gradients"]])
+@pytest.mark.parametrize(
+    "tier",
+    [
+        pytest.param(["--law", "training.plain"], marks=pytest.mark.nightly),
+        ["--real", "--law", "rounding.gradients"],
+    ],
+)
 def test_a_planted_fault_is_found_on_a_users_model_and_replayed(
     tier: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,7 +176,14 @@ def test_a_step_that_does_not_clip_is_found_by_the_command(tmp_path: Path) -> No
     assert (code, verdict["finding"]["what"]) == (1, "clip factors are not the declared rule of the reported norms")
 
 
-@pytest.mark.parametrize("adapter", ["reference", "reference_fsdp2", "reference:bookkeeping"])
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        "reference",
+        pytest.param("reference_fsdp2", marks=pytest.mark.nightly),
+        pytest.param("reference:bookkeeping", marks=pytest.mark.nightly),
+    ],
+)
 def test_right_clipping_holds_on_a_users_weights_and_true_functions(adapter: str, tmp_path: Path) -> None:
     laws = [word for name in PRIVATE for word in ("--law", name)]
     code, data = _run(tmp_path, "--adapter", adapter, "--real", *laws, build="with_surrogate")

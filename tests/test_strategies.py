@@ -271,6 +271,7 @@ FAMILIES = (
 )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_at_least_nine_drawn_cases_of_ten_are_proved_exact_in_every_family() -> None:
     accepted, rejected = Counter[str](), Counter[str]()
     for case in drawn(strategies.cases(EVERYTHING), 1200):

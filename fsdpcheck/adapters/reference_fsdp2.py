@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from fsdpcheck.impl.sharded import Sharded
 
 
+_SHARED = "has those of the reference, which are checked there"
+
+
 class ReferenceFsdp2(Reference):
-    """Promises what the reference does, except what concerns padding, which FSDP2 hides."""
+    """Promises what the reference does, except what concerns padding, which FSDP2 hides, and what is no model's."""
 
     name = "reference_fsdp2"
     features = replace(
         Reference.features,
-        promises=Reference.features.promises - {"padding.zero", "padding.unread", "lifecycle", "kernels"}
+        promises=Reference.features.promises
+        - {"padding.zero", "padding.unread", "lifecycle", "kernels", "epochs", "poisson", "same-draws"}
         | {"parameter-hooks", "features.prefetch", "features.no-gather", "features.ignored"},
         observables=Reference.features.observables - {"shards", "units"},
         reasons={
@@ -31,7 +35,7 @@ class ReferenceFsdp2(Reference):
             "features.meta": Reference.features.reasons["features.meta"],
             "features": "its own loop decides what is gathered and reduced when, and shards rows",
             "lifecycle": "fully_shard gathers the next unit ahead, and has no public view of what is gathered",
-            "kernels": "has those of the reference, which are checked there",
+            **dict.fromkeys(("kernels", "epochs", "poisson", "same-draws"), _SHARED),
         },
     )
 
