@@ -6,6 +6,7 @@ that needs it, with its message, and not the import of the package. Tried: 2.13.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -190,9 +191,11 @@ def remove_kernels(registered: dispatcher.Library) -> None:
 def forget_graphs() -> None:
     """Drop what torch.compile has cached, and let it cache as many graphs of one function as ranks and units have.
 
-    Past its usual limit of eight it would run the function uncompiled, and say so on stderr.
+    Past its usual limit of eight it would run the function uncompiled, and say so on stderr. Nor does it say there
+    where it breaks a graph, which is no news of a case that only asks for right bits.
     """
     import torch._dynamo  # takes seconds
 
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = 1024

@@ -11,6 +11,7 @@ from fsdpcheck import watchers
 from fsdpcheck.adapters import load
 from fsdpcheck.adapters._base import Promise, Use
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.check import check_law
 from fsdpcheck.checks import features as feature_checks
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.processes import ProcessesEngine
@@ -40,8 +41,16 @@ def seen(*trace: Collective, noted: tuple[tuple[str, Any], ...] = (), built: int
 def test_every_feature_has_a_promise_and_a_law_and_fully_shard_makes_it() -> None:
     names = {f"features.{use}" for use in get_args(Use)}
     assert names == {name for name in get_args(Promise) if name.startswith("features.")}
-    assert names == {name for name in chapters() if name.startswith("features.")}
+    assert names <= chapters().keys()
+    assert names == {law.promise for name, law in chapters().items() if name.startswith("features.")}
     assert names <= load("fully_shard").features.promises
+
+
+@pytest.mark.nightly
+def test_breaks_of_graphs_are_not_told_on_stderr(engine: SimulatedEngine, capfd: pytest.CaptureFixture[str]) -> None:
+    law = chapters()["features.private-compiled"]
+    assert check_law(law, Run(engine, "reference")).status == "holds"
+    assert capfd.readouterr().err == ""
 
 
 def test_one_reason_stands_for_a_family_of_promises() -> None:
