@@ -16,7 +16,7 @@ from fsdpcheck.case import Case
 from fsdpcheck.checks import roots
 from fsdpcheck.checks.comparing import alike
 from fsdpcheck.checks.recorded import local_rows
-from fsdpcheck.execution import StepRecord, Use
+from fsdpcheck.execution import RunRequest, StepRecord
 from fsdpcheck.oracle import Answer, StepAnswer
 from fsdpcheck.runner import Run
 from fsdpcheck.suspects import Suspects, common, named
@@ -93,21 +93,24 @@ _INITIAL, _NORMS, _FACTORS = "the parameters before the first step", "the norms"
 _GRADIENT, _PARAMETERS = "the reduced gradient", "the parameters"
 
 
-def stage(run: Run, case: Case, using: tuple[Use, ...] = ()) -> str:
+def stage(run: Run, case: Case, asked: RunRequest | None = None) -> str:
     """What of a step differs first from the single device's, and what is right until then; "" where none can be told.
 
-    From one more run of ``case``, ``using`` those features of FSDP2, that records all its adapter shows. Only what must
-    agree in every bit is looked at: no nested norms, no sums of weighted gradients that round, no replay. Local sums
-    and optimizer states are not recorded: where what follows from one is wrong and what leads to it right, it is said
-    to lie in between.
+    From one more run of ``case`` that records all its adapter shows, with the features of FSDP2 in use that were
+    ``asked`` for, and nothing is told if they were asked for in another case. Only what must agree in every bit is
+    looked at: no nested norms, no sums of weighted gradients that round, no replay. Local sums and optimizer states are
+    not recorded: where what follows from one is wrong and what leads to it right, it is said to lie in between.
     """
+    using, watchers = (asked.using, asked.watchers) if asked is not None and asked.using else ((), ())
+    if asked is not None and using and asked.case != case:
+        return ""
     tier = run.tier(case)
     if tier == "replay" or run.features.factor.nested:
         return ""
     wanted = {"norms", "factors"} if case.step.private else set()
     whole = tiers.every_bit(tier)
     wanted |= {"grads"} if whole else set()
-    answer, execution = run.answer(case), run(case, observe=run.features.observables & wanted, using=using)
+    answer, execution = run.answer(case), run(case, run.features.observables & wanted, using=using, watchers=watchers)
     if execution.failure is not None:
         return ""
     before = answer.steps[0].before

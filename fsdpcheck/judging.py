@@ -19,7 +19,7 @@ from fsdpcheck.case import Case
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Refused, Violation
 from fsdpcheck.evidence import CASES, DIAGNOSED, Evidence
-from fsdpcheck.execution import Use
+from fsdpcheck.execution import RunRequest
 from fsdpcheck.own import drawing as own_drawing
 from fsdpcheck.plan import WORLD_SIZES
 from fsdpcheck.replay import Token, command, encode
@@ -90,8 +90,8 @@ class Judging:
     broken: Finding | None = None
     violations: list[tuple[Case, Violation]] = field(default_factory=list)
     """Of failing cases: the first and the newest, which is the smallest."""
-    used: tuple[Use, ...] = ()
-    """The features that the run which broke the law used."""
+    asked: RunRequest | None = None
+    """What the newest run was asked for when the law broke."""
     evidence: Evidence = field(default_factory=Evidence)
     stage: str = ""
     undiagnosed: str = ""
@@ -139,7 +139,7 @@ class Judging:
         if self.broken is None:
             self.evidence.drawn[case] = True
         self.broken = finding_of(self.law, self.run, case, violation)
-        self.violations, self.used = [*self.violations[:1], (case, violation)], self.run.used
+        self.violations, self.asked = [*self.violations[:1], (case, violation)], self.run.asked
 
     def broken_by(self, case: Case, violation: Violation, diagnose: bool) -> Verdict:
         """The verdict of one case alone."""
@@ -185,7 +185,7 @@ class Judging:
     def _stage(self, case: Case) -> str:
         """What of a step differs first; nothing that goes wrong here changes the verdict."""
         try:
-            return evidence.stage(self.run, case, self.used)
+            return evidence.stage(self.run, case, self.asked)
         except Exception:
             return ""
 

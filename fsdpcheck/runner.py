@@ -157,9 +157,9 @@ class Run:
         return self.ran.newest.failure if self.ran.newest else None
 
     @property
-    def used(self) -> tuple[Use, ...]:
-        """The features that the newest execution used."""
-        return self.ran.newest.request.using if self.ran.newest else ()
+    def asked(self) -> RunRequest | None:
+        """What the newest execution was asked for."""
+        return self.ran.newest.request if self.ran.newest else None
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)

@@ -49,7 +49,9 @@ def global_factor(norm: Tensor, max_norm: float) -> Tensor:
 
 def global_squared_norm(model: Sharded) -> Tensor:
     """0-dim: sum of squares of every reduced gradient element, by one all-reduce. Padding is not read."""
-    squares = [own_gradient(piece).square().sum() for piece in model.pieces() if not piece.copied]
+    squares = [
+        piece.value.new_zeros(()) if piece.copied else own_gradient(piece).square().sum() for piece in model.pieces()
+    ]
     total = torch.stack(squares).sum() if squares else torch.zeros(())
     return collectives.all_reduce_sum(GLOBAL_NORM, total, model.axis)
 

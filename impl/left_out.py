@@ -27,28 +27,29 @@ class LeftOut:
         self._trainable = {name: value for name, value in parameters.items() if value.requires_grad}
         self.names = list(self._trainable)
         """Of the trainable ones."""
-        self._averaged: dict[str, Tensor] = {}
+        self.averaged: dict[str, Tensor] = {}
+        """Reduced gradients, by name; a parameter's ``grad`` may be this rank's own in between."""
 
     def before_backward(self) -> None:
         """Take averaged gradients away, so that whatever a parameter has next is this rank's own."""
-        for name, averaged in self._averaged.items():
+        for name, averaged in self.averaged.items():
             if self._trainable[name].grad is averaged:
                 self._trainable[name].grad = None
 
     def average(self, added: Mapping[str, Tensor]) -> None:
         """Average what backwards have formed and what is ``added``, and put it to what was averaged before."""
         for name, parameter in self._trainable.items():
-            before, own = self._averaged.get(name), parameter.grad
+            before, own = self.averaged.get(name), parameter.grad
             local = torch.zeros_like(parameter) if own is None or own is before else own.contiguous()
             if name in added:
                 local = local + added[name].to(local.dtype)
             for axis in (self._axis, self._replicas):
                 collectives.all_reduce_average(Subject(name), local, axis)
-            parameter.grad = self._averaged[name] = local if before is None else before + local
+            parameter.grad = self.averaged[name] = local if before is None else before + local
 
     def forget(self) -> None:
         """Drop all gradients."""
-        self._averaged = {}
+        self.averaged = {}
         for parameter in self._trainable.values():
             parameter.grad = None
 
@@ -56,7 +57,7 @@ class LeftOut:
         """All of each, on every rank; those of the axis' first rank count."""
         copied = self._axis.rank > 0
         return [
-            Piece(name, 0, p.detach().view(-1), None if p.grad is None else p.grad.view(-1), copied)
+            Piece(name, 0, p.detach().view(-1), self.averaged[name].view(-1) if name in self.averaged else None, copied)
             for name, p in self._trainable.items()
         ]
 

@@ -89,7 +89,8 @@ class PerParameterModel:
         assert isinstance(module, FSDPModule)
         self._root: FSDPModule = module
         self._parameters = {uses[0].name: parameter_at(uses[0]) for uses in self.places}
-        self._left_out = LeftOut({name: self._parameters[name] for name in ignored}, self.axis, self.replicas)
+        whole = {name: parameter for name, parameter in self._parameters.items() if name in ignored}
+        self._left_out = LeftOut(whole, self.axis, self.replicas)
         self._placed = placed(self.places)
         self._added: dict[str, Tensor] = {}
         self._pending: Gradients | None = None
@@ -206,7 +207,7 @@ class PerParameterModel:
     def cut(self, shard: nn.Parameter, like: Tensor) -> dict[str, Span]:
         """One parameter by its canonical name: this rank's rows of ``like``, all of an ignored one, as a live span."""
         name = next(name for name, parameter in self._parameters.items() if parameter is shard)
-        if not isinstance(like, DTensor):
+        if not isinstance(shard, DTensor):
             return {name: self._left_out.span(like)}
         start = RowLayout([shard.shape], self.axis.size).elements(0, self.axis.rank).start
         return {name: Span(shard.shape, start, _local(like).view(-1))}
@@ -247,7 +248,9 @@ class PerParameterModel:
     def full_gradients(self) -> dict[str, Tensor]:
         """Every reduced gradient, whole and new; zeros before the first reduction. Communicates."""
         trainable = {name: p for name, p in self._parameters.items() if p.requires_grad}
-        return self._whole({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in trainable.items()})
+        reduced = {name: self._left_out.averaged.get(name) if name in self._left_out.names else p.grad
+                   for name, p in trainable.items()}  # fmt: skip
+        return self._whole({n: torch.zeros_like(trainable[n]) if g is None else g for n, g in reduced.items()})
 
     def _add(self, gradients: Mapping[str, Tensor]) -> None:
         for name, gradient in gradients.items():

@@ -127,7 +127,9 @@ def test_the_stage_is_that_of_a_run_with_the_features_in_use(engine: SimulatedEn
     run = Run(engine, "reference_fsdp2", installs=("fsdpcheck.impl.faults:ignored_gradients_stay_local",))
     assert evidence.stage(run, case).startswith("right, as far as they are compared bit for bit: ")
     said = "the first to differ, in step 0 (with ignored in use): the reduced gradient; right until then: "
-    assert evidence.stage(run, case, ("ignored",)).startswith(said)
+    asked = RunRequest(case, "reference_fsdp2", using=("ignored",))
+    assert evidence.stage(run, case, asked).startswith(said)
+    assert evidence.stage(run, replace(case, mesh=MeshSpec(3)), asked) == "", "the law used it in another case"
 
 
 def _calls(*ops: str) -> tuple[Collective, ...]:

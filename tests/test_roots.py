@@ -1,4 +1,4 @@
-"""Norms, factors and what an instrument reads of them may come of either square root, and of no third one."""
+"""Norms and factors, and what an instrument reads of them, may come of either square root; norms of no third one."""
 
 from __future__ import annotations
 

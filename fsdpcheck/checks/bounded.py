@@ -234,7 +234,7 @@ def _probe_rows(
         relative = bounds.factor_bound(answer) + bounds.probe_bound(case, count, contracted)
         place = sample - k * case.layout.batch_size
         wanted[place, 0] = float(exact)
-        error = relative * exact + apart + abs(Fraction(float(wanted[place, 0])) - exact)
+        error = relative * (exact + apart) + apart + abs(Fraction(float(wanted[place, 0])) - exact)
         room[place, 0] = math.nextafter(float(error), math.inf) if error else 0.0
     return wanted, room
 

@@ -22,8 +22,8 @@ from fsdpcheck.diagnosis import bits as narrow
 from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution
 
-_ROOT = 2.0**-53
-"""What a norm, and so its square, is rounded by when the root is taken."""
+_UNIT = 2.0**-53
+"""The unit roundoff. Roots, and squares of norms, are off by a few."""
 
 
 def assert_norms_near(execution: Execution) -> None:
@@ -66,6 +66,6 @@ def _of_few_bits(norm: float, wanted: float) -> str:
     for noun, value, right in (("squared norms are", norm**2, wanted**2), ("norms are", norm, wanted)):
         for count in narrow.TYPES:
             own, near = (float(narrow.rounded(torch.tensor(v, dtype=torch.float64), count)) for v in (value, right))
-            if own == near and abs(value - own) <= 8 * _ROOT * own:
+            if own == near and abs(value - own) <= 8 * _UNIT * own:
                 return f"{noun} {narrow.words(count)}"
     return ""

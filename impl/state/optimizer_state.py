@@ -52,7 +52,7 @@ def spans(model: Sharded, optimizer: torch.optim.Optimizer) -> dict[str, Span]:
     found, writes = {}, model.replicas.rank == 0
     for shard in _shards(model, optimizer):
         for state, value in optimizer.state.get(shard, {}).items():
-            if _is_elementwise(shard, value):
+            if _is_elementwise(shard, state, value):
                 for name, span in model.cut(shard, value.detach()).items():
                     found[key(name, state)] = replace(span, writes=writes and span.writes)
     return found
@@ -67,11 +67,12 @@ def describe(model: Sharded, optimizer: torch.optim.Optimizer) -> Described:
         plain.check(options, "a parameter group of the optimizer")
         for shard in group["params"]:
             state = optimizer.state.get(shard, {})
-            scalars = {name: _scalar(name, value) for name, value in state.items() if not _is_elementwise(shard, value)}
+            alike = [name for name, value in state.items() if _is_elementwise(shard, name, value)]
+            scalars = {name: _scalar(name, value) for name, value in state.items() if name not in alike}
             for name in names(model, shard):
                 found.hyperparameters[name] = dict(options)
                 found.scalars[name] = scalars
-                found.elementwise[name] = [name for name, value in state.items() if _is_elementwise(shard, value)]
+                found.elementwise[name] = alike
     return found
 
 
@@ -171,8 +172,9 @@ def _own(value: Any, shard: nn.Parameter, options: Plain) -> Any:
     return value.to(shard.device if options.get("fused") or options.get("capturable") else "cpu", copy=True)
 
 
-def _is_elementwise(shard: nn.Parameter, value: object) -> bool:
-    return isinstance(value, Tensor) and value.shape == shard.shape
+def _is_elementwise(shard: nn.Parameter, name: str, value: object) -> bool:
+    """Whether a state is like its parameter; of one without dims the step counter has the shape too."""
+    return isinstance(value, Tensor) and value.shape == shard.shape and name != "step"
 
 
 def _scalar(name: str, value: Any) -> Any:

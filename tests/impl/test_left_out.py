@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from fsdpcheck.impl import collectives, noise
+from fsdpcheck.impl import collectives, noise, state
 from fsdpcheck.impl.clipping import Flat
 from fsdpcheck.impl.layout import Layouts
 from fsdpcheck.impl.modes import parse
@@ -167,3 +167,58 @@ def test_what_cannot_be_left_out_is_refused(ranks: Ranks, more: dict[str, Any], 
             WAYS["per-parameter"](module, ["0"], True, **more)
 
     ranks(body, 2)
+
+
+def test_where_all_that_is_trained_is_left_out_the_ranks_call_the_same(ranks: Ranks) -> None:
+    """Ranks that count no piece of the global norm add a zero of the gradients' own dtype, in any order of names."""
+
+    def body(rank: int) -> None:
+        module = network()
+        for parameter in module[0].parameters():
+            parameter.requires_grad_(False)
+        names = ["1.0.weight", "1.0.bias", "0.0.weight"]
+        model = WAYS["per-parameter"](module, ["0"], True, ignored=names if rank else [*reversed(names)])
+        trainer = Trainer(model, loss, sgd, OPTIONS["clipped by the global norm"])
+        own = [0, 1, 2] if rank == 0 else [3]
+        trainer.step([MicroBatch(X[own], Y[own], own)])
+        assert trainer.grad_norm is not None
+        assert trainer.grad_norm > 0
+
+    ranks(body, 2)
+
+
+def test_a_gradient_that_is_not_averaged_yet_is_not_shown(ranks: Ranks) -> None:
+    def body(rank: int) -> None:
+        options = replace(OPTIONS["plain"], sync_every=False)
+        trainer = Trainer(WAYS["per-parameter"](network(), ["0"], True, ignored=LEFT_OUT), loss, sgd, options)
+        trainer.micro_step(MicroBatch(X[rank : rank + 1], Y[rank : rank + 1], [rank]), sync=False)
+        assert {piece.name for piece in trainer.model.pieces() if piece.gradient is not None} == set()
+        assert all(not value.any() for value in trainer.model.full_gradients().values())
+
+    ranks(body, 2)
+
+
+@pytest.mark.parametrize("loading", ["flat", "per-parameter"])
+def test_the_state_of_a_parameter_without_dims_is_read_by_either_way(
+    ranks: Ranks, tmp_path: Path, loading: str
+) -> None:
+    """Adam counts its steps in a tensor that has the shape of such a parameter."""
+
+    def stepped_once(way: str) -> Trainer:
+        more = {"ignored": ["first.weight", "scale"]} if way == "per-parameter" else {}
+        trainer = Trainer(WAYS[way](Odd(), [], True, **more), of_sum, training.OPTIMIZERS["adam"], Options(8))
+        trainer.step([MicroBatch(X, Y, range(4))])
+        return trainer
+
+    def saves(rank: int) -> None:
+        trainer = stepped_once("per-parameter")
+        state.save(tmp_path, trainer.model, trainer.optimizer)
+
+    def loads(rank: int) -> None:
+        trainer = stepped_once(loading)
+        state.load(tmp_path, trainer.model, trainer.optimizer)
+        assert trainer.optimizer is not None
+        assert {float(own["step"]) for own in trainer.optimizer.state.values()} == {1.0}
+
+    ranks(saves, 2)
+    ranks(loads, 2)
