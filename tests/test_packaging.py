@@ -135,7 +135,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("engine", ["simulated", "processes"])
+@pytest.mark.parametrize("engine", [pytest.param("simulated", marks=pytest.mark.nightly), "processes"])
 def test_the_processes_of_a_run_use_the_copy_that_started_them(decoy: Path, engine: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(SOURCES.parent), "OMP_NUM_THREADS": "1"}
     supervised = ["-P", "-m", "fsdpcheck", "run", "--adapter", "fully_shard", "--law", "training.plain"]

@@ -24,7 +24,13 @@ def engine() -> Iterator[SimulatedEngine]:
 
 
 @pytest.mark.parametrize(
-    "law", ["clipping.norms", "training.private-clipped", "norms.mixed", "deferred.equals-immediate"]
+    "law",
+    [
+        "clipping.norms",
+        "training.private-clipped",
+        pytest.param("norms.mixed", marks=pytest.mark.nightly),
+        pytest.param("deferred.equals-immediate", marks=pytest.mark.nightly),
+    ],
 )
 def test_the_law_holds(engine: SimulatedEngine, law: str) -> None:
     run = Run(engine, f"{HERE}:adapter", installs=("fallback_everywhere:installed",))
