@@ -1,7 +1,32 @@
-"""For a bare checkout: the plugin that an installed fsdpcheck brings by its entry point, under the same name."""
+"""For a bare checkout: the plugin that an installed fsdpcheck brings by its entry point, under the same name.
+
+And which laws the project's own suite asks of both references by day: what they share is asked of one.
+"""
 
 import os
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; ranks are many, cores are few
 
 pytest_plugins = ["fsdpcheck.pytest_plugin", "pytester"]
+
+_SHARED = ("clipping.", "norms.", "rounding.", "precision.", "deferred.equals", "privacy.", "invariance.private-")
+_OF_SHARDS = (
+    *("norms.replicated-partial", "norms.mixed", "norms.one-axis"),
+    *("invariance.private-units", "privacy.ignored"),
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Laws of clipping, which both references do by the same code, meet reference_fsdp2 in the nightly tier.
+
+    Private training meets it by day too, as do the norms that depend on who holds which part of a parameter.
+    """
+    for item in items:
+        law = getattr(getattr(item, "obj", None), "law", None)
+        if law is None or not item.name.endswith("[reference_fsdp2]"):
+            continue
+        if law.name.startswith(_SHARED) and law.name not in _OF_SHARDS:
+            item.add_marker(pytest.mark.nightly)
