@@ -248,8 +248,8 @@ class PerParameterModel:
     def full_gradients(self) -> dict[str, Tensor]:
         """Every reduced gradient, whole and new; zeros before the first reduction. Communicates."""
         trainable = {name: p for name, p in self._parameters.items() if p.requires_grad}
-        reduced = {name: self._left_out.averaged.get(name) if name in self._left_out.names else p.grad
-                   for name, p in trainable.items()}  # fmt: skip
+        left = self._left_out
+        reduced = {n: left.averaged.get(n) if n in left.names else p.grad for n, p in trainable.items()}
         return self._whole({n: torch.zeros_like(trainable[n]) if g is None else g for n, g in reduced.items()})
 
     def _add(self, gradients: Mapping[str, Tensor]) -> None:
