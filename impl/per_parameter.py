@@ -13,31 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from . import collectives, module_states
+from . import collectives, module_states, row_units
 from .collectives import ALONE
 from .left_out import LeftOut
-from .places import Initial, Slot, by_unit, change, materialise, parameter_at, placed, refuse_sharded, shared_slots
+from .places import Initial, by_unit, change, materialise, parameter_at, placed, refuse_sharded, shared_slots
+from .row_units import Unit
 from .rows import RowLayout
 from .sharded import Gradients, Piece
 from .spans import Span
-
-
-@dataclass(frozen=True)
-class Unit:
-    """The trainable parameters of one ``fully_shard`` group, by canonical name, and how their rows are split."""
-
-    fqn: str
-    names: list[str]
-    layout: RowLayout
 
 
 class PerParameterModel:
@@ -73,8 +64,8 @@ class PerParameterModel:
         self.replicas = collectives.axis(mesh.get_group(0)) if mesh.ndim == 2 else ALONE
         refuse_sharded(module)
         self.places = shared_slots(module)
-        _refuse_ignored(ignored, self.places, compute_dtype)
-        self.units = _units(module, unit_names, self.places, self.axis.size, ignored)
+        row_units.refuse_ignored(ignored, self.places, compute_dtype)
+        self.units = row_units.units(module, unit_names, self.places, self.axis.size, ignored)
         self._unit_of = {name: unit for unit in self.units for name in unit.names}
         modules = dict(module.named_modules(remove_duplicate=False))
         if sync_module_states:
@@ -85,7 +76,7 @@ class PerParameterModel:
             if sync_module_states:
                 module_states.sync_parameters(name, owned, self.axis, self.replicas)
             left_out = {parameter_at(uses[0]) for uses in self.places if uses[0].name in ignored}
-            _shard(modules[name], mesh, reshard_after_forward and name != "", compute_dtype, left_out)
+            row_units.shard(modules[name], mesh, reshard_after_forward and name != "", compute_dtype, left_out)
         assert isinstance(module, FSDPModule)
         self._root: FSDPModule = module
         self._parameters = {uses[0].name: parameter_at(uses[0]) for uses in self.places}
@@ -283,23 +274,6 @@ class PerParameterModel:
         return {name: whole[name] for name in tensors}
 
 
-def _shard(
-    module: nn.Module,
-    mesh: DeviceMesh,
-    reshard_after_forward: bool,
-    compute_dtype: torch.dtype | None,
-    left_out: set[nn.Parameter],
-) -> None:
-    """``fully_shard``; with a dtype to compute in, gradients are reduced in that of the parameters."""
-    policy = MixedPrecisionPolicy()
-    own = next((parameter.dtype for parameter in module.parameters()), None)
-    if compute_dtype is not None:
-        policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=own, cast_forward_inputs=False)
-    fully_shard(
-        module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy, ignored_params=left_out
-    )
-
-
 def _forget_unreduced(unit: nn.Module) -> None:
     """Drop whole local gradients at the unit's next forward, where its whole parameters can be seen."""
 
@@ -310,56 +284,6 @@ def _forget_unreduced(unit: nn.Module) -> None:
                 parameter.grad = None
 
     hook = unit.register_forward_pre_hook(forget)
-
-
-def _refuse_ignored(
-    ignored: Collection[str], places: Sequence[Sequence[Slot]], compute_dtype: torch.dtype | None
-) -> None:
-    known = {uses[0].name: parameter_at(uses[0]) for uses in places}
-    if unknown := sorted(set(ignored) - known.keys()):
-        raise ValueError(f"got ignored parameters {unknown}, wanted some of {[*known]}: a tied one by its first name")
-    for name in ignored:
-        if not known[name].is_contiguous():
-            raise ValueError(f"ignored parameter {name} has strides {known[name].stride()}: make it contiguous")
-    if ignored and compute_dtype is not None:
-        raise ValueError(
-            f"got {len(ignored)} ignored parameters and compute_dtype {compute_dtype}: fully_shard casts only what it"
-            " shards; compute in the parameters' own dtype, or shard them too"
-        )
-
-
-def _units(
-    module: nn.Module,
-    unit_names: Sequence[str],
-    places: Sequence[Sequence[Slot]],
-    size: int,
-    ignored: Collection[str],
-) -> list[Unit]:
-    """The root unit, then one a name in forward order, with their trainable parameters but for ``ignored`` ones."""
-    units = []
-    for unit_name, positions in by_unit(module, unit_names, places).items():
-        owned = [places[position] for position in positions if places[position][0].name not in ignored]
-        for uses in owned:
-            _refuse_apart(uses, unit_names)
-        trainable = [uses[0] for uses in owned if uses[0].module.get_parameter(uses[0].attribute).requires_grad]
-        shapes = [slot.module.get_parameter(slot.attribute).shape for slot in trainable]
-        units.append(Unit(unit_name or "(root)", [slot.name for slot in trainable], RowLayout(shapes, size)))
-    return units
-
-
-def _refuse_apart(uses: Sequence[Slot], unit_names: Sequence[str]) -> None:
-    owners = {_owner(slot.name, unit_names) for slot in uses}
-    if len(owners) > 1:
-        raise ValueError(
-            f"parameter {uses[0].name} is used in {len(owners)} units ({', '.join(slot.name for slot in uses)}):"
-            " fully_shard would untie it; put all of its uses into one unit"
-        )
-    if uses[0].module.get_parameter(uses[0].attribute).dim() == 0:
-        raise ValueError(f"parameter {uses[0].name} has no first dim to shard: give it the shape [1]")
-
-
-def _owner(name: str, unit_names: Sequence[str]) -> str:
-    return max((unit for unit in unit_names if name.startswith(f"{unit}.")), key=len, default="")
 
 
 def _local(tensor: Tensor) -> Tensor:
