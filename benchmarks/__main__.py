@@ -36,6 +36,9 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "lines",
         "[N [LAW [FILE [REPORT,...]]]]: who promises each law, its cost, the planted faults that N cases of it kill",
     ),
+    "soak": ("soak", "lines", "[MINUTES [FILE]] [--shard K/N]: honest adapters on many cases; each alarm is an error"),
+    "cpus": ("cpus", "lines", "[LAWS [ADAPTERS]]: are verdicts and tokens the same on other CPUs, emulated?"),
+    "witnesses": ("witnesses", "lines", "[GLOB]: a case that kills each planted fault, into tests/witnesses.json"),
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }
 """Name -> its module, the function that gives its lines, and what it measures."""
@@ -53,6 +56,7 @@ def main() -> None:
         "study", nargs="?", default="ratios", choices=STUDIES, metavar="STUDY", help="by default ratios"
     )
     parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="of the study; each has a default")
+    parser.add_argument("--shard", type=_shard, metavar="K/N", help="of a study that is shared out: its K-th part of N")
     asked = parser.parse_args()
     import torch
 
@@ -60,10 +64,19 @@ def main() -> None:
     warnings.simplefilter("ignore")
     module, function, _ = STUDIES[asked.study]
     arguments = [int(each) if each.isdigit() else each for each in asked.arguments]
-    found = getattr(importlib.import_module(f"benchmarks.{module}"), function)(*arguments)
+    shared = {} if asked.shard is None else {"shard": asked.shard}
+    found = getattr(importlib.import_module(f"benchmarks.{module}"), function)(*arguments, **shared)
     lines: Iterable[object] = [found] if isinstance(found, str) else found
     for line in lines:
         print(line, flush=True)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """(3, 8) from "3/8"."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r}: wanted K/N with 1 <= K <= N, such as 3/8")
+    return int(part), int(parts)
 
 
 if __name__ == "__main__":
