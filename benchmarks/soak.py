@@ -34,7 +34,7 @@ from fsdpcheck.verdict import Verdict
 
 RECORD: Final = Path(__file__).parent / "soak.jsonl"
 HONEST: Final = (
-    "reference", "reference_fsdp2", "reference:bookkeeping", "fully_shard", "fsdp1", "ddp", "opacus:sound",
+    "reference", "reference_fsdp2", "reference:bookkeeping", "fully_shard", "fsdp1", "opacus:sound",
 )  # fmt: skip
 """Adapters of which every promised law must hold. Those of packages that are not installed are left for others."""
 _PER_PAIR: Final = "ci"
