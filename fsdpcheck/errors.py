@@ -102,3 +102,8 @@ class Violation(FsdpcheckError, AssertionError):
 
 def _violation(what: str, got: str, wanted: str, where: str, cause: str, despite: bool) -> Violation:
     return Violation(what, got=got, wanted=wanted, where=where, cause=cause, despite=despite)
+
+
+def qualified(kind: type) -> str:
+    """The whole name of a class: what it is known by where it cannot be told by itself, across processes."""
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -138,7 +138,8 @@ class Failure:
     """Why a run did not complete: one failure however many ranks it touched.
 
     ``text`` is the whole report for people; ``ranks`` the same as data. ``seconds`` from the last possible move to the
-    report (deadlocks only). ``exception``: type name of what a rank raised ("raised" only).
+    report (deadlocks only). ``exception``: type name of what a rank raised ("raised"), or the whole name of the error
+    of ours that the run ends in ("adapter").
     """
 
     kind: FailureKind

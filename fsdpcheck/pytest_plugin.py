@@ -81,7 +81,7 @@ def _require_checkable(asked: tuple[str, ...]) -> None:
 
         law.chapters()
         for ref in asked:
-            law.require_shown(ref, adapters.load(ref).features)
+            law.require_shown(ref, adapters.features(ref))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -165,7 +165,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         law = _law_of(getattr(item, "obj", None))
         callspec = getattr(item, "callspec", None)
         if law is not None and callspec is not None:
-            promised = not law.not_promised(adapters.load(callspec.params["run"]).features)
+            promised = not law.not_promised(adapters.features(callspec.params["run"]))
             session.config.stash[_ACCOUNT].promised += promised
 
 

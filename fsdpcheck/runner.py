@@ -17,7 +17,7 @@ from fsdpcheck.case import Case, OwnModel
 from fsdpcheck.case.rules import is_power_of_two
 from fsdpcheck.engines._interpreter import interpreter
 from fsdpcheck.engines.base import Engine
-from fsdpcheck.errors import AdapterError, NoProgress, NotExact, NotSupported, Refused, UsageError
+from fsdpcheck.errors import AdapterError, NoProgress, NotExact, NotSupported, Refused, UsageError, qualified
 from fsdpcheck.execution import Execution, Failure, Observable, RunRequest, SchedulePolicy, Use
 
 _REMEMBERED = 1024  # answers kept; one is a few small tensors
@@ -148,7 +148,7 @@ class Run:
     @property
     def features(self) -> Features:
         """The adapter's, without the traits to avoid."""
-        features = self.adapter.features
+        features = adapters.features(self.adapter_ref)
         return replace(features, accepts=features.accepts - self.avoid) if self.avoid else features
 
     @property
@@ -173,8 +173,6 @@ def _raise_what_is_no_finding(failure: Failure | None) -> None:
     if failure is None:
         return
     if failure.kind == "adapter":
-        raise AdapterError(failure.text)
+        raise (NotSupported if failure.exception == qualified(NotSupported) else AdapterError)(failure.text)
     if failure.kind == "no progress":
         raise NoProgress(failure.text)
-    if failure.kind == "raised" and failure.exception.rpartition(".")[2] == "NotSupported":
-        raise NotSupported(failure.text)

@@ -48,7 +48,7 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
     seen = own_inspection.inspect(plan.model, plan.batch, plan.loss, plan.units) if plan.model else None
     law.chapters()
     for ref in plan.adapters:
-        law.require_shown(ref, adapters.load(ref).features)
+        law.require_shown(ref, adapters.features(ref))
     laws = chosen_laws(plan.laws) if seen is None else _of_tier(chosen_laws(plan.laws), plan.real)
     avoid = frozenset(plan.avoid) | (seen.left_out(plan.real) if seen else frozenset())
     plan = replace(plan, installs=tuple(planted.resolved(name) for name in plan.installs))
@@ -105,7 +105,7 @@ def _of_tier(laws: list[Law], real: bool) -> list[Law]:
 def _plan_event(plan: Plan, laws: list[Law]) -> dict[str, Any]:
     versions = {"python": platform.python_version(), "torch": torch.__version__, "hypothesis": hypothesis.__version__}
     guarantees = {found.name: found.guarantee for found in laws}
-    features = [adapters.load(ref).features for ref in plan.adapters]
+    features = [adapters.features(ref) for ref in plan.adapters]
     known = frozenset(get_args(Trait)) - (OF_MODELS if plan.model else frozenset())
     refused = (sorted(known - has.accepts) for has in features)
     return {

@@ -16,12 +16,12 @@ from fsdpcheck.errors import AdapterError
 from fsdpcheck.references import canonical as canonical
 
 if TYPE_CHECKING:
-    from fsdpcheck.adapters._base import Adapter
+    from fsdpcheck.adapters._base import Adapter, Features
 
 _FOLDER = Path(__file__).parent
 _EXTRAS = {"opacus": "opacus"}  # package (and adapter of that name) -> extra of fsdpcheck that installs it
 _KIND = references.Kind("adapter", AdapterError, _EXTRAS)
-_loaded: dict[str, Adapter] = {}
+_loaded: dict[str, tuple[Adapter, Features]] = {}
 
 
 def names() -> tuple[str, ...]:
@@ -45,6 +45,18 @@ def load(ref: str) -> Adapter:
 
     Raises AdapterError (unknown name, failing import, missing method or features) or MissingDependency.
     """
+    return _once(ref)[0]
+
+
+def features(ref: str) -> Features:
+    """What the adapter declares. Read once, when it is loaded: what is promised does not change while it is judged.
+
+    Raises what ``load`` raises.
+    """
+    return _once(ref)[1]
+
+
+def _once(ref: str) -> tuple[Adapter, Features]:
     key = canonical(ref)
     if key not in _loaded:
         _loaded[key] = _validated(ref, _found(key, ref))
@@ -71,7 +83,7 @@ def _builtin(name: str) -> Any:
     return references.attribute(references.imported(f"{__name__}.{name}", name, _KIND), "adapter", name, _KIND)
 
 
-def _validated(ref: str, found: Any) -> Adapter:
+def _validated(ref: str, found: Any) -> tuple[Adapter, Features]:
     from fsdpcheck.adapters._base import Features, Promise, Trait
     from fsdpcheck.adapters._contract import require_consistent
     from fsdpcheck.execution import Observable
@@ -84,17 +96,18 @@ def _validated(ref: str, found: Any) -> Adapter:
             raise AdapterError(f"adapter {ref!r}: {found!r} could not be called without arguments: {error}") from error
     if not callable(getattr(made, "build", None)):
         raise AdapterError(f"adapter {ref!r} ({type(made).__name__}) has no method build(model, setup) -> Trainer")
-    if not isinstance(getattr(made, "features", None), Features):
+    declared = getattr(made, "features", None)
+    if not isinstance(declared, Features):
         raise AdapterError(f"adapter {ref!r} has no features: Features(promises=..., accepts=...)")
     if not isinstance(getattr(made, "name", None), str):
         raise AdapterError(f"adapter {ref!r} has no name: str")
     adapter: Adapter = made
-    _known(ref, "promises", adapter.features.promises, get_args(Promise))
-    _known(ref, "accepts", adapter.features.accepts, get_args(Trait))
-    _known(ref, "observables", adapter.features.observables, get_args(Observable))
+    _known(ref, "promises", declared.promises, get_args(Promise))
+    _known(ref, "accepts", declared.accepts, get_args(Trait))
+    _known(ref, "observables", declared.observables, get_args(Observable))
     _one_copy(ref, adapter)
     require_consistent(ref, adapter)
-    return adapter
+    return adapter, declared
 
 
 def _one_copy(ref: str, adapter: Adapter) -> None:

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from fsdpcheck import torch_private
 from fsdpcheck.deadlock import Exited, Raised
-from fsdpcheck.errors import AdapterError, NotSupported
+from fsdpcheck.errors import AdapterError, NotSupported, qualified
 from fsdpcheck.execution import Failure, RankState
 
 
@@ -20,10 +20,18 @@ def ending(rank: int, error: BaseException) -> Raised | Exited:
 
 
 def adapter_failure(rank: int, error: BaseException) -> Failure | None:
-    """The failure of kind "adapter" that ``error`` is, or None when it is a finding."""
+    """The failure of kind "adapter" that ``error`` is, or None when it is a finding: by class, never by its name."""
     if not isinstance(error, AdapterError | NotSupported):
         return None
-    return Failure("adapter", str(error), (RankState(rank, "raised"),), type(error).__name__)
+    kind = NotSupported if isinstance(error, NotSupported) else AdapterError
+    return Failure("adapter", _words(error), (RankState(rank, "raised"),), qualified(kind))
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # of a class derived from ours
+        return "".join(traceback.format_exception_only(error)).rstrip()
 
 
 def _text(error: BaseException) -> str:

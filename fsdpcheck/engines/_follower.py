@@ -86,7 +86,7 @@ def follow(request: RunRequest, run: int, world: World) -> Reply:
     torch.set_num_threads(1)
     try:
         with ExitStack() as stack:
-            own = RankGlobals(world.size, adapters.load(request.adapter).features.rank_local)
+            own = RankGlobals(world.size, adapters.features(request.adapter).rank_local)
             stack.callback(own.restore)
             own.enter(rank)
             stack.enter_context(arithmetic.of(request.case))

@@ -59,7 +59,7 @@ class SimulatedEngine:
         world_size = request.case.world_size
         if current_rank() is not None:
             raise UsageError("a simulated rank cannot start another simulated run")
-        adapter = adapters.load(request.adapter)
+        rank_local = adapters.features(request.adapter).rank_local
         pool = self._pools.get(world_size)
         if pool is None:
             pool = self._pools[world_size] = Pool(world_size)
@@ -69,7 +69,7 @@ class SimulatedEngine:
                 stack.enter_context(arithmetic.of(request.case))
                 hits = stack.enter_context(_installs.installed(request.installs))
                 job = partial(self._program, request)
-                run = pool.run(SimulatedRun(request, adapter.features.rank_local), job, self._device, self._budget)
+                run = pool.run(SimulatedRun(request, rank_local), job, self._device, self._budget)
                 run.execution.install_hits = hits.read()
         except BaseException:
             self._discard(world_size)

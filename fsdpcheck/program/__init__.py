@@ -58,7 +58,7 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
             loaded = _loaded(trainer, adapter, f"{request.load_from}/{step - 1}")
         batch = spoiling.batch_of(layouts.batch(case, step, rank, request.instrument), request)
         with spoiling.refusal(request, result, lambda trainer=trainer: _held(trainer, made)):  # type: ignore[misc]
-            _take(trainer, _on(device, batch))
+            _take(trainer, _on(device, batch), watch)
         result.steps.append(_record(trainer, adapter, request))
         result.steps[-1].loaded = loaded
         watch.moment("after_step", trainer)
@@ -96,11 +96,14 @@ def _without_values(model: nn.Module) -> nn.Module:
     return model
 
 
-def _take(trainer: Trainer, batch: Batch) -> None:
-    """One step; once more if a watcher has interrupted it."""
+def _take(trainer: Trainer, batch: Batch, watch: Watch) -> None:
+    """One step; once more if a watcher has interrupted it. What is raised by others stands."""
     try:
         trainer.step(batch)
     except Interrupted:
+        if not watch.has_interrupted:
+            raise
+        watch.has_interrupted = False
         trainer.step(batch)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fsdpcheck import torch_private
+from fsdpcheck.errors import Interrupted
 from fsdpcheck.execution import RankResult, RunRequest
 
 Observer = Callable[..., Any]
@@ -35,6 +36,8 @@ class Notes:
     step: Callable[[], int]
     on_moment: Callable[[Callable[[str], None]], None]
     on_parameters: Callable[[Callable[[list[nn.Parameter]], None]], None]
+    interrupt: Callable[[], None] = lambda: None
+    """Raises Interrupted: the step is then taken again. Does nothing where no step is taken."""
 
 
 class Watch:
@@ -42,11 +45,13 @@ class Watch:
 
     step: int
     """The step that is being taken, from 0; -1 before the first."""
+    has_interrupted: bool
+    """Whether a watcher has interrupted the step."""
 
     def __init__(self, request: RunRequest, rank: int, result: RankResult) -> None:
         self.observers = [(name, _resolve(name)) for name in request.observers]
         self.watchers = [(name, _resolve(name)) for name in request.watchers]
-        self.rank, self.result, self.step = rank, result, -1
+        self.rank, self.result, self.step, self.has_interrupted = rank, result, -1, False
         self._compiled = False
         self._told: list[Callable[[str], None]] = []
         self._shown: list[Callable[[list[nn.Parameter]], None]] = []
@@ -62,7 +67,11 @@ class Watch:
 
     def _notes(self, name: str) -> Notes:
         add = functools.partial(self.note, name)
-        return Notes(self.rank, add, lambda: self.step, self._told.append, self._shown.append)
+        return Notes(self.rank, add, lambda: self.step, self._told.append, self._shown.append, self._interrupt)
+
+    def _interrupt(self) -> None:
+        self.has_interrupted = True
+        raise Interrupted("interrupted on purpose")
 
     def moment(self, name: str, trainer: object) -> None:
         """Let the observers look at the trainer, and tell the watchers who asked for it."""

@@ -49,7 +49,7 @@ def _adapters() -> str:
 
 def _promises(name: str) -> str:
     try:
-        features = adapters.load(name).features
+        features = adapters.features(name)
     except AdapterError as error:
         return f"cannot be loaded: {error}"
     return f"promises {', '.join(sorted(features.promises)) or 'nothing'}"
@@ -86,7 +86,7 @@ def _traits() -> str:
 def _accepted(name: str) -> frozenset[Trait]:
     """What an adapter accepts; nothing if what it needs is not installed, which the list of adapters says."""
     try:
-        return adapters.load(name).features.accepts
+        return adapters.features(name).accepts
     except AdapterError:
         return frozenset()
 
