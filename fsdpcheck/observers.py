@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fsdpcheck.adapters._base import Shard, UnitState
-from fsdpcheck.errors import AdapterError
 
 PADDING = "fsdpcheck.observers:padding"
 ORDERED_NORMS = "fsdpcheck.observers:ordered_norms"
@@ -21,46 +21,55 @@ _WITH_GRADIENTS = ("after_reduce", "before_step")
 _OF_PADDING = ("after_init", *_WITH_GRADIENTS, "after_step")
 
 
-def padding(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | None:
+@dataclass(frozen=True)
+class Missing:
+    """Elements of the gradients and of the trained pieces that shards() showed, where they are not the same."""
+
+    gradients: tuple[int, ...]
+    trained: tuple[int, ...]
+
+
+def padding(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | Missing | None:
     """Copies of all padding, by shard name, at the four moments at which it is promised to be zero.
 
-    A rank without padding gives empty slices, so a law can tell "none" from "not looked". Raises AdapterError where
-    gradients are not shown.
+    A rank without padding gives empty slices, so a law can tell "none" from "not looked"; one that does not show the
+    gradient of everything that is trained, where gradients are reduced, gives what is Missing.
     """
     if moment not in _OF_PADDING:
         return None
-    return {shard.name: shard.data[shard.padding].clone() for shard in _with_gradients(moment, trainer.shards(), rank)}
+    shards = _present(trainer.shards())
+    return _missing(moment, shards) or {shard.name: shard.data[shard.padding].clone() for shard in shards}
 
 
-def poison_padding(moment: str, trainer: Any, rank: int) -> int | None:
+def poison_padding(moment: str, trainer: Any, rank: int) -> int | Missing | None:
     """Writes NaN into all padding before everything that has no business with it: forward, clipping, the optimizer.
 
-    Into how many elements. Raises AdapterError where gradients are not shown.
+    Into how many elements; or what is Missing, as ``padding`` says.
     """
     if moment not in _OF_PADDING:
         return None
-    shards = _with_gradients(moment, trainer.shards(), rank)
+    shards = _present(trainer.shards())
+    if missing := _missing(moment, shards):
+        return missing
     with torch.no_grad():
         for shard in shards:
             shard.data[shard.padding] = float("nan")
     return sum(int(shard.data[shard.padding].numel()) for shard in shards)
 
 
-def _with_gradients(moment: str, shards: list[Shard], rank: int) -> list[Shard]:
-    """The shards; where gradients are reduced, that of everything that is trained has to be among them."""
+def _present(shards: list[Shard]) -> list[Shard]:
+    """Without gradients that are None."""
+    return [shard for shard in shards if shard.data is not None]
+
+
+def _missing(moment: str, shards: list[Shard]) -> Missing | None:
+    """What is missing where gradients are reduced: of everything that is trained there has to be one."""
+    if moment not in _WITH_GRADIENTS:
+        return None
     trained, gradients = (
         sorted(shard.data.numel() for shard in shards if shard.holds == what) for what in ("trained", "gradient")
     )
-    if moment in _WITH_GRADIENTS and trained != gradients:
-        raise AdapterError(
-            "the trainer does not show the gradient of every shard that is trained, at whose padding laws look\n"
-            f"  got     gradients of {gradients} elements, from shards()\n"
-            f"  wanted  of {trained} elements, as the shards that are trained have\n"
-            f"  where   at {moment}, rank {rank}\n"
-            "  next    show each reduced gradient as Shard(..., holds='gradient') and what is frozen as"
-            " holds='frozen', or take the promises padding.* away"
-        )
-    return shards
+    return None if trained == gradients else Missing(tuple(gradients), tuple(trained))
 
 
 def units(moment: str, trainer: Any, rank: int) -> list[UnitState]:

@@ -294,8 +294,8 @@ class Observed(Trainer, Protocol):
     def shards(self) -> list[Shard]:
         """ "shards": this rank's live flat shards with their padding: of parameters, and of gradients once reduced.
 
-        At "after_reduce" and "before_step" each that is trained needs one of its gradient, as long as itself, or the
-        laws of padding, which look at both, end in AdapterError.
+        At "after_reduce" and "before_step" each that is trained needs one of its gradient, as long as itself. One that
+        is missing there is a finding of the laws of padding; where none is ever shown, they end in AdapterError.
         """
 
     def units(self) -> list[UnitState]:

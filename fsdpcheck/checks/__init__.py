@@ -17,7 +17,7 @@ from torch import Tensor
 from fsdpcheck import diagnosis
 from fsdpcheck.case import Case
 from fsdpcheck.checks import roots
-from fsdpcheck.checks.announced import OF_PADDING, require_announced
+from fsdpcheck.checks.announced import OF_PADDING, require_announced, require_gradients
 from fsdpcheck.checks.bounded import (
     assert_clipped_gradient_within_bound,
     assert_clipped_update,
@@ -209,6 +209,7 @@ def _require_looked_at(execution: Execution, observer: str) -> None:
     if not any(name == observer for rank in completed(execution) for name, *_ in rank.observations):
         raise UsageError(f"the run did not look at padding; next: run it with the observer {observer}")
     require_announced(execution, observer, OF_PADDING)
+    require_gradients(execution, observer)
 
 
 def _require_padding(elements: int) -> None:

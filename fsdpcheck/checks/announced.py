@@ -13,8 +13,9 @@ from fsdpcheck.adapters._base import Moment
 from fsdpcheck.adapters._contract import NEEDS
 from fsdpcheck.case import Case
 from fsdpcheck.checks.recorded import completed
-from fsdpcheck.errors import AdapterError
+from fsdpcheck.errors import AdapterError, Violation
 from fsdpcheck.execution import Execution
+from fsdpcheck.observers import Missing
 
 OF_PADDING: tuple[Moment, ...] = NEEDS["padding.zero"].moments
 OF_UNITS: tuple[Moment, ...] = NEEDS["lifecycle"].moments
@@ -36,6 +37,38 @@ def require_announced(execution: Execution, observer: str, moments: Sequence[Mom
             if told[moment, step] < count:
                 where = f"step {step}, rank {result.rank}"
                 raise _missing(execution.request.adapter, moment, (told[moment, step], count), where, told)
+
+
+def require_gradients(execution: Execution, observer: str) -> None:
+    """Wherever gradients are reduced, shards() showed one for everything that is trained.
+
+    Raises Violation for one that is missing, and AdapterError where no rank ever shows any.
+    """
+    seen = [(rank.rank, *own[1:]) for rank in completed(execution) for own in rank.observations if own[0] == observer]
+    missing = [entry for entry in seen if isinstance(entry[-1], Missing)]
+    for rank, moment, step, found in missing:
+        got, wanted = f"gradients of {list(found.gradients)} elements", f"of {list(found.trained)} elements"
+        where = f"at {moment}, step {step}, rank {rank}"
+        if len(missing) == _reductions(seen) and not any(entry[-1].gradients for entry in missing):
+            raise AdapterError(
+                "the trainer does not show the gradient of every shard that is trained, at whose padding laws look\n"
+                f"  got     {got}, from shards()\n"
+                f"  wanted  {wanted}, as the shards that are trained have\n"
+                f"  where   {where}\n"
+                "  next    show each reduced gradient as Shard(..., holds='gradient') and what is frozen as"
+                " holds='frozen', or take the promises padding.* away"
+            )
+        raise Violation(
+            "the gradient of a shard that is trained is missing",
+            got=f"{got}, from shards()",
+            wanted=f"{wanted}: a gradient of everything that is trained, once it is reduced",
+            where=where,
+        )
+
+
+def _reductions(seen: Sequence[tuple[int, str, int, object]]) -> int:
+    """Of what an observer of padding said, how often that was where gradients are reduced."""
+    return sum(moment in OF_PADDING for _, moment, _, _ in seen)
 
 
 def _times(case: Case, moment: Moment) -> int:

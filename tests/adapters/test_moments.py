@@ -106,10 +106,21 @@ def test_who_shows_no_gradient_at_these_moments_does_not_hold(engine: SimulatedE
         "does not show the gradient of every shard that is trained",
         "got     gradients of [] elements, from shards()",
         "wanted  of [",
-        "where   at after_reduce, rank ",
+        "where   at after_reduce, step 0, rank ",
         "next    show each reduced gradient as Shard(..., holds='gradient')",
     ):
         assert line in said
+
+
+@pytest.mark.parametrize("adapter", ["WithoutOneGradient", "WithNone"])
+def test_a_gradient_that_is_missing_is_a_finding(engine: SimulatedEngine, adapter: str) -> None:
+    case, run = LAWS["padding.zero"][0], Run(engine, f"{TOY}:{adapter}")
+    for law in ("padding.zero", "padding.unread"):
+        found = check_case(chapters()[law], run, case, diagnose=False).finding
+        assert found is not None
+        assert found.what == "the gradient of a shard that is trained is missing"
+        assert found.where == "at after_reduce, step 0, rank 0"
+    assert judged(engine, "shards.cover", adapter, case) == "holds"
 
 
 def test_micro_batches_that_are_reduced_together_have_one_reduction(engine: SimulatedEngine) -> None:

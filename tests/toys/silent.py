@@ -8,7 +8,7 @@ from typing import cast, get_args
 
 from torch import nn
 
-from fsdpcheck.adapters._base import Moment, Setup
+from fsdpcheck.adapters._base import Moment, Setup, Shard
 from fsdpcheck.adapters.reference import Reference, ReferenceTrainer
 
 Left = Callable[[str, int, int], bool]
@@ -53,6 +53,29 @@ class WithoutGradients(Reference):
         shown = trainer.shards
         trainer.shards = lambda: [shard for shard in shown() if shard.holds != "gradient"]  # type: ignore[method-assign]
         return trainer
+
+
+class WithoutOneGradient(Reference):
+    """Shows no gradient of its last shard where gradients are reduced: by ``with_none``, None in its place."""
+
+    with_none = False
+
+    def build(self, model: nn.Module, setup: Setup) -> ReferenceTrainer:
+        trainer = super().build(model, setup)
+        shown = trainer.shards
+
+        def shards() -> list[Shard]:
+            *others, last = shown()
+            if last.holds != "gradient":
+                return [*others, last]
+            return [*others, replace(last, data=None)] if self.with_none else others  # type: ignore[arg-type]
+
+        trainer.shards = shards  # type: ignore[method-assign]
+        return trainer
+
+
+class WithNone(WithoutOneGradient):
+    with_none = True
 
 
 nothing = Silent(lambda moment, step, rank: True)
