@@ -70,6 +70,11 @@ class RunRequest:
     """(global number of a sample, what all of its targets are instead: NaN or an infinity)."""
     loss_times: float = 1.0
     """What every per-sample loss is multiplied by, besides the case's own scale."""
+    memory: str = "poison"
+    """What new memory of the ranks holds before it is written: "poison" (engines/_poison.py) or "zeros".
+
+    "noted" is poison, and the lines that ask for memory are recorded; "zeros at file:line" is poison but for that line.
+    """
 
 
 @dataclass
@@ -109,7 +114,8 @@ class RankResult:
 
     ``placement``: by parameter, its address in the last forward modulo 64 bytes; for real numbers only, since kernels
     take other paths and round otherwise at other alignments (see matched.py). ``refused``: of a request with
-    ``spoiled`` samples, where the step raised.
+    ``spoiled`` samples, where the step raised. ``allocations``: file:line of what asked for memory without values,
+    where the request has that noted.
     """
 
     rank: int
@@ -119,6 +125,7 @@ class RankResult:
     trace: Trace = ()
     placement: dict[str, int] = field(default_factory=dict)
     refused: Refused | None = None
+    allocations: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

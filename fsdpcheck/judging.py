@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import hypothesis
 from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 
-from fsdpcheck import census, evidence, refusals
+from fsdpcheck import census, evidence, refusals, uninitialised
 from fsdpcheck.case import Case
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Refused, Violation
@@ -94,6 +94,8 @@ class Judging:
     """What the newest run was asked for when the law broke."""
     evidence: Evidence = field(default_factory=Evidence)
     stage: str = ""
+    memory: str = ""
+    """The cause, if it is uninitialised memory."""
     undiagnosed: str = ""
     """What went wrong while the cause of a finding was looked for."""
 
@@ -168,6 +170,7 @@ class Judging:
     def _look_further(self, world_sizes: tuple[int, ...], seed: int) -> None:
         assert self.broken is not None
         smallest, minimal = self.violations[-1]
+        self.memory = self._memory(smallest, minimal)
         if self.broken.kind == "value" and smallest.trains and not minimal.despite:
             self.stage = self._stage(smallest)
         cases = cases_of(self.law, self.run, world_sizes)
@@ -181,6 +184,13 @@ class Judging:
                 self.evidence.drawn.setdefault(case, True)
                 if len(self.evidence.suspects) < DIAGNOSED:
                     self.evidence.suspects.append(violation.suspects)
+
+    def _memory(self, case: Case, violation: Violation) -> str:
+        """Whether memory that nobody has written is the cause; nothing that goes wrong here changes the verdict."""
+        try:
+            return uninitialised.cause(self.law, self.run, case, violation)
+        except Exception:
+            return ""
 
     def _stage(self, case: Case) -> str:
         """What of a step differs first; nothing that goes wrong here changes the verdict."""
@@ -205,6 +215,8 @@ class Judging:
         first, minimal = self.violations[0][1], self.violations[-1][1]
         if first is not minimal and first.what == minimal.what:
             self.evidence.suspects.append(first.suspects)
+        if self.memory:
+            return replace(found, cause=self.memory, when=self.evidence.when(), stage=self.stage)
         cause = minimal.cause
         if minimal.suspects is not None or any(self.evidence.suspects):
             cause = self.evidence.cause(minimal.suspects)

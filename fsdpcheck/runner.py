@@ -59,6 +59,8 @@ class Run:
     """Traits that no case may demand although the adapter accepts them: ways around known defects."""
     own: OwnModel | None = None
     """The model of all cases, where it is a user's own."""
+    memory: str = "poison"
+    """What new memory of the ranks holds (RunRequest.memory)."""
     ran: Ran = field(default_factory=Ran, compare=False, repr=False)
     """What came of the runs; shared by copies."""
 
@@ -101,6 +103,7 @@ class Run:
             loss_times=loss_times,
             using=using,
             watchers=watchers,
+            memory=self.memory,
         )
         execution = (self.engine if case.kernel is None else interpreter()).run(request)
         self.ran.note(execution)

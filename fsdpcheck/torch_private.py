@@ -6,8 +6,11 @@ that needs it, with its message, and not the import of the package. Tried: 2.13.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -199,3 +202,38 @@ def forget_graphs() -> None:
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = 1024
+
+
+_FILLS = ("FLAGS_caffe2_cpu_allocator_do_junk_fill", "FLAGS_caffe2_cpu_allocator_do_zero_fill")
+_C10 = {"darwin": "libc10.dylib", "win32": "c10.dll"}
+
+JUNK = 0x7FEDBEEF
+"""What c10's allocator for CPUs writes into all new memory, four bytes at a time, if it is told to fill with junk.
+
+NaN as float32, 1.67e308 as float64 (two of them), large as an integer. c10/core/impl/alloc_cpu.cpp. Tried: 2.13.0.
+"""
+
+
+@functools.cache
+def allocator_fills() -> tuple[Any, Any] | None:
+    """Flags (junk, zeros) of c10's allocator for CPUs, each with a writable bool ``value``; None where not exported.
+
+    No call of torch switches them, and memory that ``storage.resize_`` or C++ allocates is filled too. Tried: 2.13.0.
+    """
+    library = Path(torch.__file__).parent / "lib" / _C10.get(sys.platform, "libc10.so")
+    try:
+        loaded = ctypes.CDLL(str(library))
+        junk, zeros = (ctypes.c_bool.in_dll(loaded, name) for name in _FILLS)
+    except (OSError, ValueError):
+        return None
+    return junk, zeros
+
+
+DETERMINISTIC = (
+    "_get_deterministic_algorithms",
+    "_get_deterministic_algorithms_warn_only",
+    "_set_deterministic_algorithms",
+    "_get_deterministic_fill_uninitialized_memory",
+    "_set_deterministic_fill_uninitialized_memory",
+)
+"""Functions of ``torch._C`` through which Python reads and sets the deterministic algorithms. Tried: 2.13.0."""

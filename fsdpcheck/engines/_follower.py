@@ -19,7 +19,7 @@ import torch
 import torch._C._distributed_c10d as c10d
 
 from fsdpcheck import adapters, arithmetic, deadlock
-from fsdpcheck.engines import _installs
+from fsdpcheck.engines import _installs, _poison
 from fsdpcheck.engines._endings import adapter_failure, ending
 from fsdpcheck.engines._globals import RankGlobals
 from fsdpcheck.engines._gloo import World
@@ -86,6 +86,7 @@ def follow(request: RunRequest, run: int, world: World) -> Reply:
     torch.set_num_threads(1)
     try:
         with ExitStack() as stack:
+            stack.enter_context(_poison.of_ranks(request.memory))
             own = RankGlobals(world.size, adapters.features(request.adapter).rank_local)
             stack.callback(own.restore)
             own.enter(rank)

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from fsdpcheck import adapters, arithmetic
-from fsdpcheck.engines import _installs
+from fsdpcheck.engines import _installs, _poison
 from fsdpcheck.engines._rank_threads import Pool
 from fsdpcheck.engines._rendezvous import current_rank
 from fsdpcheck.engines._simulated_run import SimulatedRun
@@ -66,6 +66,7 @@ class SimulatedEngine:
         try:
             with ExitStack() as stack:
                 stack.enter_context(_quiet_collector(self._sweep))
+                stack.enter_context(_poison.of_ranks(request.memory))
                 stack.enter_context(arithmetic.of(request.case))
                 hits = stack.enter_context(_installs.installed(request.installs))
                 job = partial(self._program, request)

@@ -25,6 +25,7 @@ from fsdpcheck.execution import RankResult, RunRequest, StepRecord
 from fsdpcheck.program import kernels as kernel_program
 from fsdpcheck.program import samplers as sampler_program
 from fsdpcheck.program import spoiling
+from fsdpcheck.program.allocations import Allocations
 from fsdpcheck.program.watch import Watch
 
 CACHE_LINE = 64
@@ -37,6 +38,14 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
 
     Raises whatever the implementation raises, and AdapterError for what breaks the adapter protocol.
     """
+    if request.memory in ("poison", "zeros"):
+        _run(request, rank, device, result)
+        return
+    with Allocations(result.allocations, request.memory.removeprefix("zeros at ")):
+        _run(request, rank, device, result)
+
+
+def _run(request: RunRequest, rank: int, device: torch.device, result: RankResult) -> None:
     case, adapter = request.case, adapters.load(request.adapter)
     if case.sampling is not None:
         sampler_program.draw(case, case.sampling, adapter, rank, result)

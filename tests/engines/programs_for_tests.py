@@ -207,3 +207,12 @@ def gather_into_another_shape(rank: int, size: int) -> Tensor:
 
 
 PROGRAMS = tuple(name for name, value in list(globals().items()) if isinstance(value, program))
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+@program
+def memory_without_values(rank: int, size: int) -> Tensor:
+    torch.use_deterministic_algorithms(False)
+    return torch.empty(2)

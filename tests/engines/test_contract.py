@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -223,3 +223,19 @@ def test_an_engine_closes_twice_and_before_any_run(name: str) -> None:
     opened = ENGINES[name]()
     opened.close()
     opened.close()
+
+
+def test_memory_without_values_holds_poison_or_zeros_at_all_lines_or_one(engine: Engine) -> None:
+    programs = Path(__file__).with_name("programs_for_tests.py")
+    asked = RunRequest(case(1, arithmetic=Arithmetic(project=False)), f"{programs}:memory_without_values")
+
+    def results(memory: str) -> RankResult:
+        done = engine.run(replace(asked, memory=memory))
+        assert done.failure is None, done.failure
+        return done.ranks[0]
+
+    assert results("poison").allocations == []
+    *_, site = [line for line in results("noted").allocations if line.startswith(f"{programs}:")]
+    memories = ("poison", "noted", "zeros", f"zeros at {site}", "zeros at other.py:1")
+    shown = [str(results(memory).steps[0].params["result"].tolist()) for memory in memories]
+    assert shown == ["[nan, nan]", "[nan, nan]", "[0.0, 0.0]", "[0.0, 0.0]", "[nan, nan]"]
