@@ -1,27 +1,38 @@
-"""Child processes that run a worker's main: their events as they come, and their death. Imports no torch."""
+"""Child processes that run a worker's main: their events as they come, and their death. Imports no torch.
+
+A child is over when it has ended, whoever still holds its pipe open; then all that it has started is ended too.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
+
+from fsdpcheck import leftovers
 
 _STDERR: Final = 2
 _CHUNK: Final = 1 << 16
 _BOOT: Final = """import json, sys
 sys.path[:] = json.loads(sys.argv.pop())
 try:
-    from fsdpcheck.worker import {main}
-    sys.exit({main}())
+    from fsdpcheck.worker import leave, {main}
+    leave({main}())
 except KeyboardInterrupt:  # before the worker listens for it
     sys.exit(130)"""
 # Not ``-m``, which looks in the working folder first: in a checkout it would run another copy than the installed one.
+
+_LEAVING_SECONDS: Final = 10.0
+"""How long a child that has said its last word may take to end by itself; no verdict depends on it."""
 
 Event = dict[str, Any]
 
@@ -32,22 +43,29 @@ class Child:
     Events come as lines of JSON from the one; ``give`` sends lines of JSON through the other.
     """
 
-    def __init__(self, number: int, main: str, arguments: Sequence[str]) -> None:
+    def __init__(self, number: int, main: str, arguments: Sequence[str], mark: str = "") -> None:
         self.number = number
         self.ended = False
-        """Did it say that it is done? Otherwise the end of its pipe is its death."""
+        """Did it say that it is done? Otherwise its end is its death."""
+        self.silent = False
+        """Is there nothing more to read from it?"""
         self.pipe, write = os.pipe()
+        os.set_blocking(self.pipe, False)
         read, self._feed = os.pipe()
-        self._rest = b""
+        self._rest, self._mark, self._last_word = b"", mark, float("inf")
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-c", _BOOT.format(main=main), str(write), str(read)),
                 *(*arguments, json.dumps(sys.path)),
             ],
             pass_fds=[write, read],
+            stdin=subprocess.DEVNULL,  # nobody can be asked: to read from a terminal would be to wait for ever
             stdout=_STDERR,  # what an implementation prints is not our answer
-            env={"OMP_NUM_THREADS": "1", **os.environ},
+            env={"OMP_NUM_THREADS": "1", **os.environ, leftovers.MARK: mark},
+            start_new_session=True,
         )
+        self.exit = _exit_of(self.process)
+        """A file descriptor that can be read once the process has ended."""
         os.close(write)
         os.close(read)
 
@@ -62,25 +80,63 @@ class Child:
             os.close(self._feed)
             self._feed = -1
 
-    def read(self) -> list[Event] | None:
-        """The events that are here, once there is something to read; None at the end of the pipe."""
-        chunk = os.read(self.pipe, _CHUNK)
-        if not chunk:  # what is left in _rest is half a line of a child that died
-            return None
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
+    def read(self) -> list[Event]:
+        """The events that are here. Never blocks."""
+        told = b""
+        with suppress(BlockingIOError):
+            while not self.silent:
+                chunk = os.read(self.pipe, _CHUNK)
+                self.silent = not chunk
+                told += chunk
+        *lines, self._rest = (self._rest + told).split(b"\n")  # half a line, in the end, is of a child that died
         return [json.loads(line) for line in lines]
 
-    def death(self) -> str:
-        """Wait for its end and tell it in words."""
+    def leaves(self) -> None:
+        """It has said its last word, and should be gone soon."""
+        self._last_word = min(self._last_word, time.monotonic())
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds that it still has to end by itself; None while it need not end."""
+        left = self._last_word + _LEAVING_SECONDS - time.monotonic()
+        return None if left == float("inf") else max(left, 0.0)
+
+    @property
+    def has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self.exit, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def death(self, known: frozenset[int] = frozenset()) -> str:
+        """End it and all that it has started, and tell its end in words. ``known``: see leftovers.clear."""
         self.dismiss()
         os.close(self.pipe)
+        had_ended = self.has_ended
+        leftovers.clear(self.process.pid, self._mark, known)
         code = self.process.wait()
+        os.close(self.exit)
+        if not had_ended:
+            return "it closed its pipe to this process, and did not end"
         if code >= 0:
             return f"it exited with code {code} (os._exit, or a library that ends the process)"
         try:
             return f"it was ended by {signal.Signals(-code).name}"
         except ValueError:
             return f"it was ended by signal {-code}"
+
+
+def _exit_of(process: subprocess.Popen[bytes]) -> int:
+    """A file descriptor that can be read once ``process`` has ended."""
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(process.pid)
+    read, write = os.pipe()
+
+    def wait() -> None:
+        process.wait()
+        os.close(write)
+
+    threading.Thread(target=wait, name="watch child", daemon=True).start()
+    return read
 
 
 class Crew:
@@ -91,27 +147,36 @@ class Crew:
         self._selector = selectors.DefaultSelector()
         self._children: list[Child] = []
         self._started = 0
+        self._mark = f"{os.getpid()}.{time.monotonic_ns()}"
+        self._others = leftovers.children()
 
     def start(self, main: str, arguments: Sequence[str]) -> Child:
         """Start a child; numbers begin at 0 and are never used again."""
-        child = Child(self._started, main, arguments)
+        child = Child(self._started, main, arguments, f"{self._mark}.{self._started}")
         self._started += 1
         self._children.append(child)
-        self._selector.register(child.pipe, selectors.EVENT_READ, child)
+        for source in (child.pipe, child.exit):
+            self._selector.register(source, selectors.EVENT_READ, child)
         return child
 
     def told(self) -> Iterator[tuple[Child, Event | str]]:
-        """Events of all children as they come, and for each at last its death in words, until none is left."""
+        """Events of all children as they come, and for each at last its death in words, until none is left.
+
+        At its death nothing that it has started is alive.
+        """
         while self._children:
-            for key, _ in self._selector.select():
-                child: Child = key.data
-                events = child.read()
-                if events is None:
+            for child in {key.data: None for key, _ in self._selector.select(self._patience())}:
+                has_ended = child.has_ended  # before reading: nothing comes after it
+                was_silent = child.silent
+                yield from ((child, event) for event in child.read())
+                if child.silent and not was_silent:
                     self._selector.unregister(child.pipe)
-                    self._children.remove(child)
-                    yield child, child.death()
-                else:
-                    yield from ((child, event) for event in events)
+                if child.silent or child.ended:
+                    child.leaves()
+                if has_ended:
+                    yield child, self._bury(child)
+            for child in [child for child in self._children if child.patience == 0.0]:
+                yield child, self._bury(child)
 
     def interrupt(self, number: int, frame: object) -> None:
         """First time: ask the children to clean up and end. Second time: end them."""
@@ -119,18 +184,27 @@ class Crew:
             child.process.send_signal(signal.SIGKILL if self.interrupted else signal.SIGINT)
         self.interrupted = True
 
+    def _patience(self) -> float | None:
+        return min((child.patience for child in self._children if child.patience is not None), default=None)
+
+    def _bury(self, child: Child) -> str:
+        for source in (child.exit, *([] if child.silent else [child.pipe])):
+            self._selector.unregister(source)
+        self._children.remove(child)
+        return child.death(self._others | {other.process.pid for other in self._children})
+
     @staticmethod
     @contextmanager
     def forwarding_interrupts() -> Iterator[Crew]:
         """A crew that SIGINT and SIGTERM are passed on to. Who is still running when it is left, is ended."""
-        crew = Crew()
-        kept = {number: signal.signal(number, crew.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield crew
-        finally:
-            for child in crew._children:
-                child.process.kill()
-                child.death()
-            crew._selector.close()
-            for number, handler in kept.items():
-                signal.signal(number, handler)
+        with leftovers.adopting():
+            crew = Crew()
+            kept = {number: signal.signal(number, crew.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                yield crew
+            finally:
+                for child in list(crew._children):
+                    crew._bury(child)
+                crew._selector.close()
+                for number, handler in kept.items():
+                    signal.signal(number, handler)

@@ -7,8 +7,10 @@ Everything that may crash, hang or print happens here; the parent (supervise.py)
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -16,8 +18,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from os import _exit  # now, whatever an implementation makes of it
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from fsdpcheck import leftovers
 from fsdpcheck.errors import INTERNAL, FsdpcheckError
 from fsdpcheck.plan import Plan
 
@@ -36,7 +41,11 @@ def main() -> int:
     feed = os.fdopen(int(sys.argv[2]), encoding="utf-8")
     pairs = ((law, adapter) for law, adapter in map(json.loads, feed))
 
+    me = os.getpid()
+
     def tell(event: dict[str, Any]) -> None:
+        if os.getpid() != me:  # a forked child of the implementation came back to us
+            _exit(1)
         try:
             pipe.write(json.dumps(event) + "\n")
         except BrokenPipeError:  # the parent is gone, and so is everybody who would read on
@@ -75,6 +84,17 @@ def replay() -> int:
     return 0
 
 
+def leave(code: int) -> NoReturn:
+    """End this process with what is registered for its exit, and without waiting for threads that somebody left."""
+    for process in multiprocessing.active_children():
+        process.kill()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    _exit(code)
+
+
 def told_session(
     plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, engine: Engine | None = None
 ) -> dict[str, Any]:
@@ -94,13 +114,14 @@ def told_session(
 
 
 def _follow_parent_into_death(pipe: int) -> None:
-    """End when nobody is left to read from ``pipe``, even in a case that never ends and tells nothing."""
+    """End, with all that was started, when nobody is left to read from ``pipe``, even in a case that never ends."""
     poll = select.poll()
     poll.register(pipe, 0)  # errors are always told
 
     def watch() -> None:
         poll.poll()
-        os._exit(1)
+        leftovers.clear(os.getpid(), os.environ.get(leftovers.MARK, ""))
+        _exit(1)
 
     threading.Thread(target=watch, name="watch parent", daemon=True).start()
 

@@ -11,7 +11,7 @@ from typing import cast
 
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import siblings, strategies
+from fsdpcheck import leftovers, siblings, strategies
 from fsdpcheck.adapters._base import Features, Keeping
 from fsdpcheck.case import Case
 from fsdpcheck.checks.noise import noisy, standing
@@ -33,7 +33,7 @@ def _observed(run: Run) -> frozenset[Observable]:
 def _assert_same_after_stops(case: Case, run: Run, what: str) -> None:
     answer, observe = run.answer(case), _observed(run)
     never = run(case, observe=observe)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(prefix=leftovers.folder_prefix()) as folder:
         stopped = run(case, observe=observe, save_to=folder, load_from=folder)
     assert_resumed((never, answer), (stopped, answer), what)
 
@@ -74,7 +74,7 @@ def test_a_training_goes_on_at_another_number_of_ranks(case: Case, run: Run) -> 
         case = standing(noisy(case), case.step.steps)  # what noise has moved has sums that round
     one, two = siblings.for_resharding(case, run.features)
     observe = _observed(run)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(prefix=leftovers.folder_prefix()) as folder:
         completed(first := run(one, observe=observe, save_to=folder))
         second = run(two, observe=observe, load_from=folder)
     what = "training goes on otherwise at another number of ranks"
@@ -91,7 +91,7 @@ def test_a_checkpoint_holds_each_parameter_once_and_no_padding(case: Case, run: 
     """
     case = replace(case, step=replace(case.step, steps=1, resume=False))
     adapter = cast(Keeping, run.adapter)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(prefix=leftovers.folder_prefix()) as folder:
         completed(execution := run(case, save_to=folder))
         assert_stored(execution, adapter.stored(f"{folder}/0"), 0)
         adapter.read(f"{folder}/0", model := unsharded(case))

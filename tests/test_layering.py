@@ -17,7 +17,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "words": (
             "fsdpcheck", "errors", "suspects", "trace", "values", "exact", "exact.*", "exact.surrogates.*",
-            "binomial", "torch_private", "hypothesis_private", "triton_private", "references", "spelling",
+            "binomial", "torch_private", "hypothesis_private", "triton_private", "references", "spelling", "leftovers",
         )
     },
     {"case": ("case", "case.*")},

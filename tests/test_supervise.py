@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fsdpcheck import children, supervise
+from fsdpcheck import children, leftovers, supervise
 from fsdpcheck.ledger import Ledger
 from fsdpcheck.plan import Plan
 from fsdpcheck.verdict import Verdict
@@ -57,6 +58,23 @@ def test_any_number_of_processes_gives_the_same_verdicts(started: list[children.
     assert [law for law, _ in together.verdicts] == list(LAWS)
     assert [told[0], told[-1], told.count("plan"), told.count("end")] == ["plan", "end", 1, 1]
     assert all(child.process.returncode is not None for child in started)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_session_ends_with_all_that_it_has_started(
+    started: list[children.Child], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that were forked hold the pipe to the session open; nobody waits for its end."""
+    monkeypatch.setenv("TOY_LITTER", str(tmp_path / "litter"))
+    monkeypatch.setattr(children, "_LEAVING_SECONDS", float("inf"))
+    before = leftovers.children()
+    ledger, _ = _session(("toy.litters",), 1)
+    assert [verdict.status for verdict in ledger.verdicts.values()] == ["holds"]
+    assert [child.process.returncode for child in started] == [0], "it ended by itself, thread or not"
+    left = {int(pid) for pid in (tmp_path / "litter").read_text().split()}
+    assert len(left) == 3
+    assert not left & {entry.pid for entry in leftovers.living()}
+    assert leftovers.children() == before
 
 
 def test_few_checks_are_no_reason_for_a_second_process(
@@ -115,6 +133,7 @@ def test_an_interrupt_before_a_process_listens_for_it_prints_no_traceback(
     (tmp_path / "fsdpcheck" / "worker.py").write_text("raise KeyboardInterrupt\n")
     monkeypatch.syspath_prepend(tmp_path)
     child = children.Child(0, "main", ())
+    connection.wait([child.exit])
     assert child.death() == "it exited with code 130 (os._exit, or a library that ends the process)"
     assert capfd.readouterr().err == ""
 

@@ -65,6 +65,7 @@ class Place:
 
 def serve(place: Place, pipe: Connection) -> None:
     """The whole life of a worker process: say "ready", then answer each request with a Reply."""
+    os.setpgid(0, 0)  # what a rank forks is in its group, and ends with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle: it ends its workers itself
     _follow_parent_into_death(place.folder)
     _keep_own_stderr(place)
@@ -110,7 +111,7 @@ def _follow_parent_into_death(folder: Path) -> None:
     def watch() -> None:
         connection.wait([parent.sentinel])
         shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
+        os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="watch parent", daemon=True).start()
 

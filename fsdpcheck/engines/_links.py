@@ -11,7 +11,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from fsdpcheck import adapters
+from fsdpcheck import adapters, leftovers
 from fsdpcheck.engines._follower import Place, serve
 
 _PRELOADED = [
@@ -44,7 +44,7 @@ class Link(Protocol):
         """What to wait on for news of it (multiprocessing.connection.wait); may be empty."""
 
     def end(self) -> None:
-        """Kill it, if it lives, and reap it. May be called twice."""
+        """Kill it, if it lives, with the processes it has forked, and reap it. May be called twice."""
 
 
 class LocalLink:
@@ -92,6 +92,7 @@ class LocalLink:
 
     def end(self) -> None:
         self._worker.kill()
+        leftovers.end_group(self.pid)
         self._worker.join()
         self._pipe.close()
 

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import torch._C._distributed_c10d as c10d
 
+from fsdpcheck import leftovers
 from fsdpcheck.engines import _stacks, _table
 from fsdpcheck.engines._follower import Place, Reply
 from fsdpcheck.engines._links import Link
+from fsdpcheck.engines._spent import Limit
 from fsdpcheck.engines._watch import Watch
 from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.execution import Execution, RunRequest
@@ -34,7 +36,7 @@ class Pool:
 
     def __init__(self, world_size: int, link: Callable[[Place], Link]) -> None:
         self.world_size, self._runs = world_size, 0
-        self.folder = Path(tempfile.mkdtemp(prefix="fsdpcheck-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=leftovers.folder_prefix()))
         self.links: list[Link] = []
         try:
             self._store = c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -48,10 +50,10 @@ class Pool:
             self.close()
             raise
 
-    def run(self, engine: str, request: RunRequest, budget: float | None) -> Execution:
+    def run(self, engine: str, request: RunRequest, budget: float | None, limit: Limit) -> Execution:
         """One run to its end or failure. Raises only what the driver itself meets (KeyboardInterrupt)."""
         self._runs += 1
-        watch = Watch(self, self._runs, budget)
+        watch = Watch(self, self._runs, budget, limit)
         payload = pickle.dumps(request, pickle.HIGHEST_PROTOCOL)
         for link in self.links:
             link.send(payload)

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import threading
+from pathlib import Path
 
 import torch
 from hypothesis import strategies as st
@@ -121,6 +122,27 @@ def broken(case: Case, run: Run) -> None:
 def waits(case: Case, run: Run) -> None:
     """Never ends by itself."""
     threading.Event().wait()
+
+
+@law("toy.litters", promise="plain", draw=draw)
+def litters(case: Case, run: Run) -> None:
+    """Leaves a thread and two processes that never end, one of them in a session of its own; their ids are noted."""
+    note = Path(os.environ["TOY_LITTER"])
+    if note.exists():
+        return
+    threading.Thread(target=threading.Event().wait, daemon=False).start()
+    ready, tell = os.pipe()
+    for left in ("child", "grandchild"):
+        if os.fork() == 0:
+            if left == "grandchild" and os.fork() == 0:
+                os.setsid()
+            os.write(tell, f"{os.getpid()} ".encode())
+            while True:
+                signal.pause()
+    told = b""
+    while told.count(b" ") < 3:
+        told += os.read(ready, 100)
+    note.write_bytes(told)
 
 
 class _Interrupted:

@@ -1,0 +1,162 @@
+"""What a session would leave behind on the machine: processes and temporary folders, found by a mark, and removed.
+
+A process is of a session if it is in the session or process group of the process that the session started, if its
+environment at its start held the session's mark (children inherit it), or if it was orphaned meanwhile and came to this
+process (``adopting``). What escapes is a program that forks twice into a session of its own with another environment,
+on a system without Linux' child subreapers. Where there is no /proc, whole process groups are ended and nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+MARK: Final = "FSDPCHECK_SESSION"
+"""Name of the environment variable that holds the mark of a session."""
+_FOLDER: Final = "fsdpcheck-"
+_PROC: Final = Path("/proc")
+_HAS_PROC: Final = (_PROC / "self" / "stat").exists()
+_SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 36, 37
+_KEEPERS: Final = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+"""In the command lines of processes that outlive those they serve by a moment, to unlink what these have shared."""
+_ROUNDS: Final = 100
+"""Looks for processes that were forked while others were being ended; each look but the last ends some."""
+_PATIENCE_MS: Final = 2000
+"""How long a process that was killed, or a keeper that nobody needs any more, may take to be gone."""
+
+
+class Entry(NamedTuple):
+    """One living process of /proc."""
+
+    pid: int
+    parent: int
+    group: int
+    session: int
+
+
+def folder_prefix() -> str:
+    """How the names of temporary folders begin that belong to this process's session."""
+    return f"{_FOLDER}{os.environ.get(MARK, os.getpid())}-"
+
+
+def living() -> Iterator[Entry]:
+    """Every process that is no zombie; nothing where there is no /proc."""
+    for stat in _PROC.glob("[0-9]*/stat") if _HAS_PROC else ():
+        with suppress(OSError):
+            state, *numbers = stat.read_text(errors="replace").rpartition(")")[2].split()[:4]
+            if state not in "ZX":
+                yield Entry(int(stat.parent.name), *map(int, numbers))
+
+
+def children() -> frozenset[int]:
+    """The living children of this process."""
+    me = os.getpid()
+    return frozenset(entry.pid for entry in living() if entry.parent == me)
+
+
+def clear(leader: int, mark: str, known: frozenset[int] | None = None) -> int:
+    """End what is left of the session of ``leader``, which is not reaped yet, and remove its temporary folders.
+
+    ``known``: children of this process that are not to be touched; those beside them are orphans of the session. None:
+    orphans are not looked for. Returns how many processes were ended. ``leader`` itself is killed and not reaped.
+    """
+    me, sought = os.getpid(), f"{MARK}={mark}\0".encode()
+
+    def belongs(entry: Entry) -> bool:
+        orphaned = known is not None and entry.parent == me and entry.pid not in known
+        return entry.session == leader or orphaned or sought in _environment(entry.pid)
+
+    if leader != me:
+        _kill(leader)
+    ended = _end(lambda entry: entry.pid not in (me, leader) and belongs(entry))
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}{mark}-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    return ended
+
+
+def end_group(leader: int) -> int:
+    """End all but ``leader`` of its process group; returns how many. ``leader`` is not reaped yet."""
+    if not _HAS_PROC:
+        with suppress(OSError):
+            os.killpg(leader, signal.SIGKILL)
+        return 0
+    session = os.getsid(0)
+    return _end(lambda entry: entry.group == leader != entry.pid and entry.session == session)
+
+
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Within it, orphans among the descendants of this process become its children, where the system offers that."""
+    before = ctypes.c_int(0)
+    try:
+        control = ctypes.CDLL(None).prctl
+        offered = control(_GET_CHILD_SUBREAPER, ctypes.byref(before)) == 0 and control(_SET_CHILD_SUBREAPER, 1) == 0
+    except (AttributeError, OSError):
+        offered = False
+    try:
+        yield
+    finally:
+        if offered and not before.value:
+            control(_SET_CHILD_SUBREAPER, 0)
+
+
+def _end(wanted: Callable[[Entry], bool]) -> int:
+    """End all living processes that are wanted, and those that they fork meanwhile; keepers last."""
+    ended: set[int] = set()
+    for _ in range(_ROUNDS):
+        found = {entry.pid for entry in living() if wanted(entry)}
+        if not found:
+            break
+        keepers = {pid for pid in found if _is_keeper(pid)}
+        if found == keepers:
+            for pid in keepers:
+                _await(pid)
+        last = (found - keepers) or keepers
+        for pid in last:
+            _kill(pid)
+        for pid in last:
+            _await(pid)
+        ended |= found - keepers
+    return len(ended)
+
+
+def _kill(pid: int) -> None:
+    with suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _await(pid: int) -> None:
+    """Return when the process has ended, or after a moment; reap it if it has become a child of this one."""
+    with suppress(OSError, AttributeError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll(_PATIENCE_MS)
+        finally:
+            os.close(descriptor)
+    with suppress(OSError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:  # of another user, or gone
+        return b""
+
+
+def _is_keeper(pid: int) -> bool:
+    try:
+        command = (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(name in command for name in _KEEPERS)
