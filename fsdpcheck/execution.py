@@ -33,8 +33,9 @@ and the root has no parameters. groups-of-two: after the forward parameters stay
 broadcast: all ranks and replicas start from the model that rank 0 has built, whatever they have built themselves.
 """
 FailureKind = Literal[
-    "deadlock", "mismatch", "unsafe", "in-flight", "raised", "exited", "lost", "no progress", "adapter"
-]
+    "deadlock", "mismatch", "unsafe", "in-flight", "raised", "exited", "lost", "no progress", "shared lock",
+    "adapter",
+]  # fmt: skip
 SchedulePolicy = Literal["forward", "reversed"]
 
 

@@ -179,3 +179,5 @@ def _raise_what_is_no_finding(failure: Failure | None) -> None:
         raise (NotSupported if failure.exception == qualified(NotSupported) else AdapterError)(failure.text)
     if failure.kind == "no progress":
         raise NoProgress(failure.text)
+    if failure.kind == "shared lock":
+        raise NotSupported(failure.text)

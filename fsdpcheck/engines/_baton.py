@@ -6,18 +6,24 @@ function of their numbers. Nothing here waits for time to pass.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import NoReturn
 
 from fsdpcheck import torch_private
 from fsdpcheck.execution import SchedulePolicy
 
 Choose = Callable[[Sequence[int]], int]
 CHOICES: dict[SchedulePolicy, Choose] = {"forward": min, "reversed": max}
+
+
+_OFTEN = 100
+"""How often a rank may swallow Aborted, and go on to a further call, before it is abandoned."""
 
 
 class Aborted(BaseException):
@@ -28,7 +34,8 @@ class Baton:
     """Hands the right to run from rank to rank.
 
     ``stuck`` is called once, on the last rank that blocked, when ranks are blocked and none can run. After it, or after
-    ``abort``, every rank that gets the baton raises Aborted out of ``block`` until all have ended.
+    ``abort``, every rank that gets the baton raises Aborted out of ``block`` until all have ended. One that swallows it
+    time and again is abandoned: its thread stands still for ever and counts as ended.
     """
 
     def __init__(
@@ -47,6 +54,13 @@ class Baton:
         self._ended.acquire()
         self._ready, self._alive = set(range(world_size)), set(range(world_size))
         self._threads: dict[int, int] = {}
+        self.tasks: dict[int, str] = {}
+        """Where the system tells of each rank's thread."""
+        self.holder = -1
+        """The rank that runs, or ran last."""
+        self.abandoned: set[int] = set()
+        self._unwound = [0] * world_size
+        self._disowned = False
         self.aborting = False
         self.hand_overs = 0
 
@@ -54,24 +68,26 @@ class Baton:
         """Give the baton to the first rank; called from outside."""
         self._locks[self._choose(sorted(self._ready))].release()
 
-    def join(self, seconds: float | None) -> bool:
-        """Wait until all ranks have ended; False when the user's budget of ``seconds`` ran out first."""
-        return self._ended.acquire(timeout=-1 if seconds is None else seconds)
+    def join(self, seconds: float) -> bool:
+        """Wait until all ranks have ended, ``seconds`` long at most; whether they have."""
+        return self._ended.acquire(timeout=seconds)
 
     def start(self, rank: int) -> None:
         """First thing on a rank's thread: wait for the baton. May raise Aborted."""
         self._threads[rank] = threading.get_ident()
+        self.tasks[rank] = f"/proc/self/task/{threading.get_native_id()}"
         self._locks[rank].acquire()
+        self.holder = rank
         self._enter(rank)
         if self.aborting:
-            raise Aborted
+            self._unwind(rank)
 
     def block(self, rank: int) -> None:
         """Pass the baton on and return when ``wake`` was called for this rank and it is its turn. May raise Aborted."""
         self._ready.discard(rank)
         self._pass_on(rank)
         if self.aborting:
-            raise Aborted
+            self._unwind(rank)
 
     def pause(self, rank: int) -> None:
         """Let the other ranks run as far as they can, then go on: for programs that poll."""
@@ -79,13 +95,14 @@ class Baton:
         if others and not self.aborting:
             self._give(rank, self._choose(others))
         if self.aborting:
-            raise Aborted
+            self._unwind(rank)
 
     def wake(self, rank: int) -> None:
         self._ready.add(rank)
 
     def end(self, rank: int) -> None:
         """Last thing on a rank's thread in a run."""
+        self._stand_still_if_disowned()
         self._leave(rank)
         self._ready.discard(rank)
         self._alive.discard(rank)
@@ -104,6 +121,13 @@ class Baton:
         """From now on every rank that gets the baton raises Aborted."""
         self.aborting = True
 
+    def disown(self) -> None:
+        """Nobody waits for these ranks any more: each stands still where it next comes to the baton.
+
+        They share their process with later runs, whose global state they must not touch.
+        """
+        self.aborting = self._disowned = True
+
     def release(self) -> None:
         """Let go of the run after all ranks have ended: it and the baton hold each other, and need no collector now."""
         del self._leave, self._enter, self._stuck
@@ -111,6 +135,23 @@ class Baton:
     def frame(self, rank: int) -> FrameType | None:
         """Where a rank that does not hold the baton stands."""
         return sys._current_frames().get(self._threads.get(rank, -1))
+
+    def rank_of(self, thread: int) -> int | None:
+        """The rank whose thread has this identity."""
+        return next((rank for rank, own in self._threads.items() if own == thread), None)
+
+    def _unwind(self, rank: int) -> NoReturn:
+        self._stand_still_if_disowned()
+        self._unwound[rank] += 1
+        if self._unwound[rank] > _OFTEN:
+            self.abandoned.add(rank)
+            self.end(rank)
+            _stand_still()
+        raise Aborted
+
+    def _stand_still_if_disowned(self) -> None:
+        if self._disowned:
+            _stand_still()
 
     def _pass_on(self, rank: int) -> None:
         following = self._next()
@@ -125,11 +166,20 @@ class Baton:
         return self._choose(sorted(self._alive if self.aborting else self._ready))
 
     def _give(self, rank: int, following: int) -> None:
+        self._stand_still_if_disowned()
         self.hand_overs += 1
         self._leave(rank)
         self._locks[following].release()
         self._locks[rank].acquire()
+        self.holder = rank
         self._enter(rank)
+
+
+def _stand_still() -> NoReturn:
+    """Keep this thread where it is for ever, asleep; it is a daemon, and ends with its process."""
+    for lock in itertools.repeat(threading.Lock()):
+        lock.acquire()
+    raise AssertionError
 
 
 def place(frame: FrameType | None) -> tuple[str, tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -16,7 +17,9 @@ from fsdpcheck.engines import _affinity
 from fsdpcheck.engines._baton import Aborted
 from fsdpcheck.engines._endings import adapter_failure, ending
 from fsdpcheck.engines._rendezvous import Meeting, current_rank, set_current_rank
+from fsdpcheck.engines._shared_locks import stuck_in_a_lock
 from fsdpcheck.engines._simulated_run import SimulatedRun, no_progress
+from fsdpcheck.engines._spent import LOOK_SECONDS, Limit, Spent, sleep_of
 from fsdpcheck.engines._store import SimulatedStore
 from fsdpcheck.execution import Failure, RankResult
 
@@ -48,6 +51,7 @@ class Pool:
         program: Callable[[int, torch.device, RankResult], None],
         device: torch.device,
         budget: float | None,
+        limit: Limit,
     ) -> SimulatedRun:
         """Run to the end or a failure. Raises only what the caller's own thread does (KeyboardInterrupt)."""
         self.current = run
@@ -65,20 +69,20 @@ class Pool:
 
         self._job = job
         _affinity.gather_on_one_core(self._threads)
-        with torch_private.isolated_threads(self._world), _guarded_exits():
+        with torch_private.isolated_threads(self._world), _guarded_exits(run.left):
             for lock in self._go:
                 lock.release()
             run.baton.begin()
             try:
-                ended = run.baton.join(budget)
+                stood = _stood_still(run, budget, limit)
             except BaseException:
                 run.fail(Failure("exited", "interrupted by the user"))
                 raise
             finally:
                 run.globals.restore()
-        if not ended:
-            run.execution.failure = no_progress(run, budget)
-            run.baton.abort()
+        if stood is not None:
+            run.execution.failure = run.execution.failure or stood
+            run.baton.disown()
             return run
         run.finish()
         return run
@@ -86,15 +90,18 @@ class Pool:
     def close(self) -> None:
         """End idle rank threads and wait for them: one that outlives the interpreter's end would abort the process.
 
-        A thread that is still computing (its run made no progress) cannot be ended; it is left behind as a daemon.
+        A thread that is still computing (its run made no progress), or that was abandoned, cannot be ended; it is left
+        behind as a daemon.
         """
         self._job = None
         for lock in self._go:
             if lock.locked():
                 lock.release()
         if self.current is None or self.current.baton.all_ended:
-            for thread in self._threads:
-                thread.join()
+            abandoned = self.current.baton.abandoned if self.current is not None else set()
+            for rank, thread in enumerate(self._threads):
+                if rank not in abandoned:
+                    thread.join()
 
     def _serve(self, rank: int) -> None:
         set_current_rank(rank)
@@ -124,15 +131,34 @@ class Pool:
             run.baton.end(rank)
 
 
+def _stood_still(run: SimulatedRun, budget: float | None, limit: Limit) -> Failure | None:
+    """Wait until all ranks have ended; what is said when they never will, or have used up what they may."""
+    baton, began = run.baton, time.monotonic()
+    spent = Spent(limit, time.process_time, lambda: (baton.hand_overs, *map(sleep_of, list(baton.tasks.values()))))
+    while not baton.join(LOOK_SECONDS if budget is None else min(LOOK_SECONDS, budget)):
+        if budget is not None and time.monotonic() - began > budget:
+            return no_progress(run, f"the budget of {budget} s ran out while a rank could still run")
+        if spent.look() and (stuck := stuck_in_a_lock(run)) is not None:
+            return stuck
+        if why := spent.exceeded:
+            return no_progress(run, why)
+    limit.learn(spent.seconds)
+    return None
+
+
 @contextmanager
-def _guarded_exits() -> Iterator[None]:
-    """os._exit and os.abort on a rank's thread end that rank, not the process that simulates all of them."""
-    exit_now, abort = os._exit, os.abort
+def _guarded_exits(left: dict[int, int]) -> Iterator[None]:
+    """os._exit and os.abort on a rank's thread end that rank, not the process that simulates all of them.
+
+    The code is noted in ``left``, for what they raise may be swallowed, by Python itself in ``__del__``.
+    """
+    exit_now, abort, process = os._exit, os.abort, os.getpid()
 
     def leave(code: int) -> None:
-        if current_rank() is None:
+        rank = current_rank()
+        if rank is None or os.getpid() != process:
             exit_now(code)
-        raise SystemExit(code)
+        raise SystemExit(left.setdefault(rank, code))
 
     os._exit = leave  # type: ignore[assignment]
     os.abort = lambda: leave(134)  # type: ignore[assignment,return-value]

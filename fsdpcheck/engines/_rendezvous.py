@@ -60,6 +60,7 @@ class Run(Protocol):
     traces: dict[int, list[Collective]]
     voids: set[str]
     open_calls: dict[int, list[Collective]]
+    left: dict[int, int]
 
     def fail(self, failure: Failure) -> None: ...
 
@@ -99,6 +100,8 @@ class Meeting(RecordingGroup):
 
     def _perform(self, call: Call) -> MetWork:
         run, rank = self._run(), self._rank_of_thread()
+        if rank in run.left:  # it has swallowed the SystemExit that its os._exit was
+            raise SystemExit(run.left[rank])
         run.traces[rank].append(call.collective)
         if run.baton.aborting:
             run.baton.block(rank)

@@ -33,6 +33,8 @@ class SimulatedRun:
         self.initialised: set[int] = set()
         """Ranks past group initialisation: from here on the use of the store is the program's own."""
         self.ended: dict[int, deadlock.State] = {}
+        self.left: dict[int, int] = {}
+        """The exit codes of ranks that have called os._exit or os.abort."""
         self.adapter_error: Failure | None = None
         self.results = [RankResult(rank) for rank in range(world_size)]
         self.execution = Execution("simulated", request, self.results)
@@ -44,7 +46,8 @@ class SimulatedRun:
         self.baton.abort()
 
     def end_rank(self, rank: int, state: deadlock.State) -> None:
-        self.ended[rank] = state
+        """Note how a rank has ended; one that has left has left, whatever it did afterwards."""
+        self.ended[rank] = deadlock.Exited(rank, self.left[rank]) if rank in self.left else state
 
     def finish(self) -> None:
         """After all ranks have ended: fill in the execution."""
@@ -65,12 +68,23 @@ class SimulatedRun:
         return len({call.group_name for trace in self.traces.values() for call in trace})
 
     def _stuck(self, since: float) -> None:
-        states: dict[int, deadlock.State] = dict(self.ended)
-        for rank, collective in self.blocked_in.items():
-            where, stack = place(self.baton.frame(rank))
-            states[rank] = deadlock.Blocked(rank, collective, where, stack)
+        states = self.states()
         failure = self.adapter_error or deadlock.explain(states, self._issued(), time.perf_counter() - since)
         self.fail(failure)
+
+    def states(self) -> dict[int, deadlock.State]:
+        """How each rank has ended, or where it stands."""
+        states: dict[int, deadlock.State] = dict(self.ended)
+        for rank in sorted(set(range(len(self.results))) - set(states)):
+            if rank in self.left:
+                states[rank] = deadlock.Exited(rank, self.left[rank])
+                continue
+            where, stack = place(self.baton.frame(rank))
+            if (collective := self.blocked_in.get(rank)) is not None:
+                states[rank] = deadlock.Blocked(rank, collective, where, stack)
+            else:
+                states[rank] = deadlock.Running(rank, where, stack)
+        return states
 
     def _issued(self) -> dict[int, list[Collective]]:
         """The calls that the analysis of a stand-still needs: all, or in a very long run only the unmatched ones."""
@@ -83,14 +97,21 @@ class SimulatedRun:
         return calls
 
 
-def no_progress(run: SimulatedRun, budget: float | None) -> Failure:
-    """The failure of a run whose budget of seconds ran out, with the stack of every rank that had not ended."""
-    stacks = {rank: place(run.baton.frame(rank)) for rank in range(len(run.results))}
-    states = tuple(
-        RankState(rank, "blocked" if rank in run.blocked_in else "running", str(run.blocked_in.get(rank, "")), *at)
-        for rank, at in stacks.items()
-        if rank not in run.ended
-    )
-    text = [f"no progress: the budget of {budget} s ran out while a rank could still run"]
-    text += [f"  rank {state.rank}: {state.state} at {state.where or 'its start'}" for state in states]
-    return Failure("no progress", "\n".join(text), states)
+def no_progress(run: SimulatedRun, why: str) -> Failure:
+    """The failure of a run that nobody waits for any more, with the stack of every rank that had not ended.
+
+    Where a rank has raised or left already, that is what went wrong first.
+    """
+    states = run.states()
+    if run.adapter_error is not None:
+        return run.adapter_error
+    if any(isinstance(state, deadlock.Raised | deadlock.Exited) for state in states.values()):
+        return deadlock.explain(states, run.traces)
+    text = [f"no progress: {why}"]
+    ranks: list[RankState] = []
+    for state in states.values():
+        if isinstance(state, deadlock.Blocked | deadlock.Running):
+            name, call = type(state).__name__.lower(), str(run.blocked_in.get(state.rank, ""))
+            ranks.append(RankState(state.rank, name, call, state.where, state.stack))
+            text.append(f"  rank {state.rank}: {name} at {state.where or 'its start'}")
+    return Failure("no progress", "\n".join(text), tuple(ranks))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fsdpcheck import deadlock
 from fsdpcheck.engines import _stacks, _table
 from fsdpcheck.engines._follower import Reply
+from fsdpcheck.engines._spent import Limit, Spent, processor_seconds, sleep_of
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest
 from fsdpcheck.trace import Trace
 
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
 class Watch:
     """One run, number ``run`` of ``pool``."""
 
-    def __init__(self, pool: Pool, run: int, budget: float | None) -> None:
-        self._pool, self._run, self._budget = pool, run, budget
+    def __init__(self, pool: Pool, run: int, budget: float | None, limit: Limit) -> None:
+        self._pool, self._run, self._budget, self._limit = pool, run, budget, limit
         self._ranks = range(pool.world_size)
         self._began = time.monotonic()
         self._seen: tuple[_table.Header, ...] = ()
         self.replies: dict[int, Reply] = {}
         self.dead: set[int] = set()
+        self._spent = Spent(limit, self._processor, self._sleeps)
 
     def until_over(self) -> Failure | None:
         """Wait for the end; None when every rank finished and their calls match."""
@@ -38,7 +40,12 @@ class Watch:
             if (failure := self._stuck()) is not None:
                 return failure
             if self._budget is not None and time.monotonic() - self._began > self._budget:
-                return self._no_progress()
+                return self._no_progress(f"the budget of {self._budget} s ran out while a rank could still run")
+            if self._spent.is_due:
+                self._spent.look()
+                if why := self._spent.exceeded:
+                    return self._no_progress(why)
+        self._limit.learn(self._spent.seconds)
         return self._ended()
 
     def execution(self, engine: str, request: RunRequest, failure: Failure | None) -> Execution:
@@ -86,12 +93,22 @@ class Watch:
         said = [f"rank {rank} wrote last:\n{text}" for rank, text in words.items() if text]
         return Failure(failure.kind, "\n".join([failure.text, *said]), failure.ranks, failure.exception)
 
-    def _no_progress(self) -> Failure:
+    def _processor(self) -> float:
+        """Seconds of processor time of the rank that has used most of it, in all runs of this pool."""
+        return max((processor_seconds(link.pid) for link in self._pool.links), default=0.0)
+
+    def _sleeps(self) -> tuple[str, ...]:
+        pids = (link.pid for rank, link in enumerate(self._pool.links) if rank not in self.replies)
+        return tuple(sleep_of(f"/proc/{pid}/task/{pid}") for pid in pids)
+
+    def _no_progress(self, why: str) -> Failure:
         states = self._states(self._pool.table.read())
         alive = [rank for rank, state in states.items() if isinstance(state, deadlock.Running | deadlock.Blocked)]
         placed = _placed(states, self._pool.stacks(alive))
         shown = deadlock.explain(placed, self._traces(self._pool.table.read()))
-        lines = [f"no progress: the budget of {self._budget} s ran out while a rank could still run"]
+        if shown.kind in ("raised", "exited"):  # that is what went wrong first
+            return self._adapter() or shown
+        lines = [f"no progress: {why}"]
         lines += [f"  rank {rank}: {_brief(placed[rank])}" for rank in self._ranks]
         return Failure("no progress", "\n".join(lines), shown.ranks)
 

@@ -9,6 +9,7 @@ from fsdpcheck import adapters
 from fsdpcheck.engines import _installs
 from fsdpcheck.engines._links import LocalLink
 from fsdpcheck.engines._pool import Pool
+from fsdpcheck.engines._spent import LIMIT_SECONDS, Limit
 from fsdpcheck.execution import Execution, RunRequest
 
 
@@ -16,15 +17,20 @@ class ProcessesEngine:
     """Runs requests on real gloo processes; one pool of workers a world size, replaced after any failure.
 
     ``budget_seconds``: a limit the user sets on one run, for ranks that never stop computing; the failure is then
-    "no progress", and never a deadlock. None: no limit. ``start_method``: "forkserver" starts a worker in tens of
-    milliseconds from a server that has imported torch, "spawn" in seconds from nothing. A request's schedule is
-    ignored: the machine's is taken.
+    "no progress", and never a deadlock. ``limit_seconds``: what a run may use up when nobody set one (_spent.py).
+    ``start_method``: "forkserver" starts a worker in tens of milliseconds from a server that has imported torch,
+    "spawn" in seconds from nothing. A request's schedule is ignored: the machine's is taken.
     """
 
     name = "processes"
 
-    def __init__(self, budget_seconds: float | None = None, start_method: str = "forkserver") -> None:
-        self._budget, self._start_method = budget_seconds, start_method
+    def __init__(
+        self,
+        budget_seconds: float | None = None,
+        start_method: str = "forkserver",
+        limit_seconds: float = LIMIT_SECONDS,
+    ) -> None:
+        self._budget, self._start_method, self._limit = budget_seconds, start_method, Limit(limit_seconds)
         self._pools: dict[int, Pool] = {}
         atexit.register(_close_if_alive, weakref.ref(self))
 
@@ -38,7 +44,7 @@ class ProcessesEngine:
                 world_size, lambda place: LocalLink(place, self._start_method, request.adapter)
             )
         try:
-            execution = self._pools[world_size].run(self.name, request, self._budget)
+            execution = self._pools[world_size].run(self.name, request, self._budget, self._limit)
         except BaseException:
             self._discard(world_size)
             raise

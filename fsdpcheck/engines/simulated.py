@@ -20,7 +20,9 @@ from fsdpcheck import adapters, arithmetic
 from fsdpcheck.engines import _installs, _poison
 from fsdpcheck.engines._rank_threads import Pool
 from fsdpcheck.engines._rendezvous import current_rank
+from fsdpcheck.engines._shared_locks import set_apart
 from fsdpcheck.engines._simulated_run import SimulatedRun
+from fsdpcheck.engines._spent import LIMIT_SECONDS, Limit
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.program import rank_program
@@ -38,7 +40,8 @@ class SimulatedEngine:
     """Runs requests on simulated ranks; one pool of rank threads a world size, replaced after any failure.
 
     ``budget_seconds``: a limit the user sets on one run for ranks that never stop computing; the failure is then
-    "no progress" with every rank's stack, and never a deadlock. None: no limit. ``program`` is what each rank runs.
+    "no progress" with every rank's stack, and never a deadlock. ``limit_seconds``: what a run may use up when nobody
+    set one (_spent.py). ``program`` is what each rank runs.
     """
 
     name = "simulated"
@@ -48,7 +51,9 @@ class SimulatedEngine:
         device: str | torch.device = "cpu",
         budget_seconds: float | None = None,
         program: Program = rank_program,
+        limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
+        self._limit = Limit(limit_seconds)
         self._device, self._budget, self._program = torch.device(device), budget_seconds, program
         self._pools: dict[int, Pool] = {}
         weakref.finalize(self, _close_all, self._pools)  # also at the interpreter's exit
@@ -60,6 +65,8 @@ class SimulatedEngine:
         if current_rank() is not None:
             raise UsageError("a simulated rank cannot start another simulated run")
         rank_local = adapters.features(request.adapter).rank_local
+        if not adapters.is_builtin(request.adapter):
+            set_apart(adapters.canonical(request.adapter), world_size)
         pool = self._pools.get(world_size)
         if pool is None:
             pool = self._pools[world_size] = Pool(world_size)
@@ -70,7 +77,8 @@ class SimulatedEngine:
                 stack.enter_context(arithmetic.of(request.case))
                 hits = stack.enter_context(_installs.installed(request.installs))
                 job = partial(self._program, request)
-                run = pool.run(SimulatedRun(request, rank_local), job, self._device, self._budget)
+                begun = SimulatedRun(request, rank_local)
+                run = pool.run(begun, job, self._device, self._budget, self._limit)
                 run.execution.install_hits = hits.read()
         except BaseException:
             self._discard(world_size)

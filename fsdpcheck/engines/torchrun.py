@@ -25,6 +25,7 @@ from fsdpcheck.engines import _installs
 from fsdpcheck.engines._follower import Place
 from fsdpcheck.engines._links import Link, LocalLink
 from fsdpcheck.engines._pool import Pool
+from fsdpcheck.engines._spent import Limit
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RunRequest
 
@@ -54,7 +55,7 @@ class TorchrunEngine:
 
     def __init__(self, budget_seconds: float | None = None) -> None:
         _one_machine()
-        self._budget, self._store = budget_seconds, _control_store()
+        self._budget, self._limit, self._store = budget_seconds, Limit(), _control_store()
         self._pool: Pool | None = None
         self._pools = 0
         self._closed = False
@@ -73,7 +74,7 @@ class TorchrunEngine:
         _installs.check(request.installs)
         pool = self._pool = self._pool or self._new_pool()
         try:
-            execution = pool.run(self.name, request, self._budget)
+            execution = pool.run(self.name, request, self._budget, self._limit)
         except BaseException:
             self._discard()
             raise

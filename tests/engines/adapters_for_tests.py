@@ -7,11 +7,13 @@ wrong with one happens once, on one rank, in the middle of a step.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -257,6 +259,45 @@ def keeps_the_machine(rank: int) -> None:
     """One rank never lets Python run again; not even a thread of its own could tell where it is."""
     if rank == WRONG_RANK:
         ctypes.PyDLL(None).pause()
+
+
+@AveragingAdapter
+def forks(rank: int) -> None:
+    """One rank leaves a process behind that never ends."""
+    if rank == WRONG_RANK and os.fork() == 0:
+        while True:
+            signal.pause()
+
+
+@AveragingAdapter
+def sleeps(rank: int) -> None:
+    """One rank waits for what never comes and uses no processor time."""
+    while rank == WRONG_RANK:
+        signal.pause()
+
+
+_LOCK = threading.Lock()
+
+
+@AveragingAdapter
+def locks(rank: int) -> None:
+    """A lock of the module is held across a collective; each process has its own."""
+    with _LOCK:
+        dist.all_reduce(_numbers(2))
+
+
+class _Cached:
+    @functools.cached_property
+    def world(self) -> Tensor:
+        """Until Python 3.12 computed under a lock of the class."""
+        found = _numbers(1)
+        dist.all_reduce(found)
+        return found
+
+
+@AveragingAdapter
+def caches(rank: int) -> None:
+    assert _Cached().world == dist.get_world_size()
 
 
 def not_an_adapter() -> None:

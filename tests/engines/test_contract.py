@@ -154,6 +154,12 @@ def test_a_deadlock_says_who_waits_where_for_whom(engine: Engine) -> None:
     assert any("late_alone" in line for line in waiting.stack)
 
 
+def test_a_lock_of_a_module_is_one_lock_a_rank(engine: Engine) -> None:
+    """Real ranks never wait for one another at it, so simulated ones do not either."""
+    for attribute in ("locks", "caches"):
+        assert engine.run(own(attribute, 3)).failure is None
+
+
 def test_calls_in_flight_on_two_groups_may_cross(engine: Engine) -> None:
     assert engine.run(own("crossed_in_flight")).failure is None
 

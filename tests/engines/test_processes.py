@@ -14,10 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from fsdpcheck import leftovers
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.engines import _pool, _watch
 from fsdpcheck.engines._follower import Place
 from fsdpcheck.engines._links import LocalLink
+from fsdpcheck.engines._spent import Limit
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.execution import Execution, Failure, RunRequest
@@ -117,6 +119,27 @@ def test_a_budget_that_runs_out_is_no_progress_and_shows_all_stacks(attribute: s
     assert any(f"in {attribute}" in line for line in running.stack)
     assert any("in step" in line for line in waiting.stack)
     engine.close()
+
+
+def test_who_set_no_budget_is_not_kept_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by a rank that computes for ever nor by one that sleeps for ever; what both used up is told."""
+    for attribute in ("spins", "sleeps"):
+        engine = ProcessesEngine()
+        engine.run(request_for("honest"))  # workers are there, so that the limit is for the ranks' own calls
+        monkeypatch.setattr(engine, "_limit", Limit(0.3))
+        failure = failed(engine.run(request_for(attribute)))
+        assert failure.kind == "no progress", failure.text
+        assert "are more than the 0 s that a run may use up" in failure.text
+        assert any(f"in {attribute}" in line for line in failure.ranks[1].stack)
+        engine.close()
+
+
+def test_what_a_rank_has_forked_ends_with_it(engine: ProcessesEngine) -> None:
+    engine.run(request_for("forks"))
+    rank = pids(engine)[1]
+    (forked,) = (entry.pid for entry in leftovers.living() if entry.group == rank != entry.pid)
+    engine.close()
+    assert not is_alive(forked)
 
 
 def test_a_worker_that_dies_before_all_have_come_is_told_and_not_waited_for() -> None:
