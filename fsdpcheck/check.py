@@ -49,9 +49,10 @@ def check_law(
     started = time.monotonic()
     check = Judging(law, run.watching(law.observe), on_case, deadline)
     stop = _explore(check, most or PROFILES[profile], world_sizes, seed, shrink)
-    if shrink and stop is None and check.broken is not None and run.engine.name == "simulated":
+    varied = check.varied(check.violations[-1][0], check.asked, stop) if shrink and check.violations else None
+    if varied is None and shrink and stop is None and check.violations and run.engine.name == "simulated":
         check.look_further(world_sizes, seed)
-    verdict = check.verdict(stop)
+    verdict = varied or check.verdict(stop)
     return replace(verdict, seconds=time.monotonic() - started)
 
 
@@ -59,6 +60,7 @@ def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None,
     """Judge ``law`` on one case, as when a token is replayed. Raises UsageError and NoProgress.
 
     With ``diagnose``, further cases are drawn on simulated ranks, until ``deadline``: one alone fits several mistakes.
+    And the case is run several times, for one that gives other results each time is a finding of its own, if it holds.
     """
     started = time.monotonic()
     check = Judging(law, run.watching(law.observe), None, deadline)
@@ -66,7 +68,8 @@ def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None,
     try:
         law.body(case, check.run)
     except Violation as violation:
-        verdict = check.broken_by(case, violation, diagnose)
+        varied = check.varied(case, run.asked, None) if diagnose else None
+        verdict = varied or check.broken_by(case, violation, diagnose)
     except NotExact as error:
         why = f"the case is outside the exact domain: {error}"
         verdict = Verdict(law.name, run.adapter_ref, "no case", rejected=1, reason=why, exit_code=INTERNAL)
@@ -74,7 +77,8 @@ def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None,
         check.refused[case] = str(error)
         verdict = check.not_supported
     else:
-        verdict = Verdict(law.name, run.adapter_ref, "holds", cases=1)
+        varied = check.varied(case, run.asked, None) if diagnose else None
+        verdict = varied or Verdict(law.name, run.adapter_ref, "holds", cases=1)
     return replace(verdict, seconds=time.monotonic() - started)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import hypothesis
 from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 
-from fsdpcheck import census, evidence, refusals, uninitialised
+from fsdpcheck import census, evidence, refusals, undetermined, uninitialised
 from fsdpcheck.case import Case
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Refused, Violation
@@ -289,11 +289,26 @@ class Judging:
 
     def _flaky(self, found: Finding) -> Verdict:
         reason = (
-            f"the law broke and then held on the same case, so the run is not deterministic ({found.what});"
-            " state that outlives a case in the adapter, or an error of fsdpcheck; replay with: "
-            + command(found.token, found.adapter, self.run.installs)
+            f"the law broke and then held on the same case, so the run is not deterministic ({found.what}); gloo"
+            " processes showed no difference: state that simulated ranks share (Features.rank_local), or an error of"
+            f" fsdpcheck; replay with: {command(found.token, found.adapter, self.run.installs)}"
         )
         return replace(self._held, status="error", reason=reason, exit_code=INTERNAL)
+
+    def varied(self, case: Case, asked: RunRequest | None, stop: BaseException | None) -> Verdict | None:
+        """The finding that ``asked`` of ``case`` gives other results each time; None where it does not.
+
+        It is looked for on processes if it varies on the engine of the run, or if the law did (``stop``).
+        """
+        if asked is None or not (isinstance(stop, Flaky) or undetermined.varies(self.run, asked)):
+            return None
+        violation = undetermined.difference(self.run, asked)
+        if violation is None:
+            return None
+        self._count(case)
+        found = finding_of(self.law, self.run, case, violation)
+        told = replace(found, kind="undetermined", engine="processes", place="")
+        return replace(self._held, status="finding", finding=told, exit_code=FINDING)
 
     def _no_case(self, spent: bool) -> Verdict:
         if spent:

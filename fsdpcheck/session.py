@@ -18,7 +18,7 @@ from typing import Any, get_args
 import hypothesis
 import torch
 
-from fsdpcheck import adapters, engines, law, planted, replay, spelling
+from fsdpcheck import adapters, engines, law, planted, replay, spelling, undetermined
 from fsdpcheck.agenda import Agenda, Pair
 from fsdpcheck.case import Case, Trait
 from fsdpcheck.case.traits import OF_MODELS
@@ -177,6 +177,8 @@ class _Confirmation:
         case = Case.from_json(json.dumps(finding.case))
         if case.kernel is not None:
             return "not tried", "kernels run in a process of their own, without ranks"
+        if finding.kind == "undetermined":
+            return "yes", "found on gloo processes"
         if self._used.name != "simulated":
             return "yes", f"found on {self._used.name}"
         if not self._plan.confirm:
@@ -186,13 +188,16 @@ class _Confirmation:
                 self._engine = _opened(self._stack, CONFIRMING, self._plan.budget)
             run = Run(self._engine, finding.adapter, self._plan.installs)
             verdict = check_case(found, run, case, diagnose=False)
+            varies = verdict.finding is None and run.asked is not None and undetermined.varies(run, run.asked)
         except FsdpcheckError as error:
             return "not tried", str(error)
-        return _compared(finding, verdict)
+        return _compared(finding, verdict, varies)
 
 
-def _compared(finding: Finding, verdict: Verdict) -> tuple[Confirmation, str]:
+def _compared(finding: Finding, verdict: Verdict, varies: bool) -> tuple[Confirmation, str]:
     there = verdict.finding
+    if there is None and varies:
+        return "no", f"on gloo: {verdict.status}, but run again in the same processes it gives other results"
     if there is None:
         told = f"on gloo: {verdict.status} {verdict.reason}".rstrip()
         return "no", told + (_SHARED if verdict.status == "holds" else "")

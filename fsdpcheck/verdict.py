@@ -22,10 +22,11 @@ _WORST_FIRST = (INTERNAL, USAGE, FINDING, NO_PROGRESS)
 class Finding:
     """One broken law, with the smallest case that breaks it.
 
-    ``what, got, wanted, where, cause`` are those of the Violation. ``kind`` is the Execution's failure kind, or
-    "value" when all ranks finished with a wrong number; ``place`` is file:line of the innermost frame outside torch,
-    when a failure has one. ``case`` is the case as JSON, ``words`` the same for people. ``confirmed``: did real gloo
-    processes break the same law on the same case; ``note`` says why not, or what else must be known.
+    ``what, got, wanted, where, cause`` are those of the Violation. ``kind`` is the Execution's failure kind,
+    "value" when all ranks finished with a wrong number, "undetermined" when the same case gives other results.
+    ``place`` is file:line of the innermost frame outside torch, when a failure has one. ``case`` is the case as JSON,
+    ``words`` the same for people. ``confirmed``: did real gloo processes break the same law on the same case; ``note``
+    says why not, or what else must be known.
     ``when``: which kind of case alone breaks the law; ``stage``: what of a step differs first. Both may be empty.
     """
 
@@ -51,7 +52,7 @@ class Finding:
     @property
     def root(self) -> tuple[str, ...]:
         """Findings with one root are one defect seen by several laws."""
-        if self.kind == "value":
+        if self.kind in ("value", "undetermined"):
             return (self.adapter, self.kind, self.cause or self.what)
         return (self.adapter, self.kind, self.place or self.got)
 

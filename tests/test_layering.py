@@ -43,8 +43,8 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     },
     {
         "uses": (
-            "replay", "census", "evidence", "uninitialised", "check", "judging", "law", "planted", "session", "agenda",
-            "ledger", "power", "power.*", "claims", "claims.*",
+            "replay", "census", "evidence", "uninitialised", "undetermined", "check", "judging", "law", "planted",
+            "session", "agenda", "ledger", "power", "power.*", "claims", "claims.*",
         )
     },
     {"report": ("report", "report.*")},
