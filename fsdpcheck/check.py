@@ -107,6 +107,8 @@ def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:
         return "the law brings models of its own: it is about certain layers, or large ones"
     if law.known_layers and "own-layers" in run.own.traits:
         return "no bound is proved for how norms of layers of your own round; --real judges nothing of them"
+    if law.known_layers and run.own.names:
+        return f"bounds are proved in float64 alone, and your model names {run.own.names}"
     return own_drawing.not_accepted(law.draw, run.features, world_sizes, run.own)
 
 

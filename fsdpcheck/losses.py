@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fsdpcheck.case import Loss, OwnModel
 from fsdpcheck.own import model as own_model
+from fsdpcheck.own.widening import widened
 
 Reduction = Literal["none", "mean", "sum"]
 
@@ -79,4 +80,5 @@ class OwnLoss(PerSampleLoss):
         shape, dtype = own_model.target_form(self.own)
         targets = t_BF.reshape(len(t_BF), *shape)
         outputs = y_BF.reshape(len(y_BF), *own_model.output_shape(self.own))
-        return own_model.loss(self.own.loss)(outputs, targets if dtype is None else targets.to(dtype))
+        with widened(self.own, y_BF.dtype):
+            return own_model.loss(self.own.loss)(outputs, targets if dtype is None else targets.to(dtype))

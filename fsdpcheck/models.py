@@ -19,6 +19,7 @@ from fsdpcheck.case.shapes import Shape, Stage, StageKind, body_output, stages
 from fsdpcheck.clipping_groups import INSTRUMENT
 from fsdpcheck.losses import OwnLoss, PerSampleLoss
 from fsdpcheck.own import model as own_model
+from fsdpcheck.own.widening import widened
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 EXACT_SCALE_EXPONENT = {"float64": 40, "float32": 8}
@@ -91,13 +92,19 @@ def _read(instrument: nn.Module, like: Tensor) -> Tensor:
 class OwnCaseModel(CaseModel):
     """The instrument beside a model of the user's own, which stays as it is: inputs [b, ...] -> [b, F + R]."""
 
-    def __init__(self, model: nn.Module, features: int, instrument: nn.Linear) -> None:
+    def __init__(self, model: nn.Module, own: OwnModel, instrument: nn.Linear, dtype: torch.dtype) -> None:
+        """``dtype``: the case's, in which the model's output is taken, if it names one."""
         nn.Module.__init__(self)
-        self.model, self.features, self.instrument = model, features, instrument
+        self.model, self.own, self.instrument, self.dtype = model, own, instrument, dtype
 
     def forward(self, inputs: Tensor) -> Tensor:
-        body_BF = self.model(inputs).reshape(len(inputs), self.features)
+        body_BF = (self._named if self.own.names else self.model)(inputs).reshape(len(inputs), self.own.features)
         return torch.cat([body_BF, _read(self.instrument, body_BF)], dim=1)
+
+    def _named(self, inputs: Tensor) -> Tensor:
+        with widened(self.own, self.instrument.weight.dtype):
+            outputs: Tensor = self.model(inputs).to(self.dtype)
+        return outputs
 
 
 def build(case: Case) -> CaseModel:
@@ -127,7 +134,8 @@ def build(case: Case) -> CaseModel:
 
 def _build_own(case: Case, own: OwnModel, parameters: dict[str, Tensor]) -> CaseModel:
     instrument = _instrument(case, parameters[INSTRUMENT])
-    made = OwnCaseModel(own_model.model(own.build).to(DTYPES[case.arithmetic.dtype]), own.features, instrument)
+    dtype = DTYPES[case.arithmetic.dtype]
+    made = OwnCaseModel(own_model.model(own.build).to(dtype), own, instrument, dtype)
     for name, parameter in made.model.named_parameters():
         parameter.data = parameters[f"model.{name}"]
     return made

@@ -31,6 +31,7 @@ from fsdpcheck.exact.certifier import PRECISIONS, Certifier, Precision
 from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent, premultiplies_exactly
 from fsdpcheck.exact.operators import Bound
 from fsdpcheck.oracle import Answer, Named, StepAnswer
+from fsdpcheck.own import alone
 
 _UNBOUNDED = Precision(EMPTY, EMPTY, EMPTY)
 
@@ -67,7 +68,7 @@ def prove(case: Case, answer: Answer) -> dict[str, int]:
     covers per-sample gradients and norms but not the weighted sums. A case that computes in low precision is proved in
     float32 and then there (low_precision.py).
     """
-    budget = Budget(PRECISIONS[case.arithmetic.dtype])
+    budget = Budget(_precision(case))
     _averages(case, budget)
     model = models.build(case).double()
     scalar = whole_step.loss_scalar(case)
@@ -80,6 +81,14 @@ def prove(case: Case, answer: Answer) -> dict[str, int]:
     if case.arithmetic.compute != "dtype":
         low_precision.prove(case, answer, budget.used)
     return budget.used
+
+
+def _precision(case: Case) -> Precision:
+    """That of the narrowest dtype in which a case computes: its own, or one that a user's model names."""
+    name = (case.model.own.names if case.model.own is not None else "") or case.arithmetic.dtype
+    if name not in PRECISIONS:
+        raise NotExact(f"case: your model computes in {name}, of which nothing is proved")
+    return PRECISIONS[name]
 
 
 def _prove_step(case: Case, step: StepAnswer, model: models.CaseModel, budget: Budget, weights: Tensor | None) -> None:
@@ -134,7 +143,7 @@ def _certified(
     loss, trained = whole_step.loss(case), whole_step.trained(model)
     certifier = Certifier(budget.precision, budget.where, used=budget.used)
     with certifier:
-        outputs = model(inputs)
+        outputs = _outputs(case, model, inputs)
         with certifier.values_unused():
             losses = loss(outputs, targets)
         certifier.stage = "backward"
@@ -147,6 +156,19 @@ def _certified(
                 own = clipping_groups.members(case, trained, group)
                 whole_step.gradients(losses, own, clipping_groups.column(weights, group), keep=True)
     return bounds
+
+
+def _outputs(case: Case, model: models.CaseModel, inputs: Tensor) -> Tensor:
+    """A forward under the certifier; what it says of a user's own model names the module."""
+    if case.model.own is None:
+        result: Tensor = model(inputs)
+        return result
+    with alone.followed(model.get_submodule("model")) as at:
+        try:
+            result = model(inputs)
+        except NotExact as error:
+            raise NotExact(f"{error}; in module {at[-1]}" if at else str(error)) from None
+    return result
 
 
 def traced_gradients(

@@ -1,15 +1,20 @@
 """Refusals: an implementation that says it cannot take a user's own model has trained nothing wrong, nor right.
 
 Of the harness's models it declares what it accepts, so that raising on those is a finding. A user's model may hold what
-no declaration has a word for.
+no declaration has a word for. And a model that raises on a single device, given the same samples, is nobody's finding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fsdpcheck.execution import Execution, Failure, RankState
+import torch
 
+from fsdpcheck import arithmetic, layouts, models
+from fsdpcheck.execution import Execution, Failure, RankState, RunRequest
+from fsdpcheck.own.alone import Alone, Stumble, watched
+
+_ALONE = "your model raises on a single device too, from the same samples"
 _TOLD = NotImplementedError.__name__
 
 
@@ -24,14 +29,48 @@ def refused(execution: Execution) -> str:
     return failure.text if _alike(failure) else ""
 
 
+def raised_alone(execution: Execution) -> str:
+    """What every rank raised on a user's model, if a single device raises it too, from a micro-batch of each; else "".
+
+    Before the first step, with the parameters that the case begins with: what is raised later alone stays a finding.
+    """
+    failure, case = execution.failure, execution.request.case
+    own = case.model.own
+    if failure is None or failure.kind != "raised" or own is None or any(r.state != "raised" for r in failure.ranks):
+        return ""
+    stumbles = [_stumble(execution.request, rank) for rank in failure.ranks]
+    if not stumbles or not all(stumbles):
+        return ""
+    found = stumbles[0]
+    assert found is not None
+    return f"{_ALONE}\n  got     {found.error}\n  wanted  no exception\n  where   {found.where}"
+
+
+def _stumble(request: RunRequest, rank: RankState) -> Stumble | None:
+    """What a single device raises from one of a rank's micro-batches, if that is what the rank raised."""
+    case = request.case
+    for step in range(case.step.steps):
+        for micro in layouts.batch(case, step, rank.rank, request.instrument).micro_batches:
+            found, model = Alone(), models.build(case)
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            with arithmetic.of(case), watched(model, models.DTYPES[case.arithmetic.dtype], found):
+                losses = models.loss_for(case)(model(micro.inputs), micro.targets)
+                torch.autograd.grad(losses.sum(), trained, allow_unused=True)
+            if found.stumble is not None and found.stumble.error in "\n".join(rank.stack):
+                return found.stumble
+    return None
+
+
 def verdict_text(reports: Iterable[str], refused: int, judged: int) -> str:
     """Why a law is not supported, with the most frequent report."""
     held = f"the other {judged} hold, which is no pass" if judged else "none was judged"
     said = next(iter(reports), "").replace("\n", "\n  ")
-    return (
-        f"the adapter refuses {refused} of {refused + judged} cases of your model by {_TOLD}; {held}\n  {said}\n"
-        "  next    do as it says, or leave such laws out (--law); what raises is no finding of a wrong step"
-    )
+    if said.startswith(_ALONE):
+        head, then = f"{refused} of {refused + judged} cases are refused", "run the model on such a batch by itself"
+    else:
+        head = f"the adapter refuses {refused} of {refused + judged} cases of your model by {_TOLD}"
+        then = "do as it says, or leave such laws out (--law)"
+    return f"{head}; {held}\n  {said}\n  next    {then}; what raises is no finding of a wrong step"
 
 
 def _alike(failure: Failure) -> bool:

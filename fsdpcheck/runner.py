@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from torch import Tensor
 
-from fsdpcheck import adapters, models, oracle, proof, refusals, tiers
+from fsdpcheck import adapters, models, oracle, proof, refusals, tiers, whole_step
 from fsdpcheck.adapters._base import Adapter, FactorRule, Features, Trait
 from fsdpcheck.case import Case, OwnModel
 from fsdpcheck.case.rules import is_power_of_two
@@ -108,7 +108,7 @@ class Run:
         execution = (self.engine if case.kernel is None else interpreter()).run(request)
         self.ran.note(execution)
         _raise_what_is_no_finding(execution.failure)
-        if report := refusals.refused(execution):
+        if report := refusals.refused(execution) or refusals.raised_alone(execution):
             raise Refused(report)
         return execution
 
@@ -169,6 +169,8 @@ class Run:
 def _proved(case: Case, factor: FactorRule) -> oracle.Answer:
     answer = oracle.answer(case, factor)
     proof.prove(case, answer)
+    if case.model.own is not None and case.model.own.names:
+        whole_step.require_same_alone(case, answer)
     return answer
 
 

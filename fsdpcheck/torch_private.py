@@ -82,6 +82,15 @@ _GLUE = "typing_extensions.py"
 _IMPLEMENTATIONS = tuple(_OURS + name + os.sep for name in ("impl", "adapters"))
 
 
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Inside, no dispatch mode sees what this thread computes. Tried: 2.13.0."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield
+
+
 def is_plumbing(filename: str) -> bool:
     """Whether a file is no part of an implementation: torch outside its FSDP folders, the harness, Python's own."""
     if filename.startswith(_TORCH):

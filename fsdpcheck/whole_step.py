@@ -11,7 +11,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import layouts, models
+from fsdpcheck import arithmetic, layouts, models
 from fsdpcheck.case import Case
 from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.errors import NotExact
@@ -71,3 +71,23 @@ def reduces_exactly(answer: Answer, step: StepAnswer) -> bool:
     if answer.case.step.clipping == "probe":
         return False
     return not answer.rule.nested or not bool((step.factors != 1).any())
+
+
+def require_same_alone(case: Case, answer: Answer) -> None:
+    """In the case's own dtype the model gives each sample's gradient, alone, as ``answer`` has it from float64.
+
+    One that names a dtype may compute something else there. Raises NotExact where it does.
+    """
+    model, dtype = models.build(case), models.DTYPES[case.arithmetic.dtype]
+    own = trained(model)
+    with arithmetic.of(case):
+        for k, step in enumerate(answer.steps):
+            load(model, step)
+            for row in range(len(step.samples)):
+                inputs, targets = data(case, step, [row])
+                inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+                losses = models.loss_for(case)(model(inputs), targets.to(dtype))
+                found = gradients(losses, own, torch.ones_like(losses), keep=False)
+                for name, gradient in zip(own, found, strict=True):
+                    if not torch.equal(gradient.double(), step.gradients[name][row]):
+                        raise NotExact(f"step {k}, {name}: in {case.arithmetic.dtype} the model gives other bits alone")

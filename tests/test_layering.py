@@ -27,7 +27,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
             "adapters._contract",
             "adapters._plugs", "models", "losses", "layers", "layouts", "siblings", "neighbours", "plan", "verdict",
             "floors", "clipping_groups", "refusals", "program", "program.*", "own", "own.model", "own.units",
-            "own.inspection",
+            "own.inspection", "own.alone", "own.widening",
         )
     },
     {

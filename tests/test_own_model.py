@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsdpcheck import adapters, binomial, engines, layouts, models, oracle, proof, replay
+from fsdpcheck import adapters, binomial, engines, layouts, models, oracle, proof, replay, whole_step
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, ModelSpec, OwnModel, StepSpec
 from fsdpcheck.check import check_law
 from fsdpcheck.checks import poisson
@@ -31,7 +31,8 @@ def _own(build: str = "right", batch: str = "batch", loss: str = "", file: str =
 
 
 def _case(own: OwnModel, numbers: str = "grid", loss: str = "mse") -> Case:
-    arithmetic = Arithmetic(project=False, numbers=numbers)  # type: ignore[arg-type]
+    dtype = "float32" if own.names else "float64"
+    arithmetic = Arithmetic(dtype, project=False, numbers=numbers)  # type: ignore[arg-type]
     step = StepSpec(loss)  # type: ignore[arg-type]
     return Case(ModelSpec((), own=own), layout=BatchLayout("contiguous", 3), step=step, arithmetic=arithmetic, seed=7)
 
@@ -204,11 +205,71 @@ def test_the_answer_is_autograds_on_the_users_model() -> None:
         assert torch.equal(answer.steps[0].released[f"model.{name}"], parameter.grad)
 
 
-@pytest.mark.parametrize(("build", "said"), [("untaught", "aten.sin.default"), ("narrow", "fewer bits than float64")])
+@pytest.mark.parametrize(("build", "said"), [("untaught", "aten.sin.default"), ("in_float16", "computes in float16")])
 def test_what_the_exact_domain_cannot_express_is_named(build: str, said: str) -> None:
     case = _case(_own(build))
     with pytest.raises(NotExact, match=said):
         proof.prove(case, oracle.answer(case))
+
+
+@pytest.mark.parametrize(
+    ("build", "names", "where"),
+    [
+        ("right", "", ""),
+        ("upcast", "float32", "module front.0 (Rms), operator aten._to_copy.default on float64"),
+        ("to_float32", "bfloat16", "module front.0 (Calls), operator aten._to_copy.default on float64"),
+        ("autocast", "bfloat16", "module front.0.inner (Linear), operator aten._to_copy.default on float32"),
+        ("in_float16", "float16", "module front.0 (Narrow), operator aten._to_copy.default on float64"),
+    ],
+)
+def test_a_model_that_names_a_dtype_is_drawn_in_float32(build: str, names: str, where: str) -> None:
+    seen = own_inspection.inspect(f"{TOYS}:{build}", f"{TOYS}:batch")
+    assert (seen.own.names, seen.alone.where) == (names, where)
+    assert ("float32" in seen.left_out(real=False)) == (not names)
+    assert any("cases are drawn in float32" in note and where in note for note in seen.notes) == bool(names)
+    case = own_drawing.on_model(seen.own, Case(ModelSpec((LayerSpec(1),))))
+    assert case.arithmetic.dtype == ("float32" if names else "float64")
+    assert Case.from_json(case.to_json()) == case
+    assert ("names" in case.to_json()) == bool(names)
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (
+            "mismatched",
+            ("in float32, whose dtype it names", "front.1 (Linear), operator aten.addmm.default on float32"),
+        ),
+        ("on_two", ("in float64 and in float32", "got     ValueError: two at once", "the loss, or the backward")),
+    ],
+)
+def test_what_raises_on_a_single_device_is_refused_with_its_place(build: str, said: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as refused:
+        _own(build)
+    assert all(words in str(refused.value) for words in (*said, "own_models.py:"))
+
+
+def test_a_model_that_names_a_dtype_has_no_case_in_float64() -> None:
+    case = _case(_own("upcast"))
+    with pytest.raises(InvalidCase, match="float32 for a model that names float32"):
+        replace(case, arithmetic=replace(case.arithmetic, dtype="float64"))
+
+
+def test_dtypes_that_a_model_names_are_proved_and_its_own_dtype_has_the_last_word() -> None:
+    """Fractions fit neither 24 bits nor the 8 of a bfloat16; and what the model itself gives otherwise is no answer."""
+    for build in ("upcast", "autocast"):
+        own = _own(build)
+        case = _case(own)
+        answer = oracle.answer(case)
+        assert proof.prove(case, answer)
+        whole_step.require_same_alone(case, answer)
+    step = answer.steps[0]
+    other = {name: value + 2.0**-9 for name, value in step.gradients.items()}
+    with pytest.raises(NotExact, match="the model gives other bits alone"):
+        whole_step.require_same_alone(case, replace(answer, steps=(replace(step, gradients=other),)))
+    large = {name: value + 2.0**-9 for name, value in step.before.items()}
+    with pytest.raises(NotExact, match=r"had 8"):
+        proof.prove(case, replace(answer, steps=(replace(step, before=large),)))
 
 
 def test_roundings_count_every_sum() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fsdpcheck import cli, replay
-from fsdpcheck.case import Case, LayerSpec, ModelSpec, OwnModel
-from fsdpcheck.check import check_law
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OwnModel
+from fsdpcheck.check import check_case, check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import InvalidToken
 from fsdpcheck.law import chapters
@@ -42,6 +42,28 @@ def test_units_that_are_computed_again_may_take_inputs_by_keyword(adapter: str, 
     run = Run(engine, adapter, own=own)
     verdict = check_law(chapters()["features.checkpointing"], run, world_sizes=(2,), most=2)
     assert (verdict.status, verdict.cases, verdict.reason) == ("holds", 2, "")
+
+
+def test_laws_hold_on_models_that_name_a_dtype(engine: SimulatedEngine) -> None:
+    """In float64 plain PyTorch raises on the second, as ranks would."""
+    for build, law in (("autocast", "training.plain"), ("to_float32", "rounding.gradients")):
+        seen = own_inspection.inspect(f"{TOYS}:{build}", f"{TOYS}:batch")
+        run = Run(engine, "fully_shard", own=seen.own, avoid=seen.left_out(law.startswith("rounding")))
+        verdict = check_law(chapters()[law], run, world_sizes=(2,), most=2)
+        assert (verdict.status, verdict.cases, verdict.reason) == ("holds", 2, "")
+        assert verdict.census["float32"] == 2
+
+
+def test_what_a_single_device_raises_too_is_no_finding(engine: SimulatedEngine) -> None:
+    own = own_inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").own
+    raising = replace(own, build=f"{TOYS}:on_five")
+    layout = BatchLayout("contiguous", 10)
+    case = Case(ModelSpec((), own=raising), MeshSpec(2), layout, arithmetic=Arithmetic(project=False, numbers="real"))
+    verdict = check_case(chapters()["rounding.gradients"], Run(engine, "fully_shard", own=raising), case)
+    assert (verdict.status, verdict.exit_code) == ("not supported", 2)
+    assert "your model raises on a single device too" in verdict.reason
+    assert "got     ValueError: five at once" in verdict.reason
+    assert "module model.front.0 (Calls)" in verdict.reason
 
 
 def test_laws_that_need_a_large_model_are_not_asked_of_a_users_small_one(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ Contribution = Literal["complete", "partial", "mixed"]
 ClipGroups = Literal["all", "units"]
 Dtype = Literal["float64", "float32"]
 Numbers = Literal["grid", "real"]
+Named = Literal["", "float32", "bfloat16", "float16"]
 Averaging = Literal["divide", "premultiply"]
 Compute = Literal["dtype", "bfloat16", "tf32"]
 OptimizerKind = Literal["sgd", "adam", "adamw"]
@@ -92,7 +93,8 @@ class OwnModel:
     them (see replay.py). ``loss`` "" is the built-in one: half the squared error, or cross-entropy of integer targets.
     ``units``: names of the modules to shard, in forward order. ``rows``: size of dim 0 of each parameter.
     ``features`` F and ``targets`` count one sample's output and targets, flattened. ``traits``: what the model itself
-    demands of an implementation.
+    demands of an implementation. ``names``: the narrowest dtype that its forward or its loss asks for by name, below
+    the one it is given, if any; its cases are in float32 then.
     """
 
     build: str
@@ -103,6 +105,7 @@ class OwnModel:
     features: int = 1
     targets: int = 1
     traits: tuple[Trait, ...] = ()
+    names: Named = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,6 +297,10 @@ def _validate_numbers(case: Case) -> None:
         _refuse("step.clipping", "exact", "another family with real numbers", 'use "unclipped" or "probe"')
     if case.arithmetic.compute != "dtype":
         _validate_compute(case)
+    names = case.model.own.names if case.model.own is not None else ""
+    if names and case.arithmetic.dtype != "float32":
+        wanted = f"float32 for a model that names {names}: beside float64 it would raise or round"
+        _refuse("arithmetic.dtype", case.arithmetic.dtype, wanted, "set it")
 
 
 def _validate_compute(case: Case) -> None:

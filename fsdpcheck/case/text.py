@@ -24,6 +24,7 @@ _LONGEST = 1 << 20
 _LATER: dict[str, dict[str, Any]] = {
     "Case": {"sampling": None, "kernel": None},
     "ModelSpec": {"own": None},
+    "OwnModel": {"names": ""},
     "BatchLayout": {"lists": ()},
     "StepSpec": {"noise_multiplier": 0.0, "clip_groups": "all"},
     "Arithmetic": {"compute": "dtype"},
@@ -35,6 +36,7 @@ def encode(case: Case, version: int) -> str:
     """The case as one line of JSON, every field written out but later ones that say nothing."""
     data = dataclasses.asdict(case)
     parts = [(data, case), *((data[key], getattr(case, key)) for key in ("model", "layout", "step", "arithmetic"))]
+    parts += [(data["model"]["own"], case.model.own)] if case.model.own is not None else []
     for own, part in parts:
         for name, default in _LATER[type(part).__name__].items():
             if own[name] == default:

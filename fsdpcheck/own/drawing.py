@@ -35,8 +35,13 @@ def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own
 
 
 def on_model(own: OwnModel, case: Case) -> Case:
-    """``case`` on the user's model. Weights on a grid are the smallest: a deep model needs the bits."""
+    """``case`` on the user's model. Weights on a grid are the smallest: a deep model needs the bits.
+
+    In float32 where the model names a dtype, which holds for it as for plain PyTorch; then inputs are the smallest too.
+    """
     integers = own_model.target_form(own)[1] is not None
     step = replace(case.step, loss="cross_entropy" if integers and not own.loss else "mse")
     arithmetic = replace(case.arithmetic, weights=1)
+    if own.names:
+        arithmetic = replace(arithmetic, dtype="float32", inputs=1)
     return replace(case, model=ModelSpec((), own=own), step=step, arithmetic=arithmetic)

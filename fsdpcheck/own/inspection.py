@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpcheck import references
@@ -21,6 +22,7 @@ from fsdpcheck.case import OwnModel, Trait
 from fsdpcheck.clipping_groups import INSTRUMENT, is_instrument
 from fsdpcheck.errors import UsageError
 from fsdpcheck.exact import surrogates
+from fsdpcheck.own import alone
 from fsdpcheck.own import model as own_model
 from fsdpcheck.own import units as own_units
 
@@ -35,10 +37,11 @@ _LAYERS: dict[type[nn.Module], Trait | None] = {
 
 
 class Seen(NamedTuple):
-    """``own`` for cases; ``fails_on_none``: what the model raises on no samples, "" if nothing."""
+    """``own`` for cases; ``fails_on_none``: what the model raises on no samples, "" if nothing; what it does alone."""
 
     own: OwnModel
     fails_on_none: str
+    alone: alone.Stepped
 
     def left_out(self, real: bool) -> frozenset[Trait]:
         """Traits of cases that are not drawn on this model: what it cannot take, or what float32 has no bits for.
@@ -46,7 +49,7 @@ class Seen(NamedTuple):
         Nor per-layer clipping, which would need an instrument inside each of its units.
         """
         found: set[Trait] = {"per-layer-clipping"}
-        if not real:
+        if (not real and not self.own.names) or self.alone.fails_in_float32:
             found.add("float32")
         if self.fails_on_none:
             found.add("empty-rank")
@@ -59,6 +62,10 @@ class Seen(NamedTuple):
         found = [f"model {self.own.build}: {len(self.own.rows)} parameters; units beside the root: {units}"]
         if self.fails_on_none:
             found.append(f"cases with a rank without samples are left out, for the model raises: {self.fails_on_none}")
+        if self.own.names:
+            found.append(f"cases are drawn in float32, for the model computes in {self.own.names}: {self.alone.where}")
+        if self.alone.fails_in_float32:
+            found.append(f"cases in float32 are left out, for the model raises: {self.alone.fails_in_float32}")
         return tuple(found)
 
 
@@ -75,6 +82,7 @@ def inspect(build: str, batch: str, loss: str = "", units: Sequence[str] | None 
     outputs = _require_separate_samples(build, model, inputs)
     _require_loss(loss, outputs, targets)
     chosen = own_units.chosen(build, model) if units is None else own_units.named(build, model, units)
+    stepped = alone.stepped(build, loss, inputs, targets)
     traits = frozenset(_traits(model, inputs, chosen)) | _of_functions(model, inputs[:2], targets[:2], loss)
     own = OwnModel(
         build=build,
@@ -85,8 +93,9 @@ def inspect(build: str, batch: str, loss: str = "", units: Sequence[str] | None 
         features=outputs[0].numel(),
         targets=targets[0].numel(),
         traits=tuple(sorted(traits)),
+        names=stepped.names,
     )
-    return Seen(own, _fails_on_none(model, inputs))
+    return Seen(own, _fails_on_none(model, inputs), stepped)
 
 
 def _refuse(what: str, got: object, wanted: str, then: str) -> NoReturn:
@@ -316,12 +325,25 @@ class _Names(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+class _Composites(TorchFunctionMode):
+    """Names of the functions of torch that are called inside: of those above autograd nothing is left below it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(getattr(func, "__name__", ""))
+        return func(*args, **(kwargs or {}))
+
+
 @torch.no_grad()
 def _of_functions(model: nn.Module, inputs: Tensor, targets: Tensor, loss: str) -> frozenset[Trait]:
     """What the operators of forward and loss demand: surrogates, and a norm rule for attention."""
-    with _Names() as seen:
+    with _Names() as seen, _Composites() as called:
         own_model.loss(loss)(model(inputs), targets)
-    known = {name.partition(".")[0] for name in (*surrogates.KERNELS, *surrogates.COMPOSITES)} | {"_fused_rms_norm"}
+    known = {name.partition(".")[0] for name in surrogates.KERNELS} | {"_fused_rms_norm", "_safe_softmax"}
     attention = any("dot_product" in name for name in seen.names)
     found: set[Trait] = {"attention"} if attention else set()
-    return frozenset(found | ({"surrogates"} if attention or seen.names & known else set()))
+    surrogate = attention or seen.names & known or called.names & surrogates.COMPOSITES.keys()
+    return frozenset(found | ({"surrogates"} if surrogate else set()))

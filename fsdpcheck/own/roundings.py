@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpcheck import arithmetic, layouts, models
 from fsdpcheck.case import Case
+from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.operators import MOVES
 
 _INNER = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot"}
@@ -48,6 +49,8 @@ def terms_of_one(case: Case) -> int:
 
 
 def _counted(case: Case, samples: int) -> int:
+    if case.model.own is not None and case.model.own.names in ("bfloat16", "float16"):
+        raise NotExact(f"your model computes in {case.model.own.names}, whose roundings are not bounded")
     model, loss = models.build(case), models.loss_for(case)
     inputs, targets = layouts.inputs(case)[:samples], layouts.targets(case)[:samples]
     silent = targets.new_zeros(len(targets), models.instrument_rows(case))

@@ -239,3 +239,91 @@ def averaged(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def centred(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - outputs.mean(0) - targets).square().sum(1)
+
+
+class Rms(nn.Module):
+    """The norm of a Llama: computed in float32, whatever comes in, and given back as it came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * nn.functional.rms_norm(x.float(), (3,)).type_as(x)
+
+
+class Narrow(nn.Module):
+    """A Linear that a model runs in the dtype it names."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.inner, self.dtype = nn.Linear(3, 3), dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.inner.weight.to(self.dtype), self.inner.bias.to(self.dtype)
+        return nn.functional.linear(x.to(self.dtype), weight, bias).float()
+
+
+class Autocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y: Tensor = self.inner(x)
+        return y.float()
+
+
+def upcast() -> nn.Module:
+    return Net(Rms())
+
+
+def to_float32() -> nn.Module:
+    """The blocks behind it have the dtype that they were given: in float64 plain PyTorch raises."""
+    return Net(Calls(lambda x: x.to(torch.bfloat16).float()))
+
+
+def in_bfloat16() -> nn.Module:
+    return Net(Narrow(torch.bfloat16))
+
+
+def in_float16() -> nn.Module:
+    return Net(Narrow(torch.float16))
+
+
+def autocast() -> nn.Module:
+    return Net(Autocast())
+
+
+def mismatched() -> nn.Module:
+    """Runs with a layer in another dtype than the rest, and in no dtype that is all of it."""
+    return Net(Calls(Tensor.bfloat16), nn.Linear(3, 3, dtype=torch.bfloat16), Calls(Tensor.float))
+
+
+def on_two() -> nn.Module:
+    """Raises on two samples in the backward alone, whoever runs it."""
+    return Net(nn.Linear(3, 3), Calls(Twice.apply))
+
+
+def on_five() -> nn.Module:
+    """Raises on five samples and more."""
+    return Net(Calls(_four_at_most))
+
+
+def _four_at_most(x: Tensor) -> Tensor:
+    if len(x) > 4:
+        raise ValueError("five at once")
+    return x
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:  # type: ignore[override]
+        if len(grad) == 2:
+            raise ValueError("two at once")
+        return grad
