@@ -9,16 +9,17 @@ from torch import nn
 
 from fsdpcheck import errors
 from fsdpcheck.adapters._base import Batch, Setup
-from tests.toys.laws import Toy, Unsharded
+from tests.toys.refusing import Refusing, Replicas
 
 
-class Raises(Toy):
+class Raises(Refusing):
     """Ranks raise in their step: ``error()``; the second time that a step is asked for it would go through."""
 
     def __init__(self, error: Callable[[], BaseException]) -> None:
+        super().__init__("nothing")
         self.error = error
 
-    def build(self, model: nn.Module, setup: Setup) -> Unsharded:
+    def build(self, model: nn.Module, setup: Setup) -> Replicas:
         trainer = super().build(model, setup)
         step = trainer.step
         raised = []
@@ -40,10 +41,11 @@ class Unspeakable(errors.AdapterError):
         raise RuntimeError("no words")
 
 
-class Late(Toy):
+class Late(Refusing):
     """Its features raise once they have been read."""
 
     def __init__(self) -> None:
+        super().__init__("nothing")
         self.read = 0
 
     @property
@@ -51,7 +53,7 @@ class Late(Toy):
         self.read += 1
         if self.read > 30:
             raise errors.NotExact("late")
-        return replace(Toy.features)
+        return replace(Refusing.features)
 
 
 NAMES = ("NotSupported", "AdapterError", "NotExact", "Refused", "NoProgress", "Interrupted", "UsageError")
