@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from fsdpcheck.errors import USAGE
+from fsdpcheck.errors import NO_PROGRESS, USAGE
 from fsdpcheck.verdict import NOT_CHECKED, Verdict
 
 Pair = tuple[str, str]
@@ -32,13 +32,14 @@ class Agenda(Iterator[Pair]):
         self._left.clear()
 
     def without(self, verdict: Verdict) -> list[Verdict]:
-        """Leave out what ``verdict`` makes vain: an adapter that broke its protocol is asked no further law.
+        """Leave out what ``verdict`` makes vain: of an adapter that broke its protocol, or whose ranks never came back.
 
         Returns the verdicts on what is left out: errors that say so.
         """
-        if verdict.status != "error" or verdict.exit_code != USAGE:
+        why = {USAGE: "the adapter broke its protocol", NO_PROGRESS: "its ranks made no progress"}
+        if verdict.status != "error" or verdict.exit_code not in why:
             return []
         vain = [law for law, adapter in self._left if adapter == verdict.adapter]
         self._left = deque(pair for pair in self._left if pair[1] != verdict.adapter)
-        reason = f"{NOT_CHECKED}: the adapter broke its protocol in {verdict.law}"
-        return [Verdict(law, verdict.adapter, "error", reason=reason, exit_code=USAGE) for law in vain]
+        reason = f"{NOT_CHECKED}: {why[verdict.exit_code]} in {verdict.law}"
+        return [Verdict(law, verdict.adapter, "error", reason=reason, exit_code=verdict.exit_code) for law in vain]

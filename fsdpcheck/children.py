@@ -12,6 +12,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,10 +20,12 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from fsdpcheck import leftovers
+from fsdpcheck.engines._spent import LIMIT_SECONDS, TIMES_THE_LONGEST, Limit, Spent, processor_seconds, sleep_of
 
 _STDERR: Final = 2
 _CHUNK: Final = 1 << 16
-_BOOT: Final = """import json, sys
+_BOOT: Final = """import faulthandler, json, sys
+faulthandler.register({number}, {stacks})
 sys.path[:] = json.loads(sys.argv.pop())
 try:
     from fsdpcheck.worker import leave, {main}
@@ -31,10 +34,25 @@ except KeyboardInterrupt:  # before the worker listens for it
     sys.exit(130)"""
 # Not ``-m``, which looks in the working folder first: in a checkout it would run another copy than the installed one.
 
+_LOOK_SECONDS: Final = 5.0
+"""From one look at what a child has used up to the next."""
+_MORE_THAN_A_RUN: Final = 3.0
+"""How much more a child may use up between two events than an engine lets a run use up, which tells more of it.
+
+This is for all else: an import that never ends, C code that never lets Python run."""
+_WHOLE_REPLAY: Final = 100.0
+"""How much more than a run a replay may use up, which looks for the cause and tells nothing until it is done."""
+_STACK_SECONDS: Final = 2.0
+_GLANCE_SECONDS: Final = 0.01
+"""How long its stacks are waited for, and how often looked for; they decorate a verdict and make none."""
 _LEAVING_SECONDS: Final = 10.0
 """How long a child that has said its last word may take to end by itself; no verdict depends on it."""
 
 Event = dict[str, Any]
+
+
+class Stopped(str):
+    """The end of a child that was ended because it never came back, in words."""
 
 
 class Child:
@@ -53,12 +71,13 @@ class Child:
         os.set_blocking(self.pipe, False)
         read, self._feed = os.pipe()
         self._rest, self._mark, self._last_word = b"", mark, float("inf")
+        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - closed at its death
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-P", "-c", _BOOT.format(main=main), str(write), str(read)),
+                *(sys.executable, "-P", "-c", self._boot(main), str(write), str(read)),
                 *(*arguments, json.dumps(sys.path)),
             ],
-            pass_fds=[write, read],
+            pass_fds=[write, read, self._stacks.fileno()],
             stdin=subprocess.DEVNULL,  # nobody can be asked: to read from a terminal would be to wait for ever
             stdout=_STDERR,  # what an implementation prints is not our answer
             env={"OMP_NUM_THREADS": "1", **os.environ, leftovers.MARK: mark},
@@ -68,6 +87,33 @@ class Child:
         """A file descriptor that can be read once the process has ended."""
         os.close(write)
         os.close(read)
+
+    def _boot(self, main: str) -> str:
+        return _BOOT.format(main=main, number=int(signal.SIGUSR2), stacks=self._stacks.fileno())
+
+    def watched(self, limit: Limit) -> None:
+        """Begin anew to count what it uses up."""
+        pid = self.process.pid
+        task = f"/proc/{pid}/task/{pid}"
+        self.spent = Spent(limit, lambda: processor_seconds(pid), lambda: sleep_of(task), _LOOK_SECONDS)
+
+    def never_came_back(self) -> str:
+        """Why it should be ended, with its stacks; "" while it may go on."""
+        if not self.spent.is_due:
+            return ""
+        self.spent.look()
+        why = self.spent.exceeded
+        return f"no progress: {why}\n{self._told_stacks()}" if why else ""
+
+    def _told_stacks(self) -> str:
+        """Where its threads are; C code that never lets Python run does not keep it from telling."""
+        self.process.send_signal(signal.SIGUSR2)
+        until = time.monotonic() + _STACK_SECONDS
+        while not (told := os.pread(self._stacks.fileno(), _CHUNK, 0)).endswith(b"in <module>\n"):
+            if time.monotonic() > until:
+                break
+            time.sleep(_GLANCE_SECONDS)
+        return told.decode(errors="replace").rstrip()
 
     def give(self, data: object) -> None:
         """Send ``data``; to a dead child it goes nowhere, for its death is seen at its pipe."""
@@ -111,6 +157,7 @@ class Child:
         """End it and all that it has started, and tell its end in words. ``known``: see leftovers.clear."""
         self.dismiss()
         os.close(self.pipe)
+        self._stacks.close()
         had_ended = self.has_ended
         leftovers.clear(self.process.pid, self._mark, known)
         code = self.process.wait()
@@ -149,6 +196,7 @@ class Crew:
         self._started = 0
         self._mark = f"{os.getpid()}.{time.monotonic_ns()}"
         self._others = leftovers.children()
+        self._limit = Limit(_MORE_THAN_A_RUN * LIMIT_SECONDS, _MORE_THAN_A_RUN * TIMES_THE_LONGEST)
 
     def start(self, main: str, arguments: Sequence[str]) -> Child:
         """Start a child; numbers begin at 0 and are never used again."""
@@ -157,18 +205,23 @@ class Crew:
         self._children.append(child)
         for source in (child.pipe, child.exit):
             self._selector.register(source, selectors.EVENT_READ, child)
+        child.watched(self._limit if main == "main" else Limit(_WHOLE_REPLAY * LIMIT_SECONDS))
         return child
 
     def told(self) -> Iterator[tuple[Child, Event | str]]:
         """Events of all children as they come, and for each at last its death in words, until none is left.
 
-        At its death nothing that it has started is alive.
+        A child that never came back is ended, and its words are Stopped. What a dead child has started is dead.
         """
         while self._children:
             for child in {key.data: None for key, _ in self._selector.select(self._patience())}:
                 has_ended = child.has_ended  # before reading: nothing comes after it
                 was_silent = child.silent
-                yield from ((child, event) for event in child.read())
+                events = child.read()
+                if events:
+                    self._limit.learn(child.spent.seconds)
+                    child.watched(self._limit)
+                yield from ((child, event) for event in events)
                 if child.silent and not was_silent:
                     self._selector.unregister(child.pipe)
                 if child.silent or child.ended:
@@ -177,6 +230,9 @@ class Crew:
                     yield child, self._bury(child)
             for child in [child for child in self._children if child.patience == 0.0]:
                 yield child, self._bury(child)
+            for child, why in [(child, why) for child in self._children if (why := child.never_came_back())]:
+                self._bury(child)
+                yield child, Stopped(why)
 
     def interrupt(self, number: int, frame: object) -> None:
         """First time: ask the children to clean up and end. Second time: end them."""
@@ -184,8 +240,8 @@ class Crew:
             child.process.send_signal(signal.SIGKILL if self.interrupted else signal.SIGINT)
         self.interrupted = True
 
-    def _patience(self) -> float | None:
-        return min((child.patience for child in self._children if child.patience is not None), default=None)
+    def _patience(self) -> float:
+        return min([_LOOK_SECONDS, *(child.patience for child in self._children if child.patience is not None)])
 
     def _bury(self, child: Child) -> str:
         for source in (child.exit, *([] if child.silent else [child.pipe])):

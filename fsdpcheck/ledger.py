@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fsdpcheck.case import Case
-from fsdpcheck.errors import FINDING, INTERNAL, USAGE
+from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE
 from fsdpcheck.plan import Plan
-from fsdpcheck.replay import Token, encode
+from fsdpcheck.replay import Token, command, encode
 from fsdpcheck.verdict import Finding, Verdict, exit_code
 
 INTERRUPTED = 130
@@ -107,6 +107,20 @@ class Ledger:
         number = f", number {at.number} of the law; it was not made smaller"
         verdict = lost(token, self.plan.engine, how, self.guarantees.get(at.law, ""), number)
         verdict = replace(verdict, cases=at.number)
+        self._judge(verdict)
+        return verdict
+
+    def stop(self, why: str, worker: int = 0) -> Verdict | None:
+        """The process of ``worker`` was ended because it never came back. None when it was at no law."""
+        at = self.running.pop(worker, None)
+        if at is None:
+            return None
+        reason = why
+        if at.case:
+            case = Case.from_json(at.case)
+            token = encode(Token(at.law, at.adapter, case, self.plan.installs, engine=self.plan.engine))
+            reason += f"\nin case {case.describe()}\nreplay with: {command(token, at.adapter, self.plan.installs)}"
+        verdict = Verdict(at.law, at.adapter, "error", at.number, reason=reason, exit_code=NO_PROGRESS)
         self._judge(verdict)
         return verdict
 

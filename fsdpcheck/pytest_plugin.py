@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,11 +23,14 @@ from fsdpcheck.plan import PROFILES, Plan, parse_traits, parse_world_sizes
 from fsdpcheck.report import colour, conditional, finding
 
 if TYPE_CHECKING:
+    from fsdpcheck.guard import Guarded
     from fsdpcheck.law import Law
     from fsdpcheck.runner import Run
     from fsdpcheck.verdict import Verdict
 
 _PLAN = pytest.StashKey[Plan]()
+_LEFT = pytest.StashKey[set[threading.Thread]]()
+"""Threads, no daemons, that were started while laws were checked."""
 _ACCOUNT = pytest.StashKey["_Account"]()
 _PROPERTY = "fsdpcheck"
 _NOT_RUN = ("not promised", "no case", "not supported")
@@ -49,6 +53,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fsdpcheck-engine", choices=("simulated", "processes"), default="simulated", help=engine)
     group.addoption("--fsdpcheck-profile", choices=tuple(PROFILES), default="quick", help=profile)
     group.addoption("--fsdpcheck-world-size", default="", metavar="1-5", help="3, 1-5 or 2,13 (default: 1-5 in quick)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Before anything of an implementation is imported: let another process watch this one."""
+    theirs = [ref for ref in config.getoption("--fsdpcheck-adapter") if not adapters.is_builtin(ref)]
+    if theirs and not hasattr(config, "workerinput"):
+        from fsdpcheck.guard import guarded
+
+        capture: Any = config.pluginmanager.getplugin("capturemanager")
+        session = guarded(lambda: capture and capture.suspend_global_capture(in_=True))
+        if session is not None:
+            session.at(f"the import of {', '.join(theirs)}")
+            config.pluginmanager.register(_Told(session))
+
+
+class _Told:
+    """Tells the guard of this session what the session is at, and ends it although threads were left."""
+
+    def __init__(self, session: Guarded) -> None:
+        self._session, self._code = session, 0
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._session.at(nodeid)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self._code = int(session.exitstatus)
+        self._session.finished(self._code)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Nobody waits for threads that laws have left: what was registered for the exit is run without them."""
+        if any(thread.is_alive() for thread in config.stash.get(_LEFT, ())):
+            from fsdpcheck.worker import leave
+
+            leave(self._code)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -117,7 +158,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     plan = pyfuncitem.config.stash[_PLAN]
     bound: Any = pyfuncitem.funcargs["run"]
+    before = set(threading.enumerate())
     verdict = check_law(law, bound, plan.profile, plan.world_sizes)
+    left = {thread for thread in threading.enumerate() if not thread.daemon} - before
+    pyfuncitem.config.stash.setdefault(_LEFT, set()).update(left)
     told = {name: getattr(verdict, name) for name in ("law", "status", "cases", "rejected", "adapter")}
     pyfuncitem.user_properties.append((_PROPERTY, told))
     _conclude(verdict)

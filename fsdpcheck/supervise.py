@@ -11,9 +11,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from fsdpcheck.adapters import is_builtin
 from fsdpcheck.agenda import Agenda, Pair
-from fsdpcheck.children import Child, Crew
-from fsdpcheck.errors import INTERNAL, USAGE, FsdpcheckError, UsageError
+from fsdpcheck.children import Child, Crew, Stopped
+from fsdpcheck.errors import INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NoProgress, UsageError
 from fsdpcheck.ledger import Ledger, lost
 from fsdpcheck.plan import Plan
 from fsdpcheck.replay import decode
@@ -63,6 +64,8 @@ def replayed(token: str, engine: str, budget: float | None) -> Verdict:
                 verdict = _verdict(told)
     if crew.interrupted:
         raise KeyboardInterrupt
+    if isinstance(death, Stopped):
+        raise NoProgress(death)
     return verdict or lost(decode(token), engine, death)
 
 
@@ -104,16 +107,29 @@ class _Supervised:
         """A child's pipe has ended: was it done, and if not, what was it at?"""
         if child.ended or self._crew.interrupted:
             return
-        verdict = self._ledger.lose(death, child.number)
+        stopped = isinstance(death, Stopped)
+        verdict = self._ledger.stop(death, child.number) if stopped else self._ledger.lose(death, child.number)
         if verdict is None:
-            text = f"the checking process died outside any case: {death}"
-            self.tell({"event": "error", "text": text, "exit_code": INTERNAL})
+            self.tell({"event": "error", **self._outside_any_case(death)})
             if self._agenda is not None:
                 self._agenda.give_up()
             return
         self._listen(self._ledger, {"event": "verdict", **verdict.to_data()})
+        self._leave_out(verdict)
         if self._agenda:
             self.start()
+
+    def _outside_any_case(self, death: str) -> dict[str, Any]:
+        """What is said of a death that no case explains: before the plan is told, what is the user's is imported."""
+        if isinstance(death, Stopped):
+            return {"text": str(death), "exit_code": NO_PROGRESS}
+        plan = self._ledger.plan
+        theirs = [ref for ref in plan.adapters if not is_builtin(ref)]
+        theirs += [ref for ref in (plan.model, plan.batch, plan.loss) if ref]
+        if self._agenda is None and theirs:
+            text = f"the checking process died while it imported {', '.join(theirs)}: {death}"
+            return {"text": text, "exit_code": USAGE}
+        return {"text": f"the checking process died outside any case: {death}", "exit_code": INTERNAL}
 
     def _begin(self, plan: Mapping[str, Any]) -> None:
         """The first plan told says what there is to do; all children tell the same."""

@@ -51,7 +51,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "ways in": (
             "power.command", "claims.command", "report.command", "cli", "__main__", "pytest_plugin", "supervise",
-            "children", "worker", "under_torchrun",
+            "children", "worker", "under_torchrun", "guard",
         )
     },
 )  # fmt: skip

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import fsdpcheck
+from fsdpcheck import guard, leftovers
 
 TOYS = Path(__file__).parent / "toys"
 TOY = f"{TOYS / 'laws.py'}:adapter"
@@ -122,6 +123,44 @@ def test_a_promise_without_what_its_laws_judge_by_is_a_usage_error(chapter: pyte
     result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", "mine.py:Mine")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*adapter 'mine.py:Mine' promises 'padding.zero' and does not show what*"])
+
+
+def test_an_implementation_that_ends_the_process_is_not_green(chapter: pytest.Pytester) -> None:
+    """At its import, by the real os._exit; the session's process is gone, and another one tells."""
+    chapter.makepyfile(mine="import os\nos._exit(0)\n")
+    result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", "mine.py:adapter")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*ended with code 0 before the session was finished", "*its end during the import of mine.py:adapter"]
+    )
+
+
+def test_how_a_session_ended_is_judged_by_what_it_told() -> None:
+    at = ["the import of mine.py:adapter", "test_chapter.py::test_completes"]
+    assert guard.judged(0, [*at, "finished 0"]) == (0, "")
+    assert guard.judged(0, [*at, "finished 5"]) == (5, "")
+    assert guard.judged(1, [*at, "finished 1"]) == (1, "")
+    assert guard.judged(2, at) == (2, "")
+    for code, told, ending, words in (
+        (0, at[:1], guard.USAGE, "with code 0"),
+        (0, at, guard.FAILED, "with code 0"),
+        (-11, at, 139, "by signal 11"),
+    ):
+        got, said = guard.judged(code, told)
+        assert got == ending
+        assert words in said
+        assert told[-1] in said
+
+
+@pytest.mark.nightly
+def test_a_thread_that_a_law_left_keeps_no_session(chapter: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_LITTER", str(chapter.path / "litter"))
+    chapter.makepyfile(test_chapter=CHAPTER + "\ntest_litters = _test(LAWS['toy.litters'])\n")
+    result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", TOY, "-k", "litters")
+    result.assert_outcomes(passed=1, deselected=3)
+    assert result.ret == 0
+    left = {int(pid) for pid in (chapter.path / "litter").read_text().split()}
+    assert len(left & {entry.pid for entry in leftovers.living()}) <= 1, "but one in a session of its own"
 
 
 def test_the_plugin_is_silent_where_no_law_is(chapter: pytest.Pytester) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fsdpcheck import children, leftovers, supervise
+from fsdpcheck.engines._spent import Limit
 from fsdpcheck.ledger import Ledger
 from fsdpcheck.plan import Plan
 from fsdpcheck.verdict import Verdict
@@ -75,6 +76,36 @@ def test_a_session_ends_with_all_that_it_has_started(
     assert len(left) == 3
     assert not left & {entry.pid for entry in leftovers.living()}
     assert leftovers.children() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_that_never_comes_back_is_no_progress(
+    started: list[children.Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sleeps where no engine looks; what its adapter is still to be asked is left out."""
+    monkeypatch.setattr(children, "_LOOK_SECONDS", 0.05)
+
+    def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
+        if event["event"] == "case":
+            started[0].watched(Limit(0.1))
+
+    plan = Plan((TOY,), ("toy.waits", "toy.litters"), world_sizes=(1, 2), confirm=False)
+    ledger = supervise.supervise(plan, listen, 1)
+    waits, vain = ledger.verdicts.values()
+    assert waits.reason.startswith("no progress: 0 s of processor time and ")
+    assert "in waits" in waits.reason
+    assert "replay with: fsdpcheck replay 'v2:" in waits.reason
+    assert vain.reason == "not checked: its ranks made no progress in toy.waits"
+    assert (waits.exit_code, vain.exit_code, ledger.exit_code) == (4, 4, 4)
+    assert [child.process.returncode for child in started] == [-signal.SIGKILL]
+
+
+def test_an_adapter_that_ends_its_process_at_its_import_is_at_fault(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text("import os\nos._exit(0)\n")
+    ref = f"{tmp_path / 'leaves.py'}:adapter"
+    ledger, _ = _session(("*",), 1, (ref,))
+    assert ledger.exit_code == 2
+    assert ledger.errors[0][0].startswith(f"the checking process died while it imported {ref}: it exited with code 0")
 
 
 def test_few_checks_are_no_reason_for_a_second_process(

@@ -15,7 +15,7 @@ from typing import Final
 
 LIMIT_SECONDS: Final = 600.0
 """What a run may use up at least."""
-_TIMES_THE_LONGEST: Final = 20.0
+TIMES_THE_LONGEST: Final = 20.0
 """A run may use up so many times what the longest one before it did."""
 LOOK_SECONDS: Final = 0.1
 """From one look to the next."""
@@ -24,12 +24,12 @@ LOOK_SECONDS: Final = 0.1
 class Limit:
     """How much a run of one engine may use up: ``floor`` seconds, or many times what the longest one before it did."""
 
-    def __init__(self, floor: float = LIMIT_SECONDS) -> None:
-        self._floor, self._longest = floor, 0.0
+    def __init__(self, floor: float = LIMIT_SECONDS, times: float = TIMES_THE_LONGEST) -> None:
+        self._floor, self._times, self._longest = floor, times, 0.0
 
     @property
     def seconds(self) -> float:
-        return max(self._floor, _TIMES_THE_LONGEST * self._longest)
+        return max(self._floor, self._times * self._longest)
 
     def learn(self, seconds: float) -> None:
         """A run came to its end and had used so much."""
@@ -43,8 +43,11 @@ class Spent:
     its ranks has moved or used processor time.
     """
 
-    def __init__(self, limit: Limit, processor: Callable[[], float], ranks: Callable[[], Hashable]) -> None:
-        self._limit, self._processor, self._ranks = limit, processor, ranks
+    def __init__(
+        self, limit: Limit, processor: Callable[[], float], ranks: Callable[[], Hashable], pause: float = LOOK_SECONDS
+    ) -> None:
+        """``pause``: seconds from one look to the next."""
+        self._limit, self._processor, self._ranks, self._pause = limit, processor, ranks, pause
         self._began, self._asleep = processor(), 0.0
         self._seen: Hashable = None
         self._looked = time.monotonic()
@@ -56,14 +59,14 @@ class Spent:
     @property
     def is_due(self) -> bool:
         """Whether it is time for another look."""
-        return time.monotonic() - self._looked >= LOOK_SECONDS
+        return time.monotonic() - self._looked >= self._pause
 
     def look(self) -> bool:
         """Look again; whether every rank has been asleep since the look before."""
         now, seen = time.monotonic(), self._ranks()
         slept = seen == self._seen
         if slept:  # however long nobody looked (a stopped process), it is one look
-            self._asleep += min(now - self._looked, 2 * LOOK_SECONDS)
+            self._asleep += min(now - self._looked, 2 * self._pause)
         self._seen, self._looked = seen, now
         return slept
 
