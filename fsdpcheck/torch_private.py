@@ -12,10 +12,10 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -162,6 +162,102 @@ def isolated_threads(world: object) -> Iterator[None]:
         module._world = before
 
 
+@contextmanager
+def meshes_of_ranks(rank: Callable[[], int | None]) -> Iterator[None]:
+    """While open, a device mesh made where ``rank()`` is a number equals the meshes of that rank only.
+
+    DTensor keeps plans and specs of any mesh in caches of the process, by a mesh's hash; some of them depend on where
+    the rank is in the mesh (what is left of an uneven shard). torch tells the meshes of threads apart only for a
+    backend called "threaded", by ``_thread_id``; here it is the rank, so that equal meshes of later cases stay equal.
+    Also for a mesh that was sent from another rank. Tried: 2.13.0; read in 2.12.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    kind: Any = DeviceMesh
+    kept = {name: getattr(kind, name) for name in ("__init__", "__setstate__")}
+
+    def belonging(method: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(method)
+        def call(mesh: Any, *args: Any, **kwargs: Any) -> None:
+            method(mesh, *args, **kwargs)
+            if (here := rank()) is not None:
+                mesh._thread_id, mesh._hash = here, None
+
+        return call
+
+    for name, method in kept.items():
+        setattr(kind, name, belonging(method))
+    try:
+        yield
+    finally:
+        for name, method in kept.items():
+            setattr(kind, name, method)
+
+
+class Rendezvous(Protocol):
+    """Where a rank meets the others when it initialises torch.distributed itself."""
+
+    def __call__(self, url: str, rank: int, world_size: int) -> tuple[Any, int, int]:
+        """The store, and the rank and the number of ranks, of which -1 stands for the usual."""
+
+
+@contextmanager
+def groups_of_ranks(rank: Callable[[], int | None], meet: Rendezvous) -> Iterator[None]:
+    """While open, whatever backend and init_method a rank asks for, its process groups are those of ``BACKEND``.
+
+    A backend of torch would block the one thread that runs. "mpi", which is not built, and "fake", which reaches
+    nobody, stay what they are. Tried: 2.13.0; read in 2.12.
+    """
+    module: Any = dist.distributed_c10d
+    make, rendezvous = module._new_process_group_helper, module.rendezvous
+
+    def make_ours(size: int, place: int, ranks: Any, backend: Any, *args: Any, **options: Any) -> Any:
+        if rank() is not None and backend not in (dist.Backend.MPI, dist.Backend.FAKE):
+            backend = dist.Backend(BACKEND)
+        return make(size, place, ranks, backend, *args, **options)
+
+    def meet_ours(url: str, own: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
+        return rendezvous(url, own, world_size, **options) if rank() is None else iter([meet(url, own, world_size)])
+
+    module._new_process_group_helper, module.rendezvous = make_ours, meet_ours
+    try:
+        yield
+    finally:
+        module._new_process_group_helper, module.rendezvous = make, rendezvous
+
+
+@contextmanager
+def one_profiler(rank: Callable[[], int | None], refuse: Callable[[int, int], Exception]) -> Iterator[None]:
+    """While open, a rank that starts or stops a profiler while another rank's runs raises ``refuse(rank, other)``.
+
+    A process has one profiler, and a second start, or a stop of what another thread has stopped, crashes it.
+    Tried: 2.13.0; read in 2.12.
+    """
+    module: Any = torch.autograd.profiler
+    names = ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
+    kept = {name: getattr(module, name) for name in names}
+    profiling: list[int] = []
+
+    def guarded(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            here = rank()
+            if here is not None:
+                if profiling and profiling[0] != here:
+                    raise refuse(here, profiling[0])
+                profiling[:] = [] if name == "_disable_profiler" else [here]
+            return kept[name](*args, **options)
+
+        return call
+
+    for name in names:
+        setattr(module, name, guarded(name))
+    try:
+        yield
+    finally:
+        for name in names:
+            setattr(module, name, kept[name])
+
+
 def groups_of_this_thread() -> frozenset[Any]:
     """The process groups this rank knows now. Tried: 2.13.0."""
     return frozenset(dist.distributed_c10d._world.pg_map)
@@ -175,9 +271,11 @@ def forget_groups_but(keep: frozenset[Any]) -> None:
     world = dist.distributed_c10d._world
     made = [group for group in world.pg_map if group not in keep]
     for group in made:
-        dist.destroy_process_group(group)
-    if made or world.group_count != len(keep):  # a rank that is no member counts too
-        world.group_count = len(keep)
+        if group in world.pg_map:  # with a default group all others are destroyed
+            dist.destroy_process_group(group)
+    whole = keep <= world.pg_map.keys()  # or the case has destroyed what it found, and the next one starts from nothing
+    if made or not whole or world.group_count != len(keep):  # a rank that is no member counts too
+        world.group_count = len(keep) if whole else 0
         forget_meshes()
 
 

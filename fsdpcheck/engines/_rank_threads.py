@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
 from fsdpcheck import deadlock, torch_private
@@ -21,6 +22,7 @@ from fsdpcheck.engines._shared_locks import stuck_in_a_lock
 from fsdpcheck.engines._simulated_run import SimulatedRun, no_progress
 from fsdpcheck.engines._spent import LOOK_SECONDS, Limit, Spent, sleep_of
 from fsdpcheck.engines._store import SimulatedStore
+from fsdpcheck.errors import NotSupported
 from fsdpcheck.execution import Failure, RankResult
 
 
@@ -43,7 +45,6 @@ class Pool:
         ]
         for thread in self._threads:
             thread.start()
-        self._started = False
 
     def run(
         self,
@@ -55,10 +56,10 @@ class Pool:
     ) -> SimulatedRun:
         """Run to the end or a failure. Raises only what the caller's own thread does (KeyboardInterrupt)."""
         self.current = run
-        first, self._started = not self._started, True
+        self.store.clear()
 
         def job(rank: int) -> None:
-            if first:
+            if not dist.is_initialized():  # its first run, or the program of the last one has destroyed its groups
                 dist.init_process_group(
                     torch_private.BACKEND, rank=rank, world_size=self.world_size, store=cast(Any, self.store)
                 )
@@ -69,7 +70,13 @@ class Pool:
 
         self._job = job
         _affinity.gather_on_one_core(self._threads)
-        with torch_private.isolated_threads(self._world), _guarded_exits(run.left):
+        with (
+            torch_private.isolated_threads(self._world),
+            torch_private.meshes_of_ranks(current_rank),
+            torch_private.groups_of_ranks(current_rank, self._meet),
+            torch_private.one_profiler(current_rank, _second_profiler),
+            _guarded_exits(run.left),
+        ):
             for lock in self._go:
                 lock.release()
             run.baton.begin()
@@ -86,6 +93,19 @@ class Pool:
             return run
         run.finish()
         return run
+
+    def _meet(self, url: str, rank: int, world_size: int) -> tuple[Any, int, int]:
+        """Where a rank that calls init_process_group itself finds the others; each url is a store of its own."""
+        here = current_rank()
+        assert here is not None
+        got = here if rank < 0 else rank, self.world_size if world_size < 0 else world_size
+        if got != (here, self.world_size):
+            raise NotSupported(
+                f"simulated ranks cannot be renumbered by init_process_group\n"
+                f"  got     rank {got[0]} of {got[1]} for {url}\n  wanted  rank {here} of {self.world_size}\n"
+                f"  next    make groups of fewer ranks with new_group, or run on real ranks"
+            )
+        return c10d.PrefixStore(url, cast(Any, self.store)), *got
 
     def close(self) -> None:
         """End idle rank threads and wait for them: one that outlives the interpreter's end would abort the process.
@@ -166,6 +186,14 @@ def _guarded_exits(left: dict[int, int]) -> Iterator[None]:
         yield
     finally:
         os._exit, os.abort = exit_now, abort
+
+
+def _second_profiler(rank: int, other: int) -> NotSupported:
+    return NotSupported(
+        f"simulated ranks have one profiler, for they are one process\n"
+        f"  got     rank {rank} starts or stops one while that of rank {other} runs\n"
+        f"  wanted  one rank that profiles, or none\n  next    profile under `if rank == 0:`, or run on real ranks"
+    )
 
 
 def _register_backend() -> None:

@@ -7,6 +7,7 @@ writing to a buffer in flight is seen.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,6 +40,10 @@ def set_current_rank(rank: int) -> None:
     _rank.number = rank
 
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _rank.__dict__.clear())  # a forked child of a rank is no rank
+
+
 @dataclass(slots=True)
 class Instance:
     """One collective of all its members; complete when the last has issued it."""
@@ -61,6 +66,8 @@ class Run(Protocol):
     voids: set[str]
     open_calls: dict[int, list[Collective]]
     left: dict[int, int]
+    groups: dict[tuple[object, ...], RecordingGroup]
+    works: list[MetWork]
 
     def fail(self, failure: Failure) -> None: ...
 
@@ -80,14 +87,17 @@ class Meeting(RecordingGroup):
         return super().calls
 
     def _sequence(self) -> int:
-        """Calls are numbered anew in each run."""
+        """Calls are numbered anew in each run, and on in it where a rank makes a group of the same name again."""
         self._count_anew()
         return super()._sequence()
 
     def _count_anew(self) -> None:
         run = self._run()
         if run is not self._counted:
-            self._counted, self._calls = run, 0
+            self._counted = run
+            before = run.groups.get((rank := current_rank(), *self.identity))
+            self._calls = before.calls if before is not None else 0
+            run.groups[rank, *self.identity] = self
 
     def _rank_of_thread(self) -> int:
         rank = current_rank()
@@ -158,14 +168,29 @@ def _refuse(run: Run, there: Instance) -> None:
 
 
 class MetWork(c10d.Work):
-    """A call under way on one rank."""
+    """A call under way on one rank.
+
+    Whoever keeps it in C++ (DistributedDataParallel's ``join`` does) keeps half of it, of which ``wait`` never returns:
+    so the run keeps the other half, without its tensors once they are delivered.
+    """
+
+    _delivered = _kept = False
 
     def __init__(self, run: Run, rank: int, there: Instance, call: Call) -> None:
         c10d.Work.__init__(self)
         self._run, self._rank, self._there, self._call = run, rank, there, call
-        self._delivered = False
         sends = call.collective.op == "broadcast" and call.collective.root == rank
         self._flight = _Flight(call, sends) if call.collective.asynchronous else None
+
+    def __del__(self) -> None:
+        if self._kept:
+            return
+        self._kept = True
+        if self._delivered:
+            del self._there, self._call, self._flight
+        self._run.works.append(self)
+        if self._delivered:
+            del self._run
 
     def wait(self, timeout: Any = None) -> bool:
         """Block until all members have issued the call, then write this rank's outputs."""
@@ -210,9 +235,7 @@ class MetWork(c10d.Work):
         results = self._there.results.pop(self._rank)
         memory = self._call.collective.op in AS_MEMORY
         for output, value in zip(self._call.outputs, results, strict=False):
-            place = as_memory(output) if memory else output
-            if place.requires_grad:
-                place = place.detach()
+            place = (as_memory(output) if memory else output).data  # behind autograd's back, like a real backend
             place.copy_(value if value.shape == output.shape else value.reshape(output.shape))
 
 
@@ -274,15 +297,15 @@ def _is_whole_storage(tensor: Tensor) -> bool:
 
 def _poison_(tensor: Tensor) -> None:
     if tensor.is_floating_point() or tensor.is_complex():
-        tensor.detach().fill_(float("nan"))
+        tensor.data.fill_(float("nan"))
     elif tensor.dtype is not torch.bool:
-        tensor.detach().fill_(torch.iinfo(tensor.dtype).max)
+        tensor.data.fill_(torch.iinfo(tensor.dtype).max)
 
 
 def _salt_(tensor: Tensor) -> None:
     """Every second element of the poison becomes a number: arithmetic on NaN gives NaN, and would stay unseen."""
     if tensor.is_floating_point() and tensor.is_contiguous():
-        tensor.detach().view(-1)[::2] = torch.finfo(tensor.dtype).min / 4
+        tensor.data.view(-1)[::2] = torch.finfo(tensor.dtype).min / 4
 
 
 def _is_there(tensor: Tensor) -> bool:

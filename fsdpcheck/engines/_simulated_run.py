@@ -7,7 +7,8 @@ import time
 from fsdpcheck import deadlock
 from fsdpcheck.engines._baton import CHOICES, Baton, place
 from fsdpcheck.engines._globals import RankGlobals
-from fsdpcheck.engines._rendezvous import Instance
+from fsdpcheck.engines._recording import RecordingGroup
+from fsdpcheck.engines._rendezvous import Instance, MetWork
 from fsdpcheck.execution import Execution, Failure, RankResult, RankState, RunRequest
 from fsdpcheck.trace import Collective
 
@@ -30,6 +31,10 @@ class SimulatedRun:
         self.voids: set[str] = set()
         self.open_calls: dict[int, list[Collective]] = {rank: [] for rank in range(world_size)}
         """Calls issued and not yet waited for, by rank."""
+        self.groups: dict[tuple[object, ...], RecordingGroup] = {}
+        """By rank, name and members: whose calls were numbered last."""
+        self.works: list[MetWork] = []
+        """Works that no rank holds any more; see there."""
         self.initialised: set[int] = set()
         """Ranks past group initialisation: from here on the use of the store is the program's own."""
         self.ended: dict[int, deadlock.State] = {}
@@ -52,6 +57,7 @@ class SimulatedRun:
     def finish(self) -> None:
         """After all ranks have ended: fill in the execution."""
         self.baton.release()
+        self.works.clear()
         self.execution.hand_overs = self.baton.hand_overs
         if any(self.open_calls.values()):
             self.voids.add("a call was never waited for")

@@ -33,6 +33,10 @@ class SimulatedStore(_Store):
         self._run, self._values = run, dict[str, bytes]()
         self._waiting: dict[int, str] = {}
 
+    def clear(self) -> None:
+        """Forget the keys of the last run."""
+        self._values.clear()
+
     def set(self, key: str, value: bytes | str) -> None:
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
         run = self._note("set")

@@ -1,0 +1,214 @@
+"""Programs of plain torch get on simulated ranks what they get on gloo: each expected value was read there."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.utils.data import DataLoader
+
+from fsdpcheck.execution import Execution, RankResult
+from tests.engines.simulator import Simulator, failure_of, keep
+
+
+def values(execution: Execution) -> list[Tensor]:
+    """What each rank kept as ``value``."""
+    assert execution.failure is None, execution.failure.text
+    return [rank.initial["value"] for rank in execution.ranks]
+
+
+def test_an_uneven_tensor_on_a_mesh_of_two_dimensions_comes_back_whole(simulate: Simulator) -> None:
+    """With 3, 7 and 11 rows values were wrong on every rank, with 5, 9 and 13 a mismatch was reported."""
+
+    def body(rank: int, size: int, result: RankResult) -> None:
+        mesh = init_device_mesh("cpu", (2, 2))
+        for rows in (3, 5, 7, 9, 11, 13):
+            whole = torch.arange(3.0 * rows).view(rows, 3)
+            found = distribute_tensor(whole, mesh, [Shard(0), Shard(0)]).full_tensor()
+            assert torch.equal(found, whole), f"{rows} rows on rank {rank}"
+
+    execution = simulate(body, 4)
+    assert execution.failure is None, execution.failure.text
+
+
+def test_meshes_of_two_ranks_differ_and_those_of_one_rank_are_equal(simulate: Simulator) -> None:
+    meshes: dict[int, list[DeviceMesh]] = {0: [], 1: []}
+
+    def body(rank: int, size: int, result: RankResult) -> None:
+        meshes[rank] += [init_device_mesh("cpu", (size,)), init_device_mesh("cpu", (size,))]
+        sent = [meshes[rank][0] if rank == 0 else None]
+        dist.broadcast_object_list(sent, src=0)
+        assert sent[0] == meshes[rank][0]
+
+    for _ in range(2):
+        execution = simulate(body)
+        assert execution.failure is None, execution.failure.text
+    assert len({*meshes[0], *meshes[1]}) == 2
+    assert meshes[0][0] == meshes[0][3] != meshes[1][0]
+    assert DeviceMesh("cpu", [0], _init_backend=False, _rank=0)._thread_id is None, "patched after the run"
+
+
+def test_results_of_operators_on_a_mesh_are_on_the_mesh_of_their_rank(simulate: Simulator) -> None:
+    def body(rank: int, size: int, result: RankResult) -> None:
+        mesh = init_device_mesh("cpu", (size,))
+        one = distribute_tensor(torch.arange(5.0), mesh, [Shard(0)])
+        found = (one * 2).redistribute(mesh, [Replicate()]).redistribute(mesh, [Shard(0)])
+        assert found.device_mesh.get_local_rank() == rank
+        keep(result, value=found.to_local())
+
+    assert [value.tolist() for value in values(simulate(body))] == [[0.0, 2.0, 4.0], [6.0, 8.0]]
+
+
+def test_a_work_that_only_c_plus_plus_keeps_can_be_waited_for(simulate: Simulator) -> None:
+    """join keeps the work of its all-reduce in C++; rank 0 leaves after one step, rank 1 after two."""
+
+    def body(rank: int, size: int, result: RankResult) -> None:
+        linear = nn.Linear(2, 1, bias=False)
+        model = nn.parallel.DistributedDataParallel(linear)
+        with model.join(divide_by_initial_world_size=False):
+            for _ in range(1 + rank):
+                linear.weight.grad = None
+                model(torch.full((1, 2), 1.0 + rank)).sum().backward()
+        assert linear.weight.grad is not None
+        keep(result, value=linear.weight.grad)
+
+    assert [value.tolist() for value in values(simulate(body))] == [[[1.5, 1.5]], [[2.0, 2.0]]]
+
+
+def test_a_work_that_nobody_keeps_holds_no_tensors(simulate: Simulator) -> None:
+    def body(rank: int, size: int, result: RankResult) -> None:
+        for _ in range(2):
+            buffer = torch.ones(2)
+            dist.all_reduce(buffer)
+            dist.barrier()  # until then the others may still read it
+            alive = weakref.ref(buffer)
+            del buffer
+            assert alive() is None
+
+    execution = simulate(body)
+    assert execution.failure is None, execution.failure.text
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork on this system")
+def test_a_forked_child_of_a_rank_ends_and_is_no_rank(simulate: Simulator) -> None:
+    def body(rank: int, size: int, result: RankResult) -> None:
+        if rank == 0:
+            fork = multiprocessing.get_context("fork")
+            codes = []
+            for target, arguments in ((int, ()), (os._exit, (3,)), (_reduces_in_silence, ())):
+                child = fork.Process(target=target, args=arguments)
+                child.start()
+                child.join()
+                codes.append(child.exitcode)
+            keep(result, value=torch.tensor(codes))
+        else:
+            keep(result, value=torch.cat(list(DataLoader(torch.arange(3), num_workers=1))))
+        dist.barrier()
+
+    assert [value.tolist() for value in values(simulate(body))] == [[0, 3, 1], [0, 1, 2]]
+
+
+def _reduces_in_silence() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    dist.all_reduce(torch.ones(1))
+
+
+def test_one_rank_may_profile_and_a_second_at_the_same_time_is_refused(simulate: Simulator) -> None:
+    def one(rank: int, size: int, result: RankResult) -> None:
+        for profiling in (0, 1):
+            if rank == profiling:
+                with torch.profiler.profile() as profile:
+                    dist.barrier()
+                assert profile.events() is not None
+            else:
+                dist.barrier()
+            dist.barrier()
+
+    def both(rank: int, size: int, result: RankResult) -> None:
+        with torch.profiler.profile():
+            dist.barrier()
+
+    assert simulate(one).failure is None
+    text = failure_of(simulate(both), "adapter")
+    assert "rank 1 starts or stops one while that of rank 0 runs" in text
+    assert simulate(one).failure is None
+
+
+def test_every_backend_that_a_rank_asks_for_is_the_simulated_one(simulate: Simulator) -> None:
+    def body(rank: int, size: int, result: RankResult) -> None:
+        sums = []
+        for backend in ("gloo", "nccl", "cpu:gloo,cuda:nccl", None):
+            group = dist.new_group(backend=backend)
+            value = torch.tensor(float(rank + 1))
+            dist.all_reduce(value, group=group)
+            sums.append(value)
+        mesh = init_device_mesh("cpu", (size,), backend_override={0: "gloo"})
+        dist.all_reduce(sums[0], group=mesh.get_group())
+        keep(result, value=torch.stack(sums))
+
+    assert [value.tolist() for value in values(simulate(body))] == [[6.0, 3.0, 3.0, 3.0]] * 2
+
+
+def test_a_rank_may_destroy_its_groups_and_initialise_again(simulate: Simulator, tmp_path: Path) -> None:
+    def again(rank: int, size: int, result: RankResult) -> None:
+        value = torch.tensor(float(rank + 1))
+        urls = (f"file://{tmp_path}/meet", "tcp://127.0.0.1:29999", "env://")
+        for backend, url in zip(("gloo", "cpu:gloo,cuda:nccl", None), urls, strict=True):
+            dist.all_reduce(value)
+            dist.destroy_process_group()
+            dist.init_process_group(backend, init_method=url, rank=rank, world_size=size)
+        dist.destroy_process_group()
+        dist.init_process_group()
+        dist.all_reduce(value, group=dist.new_group([0, 1]))
+        keep(result, value=value)
+
+    def destroys(rank: int, size: int, result: RankResult) -> None:
+        dist.destroy_process_group()
+
+    def sums(rank: int, size: int, result: RankResult) -> None:
+        dist.all_reduce(value := torch.ones(1))
+        keep(result, value=value)
+
+    execution = simulate(again)
+    assert [value.tolist() for value in values(execution)] == [24.0, 24.0]
+    assert [call.sequence for call in execution.ranks[0].trace] == [0, 1, 2, 0]
+    assert simulate(destroys).failure is None
+    assert [value.tolist() for value in values(simulate(sums))] == [[2.0], [2.0]]
+    assert [call.sequence for call in simulate(sums).ranks[0].trace] == [0]
+
+
+def test_a_rank_cannot_renumber_itself(simulate: Simulator) -> None:
+    def body(rank: int, size: int, result: RankResult) -> None:
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", init_method="tcp://127.0.0.1:29999", rank=size - 1 - rank, world_size=size)
+
+    assert "got     rank 1 of 2" in failure_of(simulate(body), "adapter")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_outputs_are_written_behind_the_back_of_autograd(simulate: Simulator, asynchronous: bool) -> None:
+    """As on gloo: no complaint, and the values that backward uses are the written ones."""
+
+    def body(rank: int, size: int, result: RankResult) -> None:
+        weight = torch.tensor([1.0, -1.0, 2.0], requires_grad=True)
+        activation = (weight * 2).sigmoid()
+        work = dist.all_reduce(activation.detach(), async_op=asynchronous)
+        gathered = weight * 3
+        view = gathered.detach()[:2]
+        dist.all_gather_into_tensor(view, torch.tensor([float(rank)]))
+        if work is not None:
+            work.wait()
+        (activation * gathered).sum().backward()
+        assert activation._version == gathered._version == 0
+        assert weight.grad is not None
+        keep(result, value=gathered)
+
+    assert [value.tolist() for value in values(simulate(body))] == [[0.0, 1.0, 6.0]] * 2
