@@ -1,0 +1,313 @@
+"""What a GPU can say of what is written here, in under 20 minutes: a table, and docs/gpu.json.
+
+Not yet run on a GPU: no row but those that a test runs on the CPU has been seen to work. Whoever has a GPU runs
+``tox -e gpu``, or, where torch and Triton are installed and nothing can be, ``python -m benchmarks gpu`` in a checkout.
+
+Rows: the Triton kernels against explicit gradients; their time and memory against cuBLAS (K1, K2; claim E2); training
+on simulated ranks that share the GPU has the bits that it has on the CPU; memory that nobody has written is poison
+there too; which collectives gloo offers for CUDA tensors. What a row lacks skips that row, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+ROOT: Final = Path(__file__).parent.parent
+FILE: Final = ROOT / "docs" / "gpu.json"
+_WITNESSES: Final = ROOT / "tests" / "witnesses.json"
+_LARGEST_WORLD = 4
+_ADAPTERS = ("reference", "fully_shard")
+_GLOO_SECONDS = 120
+NOTHING: Final = "no CUDA device: nothing was run, and nothing is written"
+
+
+class Skipped(Exception):
+    """What a row says when it cannot be measured here."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """``outcome``: "ran", "skipped" or "failed"; ``told`` is what was measured, or why not."""
+
+    name: str
+    outcome: str
+    seconds: float
+    told: list[str] = field(default_factory=list)
+
+
+def lines(device: str = "cuda", file: str = "", rows: str = "*") -> Iterator[str]:
+    """A line a row as it ends, written to ``file`` too: docs/gpu.json, but for the CPU nowhere unless it is named.
+
+    Raises SystemExit: 2 without the device, 1 if a row failed.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        yield NOTHING
+        raise SystemExit(2)
+    where = Path(file) if file else FILE if device == "cuda" else None
+    done: list[Row] = []
+    for name, measure in ROWS.items():
+        if fnmatchcase(name, rows):
+            done.append(_measured(name, measure, device))
+            yield _text(done[-1])
+            if where is not None:
+                where.write_text(json.dumps(_document(device, done), indent=1) + "\n", encoding="utf-8")
+    if any(row.outcome == "failed" for row in done):
+        raise SystemExit(1)
+
+
+def _measured(name: str, measure: Callable[[str], list[str]], device: str) -> Row:
+    started = time.monotonic()
+    try:
+        outcome, told = "ran", measure(device)
+    except Skipped as reason:
+        outcome, told = "skipped", [str(reason)]
+    except ModuleNotFoundError as missing:
+        outcome, told = "skipped", [f"{missing.name} is not installed"]
+    except Exception:
+        outcome, told = "failed", traceback.format_exc().rstrip().splitlines()
+    return Row(name, outcome, round(time.monotonic() - started, 1), told)
+
+
+def _text(row: Row) -> str:
+    head = f"{row.name:<16} {row.outcome:<8} {row.seconds:7.1f} s"
+    return "\n".join([head, *(f"    {line}" for line in row.told)])
+
+
+def _document(device: str, rows: list[Row]) -> dict[str, Any]:
+    return {"machine": _machine(device), "versions": _versions(), "rows": [asdict(row) for row in rows]}
+
+
+def _machine(device: str) -> dict[str, Any]:
+    if device != "cuda":
+        return {"device": device, "cpu": platform.machine()}
+    found = torch.cuda.get_device_properties(0)
+    return {
+        "device": found.name,
+        "capability": f"{found.major}.{found.minor}",
+        "gigabytes": round(found.total_memory / 1e9, 1),
+    }
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version(), "torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    try:
+        found["triton"] = version("triton")
+    except PackageNotFoundError:
+        found["triton"] = "not installed"
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return {**found, "commit": commit.stdout.strip() or "unknown"}
+
+
+# -- the rows --------------------------------------------------------------------------------------------------------
+
+
+def _kernels_are_right(device: str) -> list[str]:
+    """The tests of the Triton kernels, interpreted on a CPU."""
+    import pytest  # noqa: F401 - a missing one is the reason to skip
+    import triton  # noqa: F401
+
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/impl/kernels_on_a_device.py"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    told = done.stdout.rstrip().splitlines()
+    if done.returncode:
+        raise RuntimeError("\n".join(told[-30:] + done.stderr.splitlines()[-10:]))
+    return told[-1:]
+
+
+def _kernels_are_fast(device: str) -> list[str]:
+    """K1 and K2."""
+    if device != "cuda":
+        raise Skipped("times of kernels need a GPU")
+    from benchmarks import kernels
+
+    return [line for text in kernels.lines() for line in text.splitlines()]
+
+
+def _claim(device: str) -> list[str]:
+    """Claim E2."""
+    if device != "cuda":
+        raise Skipped("its ratio of times needs a GPU")
+    from fsdpcheck.claims import judging, registry
+
+    (row,) = judging.judge(registry.chosen(["E2"]))
+    if row.verdict == judging.ERROR:
+        raise RuntimeError(row.trace)
+    return [f"{row.verdict}: {row.measured}"]
+
+
+def _equal_bits(device: str) -> list[str]:
+    """Each witness of a planted fault, without the fault, on both devices."""
+    from fsdpcheck.engines.simulated import SimulatedEngine
+    from fsdpcheck.runner import Run
+
+    told, differing = [], []
+    engines = SimulatedEngine(), SimulatedEngine(device=device)
+    try:
+        for adapter in _ADAPTERS:
+            here, there = (Run(engine, adapter) for engine in engines)
+            cases, refused = list(_cases(here)), 0
+            for number, case in enumerate(cases):
+                right = here(case, {"params", "grads"})
+                if right.failure is not None:  # a case that is there to be refused
+                    refused += 1
+                    continue
+                found = _difference(right, there(case, {"params", "grads"}))
+                differing += [f"{adapter}, case {number}: {found}; {case.to_json()}"] if found else []
+            compared = f"{len(cases) - refused} cases, gradients and parameters of every rank and step compared"
+            told.append(f"{adapter}: {compared}")
+    finally:
+        for engine in engines:
+            engine.close()
+    if differing:
+        raise RuntimeError(f"{len(differing)} cases differ on {device}:\n" + "\n".join(differing[:10]))
+    return told
+
+
+def _cases(run: Any) -> Iterator[Any]:
+    """Exact cases that the adapter accepts, of the witnesses, on few ranks."""
+    from fsdpcheck import tiers
+    from fsdpcheck.errors import FsdpcheckError
+    from fsdpcheck.replay import decode
+
+    if not _WITNESSES.is_file():
+        raise Skipped("only a checkout has the cases of tests/witnesses.json")
+    found: set[Any] = set()
+    for token in json.loads(_WITNESSES.read_text(encoding="utf-8")).values():
+        case = decode(token).case
+        if not case.trains or case.world_size > _LARGEST_WORLD or not case.requires() <= run.features.accepts:
+            continue
+        if case in found or not tiers.every_bit(run.tier(case)):
+            continue
+        try:
+            run.answer(case)
+        except FsdpcheckError:  # not exact, or not for this law
+            continue
+        found.add(case)
+        yield case
+
+
+def _difference(one: Any, other: Any) -> str:
+    """Where two executions of a case differ; "" if nowhere."""
+    if other.failure is not None:
+        return f"{other.failure.kind}: {other.failure.text.splitlines()[0]}"
+    for mine, theirs in zip(one.ranks, other.ranks, strict=True):
+        for step, (here, there) in enumerate(zip(mine.steps, theirs.steps, strict=True)):
+            for what, values, others in (
+                ("gradient", here.grads, there.grads),
+                ("parameter", here.params, there.params),
+            ):
+                for name, value in values.items():
+                    if not torch.equal(value, others[name].to(value.device)):
+                        return f"{what} {name} of rank {mine.rank} in step {step}"
+    return ""
+
+
+def _poisoned(device: str) -> list[str]:
+    """Memory that nobody has written is NaN on simulated ranks."""
+    from fsdpcheck.engines import _poison
+
+    with _poison.of_ranks("poison"):
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+            if not torch.empty(1000, dtype=dtype, device=device).isnan().all():
+                raise RuntimeError(f"torch.empty of {dtype} on {device} is not NaN")
+    return ["torch.empty of every floating type is NaN"]
+
+
+def _gloo(device: str) -> list[str]:
+    """Collectives of two gloo processes on tensors of the device: which give the right values."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = torch.multiprocessing.spawn(_gloo_rank, args=(folder, device), nprocs=2, join=False)
+        ended = time.monotonic() + _GLOO_SECONDS
+        try:
+            while not context.join(timeout=1):
+                if time.monotonic() > ended:
+                    raise RuntimeError(f"no end in {_GLOO_SECONDS} s; {_noted(folder)}")
+        finally:
+            for process in context.processes:
+                process.kill()
+        told = _noted(folder)
+        if any("WRONG" in line for line in told):
+            raise RuntimeError("\n".join(told))
+        return told
+
+
+def _noted(folder: str) -> list[str]:
+    path = Path(folder) / "told"
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def _gloo_rank(rank: int, folder: str, device: str) -> None:
+    warnings.simplefilter("ignore")  # of names that are new in torch 2.13
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    for name, (call, wanted) in _COLLECTIVES.items():
+        mine = torch.full((2,), rank + 1.0, device=device)
+        try:
+            got = call(mine).tolist()
+            told = "right" if got == wanted(rank) else f"WRONG: got {got}, wanted {wanted(rank)}"
+        except RuntimeError as error:
+            told = f"refused: {str(error).splitlines()[0]}"
+        if rank == 0:
+            with (Path(folder) / "told").open("a", encoding="utf-8") as file:
+                file.write(f"{name}: {told}\n")
+    dist.destroy_process_group()
+
+
+def _all_reduce(mine: Tensor) -> Tensor:
+    dist.all_reduce(mine)
+    return mine
+
+
+def _broadcast(mine: Tensor) -> Tensor:
+    dist.broadcast(mine, 1)
+    return mine
+
+
+def _all_gather(mine: Tensor) -> Tensor:
+    whole = mine.new_zeros(4)
+    dist.all_gather_into_tensor(whole, mine)
+    return whole
+
+
+def _reduce_scatter(mine: Tensor) -> Tensor:
+    part = mine.new_zeros(1)
+    dist.reduce_scatter_tensor(part, mine)
+    return part
+
+
+_COLLECTIVES: Final[dict[str, tuple[Callable[[Tensor], Tensor], Callable[[int], list[float]]]]] = {
+    "all_reduce": (_all_reduce, lambda rank: [3.0, 3.0]),
+    "broadcast": (_broadcast, lambda rank: [2.0, 2.0]),
+    "all_gather": (_all_gather, lambda rank: [1.0, 1.0, 2.0, 2.0]),
+    "reduce_scatter": (_reduce_scatter, lambda rank: [3.0]),
+}
+"""Name -> the call on [rank + 1, rank + 1] of two ranks, and what it gives."""
+
+ROWS: Final[dict[str, Callable[[str], list[str]]]] = {
+    "poison": _poisoned,
+    "equal bits": _equal_bits,
+    "gloo": _gloo,
+    "kernels": _kernels_are_right,
+    "kernels K1 K2": _kernels_are_fast,
+    "claim E2": _claim,
+}
