@@ -170,3 +170,5 @@ class Execution:
     voids: tuple[str, ...] = ()
     """Why this one schedule is no proof for all (store use after init, poll, wildcard, second group in flight)."""
     hand_overs: int = 0
+    files: dict[str, str] = field(default_factory=dict)
+    """What ranks that are processes have loaded (see provenance.Loaded.files): path -> hash of its content."""

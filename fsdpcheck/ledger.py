@@ -32,22 +32,33 @@ class Running:
     number: int = 0
 
 
+@dataclass(frozen=True)
+class Origin:
+    """``at``: when the session began that gave a verdict, ISO 8601. ``key``: of the sources it was judged with."""
+
+    at: str
+    key: str
+
+
 @dataclass
 class Ledger:
     """The events of one session (see session.py), taken one by one; a finding is kept the moment it is told.
 
     ``unaccepted``: adapter -> the traits it does not accept. ``running``: worker -> what it is at. ``errors`` are
     what ended the session early. ``verdicts`` are in the order of the plan once the session has ended, whoever was
-    done first.
+    done first. ``began``: time, ISO 8601. ``sources``: key -> provenance.Sources as data, that ``origins`` name.
     """
 
     plan: Plan
     laws: tuple[str, ...] = ()
+    began: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     guarantees: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unaccepted: dict[str, list[str]] = field(default_factory=dict)
     verdicts: dict[tuple[str, str], Verdict] = field(default_factory=dict)
+    sources: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    origins: dict[tuple[str, str], Origin] = field(default_factory=dict)
     running: dict[int, Running] = field(default_factory=dict)
     errors: list[tuple[str, int]] = field(default_factory=list)
     ended: bool = False
@@ -58,7 +69,7 @@ class Ledger:
         kind = event["event"]
         if kind == "plan":
             self.laws, self.guarantees = tuple(event["laws"]), dict(event["guarantees"])
-            self.versions = dict(event["versions"])
+            self.versions, self.began = dict(event["versions"]), event.get("at", "")
             self.notes = tuple(event.get("notes", ()))
             self.unaccepted = dict(event["unaccepted"])
             self.plan = replace(self.plan, installs=tuple(event["installs"]))
@@ -67,6 +78,11 @@ class Ledger:
         elif kind == "case":
             running = self.running[worker]
             self.running[worker] = replace(running, case=event["case"], number=running.number + 1)
+        elif kind == "sources":
+            self.sources |= {event["key"]: event["sources"]} if event["sources"] else {}
+            self.origins[event["law"], event["adapter"]] = Origin(event.get("at", self.began), event["key"])
+        elif kind == "note":
+            self.notes = (*self.notes, event["text"])
         elif kind == "verdict":
             self._judge(Verdict.from_data({name: event[name] for name in event if name != "event"}))
         elif kind == "confirmation":

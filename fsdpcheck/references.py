@@ -13,10 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
-from fsdpcheck import spelling
+from fsdpcheck import excerpt, spelling
 from fsdpcheck.errors import MissingDependency, UsageError
+
+FILE: Final = "fsdpcheck_file_"
+"""How the names of modules begin that are a user's files."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def _dotted_module(dotted: str, ref: str, kind: Kind) -> ModuleType:
 
 
 def _file_module(path: Path, ref: str, kind: Kind) -> ModuleType:
-    name = f"fsdpcheck_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = f"{FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():
@@ -101,4 +104,4 @@ def _import_error(error: BaseException, ref: str, dotted: str, kind: Kind) -> Us
     if missing:
         here = Path.cwd()
         return kind.error(f"{kind.word} {ref!r}: no module {missing!r} on the import path (working folder: {here})")
-    return kind.error(f"{kind.word} {ref!r} cannot be imported: {type(error).__name__}: {error}")
+    return kind.error(f"{kind.word} {ref!r} cannot be imported: {excerpt.kind(error)}: {excerpt.said(error)}")

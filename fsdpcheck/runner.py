@@ -27,15 +27,18 @@ _REMEMBERED = 1024  # answers kept; one is a few small tensors
 class Ran:
     """What came of the runs since it was last cleared: the newest execution, and how often each install was hit in all.
 
-    A law may run several times, and a fault act in one of them alone. Failures are read from the newest.
+    A law may run several times, and a fault act in one of them alone. Failures are read from the newest. ``files``, of
+    what ranks that are processes have loaded (see Execution.files), is never cleared.
     """
 
     newest: Execution | None = None
     hits: Counter[str] = field(default_factory=Counter)
+    files: dict[str, str] = field(default_factory=dict)
 
     def note(self, execution: Execution) -> None:
         self.newest = execution
         self.hits.update(execution.install_hits)
+        self.files |= execution.files
 
     def clear(self) -> None:
         self.newest = None

@@ -1,7 +1,8 @@
 """One session: laws on adapters of a Plan, told as events. Draws and runs; prints nothing.
 
 Events are dicts of JSON data, in this order: one "plan"; for each law and adapter a "law", a "case" before each case,
-a "verdict" and, for a finding, a "confirmation"; one "end". Whoever listens sees what was running when a process died.
+the "sources" that it was judged with, a "verdict" and, for a finding, a "confirmation"; one "end". Whoever listens sees
+what was running when a process died.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, get_args
 
 import hypothesis
+import numpy
 import torch
 
-from fsdpcheck import adapters, engines, law, planted, replay, spelling, undetermined
+from fsdpcheck import adapters, engines, law, planted, provenance, replay, spelling, undetermined
 from fsdpcheck.agenda import Agenda, Pair
 from fsdpcheck.case import Case, Trait
 from fsdpcheck.case.traits import OF_MODELS
@@ -43,6 +46,7 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
     the caller closes it.
     """
     torch.set_num_threads(1)
+    loaded = provenance.Loaded((*plan.adapters, *plan.installs, plan.model, plan.batch, plan.loss))
     for ref in plan.adapters:
         adapters.load(ref)  # first: a user's file may hold laws of its own
     seen = own_inspection.inspect(plan.model, plan.batch, plan.loss, plan.units) if plan.model else None
@@ -52,11 +56,11 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
     laws = chosen_laws(plan.laws) if seen is None else _of_tier(chosen_laws(plan.laws), plan.real)
     avoid = frozenset(plan.avoid) | (seen.left_out(plan.real) if seen else frozenset())
     plan = replace(plan, installs=tuple(planted.resolved(name) for name in plan.installs))
-    emit({**_plan_event(plan, laws), "notes": seen.notes if seen else ()})
+    emit({**_plan_event(plan, laws), "notes": seen.notes if seen else (), "sources": loaded.sources().to_data()})
     with ExitStack() as stack:
         used = engine or _opened(stack, plan.engine, plan.budget)
         run = Run(used, plan.adapters[0], plan.installs, avoid=avoid, own=seen.own if seen else None)
-        check = _Check(plan, run, emit, _Confirmation(stack, plan, used))
+        check = _Check(plan, run, emit, _Confirmation(stack, plan, used), loaded)
         agenda = Agenda(((one.name, ref) for ref in plan.adapters for one in laws) if pairs is None else ())
         for name, ref in agenda if pairs is None else pairs:
             for vain in agenda.without(check(law.chapters()[name], ref)):
@@ -73,6 +77,8 @@ def replayed(token: replay.Token, engine_name: str, budget: float | None = None)
     known = law.chapters()
     if token.law not in known:
         raise UsageError(f"the token is about the law {token.law!r}, which this release does not have")
+    for name in token.installs:
+        planted.resolved(name)
     with ExitStack() as stack:
         used = _opened(stack, engine_name, budget)
         deadline = None if budget is None else time.monotonic() + budget
@@ -104,12 +110,14 @@ def _of_tier(laws: list[Law], real: bool) -> list[Law]:
 
 def _plan_event(plan: Plan, laws: list[Law]) -> dict[str, Any]:
     versions = {"python": platform.python_version(), "torch": torch.__version__, "hypothesis": hypothesis.__version__}
+    versions["numpy"] = numpy.__version__
     guarantees = {found.name: found.guarantee for found in laws}
     features = [adapters.features(ref) for ref in plan.adapters]
     known = frozenset(get_args(Trait)) - (OF_MODELS if plan.model else frozenset())
     refused = (sorted(known - has.accepts) for has in features)
     return {
         "event": "plan",
+        "at": datetime.now().astimezone().isoformat(timespec="minutes"),
         "laws": [found.name for found in laws],
         "promised": sum(not found.not_promised(has) for found in laws for has in features),
         "installs": plan.installs,
@@ -128,8 +136,9 @@ def _opened(stack: ExitStack, name: str, budget: float | None) -> Engine:
 class _Check:
     """Checks one law on one adapter and tells it: ``check(law, adapter's reference) -> Verdict``."""
 
-    def __init__(self, plan: Plan, run: Run, emit: Emit, confirm: _Confirmation) -> None:
+    def __init__(self, plan: Plan, run: Run, emit: Emit, confirm: _Confirmation, loaded: provenance.Loaded) -> None:
         self._plan, self._run, self._emit, self._confirm = plan, run, emit, confirm
+        self._loaded, self._told = loaded, ""
         self._deadline = None if plan.budget is None else time.monotonic() + plan.budget
 
     def __call__(self, found: Law, ref: str) -> Verdict:
@@ -148,10 +157,19 @@ class _Check:
             deadline=self._deadline,
             on_case=_telling(self._emit),
         )
+        self._loaded.add(run.ran.files)
+        self._tell_sources(pair)
         self._emit({"event": "verdict", **verdict.to_data()})
         if verdict.finding is not None:
             self._emit({"event": "confirmation", **pair, **self._confirm(found, verdict)})
         return verdict
+
+    def _tell_sources(self, pair: dict[str, str]) -> None:
+        """With what the pair was judged: in full where it is not as told last, by its key otherwise."""
+        sources = self._loaded.sources()
+        whole = None if sources.key == self._told else sources.to_data()
+        self._emit({"event": "sources", **pair, "key": sources.key, "sources": whole})
+        self._told = sources.key
 
 
 def _telling(emit: Emit) -> Callable[[Law, Run, Case], None]:

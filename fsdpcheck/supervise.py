@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from fsdpcheck.adapters import is_builtin
@@ -17,6 +17,7 @@ from fsdpcheck.children import Child, Crew, Stopped
 from fsdpcheck.errors import INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NoProgress, UsageError
 from fsdpcheck.ledger import Ledger, lost
 from fsdpcheck.plan import Plan
+from fsdpcheck.provenance import Sources
 from fsdpcheck.replay import decode
 from fsdpcheck.report.earlier import Earlier
 from fsdpcheck.verdict import Verdict
@@ -136,21 +137,23 @@ class _Supervised:
         if self._agenda is not None:
             return
         self.tell(plan)
-        known = self._taken_over(plan)
-        pairs = ((law, ref) for ref, law in itertools.product(self._ledger.plan.adapters, plan["laws"]))
+        pairs = [(law, ref) for ref, law in itertools.product(self._ledger.plan.adapters, plan["laws"])]
+        known = self._taken_over(plan, pairs)
         self._agenda = Agenda(pair for pair in pairs if pair not in known)
         for _ in range(1, min(self._jobs, len(self._agenda), -(-plan["promised"] // _WORTH_A_PROCESS))):
             if not self._crew.interrupted:
                 self.start()
 
-    def _taken_over(self, plan: Mapping[str, Any]) -> set[Pair]:
-        """Tell what is known already. Raises UsageError where it is of other versions."""
-        if self._known is None:
+    def _taken_over(self, plan: Mapping[str, Any], pairs: Sequence[Pair]) -> set[Pair]:
+        """Tell what is known already and stands. Raises UsageError where it is of other versions."""
+        if self._known is None or not self._known.known:
             return set()
         self._known.require_versions(plan["versions"])
-        for verdict in self._known.verdicts:
-            self.tell({"event": "verdict", **verdict.to_data()})
-        return {(verdict.law, verdict.adapter) for verdict in self._known.verdicts}
+        stand, words = self._known.taken_over(Sources(**plan["sources"]), pairs)
+        self.tell({"event": "note", "text": words})
+        for event in (event for known in stand for event in known.events()):
+            self.tell(event)
+        return {known.pair for known in stand}
 
     def _leave_out(self, verdict: Verdict) -> None:
         assert self._agenda is not None

@@ -18,6 +18,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
         "words": (
             "fsdpcheck", "errors", "suspects", "trace", "values", "exact", "exact.*", "exact.surrogates.*",
             "binomial", "torch_private", "hypothesis_private", "triton_private", "references", "spelling", "leftovers",
+            "provenance", "reading", "excerpt",
         )
     },
     {"case": ("case", "case.*")},

@@ -31,7 +31,7 @@ def _kinds(events: list[dict[str, Any]]) -> list[str]:
 
 def test_events_come_in_order() -> None:
     events = _events("completes", "secret", confirm=False)
-    assert _kinds(events) == ["plan", "law", "case", "verdict", "law", "verdict"]
+    assert _kinds(events) == ["plan", "law", "case", "sources", "verdict", "law", "sources", "verdict"]
     assert events[0]["laws"] == ["toy.completes", "toy.secret"]
     assert events[0]["guarantees"]["toy.completes"] == "Every step comes to its end."
 

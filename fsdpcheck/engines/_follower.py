@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch._C._distributed_c10d as c10d
 
-from fsdpcheck import adapters, arithmetic, deadlock
+from fsdpcheck import adapters, arithmetic, deadlock, provenance
 from fsdpcheck.engines import _installs, _poison
 from fsdpcheck.engines._endings import adapter_failure, ending
 from fsdpcheck.engines._globals import RankGlobals
@@ -39,6 +39,8 @@ class Reply:
     result: RankResult
     hits: dict[str, int] = field(default_factory=dict)
     adapter: Failure | None = None
+    files: dict[str, str] = field(default_factory=dict)
+    """See Execution.files."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ def serve(place: Place, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle: it ends its workers itself
     _follow_parent_into_death(place.folder)
     _keep_own_stderr(place)
+    loaded: provenance.Loaded | None = None
     with place.stack.open("w") as stack_file:
         faulthandler.register(STACK_SIGNAL, stack_file, all_threads=False)
         store = c10d.TCPStore("127.0.0.1", place.port, is_master=False)
@@ -77,7 +80,10 @@ def serve(place: Place, pipe: Connection) -> None:
         pipe.send_bytes(b"ready")
         for run in range(1, sys.maxsize):
             request = pickle.loads(pipe.recv_bytes())
-            pipe.send_bytes(pickle.dumps(follow(request, run, world), pickle.HIGHEST_PROTOCOL))
+            loaded = loaded or provenance.Loaded([request.adapter, *request.installs])
+            reply = follow(request, run, world)
+            reply.files = loaded.files()
+            pipe.send_bytes(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
 
 
 def follow(request: RunRequest, run: int, world: World) -> Reply:

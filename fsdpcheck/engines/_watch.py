@@ -56,7 +56,8 @@ class Watch:
             result.trace = traces[rank]
         hits = [reply.hits for reply in self.replies.values()]
         summed = {name: sum(one.get(name, 0) for one in hits) for name in request.installs}
-        return Execution(engine, request, results, failure, summed)
+        files = {path: hashed for reply in self.replies.values() for path, hashed in reply.files.items()}
+        return Execution(engine, request, results, failure, summed, files=files)
 
     def _collect(self) -> None:
         for rank in self._ranks:

@@ -11,14 +11,19 @@ from typing import Any, Final
 
 from fsdpcheck import __version__
 from fsdpcheck.errors import UsageError
-from fsdpcheck.ledger import Ledger
+from fsdpcheck.ledger import Ledger, Origin
 from fsdpcheck.plan import Plan
+from fsdpcheck.provenance import digest
 from fsdpcheck.report.conditional import conditions
+from fsdpcheck.verdict import Verdict
 
-SCHEMA: Final = 3
+SCHEMA: Final = 4
 """Version of the document; it grows with every change that a reader could notice."""
 
-_KEPT = ("plan", "verdict", "confirmation", "error")
+_KEPT = ("plan", "sources", "verdict", "confirmation", "error")
+
+_SEALED: Final = ("fsdpcheck", "versions", "plan", "sources")
+"""What of a document its own ``digest`` is over; verdicts have theirs."""
 
 
 def journal_of(file: Path) -> Path:
@@ -29,11 +34,14 @@ def journal_of(file: Path) -> Path:
 def document(ledger: Ledger) -> dict[str, Any]:
     """The whole session as JSON data.
 
-    {schema, fsdpcheck, versions, plan, exit_code, interrupted, verdicts, conditions, errors}. ``conditions``, of laws
-    of which cases were judged: {pattern of their names (fnmatch): what their verdicts are conditional on}.
+    {schema, fsdpcheck, versions, plan, exit_code, interrupted, verdicts, conditions, errors, began, sources, origins,
+    digest}. ``conditions``, of laws of which cases were judged: {pattern of their names (fnmatch): what their verdicts
+    are conditional on}. ``began``: when, ISO 8601. ``origins``: when each verdict was found out, and with which of the
+    ``sources`` {key: provenance.Sources}. A digest is a checksum that tells a slip of a hand; it is no signature.
     """
     judged = (verdict.law for verdict in ledger.verdicts.values() if verdict.cases)
-    return {
+    origins = {pair: origin for pair, origin in ledger.origins.items() if pair in ledger.verdicts}
+    data = {
         "schema": SCHEMA,
         "fsdpcheck": __version__,
         "versions": ledger.versions,
@@ -43,7 +51,32 @@ def document(ledger: Ledger) -> dict[str, Any]:
         "verdicts": [verdict.to_data() for verdict in ledger.verdicts.values()],
         "conditions": conditions(judged),
         "errors": [{"text": text, "exit_code": code} for text, code in ledger.errors],
+        "began": ledger.began,
+        "sources": {origin.key: ledger.sources[origin.key] for origin in origins.values()},
+        "origins": [_origin(ledger.verdicts[pair], origin) for pair, origin in origins.items()],
     }
+    return {**data, "digest": digest_of_document(data)}
+
+
+def digest_of_document(data: Mapping[str, Any]) -> str:
+    """The checksum over what all verdicts of a document share. Raises KeyError."""
+    return digest([data[name] for name in _SEALED])
+
+
+def digest_of_verdict(verdict: Mapping[str, Any], at: str, key: str) -> str:
+    """The checksum over a verdict's data, when it was found out, and the key of the sources it was judged with."""
+    return digest([verdict, at, key])
+
+
+def digest_of_line(line: Mapping[str, Any]) -> str:
+    """The checksum over a line of a journal."""
+    return digest({name: value for name, value in line.items() if name != "digest"})
+
+
+def _origin(verdict: Verdict, origin: Origin) -> dict[str, str]:
+    sealed = digest_of_verdict(verdict.to_data(), origin.at, origin.key)
+    pair = {"law": verdict.law, "adapter": verdict.adapter}
+    return {**pair, "at": origin.at, "sources": origin.key, "digest": sealed}
 
 
 class Journal:
@@ -69,7 +102,7 @@ class Journal:
             self._write(event)
 
     def _write(self, event: Mapping[str, Any]) -> None:
-        self._lines.write(json.dumps(dict(event)) + "\n")
+        self._lines.write(json.dumps({**event, "digest": digest_of_line(event)}) + "\n")
         self._lines.flush()
 
     def leave(self) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from fsdpcheck.excerpt import visible
 from fsdpcheck.ledger import Ledger
 
 
@@ -30,6 +31,8 @@ class _Lines:
         if event["event"] == "verdict":
             count = f"[{len(ledger.verdicts)}/{ledger.total}]"
             print(f"{count} {_told(event)}", file=sys.stderr, flush=True)
+        elif event["event"] == "note":
+            print(visible(event["text"]), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         pass
@@ -48,11 +51,13 @@ class _Live:
     def __call__(self, ledger: Ledger, event: Mapping[str, Any]) -> None:
         if event["event"] == "verdict" and event["status"] in ("finding", "error", "no case", "not supported"):
             self._console.print(_told(event))
+        elif event["event"] == "note":
+            self._console.print(visible(event["text"]))
         if ledger.running:
             at, *others = ledger.running.values()
             more = f" (and {len(others)} more at once)" if others else ""
             count = f"{len(ledger.verdicts) + 1}/{ledger.total}"
-            self._status.update(f"{count} {at.adapter}: {at.law}, case {at.number}{more}")
+            self._status.update(visible(f"{count} {at.adapter}: {at.law}, case {at.number}{more}"))
 
     def close(self) -> None:
         self._status.stop()
@@ -60,5 +65,5 @@ class _Live:
 
 def _told(event: Mapping[str, Any]) -> str:
     numbers = f"{event['cases']} cases, {event['seconds']:.1f} s"
-    text = f"{event['adapter']}: {event['law']}: {event['status']}"
+    text = visible(f"{event['adapter']}: {event['law']}: {event['status']}")
     return text if event["status"] == "not promised" else f"{text} ({numbers})"
