@@ -53,7 +53,7 @@ def check_law(
     if varied is None and shrink and stop is None and check.violations and run.engine.name == "simulated":
         check.look_further(world_sizes, seed)
     verdict = varied or check.verdict(stop)
-    return replace(verdict, seconds=time.monotonic() - started)
+    return replace(verdict, seconds=time.monotonic() - started).bounded()
 
 
 def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None, diagnose: bool = True) -> Verdict:
@@ -79,7 +79,7 @@ def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None,
     else:
         varied = check.varied(case, run.asked, None) if diagnose else None
         verdict = varied or Verdict(law.name, run.adapter_ref, "holds", cases=1)
-    return replace(verdict, seconds=time.monotonic() - started)
+    return replace(verdict, seconds=time.monotonic() - started).bounded()
 
 
 def _not_asked(law: Law, run: Run, asked: tuple[int, ...]) -> Verdict | None:
@@ -94,7 +94,7 @@ def _not_asked(law: Law, run: Run, asked: tuple[int, ...]) -> Verdict | None:
     if vain:
         return Verdict(law.name, run.adapter_ref, "no case", reason=vain, exit_code=USAGE)
     reason = reason or _not_of_own_models(law, run, sizes)
-    return Verdict(law.name, run.adapter_ref, "not promised", reason=reason) if reason else None
+    return Verdict(law.name, run.adapter_ref, "not promised", reason=reason).bounded() if reason else None
 
 
 def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:

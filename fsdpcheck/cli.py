@@ -16,6 +16,7 @@ from fsdpcheck import __version__, adapters, spelling
 from fsdpcheck.case import Trait
 from fsdpcheck.claims import command as claims_command
 from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
+from fsdpcheck.excerpt import WHOLE, excerpt, shown, visible
 from fsdpcheck.ledger import INTERRUPTED, Ledger
 from fsdpcheck.plan import PROFILES, Plan, parse_globs, parse_traits, parse_world_sizes
 from fsdpcheck.power import command as power_command
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command(options)
     except FsdpcheckError as error:
-        print(f"fsdpcheck: {error}", file=sys.stderr)
+        print(f"fsdpcheck: {visible(excerpt(str(error), WHOLE))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("fsdpcheck: interrupted", file=sys.stderr)
@@ -252,7 +253,7 @@ def _replay(options: argparse.Namespace) -> int:
     paint, codes = colour.painter(sys.stdout), []
     for token in tokens:
         engine = options.engine or _HINTS.get(token.engine, "simulated")
-        found = replayed(replay.encode(token), engine, options.budget)
+        found = shown(replayed(replay.encode(token), engine, options.budget))
         codes.append(found.exit_code)
         if found.finding is not None:
             broken = found.finding

@@ -23,11 +23,11 @@ def faults() -> Mapping[str, Any]:
 def resolved(name: str) -> str:
     """The dotted name that ``--install name`` stands for: a fault's, or ``name`` itself when it is "pkg.mod:attr".
 
-    Raises UsageError for a name that is no fault.
+    Raises UsageError for a name that is no fault, also as "fsdpcheck.impl.faults:name".
     """
-    if ":" in name:
+    if ":" in name and not name.startswith(FAULTS):
         return name
-    known = faults()
+    name, known = name.removeprefix(FAULTS), faults()
     if name in known:
         return FAULTS + name
     hint = spelling.hint(name, known)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fsdpcheck import adapters, engines
+from fsdpcheck import adapters, engines, excerpt
 from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.plan import PROFILES, Plan, parse_traits, parse_world_sizes
 from fsdpcheck.report import colour, conditional, finding
@@ -101,7 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
         avoid = parse_traits(named) if named else ()
         _require_checkable(asked)
     except FsdpcheckError as error:
-        raise pytest.UsageError(str(error)) from error
+        raise pytest.UsageError(excerpt.visible(str(error))) from error
     config.stash[_PLAN] = Plan(
         adapters=asked or adapters.default_names(),
         engine=config.getoption("--fsdpcheck-engine"),
@@ -169,6 +169,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _conclude(verdict: Verdict) -> None:
+    verdict = excerpt.shown(verdict)
     if verdict.status == "not promised":
         pytest.skip(f"not promised: {verdict.reason}")
     if verdict.finding is not None:

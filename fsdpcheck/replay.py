@@ -21,14 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from fsdpcheck import adapters, references
+from fsdpcheck import adapters, reading, references
 from fsdpcheck.case import Case, OwnModel
 from fsdpcheck.errors import InvalidCase, InvalidToken
 
 VERSION: Final = 2
 MAX_TOKEN: Final = 1 << 16  # characters
 MAX_JSON: Final = 1 << 20  # bytes; zlib can swell a thousandfold
-MAX_FILE: Final = 1 << 26  # bytes
 
 Schedule = Literal["forward", "reversed"]
 FAULTS: Final = "fsdpcheck.impl.faults:"
@@ -111,12 +110,10 @@ def decode(text: str) -> Token:
 def tokens_in(path: Path) -> list[str]:
     """Every token in a file: a JSON report, a journal, a log, or the bare token. Raises InvalidToken when none is."""
     try:
-        if path.stat().st_size > MAX_FILE:
-            raise InvalidToken(f"{path} is larger than {MAX_FILE} bytes, so it is no report of ours")
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
+        text = reading.text(path, errors="replace")
+    except reading.Unreadable as error:
         raise InvalidToken(
-            f"wanted a token (v{VERSION}:...) or a file that holds one, got {str(path)[:80]!r}: {error.strerror}"
+            f"wanted a token (v{VERSION}:...) or a file that holds one, got {str(path)[:80]!r}: {error}"
         ) from error
     found = list(dict.fromkeys(match.group() for match in re.finditer(r"\bv\d{1,6}:[A-Za-z0-9_=-]{16,}", text)))
     if not found:

@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fsdpcheck.errors import FINDING, HOLDS, INTERNAL, NO_PROGRESS, USAGE, Violation
+from fsdpcheck.excerpt import WHOLE, excerpt
 
 Status = Literal["holds", "finding", "not promised", "no case", "not supported", "error"]
 Confirmation = Literal["yes", "no", "not tried"]
 
 NOT_CHECKED = "not checked"
 """How the reason begins of a law that was left out because of what another one met."""
+
+_QUOTING = ("place", "what", "got", "wanted", "where", "cause", "note", "when", "stage")
+"""Fields of a finding; the others are fsdpcheck's own, and of bounded length."""
 
 _WORST_FIRST = (INTERNAL, USAGE, FINDING, NO_PROGRESS)
 
@@ -87,6 +91,14 @@ class Verdict:
             raise Violation(found.what, got=found.got, wanted=found.wanted, where=where, cause=found.cause)
         if self.exit_code != HOLDS:
             raise AssertionError(f"{self.law} on {self.adapter}: {self.status}: {self.reason}")
+
+    def bounded(self) -> Verdict:
+        """The verdict with excerpts of its texts: they may quote what an implementation says (see excerpt.py)."""
+        finding = self.finding
+        if finding is not None:
+            quoted = {name: excerpt(getattr(finding, name), WHOLE) for name in _QUOTING}
+            finding = dataclasses.replace(finding, **quoted)
+        return dataclasses.replace(self, reason=excerpt(self.reason, WHOLE), finding=finding)
 
     def to_data(self) -> dict[str, Any]:
         """As JSON data; ``from_data`` is its inverse."""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fsdpcheck import leftovers
 from fsdpcheck.errors import INTERNAL, FsdpcheckError
+from fsdpcheck.excerpt import WHOLE, excerpt
 from fsdpcheck.plan import Plan
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ def replay() -> int:
         except KeyboardInterrupt:
             return 130
         except FsdpcheckError as error:
-            event = {"event": "error", "text": str(error), "exit_code": error.exit_code}
+            event = {"event": "error", "text": excerpt(str(error), WHOLE), "exit_code": error.exit_code}
         except Exception:
-            event = {"event": "error", "text": traceback.format_exc().rstrip(), "exit_code": INTERNAL}
+            event = {"event": "error", "text": excerpt(traceback.format_exc().rstrip(), WHOLE), "exit_code": INTERNAL}
         pipe.write(json.dumps(event) + "\n")
     return 0
 
@@ -107,9 +108,9 @@ def told_session(
     except KeyboardInterrupt:
         interrupted = True
     except FsdpcheckError as error:
-        emit({"event": "error", "text": str(error), "exit_code": error.exit_code})
+        emit({"event": "error", "text": excerpt(str(error), WHOLE), "exit_code": error.exit_code})
     except Exception:
-        emit({"event": "error", "text": traceback.format_exc().rstrip(), "exit_code": INTERNAL})
+        emit({"event": "error", "text": excerpt(traceback.format_exc().rstrip(), WHOLE), "exit_code": INTERNAL})
     return {"event": "end", "interrupted": interrupted}
 
 

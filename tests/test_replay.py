@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import random
 import struct
 import zlib
 from dataclasses import replace
@@ -12,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from fsdpcheck import replay
+from fsdpcheck import replay, session
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
-from fsdpcheck.errors import InvalidToken
+from fsdpcheck.errors import InvalidToken, UsageError
 from fsdpcheck.replay import Token, decode, encode
 
 CASE = Case(
@@ -182,3 +184,38 @@ def test_a_file_without_a_token_is_refused(tmp_path: Path, content: str) -> None
 @pytest.mark.parametrize(("text", "is_token"), [("v1:AAAA", True), (" 'v12:x'", True), ("v1.json", False), ("", False)])
 def test_a_token_is_told_from_a_file_name(text: str, is_token: bool) -> None:
     assert replay.looks_like_token(text) is is_token
+
+
+def test_whatever_lies_where_a_report_is_looked_for_is_refused_in_one_line(tmp_path: Path) -> None:
+    """A folder, a pipe, a device, no text, a report with any part of it damaged: nothing is waited for or run."""
+    pipe, file = tmp_path / "pipe", tmp_path / "report.json"
+    os.mkfifo(pipe)
+    for path in (tmp_path, pipe, Path("/dev/zero"), tmp_path / "missing", Path("\0"), Path("x" * 5000)):
+        with pytest.raises(InvalidToken, match=r"wanted a token \(v2:...\) or a file that holds one, got"):
+            replay.tokens_in(path)
+    token, draw = encode(TOKEN), random.Random(0)
+    report = json.dumps({"verdicts": [{"finding": {"token": token}}]}).encode()
+    texts = [b"", b"\xff\xfe", b"[" * 100_000, b"v2:" + b"A" * 100_000, b"v2:" + b"A" * 40, b"v99999:" + b"A" * 40]
+    for _ in range(120):
+        place, size = draw.randrange(len(report)), draw.randrange(4)
+        texts.append(report[:place] + draw.randbytes(draw.randrange(4)) + report[place + size :])
+    refused = []
+    for text in texts:
+        file.write_bytes(text)
+        try:
+            assert all(decode(found) == TOKEN for found in replay.tokens_in(file))
+        except InvalidToken as error:
+            refused.append(str(error))
+    assert len(refused) > 40
+    assert [text for text in refused if len(text.splitlines()) != 1 or len(text) > 1000] == []
+
+
+def test_a_token_names_laws_and_faults_that_are_registered_and_nothing_else() -> None:
+    """No other attribute of the faults' package, so that nothing of it is called."""
+    for name in ("install", "importlib", "ALL", "Fault", "__doc__", "no_such", "a:b", "", "averaged_twice.target"):
+        token = replace(TOKEN, installs=(f"{replay.FAULTS}{name}",))
+        with pytest.raises(UsageError, match="unknown fault"):
+            session.replayed(replay.trusted(token), "simulated")
+    for name in ("training.no_such", "", "__class__", "\x1b[31m"):
+        with pytest.raises(UsageError, match="is about the law"):
+            session.replayed(replay.trusted(replace(TOKEN, law=name)), "simulated")

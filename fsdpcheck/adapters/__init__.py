@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from fsdpcheck import references, spelling
+from fsdpcheck import excerpt, references, spelling
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.references import canonical as canonical
 
@@ -93,7 +93,8 @@ def _validated(ref: str, found: Any) -> tuple[Adapter, Features]:
         try:
             made = found()
         except Exception as error:
-            raise AdapterError(f"adapter {ref!r}: {found!r} could not be called without arguments: {error}") from error
+            told = excerpt.said(error)
+            raise AdapterError(f"adapter {ref!r}: {found!r} could not be called without arguments: {told}") from error
     if not callable(getattr(made, "build", None)):
         raise AdapterError(f"adapter {ref!r} ({type(made).__name__}) has no method build(model, setup) -> Trainer")
     declared = getattr(made, "features", None)

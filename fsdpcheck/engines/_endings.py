@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from types import TracebackType
 
-from fsdpcheck import torch_private
+from fsdpcheck import excerpt, torch_private
 from fsdpcheck.deadlock import Exited, Raised
 from fsdpcheck.errors import AdapterError, NotSupported, qualified
 from fsdpcheck.execution import Failure, RankState
@@ -15,8 +15,8 @@ def ending(rank: int, error: BaseException) -> Raised | Exited:
     """The state of a rank whose program ended by ``error``; sys.exit is leaving, everything else raising."""
     if isinstance(error, SystemExit):
         return Exited(rank, error.code if isinstance(error.code, int) else int(error.code is not None))
-    message = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
-    return Raised(rank, _text(error), type(error).__name__, _where(error.__traceback__), message)
+    message = excerpt.told(error).strip().splitlines()[0]
+    return Raised(rank, _text(error), excerpt.kind(error), _where(error.__traceback__), message)
 
 
 def adapter_failure(rank: int, error: BaseException) -> Failure | None:
@@ -24,14 +24,7 @@ def adapter_failure(rank: int, error: BaseException) -> Failure | None:
     if not isinstance(error, AdapterError | NotSupported):
         return None
     kind = NotSupported if isinstance(error, NotSupported) else AdapterError
-    return Failure("adapter", _words(error), (RankState(rank, "raised"),), qualified(kind))
-
-
-def _words(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # of a class derived from ours
-        return "".join(traceback.format_exception_only(error)).rstrip()
+    return Failure("adapter", excerpt.said(error), (RankState(rank, "raised"),), qualified(kind))
 
 
 def _text(error: BaseException) -> str:
@@ -41,10 +34,10 @@ def _text(error: BaseException) -> str:
     shown = [
         f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}\n" for frame in (*frames, innermost) if frame
     ]
-    lines = [*shown, *traceback.format_exception_only(error)]
+    lines = [excerpt.excerpt("".join(shown)), excerpt.told(error)]
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None:
-        lines += ["caused by ", *traceback.format_exception_only(cause)]
+        lines += ["caused by ", excerpt.told(cause)]
     return "".join(lines)
 
 
@@ -55,4 +48,4 @@ def _where(trace: TracebackType | None) -> str:
         if not torch_private.is_plumbing(code.co_filename):
             where = f"{code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return where
+    return excerpt.excerpt(where)

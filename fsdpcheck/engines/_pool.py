@@ -6,6 +6,7 @@ milliseconds. A worker that dies is a failure of the run, known from the operati
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch._C._distributed_c10d as c10d
 
-from fsdpcheck import leftovers
+from fsdpcheck import excerpt, leftovers
 from fsdpcheck.engines import _stacks, _table
 from fsdpcheck.engines._follower import Place, Reply
 from fsdpcheck.engines._links import Link
@@ -77,7 +78,7 @@ class Pool:
     def last_words(self, rank: int) -> str:
         """The end of what a worker wrote to stderr."""
         path = self.places[rank].stderr
-        return "\n".join(path.read_text(errors="replace").splitlines()[-10:]) if path.exists() else ""
+        return excerpt.excerpt("\n".join(_end(path).splitlines()[-10:])) if path.exists() else ""
 
     def close(self) -> None:
         """Kill and reap every worker, and remove what they shared. May be called twice."""
@@ -95,3 +96,10 @@ class Pool:
                 if (code := self.links[rank].exit_code()) is not None:
                     words = self.last_words(rank)
                     raise FsdpcheckError(f"the worker of rank {rank} ended with {code} before its first run\n{words}")
+
+
+def _end(path: Path) -> str:
+    """The end of a file, more of it than is told."""
+    with path.open("rb") as file:
+        file.seek(-min(8 * excerpt.MOST, path.stat().st_size), os.SEEK_END)
+        return file.read().decode(errors="replace")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpcheck import references
+from fsdpcheck import excerpt, references
 from fsdpcheck.case import OwnModel, Trait
 from fsdpcheck.clipping_groups import INSTRUMENT, is_instrument
 from fsdpcheck.errors import UsageError
@@ -109,7 +109,7 @@ def _called(what: str, function: Callable[[], Any]) -> Any:
     except UsageError:
         raise
     except Exception as error:
-        _refuse(f"{what} raised", f"{type(error).__name__}: {error}", "a value", "run it by itself")
+        _refuse(f"{what} raised", f"{excerpt.kind(error)}: {excerpt.said(error)}", "a value", "run it by itself")
 
 
 def _built(build: str) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fsdpcheck.excerpt import shown
 from fsdpcheck.ledger import Ledger
 from fsdpcheck.report import conditional, finding, table
 from fsdpcheck.report.colour import Paint
@@ -9,7 +10,8 @@ from fsdpcheck.verdict import NOT_CHECKED
 
 
 def ending(ledger: Ledger, paint: Paint) -> str:
-    """All that ``fsdpcheck run`` prints on stdout."""
+    """All that ``fsdpcheck run`` prints on stdout; of what others wrote nothing that a terminal obeys."""
+    ledger = shown(ledger)
     parts = ["\n".join(ledger.notes), table.table(ledger, paint)]
     parts += conditional.sentences(verdict.law for verdict in ledger.verdicts.values() if verdict.cases)
     groups = finding.grouped(ledger.findings)

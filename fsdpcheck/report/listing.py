@@ -9,6 +9,7 @@ from fsdpcheck import adapters, engines
 from fsdpcheck.case import Trait
 from fsdpcheck.case.trait_words import MEANINGS
 from fsdpcheck.errors import AdapterError
+from fsdpcheck.excerpt import visible
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.report.table import aligned
 
@@ -51,7 +52,7 @@ def _promises(name: str) -> str:
     try:
         features = adapters.features(name)
     except AdapterError as error:
-        return f"cannot be loaded: {error}"
+        return visible(f"cannot be loaded: {error}")
     return f"promises {', '.join(sorted(features.promises)) or 'nothing'}"
 
 
