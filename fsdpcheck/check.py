@@ -10,6 +10,7 @@ import hypothesis
 
 from fsdpcheck.adapters._base import WITHOUT_MODEL
 from fsdpcheck.case import Case
+from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import INTERNAL, USAGE, NotExact, Refused, Violation
 from fsdpcheck.hypothesis_private import without_local_constants, without_mutations
 from fsdpcheck.judging import Judging, OnCase, Stop, cases_of, seed_of, sizes_for
@@ -91,6 +92,8 @@ def _not_asked(law: Law, run: Run, asked: tuple[int, ...]) -> Verdict | None:
     elif not reason and features.max_world_size is not None and features.max_world_size < min(sizes):
         words = ", ".join(map(str, sizes))
         vain = f"the adapter takes at most {features.max_world_size} ranks, asked were {words}"
+    if vain and run.engine.name == TORCHRUN:  # nobody chose these numbers for the law
+        return Verdict(law.name, run.adapter_ref, "not asked", reason=vain)
     if vain:
         return Verdict(law.name, run.adapter_ref, "no case", reason=vain, exit_code=USAGE)
     reason = reason or _not_of_own_models(law, run, sizes)

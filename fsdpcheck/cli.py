@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,11 @@ _HINTS = {"processes": "processes", "torchrun": "processes"}  # engine of a toke
 MOST_JOBS = 8
 """Processes that ``--jobs auto`` starts at most: each takes about half a gigabyte."""
 
+_WORDLESS = """fsdpcheck: a command is missing; next:
+  fsdpcheck run --adapter reference --law 'training.*'              laws on an implementation, on simulated ranks
+  torchrun --nproc-per-node 4 -m fsdpcheck run --adapter reference  the same on torchrun's ranks
+  fsdpcheck --help                                                  all commands"""
+
 _EPILOG = """exit codes:
   0 every promised law holds   1 a finding   2 usage or adapter error   3 internal error   4 no progress
   130 interrupted; findings so far are printed and kept"""
@@ -39,7 +45,8 @@ RUN_EPILOG = """examples:
   fsdpcheck run --adapter reference --law 'norms.*'    one adapter, one chapter
   fsdpcheck run --adapter train.py:MyAdapter           your own (see README.md: an adapter is one file)
   fsdpcheck run --world-size 2,4 --profile ci --json report.json
-  fsdpcheck run --adapter opacus --avoid padding_idx   around a known defect; `fsdpcheck list traits` names all
+  fsdpcheck run --adapter fully_shard --avoid tied     no case with a trait; `fsdpcheck list traits` names all
+  fsdpcheck run --adapter opacus:sound                 a gate on Opacus, around its known defects
   fsdpcheck run --model train.py:build --batch train.py:batch      the laws on your own model
   torchrun --nproc-per-node 4 -m fsdpcheck run         real ranks, world size 4; torchrun itself exits with 1
                                                        whenever a rank's exit code is not 0
@@ -56,10 +63,17 @@ A token only names things; what is not part of fsdpcheck is imported only if you
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    options = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    if not words:
+        _say(f"{_parser().format_usage().rstrip()}\n{_WORDLESS}")
+        return USAGE
+    options = _parsed(words)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         return command(options)
+    except UsageError as error:
+        _say(f"fsdpcheck: {visible(excerpt(str(error), WHOLE))}")
+        return error.exit_code
     except FsdpcheckError as error:
         print(f"fsdpcheck: {visible(excerpt(str(error), WHOLE))}", file=sys.stderr)
         return error.exit_code
@@ -70,6 +84,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return USAGE
+
+
+def _serves() -> bool:
+    """Whether this process is a rank of torchrun that another drives, and that says the same."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+
+
+def _say(text: str) -> None:
+    """On stderr, once however many ranks meet it."""
+    if not _serves():
+        print(text, file=sys.stderr)
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The options; what argparse prints by itself comes from one rank."""
+    out, err = (io.StringIO(), io.StringIO()) if _serves() else (sys.stdout, sys.stderr)
+    with redirect_stdout(out), redirect_stderr(err):
+        return _parser().parse_args(words)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -178,7 +210,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.resume and not options.json:
         raise UsageError("--resume goes on with the session of a file; next: name it with --json")
     known = earlier.earlier(options.json, plan) if options.resume else None
-    journal = document.Journal(options.json, plan, goes_on=known is not None) if options.json else None
+    writes = options.json and not _serves()
+    journal = document.Journal(options.json, plan, goes_on=known is not None) if writes else None
     shown = progress()
 
     def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:

@@ -46,6 +46,14 @@ class NotSupported(UsageError):
     """A program asked simulated ranks for something they do not offer."""
 
 
+class OtherWorldSize(UsageError):
+    """A case has another number of ranks than ``there`` are. A law that needs such cases is not asked there."""
+
+    def __init__(self, text: str, there: int) -> None:
+        super().__init__(text)
+        self.there = there
+
+
 class Refused(UsageError):
     """An implementation says, on every rank alike, that it cannot take a user's own model. The law is not supported."""
 

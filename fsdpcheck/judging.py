@@ -17,7 +17,17 @@ from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 from fsdpcheck import census, evidence, refusals, undetermined, uninitialised
 from fsdpcheck.case import Case
 from fsdpcheck.case.traits import OF_MODELS
-from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NotExact, Refused, Violation
+from fsdpcheck.errors import (
+    FINDING,
+    INTERNAL,
+    NO_PROGRESS,
+    USAGE,
+    FsdpcheckError,
+    NotExact,
+    OtherWorldSize,
+    Refused,
+    Violation,
+)  # fmt: skip
 from fsdpcheck.evidence import CASES, DIAGNOSED, Evidence
 from fsdpcheck.execution import RunRequest
 from fsdpcheck.own import drawing as own_drawing
@@ -228,6 +238,9 @@ class Judging:
             return self._flaky(self.broken)
         if self.broken is not None:
             return self._shrunk(self.broken, stop)
+        if isinstance(stop, Stop) and isinstance(stop.error, OtherWorldSize):
+            reason = f"on {stop.error.there} ranks alone: its cases run on other numbers of ranks as well"
+            return replace(self._held, status="not asked", reason=reason)
         if isinstance(stop, Stop) and stop.error is not None:
             return self._error(stop.error, stop.case)
         stop = None if self.hopeless else stop

@@ -93,7 +93,7 @@ class Ledger:
             self.ended, self.interrupted = True, event["interrupted"]
             self.verdicts = {pair: self.verdicts[pair] for pair in self._pairs() if pair in self.verdicts}
             judged = [verdict.status for verdict in self.verdicts.values()]
-            if judged and not self.errors and not self.interrupted and set(judged) == {"not promised"}:
+            if judged and not self.errors and not self.interrupted and set(judged) <= {"not promised", "not asked"}:
                 self.errors.append((_NOTHING_PROMISED, USAGE))
 
     @property

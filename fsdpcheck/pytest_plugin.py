@@ -33,7 +33,7 @@ _LEFT = pytest.StashKey[set[threading.Thread]]()
 """Threads, no daemons, that were started while laws were checked."""
 _ACCOUNT = pytest.StashKey["_Account"]()
 _PROPERTY = "fsdpcheck"
-_NOT_RUN = ("not promised", "no case", "not supported")
+_NOT_RUN = ("not promised", "not asked", "no case", "not supported")
 _PROMISED = "fsdpcheck_promised"
 
 
@@ -170,8 +170,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def _conclude(verdict: Verdict) -> None:
     verdict = excerpt.shown(verdict)
-    if verdict.status == "not promised":
-        pytest.skip(f"not promised: {verdict.reason}")
+    if verdict.status in ("not promised", "not asked"):
+        pytest.skip(f"{verdict.status}: {verdict.reason}")
     if verdict.finding is not None:
         pytest.fail(finding.render([verdict.finding], 1, colour.painter(sys.stdout)), pytrace=False)
     if verdict.status != "holds":

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from fsdpcheck.engines import torchrun
+from fsdpcheck.engines.base import TORCHRUN
+from fsdpcheck.errors import UsageError
 from fsdpcheck.ledger import Ledger
 from fsdpcheck.plan import Plan
 from fsdpcheck.worker import told_session
@@ -25,7 +27,15 @@ def session(plan: Plan, listen: Callable[[Ledger, Mapping[str, Any]], None]) -> 
 
 
 def _fitted(plan: Plan) -> Plan:
-    return replace(plan, engine="torchrun", world_sizes=plan.world_sizes or (torchrun.world_size(),))
+    """The plan on as many ranks as there are. Raises UsageError where others were asked for."""
+    given = (torchrun.world_size(),)
+    if plan.world_sizes not in ((), given):
+        got = ", ".join(map(str, plan.world_sizes))
+        raise UsageError(
+            f"--world-size under torchrun: the number of ranks is torchrun's\n  got     {got}\n"
+            f"  wanted  {given[0]}\n  next    leave --world-size out, or choose another --nproc-per-node"
+        )
+    return replace(plan, engine=TORCHRUN, world_sizes=given)
 
 
 def _driven(plan: Plan, engine: torchrun.TorchrunEngine, listen: Callable[[Ledger, Mapping[str, Any]], None]) -> Ledger:

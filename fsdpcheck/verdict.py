@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fsdpcheck.errors import FINDING, HOLDS, INTERNAL, NO_PROGRESS, USAGE, Violation
 from fsdpcheck.excerpt import WHOLE, excerpt
 
-Status = Literal["holds", "finding", "not promised", "no case", "not supported", "error"]
+Status = Literal["holds", "finding", "not promised", "not asked", "no case", "not supported", "error"]
 Confirmation = Literal["yes", "no", "not tried"]
 
 NOT_CHECKED = "not checked"
@@ -66,7 +66,8 @@ class Verdict:
     """What became of one law on one adapter.
 
     ``cases`` distinct cases were judged, ``rejected`` distinct cases were outside the exact domain. ``reason``: why a
-    law is not promised, ran no case, stopped with an error, or is not supported (the adapter refuses a user's model);
+    law is not promised, ran no case, stopped with an error, is not supported (the adapter refuses a user's model), or
+    is not asked: no error and no pass, on ranks whose number is given (torchrun's) and which the law needs otherwise.
     ``exit_code`` is what this verdict alone asks for. ``census`` counts the judged cases by what they demand;
     ``undrawn``: traits that the adapter accepts and that none of them demanded, so that nothing is said of them.
     """
@@ -96,7 +97,7 @@ class Verdict:
         """The verdict with excerpts of its texts: they may quote what an implementation says (see excerpt.py)."""
         finding = self.finding
         if finding is not None:
-            quoted = {name: excerpt(getattr(finding, name), WHOLE) for name in _QUOTING}
+            quoted: dict[str, Any] = {name: excerpt(getattr(finding, name), WHOLE) for name in _QUOTING}
             finding = dataclasses.replace(finding, **quoted)
         return dataclasses.replace(self, reason=excerpt(self.reason, WHOLE), finding=finding)
 

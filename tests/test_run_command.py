@@ -156,13 +156,44 @@ def test_a_foreign_adapter_of_a_token_is_not_imported(
 
 def test_torchrun_hosts_a_session_on_its_own_ranks(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "fsdpcheck"]
-    laws = ["--law", "toy.completes", "--law", "toy.secret"]
+    laws = ["--law", "toy.completes,toy.secret,toy.worlds"]
     process = subprocess.run(
-        [*launch, "run", "--adapter", TOY, *laws], cwd=tmp_path, env=environment(), capture_output=True, text=True
+        [*launch, "run", "--adapter", TOY, *laws, "--json", "out.json"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
     )
     assert process.returncode == 0, process.stderr
-    assert "1 checks hold, 0 findings, 1 not promised" in process.stdout
+    assert "1 checks hold, 0 findings, 1 not promised, 1 not asked" in process.stdout
+    assert "not asked: toy.worlds (on 2 ranks alone: its cases run on other numbers of ranks as well)" in process.stdout
     assert process.stdout.count("1 checks hold") == 1
+    verdicts = json.loads((tmp_path / "out.json").read_text())["verdicts"]
+    assert [(verdict["status"], verdict["exit_code"]) for verdict in verdicts] == [
+        ("holds", 0),
+        ("not asked", 0),
+        ("not promised", 0),
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"], "one rank alone writes the report"
+
+
+def test_without_a_command_it_says_once_what_to_type(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank of torchrun that another drives says nothing that this one says, and leaves with the same code."""
+    assert cli.main([]) == 2
+    assert "fsdpcheck run --adapter reference" in capsys.readouterr().err
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    for rank, said in (("0", True), ("1", False)):
+        monkeypatch.setenv("RANK", rank)
+        assert cli.main([]) == 2
+        assert bool(capsys.readouterr().err) == said
+        with pytest.raises(SystemExit) as left:
+            cli.main(["run", "--no-such-option"])
+        assert left.value.code == 2
+        assert bool(capsys.readouterr().err) == said
+        assert cli.main(["run", "--resume"]) == 2
+        assert bool(capsys.readouterr().err) == said
 
 
 def _interrupt(folder: Path, end: Callable[[subprocess.Popen[str]], None]) -> tuple[int, str, str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from fsdpcheck.execution import Execution, RunRequest
+
+TORCHRUN: Final = "torchrun"
+"""The engine whose number of ranks nobody chooses case by case."""
 
 
 class Engine(Protocol):

@@ -26,7 +26,8 @@ from fsdpcheck.engines._follower import Place
 from fsdpcheck.engines._links import Link, LocalLink
 from fsdpcheck.engines._pool import Pool
 from fsdpcheck.engines._spent import Limit
-from fsdpcheck.errors import UsageError
+from fsdpcheck.engines.base import TORCHRUN
+from fsdpcheck.errors import OtherWorldSize, UsageError
 from fsdpcheck.execution import Execution, RunRequest
 
 _NEVER = timedelta(days=30)
@@ -51,7 +52,7 @@ def rank() -> int:
 class TorchrunEngine:
     """The driver, in rank 0: runs requests whose world size is torchrun's. ``budget_seconds``: see ProcessesEngine."""
 
-    name = "torchrun"
+    name = TORCHRUN
 
     def __init__(self, budget_seconds: float | None = None) -> None:
         _one_machine()
@@ -62,13 +63,14 @@ class TorchrunEngine:
         atexit.register(self.close)
 
     def run(self, request: RunRequest) -> Execution:
-        """Run ``request`` on torchrun's ranks. Raises UsageError when its world size is another."""
+        """Run ``request`` on torchrun's ranks. Raises OtherWorldSize when its world size is another."""
         if request.case.world_size != world_size():
-            raise UsageError(
+            raise OtherWorldSize(
                 f"this case needs another number of ranks than torchrun started\n"
                 f"  got     a case of world size {request.case.world_size}\n"
                 f"  wanted  world size {world_size()}\n"
-                f"  next    torchrun --nproc-per-node {request.case.world_size}, or --engine processes"
+                f"  next    torchrun --nproc-per-node {request.case.world_size}, or --engine processes",
+                world_size(),
             )
         adapters.load(request.adapter)
         _installs.check(request.installs)

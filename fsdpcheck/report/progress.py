@@ -66,4 +66,4 @@ class _Live:
 def _told(event: Mapping[str, Any]) -> str:
     numbers = f"{event['cases']} cases, {event['seconds']:.1f} s"
     text = visible(f"{event['adapter']}: {event['law']}: {event['status']}")
-    return text if event["status"] == "not promised" else f"{text} ({numbers})"
+    return text if event["status"] in ("not promised", "not asked") else f"{text} ({numbers})"

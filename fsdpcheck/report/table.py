@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Container, Sequence
+from typing import Final
 
 from fsdpcheck.errors import HOLDS
 from fsdpcheck.ledger import Ledger
 from fsdpcheck.report.colour import Paint
-from fsdpcheck.verdict import NOT_CHECKED, Verdict
+from fsdpcheck.verdict import NOT_CHECKED, Status, Verdict
 
 _HEAD = ("adapter", "law", "verdict", "cases", "rejected", "time", "tier", "")
 _RIGHT = {3, 4, 5}
+_BELOW: Final[tuple[Status, ...]] = ("not promised", "not asked")
+"""Statuses that are neither a pass nor a failure."""
+_COUNTED: Final[tuple[Status, ...]] = ("error", "no case", "not supported", *_BELOW)
+
 _COLOURS = {
     "holds": "green",
     "finding": "red",
     "not promised": "yellow",
+    "not asked": "yellow",
     "no case": "red",
     "not supported": "red",
     "error": "red",
@@ -23,11 +30,11 @@ _COLOURS = {
 
 
 def table(ledger: Ledger, paint: Paint) -> str:
-    """One row a verdict; rows not reached say so. Laws that are not promised stand below, by reason."""
+    """One row a verdict; rows not reached say so. Laws that are not promised or not asked stand below, by reason."""
     pairs = [(adapter, law) for adapter in ledger.plan.adapters for law in ledger.laws]
-    rows = [_row(ledger, adapter, law) for adapter, law in pairs if not _unpromised(ledger, adapter, law)]
+    rows = [_row(ledger, adapter, law) for adapter, law in pairs if _status(ledger, adapter, law) not in _BELOW]
     parts = [aligned([_HEAD, *rows], paint)] if rows else []
-    return "\n".join([*parts, *(paint(line, "yellow") for line in _not_promised(ledger))])
+    return "\n".join([*parts, *(paint(line, "yellow") for line in _below(ledger))])
 
 
 def summary(ledger: Ledger) -> str:
@@ -35,11 +42,7 @@ def summary(ledger: Ledger) -> str:
     verdicts = list(ledger.verdicts.values())
     counts = Counter(verdict.status for verdict in verdicts)
     parts = [f"{counts['holds']} checks hold", _findings(ledger)]
-    parts += [
-        f"{counts[status]} {status}"
-        for status in ("error", "no case", "not supported", "not promised")
-        if counts[status]
-    ]
+    parts += [f"{counts[status]} {status}" for status in _COUNTED if counts[status]]
     left = ledger.total - len(verdicts)
     parts += [f"{left} not reached"] if left else []
     cases, rejected = sum(verdict.cases for verdict in verdicts), sum(verdict.rejected for verdict in verdicts)
@@ -107,20 +110,20 @@ def _tiers(verdict: Verdict) -> str:
     return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{tier} {n}" for tier, n in counts.items())
 
 
-def _unpromised(ledger: Ledger, adapter: str, law: str) -> bool:
+def _status(ledger: Ledger, adapter: str, law: str) -> str:
     verdict = ledger.verdicts.get((law, adapter))
-    return verdict is not None and verdict.status == "not promised"
+    return verdict.status if verdict is not None else "not reached"
 
 
-def _not_promised(ledger: Ledger) -> list[str]:
-    """A line for each adapter and reason: which laws it does not answer for, and why."""
+def _below(ledger: Ledger) -> list[str]:
+    """A line for each adapter and reason: of which laws nothing is said, and why."""
     lines = []
-    for adapter in ledger.plan.adapters:
+    for adapter, status in itertools.product(ledger.plan.adapters, _BELOW):
         laws: dict[str, list[str]] = {}
         for law in ledger.laws:
-            if _unpromised(ledger, adapter, law):
+            if _status(ledger, adapter, law) == status:
                 laws.setdefault(ledger.verdicts[law, adapter].reason, []).append(law)
-        lines += [f"{adapter}: not promised: {', '.join(names)} ({reason})" for reason, names in laws.items()]
+        lines += [f"{adapter}: {status}: {', '.join(names)} ({reason})" for reason, names in laws.items()]
     return lines
 
 

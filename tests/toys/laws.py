@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -82,6 +83,13 @@ def agrees(case: Case, run: Run) -> None:
             if not torch.equal(value, other.steps[0].params[name]):
                 where = f"parameter {name}, ranks 0 and {other.rank}"
                 raise Violation("two ranks disagree", got=str(other.rank), wanted="the same", where=where)
+
+
+@law("toy.worlds", promise="plain", draw=draw)
+def worlds(case: Case, run: Run) -> None:
+    """A step comes to its end on one more rank too."""
+    for size in (case.world_size, case.world_size + 1):
+        assert run(replace(case, mesh=MeshSpec(dp_shard=size))).failure is None
 
 
 @law("toy.small", promise="plain", draw=draw)
