@@ -74,7 +74,7 @@ def test_help_ends_well_and_shows_an_example_or_the_codes(
         (["run", "--profile", "thorough"], "invalid choice: 'thorough'"),
         (["run", "--engine", "quantum"], "invalid choice: 'quantum'"),
         (["list", "everything"], "invalid choice: 'everything'"),
-        ([], "the following arguments are required"),
+        (["--"], "the following arguments are required"),
     ],
 )
 def test_usage_errors_have_code_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
