@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from fsdpcheck.errors import NO_PROGRESS, USAGE
 from fsdpcheck.verdict import NOT_CHECKED, Verdict
@@ -11,17 +11,31 @@ from fsdpcheck.verdict import NOT_CHECKED, Verdict
 Pair = tuple[str, str]
 """(law, adapter), both by name."""
 
+LEADERS: Final = ("training.plain", "collectives.plain")
+"""Laws that each adapter is asked first: they need nothing of it but what every law on a model needs."""
 
-class Agenda(Iterator[Pair]):
-    """Gives each pair once, in order, until there is none."""
 
-    def __init__(self, pairs: Iterable[Pair]) -> None:
-        self._left = deque(pairs)
+class Agenda:
+    """Gives each pair once, in order, those of LEADERS first of their adapter; no other before their verdicts are here.
 
-    def __next__(self) -> Pair:
-        if not self._left:
-            raise StopIteration
-        return self._left.popleft()
+    ``needing``: of each adapter the laws that need it to build, to step and to show its parameters.
+    """
+
+    def __init__(self, pairs: Iterable[Pair], needing: Mapping[str, Iterable[str]]) -> None:
+        self._left = sorted(pairs, key=lambda pair: LEADERS.index(pair[0]) if pair[0] in LEADERS else len(LEADERS))
+        adapters = list(dict.fromkeys(adapter for _, adapter in self._left))
+        self._left.sort(key=lambda pair: adapters.index(pair[1]))
+        self._awaited = {pair for pair in self._left if pair[0] in LEADERS}
+        self._needing = {adapter: frozenset(laws) for adapter, laws in needing.items()}
+        self._led: dict[str, list[Verdict]] = {}
+
+    def take(self) -> Pair | None:
+        """The next pair; None where none is left, or none before a verdict comes."""
+        closed = {adapter for _, adapter in self._awaited}
+        found = next((pair for pair in self._left if pair in self._awaited or pair[1] not in closed), None)
+        if found is not None:
+            self._left.remove(found)
+        return found
 
     def __len__(self) -> int:
         """How many are left."""
@@ -31,15 +45,33 @@ class Agenda(Iterator[Pair]):
         """Nothing is left."""
         self._left.clear()
 
-    def without(self, verdict: Verdict) -> list[Verdict]:
-        """Leave out what ``verdict`` makes vain: of an adapter that broke its protocol, or whose ranks never came back.
+    def hear(self, verdict: Verdict) -> list[Verdict]:
+        """Take in a verdict; returns those on what it leaves out: errors that say so.
 
-        Returns the verdicts on what is left out: errors that say so.
+        An adapter whose ranks never came back is asked nothing more: each law would take its whole budget. One that
+        broke its protocol in its first case of every leader, by one error, is asked no law that would meet it again.
+        Any other error ends the law that met it, and no other.
         """
-        why = {USAGE: "the adapter broke its protocol", NO_PROGRESS: "its ranks made no progress"}
-        if verdict.status != "error" or verdict.exit_code not in why:
+        self._awaited.discard(pair := (verdict.law, verdict.adapter))
+        own = [left for left in self._left if left[1] == verdict.adapter]
+        if verdict.status == "error" and verdict.exit_code == NO_PROGRESS:
+            return self._leave_out(own, f"its ranks made no progress in {verdict.law}", NO_PROGRESS)
+        if pair[0] not in LEADERS:
             return []
-        vain = [law for law, adapter in self._left if adapter == verdict.adapter]
-        self._left = deque(pair for pair in self._left if pair[1] != verdict.adapter)
-        reason = f"{NOT_CHECKED}: {why[verdict.exit_code]} in {verdict.law}"
-        return [Verdict(law, verdict.adapter, "error", reason=reason, exit_code=verdict.exit_code) for law in vain]
+        led = self._led.setdefault(verdict.adapter, [])
+        led += [verdict] if verdict.status not in ("not promised", "not asked") else []
+        if any(adapter == verdict.adapter for _, adapter in self._awaited) or not _is_of_all(led):
+            return []
+        needing = [left for left in own if left[0] in self._needing.get(left[1], ())]
+        return self._leave_out(needing, f"the adapter broke its protocol in {led[0].law}", USAGE)
+
+    def _leave_out(self, vain: list[Pair], why: str, code: int) -> list[Verdict]:
+        self._left = [pair for pair in self._left if pair not in vain]
+        self._awaited.difference_update(vain)
+        return [Verdict(*pair, "error", reason=f"{NOT_CHECKED}: {why}", exit_code=code) for pair in vain]
+
+
+def _is_of_all(led: list[Verdict]) -> bool:
+    """Whether these verdicts are one error, met before anything could be judged."""
+    broken = all(one.status == "error" and one.exit_code == USAGE and not one.cases for one in led)
+    return bool(led) and broken and len({one.root for one in led}) == 1

@@ -22,6 +22,7 @@ import numpy
 import torch
 
 from fsdpcheck import adapters, engines, law, planted, provenance, replay, spelling, undetermined
+from fsdpcheck.adapters._base import WITHOUT_MODEL
 from fsdpcheck.agenda import Agenda, Pair
 from fsdpcheck.case import Case, Trait
 from fsdpcheck.case.traits import OF_MODELS
@@ -61,10 +62,24 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
         used = engine or _opened(stack, plan.engine, plan.budget)
         run = Run(used, plan.adapters[0], plan.installs, avoid=avoid, own=seen.own if seen else None)
         check = _Check(plan, run, emit, _Confirmation(stack, plan, used), loaded)
-        agenda = Agenda(((one.name, ref) for ref in plan.adapters for one in laws) if pairs is None else ())
-        for name, ref in agenda if pairs is None else pairs:
-            for vain in agenda.without(check(law.chapters()[name], ref)):
-                emit({"event": "verdict", **vain.to_data()})
+        if pairs is None:
+            _all(laws, plan, check, emit)
+        for name, ref in pairs or ():
+            check(law.chapters()[name], ref)
+
+
+def _all(laws: list[Law], plan: Plan, check: _Check, emit: Emit) -> None:
+    """Each law on each adapter, in the order of the agenda."""
+    agenda = Agenda(((one.name, ref) for ref in plan.adapters for one in laws), _needing(laws, plan))
+    while (pair := agenda.take()) is not None:
+        for vain in agenda.hear(check(law.chapters()[pair[0]], pair[1])):
+            emit({"event": "verdict", **vain.to_data()})
+
+
+def _needing(laws: list[Law], plan: Plan) -> dict[str, list[str]]:
+    """Of each adapter the laws that it promises and that train a model."""
+    promised = {ref: [one for one in laws if not one.not_promised(adapters.features(ref))] for ref in plan.adapters}
+    return {ref: [one.name for one in found if one.promise not in WITHOUT_MODEL] for ref, found in promised.items()}
 
 
 def replayed(token: replay.Token, engine_name: str, budget: float | None = None) -> Verdict:
@@ -123,6 +138,7 @@ def _plan_event(plan: Plan, laws: list[Law]) -> dict[str, Any]:
         "installs": plan.installs,
         "unaccepted": dict(zip(plan.adapters, refused, strict=True)),
         "guarantees": guarantees,
+        "needing": _needing(laws, plan),
         "versions": versions,
     }
 

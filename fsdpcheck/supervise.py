@@ -76,6 +76,8 @@ class _Supervised:
     def __init__(self, crew: Crew, ledger: Ledger, listen: Listen, jobs: int, known: Earlier | None) -> None:
         self._crew, self._ledger, self._listen, self._jobs, self._known = crew, ledger, listen, jobs, known
         self._agenda: Agenda | None = None
+        self._waiting: list[Child] = []
+        """Children without work until a verdict comes."""
         self.interrupted = False
 
     def start(self) -> None:
@@ -103,6 +105,7 @@ class _Supervised:
                 self._give(child)
             elif kind == "error" and self._agenda is not None:
                 self._agenda.give_up()  # what the others are at is still told
+                self._wake()
 
     def bury(self, child: Child, death: str) -> None:
         """A child's pipe has ended: was it done, and if not, what was it at?"""
@@ -114,6 +117,7 @@ class _Supervised:
             self.tell({"event": "error", **self._outside_any_case(death)})
             if self._agenda is not None:
                 self._agenda.give_up()
+                self._wake()
             return
         self._listen(self._ledger, {"event": "verdict", **verdict.to_data()})
         self._leave_out(verdict)
@@ -139,7 +143,7 @@ class _Supervised:
         self.tell(plan)
         pairs = [(law, ref) for ref, law in itertools.product(self._ledger.plan.adapters, plan["laws"])]
         known = self._taken_over(plan, pairs)
-        self._agenda = Agenda(pair for pair in pairs if pair not in known)
+        self._agenda = Agenda((pair for pair in pairs if pair not in known), plan["needing"])
         for _ in range(1, min(self._jobs, len(self._agenda), -(-plan["promised"] // _WORTH_A_PROCESS))):
             if not self._crew.interrupted:
                 self.start()
@@ -157,16 +161,25 @@ class _Supervised:
 
     def _leave_out(self, verdict: Verdict) -> None:
         assert self._agenda is not None
-        for vain in self._agenda.without(verdict):
+        for vain in self._agenda.hear(verdict):
             self.tell({"event": "verdict", **vain.to_data()})
+        self._wake()
+
+    def _wake(self) -> None:
+        """Those who waited for a verdict of others go on."""
+        waiting, self._waiting = self._waiting, []
+        for child in waiting:
+            self._give(child)
 
     def _give(self, child: Child) -> None:
         assert self._agenda is not None
-        pair = next(self._agenda, None)
-        if pair is None:
-            child.dismiss()
-        else:
+        pair = self._agenda.take()
+        if pair is not None:
             child.give(pair)
+        elif self._agenda:
+            self._waiting.append(child)
+        else:
+            child.dismiss()
 
 
 def _verdict(event: Mapping[str, Any]) -> Verdict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -83,6 +84,14 @@ class Verdict:
     undrawn: tuple[str, ...] = ()
     finding: Finding | None = None
     exit_code: int = HOLDS
+
+    @property
+    def root(self) -> tuple[str, ...]:
+        """Errors with one root are one error, met by several laws: what was got, without the case and what is next."""
+        told = self.reason.split("\nin case ")[0].splitlines()
+        if told and told[0].startswith("Traceback"):
+            return (self.adapter, self.status, told[-1])
+        return (self.adapter, self.status, *itertools.takewhile(lambda line: not line.startswith("  wanted"), told))
 
     def raise_if_broken(self) -> None:
         """Raise Violation for a finding, AssertionError for anything else that is neither a pass nor unpromised."""

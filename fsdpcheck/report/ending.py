@@ -16,11 +16,11 @@ def ending(ledger: Ledger, paint: Paint) -> str:
     parts += conditional.sentences(verdict.law for verdict in ledger.verdicts.values() if verdict.cases)
     groups = finding.grouped(ledger.findings)
     parts += [finding.render(group, number, paint, ledger.plan.installs) for number, group in enumerate(groups, 1)]
-    parts += [
-        finding.trouble(verdict)
+    parts += finding.troubles(
+        verdict
         for verdict in ledger.verdicts.values()
         if verdict.status in ("error", "no case", "not supported") and not verdict.reason.startswith(NOT_CHECKED)
-    ]
+    )
     parts += [f"ERROR: {text}" for text, _ in ledger.errors]
     parts += [table.undrawn(ledger), table.unaccepted(ledger)]
     if ledger.laws:

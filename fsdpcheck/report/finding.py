@@ -40,10 +40,24 @@ def replay_command(finding: Finding, installs: Iterable[str] = ()) -> str:
     return command(finding.token, finding.adapter, installs)
 
 
+def troubles(verdicts: Iterable[Verdict]) -> list[str]:
+    """Verdicts that are errors or ran no case, in words: each root once, with the laws that met it."""
+    groups: dict[tuple[str, ...], list[Verdict]] = {}
+    for verdict in verdicts:
+        groups.setdefault(verdict.root, []).append(verdict)
+    return [_trouble(group) for group in groups.values()]
+
+
 def trouble(verdict: Verdict) -> str:
     """A verdict that is an error or ran no case, in words."""
-    head = f"{verdict.status.upper()}: {verdict.law} on {verdict.adapter}"
-    return f"{head}\n{textwrap.indent(verdict.reason, '  ')}"
+    return _trouble([verdict])
+
+
+def _trouble(group: list[Verdict]) -> str:
+    first, *others = group
+    head = f"{first.status.upper()}: {first.law} on {first.adapter}"
+    more = f"\n  the same of {len(others)} other laws: {', '.join(other.law for other in others)}" if others else ""
+    return f"{head}\n{textwrap.indent(first.reason, '  ')}{more}"
 
 
 def _entry(name: str, text: str) -> list[str]:

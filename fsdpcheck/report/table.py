@@ -30,10 +30,13 @@ _COLOURS = {
 
 
 def table(ledger: Ledger, paint: Paint) -> str:
-    """One row a verdict; rows not reached say so. Laws that are not promised or not asked stand below, by reason."""
+    """One row a verdict; rows not reached say so. Below, by reason: errors that a law above met, and laws not asked."""
     pairs = [(adapter, law) for adapter in ledger.plan.adapters for law in ledger.laws]
-    rows = [_row(ledger, adapter, law) for adapter, law in pairs if _status(ledger, adapter, law) not in _BELOW]
+    again = _again(ledger)
+    folded = {(adapter, law) for (adapter, _), laws in again.items() for law in laws}
+    rows = [_row(ledger, *pair) for pair in pairs if pair not in folded and _status(ledger, *pair) not in _BELOW]
     parts = [aligned([_HEAD, *rows], paint)] if rows else []
+    parts += [paint(f"{adapter}: {said}: {', '.join(laws)}", "red") for (adapter, said), laws in again.items()]
     return "\n".join([*parts, *(paint(line, "yellow") for line in _below(ledger))])
 
 
@@ -125,6 +128,20 @@ def _below(ledger: Ledger) -> list[str]:
                 laws.setdefault(ledger.verdicts[law, adapter].reason, []).append(law)
         lines += [f"{adapter}: {status}: {', '.join(names)} ({reason})" for reason, names in laws.items()]
     return lines
+
+
+def _again(ledger: Ledger) -> dict[tuple[str, str], list[str]]:
+    """(adapter, what is said) -> laws that ended in an error which a law above met, or were left out because of it."""
+    first: dict[tuple[str, ...], str] = {}
+    found: dict[tuple[str, str], list[str]] = {}
+    for verdict in (ledger.verdicts.get((law, ref)) for ref in ledger.plan.adapters for law in ledger.laws):
+        if verdict is None or verdict.status != "error":
+            continue
+        if verdict.reason.startswith(NOT_CHECKED):
+            found.setdefault((verdict.adapter, verdict.reason), []).append(verdict.law)
+        elif (above := first.setdefault(verdict.root, verdict.law)) != verdict.law:
+            found.setdefault((verdict.adapter, f"the error of {above} ends also"), []).append(verdict.law)
+    return found
 
 
 def _note(verdict: Verdict) -> str:

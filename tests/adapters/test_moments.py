@@ -144,7 +144,7 @@ def test_what_the_harness_itself_did_not_see_is_its_own_error(engine: SimulatedE
 
 
 def test_a_run_ends_in_an_error_of_the_adapter(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing that could be taken for a pass: exit code 2, and no law after the first is asked."""
+    """Nothing that could be taken for a pass: exit code 2."""
     asked = ("run", "--adapter", f"{TOY}:nothing", "--law", "padding.zero,lifecycle.gathered", "--world-size", "2")
     assert cli.main(list(asked)) == USAGE
     said = capsys.readouterr().out
