@@ -9,14 +9,20 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import sysconfig
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from fsdpcheck import excerpt, spelling
 from fsdpcheck.errors import MissingDependency, UsageError
+
+_OTHERS: Final = (str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+"""Where code lies that is no user's own: fsdpcheck, Python, and what is installed."""
 
 FILE: Final = "fsdpcheck_file_"
 """How the names of modules begin that are a user's files."""
@@ -99,9 +105,26 @@ def _import_error(error: BaseException, ref: str, dotted: str, kind: Kind) -> Us
     missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
     if missing and dotted != missing and not dotted.startswith(f"{missing}."):
         package = missing.partition(".")[0]
-        what = f"'fsdpcheck[{kind.extras[package]}]'" if package in kind.extras else package
-        return MissingDependency(f"{kind.word} {ref!r} needs {missing!r}, which is not installed: pip install {what}")
+        what = f"needs {missing!r}, which is not installed"
+        if package in kind.extras:
+            return MissingDependency(f"{kind.word} {ref!r} {what}: pip install 'fsdpcheck[{kind.extras[package]}]'")
+        meant = spelling.hint(package, {*sys.stdlib_module_names, *metadata.packages_distributions()})
+        then = f".{meant}" if meant else f"; if that is a package: pip install {package}"
+        return MissingDependency(f"{kind.word} {ref!r} {what}{then}{_place(error)}")
     if missing:
         here = Path.cwd()
         return kind.error(f"{kind.word} {ref!r}: no module {missing!r} on the import path (working folder: {here})")
-    return kind.error(f"{kind.word} {ref!r} cannot be imported: {excerpt.kind(error)}: {excerpt.said(error)}")
+    what = f"{excerpt.kind(error)}: {excerpt.said(error)}"
+    return kind.error(f"{kind.word} {ref!r} cannot be imported: {what}{_place(error)}")
+
+
+def _place(error: BaseException) -> str:
+    """A line that says where the user's own code raised, and what stands there; "" where nothing of it was running."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"\n  where   {error.filename}:{error.lineno}: {(error.text or '').strip()}"
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith(("<", _OTHERS[0]))]
+    theirs = [frame for frame in outside if not frame.filename.startswith(_OTHERS)] or outside
+    if not theirs:
+        return ""
+    return f"\n  where   {theirs[-1].filename}:{theirs[-1].lineno}: {theirs[-1].line}"

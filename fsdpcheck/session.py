@@ -108,7 +108,8 @@ def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
     known = law.chapters()
     for glob in globs:
         if not fnmatch.filter(known, glob):
-            hint = spelling.hint(glob, known)
+            chapter = any(name.startswith(f"{glob}.") for name in known)
+            hint = f" Did you mean '{glob}.*'?" if glob and chapter else spelling.hint(glob, known)
             names = ", ".join(known) or "none"
             raise UsageError(f"no law matches {glob!r};{hint} known: {names}; next: see `fsdpcheck list laws`")
     return [found for name, found in known.items() if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]

@@ -137,6 +137,7 @@ def test_traits_are_listed_with_what_they_mean(capsys: pytest.CaptureFixture[str
     [
         (["--law", "trainning.plain"], "no law matches 'trainning.plain'; Did you mean 'training.plain'? known: "),
         (["--law", "training.plain,"], "no law matches ''"),
+        (["--law", "training"], "no law matches 'training'; Did you mean 'training.*'? known: "),
         (["--install", "averaged_twise"], "unknown fault 'averaged_twise'. Did you mean 'averaged_twice'?"),
         (["--model", "{toys}:rihgt", "--batch", "{toys}:tokens"], "has no 'rihgt'. Did you mean 'right'?"),
     ],

@@ -146,6 +146,28 @@ def test_an_adapter_that_exits_while_importing_does_not_end_us(tmp_path: Path) -
         adapters.load(f"{path}:x")
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import numpyy\n", "needs 'numpyy', which is not installed. Did you mean 'numpy'?"),
+        ("import zz_nobody\n", "which is not installed; if that is a package: pip install zz_nobody"),
+        ("import json\n\nTABLE = {}['nothing']\n", "KeyError: 'nothing'"),
+        ("import json\njson.loads('{')\n", "JSONDecodeError"),
+        ("def f(:\n", "SyntaxError"),
+    ],
+)
+def test_an_import_that_fails_says_where(tmp_path: Path, source: str, said: str) -> None:
+    """At the innermost line that is the user's, and what stands there; a slip of the pen is no package to install."""
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    with pytest.raises(AdapterError) as failed:
+        adapters.load(f"{path}:adapter")
+    told, line = str(failed.value), source.count("\n")
+    assert said in told
+    assert told.endswith(f"\n  where   {path}:{line}: {source.splitlines()[-1]}")
+    assert ("pip install" in told) == ("pip install" in said)
+
+
 def test_a_missing_package_is_told_from_a_missing_module(tmp_path: Path) -> None:
     path = tmp_path / "needs.py"
     path.write_text("import a_package_nobody_has.part")
