@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fsdpcheck import coverage
 from fsdpcheck.case import Case
 from fsdpcheck.errors import NotExact
 from fsdpcheck.oracle import Answer
@@ -16,24 +17,33 @@ def labels(case: Case, run: Run) -> tuple[str, ...]:
     A law may have judged other cases made from it; what is computed of it is left out where it is not exact itself.
     """
     tier = run.tier(case)
+    told = (f"W={case.world_size}", f"tier {tier}", *sorted(case.requires()), *coverage.facts(case))
     if not case.trains:
-        return (f"W={case.world_size}", f"tier {tier}", *sorted(case.requires()))
+        return told
     try:
-        computed = () if tier == "replay" else tuple(_computed(run.answer(case)))
+        computed = _shown(run) if tier == "replay" else _computed(run.answer(case))
+        return (*told, *computed)
     except NotExact:
-        computed = ()
-    return (f"W={case.world_size}", f"tier {tier}", *sorted(case.requires()), *_drawn(case), *computed)
-
-
-def _drawn(case: Case) -> Iterator[str]:
-    if case.model.unit_count > 1:
-        yield "several units"
-    if case.step.steps > 1:
-        yield "several steps"
+        return told
 
 
 def _computed(answer: Answer) -> Iterator[str]:
     if any((step.factors < 1).any() for step in answer.steps):
-        yield "clipped sample"
+        yield coverage.CLIPPED
+    if answer.case.step.private and any((step.factors == 1).any() for step in answer.steps):
+        yield coverage.UNCLIPPED
     if any(gradient.any() for step in answer.steps for gradient in step.released.values()):
-        yield "non-zero gradient"
+        yield coverage.GRADIENT
+    bound = answer.case.step.max_grad_norm
+    if bound is not None and any(step.grad_norm > bound for step in answer.steps):
+        yield coverage.CLIPPED_NORM
+
+
+def _shown(run: Run) -> Iterator[str]:
+    """Of real numbers there is no answer: what the ranks reported in the newest run."""
+    ranks = run.ran.newest.ranks if run.ran.newest else []
+    factors = [step.factors for rank in ranks for step in rank.steps if step.factors is not None]
+    if any((own < 1).any() for own in factors):
+        yield coverage.CLIPPED
+    if any((own == 1).any() for own in factors):
+        yield coverage.UNCLIPPED

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import hypothesis
+from hypothesis.errors import Unsatisfiable
 
+from fsdpcheck import coverage
 from fsdpcheck.adapters._base import WITHOUT_MODEL
 from fsdpcheck.case import Case
 from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import INTERNAL, USAGE, NotExact, Refused, Violation
-from fsdpcheck.hypothesis_private import without_local_constants, without_mutations
-from fsdpcheck.judging import Judging, OnCase, Stop, cases_of, seed_of, sizes_for
+from fsdpcheck.hypothesis_private import whether_exhausted, without_local_constants, without_mutations
+from fsdpcheck.judging import HOPELESS, Judging, OnCase, Stop, cases_of, seed_of, sizes_for
 from fsdpcheck.own import drawing as own_drawing
 from fsdpcheck.plan import PROFILES, WORLD_SIZES
 from fsdpcheck.runner import Run
@@ -38,6 +41,9 @@ def check_law(
     """Judge ``law`` on distinct cases, at ``most`` PROFILES[profile] unless said; the same arguments, the same verdict.
 
     Cases have the numbers of ranks in ``world_sizes``; () stands for WORLD_SIZES[profile].
+    Where the cases lack a label that the law's must have, further ones are drawn for it. A law of fewer cases than the
+    quick profile has, or of all where there are fewer, or without these labels, is "too few cases"; of ``most`` cases
+    below that number no label is demanded.
     ``on_case`` is called before each case runs. ``deadline`` (time.monotonic) stops drawing, never turns into a verdict
     of its own. Without ``shrink`` a finding keeps the first case that breaks the law. Raises nothing but
     KeyboardInterrupt: what goes wrong is in the verdict.
@@ -46,10 +52,13 @@ def check_law(
     unasked = _not_asked(law, run, asked)
     if unasked is not None:
         return unasked
-    world_sizes = sizes_for(law, asked)
+    world_sizes = sizes_for(law, asked, run.features.max_world_size)
     started = time.monotonic()
-    check = Judging(law, run.watching(law.observe), on_case, deadline)
-    stop = _explore(check, most or PROFILES[profile], world_sizes, seed, shrink)
+    count, least = most or PROFILES[profile], PROFILES["quick"]
+    check = Judging(law, run.watching(law.observe), on_case, deadline, _limits(run, world_sizes), min(count, least))
+    if count >= least:
+        check.labels = coverage.demanded(law.must_occur, law.vacuous_without, check.limits)
+    stop = _explore(check, count, world_sizes, seed, shrink) or _reach(check, world_sizes, seed, shrink)
     varied = check.varied(check.violations[-1][0], check.asked, stop) if shrink and check.violations else None
     if varied is None and shrink and stop is None and check.violations and run.engine.name == "simulated":
         check.look_further(world_sizes, seed)
@@ -64,7 +73,7 @@ def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None,
     And the case is run several times, for one that gives other results each time is a finding of its own, if it holds.
     """
     started = time.monotonic()
-    check = Judging(law, run.watching(law.observe), None, deadline)
+    check = Judging(law, run.watching(law.observe), None, deadline, _limits(run, (case.world_size,)))
     run.ran.clear()
     try:
         law.body(case, check.run)
@@ -86,9 +95,9 @@ def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None,
 def _not_asked(law: Law, run: Run, asked: tuple[int, ...]) -> Verdict | None:
     """What is said of a law of which no case is drawn on the numbers of ranks ``asked``; None where some are."""
     features, sizes, vain = run.features, sizes_for(law, asked), ""
-    reason = law.not_promised(features)
-    if not reason and not sizes:
-        vain = f"the law says nothing on fewer than {law.ranks} ranks, asked were {', '.join(map(str, asked))}"
+    reason = law.not_promised(run.adapter.features) or _avoided(law, run)
+    if not reason and max(asked) < law.says_on:
+        vain = f"the law says nothing on fewer than {law.says_on} ranks, asked were {', '.join(map(str, asked))}"
     elif not reason and features.max_world_size is not None and features.max_world_size < min(sizes):
         words = ", ".join(map(str, sizes))
         vain = f"the adapter takes at most {features.max_world_size} ranks, asked were {words}"
@@ -98,6 +107,17 @@ def _not_asked(law: Law, run: Run, asked: tuple[int, ...]) -> Verdict | None:
         return Verdict(law.name, run.adapter_ref, "no case", reason=vain, exit_code=USAGE)
     reason = reason or _not_of_own_models(law, run, sizes)
     return Verdict(law.name, run.adapter_ref, "not promised", reason=reason).bounded() if reason else None
+
+
+def _avoided(law: Law, run: Run) -> str:
+    """What every case of the law demands and the user avoids; "" if nothing."""
+    avoided = ", ".join(sorted(law.needs_traits & run.avoid))
+    return f"every case of it demands what is avoided: {avoided}" if avoided else ""
+
+
+def _limits(run: Run, world_sizes: tuple[int, ...]) -> coverage.Limits:
+    accepts = run.features.accepts
+    return coverage.Limits(accepts, world_sizes, run.adapter.features.accepts - accepts, run.own is not None)
 
 
 def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:
@@ -115,8 +135,22 @@ def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:
     return own_drawing.not_accepted(law.draw, run.features, world_sizes, run.own)
 
 
-def _explore(check: Judging, most: int, world_sizes: tuple[int, ...], seed: int, shrink: bool) -> BaseException | None:
-    """Let Hypothesis draw; what ended it, or None when it drew all it wanted."""
+def _reach(check: Judging, world_sizes: tuple[int, ...], seed: int, shrink: bool) -> BaseException | None:
+    """Have cases drawn for each label that must occur and has not; what ended it, or None."""
+    for label in check.unreached if check.broken is None and check.enough else ():
+        few = check.wanted if coverage.LABELS[label].computed else 1
+        if label in check.unreached and check.broken is None:
+            check.patience = HOPELESS
+            stop = _explore(check, few, world_sizes, seed, shrink, label)
+            if stop is not None and not isinstance(stop, Unsatisfiable) and check.patience:
+                return stop
+    return None
+
+
+def _explore(
+    check: Judging, most: int, world_sizes: tuple[int, ...], seed: int, shrink: bool, label: str = ""
+) -> BaseException | None:
+    """Let Hypothesis draw, cases that may have ``label``; what ended it, or None when it drew all it wanted."""
     settings = hypothesis.settings(
         max_examples=most,
         derandomize=True,
@@ -130,11 +164,14 @@ def _explore(check: Judging, most: int, world_sizes: tuple[int, ...], seed: int,
     )
     try:
         cases = cases_of(check.law, check.run, world_sizes)
+        if label and not coverage.LABELS[label].computed:
+            cases = cases.filter(partial(coverage.has, label=label))
         body = hypothesis.given(case=cases)(lambda case: check.judge(case))
-        with without_local_constants(), without_mutations():
-            hypothesis.seed(seed_of(check.law.name, seed))(settings(body))()
+        with without_local_constants(), without_mutations(), whether_exhausted() as ended:
+            hypothesis.seed(seed_of(f"{check.law.name} {label}".rstrip(), seed))(settings(body))()
     except Violation:
         return None
     except (Exception, Stop) as stop:
         return stop
+    check.exhausted = check.exhausted or bool(ended)
     return None

@@ -62,6 +62,13 @@ class NotExact(FsdpcheckError):
     """A case leaves the exact domain: the bit budget does not prove its sums. It is rejected and counted."""
 
 
+class NotApplicable(NotExact):
+    """A case of which a law says nothing on this implementation: it accepts no sibling of it, or shows no padding.
+
+    Rejected and counted as others, but for what the implementation accepts or shows, not for its numbers.
+    """
+
+
 class NoProgress(FsdpcheckError):
     """A budget that the user set ran out while some rank could still run. Never called a deadlock."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
+from hypothesis import statistics
 from hypothesis.internal.conjecture import providers
-from hypothesis.internal.conjecture.engine import ConjectureRunner
+from hypothesis.internal.conjecture.engine import ConjectureRunner, ExitReason
 from hypothesis.internal.constants_ast import Constants
 
 
@@ -49,3 +51,18 @@ def without_mutations() -> Iterator[None]:
         yield
     finally:
         setattr(ConjectureRunner, name, original)
+
+
+@contextmanager
+def whether_exhausted() -> Iterator[list[str]]:
+    """A list that is not empty once Hypothesis has stopped drawing because there was nothing left to draw.
+
+    Tells the cases of a small law, which are all judged, from those of one nearly all of whose draws were rejected.
+    """
+    ended: list[str] = []
+
+    def note(told: Mapping[str, Any]) -> None:
+        ended.extend(["all"] * (told.get("stopped-because") == ExitReason.finished.value))
+
+    with statistics.collector.with_value(note):  # type: ignore[arg-type]
+        yield ended

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import hypothesis
 from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 
-from fsdpcheck import census, evidence, refusals, undetermined, uninitialised
+from fsdpcheck import census, coverage, evidence, refusals, undetermined, uninitialised
 from fsdpcheck.case import Case
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.errors import (
@@ -23,6 +23,7 @@ from fsdpcheck.errors import (
     NO_PROGRESS,
     USAGE,
     FsdpcheckError,
+    NotApplicable,
     NotExact,
     OtherWorldSize,
     Refused,
@@ -42,11 +43,17 @@ if TYPE_CHECKING:
 
     from fsdpcheck.law import Law
 
-_HOPELESS = 40
-"""Cases of a user's own model rejected or refused, with none judged, before drawing ends: each takes a build of it."""
+HOPELESS: Final = 40
+"""Cases rejected or refused in vain before drawing ends, where it is not for any case: each may take a build or a run.
+
+So with a user's own model of which none was judged, and in the search for cases with a label that has not occurred.
+"""
 
 _OTHER_NUMBERS: Final = "try --real: the model as it is, its own weights, judged by the rounding laws"
+_OTHER_CASES: Final = "have the adapter accept or show more, avoid fewer traits, or take the promise away"
 _OTHER_LAWS: Final = "leave this law out (--law), or put another function in that place: nothing is claimed of it"
+
+_CODES: Final[dict[coverage.Cause, int]] = {"budget": NO_PROGRESS, "restriction": USAGE, "drawing": INTERNAL}
 
 OnCase = Callable[["Law", Run, Case], None]
 
@@ -89,8 +96,21 @@ class Judging:
     run: Run
     on_case: OnCase | None
     deadline: float | None
+    limits: coverage.Limits
+    wanted: int = 0
+    """How many draws have to be judged at least."""
+    labels: tuple[str, ...] = ()
+    """What must occur among judged cases."""
+    exhausted: bool = False
+    """Whether there are no more cases than were drawn."""
+    passed: int = 0
+    """How many draws were judged, equal ones too."""
+    patience: int | None = None
+    """How many rejected cases a search for a label has left."""
     judged: set[Case] = field(default_factory=set)
     rejected: set[Case] = field(default_factory=set)
+    unfit: set[Case] = field(default_factory=set)
+    """Those of the rejected of which the law says nothing on this implementation."""
     reasons: Counter[str] = field(default_factory=Counter)
     """Why cases were rejected."""
     refused: dict[Case, str] = field(default_factory=dict)
@@ -119,6 +139,7 @@ class Judging:
             self.law.body(case, self.run)
         except NotExact as error:
             self.rejected.add(case)
+            self.unfit |= {case} if isinstance(error, NotApplicable) else set()
             self.reasons[str(error)] += 1
             self._next(error)
         except Refused as error:
@@ -134,18 +155,21 @@ class Judging:
             raise Stop(error, case) from error
         if self.broken is None:
             self.evidence.drawn[case] = False
+        self.passed += 1
         self._count(case)
 
     def _next(self, error: Exception) -> NoReturn:
         """Have another case drawn in place of one that could not be judged."""
-        if self.hopeless:
+        if self.patience is not None and self.broken is None:
+            self.patience -= 1
+        if self.hopeless or self.patience == 0:
             raise Stop(None, None) from error
         hypothesis.reject()
 
     @property
     def hopeless(self) -> bool:
         """Whether a user's own model gave no case that could be judged, of as many as say that it never will."""
-        return self.run.own is not None and not self.judged and len(self.rejected) + len(self.refused) >= _HOPELESS
+        return self.run.own is not None and not self.judged and len(self.rejected) + len(self.refused) >= HOPELESS
 
     def _break(self, case: Case, violation: Violation) -> None:
         if self.broken is None:
@@ -251,6 +275,8 @@ class Judging:
             return self.not_supported
         if not self.judged:
             return self._no_case(spent)
+        if short := coverage.shortfall(self.labels, self.limits, self._outcome(spent)):
+            return replace(self._held, status="too few cases", reason=short.reason, exit_code=_CODES[short.cause])
         never = [name for name in self.run.installs if not self.hits[name]]
         notes = ["the budget was spent before all cases were drawn"] * spent
         notes += [f"never hit, so this says nothing of it: {', '.join(never)}"] * bool(never)
@@ -261,7 +287,46 @@ class Judging:
         """What would be said if nothing had gone wrong."""
         census = dict(sorted(self.census.items()))
         counts = (len(self.judged), len(self.rejected))
-        return Verdict(self.law.name, self.run.adapter_ref, "holds", *counts, census=census, undrawn=self._undrawn)
+        return Verdict(
+            self.law.name,
+            self.run.adapter_ref,
+            "holds",
+            *counts,
+            census=census,
+            undrawn=self._undrawn,
+            never=self._never,
+        )
+
+    def _outcome(self, spent: bool) -> coverage.Judged:
+        """What came of the drawing, as data."""
+        return coverage.Judged(
+            self.wanted,
+            self.passed,
+            self.census,
+            len(self.rejected - self.unfit),
+            len(self.unfit),
+            "".join(text for text, _ in self.reasons.most_common(1)),
+            self.exhausted,
+            spent,
+        )
+
+    @property
+    def enough(self) -> bool:
+        """Whether the least number of cases was judged, or all there are."""
+        return self._outcome(False).enough
+
+    @property
+    def unreached(self) -> tuple[str, ...]:
+        """Labels that must occur and that no judged case has so far."""
+        return coverage.missing(self.labels, self.census)
+
+    @property
+    def _never(self) -> tuple[str, ...]:
+        """What the law names and no judged case was, in words."""
+        accepts = self.run.adapter.features.accepts  # what it does not accept is told once for all laws
+        labels = dict.fromkeys((*self.law.vacuous_without, *self.law.must_occur))
+        named = [label for label in labels if coverage.LABELS[label].traits <= accepts]
+        return tuple(coverage.LABELS[label].words for label in coverage.missing(named, self.census))
 
     @property
     def not_supported(self) -> Verdict:
@@ -328,11 +393,16 @@ class Judging:
             return replace(
                 self._held, status="no case", reason="the budget was spent before the first case", exit_code=NO_PROGRESS
             )
-        reason = f"promised, but no case could be judged: {len(self.rejected)} drawn and rejected as not exact"
+        unfit = 2 * len(self.unfit) > len(self.rejected)
+        reason = f"promised, but no case could be judged: {len(self.rejected)} drawn and rejected"
+        reason += "" if unfit else " as not exact"
         reason += "".join(f"\n  most often: {text}" for text, _ in self.reasons.most_common(1))
         if self.run.own is not None:
             real = any(case.arithmetic.numbers == "real" for case in self.rejected)
             reason += f"\n  next    {_OTHER_LAWS if real else _OTHER_NUMBERS}"
+            return replace(self._held, status="no case", reason=reason, exit_code=USAGE)
+        if unfit:
+            reason += f"\n  next    {_OTHER_CASES}"
             return replace(self._held, status="no case", reason=reason, exit_code=USAGE)
         return replace(self._held, status="no case", reason=reason, exit_code=INTERNAL)
 
@@ -347,9 +417,9 @@ class Judging:
         return replace(self._held, status="error", reason=reason, exit_code=getattr(error, "exit_code", INTERNAL))
 
 
-def sizes_for(law: Law, world_sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The numbers of ranks on which the law says something."""
-    return tuple(size for size in world_sizes if size >= law.ranks)
+def sizes_for(law: Law, world_sizes: tuple[int, ...], most: int | None = None) -> tuple[int, ...]:
+    """The numbers of ranks on which the law says something, those of at most ``most`` ranks."""
+    return tuple(size for size in world_sizes if law.ranks <= size <= (most or size))
 
 
 def cases_of(law: Law, run: Run, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, get_args
 
+from fsdpcheck import coverage
 from fsdpcheck.adapters._base import Features, Promise, Trait
 from fsdpcheck.errors import AdapterError, UsageError
 from fsdpcheck.execution import Observable
@@ -39,6 +40,10 @@ class Law:
     are not drawn. ``own_models``: whether it can be asked of a user's own model, whatever that is made of and however
     small; ``known_layers``: only of one whose parameters are in layers of torch that have a word among the traits.
     ``any_numbers``: whether its cases have real numbers where they are accepted, without asking for them.
+    ``takes``: the fewest ranks that an implementation has to take, whatever numbers are asked for.
+
+    ``must_occur``: labels (coverage.LABELS) that its judged cases must have where they can; ``vacuous_without``: ones
+    without which its "holds" would say nothing, so that there is none without them, whatever kept them out.
     """
 
     name: str
@@ -54,6 +59,9 @@ class Law:
     needs_promises: frozenset[Promise] = frozenset()
     known_layers: bool = False
     any_numbers: bool = False
+    takes: int = 1
+    must_occur: tuple[str, ...] = ()
+    vacuous_without: tuple[str, ...] = ()
 
     @property
     def guarantee(self) -> str:
@@ -69,9 +77,20 @@ class Law:
             return f"the adapter does not show {', '.join(sorted(hidden))}"
         if unmet := self.needs_traits - features.accepts:
             return f"the adapter does not accept {', '.join(sorted(unmet))}"
-        if features.max_world_size is not None and features.max_world_size < self.ranks:
-            return f"the law says nothing on fewer than {self.ranks} ranks, the adapter takes {features.max_world_size}"
+        taken = features.max_world_size
+        if taken is not None and taken < self.fewest:
+            return f"the law says nothing on fewer than {self.fewest} ranks, the adapter takes {taken}"
         return ""
+
+    @property
+    def fewest(self) -> int:
+        """The fewest ranks of an implementation of which the law says anything."""
+        return max(self.says_on, self.takes)
+
+    @property
+    def says_on(self) -> int:
+        """The fewest ranks that have to be asked for if the law is to say anything."""
+        return max(self.ranks, *(coverage.LABELS[label].ranks for label in self.vacuous_without), 1)
 
 
 class Collected(Protocol):
@@ -97,6 +116,9 @@ def law(
     needs_promises: Iterable[Promise] = (),
     known_layers: bool = False,
     any_numbers: bool = False,
+    takes: int = 1,
+    must_occur: Iterable[str] = (),
+    vacuous_without: Iterable[str] = (),
 ) -> Callable[[Body], Collected]:
     """Register the decorated ``body(case, run)`` as the law ``name`` ("chapter.law").
 
@@ -119,6 +141,9 @@ def law(
             needs_promises=frozenset(needs_promises),
             known_layers=known_layers,
             any_numbers=any_numbers,
+            takes=takes,
+            must_occur=tuple(must_occur),
+            vacuous_without=tuple(vacuous_without),
         )
         _register(found)
         return _test(found)
@@ -153,6 +178,8 @@ def require_shown(ref: str, features: Features) -> None:
 def _register(found: Law) -> None:
     for unknown in sorted({found.promise, *found.needs_promises} - set(get_args(Promise))):
         raise UsageError(f"law {found.name!r}: no promise is called {unknown!r}; known: {', '.join(get_args(Promise))}")
+    for label in sorted({*found.must_occur, *found.vacuous_without} - coverage.LABELS.keys()):
+        raise UsageError(f"law {found.name!r}: no label is called {label!r}; known: {', '.join(coverage.LABELS)}")
     if found.name in LAWS:
         raise UsageError(f"two laws are called {found.name!r}: {LAWS[found.name].where} and {found.where}")
     if not found.statement:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from fsdpcheck import siblings, values
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case
-from fsdpcheck.errors import NotExact
+from fsdpcheck.errors import NotApplicable
 
 Lists = tuple[tuple[int, ...], ...]
 
@@ -39,8 +39,8 @@ class Neighbours:
 def of(case: Case, features: Features) -> Neighbours:
     """Neighbours made from the batch of the case's first step, both accepted by the implementation.
 
-    The first of the relations, in an order that hangs on the seed, that gives such a pair. Raises NotExact where none
-    does.
+    The first of the relations, in an order that hangs on the seed, that gives such a pair. Raises NotApplicable
+    where none does.
     """
     listed = siblings.listed(case)
     relations = (_removed, _replaced, _withdrawn)
@@ -52,7 +52,7 @@ def of(case: Case, features: Features) -> Neighbours:
             moved = frozenset(record for record, _ in _counts(one) ^ _counts(other))
             first, second = pair if case.seed % 2 else pair[::-1]
             return Neighbours(first, second, times, moved, words)
-    raise NotExact("no neighbour of this case is accepted by the adapter")
+    raise NotApplicable("no neighbour of this case is accepted by the adapter")
 
 
 _Found = Iterator[tuple[Lists, Lists, int, str]]

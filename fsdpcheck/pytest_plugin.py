@@ -20,7 +20,7 @@ import pytest
 from fsdpcheck import adapters, engines, excerpt
 from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.plan import PROFILES, Plan, parse_traits, parse_world_sizes
-from fsdpcheck.report import colour, conditional, finding
+from fsdpcheck.report import colour, conditional, finding, unjudged
 
 if TYPE_CHECKING:
     from fsdpcheck.guard import Guarded
@@ -33,7 +33,7 @@ _LEFT = pytest.StashKey[set[threading.Thread]]()
 """Threads, no daemons, that were started while laws were checked."""
 _ACCOUNT = pytest.StashKey["_Account"]()
 _PROPERTY = "fsdpcheck"
-_NOT_RUN = ("not promised", "not asked", "no case", "not supported")
+_NOT_RUN = ("not promised", "not asked", "no case", "too few cases", "not supported")
 _PROMISED = "fsdpcheck_promised"
 
 
@@ -162,7 +162,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     verdict = check_law(law, bound, plan.profile, plan.world_sizes)
     left = {thread for thread in threading.enumerate() if not thread.daemon} - before
     pyfuncitem.config.stash.setdefault(_LEFT, set()).update(left)
-    told = {name: getattr(verdict, name) for name in ("law", "status", "cases", "rejected", "adapter")}
+    told = {name: getattr(verdict, name) for name in ("law", "status", "cases", "rejected", "adapter", "never")}
     pyfuncitem.user_properties.append((_PROPERTY, told))
     _conclude(verdict)
     return True
@@ -190,6 +190,8 @@ class _Account:
         self.cases = 0
         self.judged: set[str] = set()
         """Laws of which cases were judged."""
+        self.never: list[tuple[str, str, list[str]]] = []
+        """(adapter, law, kinds of cases of which it judged none), of those that hold."""
 
     @property
     def ran(self) -> int:
@@ -199,6 +201,8 @@ class _Account:
         self.verdicts[told["status"]] += 1
         self.cases += told["cases"]
         self.judged |= {told["law"]} if told["cases"] else set()
+        if told["status"] == "holds":
+            self.never.append((told["adapter"], told["law"], told["never"]))
 
     def __str__(self) -> str:
         statuses = ", ".join(f"{count} {status}" for status, count in sorted(self.verdicts.items()))
@@ -243,7 +247,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     terminalreporter.section("fsdpcheck")
     terminalreporter.line(str(account))
-    for sentence in conditional.sentences(account.judged):
+    avoided = unjudged.avoided(config.stash[_PLAN].avoid, "--fsdpcheck-avoid")
+    for sentence in (*conditional.sentences(account.judged), *avoided, *unjudged.never(account.never)):
         terminalreporter.line(sentence)
     if account.ran < account.promised:
         terminalreporter.line(

@@ -17,7 +17,7 @@ from fsdpcheck.case import Case, OwnModel
 from fsdpcheck.case.rules import is_power_of_two
 from fsdpcheck.engines._interpreter import interpreter
 from fsdpcheck.engines.base import Engine
-from fsdpcheck.errors import AdapterError, NoProgress, NotExact, NotSupported, Refused, UsageError, qualified
+from fsdpcheck.errors import AdapterError, NoProgress, NotApplicable, NotSupported, Refused, UsageError, qualified
 from fsdpcheck.execution import Execution, Failure, Observable, RunRequest, SchedulePolicy, Use
 
 _REMEMBERED = 1024  # answers kept; one is a few small tensors
@@ -123,7 +123,7 @@ class Run:
             raise UsageError("a case of real numbers has no exact answer; next: judge it by replay (matched.py)")
         share = Fraction(case.step.normaliser) / case.world_size
         if self.features.divides_by_share and not is_power_of_two(share.denominator):
-            raise NotExact(f"{self.adapter.name} divides by N / W = {share}, which rounds")
+            raise NotApplicable(f"{self.adapter.name} divides by N / W = {share}, which rounds")
         return _proved(case, self.features.factor)
 
     def tier(self, case: Case) -> tiers.Tier:

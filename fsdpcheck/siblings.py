@@ -18,7 +18,7 @@ from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import BatchLayout, Case, MeshSpec, ModelSpec, OwnModel, Trait
 from fsdpcheck.case.rules import is_power_of_two, whole_or_float
 from fsdpcheck.case.shapes import item_units
-from fsdpcheck.errors import InvalidCase, NotExact
+from fsdpcheck.errors import InvalidCase, NotApplicable, NotExact
 
 _LARGEST_WORLD = 6
 
@@ -115,7 +115,7 @@ def partly_frozen(case: Case, features: Features) -> list[Case]:
         parts.append(order)
     found = [_with_frozen(case, [one for piece in part for one in piece]) for part in parts]
     if not all(other.requires() <= features.accepts for other in found):
-        raise NotExact("the adapter does not accept the case with these parameters frozen")
+        raise NotApplicable("the adapter does not accept the case with these parameters frozen")
     return [case, *found]
 
 
@@ -145,7 +145,7 @@ def _chosen(case: Case, features: Features, candidates: Iterable[Case], what: st
         limit = features.max_world_size or candidate.world_size
         if candidate != case and candidate.requires() <= features.accepts and candidate.world_size <= limit:
             return candidate
-    raise NotExact(f"no sibling of this case with another {what} is accepted by the adapter")
+    raise NotApplicable(f"no sibling of this case with another {what} is accepted by the adapter")
 
 
 def _with_lists(case: Case) -> Case:

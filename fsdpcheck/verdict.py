@@ -11,7 +11,9 @@ from typing import Any, Literal
 from fsdpcheck.errors import FINDING, HOLDS, INTERNAL, NO_PROGRESS, USAGE, Violation
 from fsdpcheck.excerpt import WHOLE, excerpt
 
-Status = Literal["holds", "finding", "not promised", "not asked", "no case", "not supported", "error"]
+Status = Literal[
+    "holds", "finding", "not promised", "not asked", "no case", "too few cases", "not supported", "error"
+]
 Confirmation = Literal["yes", "no", "not tried"]
 
 NOT_CHECKED = "not checked"
@@ -70,7 +72,8 @@ class Verdict:
     law is not promised, ran no case, stopped with an error, is not supported (the adapter refuses a user's model), or
     is not asked: no error and no pass, on ranks whose number is given (torchrun's) and which the law needs otherwise.
     ``exit_code`` is what this verdict alone asks for. ``census`` counts the judged cases by what they demand;
-    ``undrawn``: traits that the adapter accepts and that none of them demanded, so that nothing is said of them.
+    ``undrawn``: traits that the adapter accepts and that none of them demanded, so that nothing is said of them;
+    ``never``: so of kinds of cases that the law names and that none of them was, in words (see coverage.py).
     """
 
     law: str
@@ -82,6 +85,7 @@ class Verdict:
     reason: str = ""
     census: Mapping[str, int] = field(default_factory=dict)
     undrawn: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
     finding: Finding | None = None
     exit_code: int = HOLDS
 
@@ -117,8 +121,8 @@ class Verdict:
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> Verdict:
         finding = data["finding"]
-        undrawn = tuple(data.get("undrawn", ()))
-        return Verdict(**{**data, "undrawn": undrawn, "finding": Finding(**finding) if finding else None})
+        several = {name: tuple(data.get(name, ())) for name in ("undrawn", "never")}
+        return Verdict(**{**data, **several, "finding": Finding(**finding) if finding else None})
 
 
 def exit_code(codes: Iterable[int]) -> int:

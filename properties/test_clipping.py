@@ -25,7 +25,13 @@ def _exact(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[C
     return strategies.cases(features, clipping=families, world_sizes=world_sizes)
 
 
-@law("clipping.coefficients", promise="private", draw=strategies.with_readable_updates(strategies.private_probe))
+@law(
+    "clipping.coefficients",
+    promise="private",
+    draw=strategies.with_readable_updates(strategies.private_probe),
+    must_occur=("distributed batch on several ranks", "unclipped sample"),
+    vacuous_without=("clipped sample",),
+)
 def test_every_sample_enters_once_with_its_clip_factor(case: Case, run: Run) -> None:
     """The coefficient of each sample in the released gradient is its clip factor min(1, C / (norm + eps)), over N.
 
@@ -37,7 +43,14 @@ def test_every_sample_enters_once_with_its_clip_factor(case: Case, run: Run) -> 
     assert_probe_coefficients(run(case), run.answer(case))
 
 
-@law("clipping.factors", promise="private", draw=strategies.private_probe, observe=("factors",))
+@law(
+    "clipping.factors",
+    promise="private",
+    draw=strategies.private_probe,
+    observe=("factors",),
+    must_occur=("distributed batch on several ranks", "unclipped sample"),
+    vacuous_without=("clipped sample",),
+)
 def test_reported_factors_are_the_rule_applied_to_the_norms(case: Case, run: Run) -> None:
     """Reported clip factors are the declared expression of the exact per-sample norms.
 
@@ -48,7 +61,14 @@ def test_reported_factors_are_the_rule_applied_to_the_norms(case: Case, run: Run
     assert_factors(run(case), run.answer(case))
 
 
-@law("clipping.norms", promise="private", draw=strategies.private_probe, observe=("norms",))
+@law(
+    "clipping.norms",
+    promise="private",
+    draw=strategies.private_probe,
+    observe=("norms",),
+    must_occur=("distributed batch on several ranks", "several units", "micro-batches"),
+    vacuous_without=("non-zero gradient",),
+)
 def test_reported_norms_are_the_per_sample_gradient_norms(case: Case, run: Run) -> None:
     """Reported per-sample gradient norms are those of one sample alone on a single device.
 
@@ -60,7 +80,13 @@ def test_reported_norms_are_the_per_sample_gradient_norms(case: Case, run: Run) 
     assert_norms_exact(run(case), run.answer(case))
 
 
-@law("clipping.sum", promise="private", draw=strategies.with_readable_updates(strategies.private_exact))
+@law(
+    "clipping.sum",
+    promise="private",
+    draw=strategies.with_readable_updates(strategies.private_exact),
+    must_occur=("distributed batch on several ranks", "several units", "unclipped sample"),
+    vacuous_without=("clipped sample",),
+)
 def test_the_clipped_gradient_is_the_sum_of_clipped_gradients(case: Case, run: Run) -> None:
     """The released gradient is (1/N) * sum of c_i g_i, within the proven bound on the rounding of the weighted pass.
 
@@ -70,7 +96,12 @@ def test_the_clipped_gradient_is_the_sum_of_clipped_gradients(case: Case, run: R
     assert_clipped_gradient_within_bound(run(case), run.answer(case))
 
 
-@law("clipping.nonfinite", promise="nonfinite", draw=_exact)
+@law(
+    "clipping.nonfinite",
+    promise="nonfinite",
+    draw=_exact,
+    must_occur=("distributed batch on several ranks",),
+)
 def test_a_sample_without_a_norm_is_refused_by_all_or_left_out(case: Case, run: Run) -> None:
     """A sample whose gradient is NaN or infinite: all ranks raise and name it, or the step is that without it.
 

@@ -23,7 +23,13 @@ def _same_calls_in_every_order(case: Case, run: Run) -> None:
     assert_same_execution(forward, run(case, schedule="reversed"))
 
 
-@law("collectives.plain", promise="plain", draw=strategies.plain, ranks=2)
+@law(
+    "collectives.plain",
+    promise="plain",
+    draw=strategies.plain,
+    ranks=2,
+    must_occur=("distributed batch on several ranks", "several units", "micro-batches", "ragged"),
+)
 def test_plain_training_never_hangs(case: Case, run: Run) -> None:
     """Plain training finishes on every rank with equal collectives, and ranks run in reverse give the same bits.
 
@@ -35,7 +41,13 @@ def test_plain_training_never_hangs(case: Case, run: Run) -> None:
     _same_calls_in_every_order(case, run)
 
 
-@law("collectives.private", promise="private", draw=_private, ranks=2)
+@law(
+    "collectives.private",
+    promise="private",
+    draw=_private,
+    ranks=2,
+    must_occur=("distributed batch on several ranks", "several units", "micro-batches", "empty-rank"),
+)
 def test_private_training_never_hangs(case: Case, run: Run) -> None:
     """Private training finishes on every rank with equal collectives, and ranks run in reverse give the same bits.
 

@@ -20,7 +20,14 @@ def _deferred(features: Features, world_sizes: tuple[int, ...]) -> SearchStrateg
     )
 
 
-@law("deferred.equals-immediate", promise="deferred", draw=_deferred, observe=("grads", "norms", "factors"))
+@law(
+    "deferred.equals-immediate",
+    promise="deferred",
+    draw=_deferred,
+    observe=("grads", "norms", "factors"),
+    must_occur=("distributed batch on several ranks", "several units"),
+    vacuous_without=("non-zero gradient",),
+)
 def test_deferred_norms_are_the_immediate_ones(case: Case, run: Run) -> None:
     """Deferred and immediate norms give the same norms, factors, gradients and parameters, bit for bit.
 
@@ -32,7 +39,12 @@ def test_deferred_norms_are_the_immediate_ones(case: Case, run: Run) -> None:
     assert_deferred_equals_immediate(run(case), run(immediate))
 
 
-@law("deferred.completes", promise="deferred", draw=_deferred)
+@law(
+    "deferred.completes",
+    promise="deferred",
+    draw=_deferred,
+    must_occur=("distributed batch on several ranks", "ragged", "empty-rank", "micro-batches"),
+)
 def test_deferred_norms_never_hang(case: Case, run: Run) -> None:
     """With unequal batches, ranks without samples, and gradient sync off in the first backward, every rank finishes.
 

@@ -29,7 +29,7 @@ from fsdpcheck.checks.features import (
     in_effect,
 )
 from fsdpcheck.checks.started import assert_starts_from_rank_0
-from fsdpcheck.errors import InvalidCase, NotExact
+from fsdpcheck.errors import InvalidCase, NotApplicable, NotExact
 from fsdpcheck.execution import Execution
 from fsdpcheck.law import law
 from fsdpcheck.models import parameter_shapes
@@ -82,7 +82,7 @@ def _each_its_own(case: Case) -> Case:
 
 def _accepted(case: Case, run: Run) -> Case:
     if unmet := case.requires() - run.features.accepts:
-        raise NotExact(f"a case like this demands {', '.join(sorted(unmet))}")
+        raise NotApplicable(f"a case like this demands {', '.join(sorted(unmet))}")
     return case
 
 
@@ -123,7 +123,14 @@ def _unnoticed(case: Case, run: Run, use: Use) -> None:
     assert_in_effect(*_ran(case, run, use), use)
 
 
-@law("features.unshard", promise="features.unshard", draw=_without("keep-unsharded", "hsdp"), ranks=2)
+@law(
+    "features.unshard",
+    promise="features.unshard",
+    draw=_without("keep-unsharded", "hsdp"),
+    ranks=2,
+    must_occur=("several units sharded over several ranks",),
+    vacuous_without=("non-zero gradient",),
+)
 def test_gathering_units_by_hand_changes_no_bit(case: Case, run: Run) -> None:
     """With every unit gathered before the forward, asynchronously and waited for, training is the single device's.
 
@@ -136,7 +143,14 @@ def test_gathering_units_by_hand_changes_no_bit(case: Case, run: Run) -> None:
     _unnoticed(case, run, "unshard")
 
 
-@law("features.prefetch", promise="features.prefetch", draw=_without("keep-unsharded", "hsdp"), ranks=2)
+@law(
+    "features.prefetch",
+    promise="features.prefetch",
+    draw=_without("keep-unsharded", "hsdp"),
+    ranks=2,
+    must_occur=("several units sharded over several ranks",),
+    vacuous_without=("non-zero gradient",),
+)
 def test_gathering_units_ahead_changes_no_bit(case: Case, run: Run) -> None:
     """With each unit gathering the two after it, in the forward and in the backward, training is the single device's.
 
@@ -151,7 +165,14 @@ def test_gathering_units_ahead_changes_no_bit(case: Case, run: Run) -> None:
     _unnoticed(case, run, "prefetch")
 
 
-@law("features.some-sync", promise="features.some-sync", draw=_without("mean"), needs_traits=_MICRO, ranks=2)
+@law(
+    "features.some-sync",
+    promise="features.some-sync",
+    draw=_without("mean"),
+    needs_traits=_MICRO,
+    ranks=2,
+    vacuous_without=("non-zero gradient",),
+)
 def test_reducing_some_micro_batches_loses_no_gradient(case: Case, run: Run) -> None:
     """Reduced after the first of three micro-batches, not after the second, and after the third, nothing is lost.
 
@@ -161,8 +182,14 @@ def test_reducing_some_micro_batches_loses_no_gradient(case: Case, run: Run) -> 
     _unnoticed(_several_micro_batches(case, run, False), run, "some-sync")
 
 
-@law("features.late-all-reduce", promise="features.late-all-reduce", draw=_without("mean", "hsdp"),
-     needs_traits=("hsdp", "micro-batches"), ranks=2)  # fmt: skip
+@law(
+    "features.late-all-reduce",
+    promise="features.late-all-reduce",
+    draw=_without("mean", "hsdp"),
+    needs_traits=("hsdp", "micro-batches"),
+    ranks=2,
+    vacuous_without=("non-zero gradient",),
+)
 def test_reducing_over_replicas_at_the_last_micro_batch_loses_no_gradient(case: Case, run: Run) -> None:
     """Reduce-scattered after each micro-batch and all-reduced over replicas after the last, nothing is lost.
 
@@ -172,7 +199,13 @@ def test_reducing_over_replicas_at_the_last_micro_batch_loses_no_gradient(case: 
     _unnoticed(_in_replicas(_several_micro_batches(case, run, True), run), run, "late-all-reduce")
 
 
-@law("features.divide-factor", promise="features.divide-factor", draw=_without("float32", "hsdp"), ranks=2)
+@law(
+    "features.divide-factor",
+    promise="features.divide-factor",
+    draw=_without("float32", "hsdp"),
+    ranks=2,
+    vacuous_without=("non-zero gradient",),
+)
 def test_another_divisor_divides_once(case: Case, run: Run) -> None:
     """With twice the divisor and twice the losses, training is the single device's.
 
@@ -187,9 +220,15 @@ def test_another_divisor_divides_once(case: Case, run: Run) -> None:
     assert_in_effect(without, using, "divide-factor")
 
 
-@law("features.no-gather", promise="features.no-gather",
-     draw=_without("keep-unsharded", "hsdp", "tied", "conv", "bags"), needs_traits=("tokens",), ranks=2,
-     own_models=False)  # fmt: skip
+@law(
+    "features.no-gather",
+    promise="features.no-gather",
+    draw=_without("keep-unsharded", "hsdp", "tied", "conv", "bags"),
+    needs_traits=("tokens",),
+    ranks=2,
+    own_models=False,
+    vacuous_without=("non-zero gradient",),
+)
 def test_an_embedding_that_is_not_gathered_for_its_backward_changes_no_bit(case: Case, run: Run) -> None:
     """A unit whose backward needs no weight may stay sharded in it.
 
@@ -202,7 +241,13 @@ def test_an_embedding_that_is_not_gathered_for_its_backward_changes_no_bit(case:
     _unnoticed(_each_its_own(case), run, "no-gather")
 
 
-@law("features.checkpointing", promise="features.checkpointing", draw=strategies.of_equal_bits)
+@law(
+    "features.checkpointing",
+    promise="features.checkpointing",
+    draw=strategies.of_equal_bits,
+    must_occur=("several ranks", "several units"),
+    vacuous_without=("non-zero gradient",),
+)
 def test_computing_units_again_in_the_backward_changes_no_bit(case: Case, run: Run) -> None:
     """With activation checkpointing inside each unit, training is the single device's; private training too.
 
@@ -219,7 +264,7 @@ def test_computing_units_again_in_the_backward_changes_no_bit(case: Case, run: R
     assert_in_effect(without, using, "checkpointing")
 
 
-@law("features.meta", promise="features.meta", draw=_without("tied"), ranks=2)
+@law("features.meta", promise="features.meta", draw=_without("tied"), ranks=2, vacuous_without=("non-zero gradient",))
 def test_a_model_sharded_on_the_meta_device_and_filled_later_changes_no_bit(case: Case, run: Run) -> None:
     """Sharded without memory, given it and filled, the model starts and trains as one that was filled before.
 
@@ -230,7 +275,13 @@ def test_a_model_sharded_on_the_meta_device_and_filled_later_changes_no_bit(case
     _unnoticed(case, run, "meta")
 
 
-@law("features.state-dict", promise="features.state-dict", draw=strategies.plain, ranks=2)
+@law(
+    "features.state-dict",
+    promise="features.state-dict",
+    draw=strategies.plain,
+    ranks=2,
+    vacuous_without=("non-zero gradient",),
+)
 def test_parameters_come_back_from_a_full_state_dict(case: Case, run: Run) -> None:
     """Taken out whole after each step, spoilt, and brought back from rank 0's copy, parameters have the same bits.
 
@@ -240,7 +291,14 @@ def test_parameters_come_back_from_a_full_state_dict(case: Case, run: Run) -> No
     _unnoticed(case, run, "state-dict")
 
 
-@law("features.ignored", promise="features.ignored", draw=strategies.of_equal_bits, ranks=2)
+@law(
+    "features.ignored",
+    promise="features.ignored",
+    draw=strategies.of_equal_bits,
+    ranks=2,
+    must_occur=("several units",),
+    vacuous_without=("non-zero gradient",),
+)
 def test_an_ignored_parameter_is_left_alone(case: Case, run: Run) -> None:
     """A parameter left out of sharding stays whole, and its gradient is averaged once, by its user if by nobody else.
 
@@ -255,7 +313,13 @@ def test_an_ignored_parameter_is_left_alone(case: Case, run: Run) -> None:
     _unnoticed(case, run, "ignored")
 
 
-@law("features.columns", promise="features.columns", draw=_without("uneven-rows", "rows<ranks"), ranks=2)
+@law(
+    "features.columns",
+    promise="features.columns",
+    draw=_without("uneven-rows", "rows<ranks"),
+    ranks=2,
+    vacuous_without=("non-zero gradient",),
+)
 def test_sharding_weights_on_their_second_dimension_changes_no_bit(case: Case, run: Run) -> None:
     """Weights whose second dimension the ranks divide are sharded on it, and training is the single device's.
 
@@ -270,7 +334,13 @@ def test_sharding_weights_on_their_second_dimension_changes_no_bit(case: Case, r
     assert_in_effect(without, using, "columns")
 
 
-@law("features.compiled", promise="features.compiled", draw=_on_few_ranks)
+@law(
+    "features.compiled",
+    promise="features.compiled",
+    draw=_on_few_ranks,
+    must_occur=("several ranks",),
+    vacuous_without=("non-zero gradient",),
+)
 def test_compiled_units_change_no_bit(case: Case, run: Run) -> None:
     """With the forward of each unit traced by torch.compile and run as traced, training is the single device's.
 
@@ -285,8 +355,16 @@ def test_compiled_units_change_no_bit(case: Case, run: Run) -> None:
     assert_in_effect(without, using, "compiled")
 
 
-@law("features.private-compiled", promise="features.compiled", draw=_compiled_privately, own_models=False,
-     needs_promises=("exact-factors",), needs_traits=("ragged", "bias", "root-parameters"))  # fmt: skip
+@law(
+    "features.private-compiled",
+    promise="features.compiled",
+    draw=_compiled_privately,
+    own_models=False,
+    needs_promises=("exact-factors",),
+    needs_traits=("ragged", "bias", "root-parameters"),
+    must_occur=("several ranks",),
+    vacuous_without=("clipped sample",),
+)
 def test_compiled_units_change_no_bit_of_a_private_step(case: Case, run: Run) -> None:
     """With the forward of each unit traced by torch.compile, one private step on few ranks is the single device's.
 
@@ -300,8 +378,15 @@ def test_compiled_units_change_no_bit_of_a_private_step(case: Case, run: Run) ->
     assert_in_effect(without, using, "compiled")
 
 
-@law("features.bare-root", promise="features.bare-root", draw=_without("keep-unsharded", "hsdp"), ranks=2,
-     own_models=False)  # fmt: skip
+@law(
+    "features.bare-root",
+    promise="features.bare-root",
+    draw=_without("keep-unsharded", "hsdp"),
+    ranks=2,
+    own_models=False,
+    must_occur=("several units",),
+    vacuous_without=("non-zero gradient",),
+)
 def test_a_root_without_parameters_changes_no_bit(case: Case, run: Run) -> None:
     """What inner units leave is a unit of several modules, and the root has no parameters.
 
@@ -311,7 +396,14 @@ def test_a_root_without_parameters_changes_no_bit(case: Case, run: Run) -> None:
     _unnoticed(case, run, "bare-root")
 
 
-@law("features.broadcast", promise="features.broadcast", draw=strategies.of_equal_bits, ranks=2)
+@law(
+    "features.broadcast",
+    promise="features.broadcast",
+    draw=strategies.of_equal_bits,
+    ranks=2,
+    must_occur=("several units", "hsdp", "frozen"),
+    vacuous_without=("non-zero gradient",),
+)
 def test_ranks_that_built_other_models_all_start_from_rank_0s(case: Case, run: Run) -> None:
     """Every rank builds its model with other values, all start from rank 0's, and training is the single device's.
 
@@ -326,7 +418,15 @@ def test_ranks_that_built_other_models_all_start_from_rank_0s(case: Case, run: R
     assert_right(using, answer)
 
 
-@law("features.groups-of-two", promise="features.groups-of-two", draw=_by_four_or_six, ranks=2)
+@law(
+    "features.groups-of-two",
+    promise="features.groups-of-two",
+    draw=_by_four_or_six,
+    ranks=2,
+    must_occur=("several units",),
+    vacuous_without=("non-zero gradient",),
+    takes=4,
+)
 def test_parameters_kept_over_pairs_of_ranks_change_no_bit(case: Case, run: Run) -> None:
     """Sharded over pairs of ranks between forward and backward, gathered from there, training is the single device's.
 

@@ -9,7 +9,14 @@ from fsdpcheck.law import law
 from fsdpcheck.runner import Run
 
 
-@law("global-norm.returned", promise="global-norm", draw=strategies.global_norm, observe=("grad_norm",))
+@law(
+    "global-norm.returned",
+    promise="global-norm",
+    draw=strategies.global_norm,
+    observe=("grad_norm",),
+    must_occur=("distributed batch on several ranks", "several units"),
+    vacuous_without=("non-zero gradient",),
+)
 def test_the_returned_norm_is_that_of_the_whole_gradient(case: Case, run: Run) -> None:
     """The returned global gradient norm is the single device's, on every rank.
 
@@ -23,7 +30,14 @@ def test_the_returned_norm_is_that_of_the_whole_gradient(case: Case, run: Run) -
     assert_ranks_agree(execution)
 
 
-@law("global-norm.update", promise="global-norm", draw=strategies.global_norm, observe=("grad_norm",))
+@law(
+    "global-norm.update",
+    promise="global-norm",
+    draw=strategies.global_norm,
+    observe=("grad_norm",),
+    must_occur=("distributed batch on several ranks", "several units"),
+    vacuous_without=("clipped by the global norm",),
+)
 def test_the_update_is_that_of_the_clipped_gradient(case: Case, run: Run) -> None:
     """The update is the optimizer's for gradient * min(1, C / (returned norm + eps)), bit for bit.
 

@@ -45,7 +45,12 @@ _ORDER = "training depends on the order of samples"
 _MICRO = "training depends on the number of micro-batches"
 
 
-@law("invariance.initial", promise="plain", draw=strategies.plain)
+@law(
+    "invariance.initial",
+    promise="plain",
+    draw=strategies.plain,
+    must_occur=("several ranks", "several units", "hsdp", "uneven-rows"),
+)
 def test_training_starts_from_the_parameters_of_the_model_that_was_given(case: Case, run: Run) -> None:
     """Before the first step every rank, of every replica, shows the parameters that the model had before sharding.
 
@@ -57,7 +62,12 @@ def test_training_starts_from_the_parameters_of_the_model_that_was_given(case: C
     assert_initial_equal(run(case), run.answer(case))
 
 
-@law("invariance.private-initial", promise="private", draw=strategies.private_unclipped)
+@law(
+    "invariance.private-initial",
+    promise="private",
+    draw=strategies.private_unclipped,
+    must_occur=("several ranks", "several units", "hsdp", "uneven-rows"),
+)
 def test_private_training_starts_from_the_parameters_of_the_model_that_was_given(case: Case, run: Run) -> None:
     """Before the first private step, too, every rank shows the parameters that the model had before sharding.
 
@@ -68,7 +78,14 @@ def test_private_training_starts_from_the_parameters_of_the_model_that_was_given
     assert_initial_equal(run(case), run.answer(case))
 
 
-@law("invariance.world", promise="plain", draw=strategies.plain)
+@law(
+    "invariance.world",
+    promise="plain",
+    draw=strategies.plain,
+    must_occur=("distributed batch on several ranks",),
+    vacuous_without=("non-zero gradient",),
+    takes=2,
+)
 def test_plain_training_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
     """The same logical batch on another number of ranks, or of replicas, trains the same parameters, bit for bit.
 
@@ -79,7 +96,14 @@ def test_plain_training_is_the_same_on_any_number_of_ranks(case: Case, run: Run)
     _same(siblings.at_another_world_size(case, run.features), run, _WORLD)
 
 
-@law("invariance.private-world", promise="private", draw=_private)
+@law(
+    "invariance.private-world",
+    promise="private",
+    draw=_private,
+    must_occur=("distributed batch on several ranks",),
+    vacuous_without=("non-zero gradient",),
+    takes=2,
+)
 def test_private_training_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
     """With per-sample clipping, the same logical batch on another number of ranks trains the same, bit for bit.
 
@@ -89,7 +113,13 @@ def test_private_training_is_the_same_on_any_number_of_ranks(case: Case, run: Ru
     _same(siblings.at_another_world_size(case, run.features), run, _WORLD)
 
 
-@law("invariance.units", promise="plain", draw=strategies.plain)
+@law(
+    "invariance.units",
+    promise="plain",
+    draw=strategies.plain,
+    must_occur=("several ranks", "several units"),
+    vacuous_without=("non-zero gradient",),
+)
 def test_plain_training_is_the_same_for_any_units(case: Case, run: Run) -> None:
     """Layers grouped into other sharding units train the same parameters, bit for bit.
 
@@ -100,7 +130,13 @@ def test_plain_training_is_the_same_for_any_units(case: Case, run: Run) -> None:
     _same(siblings.with_other_units(case, run.features), run, _UNITS)
 
 
-@law("invariance.private-units", promise="private", draw=_private)
+@law(
+    "invariance.private-units",
+    promise="private",
+    draw=_private,
+    must_occur=("several ranks", "several units"),
+    vacuous_without=("non-zero gradient",),
+)
 def test_private_training_is_the_same_for_any_units(case: Case, run: Run) -> None:
     """With per-sample clipping, layers grouped into other sharding units train the same: a norm goes over all units.
 
@@ -110,7 +146,14 @@ def test_private_training_is_the_same_for_any_units(case: Case, run: Run) -> Non
     _same(siblings.with_other_units(case, run.features), run, _UNITS)
 
 
-@law("invariance.reshard", promise="plain", draw=strategies.plain, needs_traits=("keep-unsharded",))
+@law(
+    "invariance.reshard",
+    promise="plain",
+    draw=strategies.plain,
+    needs_traits=("keep-unsharded",),
+    must_occur=("several ranks", "several units sharded over several ranks"),
+    vacuous_without=("non-zero gradient",),
+)
 def test_plain_training_is_the_same_with_parameters_kept(case: Case, run: Run) -> None:
     """Whether parameters are freed after the forward, or kept for the backward, changes no bit.
 
@@ -120,7 +163,14 @@ def test_plain_training_is_the_same_with_parameters_kept(case: Case, run: Run) -
     _same(siblings.with_other_reshard(case, run.features), run, _RESHARD)
 
 
-@law("invariance.private-reshard", promise="private", draw=_private, needs_traits=("keep-unsharded",))
+@law(
+    "invariance.private-reshard",
+    promise="private",
+    draw=_private,
+    needs_traits=("keep-unsharded",),
+    must_occur=("several ranks", "several units sharded over several ranks"),
+    vacuous_without=("non-zero gradient",),
+)
 def test_private_training_is_the_same_with_parameters_kept(case: Case, run: Run) -> None:
     """With per-sample clipping, freeing parameters after the forward or keeping them for both backwards changes no bit.
 
@@ -130,7 +180,13 @@ def test_private_training_is_the_same_with_parameters_kept(case: Case, run: Run)
     _same(siblings.with_other_reshard(case, run.features), run, _RESHARD)
 
 
-@law("invariance.samples", promise="plain", draw=strategies.plain)
+@law(
+    "invariance.samples",
+    promise="plain",
+    draw=strategies.plain,
+    must_occur=("distributed batch on several ranks",),
+    vacuous_without=("non-zero gradient",),
+)
 def test_plain_training_is_the_same_for_any_order_of_samples(case: Case, run: Run) -> None:
     """Each rank's samples in the opposite order, dealt out to micro-batches anew, train the same, bit for bit.
 
@@ -141,7 +197,13 @@ def test_plain_training_is_the_same_for_any_order_of_samples(case: Case, run: Ru
     _same(siblings.with_samples_reordered(case, run.features), run, _ORDER)
 
 
-@law("invariance.private-samples", promise="private", draw=_private)
+@law(
+    "invariance.private-samples",
+    promise="private",
+    draw=_private,
+    must_occur=("distributed batch on several ranks",),
+    vacuous_without=("non-zero gradient",),
+)
 def test_private_training_is_the_same_for_any_order_of_samples(case: Case, run: Run) -> None:
     """With per-sample clipping, samples in another order train the same: each sample keeps its own norm and factor.
 
@@ -151,7 +213,14 @@ def test_private_training_is_the_same_for_any_order_of_samples(case: Case, run: 
     _same(siblings.with_samples_reordered(case, run.features), run, _ORDER)
 
 
-@law("invariance.micro-batches", promise="plain", draw=strategies.plain, needs_traits=("micro-batches",))
+@law(
+    "invariance.micro-batches",
+    promise="plain",
+    draw=strategies.plain,
+    needs_traits=("micro-batches",),
+    must_occur=("distributed batch on several ranks",),
+    vacuous_without=("non-zero gradient",),
+)
 def test_plain_training_is_the_same_in_any_number_of_micro_batches(case: Case, run: Run) -> None:
     """One micro-batch or several, gradients reduced after each or after the last, train the same, bit for bit.
 
@@ -161,7 +230,14 @@ def test_plain_training_is_the_same_in_any_number_of_micro_batches(case: Case, r
     _same(siblings.with_other_micro_batches(case, run.features), run, _MICRO)
 
 
-@law("invariance.private-micro-batches", promise="private", draw=_private, needs_traits=("micro-batches",))
+@law(
+    "invariance.private-micro-batches",
+    promise="private",
+    draw=_private,
+    needs_traits=("micro-batches",),
+    must_occur=("distributed batch on several ranks",),
+    vacuous_without=("non-zero gradient",),
+)
 def test_private_training_is_the_same_in_any_number_of_micro_batches(case: Case, run: Run) -> None:
     """With per-sample clipping, one micro-batch or several train the same parameters, bit for bit.
 
@@ -171,7 +247,14 @@ def test_private_training_is_the_same_in_any_number_of_micro_batches(case: Case,
     _same(siblings.with_other_micro_batches(case, run.features), run, _MICRO)
 
 
-@law("invariance.repeated", promise="plain", draw=strategies.real, observe=("grads",), needs_traits=("real",))
+@law(
+    "invariance.repeated",
+    promise="plain",
+    draw=strategies.real,
+    observe=("grads",),
+    needs_traits=("real",),
+    must_occur=("several ranks", "several units"),
+)
 def test_a_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
     """The same case run twice, in one process, on real numbers, gives the same parameters and gradients, bit for bit.
 
@@ -183,7 +266,12 @@ def test_a_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
     _twice(case, run)
 
 
-@law("invariance.private-repeated", promise="private", draw=_numbers_as_real_as_accepted)
+@law(
+    "invariance.private-repeated",
+    promise="private",
+    draw=_numbers_as_real_as_accepted,
+    must_occur=("several ranks", "several units"),
+)
 def test_a_private_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
     """With per-sample clipping, the same case run twice in one process gives the same bits of everything shown.
 

@@ -55,7 +55,15 @@ def _alone(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[C
     return _any(features, (1,))
 
 
-@law("lifecycle.gathered", promise="lifecycle", draw=_any, observe=("units",), ranks=2)
+@law(
+    "lifecycle.gathered",
+    promise="lifecycle",
+    draw=_any,
+    observe=("units",),
+    ranks=2,
+    must_occur=("micro-batches",),
+    vacuous_without=("several units sharded over several ranks",),
+)
 def test_the_root_and_one_inner_unit_at_most_are_gathered(case: Case, run: Run) -> None:
     """At every moment that an adapter announces at most one inner unit holds gathered parameters, beside the root.
 
@@ -67,7 +75,13 @@ def test_the_root_and_one_inner_unit_at_most_are_gathered(case: Case, run: Run) 
     assert_few_gathered(run(case, observers=(observers.UNITS,)))
 
 
-@law("lifecycle.released", promise="lifecycle", draw=_any, observe=("units",))
+@law(
+    "lifecycle.released",
+    promise="lifecycle",
+    draw=_any,
+    observe=("units",),
+    must_occur=("several ranks", "several units sharded over several ranks"),
+)
 def test_a_step_leaves_nothing_gathered_and_no_local_gradient(case: Case, run: Run) -> None:
     """After a step no unit holds gathered parameters or an unreduced gradient; before the first one neither.
 
@@ -78,7 +92,7 @@ def test_a_step_leaves_nothing_gathered_and_no_local_gradient(case: Case, run: R
     assert_released(run(case, observers=(observers.UNITS,)))
 
 
-@law("lifecycle.aliased", promise="lifecycle", draw=_alone, observe=("units",))
+@law("lifecycle.aliased", promise="lifecycle", draw=_alone, observe=("units",), must_occur=("several units", "frozen"))
 def test_on_one_rank_the_shard_is_the_whole(case: Case, run: Run) -> None:
     """With one rank the shard and the unsharded parameters are one memory, at every moment: nothing is held twice.
 
@@ -89,7 +103,12 @@ def test_on_one_rank_the_shard_is_the_whole(case: Case, run: Run) -> None:
     assert_aliased(run(case, observers=(observers.UNITS,)))
 
 
-@law("lifecycle.hooks", promise="hooks", draw=strategies.plain)
+@law(
+    "lifecycle.hooks",
+    promise="hooks",
+    draw=strategies.plain,
+    must_occur=("several ranks", "several units", "micro-batches"),
+)
 def test_hooks_of_the_user_fire_as_on_a_single_device(case: Case, run: Run) -> None:
     """Hooks before and after the forward and the backward of every module fire as often as on a single device.
 
@@ -100,7 +119,12 @@ def test_hooks_of_the_user_fire_as_on_a_single_device(case: Case, run: Run) -> N
     assert_hooks_fire(run(case, watchers=(watchers.CALLS,)))
 
 
-@law("lifecycle.parameter-hooks", promise="parameter-hooks", draw=strategies.plain)
+@law(
+    "lifecycle.parameter-hooks",
+    promise="parameter-hooks",
+    draw=strategies.plain,
+    must_occur=("several ranks", "several units", "micro-batches"),
+)
 def test_hooks_on_parameters_fire_once_a_reduction(case: Case, run: Run) -> None:
     """Post-accumulate hooks on the parameters that the optimizer updates fire once for each reduction of gradients.
 
@@ -111,7 +135,14 @@ def test_hooks_on_parameters_fire_once_a_reduction(case: Case, run: Run) -> None
     assert_parameter_hooks_fire(run(case, watchers=(watchers.ACCUMULATIONS,)))
 
 
-@law("lifecycle.memory", promise="memory", draw=_of_several_units, ranks=2)
+@law(
+    "lifecycle.memory",
+    promise="memory",
+    draw=_of_several_units,
+    ranks=2,
+    must_occur=("micro-batches",),
+    vacuous_without=("several units sharded over several ranks",),
+)
 def test_every_step_gathers_what_its_schedule_has(case: Case, run: Run) -> None:
     """At each layer the root, the unit at work and the next one at most are gathered; every step as the first.
 
@@ -127,7 +158,7 @@ def test_every_step_gathers_what_its_schedule_has(case: Case, run: Run) -> None:
     assert_scheduled(execution)
 
 
-@law("lifecycle.copies", promise="copies", draw=_any)
+@law("lifecycle.copies", promise="copies", draw=_any, must_occur=("several ranks",))
 def test_what_is_shown_is_a_copy(case: Case, run: Run) -> None:
     """Writing into the parameters and gradients that a trainer shows changes neither, nor the training.
 
@@ -140,7 +171,13 @@ def test_what_is_shown_is_a_copy(case: Case, run: Run) -> None:
     assert_parameters_equal(execution, answer)
 
 
-@law("lifecycle.interrupted", promise="interrupts", draw=strategies.of_equal_bits)
+@law(
+    "lifecycle.interrupted",
+    promise="interrupts",
+    draw=strategies.of_equal_bits,
+    must_occur=("several ranks", "several units sharded over several ranks", "micro-batches"),
+    vacuous_without=("non-zero gradient",),
+)
 def test_a_step_that_raised_leaves_a_trainer_that_goes_on(case: Case, run: Run) -> None:
     """A step that raises on every rank, and is taken again, has the single device's bits, and leaves no memory held.
 

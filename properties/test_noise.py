@@ -41,7 +41,14 @@ def _same(pair: siblings.Pair, run: Run, what: str) -> None:
     assert_same_training((run(first), run.answer(first)), (run(second), run.answer(second)), what)
 
 
-@law("noise.world", promise="noise-of-seed", draw=_exact, observe=("grads",))
+@law(
+    "noise.world",
+    promise="noise-of-seed",
+    draw=_exact,
+    observe=("grads",),
+    must_occur=("several ranks", "hsdp"),
+    takes=2,
+)
 def test_noise_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
     """The same seed, batch and step on another number of ranks, or of replicas, release the same noisy gradient.
 
@@ -52,7 +59,14 @@ def test_noise_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
     _same(siblings.at_another_world_size(noisy(case, 1), run.features), run, "noise depends on the number of ranks")
 
 
-@law("noise.micro-batches", promise="noise-of-seed", draw=_exact, observe=("grads",), needs_traits=("micro-batches",))
+@law(
+    "noise.micro-batches",
+    promise="noise-of-seed",
+    draw=_exact,
+    observe=("grads",),
+    needs_traits=("micro-batches",),
+    must_occur=("distributed batch on several ranks",),
+)
 def test_noise_is_added_once_however_many_micro_batches(case: Case, run: Run) -> None:
     """One micro-batch or several, reduced after each or after the last, release the same noisy gradient, bit for bit.
 
@@ -63,7 +77,14 @@ def test_noise_is_added_once_however_many_micro_batches(case: Case, run: Run) ->
     _same(pair, run, "noise depends on the number of micro-batches")
 
 
-@law("noise.once", promise="noise", draw=_wide, observe=("grads",), needs_traits=("project",))
+@law(
+    "noise.once",
+    promise="noise",
+    draw=_wide,
+    observe=("grads",),
+    needs_traits=("project",),
+    must_occur=("several ranks", "several units", "frozen"),
+)
 def test_every_element_has_noise_of_its_own(case: Case, run: Run) -> None:
     """Every element of every trained parameter has noise at every step, equal on all ranks, and no draw is used twice.
 
@@ -77,8 +98,16 @@ def test_every_element_has_noise_of_its_own(case: Case, run: Run) -> None:
     assert_noise_once(run(noisy(clean)), run(clean))
 
 
-@law("noise.ignored", promise="noise", draw=_wide, observe=("grads",), needs_traits=("project",),
-     needs_promises=("features.ignored",))  # fmt: skip
+@law(
+    "noise.ignored",
+    promise="noise",
+    draw=_wide,
+    observe=("grads",),
+    needs_traits=("project",),
+    needs_promises=("features.ignored",),
+    must_occur=("frozen",),
+    vacuous_without=("several ranks",),
+)
 def test_a_parameter_that_is_not_sharded_has_noise_of_its_own(case: Case, run: Run) -> None:
     """With one parameter left out of sharding its noise too is of its own in every element, and equal on all ranks.
 
@@ -91,7 +120,7 @@ def test_a_parameter_that_is_not_sharded_has_noise_of_its_own(case: Case, run: R
     assert_noise_once(run(noisy(clean), using=("ignored",)), run(clean, using=("ignored",)))
 
 
-@law("noise.padding", promise="noise", draw=_exact, observe=("shards",), ranks=2)
+@law("noise.padding", promise="noise", draw=_exact, observe=("shards",), ranks=2, must_occur=("several units",))
 def test_padding_has_no_noise(case: Case, run: Run) -> None:
     """Padding stays zero under noise, in parameters and gradients: norms and moments of it would be wrong for ever.
 
@@ -102,7 +131,7 @@ def test_padding_has_no_noise(case: Case, run: Run) -> None:
     assert_padding_zero(run(noisy(case), observers=(observers.PADDING,)))
 
 
-@law("noise.scale", promise="noise", draw=_large, observe=("grads",), own_models=False)
+@law("noise.scale", promise="noise", draw=_large, observe=("grads",), own_models=False, must_occur=("several ranks",))
 def test_the_noise_has_the_scale_that_was_asked_for(case: Case, run: Run) -> None:
     """Beyond its clipped sum a step releases Gaussians of standard deviation noise multiplier * C / N, in every step.
 
@@ -116,7 +145,14 @@ def test_the_noise_has_the_scale_that_was_asked_for(case: Case, run: Run) -> Non
     assert_noise_scale(run(case), run.answer(case))
 
 
-@law("noise.independent", promise="noise", draw=_large, observe=("grads",), own_models=False)
+@law(
+    "noise.independent",
+    promise="noise",
+    draw=_large,
+    observe=("grads",),
+    own_models=False,
+    must_occur=("several ranks",),
+)
 def test_no_noise_tells_of_other_noise(case: Case, run: Run) -> None:
     """Noise of different steps, parameters, shards, rows and elements is not correlated, whatever its scale.
 

@@ -17,7 +17,7 @@ from fsdpcheck.checks.additive import assert_additive
 from fsdpcheck.checks.matched_norms import assert_norms_near
 from fsdpcheck.checks.refused import assert_refused_alike
 from fsdpcheck.checks.scaling import TIMES, assert_scaled
-from fsdpcheck.errors import NotExact
+from fsdpcheck.errors import NotApplicable
 from fsdpcheck.law import law
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import narrow
@@ -45,6 +45,8 @@ def _rows(contribution: Contribution, replicated: bool) -> Draw:
     draw=_rows("partial", replicated=True),
     observe=("norms",),
     needs_traits=("replicated",),
+    must_occur=("several units",),
+    vacuous_without=("several ranks",),
 )
 def test_partial_terms_of_a_replicated_batch_are_summed(case: Case, run: Run) -> None:
     """A replicated batch, each rank the norm of its own shard: squared norms summed over ranks, then one root.
@@ -62,6 +64,8 @@ def test_partial_terms_of_a_replicated_batch_are_summed(case: Case, run: Run) ->
     draw=_rows("complete", replicated=True),
     observe=("norms",),
     needs_traits=("replicated",),
+    must_occur=("several units",),
+    vacuous_without=("several ranks",),
 )
 def test_complete_terms_of_a_replicated_batch_are_not_summed(case: Case, run: Run) -> None:
     """A replicated batch, each rank the whole norm: nothing to aggregate, and all ranks agree.
@@ -73,7 +77,14 @@ def test_complete_terms_of_a_replicated_batch_are_not_summed(case: Case, run: Ru
     assert_norms_exact(run(case), run.answer(case))
 
 
-@law("norms.distributed-complete", promise="private", draw=_rows("complete", replicated=False), observe=("norms",))
+@law(
+    "norms.distributed-complete",
+    promise="private",
+    draw=_rows("complete", replicated=False),
+    observe=("norms",),
+    must_occur=("ragged",),
+    vacuous_without=("distributed batch on several ranks",),
+)
 def test_norms_of_a_distributed_batch_stay_local(case: Case, run: Run) -> None:
     """A distributed batch: each rank has the norms of its own samples, in their order; nothing is summed.
 
@@ -88,6 +99,8 @@ def test_norms_of_a_distributed_batch_stay_local(case: Case, run: Run) -> None:
     "norms.dataset-order",
     promise="dataset-order",
     draw=_rows("complete", replicated=False),
+    must_occur=("ragged", "wrap-around"),
+    vacuous_without=("distributed batch on several ranks",),
 )
 def test_norms_are_reported_by_global_sample_index(case: Case, run: Run) -> None:
     """Gathered for a report, the norms of a distributed batch are in dataset order, with wrap-around duplicates listed.
@@ -105,6 +118,8 @@ def test_norms_are_reported_by_global_sample_index(case: Case, run: Run) -> None
     draw=_rows("mixed", replicated=True),
     observe=("norms",),
     needs_traits=("replicated",),
+    must_occur=("several units",),
+    vacuous_without=("several ranks",),
 )
 def test_complete_terms_are_counted_once_beside_partial_ones(case: Case, run: Run) -> None:
     """Some parameters sharded, some replicated: partial terms summed, complete terms added once, before the root.
@@ -135,6 +150,7 @@ def _of_several(features: Features, world_sizes: tuple[int, ...]) -> SearchStrat
     observe=("norms", "grads"),
     needs_traits=("replicated", "replicated-shards", "hsdp"),
     ranks=4,
+    vacuous_without=("replicated-shards",),
 )
 def test_partial_terms_are_summed_over_the_axis_that_splits_them(case: Case, run: Run) -> None:
     """Each replica has samples of its own, its ranks all of them: partial terms are summed over those ranks alone.
@@ -145,7 +161,7 @@ def test_partial_terms_are_summed_over_the_axis_that_splits_them(case: Case, run
     Source: the table of layouts and contributions; VeOmni#184, Opacus#761.
     """
     if case.layout.kind != "by-replica" or case.requires() - run.features.accepts:
-        raise NotExact("the ranks are no replicas of several, or each replica's share is not accepted")
+        raise NotApplicable("the ranks are no replicas of several, or each replica's share is not accepted")
     execution, answer = run(case), run.answer(case)
     assert_norms_exact(execution, answer)
     assert_probe_coefficients(execution, answer)
@@ -163,7 +179,13 @@ def _contributing(case: Case, contribution: Contribution) -> Case:
     return replace(case, step=replace(case.step, contribution=contribution))
 
 
-@law("norms.refused", promise="partial-norms", draw=_distributed, ranks=2)
+@law(
+    "norms.refused",
+    promise="partial-norms",
+    draw=_distributed,
+    ranks=2,
+    vacuous_without=("distributed batch on several ranks",),
+)
 def test_partial_terms_of_a_distributed_batch_are_refused(case: Case, run: Run) -> None:
     """Samples and elements split over the same ranks: no rank holds what is missing of any sample, so all ranks raise.
 
@@ -188,7 +210,14 @@ def _in_one_step(case: Case, clip_norm: int) -> Case:
     return replace(case, step=replace(case.step, steps=1, resume=False, clip_norm=clip_norm))
 
 
-@law("norms.scaling", promise="private", draw=_both, observe=("norms",), any_numbers=True)
+@law(
+    "norms.scaling",
+    promise="private",
+    draw=_both,
+    observe=("norms",),
+    any_numbers=True,
+    must_occur=("several ranks", "several units"),
+)
 def test_norms_grow_with_the_losses(case: Case, run: Run) -> None:
     """Losses times a power of two: norms, and the gradient where nothing is clipped, times that power, bit for bit.
 
@@ -225,6 +254,7 @@ def _with_a_bias(case: Case) -> Case:
     observe=("norms",),
     needs_traits=("frozen",),
     own_models=False,
+    must_occur=("several ranks", "several units"),
 )
 def test_squared_norms_add_up_over_the_parameters(case: Case, run: Run) -> None:
     """Freezing parameters takes their terms from every squared norm, the same ones whatever else is frozen.
@@ -241,9 +271,14 @@ def test_squared_norms_add_up_over_the_parameters(case: Case, run: Run) -> None:
 
 
 @law(
-    "norms.one-sided", promise="private", draw=narrow.countable, observe=("norms",), needs_traits=("real",),
+    "norms.one-sided",
+    promise="private",
+    draw=narrow.countable,
+    observe=("norms",),
+    needs_traits=("real",),
     known_layers=True,
-)  # fmt: skip
+    must_occur=("several ranks", "several units"),
+)
 def test_norms_of_real_numbers_are_not_below_the_true_ones(case: Case, run: Run) -> None:
     """On real numbers a reported norm is not below the sample's true one, nor above, by more than its sums may round.
 

@@ -33,7 +33,13 @@ def _different_numbers(features: Features, world_sizes: tuple[int, ...]) -> Sear
     return found.map(lambda case: replace(case, step=replace(case.step, steps=1, resume=False)))
 
 
-@law("shards.cover", promise="sharded", draw=_different_numbers, ranks=2)
+@law(
+    "shards.cover",
+    promise="sharded",
+    draw=_different_numbers,
+    ranks=2,
+    must_occur=("several units", "uneven-rows", "frozen", "hsdp"),
+)
 def test_every_element_lies_on_one_rank(case: Case, run: Run) -> None:
     """Before and after a step every element of every trained parameter lies on one rank of a replica, and no other.
 
@@ -46,7 +52,14 @@ def test_every_element_lies_on_one_rank(case: Case, run: Run) -> None:
     assert_covered(run(case, observers=watched))
 
 
-@law("padding.zero", promise="padding.zero", draw=strategies.plain, observe=("shards",), ranks=2)
+@law(
+    "padding.zero",
+    promise="padding.zero",
+    draw=strategies.plain,
+    observe=("shards",),
+    ranks=2,
+    must_occur=("several units",),
+)
 def test_padding_stays_zero(case: Case, run: Run) -> None:
     """Padding is zero after init, reduce-scatter, clipping and the optimizer step, in parameters and gradients.
 
@@ -58,7 +71,14 @@ def test_padding_stays_zero(case: Case, run: Run) -> None:
     assert_padding_zero(run(case, observers=(observers.PADDING,)))
 
 
-@law("padding.unread", promise="padding.unread", draw=strategies.plain, observe=("shards",), ranks=2)
+@law(
+    "padding.unread",
+    promise="padding.unread",
+    draw=strategies.plain,
+    observe=("shards",),
+    ranks=2,
+    must_occur=("several units",),
+)
 def test_padding_is_never_read(case: Case, run: Run) -> None:
     """NaN written into padding before forward, clipping and the optimizer changes no parameter.
 
@@ -77,6 +97,7 @@ def test_padding_is_never_read(case: Case, run: Run) -> None:
     draw=strategies.global_norm,
     observe=("shards", "grad_norm"),
     ranks=2,
+    must_occur=("several units",),
 )
 def test_padding_does_not_enter_the_global_norm(case: Case, run: Run) -> None:
     """NaN in the padding of gradient shards changes neither the global norm nor the clipped update.

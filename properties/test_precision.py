@@ -40,6 +40,8 @@ _tf32_unclipped = partial(strategies_narrow.low_precision, clipping="unclipped",
     draw=strategies_narrow.low_precision,
     needs_traits=("bfloat16",),
     own_models=False,
+    must_occur=("several ranks",),
+    vacuous_without=("non-zero gradient",),
 )
 def test_training_in_bfloat16_is_the_single_device_one(case: Case, run: Run) -> None:
     """Computing in bfloat16, with reductions and parameters in float32, plain training is the single device's.
@@ -58,6 +60,8 @@ def test_training_in_bfloat16_is_the_single_device_one(case: Case, run: Run) -> 
     observe=("grads",),
     needs_traits=("bfloat16",),
     own_models=False,
+    must_occur=("several ranks", "micro-batches"),
+    vacuous_without=("non-zero gradient",),
 )
 def test_the_gradient_is_reduced_in_float32(case: Case, run: Run) -> None:
     """The gradient given to the optimizer is the exact sum of all micro-batches' bfloat16 gradients, in float32.
@@ -70,7 +74,15 @@ def test_the_gradient_is_reduced_in_float32(case: Case, run: Run) -> None:
     assert_gradients_equal(run(case), run.answer(case))
 
 
-@law("precision.private", promise="private", draw=_unclipped, needs_traits=("bfloat16",), own_models=False)
+@law(
+    "precision.private",
+    promise="private",
+    draw=_unclipped,
+    needs_traits=("bfloat16",),
+    own_models=False,
+    must_occur=("several ranks",),
+    vacuous_without=("non-zero gradient",),
+)
 def test_private_training_in_bfloat16_is_plain_training(case: Case, run: Run) -> None:
     """Computing in bfloat16 with C above every norm, private training is single-device training, bit for bit.
 
@@ -87,6 +99,8 @@ def test_private_training_in_bfloat16_is_plain_training(case: Case, run: Run) ->
     observe=("norms",),
     needs_traits=("bfloat16",),
     own_models=False,
+    must_occur=("several ranks",),
+    vacuous_without=("non-zero gradient",),
 )
 def test_norms_of_bfloat16_gradients_are_summed_in_float32(case: Case, run: Run) -> None:
     """Reported norms of per-sample gradients are exact, although activations and backprops are bfloat16.
@@ -99,7 +113,15 @@ def test_norms_of_bfloat16_gradients_are_summed_in_float32(case: Case, run: Run)
     assert_norms_exact(run(case), run.answer(case))
 
 
-@law("precision.clipped", promise="exact-factors", draw=_exact, needs_traits=("bfloat16",), own_models=False)
+@law(
+    "precision.clipped",
+    promise="exact-factors",
+    draw=_exact,
+    needs_traits=("bfloat16",),
+    own_models=False,
+    must_occur=("several ranks", "unclipped sample"),
+    vacuous_without=("clipped sample",),
+)
 def test_clipped_training_in_bfloat16_is_the_single_device_one(case: Case, run: Run) -> None:
     """Computing in bfloat16, with samples above, at and just below the clip norm, training is the single device's.
 
@@ -118,6 +140,8 @@ def test_clipped_training_in_bfloat16_is_the_single_device_one(case: Case, run: 
     observe=("grads",),
     needs_traits=("bfloat16",),
     own_models=False,
+    must_occur=("several ranks", "unclipped sample"),
+    vacuous_without=("clipped sample",),
 )
 def test_the_clipped_gradient_is_summed_in_float32(case: Case, run: Run) -> None:
     """The gradient given to the optimizer is (1/N) * sum of clipped bfloat16 gradients, in float32, bit for bit.
@@ -135,6 +159,8 @@ def test_the_clipped_gradient_is_summed_in_float32(case: Case, run: Run) -> None
     observe=("factors",),
     needs_traits=("bfloat16",),
     own_models=False,
+    must_occur=("several ranks", "unclipped sample"),
+    vacuous_without=("clipped sample",),
 )
 def test_factors_are_computed_in_float32(case: Case, run: Run) -> None:
     """Reported clip factors are the declared expression of the exact norms, in float32, for any C.
@@ -151,6 +177,8 @@ def test_factors_are_computed_in_float32(case: Case, run: Run) -> None:
     draw=with_readable_updates(_probe),
     needs_traits=("bfloat16",),
     own_models=False,
+    must_occur=("several ranks", "unclipped sample"),
+    vacuous_without=("clipped sample",),
 )
 def test_every_sample_enters_once_with_its_clip_factor_in_bfloat16(case: Case, run: Run) -> None:
     """Computing in bfloat16, a sample's coefficient in the released gradient is its clip factor over N, for any C.
@@ -169,6 +197,8 @@ def test_every_sample_enters_once_with_its_clip_factor_in_bfloat16(case: Case, r
     draw=with_readable_updates(_probe),
     needs_traits=("bfloat16",),
     own_models=False,
+    must_occur=("several ranks", "unclipped sample"),
+    vacuous_without=("clipped sample",),
 )
 def test_bookkeeping_contracts_in_float32(case: Case, run: Run) -> None:
     """Computing in bfloat16, bookkeeping weighs a sample by its clip factor in float32, over N, for any C.
@@ -188,6 +218,7 @@ def test_bookkeeping_contracts_in_float32(case: Case, run: Run) -> None:
     observe=("grads",),
     needs_traits=("bfloat16",),
     own_models=False,
+    must_occur=("several ranks",),
 )
 def test_noise_is_added_in_float32(case: Case, run: Run) -> None:
     """Computing in bfloat16, every parameter's gradient has noise, of more bits than a bfloat16, the same on all ranks.
@@ -207,6 +238,8 @@ def test_noise_is_added_in_float32(case: Case, run: Run) -> None:
     observe=("grad_norm",),
     needs_traits=("bfloat16",),
     own_models=False,
+    must_occur=("several ranks",),
+    vacuous_without=("non-zero gradient",),
 )
 def test_the_global_norm_is_that_of_the_reduced_gradient_in_float32(case: Case, run: Run) -> None:
     """Computing in bfloat16, the norm of the gradient that was reduced in float32 is returned, and clips the update.
@@ -221,7 +254,15 @@ def test_the_global_norm_is_that_of_the_reduced_gradient_in_float32(case: Case, 
     assert_clipped_update(execution, answer, run.features.global_norm)
 
 
-@law("precision.tf32-training", promise="plain", draw=_tf32, needs_traits=("tf32",), own_models=False)
+@law(
+    "precision.tf32-training",
+    promise="plain",
+    draw=_tf32,
+    needs_traits=("tf32",),
+    own_models=False,
+    must_occur=("several ranks",),
+    vacuous_without=("non-zero gradient",),
+)
 def test_training_in_tf32_is_the_single_device_one(case: Case, run: Run) -> None:
     """Where products of matrices may round their factors to TF32, plain training is the single device's, bit for bit.
 
@@ -239,6 +280,8 @@ def test_training_in_tf32_is_the_single_device_one(case: Case, run: Run) -> None
     observe=("norms",),
     needs_traits=("tf32",),
     own_models=False,
+    must_occur=("several ranks",),
+    vacuous_without=("non-zero gradient",),
 )
 def test_norms_in_tf32_are_the_per_sample_gradient_norms(case: Case, run: Run) -> None:
     """Where products of matrices may round their factors to TF32, norms are exact: nothing squared is such a factor.

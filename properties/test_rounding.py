@@ -11,7 +11,14 @@ from fsdpcheck.runner import Run
 from fsdpcheck.strategies import narrow
 
 
-@law("rounding.gradients", promise="plain", draw=strategies.real, observe=("grads",), needs_traits=("real",))
+@law(
+    "rounding.gradients",
+    promise="plain",
+    draw=strategies.real,
+    observe=("grads",),
+    needs_traits=("real",),
+    must_occur=("distributed batch on several ranks", "several units", "micro-batches"),
+)
 def test_the_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> None:
     """On real numbers, the gradient is the average of what each rank's own micro-batches give in the same shapes.
 
@@ -24,9 +31,14 @@ def test_the_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> N
 
 
 @law(
-    "rounding.private-gradients", promise="second-backward", draw=strategies.real_private, observe=("grads", "factors"),
+    "rounding.private-gradients",
+    promise="second-backward",
+    draw=strategies.real_private,
+    observe=("grads", "factors"),
     needs_traits=("real",),
-)  # fmt: skip
+    must_occur=("distributed batch on several ranks", "unclipped sample"),
+    vacuous_without=("clipped sample",),
+)
 def test_the_clipped_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> None:
     """On real numbers, the clipped gradient is the average of the ranks' own, each sample weighed by its own factor.
 
@@ -38,9 +50,14 @@ def test_the_clipped_gradient_is_the_average_of_the_ranks_own(case: Case, run: R
 
 
 @law(
-    "rounding.clip-factors", promise="private", draw=strategies.real_private, observe=("norms", "factors"),
+    "rounding.clip-factors",
+    promise="private",
+    draw=strategies.real_private,
+    observe=("norms", "factors"),
     needs_traits=("real",),
-)  # fmt: skip
+    must_occur=("distributed batch on several ranks", "unclipped sample"),
+    vacuous_without=("clipped sample",),
+)
 def test_reported_factors_follow_from_reported_norms(case: Case, run: Run) -> None:
     """On real numbers, reported clip factors are the declared rule min(1, C / (norm + eps)) of the reported norms.
 
@@ -52,9 +69,14 @@ def test_reported_factors_follow_from_reported_norms(case: Case, run: Run) -> No
 
 
 @law(
-    "rounding.clipped-sum", promise="private", draw=narrow.countable, observe=("grads",), needs_traits=("real",),
+    "rounding.clipped-sum",
+    promise="private",
+    draw=narrow.countable,
+    observe=("grads",),
+    needs_traits=("real",),
     known_layers=True,
-)  # fmt: skip
+    must_occur=("distributed batch on several ranks", "several units"),
+)
 def test_what_is_released_is_the_sum_of_clipped_gradients(case: Case, run: Run) -> None:
     """On real numbers, what is released is (1/N) * sum of c_i g_i, c_i = min(1, C / (|g_i| + eps)), within a bound.
 
@@ -67,7 +89,14 @@ def test_what_is_released_is_the_sum_of_clipped_gradients(case: Case, run: Run) 
     assert_clipped_sum_near(run(case), run.features.factor)
 
 
-@law("rounding.update", promise="plain", draw=strategies.real, observe=("grads",), needs_traits=("real",))
+@law(
+    "rounding.update",
+    promise="plain",
+    draw=strategies.real,
+    observe=("grads",),
+    needs_traits=("real",),
+    must_occur=("several ranks", "several steps", "momentum"),
+)
 def test_the_update_is_the_optimizers_for_the_gradient_shown(case: Case, run: Run) -> None:
     """Parameters move as the optimizer moves them by the gradient the implementation shows, bit for bit.
 

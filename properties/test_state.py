@@ -38,7 +38,13 @@ def _assert_same_after_stops(case: Case, run: Run, what: str) -> None:
     assert_resumed((never, answer), (stopped, answer), what)
 
 
-@law("state.resumed", promise="state", draw=strategies.of_equal_bits)
+@law(
+    "state.resumed",
+    promise="state",
+    draw=strategies.of_equal_bits,
+    must_occur=("several ranks", "momentum", "adam"),
+    vacuous_without=("non-zero gradient",),
+)
 def test_a_training_that_stopped_goes_on_as_if_it_had_not(case: Case, run: Run) -> None:
     """Saved after each step and taken on by a new trainer, a training has the bits of one that never stopped.
 
@@ -49,7 +55,14 @@ def test_a_training_that_stopped_goes_on_as_if_it_had_not(case: Case, run: Run) 
     _assert_same_after_stops(going_on(case, run.features), run, "training that stopped went on otherwise")
 
 
-@law("state.noise", promise="state", draw=_exact, observe=("grads",), needs_promises=("noise-of-seed",))
+@law(
+    "state.noise",
+    promise="state",
+    draw=_exact,
+    observe=("grads",),
+    needs_promises=("noise-of-seed",),
+    must_occur=("several ranks",),
+)
 def test_a_training_that_stopped_uses_no_noise_twice(case: Case, run: Run) -> None:
     """The noise after a stop is that of the next step, not that of the first one over again.
 
@@ -61,7 +74,14 @@ def test_a_training_that_stopped_uses_no_noise_twice(case: Case, run: Run) -> No
     _assert_same_after_stops(private, run, "noise after a stop is not that of the next step")
 
 
-@law("state.resharded", promise="state", draw=strategies.of_equal_bits)
+@law(
+    "state.resharded",
+    promise="state",
+    draw=strategies.of_equal_bits,
+    must_occur=("several ranks",),
+    vacuous_without=("non-zero gradient",),
+    takes=2,
+)
 def test_a_training_goes_on_at_another_number_of_ranks(case: Case, run: Run) -> None:
     """Saved at W ranks and loaded at W', it has the parameters that were saved, and the bits of one that stayed at W.
 
@@ -81,7 +101,12 @@ def test_a_training_goes_on_at_another_number_of_ranks(case: Case, run: Run) -> 
     assert_resumed((first, run.answer(one)), (second, run.answer(two)), what)
 
 
-@law("state.shape", promise="state", draw=strategies.of_equal_bits)
+@law(
+    "state.shape",
+    promise="state",
+    draw=strategies.of_equal_bits,
+    must_occur=("several ranks", "uneven-rows", "momentum"),
+)
 def test_a_checkpoint_holds_each_parameter_once_and_no_padding(case: Case, run: Run) -> None:
     """Every parameter lies in it under its own name and shape, each element once, and an unsharded model reads it.
 

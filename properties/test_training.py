@@ -9,7 +9,19 @@ from fsdpcheck.law import law
 from fsdpcheck.runner import Run
 
 
-@law("training.plain", promise="plain", draw=strategies.plain)
+@law(
+    "training.plain",
+    promise="plain",
+    draw=strategies.plain,
+    must_occur=(
+        "distributed batch on several ranks",
+        "several units",
+        "several steps",
+        "micro-batches",
+        "hsdp",
+    ),
+    vacuous_without=("non-zero gradient",),
+)
 def test_plain_training_is_the_single_device_one(case: Case, run: Run) -> None:
     """After every step of plain training, every rank's parameters are the single device's, bit for bit.
 
@@ -20,7 +32,20 @@ def test_plain_training_is_the_single_device_one(case: Case, run: Run) -> None:
     assert_parameters_equal(run(case), run.answer(case))
 
 
-@law("training.gradients", promise="plain", draw=strategies.plain, observe=("grads",))
+@law(
+    "training.gradients",
+    promise="plain",
+    draw=strategies.plain,
+    observe=("grads",),
+    must_occur=(
+        "distributed batch on several ranks",
+        "several units",
+        "several steps",
+        "micro-batches",
+        "hsdp",
+    ),
+    vacuous_without=("non-zero gradient",),
+)
 def test_the_averaged_gradient_is_the_single_device_one(case: Case, run: Run) -> None:
     """The gradient given to the optimizer is the released gradient (1/N) * sum over the logical batch, bit for bit.
 
@@ -31,7 +56,18 @@ def test_the_averaged_gradient_is_the_single_device_one(case: Case, run: Run) ->
     assert_gradients_equal(run(case), run.answer(case))
 
 
-@law("training.private-unclipped", promise="private", draw=strategies.private_unclipped)
+@law(
+    "training.private-unclipped",
+    promise="private",
+    draw=strategies.private_unclipped,
+    must_occur=(
+        "distributed batch on several ranks",
+        "several units",
+        "several steps",
+        "micro-batches",
+    ),
+    vacuous_without=("non-zero gradient",),
+)
 def test_private_training_below_the_clip_norm_is_plain_training(case: Case, run: Run) -> None:
     """With C above every per-sample norm, private training is single-device training, bit for bit.
 
@@ -42,7 +78,18 @@ def test_private_training_below_the_clip_norm_is_plain_training(case: Case, run:
     assert_parameters_equal(run(case), run.answer(case))
 
 
-@law("training.private-clipped", promise="exact-factors", draw=strategies.private_exact)
+@law(
+    "training.private-clipped",
+    promise="exact-factors",
+    draw=strategies.private_exact,
+    must_occur=(
+        "distributed batch on several ranks",
+        "several units",
+        "several steps",
+        "unclipped sample",
+    ),
+    vacuous_without=("clipped sample",),
+)
 def test_clipped_training_is_the_single_device_one(case: Case, run: Run) -> None:
     """With samples above, at and just below the clip norm, private training is single-device training, bit for bit.
 
@@ -54,7 +101,19 @@ def test_clipped_training_is_the_single_device_one(case: Case, run: Run) -> None
     assert_parameters_equal(run(case), run.answer(case))
 
 
-@law("training.private-gradients", promise="exact-factors", draw=strategies.private_exact, observe=("grads",))
+@law(
+    "training.private-gradients",
+    promise="exact-factors",
+    draw=strategies.private_exact,
+    observe=("grads",),
+    must_occur=(
+        "distributed batch on several ranks",
+        "several units",
+        "several steps",
+        "unclipped sample",
+    ),
+    vacuous_without=("clipped sample",),
+)
 def test_the_clipped_gradient_is_the_single_device_one(case: Case, run: Run) -> None:
     """The gradient given to the optimizer is (1/N) * sum of clipped per-sample gradients, bit for bit.
 

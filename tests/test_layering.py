@@ -27,8 +27,8 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
             "execution", "arithmetic", "matching", "deadlock", "adapter", "adapters", "adapters._base",
             "adapters._contract",
             "adapters._plugs", "models", "losses", "layers", "layouts", "siblings", "neighbours", "plan", "verdict",
-            "floors", "clipping_groups", "refusals", "program", "program.*", "own", "own.model", "own.units",
-            "own.inspection", "own.alone", "own.widening",
+            "floors", "coverage", "clipping_groups", "refusals", "program", "program.*", "own", "own.model",
+            "own.units", "own.inspection", "own.alone", "own.widening",
         )
     },
     {

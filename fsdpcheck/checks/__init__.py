@@ -28,7 +28,7 @@ from fsdpcheck.checks.bounded import (
 )
 from fsdpcheck.checks.comparing import alike, first_index, number, require_equal, unknown
 from fsdpcheck.checks.recorded import completed, poisoned, recorded, require_numbers
-from fsdpcheck.errors import Diagnose, NotExact, UsageError, Violation
+from fsdpcheck.errors import Diagnose, NotApplicable, UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult, StepRecord
 from fsdpcheck.observers import PADDING, POISON_PADDING
 from fsdpcheck.oracle import Answer
@@ -99,8 +99,8 @@ def assert_ranks_agree(execution: Execution) -> None:
 def assert_padding_zero(execution: Execution) -> None:
     """All padding that observers.PADDING saw was zero: after init, and in each step behind reduction, clipping, update.
 
-    Raises NotExact where no rank has any, AdapterError where one of these moments was not announced, in any step on any
-    rank, and UsageError for a run without the observer.
+    Raises NotApplicable where no rank has any, AdapterError where one of these moments was not announced, in any step
+    on any rank, and UsageError for a run without the observer.
     """
     _require_looked_at(execution, PADDING)
     elements = 0
@@ -121,9 +121,9 @@ def assert_padding_zero(execution: Execution) -> None:
 def assert_padding_poisoned(execution: Execution) -> None:
     """The run wrote NaN into padding, so that what it shows says something of padding that is read.
 
-    Behind init, and in each step before clipping, before the optimizer and before the next forward. Raises NotExact
-    where there is none, AdapterError where one of these moments was not announced, in any step on any rank, and
-    UsageError for a run without observers.POISON_PADDING.
+    Behind init, and in each step before clipping, before the optimizer and before the next forward. Raises
+    NotApplicable where there is none, AdapterError where one of these moments was not announced, in any step on any
+    rank, and UsageError for a run without observers.POISON_PADDING.
     """
     _require_looked_at(execution, POISON_PADDING)
     written = [n for rank in execution.ranks for name, _, _, n in rank.observations if name == POISON_PADDING]
@@ -214,7 +214,7 @@ def _require_looked_at(execution: Execution, observer: str) -> None:
 
 def _require_padding(elements: int) -> None:
     if not elements:
-        raise NotExact("no rank has padding in this case, so nothing is said of it")
+        raise NotApplicable("no rank has padding in this case, so nothing is said of it")
 
 
 def _shared(first: RankResult, other: RankResult) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Tensor]]]:

@@ -18,7 +18,7 @@ from fsdpcheck.checks.paired import Side, assert_same_training, local_name
 from fsdpcheck.checks.recorded import completed
 from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.diagnosis import resumed
-from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.errors import NotApplicable, Violation
 from fsdpcheck.execution import Execution, StepRecord
 from fsdpcheck.oracle import Answer
 from fsdpcheck.suspects import Suspects
@@ -31,7 +31,7 @@ def going_on(case: Case, features: Features) -> Case:
     if case.step.steps > 1:
         return case
     if "project" not in features.accepts:
-        raise NotExact("a second step is exact for projected parameters only, which the adapter does not accept")
+        raise NotApplicable("a second step is exact for projected parameters only, which the adapter does not accept")
     return replace(case, step=replace(case.step, steps=2), arithmetic=replace(case.arithmetic, project=True))
 
 

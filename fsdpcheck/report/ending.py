@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fsdpcheck.excerpt import shown
 from fsdpcheck.ledger import Ledger
-from fsdpcheck.report import conditional, finding, table
+from fsdpcheck.report import conditional, finding, table, unjudged
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.verdict import NOT_CHECKED
 
@@ -19,10 +19,11 @@ def ending(ledger: Ledger, paint: Paint) -> str:
     parts += finding.troubles(
         verdict
         for verdict in ledger.verdicts.values()
-        if verdict.status in ("error", "no case", "not supported") and not verdict.reason.startswith(NOT_CHECKED)
+        if verdict.status in ("error", "no case", "too few cases", "not supported")
+        and not verdict.reason.startswith(NOT_CHECKED)
     )
     parts += [f"ERROR: {text}" for text, _ in ledger.errors]
-    parts += [table.undrawn(ledger), table.unaccepted(ledger)]
+    parts += [unjudged.of_session(ledger), table.undrawn(ledger), table.unaccepted(ledger)]
     if ledger.laws:
         parts.append(("interrupted: " if ledger.interrupted else "") + table.summary(ledger))
     return "\n\n".join(part for part in parts if part)

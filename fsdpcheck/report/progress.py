@@ -49,7 +49,13 @@ class _Live:
         self._status.start()
 
     def __call__(self, ledger: Ledger, event: Mapping[str, Any]) -> None:
-        if event["event"] == "verdict" and event["status"] in ("finding", "error", "no case", "not supported"):
+        if event["event"] == "verdict" and event["status"] in (
+            "finding",
+            "error",
+            "no case",
+            "too few cases",
+            "not supported",
+        ):
             self._console.print(_told(event))
         elif event["event"] == "note":
             self._console.print(visible(event["text"]))

@@ -16,7 +16,7 @@ _HEAD = ("adapter", "law", "verdict", "cases", "rejected", "time", "tier", "")
 _RIGHT = {3, 4, 5}
 _BELOW: Final[tuple[Status, ...]] = ("not promised", "not asked")
 """Statuses that are neither a pass nor a failure."""
-_COUNTED: Final[tuple[Status, ...]] = ("error", "no case", "not supported", *_BELOW)
+_COUNTED: Final[tuple[Status, ...]] = ("error", "no case", "too few cases", "not supported", *_BELOW)
 
 _COLOURS = {
     "holds": "green",
@@ -24,6 +24,7 @@ _COLOURS = {
     "not promised": "yellow",
     "not asked": "yellow",
     "no case": "red",
+    "too few cases": "red",
     "not supported": "red",
     "error": "red",
 }

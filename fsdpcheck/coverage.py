@@ -1,0 +1,200 @@
+"""Coverage: what must occur among the judged cases of a law, what did not, and what kept it out.
+
+A law that was judged on few cases, or on none of the kind that it is about, says nothing: its verdict is then "too few
+cases" and never "holds". Everything here is a function of plain data; ``judging`` counts, and asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from fsdpcheck.case import Case, Trait
+from fsdpcheck.case.trait_words import MEANINGS
+from fsdpcheck.case.traits import OF_MODELS
+
+Cause = Literal["budget", "restriction", "drawing"]
+"""What kept cases out: the user's budget, what adapter or user restrict, or fsdpcheck's own drawing and proofs."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """What judged cases are counted under. ``words``: what such a case has, for reports.
+
+    ``traits``: what an implementation has to accept for any case to have it; ``ranks``: the fewest on which one can.
+    ``of_model``: a user's own model has it or has not. ``computed``: only a run, or the answer, tells whether a case
+    has it; ``facts`` tell all others.
+    """
+
+    words: str
+    traits: frozenset[Trait] = frozenset()
+    ranks: int = 1
+    of_model: bool = False
+    computed: bool = False
+
+
+SEVERAL_RANKS: Final = "several ranks"
+DISTRIBUTED: Final = "distributed batch on several ranks"
+SEVERAL_UNITS: Final = "several units"
+SHARDED_UNITS: Final = "several units sharded over several ranks"
+SEVERAL_STEPS: Final = "several steps"
+SEVERAL_SAMPLES: Final = "several samples"
+CLIPPED: Final = "clipped sample"
+UNCLIPPED: Final = "unclipped sample"
+CLIPPED_NORM: Final = "clipped by the global norm"
+GRADIENT: Final = "non-zero gradient"
+
+_RANKS: Final[Mapping[Trait, int]] = {
+    "hsdp": 2, "ragged": 2, "replicated": 2, "replicated-shards": 4, "uneven-rows": 2, "rows<ranks": 2,
+}  # fmt: skip
+_OF_SHARDS: Final[frozenset[Trait]] = frozenset({"uneven-rows", "rows<ranks"})
+
+LABELS: Final[Mapping[str, Label]] = {
+    SEVERAL_RANKS: Label("several ranks", ranks=2),
+    DISTRIBUTED: Label("several ranks with a distributed batch", ranks=2),
+    SEVERAL_UNITS: Label("several sharding units", of_model=True),
+    SHARDED_UNITS: Label("several units that are sharded over several ranks", ranks=2, of_model=True),
+    SEVERAL_STEPS: Label("several steps"),
+    SEVERAL_SAMPLES: Label("several samples in one call"),
+    CLIPPED: Label("a sample whose clip factor is below 1", computed=True),
+    UNCLIPPED: Label("a sample whose clip factor is 1", computed=True),
+    CLIPPED_NORM: Label("a gradient whose norm is above the bound", computed=True),
+    GRADIENT: Label("a gradient that is not zero", computed=True),
+    **{
+        trait: Label(MEANINGS[trait], frozenset({trait}), _RANKS.get(trait, 1), trait in OF_MODELS | _OF_SHARDS)
+        for trait in get_args(Trait)
+    },
+}
+"""Labels that laws name: what a case is like beside its traits, then every trait."""
+
+
+def facts(case: Case) -> Iterator[str]:
+    """The labels that a case has beside its traits, as far as it tells them by itself."""
+    if case.world_size > 1:
+        yield SEVERAL_RANKS
+    if case.kernel is not None and case.kernel.samples > 1:
+        yield SEVERAL_SAMPLES
+    if not case.trains:
+        return
+    if case.shares > 1:
+        yield DISTRIBUTED
+    if case.model.unit_count > 1:
+        yield SEVERAL_UNITS
+        if case.mesh.dp_shard > 1:
+            yield SHARDED_UNITS
+    if case.step.steps > 1:
+        yield SEVERAL_STEPS
+
+
+def has(case: Case, label: str) -> bool:
+    """Whether a case has a label that it tells by itself."""
+    return label in facts(case) or label in case.requires()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the cases of a law. ``world_sizes``: numbers of ranks that are drawn from.
+
+    ``accepts``: traits that the adapter accepts and nobody avoids; ``avoided``: accepted, and left out by the user.
+    ``own``: whether the model is the user's own.
+    """
+
+    accepts: frozenset[Trait]
+    world_sizes: tuple[int, ...]
+    avoided: frozenset[Trait] = frozenset()
+    own: bool = False
+
+    def against(self, label: str) -> str:
+        """Why no case can have ``label``; "" if one can, or if only the user's own model decides."""
+        wanted = LABELS[label]
+        if wanted.ranks > max(self.world_sizes):
+            return f"no more than {max(self.world_sizes)} ranks are asked for or taken, it needs {wanted.ranks}"
+        if avoided := wanted.traits & self.avoided:
+            return f"avoided: {', '.join(sorted(avoided))}"
+        if unmet := wanted.traits - self.accepts:
+            return f"the adapter does not accept {', '.join(sorted(unmet))}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What came of the drawing of one law.
+
+    ``wanted``: how many draws had to be judged; ``judged`` how many were. ``census`` counts judged cases by label.
+    ``rejected`` and ``unfit`` count distinct cases: outside the exact domain, and ones of which the law says nothing on
+    this implementation; ``most_often``: the most frequent reason. ``exhausted``: there are no other cases. ``spent``:
+    the budget ended the drawing.
+    """
+
+    wanted: int
+    judged: int
+    census: Mapping[str, int]
+    rejected: int = 0
+    unfit: int = 0
+    most_often: str = ""
+    exhausted: bool = False
+    spent: bool = False
+
+    @property
+    def enough(self) -> bool:
+        """Whether the least number of cases was judged, or all that there are."""
+        return self.judged >= self.wanted or (self.exhausted and self.judged > 0)
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """Why a law's cases are too few, in words, and what kept the others out."""
+
+    cause: Cause
+    reason: str
+
+
+def demanded(must_occur: Iterable[str], vacuous_without: Iterable[str], limits: Limits) -> tuple[str, ...]:
+    """The labels that must occur within ``limits``: all that the law is vacuous without, and the others if they can."""
+    possible = (
+        label for label in must_occur if not limits.against(label) and not (limits.own and LABELS[label].of_model)
+    )
+    return tuple(dict.fromkeys((*vacuous_without, *possible)))
+
+
+def missing(labels: Iterable[str], census: Mapping[str, int]) -> tuple[str, ...]:
+    """Those that no judged case had."""
+    return tuple(label for label in labels if not census.get(label))
+
+
+def shortfall(labels: Iterable[str], limits: Limits, of: Judged) -> Shortfall | None:
+    """What is short of what a verdict takes: judged cases, or ones with the demanded ``labels``; None if nothing is."""
+    never = missing(labels, of.census)
+    if of.enough and not never:
+        return None
+    why = _restrictions(never, limits, of)
+    cause: Cause = "budget" if of.spent else "restriction" if why else "drawing"
+    lines = [f"judged {of.judged} of {of.wanted} cases at least; {of.rejected + of.unfit} rejected"]
+    if of.enough:
+        lines = [f"{of.judged} cases judged; {of.rejected + of.unfit} rejected"]
+    lines[0] += f", most often: {of.most_often}" if of.most_often else ""
+    lines += [f"  never   {LABELS[label].words}: without it the law says nothing" for label in never]
+    lines += [f"  because {reason}" for reason in (("the budget was spent",) if of.spent else why)]
+    return Shortfall(cause, "\n".join([*lines, f"  next    {_NEXT[cause]}"]))
+
+
+_NEXT: Final[Mapping[Cause, str]] = {
+    "budget": "give it a larger --budget, or choose fewer laws with --law",
+    "restriction": "lift what restricts the cases, or leave this law out (--law): nothing is claimed of it",
+    "drawing": "report it as an error of fsdpcheck, which draws or proves too little here; nothing is claimed",
+}
+
+
+def _restrictions(never: Iterable[str], limits: Limits, of: Judged) -> list[str]:
+    """What adapter or user keep out; nothing where what is drawn is rejected for its numbers alone."""
+    found = [reason for label in never if (reason := limits.against(label))]
+    told = limits.avoided and not any(reason.startswith("avoided") for reason in found)
+    avoided = [f"avoided: {', '.join(sorted(limits.avoided))}"] * bool(told)
+    if of.unfit > of.rejected:
+        found += ["of most cases the law says nothing on what the adapter accepts and shows", *avoided]
+    elif never and of.enough:
+        found += avoided
+    if limits.own:
+        found.append("the model is your own")
+    return list(dict.fromkeys(found))
