@@ -8,9 +8,9 @@ from torch import Tensor
 
 from fsdpcheck import observers
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
-from fsdpcheck.checks.shards import assert_covered
+from fsdpcheck.checks.shards import _place, assert_covered
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.errors import NotApplicable, UsageError, Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.runner import Run
 
@@ -61,9 +61,31 @@ def test_an_element_on_two_ranks_is_found(engine: SimulatedEngine) -> None:
 
 
 def test_zeros_beyond_the_padding_are_found(engine: SimulatedEngine) -> None:
+    execution = executed(engine)
+    for rank in (0, 2):
+        held(execution, rank, "after_init").append(torch.zeros(3))
     with pytest.raises(Violation, match="a rank holds what no parameter has") as caught:
-        assert_covered(executed(engine, padding=False))
+        assert_covered(execution)
     assert "no parameter = 0.0" in caught.value.where
+
+
+def test_what_may_be_padding_is_no_element_where_none_is_shown(engine: SimulatedEngine) -> None:
+    """Zeros, and values that no parameter has, such as a buffer that nobody has filled."""
+    with pytest.raises(NotApplicable, match="may be padding: show it"):
+        assert_covered(executed(engine, padding=False))
+    execution = executed(engine, "fully_shard", padding=False)
+    held(execution, 0, "after_init").append(torch.tensor([float("nan"), 42.0]))
+    with pytest.raises(NotApplicable, match="2 elements are held"):
+        assert_covered(execution)
+    held(execution, 0, "after_init").append(held(execution, 0, "after_init")[0].clone())
+    with pytest.raises(Violation, match=r"lies on several ranks|what no parameter has"):
+        assert_covered(execution)
+
+
+def test_an_element_of_the_harness_itself_is_called_so() -> None:
+    only = {"instrument.weight": torch.tensor([[7.0]])}
+    assert _place(7.0, only) == "instrument.weight[0, 0] (the harness's own gauge layer, beside every model)"
+    assert _place(7.0, only | {"units.0.weight": torch.tensor([7.0])}) == "units.0.weight[0]"
 
 
 def test_whole_copies_are_called_so(engine: SimulatedEngine) -> None:

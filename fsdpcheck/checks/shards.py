@@ -18,7 +18,7 @@ from fsdpcheck import models
 from fsdpcheck.checks.comparing import alike, number
 from fsdpcheck.checks.matched import trained_names
 from fsdpcheck.checks.recorded import completed
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.errors import NotApplicable, UsageError, Violation
 from fsdpcheck.execution import Execution, RankResult
 from fsdpcheck.observers import HELD, PADDING
 
@@ -31,13 +31,15 @@ def assert_covered(execution: Execution) -> None:
 
     After construction and after every step, as ``observers.held`` saw it. Besides, ranks may hold each frozen element
     once, and as many zeros as ``observers.padding`` showed padding. What no rank holds, or what one holds too often, is
-    a violation; where in a shard an element lies is not looked at.
+    a violation; where in a shard an element lies is not looked at. Raises NotApplicable where no padding is shown and
+    all that is held beyond the elements may be padding: zeros, or values that no parameter has.
     """
     ranks = completed(execution)
     size = execution.request.case.mesh.dp_shard
     for first in range(0, len(ranks), size):
-        for moment, shown, held in _moments(execution, ranks[first : first + size]):
-            _require_once(execution, shown, held, f"{moment}, ranks {first} to {first + size - 1}")
+        replica = ranks[first : first + size]
+        for moment, shown, held in _moments(execution, replica):
+            _require_once(execution, shown, held, _padding(replica), f"{moment}, ranks {first} to {first + size - 1}")
     for result in ranks[size:]:
         _require_same(ranks[result.rank % size], result)
 
@@ -63,7 +65,11 @@ def _held(result: RankResult) -> dict[tuple[int, str], list[Tensor]]:
 
 
 def _require_once(
-    execution: Execution, shown: Mapping[str, Tensor], held: Sequence[Sequence[Tensor]], where: str
+    execution: Execution,
+    shown: Mapping[str, Tensor],
+    held: Sequence[Sequence[Tensor]],
+    padding: int | None,
+    where: str,
 ) -> None:
     names = trained_names(execution.request.case)
     wanted = _elements(shown[name] for name in names)
@@ -77,7 +83,12 @@ def _require_once(
             wanted="every element on one rank",
             where=f"{where}, {_place(value, shown)} = {number(value)}",
         )
-    extra = found - wanted - frozen - Counter({0.0: _padding(execution)})
+    extra = found - wanted - frozen - Counter({0.0: padding or 0})
+    if extra and padding is None and all(value == 0 or value not in wanted for value in extra):
+        raise NotApplicable(
+            f"{extra.total()} elements are held that may be padding: show it (Observed.shards, Features.observables),"
+            " or leave it out of local_tensors"
+        )
     if extra:
         value, whole = next(iter(extra)), all(_elements(own) >= wanted for own in held)
         raise Violation(
@@ -108,20 +119,21 @@ def _elements(tensors: Iterator[Tensor] | Sequence[Tensor]) -> Elements:
     return Counter(value for tensor in tensors for value in tensor.flatten().tolist())
 
 
-def _padding(execution: Execution) -> int:
-    """How many elements of padding all ranks showed after construction."""
+def _padding(ranks: Sequence[RankResult]) -> int | None:
+    """How many elements of padding the ranks showed after construction; None if they show none at all."""
     seen = [
         value
-        for result in execution.ranks
+        for result in ranks
         for name, moment, _, value in result.observations
         if name == PADDING and moment == "after_init"
     ]
-    return sum(padding.numel() for each in seen for padding in each.values())
+    return sum(padding.numel() for each in seen for padding in each.values()) if seen else None
 
 
 def _place(value: float, shown: Mapping[str, Tensor]) -> str:
-    """The first element that has a value."""
-    for name, tensor in shown.items():
+    """The first element that has a value, of the model's own parameters if one of them has it."""
+    for name, tensor in sorted(shown.items(), key=lambda named: "instrument" in named[0]):
         if bool((tensor == value).any()):
-            return f"{name}{(tensor == value).nonzero()[0].tolist()}"
+            of_harness = " (the harness's own gauge layer, beside every model)" if "instrument" in name else ""
+            return f"{name}{(tensor == value).nonzero()[0].tolist()}{of_harness}"
     return "no parameter"
