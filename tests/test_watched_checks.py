@@ -52,6 +52,13 @@ def test_memory_that_is_not_steady_is_found(steps: tuple[tuple[int, int], ...], 
         watched_checks.assert_steady_memory(held(*steps))
 
 
+def test_a_step_in_which_a_rank_runs_no_layer_has_no_peak() -> None:
+    values = [(-1, ("at rest", 10)), (0, ("at rest", 10)), (1, ("in a step", 30)), (1, ("at rest", 10))]
+    watched_checks.assert_steady_memory(noted(watchers.HELD, *values))
+    with pytest.raises(Violation, match="held between steps"):
+        watched_checks.assert_steady_memory(noted(watchers.HELD, *values[:-1], (1, ("at rest", 12))))
+
+
 def test_a_run_without_the_watcher_is_refused() -> None:
     with pytest.raises(UsageError, match="noted no memory"):
         watched_checks.assert_steady_memory(noted(watchers.CALLS, (0, ("forward", ""))))

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fsdpcheck import models, watchers
+from fsdpcheck import layouts, models, watchers
 from fsdpcheck.checks.recorded import completed
-from fsdpcheck.errors import NotExact, UsageError, Violation
+from fsdpcheck.errors import NotApplicable, UsageError, Violation
 from fsdpcheck.execution import Execution
 
 _ROOT = ""
@@ -36,8 +36,8 @@ class Event:
 def assert_scheduled(execution: Execution) -> None:
     """At each layer no inner unit is gathered but those that the schedule has gathered then.
 
-    Raises NotExact for a case of several shards and inner units in which no unit is ever seen gathered: then modules do
-    not show what is, and nothing can be said.
+    Raises NotApplicable for a case of several shards and inner units in which no unit is ever seen gathered: then
+    modules do not show what is, and nothing can be said.
     """
     case, seen = execution.request.case, False
     for where, events in _passes(execution):
@@ -51,7 +51,7 @@ def assert_scheduled(execution: Execution) -> None:
             if extra := event.gathered - allowed:
                 raise _held(event, extra, allowed, where, case.mesh.reshard_after_forward)
     if not seen and case.mesh.dp_shard > 1 and case.model.unit_count:
-        raise NotExact("no unit is seen gathered: the model's own modules do not show it")
+        raise NotApplicable("no unit is seen gathered: the model's own modules do not show it")
 
 
 def _next(unit: str, phase: list[Event]) -> str:
@@ -85,6 +85,8 @@ def _passes(execution: Execution) -> Iterator[tuple[str, list[Event]]]:
         for step in range(len(rank.steps)):
             noted = [note for name, _, at, note in rank.observations if name == watchers.GATHERED and at == step]
             calls = [place for place, (kind, *_) in enumerate(noted) if kind == "call"]
+            if not calls and not any(layouts.indices(case, step)[rank.rank]):
+                continue  # without samples a rank may leave its model alone
             if not calls:
                 raise UsageError("the run noted no calls of the model; next: run it with watchers.GATHERED")
             for number, (first, after) in enumerate(pairwise([*calls, len(noted)])):
