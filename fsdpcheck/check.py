@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 from hypothesis.errors import Unsatisfiable
 
-from fsdpcheck import coverage
+from fsdpcheck import adapters, coverage
 from fsdpcheck.adapters._base import WITHOUT_MODEL
 from fsdpcheck.case import Case
 from fsdpcheck.engines.base import TORCHRUN
@@ -95,7 +95,7 @@ def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None,
 def _not_asked(law: Law, run: Run, asked: tuple[int, ...]) -> Verdict | None:
     """What is said of a law of which no case is drawn on the numbers of ranks ``asked``; None where some are."""
     features, sizes, vain = run.features, sizes_for(law, asked), ""
-    reason = law.not_promised(run.adapter.features) or _avoided(law, run)
+    reason = law.not_promised(adapters.features(run.adapter_ref)) or _avoided(law, run)
     if not reason and max(asked) < law.says_on:
         vain = f"the law says nothing on fewer than {law.says_on} ranks, asked were {', '.join(map(str, asked))}"
     elif not reason and features.max_world_size is not None and features.max_world_size < min(sizes):
@@ -116,8 +116,8 @@ def _avoided(law: Law, run: Run) -> str:
 
 
 def _limits(run: Run, world_sizes: tuple[int, ...]) -> coverage.Limits:
-    accepts = run.features.accepts
-    return coverage.Limits(accepts, world_sizes, run.adapter.features.accepts - accepts, run.own is not None)
+    accepts, all_accepted = run.features.accepts, adapters.features(run.adapter_ref).accepts
+    return coverage.Limits(accepts, world_sizes, all_accepted - accepts, run.own is not None)
 
 
 def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import hypothesis
 from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 
-from fsdpcheck import census, coverage, evidence, refusals, undetermined, uninitialised
+from fsdpcheck import adapters, census, coverage, evidence, refusals, undetermined, uninitialised
 from fsdpcheck.case import Case
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.errors import (
@@ -323,7 +323,7 @@ class Judging:
     @property
     def _never(self) -> tuple[str, ...]:
         """What the law names and no judged case was, in words."""
-        accepts = self.run.adapter.features.accepts  # what it does not accept is told once for all laws
+        accepts = adapters.features(self.run.adapter_ref).accepts  # what it does not accept is told once for all laws
         labels = dict.fromkeys((*self.law.vacuous_without, *self.law.must_occur))
         named = [label for label in labels if coverage.LABELS[label].traits <= accepts]
         return tuple(coverage.LABELS[label].words for label in coverage.missing(named, self.census))

@@ -38,7 +38,8 @@ def _statement(found: Law) -> str:
         "promises": ", ".join((found.promise, *sorted(found.needs_promises))),
         "observables": ", ".join(sorted(found.observe)),
         "traits": ", ".join(sorted(found.needs_traits)) or "none",
-        "ranks": f"{found.ranks} or more",
+        "ranks": f"{found.fewest} or more",
+        "must occur": "; ".join([*(f"{label} (always)" for label in found.vacuous_without), *found.must_occur]) or "-",
     }
     lines = (*(f"{name:<11}  {value}" for name, value in asked.items()), "", found.statement.strip())
     return f"{found.name}\n" + textwrap.indent("\n".join(lines), "  ")
