@@ -75,6 +75,16 @@ def test_a_unit_that_stays_gathered_is_found(case: Case, place: int, held: str, 
     assert found.value.cause == f"a unit is not freed when its {over} is over"
 
 
+def test_a_rank_without_samples_may_leave_its_model_alone() -> None:
+    """But no rank that has some."""
+    idle = replace(FREED, layout=BatchLayout("ragged", 2, counts=(2, 0)))
+    execution = events(idle, *FORWARD, *BACKWARD)
+    execution.ranks[1] = RankResult(1, {}, [StepRecord({})])
+    assert_scheduled(execution)
+    with pytest.raises(UsageError, match="noted no calls of the model"):
+        assert_scheduled(replace(execution, request=RunRequest(FREED, "x")))
+
+
 def test_modules_that_show_nothing_gathered_say_nothing() -> None:
     silent = [(kind, unit, "") for kind, unit, _ in FORWARD]
     with pytest.raises(NotExact, match="no unit is seen gathered"):

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import fsdpcheck
-from fsdpcheck import guard, leftovers
+from fsdpcheck import guard, leftovers, pytest_plugin
+from fsdpcheck.report import unjudged
+from fsdpcheck.verdict import Verdict
 
 TOYS = Path(__file__).parent / "toys"
 TOY = f"{TOYS / 'laws.py'}:adapter"
@@ -51,6 +53,16 @@ def test_laws_are_tests_and_are_accounted_for(chapter: pytest.Pytester, parallel
             "*SKIPPED*not promised: no promise 'private': a toy has no secrets*",
         ]
     )
+
+
+def test_too_few_cases_fail_and_are_no_check_that_ran() -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"TOO FEW CASES: a\.law on x\n  judged 1 of 15"):
+        pytest_plugin._conclude(Verdict("a.law", "x", "too few cases", 1, reason="judged 1 of 15", exit_code=3))
+    account = pytest_plugin._Account()
+    for status in ("too few cases", "holds"):
+        account.add({"law": "a.law", "adapter": "x", "status": status, "cases": 1, "never": ["several ranks"]})
+    assert (account.verdicts.total(), account.ran) == (2, 1)
+    assert unjudged.never(account.never) == ["x: never judged: several ranks, in a.law"]
 
 
 @pytest.mark.parametrize("parallel", [("-p", "no:xdist"), ("-n", "2")])
