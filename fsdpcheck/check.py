@@ -44,9 +44,9 @@ def check_law(
     Where the cases lack a label that the law's must have, further ones are drawn for it. A law of fewer cases than the
     quick profile has, or of all where there are fewer, or without these labels, is "too few cases"; of ``most`` cases
     below that number no label is demanded.
-    ``on_case`` is called before each case runs. ``deadline`` (time.monotonic) stops drawing, never turns into a verdict
-    of its own. Without ``shrink`` a finding keeps the first case that breaks the law. Raises nothing but
-    KeyboardInterrupt: what goes wrong is in the verdict.
+    ``on_case`` is called before each case runs. ``deadline`` (time.monotonic) stops drawing; a law that has its
+    cases and labels then holds, with a note. Without ``shrink`` a finding keeps the first case that breaks the law.
+    Raises nothing but KeyboardInterrupt: what goes wrong is in the verdict.
     """
     asked = world_sizes or WORLD_SIZES[profile]
     unasked = _not_asked(law, run, asked)

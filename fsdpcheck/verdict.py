@@ -11,9 +11,7 @@ from typing import Any, Literal
 from fsdpcheck.errors import FINDING, HOLDS, INTERNAL, NO_PROGRESS, USAGE, Violation
 from fsdpcheck.excerpt import WHOLE, excerpt
 
-Status = Literal[
-    "holds", "finding", "not promised", "not asked", "no case", "too few cases", "not supported", "error"
-]
+Status = Literal["holds", "finding", "not promised", "not asked", "no case", "too few cases", "not supported", "error"]
 Confirmation = Literal["yes", "no", "not tried"]
 
 NOT_CHECKED = "not checked"
