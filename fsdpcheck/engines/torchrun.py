@@ -151,7 +151,7 @@ class StoreLink:
         return int(self._store.get(self._keys.said("pid")))
 
     def send(self, payload: bytes) -> None:
-        self._store.set(self._keys.to_worker(self._sent), payload)
+        _give(self._store, self._keys.to_worker(self._sent), payload)
         self._sent += 1
 
     def receive(self) -> bytes | None:
@@ -186,7 +186,7 @@ class _Relay:
         while self._link.exit_code() is None:
             connection.wait(self._link.sources(), timeout=_POLL_SECONDS)
             if (payload := self._link.receive()) is not None:
-                self._store.set(self._keys.to_driver(to_driver), payload)
+                _give(self._store, self._keys.to_driver(to_driver), payload)
                 to_driver += 1
             if (payload := _taken(self._store, self._keys.to_worker(to_worker))) is not None:
                 self._link.send(payload)
@@ -198,13 +198,27 @@ class _Relay:
 _POLL_SECONDS = 0.002
 
 
+_PIECE = 1 << 22
+"""Bytes of the largest value that is set at once: TCPStore (libuv) ends a connection that sends more than 8 MiB."""
+
+
+def _give(store: Any, key: str, payload: bytes) -> None:
+    """Set ``key`` to ``payload`` in pieces; the key itself says how many they are, and comes last."""
+    pieces = [payload[start : start + _PIECE] for start in range(0, len(payload), _PIECE)]
+    for number, piece in enumerate(pieces):
+        store.set(f"{key}/{number}", piece)
+    store.set(key, str(len(pieces)))
+
+
 def _taken(store: Any, key: str) -> bytes | None:
-    """The value of ``key``, which is removed, if it is there."""
+    """What was given as ``key``, which is removed, if it is there."""
     if not store.check([key]):
         return None
-    value = bytes(store.get(key))
-    store.delete_key(key)
-    return value
+    names = [f"{key}/{number}" for number in range(int(store.get(key)))]
+    payload = b"".join(bytes(store.get(name)) for name in names)
+    for name in (key, *names):
+        store.delete_key(name)
+    return payload
 
 
 def _control_store() -> Any:

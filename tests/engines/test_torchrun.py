@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch._C._distributed_c10d as c10d
 
 from fsdpcheck.engines import torchrun
 from fsdpcheck.errors import UsageError
@@ -34,3 +35,12 @@ def test_outside_torchrun_it_is_refused() -> None:
     assert not torchrun.is_under_torchrun()
     with pytest.raises(UsageError, match="torchrun --nproc-per-node"):
         torchrun.TorchrunEngine()
+
+
+def test_what_a_rank_sends_may_be_larger_than_the_store_takes_at_once() -> None:
+    """A reply of 17 MB, of a law about the distribution of noise, ended torchrun's store and with it the session."""
+    store = c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for payload in (b"", b"x", bytes(range(256)) * (1 << 16) + b"end"):
+        assert torchrun._taken(store, "key") is None
+        torchrun._give(store, "key", payload)
+        assert torchrun._taken(store, "key") == payload
