@@ -192,6 +192,15 @@ def test_list_names_what_there_is(what: str, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.strip()
 
 
+def test_variants_of_an_adapter_are_listed_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "adapters"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    own = next(place for place, line in enumerate(lines) if line.startswith("fully_shard "))
+    assert lines[own + 1] == "  fully_shard:by_the_book: fully_shard, recovering as documented"
+    listed = [line.split(": ")[0].strip() for line in lines if line.startswith("  ")]
+    assert all(adapters.load(ref).features.promises for ref in listed)
+
+
 def test_each_law_is_listed_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", "laws"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()

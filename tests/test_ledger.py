@@ -167,6 +167,14 @@ def test_a_wrong_value_is_no_one_elses_root() -> None:
     assert value.root != replace(value, adapter="mine").root
 
 
+def test_a_finding_of_one_trait_says_how_to_leave_it_out() -> None:
+    for kind, said in (("bias", "  avoid     --avoid bias leaves such cases out\n"), ("several ranks", "")):
+        when = f"only cases with {kind} fail: 9 of them; none of 21 others does"
+        text = finding.render([replace(FINDING, when=when)], 1, plain)
+        assert said in text
+        assert ("--avoid" in text) == bool(said)
+
+
 def test_a_finding_is_told_in_full() -> None:
     text = finding.render([FINDING], 3, plain)
     for line in (

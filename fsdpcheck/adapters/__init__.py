@@ -34,6 +34,19 @@ def default_names() -> tuple[str, ...]:
     return tuple(name for name in names() if name not in _EXTRAS)
 
 
+def variants(name: str) -> dict[str, str]:
+    """The other adapters in a built-in's file: what each is named by ("opacus:sound"), and its own name.
+
+    Raises what ``load`` raises.
+    """
+    module = references.imported(f"{__name__}.{name}", name, _KIND)
+    found = {key: made for key, made in vars(module).items() if not key.startswith("_") and key != "adapter"}
+    made = {
+        key: one for key, one in found.items() if not isinstance(one, type) and callable(getattr(one, "build", None))
+    }
+    return {f"{name}:{key}": one.name for key, one in made.items()}
+
+
 def is_builtin(ref: str) -> bool:
     """Whether ``ref`` names code of fsdpcheck itself; only such a name may come from a replay token."""
     name, _, variant = ref.partition(":")

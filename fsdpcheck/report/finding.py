@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator
+from typing import get_args
 
+from fsdpcheck.case import Trait
 from fsdpcheck.replay import command
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.verdict import Finding, Verdict
@@ -29,10 +32,17 @@ def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[s
     lines += _entry("cause", f"probably: {first.cause}") if first.cause else []
     lines += _entry("stage", first.stage) if first.stage else []
     lines += _entry("when", first.when) if first.when else []
+    lines += _entry("avoid", f"--avoid {trait} leaves such cases out") if (trait := _trait(first)) else []
     lines += [f"  confirmed on gloo: {first.confirmed}" + (f" ({first.note})" if first.note else "")]
     lines += [f"  replay with: {replay_command(first, installs)}"]
     lines += [f"  the same root breaks {other.law}: {replay_command(other, installs)}" for other in others]
     return "\n".join(lines)
+
+
+def _trait(finding: Finding) -> str:
+    """The trait that all cases have which break the law, and no other; "" where none is known."""
+    said = re.match(r"only cases with (\S+) fail", finding.when)
+    return said[1] if said is not None and said[1] in get_args(Trait) else ""
 
 
 def replay_command(finding: Finding, installs: Iterable[str] = ()) -> str:

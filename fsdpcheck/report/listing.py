@@ -46,7 +46,17 @@ def _statement(found: Law) -> str:
 
 
 def _adapters() -> str:
-    return "\n".join(f"{name:<14} {_promises(name)}" for name in adapters.names())
+    lines = []
+    for name in adapters.names():
+        lines += [f"{name:<14} {_promises(name)}", *_variants(name)]
+    return "\n".join(lines)
+
+
+def _variants(name: str) -> list[str]:
+    try:
+        return [f"  {ref}: {words}" for ref, words in adapters.variants(name).items()]
+    except AdapterError:  # as the line above says
+        return []
 
 
 def _promises(name: str) -> str:
