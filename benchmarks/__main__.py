@@ -37,6 +37,11 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "lines",
         "[N [LAW [FILE [REPORT,...]]]]: who promises each law, its cost, the planted faults that N cases of it kill",
     ),
+    "sessions": (
+        "sessions",
+        "lines",
+        "[MINUTES [FILE]] [--shard K/N]: sessions on implementations that misbehave; each must end and leave nothing",
+    ),
     "soak": ("soak", "lines", "[MINUTES [FILE]] [--shard K/N]: honest adapters on many cases; each alarm is an error"),
     "cpus": ("cpus", "lines", "[LAWS [ADAPTERS]]: are verdicts and tokens the same on other CPUs, emulated?"),
     "witnesses": ("witnesses", "lines", "[GLOB]: a case that kills each planted fault, into tests/witnesses.json"),

@@ -36,7 +36,7 @@ except KeyboardInterrupt:  # before the worker listens for it
 
 _LOOK_SECONDS: Final = 5.0
 """From one look at what a child has used up to the next."""
-_MORE_THAN_A_RUN: Final = 3.0
+MORE_THAN_A_RUN: Final = 3.0
 """How much more a child may use up between two events than an engine lets a run use up, which tells more of it.
 
 This is for all else: an import that never ends, C code that never lets Python run."""
@@ -196,7 +196,7 @@ class Crew:
         self._started = 0
         self._mark = f"{os.getpid()}.{time.monotonic_ns()}"
         self._others = leftovers.children()
-        self._limit = Limit(_MORE_THAN_A_RUN * LIMIT_SECONDS, _MORE_THAN_A_RUN * TIMES_THE_LONGEST)
+        self._limit = Limit(MORE_THAN_A_RUN * LIMIT_SECONDS, MORE_THAN_A_RUN * TIMES_THE_LONGEST)
 
     def start(self, main: str, arguments: Sequence[str]) -> Child:
         """Start a child; numbers begin at 0 and are never used again."""
@@ -218,8 +218,9 @@ class Crew:
                 has_ended = child.has_ended  # before reading: nothing comes after it
                 was_silent = child.silent
                 events = child.read()
-                if events:
+                if events and events[0]["event"] != "plan":  # before it torch is imported: that is no measure
                     self._limit.learn(child.spent.seconds)
+                if events:
                     child.watched(self._limit)
                 yield from ((child, event) for event in events)
                 if child.silent and not was_silent:

@@ -12,15 +12,21 @@ pytest-xdist reports, and processes that have threads or children already.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
+import select
 import signal
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
 from fsdpcheck import leftovers
+from fsdpcheck.children import MORE_THAN_A_RUN
+from fsdpcheck.engines._spent import LIMIT_SECONDS, Limit, Spent, processor_seconds, sleep_of
 
 FAILED, USAGE = 1, 4
 """Exit codes of pytest."""
@@ -28,6 +34,12 @@ _BY_ITSELF: Final = ("pytest", "py.test", "__main__.py")
 """Names of the files that pytest is started by as a program."""
 _FINISHED: Final = "finished"
 _SET_PARENT_DEATH_SIGNAL: Final = 1
+_LOOK_SECONDS: Final = 5.0
+"""From one look at the session's process to the next."""
+_LEAVING_SECONDS: Final = 10.0
+"""How long the process of a finished session may take to end; no verdict depends on it."""
+_STACK_SECONDS: Final = 2.0
+"""How long stacks are waited for."""
 
 
 class Guarded:
@@ -59,13 +71,15 @@ def guarded(released: Callable[[], object]) -> Guarded | None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     read, write = os.pipe()
+    stacks = tempfile.TemporaryFile()  # noqa: SIM115 - open for as long as both processes live
     child = os.fork()
     if child:
         os.close(write)
         released()
         with leftovers.adopting():
-            _wait(child, read)
+            _Session(child, read, stacks.fileno()).wait()
     os.close(read)
+    faulthandler.register(signal.SIGUSR2, stacks)
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
     return Guarded(write)
@@ -79,29 +93,83 @@ def _is_possible() -> bool:
     return len(list(tasks.iterdir())) == 1 and not leftovers.children()
 
 
-def _wait(child: int, pipe: int) -> NoReturn:
-    """Wait for the session's process, end what it has left, and end as the session did."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child as well
-    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    leftovers.end_group_of_orphans(child)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    os.set_blocking(pipe, False)
-    told = b""
-    with suppress(BlockingIOError):
-        while chunk := os.read(pipe, 1 << 16):
-            told += chunk
-    ending, words = judged(code, told.decode(errors="replace").splitlines())
-    if words:
-        os.write(2, words.encode())
-    os._exit(ending)
+class _Session:
+    """The guard's side: one child, what it has told, and what it has used up since."""
+
+    def __init__(self, child: int, pipe: int, stacks: int) -> None:
+        self._child, self._pipe, self._stacks = child, pipe, stacks
+        self._told: list[str] = []
+        self._why, self._until = "", float("inf")
+        os.set_blocking(pipe, False)
+        self._begin_anew()
+
+    def wait(self) -> NoReturn:
+        """Wait for the session's process, end what it has left, and end as the session did."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child as well
+        signal.signal(signal.SIGTERM, lambda number, frame: os.kill(self._child, number))
+        ended, poll = os.pidfd_open(self._child), select.poll()
+        for source in (ended, self._pipe):
+            poll.register(source, select.POLLIN)
+        while ended not in (ready := dict(poll.poll(1000 * _LOOK_SECONDS))):
+            if self._pipe in ready and not self._hear():
+                poll.unregister(self._pipe)
+            self._look()
+        self._hear()
+        leftovers.end_group_of_orphans(self._child)
+        code = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+        ending, words = judged(code, self._told, self._why)
+        if words:
+            os.write(2, words.encode())
+        os._exit(ending)
+
+    def _hear(self) -> bool:
+        """Read what it has told; False at the end of the pipe."""
+        told, chunk = b"", b"-"
+        with suppress(BlockingIOError):
+            while chunk := os.read(self._pipe, 1 << 16):
+                told += chunk
+        if told:
+            self._told = told.decode(errors="replace").splitlines()[-1:]
+            self._begin_anew()
+            if self._told[0].startswith(_FINISHED):
+                self._until = time.monotonic() + _LEAVING_SECONDS
+        return bool(chunk)
+
+    def _begin_anew(self) -> None:
+        child, limit = self._child, Limit(MORE_THAN_A_RUN * LIMIT_SECONDS)
+        self._spent = Spent(
+            limit, lambda: processor_seconds(child), lambda: sleep_of(f"/proc/{child}/task/{child}"), _LOOK_SECONDS
+        )
+
+    def _look(self) -> None:
+        """Set it going again if something in it has stopped it; end it if it never came back, or does not leave."""
+        if os.waitid(os.P_PID, self._child, os.WSTOPPED | os.WNOHANG) is not None:
+            os.kill(self._child, signal.SIGCONT)
+        if self._spent.is_due:
+            self._spent.look()
+        if why := self._spent.exceeded:
+            self._why = f"{why}\n{self._told_stacks()}"
+        if why or time.monotonic() > self._until:
+            os.kill(self._child, signal.SIGKILL)
+
+    def _told_stacks(self) -> str:
+        os.kill(self._child, signal.SIGUSR2)
+        until = time.monotonic() + _STACK_SECONDS
+        while not (told := os.pread(self._stacks, 1 << 16, 0)).endswith(b"in <module>\n") and time.monotonic() < until:
+            time.sleep(_STACK_SECONDS / 100)
+        return told.decode(errors="replace").rstrip()
 
 
-def judged(code: int, told: list[str]) -> tuple[int, str]:
-    """The exit code, and what is said, of a session whose process ended with ``code`` and had ``told`` so much."""
+def judged(code: int, told: list[str], why: str = "") -> tuple[int, str]:
+    """The exit code, and what is said, of a session whose process ended with ``code`` and had ``told`` so much.
+
+    ``why``: what it had used up when it was ended because it never came back.
+    """
     last = told[-1] if told else "its start"
     if last.startswith(_FINISHED):
-        return code or int(last.split()[1]), ""
+        return code if code > 0 else int(last.split()[1]), ""
+    if why:
+        return FAILED, f"\nfsdpcheck: no progress during {last}: {why}\n"
     if code > 0:
         return code, ""
     how = f"with code {code}" if code == 0 else f"by signal {-code}"

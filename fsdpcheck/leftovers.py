@@ -72,7 +72,7 @@ def clear(leader: int, mark: str, known: frozenset[int] | None = None) -> int:
 
     def belongs(entry: Entry) -> bool:
         orphaned = known is not None and entry.parent == me and entry.pid not in known
-        return entry.session == leader or orphaned or sought in _environment(entry.pid)
+        return entry.session == leader or orphaned or sought in environment(entry.pid)
 
     if leader != me:
         _kill(leader)
@@ -156,7 +156,8 @@ def _await(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-def _environment(pid: int) -> bytes:
+def environment(pid: int) -> bytes:
+    """What the process had in its environment when it began, or was forked from had; empty where that is not told."""
     try:
         return (_PROC / str(pid) / "environ").read_bytes()
     except OSError:  # of another user, or gone

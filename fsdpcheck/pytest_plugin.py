@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _PLAN = pytest.StashKey[Plan]()
 _LEFT = pytest.StashKey[set[threading.Thread]]()
 """Threads, no daemons, that were started while laws were checked."""
+_GUARDED = pytest.StashKey["Guarded"]()
 _ACCOUNT = pytest.StashKey["_Account"]()
 _PROPERTY = "fsdpcheck"
 _NOT_RUN = ("not promised", "not asked", "no case", "too few cases", "not supported")
@@ -66,6 +67,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         session = guarded(lambda: capture and capture.suspend_global_capture(in_=True))
         if session is not None:
             session.at(f"the import of {', '.join(theirs)}")
+            config.stash[_GUARDED] = session
             config.pluginmanager.register(_Told(session))
 
 
@@ -159,7 +161,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     plan = pyfuncitem.config.stash[_PLAN]
     bound: Any = pyfuncitem.funcargs["run"]
     before = set(threading.enumerate())
-    verdict = check_law(law, bound, plan.profile, plan.world_sizes)
+    watched = pyfuncitem.config.stash.get(_GUARDED, None)
+    beat = None if watched is None else lambda *case: watched.at(pyfuncitem.nodeid)
+    verdict = check_law(law, bound, plan.profile, plan.world_sizes, on_case=beat)
     left = {thread for thread in threading.enumerate() if not thread.daemon} - before
     pyfuncitem.config.stash.setdefault(_LEFT, set()).update(left)
     told = {name: getattr(verdict, name) for name in ("law", "status", "cases", "rejected", "adapter", "never")}

@@ -13,8 +13,19 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Final
 
-LIMIT_SECONDS: Final = 600.0
-"""What a run may use up at least."""
+from fsdpcheck.errors import UsageError
+
+
+def _limit_seconds() -> float:
+    given = os.environ.get("FSDPCHECK_LIMIT_SECONDS", "600")
+    try:
+        return float(given)
+    except ValueError:
+        raise UsageError(f"FSDPCHECK_LIMIT_SECONDS is {given!r}; wanted a number of seconds") from None
+
+
+LIMIT_SECONDS: Final = _limit_seconds()
+"""What a run may use up at least: 600, or what the environment says in FSDPCHECK_LIMIT_SECONDS."""
 TIMES_THE_LONGEST: Final = 20.0
 """A run may use up so many times what the longest one before it did."""
 LOOK_SECONDS: Final = 0.1
@@ -95,7 +106,9 @@ def sleep_of(task: str) -> str:
     """Something that is the same twice only if the thread of the folder ``task`` of /proc slept in between."""
     try:
         with open(f"{task}/schedstat", encoding="ascii") as clock, open(f"{task}/stat", encoding="utf-8") as stat:
-            if stat.read().rpartition(")")[2].split()[0] in "SD":
+            if (
+                stat.read().rpartition(")")[2].split()[0] in "SDTt"
+            ):  # a stopped thread moves no more than a sleeping one
                 return clock.read().split()[0]
     except OSError:  # it is gone, or the system does not tell: nothing is known of its sleep
         pass
