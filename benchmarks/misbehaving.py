@@ -169,11 +169,10 @@ HARMLESS: Final = frozenset(
     }
 )
 """``holds_...`` on all ranks alone. Who stops is set going again where somebody looks after it."""
-_done: set[int] = set()
 
 
 class _Trainer:
-    def __init__(self, model: nn.Module, setup: Setup, act: Action) -> None:
+    def __init__(self, model: nn.Module, setup: Setup, act: Action | None) -> None:
         self.model, self.setup, self._act = model, setup, act
         self.optimizer = setup.optimizer(model.parameters())
 
@@ -182,7 +181,9 @@ class _Trainer:
         for micro in batch.micro_batches:
             losses = self.setup.loss(self.model(micro.inputs), micro.targets)
             torch.autograd.backward(losses.sum() * batch.loss_scale)
-        self._act()
+        if self._act is not None:
+            self._act()
+        self._act = None
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             dist.all_reduce(parameter.grad)
@@ -194,7 +195,7 @@ class _Trainer:
 
 
 class Misbehaving:
-    """Ranks of which some do ``act`` in the first step that this process takes with them."""
+    """Ranks of which some do ``act`` in the first step of each training."""
 
     def __init__(self, name: str, act: Action, who: str) -> None:
         self.name, self._act, self._who = name, act, who
@@ -202,13 +203,7 @@ class Misbehaving:
 
     def build(self, model: nn.Module, setup: Setup) -> _Trainer:
         does = {"one": setup.rank == 1, "first": setup.rank == 0, "all": True}[self._who]
-
-        def act() -> None:
-            if does and setup.rank not in _done:
-                _done.add(setup.rank)
-                self._act()
-
-        return _Trainer(model, setup, act)
+        return _Trainer(model, setup, self._act if does else None)
 
 
 def __getattr__(name: str) -> Misbehaving:

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ from fsdpcheck import leftovers
 RECORD: Final = Path(__file__).parent / "sessions.jsonl"
 WAYS: Final = ("simulated", "processes", "pytest")
 LIMIT, GUARD = 12, 400
+_ENDING: Final = 5.0
+"""How long what helped a session (servers of multiprocessing) may take to see that it is over."""
 _FILE: Final = Path(misbehaving.__file__)
 _MARK: Final = "FSDPCHECK_BENCHMARK"
 
@@ -77,7 +80,8 @@ def session(what: str, way: str) -> dict[str, Any]:
     row |= {"processes": len(left), "shared memory": len(_shared_memory() - shared)}
     row["json"] = way == "pytest" or (folder / "report.json").exists()
     for pid in left:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     ours = {"out", "report.json", "report.json.journal"}
     row["folders"] = sum(path.name not in ours and path.name.startswith("fsdpcheck") for path in folder.iterdir())
     row["said"] = (folder / "out").read_bytes()[-2000:].decode(errors="replace") if wrong(row) else ""
@@ -127,8 +131,13 @@ def _command(what: str, way: str, folder: Path) -> list[str]:
 
 
 def _left(mark: str) -> list[int]:
-    sought = f"{_MARK}={mark}\0".encode()
-    return [entry.pid for entry in leftovers.living() if sought in leftovers.environment(entry.pid)]
+    """Processes of the session that live on, and not only for the moment that a process takes to end."""
+    sought, until = f"{_MARK}={mark}\0".encode(), time.monotonic() + _ENDING
+    while left := [entry.pid for entry in leftovers.living() if sought in leftovers.environment(entry.pid)]:
+        if time.monotonic() > until:
+            break
+        time.sleep(_ENDING / 100)
+    return left
 
 
 def _shared_memory() -> set[str]:
