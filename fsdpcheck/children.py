@@ -67,6 +67,8 @@ class Child:
         """Did it say that it is done? Otherwise its end is its death."""
         self.silent = False
         """Is there nothing more to read from it?"""
+        self.idle = False
+        """Does it wait for work that there is not yet?"""
         self.pipe, write = os.pipe()
         os.set_blocking(self.pipe, False)
         read, self._feed = os.pipe()
@@ -93,13 +95,13 @@ class Child:
 
     def watched(self, limit: Limit) -> None:
         """Begin anew to count what it uses up."""
-        pid = self.process.pid
+        self._limit, pid = limit, self.process.pid
         task = f"/proc/{pid}/task/{pid}"
         self.spent = Spent(limit, lambda: processor_seconds(pid), lambda: sleep_of(task), _LOOK_SECONDS)
 
     def never_came_back(self) -> str:
         """Why it should be ended, with its stacks; "" while it may go on."""
-        if not self.spent.is_due:
+        if self.idle or not self.spent.is_due:
             return ""
         self.spent.look()
         why = self.spent.exceeded
@@ -117,6 +119,8 @@ class Child:
 
     def give(self, data: object) -> None:
         """Send ``data``; to a dead child it goes nowhere, for its death is seen at its pipe."""
+        self.idle = False
+        self.watched(self._limit)
         with suppress(BrokenPipeError):
             os.write(self._feed, json.dumps(data).encode() + b"\n")
 

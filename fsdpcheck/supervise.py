@@ -177,6 +177,7 @@ class _Supervised:
         if pair is not None:
             child.give(pair)
         elif self._agenda:
+            child.idle = True
             self._waiting.append(child)
         else:
             child.dismiss()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing import connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +99,24 @@ def test_a_process_that_never_comes_back_is_no_progress(
     assert vain.reason == "not checked: its ranks made no progress in toy.waits"
     assert (waits.exit_code, vain.exit_code, ledger.exit_code) == (4, 4, 4)
     assert [child.process.returncode for child in started] == [-signal.SIGKILL]
+
+
+def test_a_process_that_waits_for_work_may_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fsdpcheck").mkdir()
+    (tmp_path / "fsdpcheck" / "__init__.py").touch()
+    (tmp_path / "fsdpcheck" / "worker.py").write_text("raise SystemExit\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    child = children.Child(0, "main", ())
+    child.watched(Limit())
+    monkeypatch.setattr(child, "spent", SimpleNamespace(is_due=True, look=lambda: True, exceeded="much"))
+    monkeypatch.setattr(child, "_told_stacks", lambda: "stacks")
+    assert child.never_came_back().endswith("stacks")
+    child.idle = True
+    assert child.never_came_back() == ""
+    child.give("work")
+    assert not child.idle
+    connection.wait([child.exit])
+    child.death()
 
 
 def test_an_adapter_that_ends_its_process_at_its_import_is_at_fault(tmp_path: Path) -> None:
