@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -126,7 +126,8 @@ class _ThreadLocalWorld(threading.local):
     c10d asks a dozen times a collective, and here an answer costs a tenth.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, enter: Callable[[], object]) -> None:
+        enter()
         self.default_pg: Any = None
         self.pg_map: dict[Any, Any] = {}
         self.pg_names: dict[Any, str] = {}
@@ -139,9 +140,12 @@ class _ThreadLocalWorld(threading.local):
         self.comms: list[Any] = []
 
 
-def thread_local_world() -> object:
-    """A stand-in for c10d's ``_world`` that gives each thread process groups of its own. Tried: 2.13.0."""
-    return _ThreadLocalWorld()
+def thread_local_world(enter: Callable[[], object]) -> object:
+    """A stand-in for c10d's ``_world`` that gives each thread process groups of its own. Tried: 2.13.0.
+
+    ``enter`` is called on each thread that asks for them, before it gets any, and may raise.
+    """
+    return _ThreadLocalWorld(enter)
 
 
 @contextmanager
@@ -163,6 +167,19 @@ def isolated_threads(world: object) -> Iterator[None]:
 
 
 @contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """While open, ``owner`` has these attributes in place of its own."""
+    kept = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(owner, name, value)
+
+
+@contextmanager
 def meshes_of_ranks(rank: Callable[[], int | None]) -> Iterator[None]:
     """While open, a device mesh made where ``rank()`` is a number equals the meshes of that rank only.
 
@@ -174,7 +191,6 @@ def meshes_of_ranks(rank: Callable[[], int | None]) -> Iterator[None]:
     from torch.distributed.device_mesh import DeviceMesh
 
     kind: Any = DeviceMesh
-    kept = {name: getattr(kind, name) for name in ("__init__", "__setstate__")}
 
     def belonging(method: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(method)
@@ -185,26 +201,17 @@ def meshes_of_ranks(rank: Callable[[], int | None]) -> Iterator[None]:
 
         return call
 
-    for name, method in kept.items():
-        setattr(kind, name, belonging(method))
-    try:
+    with replaced(kind, __init__=belonging(kind.__init__), __setstate__=belonging(kind.__setstate__)):
         yield
-    finally:
-        for name, method in kept.items():
-            setattr(kind, name, method)
-
-
-class Rendezvous(Protocol):
-    """Where a rank meets the others when it initialises torch.distributed itself."""
-
-    def __call__(self, url: str, rank: int, world_size: int) -> tuple[Any, int, int]:
-        """The store, and the rank and the number of ranks, of which -1 stands for the usual."""
 
 
 @contextmanager
-def groups_of_ranks(rank: Callable[[], int | None], meet: Rendezvous) -> Iterator[None]:
+def groups_of_ranks(
+    rank: Callable[[], int | None], meet: Callable[[str, int, int], tuple[Any, int, int]]
+) -> Iterator[None]:
     """While open, whatever backend and init_method a rank asks for, its process groups are those of ``BACKEND``.
 
+    ``meet(url, rank, number of ranks)``, of which -1 stands for the usual, gives the store and both numbers.
     A backend of torch would block the one thread that runs. "mpi", which is not built, and "fake", which reaches
     nobody, stay what they are. Tried: 2.13.0; read in 2.12.
     """
@@ -219,11 +226,8 @@ def groups_of_ranks(rank: Callable[[], int | None], meet: Rendezvous) -> Iterato
     def meet_ours(url: str, own: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
         return rendezvous(url, own, world_size, **options) if rank() is None else iter([meet(url, own, world_size)])
 
-    module._new_process_group_helper, module.rendezvous = make_ours, meet_ours
-    try:
+    with replaced(module, _new_process_group_helper=make_ours, rendezvous=meet_ours):
         yield
-    finally:
-        module._new_process_group_helper, module.rendezvous = make, rendezvous
 
 
 @contextmanager
@@ -234,28 +238,47 @@ def one_profiler(rank: Callable[[], int | None], refuse: Callable[[int, int], Ex
     Tried: 2.13.0; read in 2.12.
     """
     module: Any = torch.autograd.profiler
-    names = ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
-    kept = {name: getattr(module, name) for name in names}
     profiling: list[int] = []
 
     def guarded(name: str) -> Callable[..., Any]:
+        kept = getattr(module, name)
+
         def call(*args: Any, **options: Any) -> Any:
             here = rank()
             if here is not None:
                 if profiling and profiling[0] != here:
                     raise refuse(here, profiling[0])
                 profiling[:] = [] if name == "_disable_profiler" else [here]
-            return kept[name](*args, **options)
+            return kept(*args, **options)
 
         return call
 
-    for name in names:
-        setattr(module, name, guarded(name))
+    names = ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
+    with replaced(module, **{name: guarded(name) for name in names}):
+        yield
+
+
+def world_of_this_thread() -> dict[str, Any]:
+    """What this thread, of which ``thread_local_world`` keeps it, knows of process groups. Tried: 2.13.0."""
+    return dict(vars(dist.distributed_c10d._world))
+
+
+@contextmanager
+def in_world(known: dict[str, Any]) -> Iterator[None]:
+    """While open, this thread knows the process groups that another one knew. Tried: 2.13.0."""
+    c10d: Any = torch._C._distributed_c10d
+    own = vars(dist.distributed_c10d._world)
+    before, names = dict(own), dict(known["pg_names"])
+    own.update(known)
+    for group, name in names.items():
+        c10d._register_process_group(name, group)
     try:
         yield
     finally:
-        for name in names:
-            setattr(module, name, kept[name])
+        for name in names.values():
+            c10d._unregister_process_group(name)
+        own.clear()
+        own.update(before)
 
 
 def groups_of_this_thread() -> frozenset[Any]:

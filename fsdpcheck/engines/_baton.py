@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -88,6 +89,16 @@ class Baton:
         self._pass_on(rank)
         if self.aborting:
             self._unwind(rank)
+
+    @contextmanager
+    def stood_in_for(self, rank: int) -> Iterator[None]:
+        """While open, this thread is the rank, whose own waits for it."""
+        kept = self._threads[rank], self.tasks[rank]
+        self._threads[rank], self.tasks[rank] = threading.get_ident(), f"/proc/self/task/{threading.get_native_id()}"
+        try:
+            yield
+        finally:
+            self._threads[rank], self.tasks[rank] = kept
 
     def pause(self, rank: int) -> None:
         """Let the other ranks run as far as they can, then go on: for programs that poll."""

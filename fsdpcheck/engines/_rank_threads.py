@@ -17,11 +17,12 @@ from fsdpcheck import deadlock, torch_private
 from fsdpcheck.engines import _affinity
 from fsdpcheck.engines._baton import Aborted
 from fsdpcheck.engines._endings import adapter_failure, ending
-from fsdpcheck.engines._rendezvous import Meeting, current_rank, set_current_rank
+from fsdpcheck.engines._rendezvous import Meeting, current_rank, require_rank
 from fsdpcheck.engines._shared_locks import stuck_in_a_lock
 from fsdpcheck.engines._simulated_run import SimulatedRun, no_progress
 from fsdpcheck.engines._spent import LOOK_SECONDS, Limit, Spent, sleep_of
 from fsdpcheck.engines._store import SimulatedStore
+from fsdpcheck.engines._turns import Turn, here, threads_of_ranks
 from fsdpcheck.errors import NotSupported
 from fsdpcheck.execution import Failure, RankResult
 
@@ -33,7 +34,7 @@ class Pool:
         self.world_size = world_size
         self.store = SimulatedStore(lambda: self.current)
         self.current: SimulatedRun | None = None
-        self._world = torch_private.thread_local_world()
+        self._world = torch_private.thread_local_world(lambda: self.current and require_rank())
         self._job: Any = None
         self._go = [threading.Lock() for _ in range(world_size)]
         for lock in self._go:
@@ -66,6 +67,8 @@ class Pool:
             groups = torch_private.groups_of_this_thread()
             run.initialised.add(rank)
             program(rank, device, run.results[rank])
+            assert here.turn is not None
+            here.turn.finish()
             torch_private.forget_groups_but(groups)
 
         self._job = job
@@ -75,6 +78,7 @@ class Pool:
             torch_private.meshes_of_ranks(current_rank),
             torch_private.groups_of_ranks(current_rank, self._meet),
             torch_private.one_profiler(current_rank, _second_profiler),
+            threads_of_ranks(),
             _guarded_exits(run.left),
         ):
             for lock in self._go:
@@ -124,7 +128,7 @@ class Pool:
                     thread.join()
 
     def _serve(self, rank: int) -> None:
-        set_current_rank(rank)
+        here.number, here.home = rank, self
         _affinity.schedule_as_batch()
         keep_on_this_thread = torch.autograd.set_multithreading_enabled(False)
         while True:
@@ -138,6 +142,7 @@ class Pool:
         run, job = self.current, self._job
         assert run is not None
         state: deadlock.State = deadlock.Finished(rank)
+        here.turn = turn = Turn(rank, run.baton, run.voids, run.refused)
         try:
             run.baton.start(rank)
             job(rank)
@@ -147,6 +152,8 @@ class Pool:
             state = ending(rank, error)
             run.adapter_error = run.adapter_error or adapter_failure(rank, error)
         finally:
+            here.turn = None
+            turn.end()
             run.end_rank(rank, state)
             run.baton.end(rank)
 
@@ -203,6 +210,5 @@ def _register_backend() -> None:
 
 
 def _create_group(store: Any, rank: int, size: int, timeout: Any) -> Meeting:
-    thread = threading.current_thread()
-    pool: Pool = thread._target.__self__  # type: ignore[attr-defined]
+    pool: Pool = here.home
     return Meeting(rank, size, lambda: pool.current)  # type: ignore[arg-type,return-value]

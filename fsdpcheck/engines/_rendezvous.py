@@ -23,25 +23,32 @@ from fsdpcheck.engines._baton import Baton, place
 from fsdpcheck.engines._movement import move
 from fsdpcheck.engines._recording import Call, RecordingGroup
 from fsdpcheck.engines._tensors import AS_MEMORY, as_memory
+from fsdpcheck.engines._turns import here, in_turn
 from fsdpcheck.errors import NotSupported
 from fsdpcheck.execution import Failure
 from fsdpcheck.matching import instance
 from fsdpcheck.trace import Collective
 
-_rank = threading.local()
-
 
 def current_rank() -> int | None:
-    """The global rank this thread is, or None outside rank threads."""
-    return getattr(_rank, "number", None)
+    """The global rank this thread is, or None outside rank threads and those that they start."""
+    return here.number
 
 
 def set_current_rank(rank: int) -> None:
-    _rank.number = rank
+    here.number = rank
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _rank.__dict__.clear())  # a forked child of a rank is no rank
+def require_rank() -> int:
+    """The global rank this thread is. Raises NotSupported outside."""
+    if here.number is None:
+        raise NotSupported(
+            f"torch.distributed was used in a thread that is no rank\n"
+            f"  got     thread {threading.current_thread().name!r} of process {os.getpid()}\n"
+            f"  wanted  the rank's own thread, or one that it started by threading or a ThreadPoolExecutor\n"
+            f"  next    start the thread where the rank's program runs, or run on real ranks"
+        )
+    return here.number
 
 
 @dataclass(slots=True)
@@ -99,17 +106,10 @@ class Meeting(RecordingGroup):
             self._calls = before.calls if before is not None else 0
             run.groups[rank, *self.identity] = self
 
-    def _rank_of_thread(self) -> int:
-        rank = current_rank()
-        if rank is None:
-            raise NotSupported(
-                "a collective was called from a thread that is no rank\n  got     a thread the program started itself\n"
-                "  wanted  the rank's own thread\n  next    call collectives where the rank's program runs"
-            )
-        return rank
+    _go = in_turn(RecordingGroup._go)  # the number of a call is given in turn too
 
     def _perform(self, call: Call) -> MetWork:
-        run, rank = self._run(), self._rank_of_thread()
+        run, rank = self._run(), require_rank()
         if rank in run.left:  # it has swallowed the SystemExit that its os._exit was
             raise SystemExit(run.left[rank])
         run.traces[rank].append(call.collective)
@@ -192,6 +192,7 @@ class MetWork(c10d.Work):
         if self._delivered:
             del self._run
 
+    @in_turn
     def wait(self, timeout: Any = None) -> bool:
         """Block until all members have issued the call, then write this rank's outputs."""
         if not self._delivered:
@@ -201,6 +202,7 @@ class MetWork(c10d.Work):
             self._deliver()
         return True
 
+    @in_turn
     def is_completed(self) -> bool:
         """A poll: its answer depends on the schedule, so it voids the claim for all. If True, outputs are there."""
         self._run.voids.add("a work was polled")

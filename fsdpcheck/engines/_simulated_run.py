@@ -6,6 +6,7 @@ import time
 
 from fsdpcheck import deadlock
 from fsdpcheck.engines._baton import CHOICES, Baton, place
+from fsdpcheck.engines._endings import adapter_failure
 from fsdpcheck.engines._globals import RankGlobals
 from fsdpcheck.engines._recording import RecordingGroup
 from fsdpcheck.engines._rendezvous import Instance, MetWork
@@ -49,6 +50,12 @@ class SimulatedRun:
         if self.execution.failure is None:
             self.execution.failure = failure
         self.baton.abort()
+
+    def refused(self, rank: int, error: BaseException) -> None:
+        """Fail the run for what a thread that the rank started must not do; nobody need read what a thread raises."""
+        failure = adapter_failure(rank, error)
+        if failure is not None:
+            self.fail(failure)
 
     def end_rank(self, rank: int, state: deadlock.State) -> None:
         """Note how a rank has ended; one that has left has left, whatever it did afterwards."""

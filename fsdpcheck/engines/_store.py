@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from fsdpcheck.engines._rendezvous import current_rank
+from fsdpcheck.engines._rendezvous import current_rank, require_rank
+from fsdpcheck.engines._turns import in_turn
 from fsdpcheck.errors import NotSupported
 from fsdpcheck.trace import Collective
 
@@ -37,6 +38,7 @@ class SimulatedStore(_Store):
         """Forget the keys of the last run."""
         self._values.clear()
 
+    @in_turn
     def set(self, key: str, value: bytes | str) -> None:
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
         run = self._note("set")
@@ -44,9 +46,9 @@ class SimulatedStore(_Store):
             del self._waiting[rank]
             run.baton.wake(rank)
 
+    @in_turn
     def get(self, key: str) -> bytes:
-        run, rank = self._note("get"), current_rank()
-        assert rank is not None
+        run, rank = self._note("get"), require_rank()
         while key not in self._values:
             self._waiting[rank] = key
             run.blocked_in[rank] = Collective("store.get", tuple(run.traces), "store", 0, subject=f"key {key!r}")
@@ -54,11 +56,13 @@ class SimulatedStore(_Store):
             del run.blocked_in[rank]
         return self._values[key]
 
+    @in_turn
     def add(self, key: str, amount: int) -> int:
         total = int(self._values.get(key, b"0")) + amount
         self.set(key, str(total))
         return total
 
+    @in_turn
     def check(self, keys: list[str]) -> bool:
         self._note("check")
         return all(key in self._values for key in keys)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import weakref
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -121,25 +122,38 @@ def _reduces_in_silence() -> None:
     dist.all_reduce(torch.ones(1))
 
 
-def test_one_rank_may_profile_and_a_second_at_the_same_time_is_refused(simulate: Simulator) -> None:
+def test_one_rank_may_profile_and_a_second_at_the_same_time_is_refused(
+    simulate: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without torch's own, which would start a thread in this process for good: the second start is a crash there."""
+    calls: list[str] = []
+    for name in ("_prepare_profiler", "_enable_profiler", "_disable_profiler"):
+        monkeypatch.setattr(torch.autograd.profiler, name, lambda name=name: calls.append(name))
+
+    def profiled(barriers: int) -> None:
+        profiler = cast(Any, torch.autograd.profiler)
+        profiler._prepare_profiler()
+        profiler._enable_profiler()
+        for _ in range(barriers):
+            dist.barrier()
+        profiler._disable_profiler()
+
     def one(rank: int, size: int, result: RankResult) -> None:
         for profiling in (0, 1):
             if rank == profiling:
-                with torch.profiler.profile() as profile:
-                    dist.barrier()
-                assert profile.events() is not None
+                profiled(1)
             else:
                 dist.barrier()
             dist.barrier()
 
     def both(rank: int, size: int, result: RankResult) -> None:
-        with torch.profiler.profile():
-            dist.barrier()
+        profiled(1)
 
     assert simulate(one).failure is None
-    text = failure_of(simulate(both), "adapter")
-    assert "rank 1 starts or stops one while that of rank 0 runs" in text
-    assert simulate(one).failure is None
+    assert calls == ["_prepare_profiler", "_enable_profiler", "_disable_profiler"] * 2
+    calls.clear()
+    assert "rank 1 starts or stops one while that of rank 0 runs" in failure_of(simulate(both), "adapter")
+    assert calls == ["_prepare_profiler", "_enable_profiler"]
 
 
 def test_every_backend_that_a_rank_asks_for_is_the_simulated_one(simulate: Simulator) -> None:
