@@ -2,6 +2,7 @@
 
 from fsdpcheck.adapters._base import (
     Adapter,
+    ArithmeticRule,
     Batch,
     Compute,
     FactorRule,
@@ -9,6 +10,7 @@ from fsdpcheck.adapters._base import (
     GlobalNormRule,
     MicroBatch,
     Moment,
+    NormRule,
     Observed,
     Promise,
     Setup,
@@ -22,6 +24,7 @@ from fsdpcheck.case.sampling import SamplingSpec
 
 __all__ = [
     "Adapter",
+    "ArithmeticRule",
     "Batch",
     "Compute",
     "Drawn",
@@ -32,6 +35,7 @@ __all__ = [
     "Kernels",
     "MicroBatch",
     "Moment",
+    "NormRule",
     "Observed",
     "Promise",
     "Sampler",

@@ -143,7 +143,7 @@ def _stages(answer: Answer, number: int, step: StepAnswer, rank: int, record: St
     found: dict[str, bool] = {}
     rows = local_rows(answer.case, number, rank, step.samples)
     if record.norms is not None:
-        found[_NORMS] = not alike(record.norms, roots.norms(step, rows, record.norms))
+        found[_NORMS] = not alike(record.norms, roots.norms(answer, step, rows, record.norms))
     if record.factors is not None:
         found[_FACTORS] = not alike(record.factors, roots.factors(answer, step, rows, record.factors))
     if record.grads is not None:

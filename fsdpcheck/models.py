@@ -228,6 +228,12 @@ def unit_names(case: Case) -> tuple[tuple[str, ...], ...]:
     return tuple((f"units.{index}",) for index in range(len(case.model.units)))
 
 
+def unit_of(case: Case, parameter: str) -> str:
+    """Canonical name of the inner sharding unit that a parameter belongs to; "" for the root's."""
+    names = [name for unit in unit_names(case) for name in unit if parameter.startswith(f"{name}.")]
+    return max(names, key=len, default="")
+
+
 def loss_for(case: Case) -> PerSampleLoss:
     """The case's per-sample loss, scaled by ``loss_scale(case)``."""
     if case.model.own is not None:
@@ -267,9 +273,11 @@ def loss_scale_exponent(case: Case) -> int:
 def loss_scale(case: Case) -> float:
     """What every per-sample loss is multiplied by: W, so that averaging over ranks is exact, times 2**s.
 
-    With two axes once more dp_replicate, for implementations that average over each axis by itself.
+    W as often as ``Arithmetic.world_factors`` says, which is once unless averages are averaged again. With two axes
+    once more dp_replicate, for implementations that average over each axis by itself.
     """
-    return float(case.world_size * case.mesh.dp_replicate * 2 ** loss_scale_exponent(case))
+    factors = case.world_size**case.arithmetic.world_factors * case.mesh.dp_replicate
+    return float(factors * 2 ** loss_scale_exponent(case))
 
 
 def _name(stage: Stage, position: int) -> str:

@@ -10,14 +10,14 @@ Legend: B samples of a logical batch, n distinct ones among them, D of the datas
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from fsdpcheck import arithmetic, clipping_groups, layouts, models, values
-from fsdpcheck.adapters._base import FactorRule
+from fsdpcheck.adapters._base import ArithmeticRule, FactorRule, NormRule, Unused
 from fsdpcheck.case import Case
 from fsdpcheck.clipping_groups import INSTRUMENT as INSTRUMENT
 from fsdpcheck.clipping_groups import column, members
@@ -51,7 +51,7 @@ class StepAnswer:
     targets: Tensor
     """Targets u of the instruments, [n, G * R]."""
     norms: Tensor
-    """sqrt(squared_norms), case dtype."""
+    """Norms of squared_norms by the rule of norms, case dtype."""
     factors: Tensor
     """Clip factors, case dtype; ones in plain training. [n], or [n, G] with per-layer clipping."""
     clipped_sum: Named
@@ -61,7 +61,10 @@ class StepAnswer:
     grad_norm: Tensor
     """Norm of the released gradient over all parameters, 0-dim, case dtype: one root of the one exact square sum."""
     used: Named
-    """What the optimizer was given: ``released``, scaled to ``max_grad_norm`` if the case has one; case dtype."""
+    """What the optimizer was given: ``released``, scaled to ``max_grad_norm`` if the case has one; case dtype.
+
+    Without the parameters whose gradient is None: those that no sample of the step depends on, unless the rule says
+    that they get zeros (``ArithmeticRule.unused``)."""
     after: Named
     """Parameters after the optimizer's update and *before* any projection, case dtype: what the laws compare."""
 
@@ -78,10 +81,11 @@ class Answer:
     clip_norm: float
     instrument: Tensor
     steps: tuple[StepAnswer, ...]
+    arithmetic: ArithmeticRule = field(default_factory=ArithmeticRule)
 
     @property
     def trainable(self) -> tuple[str, ...]:
-        """Canonical names of the parameters that have a gradient."""
+        """Canonical names of the parameters that are trained, whether a step depends on them or not."""
         return tuple(self.steps[0].gradients)
 
     @property
@@ -90,20 +94,28 @@ class Answer:
         return tuple(clipping_groups.bounds(self.case, self.clip_norm).values())
 
 
-def answer(case: Case, rule: FactorRule | None = None) -> Answer:
+def answer(case: Case, rule: FactorRule | None = None, conventions: ArithmeticRule | None = None) -> Answer:
     """The single device's answer to ``case`` under ``rule``, the expression of the clip factors (default: C / norm).
 
+    ``conventions``: what a parameter that a step does not use has for a gradient (default: None, as in PyTorch).
     It is the exact answer if ``proof.prove(case, answer)`` returns. In the "unclipped" family C is the power of two
     above twice every norm of every step.
     """
-    rule = rule or FactorRule()
-    device = _SingleDevice(case, rule)
+    rule, conventions = rule or FactorRule(), conventions or ArithmeticRule()
+    device = _SingleDevice(case, rule, conventions)
     with arithmetic.decided(case):
         steps = tuple(device.step(k) for k in range(case.step.steps))
     rows_KDR = torch.zeros(case.step.steps, len(device.inputs), models.instrument_width(case), dtype=torch.float64)
     for k, step in enumerate(steps):
         rows_KDR[k, list(step.samples)] = step.targets
-    return Answer(case, rule, _clip_norm(case, steps), rows_KDR, steps)
+    return Answer(case, rule, _clip_norm(case, steps), rows_KDR, steps, conventions)
+
+
+def norms(squared: Tensor, rule: NormRule, root: Callable[[Tensor], Tensor] = torch.sqrt) -> Tensor:
+    """Norms of squared norms, elementwise in their dtype, by the rule's own expression."""
+    inside, outside = (rule.eps if rule.place == place else 0.0 for place in ("inside", "outside"))
+    found = root(squared + inside if inside else squared)
+    return found + outside if outside else found
 
 
 def factors(norms: Tensor, clip_norm: float, rule: FactorRule) -> Tensor:
@@ -135,8 +147,8 @@ def update(case: Case, before: Named, gradients: Named, step: int = 0) -> Named:
 class _SingleDevice:
     """The model, its optimizer and the data, stepping. ``model`` is in float64, ``parameters`` in the case's dtype."""
 
-    def __init__(self, case: Case, rule: FactorRule) -> None:
-        self.case, self.rule = case, rule
+    def __init__(self, case: Case, rule: FactorRule, conventions: ArithmeticRule) -> None:
+        self.case, self.rule, self.conventions = case, rule, conventions
         self.dtype = models.DTYPES[case.arithmetic.dtype]
         self.parameters = {name: nn.Parameter(value) for name, value in models.initial_parameters(case).items()}
         self.model = models.build(case).double()
@@ -153,7 +165,7 @@ class _SingleDevice:
         batch = sorted(layouts.logical_batch(self.case, k).items())
         samples = tuple(index for index, _ in batch)
         multiplicity = tuple(count for _, count in batch)
-        losses, gradients = self._per_sample(samples)
+        losses, gradients, reached = self._per_sample(samples)
         targets_nR = _instrument_targets(self.case, k, samples, gradients)
         for name, own_nR in zip(
             self.instruments, torch.split(targets_nR, models.instrument_rows(self.case), 1), strict=True
@@ -161,8 +173,8 @@ class _SingleDevice:
             gradients[name] = (own_nR * self.loss.scale).unsqueeze(-1)
         squares_nG = self._group_squares(gradients, len(samples))
         squared = squares_nG.sum(1)
-        norms = squared.to(self.dtype).sqrt()
-        coefficients_nG = self._factors(squares_nG.to(self.dtype).sqrt())
+        of_samples = norms(squared.to(self.dtype), self.rule.norm)
+        coefficients_nG = self._factors(norms(squares_nG.to(self.dtype), self.rule.norm))
         coefficients = coefficients_nG if len(self.instruments) > 1 else coefficients_nG[:, 0]
         times_n = torch.tensor(multiplicity, dtype=torch.float64)
         total = self._weighted(
@@ -170,11 +182,12 @@ class _SingleDevice:
         )
         released = {name: (value / self.case.step.normaliser).to(self.dtype) for name, value in total.items()}
         grad_norm = torch.tensor(math.sqrt(exact_square_sum(released.values())), dtype=self.dtype)
-        used = self._clip_globally(released, grad_norm)
+        unused = without_gradient(self.case, self.conventions.unused, self.trained, reached) if samples else set()
+        used = self._clip_globally({name: value for name, value in released.items() if name not in unused}, grad_norm)
         before = {name: p.detach().clone() for name, p in self.parameters.items()}
         after = self._update(used)
         return StepAnswer(
-            before, samples, multiplicity, losses, gradients, squared, squares_nG, targets_nR, norms, coefficients,
+            before, samples, multiplicity, losses, gradients, squared, squares_nG, targets_nR, of_samples, coefficients,
             total, released, grad_norm, used, after,
         )  # fmt: skip
 
@@ -184,24 +197,26 @@ class _SingleDevice:
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(self.parameters[name])
 
-    def _per_sample(self, samples: tuple[int, ...]) -> tuple[Tensor, Named]:
-        """Losses [n] and gradients [n, *shape] of the samples, each alone, with the instrument's targets at zero."""
+    def _per_sample(self, samples: tuple[int, ...]) -> tuple[Tensor, Named, set[str]]:
+        """(losses [n] and gradients [n, *shape] of the samples, each alone, with the instrument's targets at zero;
+        names of the parameters that one of the losses depends on)."""
         packed = torch.zeros(1, self.targets.shape[1] + models.instrument_width(self.case), dtype=torch.float64)
-        losses = []
+        losses, reached = [], set()
         gradients: dict[str, list[Tensor]] = {name: [] for name in self.trained}
         for index in samples:
             packed[0, : self.targets.shape[1]] = self.targets[index]
             loss = self.loss(self.model(self.inputs[index : index + 1]), packed)[0]
-            found = torch.autograd.grad(loss, list(self.trained.values()), allow_unused=True, materialize_grads=True)
+            found = torch.autograd.grad(loss, list(self.trained.values()), allow_unused=True)
             losses.append(loss.detach())
-            for name, gradient in zip(self.trained, found, strict=True):
-                gradients[name].append(gradient)
+            for (name, parameter), gradient in zip(self.trained.items(), found, strict=True):
+                gradients[name].append(torch.zeros_like(parameter) if gradient is None else gradient)
+                reached |= {name} if gradient is not None or name in self.instruments else set()
         shapes = {name: p.shape for name, p in self.trained.items()}
         stacked = {
             name: torch.stack(rows) if rows else torch.zeros(0, *shapes[name], dtype=torch.float64)
             for name, rows in gradients.items()
         }
-        return torch.stack(losses) if losses else torch.zeros(0, dtype=torch.float64), stacked
+        return torch.stack(losses) if losses else torch.zeros(0, dtype=torch.float64), stacked, reached
 
     def _group_squares(self, gradients: Named, count: int) -> Tensor:
         """[n, G]"""
@@ -226,13 +241,25 @@ class _SingleDevice:
         return {name: value * factor for name, value in released.items()}
 
     def _update(self, gradients: Named) -> Named:
-        for name, gradient in gradients.items():
-            self.parameters[name].grad = gradient.clone()
+        for name in self.trained:
+            self.parameters[name].grad = gradients[name].clone() if name in gradients else None
         self.optimizer.step()
         after = {name: p.detach().clone() for name, p in self.parameters.items()}
         if self.case.arithmetic.project:
             project_(self.parameters.values(), self.case)
         return after
+
+
+def without_gradient(case: Case, rule: Unused, trained: Collection[str], reached: Collection[str]) -> set[str]:
+    """Of the ``trained`` parameters those that are left without a gradient by ``rule``, if losses depend on those
+    that are ``reached`` and on no others."""
+    unused = {*trained} - {*reached}
+    if rule == "zero" or (rule == "zero-if-private" and case.step.private):
+        return set()
+    if rule != "zero-in-used-unit" or not unused:
+        return unused
+    used_units = {models.unit_of(case, name) for name in reached}
+    return {name for name in unused if models.unit_of(case, name) not in used_units}
 
 
 def _square_sums(gradients: Named, count: int) -> Tensor:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck import arithmetic, clipping_groups, low_precision, models, whole_step
+from fsdpcheck.adapters._base import ArithmeticRule
 from fsdpcheck.case import Case
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.certifier import PRECISIONS, Certifier, Precision
@@ -69,7 +70,7 @@ def prove(case: Case, answer: Answer) -> dict[str, int]:
     float32 and then there (low_precision.py).
     """
     budget = Budget(_precision(case))
-    _averages(case, budget)
+    _averages(case, answer.arithmetic, budget)
     model = models.build(case).double()
     scalar = whole_step.loss_scalar(case)
     budget.spend("loss scale", torch.tensor(scalar), grid_exponent(torch.tensor(scalar)))
@@ -115,7 +116,8 @@ def _weights(answer: Answer, step: StepAnswer, scalar: float) -> Tensor | None:
 
     Clip factor, loss scale and W/N, times how often the sample occurs on all ranks together, rounded up to an odd
     number, which leaves the grid of a single occurrence as it is: so the sum over the batch covers the sums over
-    micro-batches and ranks. Averaging divides by W what the loss scale made a multiple of W.
+    micro-batches and ranks. Averaging divides by W what the loss scale made a multiple of W, or else (a case without
+    that factor) rounds the exact sum once, as the division by N does.
     """
     if not whole_step.reduces_exactly(answer, step):
         return None
@@ -123,10 +125,18 @@ def _weights(answer: Answer, step: StepAnswer, scalar: float) -> Tensor | None:
     return step.factors.double() * scalar * (times_n if step.factors.dim() == 1 else times_n[:, None])
 
 
-def _averages(case: Case, budget: Budget) -> None:
-    """Gradients are multiples of every axis's size; premultiplied by fl(1/size) they must still be exact."""
-    mesh = case.mesh
-    if case.arithmetic.averaging == "premultiply":
+def _averages(case: Case, rule: ArithmeticRule, budget: Budget) -> None:
+    """Gradients are multiples of every axis's size; premultiplied by fl(1/size) they must still be exact.
+
+    Where each rank divides before the sum, and gradients are reduced after every micro-batch, the last of K reductions
+    divides what the first divided already: so losses must be multiples of W**K.
+    """
+    mesh, before = case.mesh, rule.averaging == "before"
+    factors, wanted = case.arithmetic.world_factors, case.step.reductions
+    if before and case.world_size > 1 and factors < wanted:
+        said = f"losses carry the factor W {factors} times; wanted {wanted}, once a reduction"
+        raise NotExact(f"{budget.where}, averaging before the sum: {said}")
+    if before or case.arithmetic.averaging == "premultiply":
         for size in (mesh.dp_shard, mesh.dp_replicate, case.world_size):
             if not premultiplies_exactly(size, budget.had):
                 raise NotExact(f"{budget.where}, averaging: multiples of {size} times the rounded 1/{size} round again")

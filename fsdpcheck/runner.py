@@ -12,7 +12,7 @@ from fractions import Fraction
 from torch import Tensor
 
 from fsdpcheck import adapters, models, oracle, proof, refusals, tiers, whole_step
-from fsdpcheck.adapters._base import Adapter, FactorRule, Features, Trait
+from fsdpcheck.adapters._base import Adapter, ArithmeticRule, FactorRule, Features, Trait
 from fsdpcheck.case import Case, OwnModel
 from fsdpcheck.case.rules import is_power_of_two
 from fsdpcheck.engines._interpreter import interpreter
@@ -122,9 +122,9 @@ class Run:
         if self.tier(case) == "replay":
             raise UsageError("a case of real numbers has no exact answer; next: judge it by replay (matched.py)")
         share = Fraction(case.step.normaliser) / case.world_size
-        if self.features.divides_by_share and not is_power_of_two(share.denominator):
+        if self.features.arithmetic.divides_by_share and not is_power_of_two(share.denominator):
             raise NotApplicable(f"{self.adapter.name} divides by N / W = {share}, which rounds")
-        return _proved(case, self.features.factor)
+        return _proved(case, self.features.factor, self.features.arithmetic)
 
     def tier(self, case: Case) -> tiers.Tier:
         """The standard of equality the case is judged by."""
@@ -169,8 +169,8 @@ class Run:
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
-def _proved(case: Case, factor: FactorRule) -> oracle.Answer:
-    answer = oracle.answer(case, factor)
+def _proved(case: Case, factor: FactorRule, conventions: ArithmeticRule) -> oracle.Answer:
+    answer = oracle.answer(case, factor, conventions)
     proof.prove(case, answer)
     if case.model.own is not None and case.model.own.names:
         whole_step.require_same_alone(case, answer)

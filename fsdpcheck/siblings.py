@@ -80,6 +80,8 @@ def with_samples_reordered(case: Case, features: Features) -> Pair:
 def with_other_micro_batches(case: Case, features: Features) -> Pair:
     """The case, and one that takes each rank's samples in another number of micro-batches: one, or several."""
     counts = (1,) if case.step.micro_batches > 1 else (3, 2)
+    if features.arithmetic.averaging == "before":  # both have the factors that the one with more reductions needs
+        case = replace(case, arithmetic=replace(case.arithmetic, world_factors=max(*counts, case.step.reductions)))
     step = case.step if case.step.reduction == "sum" else replace(case.step, reduction="sum")
     cases = (replace(case, step=replace(step, micro_batches=count, sync_every=True)) for count in counts)
     return case, _chosen(case, features, cases, "number of micro-batches")
@@ -149,9 +151,13 @@ def _chosen(case: Case, features: Features, candidates: Iterable[Case], what: st
 
 
 def _with_lists(case: Case) -> Case:
-    """The case with its samples listed, and N such that other numbers of ranks have one too."""
+    """The case with its samples listed, N such that other numbers of ranks have one too, and losses that carry W once:
+    with several micro-batches, averages that were averaged again are reduced together."""
     one = listed(case)
-    return replace(one, step=replace(one.step, normaliser=_times_world(case)))
+    step = replace(one.step, normaliser=_times_world(case))
+    if case.arithmetic.world_factors > 1:
+        step = replace(step, micro_batches=1, sync_every=True)
+    return replace(one, step=step, arithmetic=replace(one.arithmetic, world_factors=1))
 
 
 def _times_world(case: Case) -> int | float:

@@ -237,11 +237,15 @@ class PerParameterModel:
         return self._whole({name: parameter.detach() for name, parameter in self._parameters.items()})
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """Every reduced gradient, whole and new; zeros before the first reduction. Communicates."""
+        """Every reduced gradient, whole and new; zeros before the first reduction. Communicates.
+
+        Behind it not of a parameter that has none: no loss depends on it, on any rank.
+        """
         trainable = {name: p for name, p in self._parameters.items() if p.requires_grad}
         left = self._left_out
         reduced = {n: left.averaged.get(n) if n in left.names else p.grad for n, p in trainable.items()}
-        return self._whole({n: torch.zeros_like(trainable[n]) if g is None else g for n, g in reduced.items()})
+        found = {n: g for n, g in reduced.items() if g is not None}
+        return self._whole(found or {n: torch.zeros_like(p) for n, p in trainable.items()})
 
     def _add(self, gradients: Mapping[str, Tensor]) -> None:
         for name, gradient in gradients.items():

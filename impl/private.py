@@ -212,13 +212,16 @@ class PrivateBackward:
             nonfinite.refuse(self.found.nonfinite, device, self.model.axis, self.model.replicas)
 
     def add_noise(self, step: int, normaliser: float) -> None:
-        """Noise on every reduced gradient element, once, after the last reduction."""
+        """Noise on every reduced gradient element, once, after the last reduction.
+
+        A parameter that no loss depends on is released too, with or without noise: that none does may depend on data.
+        """
+        for shard in self.model.shards():
+            if shard.grad is None:
+                shard.grad = torch.zeros_like(shard)
         if self.privacy.noise_multiplier == 0:
             return
         assert self.privacy.noise is not None
-        for shard in self.model.shards():
-            if shard.grad is None:  # a parameter that no loss depends on is released too
-                shard.grad = torch.zeros_like(shard)
         self.privacy.noise.add_(self.model.pieces(), step, self.privacy.deviation(normaliser))
 
     def _report(self, squared: Tensor, factors: Tensor, indices: Sequence[int]) -> None:

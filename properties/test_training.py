@@ -12,7 +12,7 @@ from fsdpcheck.runner import Run
 @law(
     "training.plain",
     promise="plain",
-    draw=strategies.plain,
+    draw=strategies.plain_of_any_sum,
     must_occur=(
         "distributed batch on several ranks",
         "several units",
@@ -35,7 +35,7 @@ def test_plain_training_is_the_single_device_one(case: Case, run: Run) -> None:
 @law(
     "training.gradients",
     promise="plain",
-    draw=strategies.plain,
+    draw=strategies.plain_of_any_sum,
     observe=("grads",),
     must_occur=(
         "distributed batch on several ranks",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 _EXTRAS = {"opacus": "opacus"}  # package (and adapter of that name) -> extra of fsdpcheck that installs it
+_ON_REQUEST = {"ddp"}  # needs nothing more, but is no part of the main job: it shards nothing
 _KIND = references.Kind("adapter", AdapterError, _EXTRAS)
 _loaded: dict[str, tuple[Adapter, Features]] = {}
 
@@ -30,8 +31,8 @@ def names() -> tuple[str, ...]:
 
 
 def default_names() -> tuple[str, ...]:
-    """The built-in adapters that need nothing beyond fsdpcheck's own dependencies: the main job."""
-    return tuple(name for name in names() if name not in _EXTRAS)
+    """The built-in adapters of the main job: they shard, and need nothing beyond fsdpcheck's own dependencies."""
+    return tuple(name for name in names() if name not in _EXTRAS and name not in _ON_REQUEST)
 
 
 def variants(name: str) -> dict[str, str]:

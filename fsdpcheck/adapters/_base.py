@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.case import Compute as Compute
-from fsdpcheck.case import MeshSpec, StepSpec
+from fsdpcheck.case import Dtype, MeshSpec, StepSpec
 from fsdpcheck.case import Trait as Trait
 from fsdpcheck.case.kernel import KernelDtype
 from fsdpcheck.execution import Observable
@@ -87,27 +87,72 @@ WITHOUT_MODEL: frozenset[Promise] = frozenset({"epochs", "poisson", "same-draws"
 """Promises whose laws train no model."""
 
 
+Unused = Literal["none", "zero", "zero-in-used-unit", "zero-if-private"]
+
+
+@dataclass(frozen=True, slots=True)
+class NormRule:
+    """How a norm comes of a sum of squares x, in the case's dtype: sqrt(x + eps) "inside" the root, sqrt(x) + eps
+    "outside" of it. What is reported, and what clip factors follow from, is the whole expression."""
+
+    eps: float = 0.0
+    place: Literal["inside", "outside"] = "inside"
+
+
 @dataclass(frozen=True, slots=True)
 class FactorRule:
     """How per-sample clip factors come from squared norms, elementwise, in the case's dtype.
 
     "divide": C / (n + eps); "reciprocal": (n + eps).reciprocal() * C, which is what ``C / tensor`` is in PyTorch.
-    Then clamp to at most 1. ``nested``: n is the norm of per-parameter norms, not the root of the one squared norm, so
-    factors carry its rounding and clipped gradients are compared within a proven bound instead of bit for bit.
+    Then clamp to at most 1. ``eps`` belongs to the factor alone; ``norm`` says how n itself is formed. ``nested``: n is
+    the norm of per-parameter norms, not the root of the one squared norm, so factors carry its rounding and clipped
+    gradients are compared within a proven bound instead of bit for bit; then ``norm`` has no eps.
     """
 
     eps: float = 0.0
     expression: Literal["divide", "reciprocal"] = "divide"
     nested: bool = False
+    norm: NormRule = NormRule()
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalNormRule:
-    """How the global gradient norm is formed: dtype of the sums, and whether it is a norm of norms."""
+    """How the global gradient norm n is formed: dtype of the sums, and whether it is a norm of norms.
+
+    Gradients are multiplied by min(1, max_grad_norm / (n + eps)): ``eps`` belongs to that factor alone. ``norm``: how n
+    itself is formed; without an eps where ``nested``.
+    """
 
     nested: bool = True
     dtype: Literal["case", "float32"] = "case"
     eps: float = 1e-6
+    norm: NormRule = NormRule()
+
+
+@dataclass(frozen=True, slots=True)
+class ArithmeticRule:
+    """How an implementation averages over ranks, in which dtypes, and what an unused parameter has for a gradient.
+
+    ``averaging``: "after" adds up the ranks' gradients and divides the sum by W, which rounds once; dividing by a power
+    of two before changes nothing. "before" divides each rank's gradient by W, or multiplies it by the rounded 1/W, and
+    then adds up, as DistributedDataParallel does, and where gradients are reduced after every micro-batch it averages
+    again what it averaged before; declare it also where the sum is multiplied by the rounded 1/W. Those who divide
+    "before" are judged on losses that are multiples of W, of W**K where K micro-batches are reduced one by one, for
+    which a proof shows that nothing rounds (float32 has none on 7 and 13 ranks); those who divide "after" also on sums
+    that W does not divide. ``divides_by_share``: it divides by N / W as a floating-point number, so that every bit is
+    compared only where that is exact.
+    ``dtypes``: what parameters and gradients may have. float32 cases need the trait "float32" too; who takes float32
+    alone is given no others.
+    ``unused``: the gradient of a parameter that no sample of a step depends on, on any rank. "none": None, as on a
+    single device, so that the optimizer leaves the parameter alone: no weight decay, no momentum. "zero": zeros, for
+    which the optimizer updates it. "zero-in-used-unit": zeros if its sharding unit has another trained parameter that
+    is used, otherwise None. "zero-if-private": zeros in a step that clips each sample, None in a plain one.
+    """
+
+    averaging: Literal["after", "before"] = "after"
+    divides_by_share: bool = False
+    dtypes: tuple[Dtype, ...] = ("float64", "float32")
+    unused: Unused = "none"
 
 
 @dataclass(frozen=True)
@@ -116,10 +161,14 @@ class Features:
 
     ``reasons`` says, by promise, why one is *not* made; it is printed. One for "features" stands for each "features.X".
     ``owns_loss_scale``: the implementation itself turns per-sample losses into the released gradient (1/N) * sum;
-    otherwise the adapter multiplies the local sum of losses by ``Batch.loss_scale`` (W/N; 1/N when replicated). On real
+    otherwise the adapter multiplies the local sum of losses by ``Batch.loss_scale`` (W/N; 1/N when replicated). N is
+    ``Setup.step.normaliser``, and counts a sample once, on however many ranks it is: where the batch is replicated the
+    sum over the ranks has each sample W times, so an implementation that averages over ranks divides its local sum by
+    N, and one that adds them up by N W; where only ranks of one replica share samples (``replicated_shards``), by N / R
+    and N W / R, with R replicas. On real
     numbers (trait "real") the factor is taken to be applied to the losses, before the backward: elsewhere it rounds
-    otherwise, by an ulp; whoever applies it elsewhere does not accept "real". ``divides_by_share``: it divides by
-    N / W as a floating-point number, so that every bit is compared only where that is exact. ``rank_local``: dotted
+    otherwise, by an ulp; whoever applies it elsewhere does not accept "real". ``factor``, ``global_norm``,
+    ``arithmetic``: by which conventions it computes. ``rank_local``: dotted
     names "pkg.mod:NAME" of module globals that real ranks would each have for themselves. ``kernel_dtypes``: what
     kernels take, also mixed.
     """
@@ -128,9 +177,9 @@ class Features:
     accepts: frozenset[Trait] = frozenset()
     observables: frozenset[Observable] = frozenset({"params"})
     owns_loss_scale: bool = False
-    divides_by_share: bool = False
     factor: FactorRule = FactorRule()
     global_norm: GlobalNormRule = GlobalNormRule()
+    arithmetic: ArithmeticRule = ArithmeticRule()
     max_world_size: int | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     rank_local: tuple[str, ...] = ()

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
 
-from fsdpcheck.adapters._base import Adapter, Moment, Promise
+from fsdpcheck.adapters._base import Adapter, Features, Moment, Promise
+from fsdpcheck.case import Dtype
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.execution import Observable, RunRequest
 
@@ -112,6 +113,25 @@ def require_consistent(ref: str, adapter: Adapter) -> None:
     if "exact-factors" in adapter.features.promises and adapter.features.factor.nested:
         got = "Features.factor with nested=True: factors that carry the rounding of a norm of norms"
         _refuse(ref, "exact-factors", got, "factors of the root of one squared norm", "declare nested=False")
+    _require_rules(ref, adapter.features)
+
+
+def _require_rules(ref: str, features: Features) -> None:
+    """Raise AdapterError where the rules declared contradict each other."""
+    for name, rule in (("factor", features.factor), ("global_norm", features.global_norm)):
+        if rule.nested and rule.norm.eps:
+            got = f"Features.{name} with nested=True and NormRule(eps={rule.norm.eps}): no one root that it is added at"
+            raise AdapterError(_contradiction(ref, "a rule", got, "nested=False, or no eps", "declare one of the two"))
+    dtypes, accepted = features.arithmetic.dtypes, "float32" in features.accepts
+    if not dtypes or not set(dtypes) <= {*get_args(Dtype)} or (dtypes == ("float32",) and not accepted):
+        got = f"Features.arithmetic.dtypes = {dtypes!r}{'' if accepted else ' without the trait float32'}"
+        wanted = 'one of "float64" and "float32" at least, float32 alone with the trait "float32"'
+        raise AdapterError(_contradiction(ref, "a rule", got, wanted, "add what is missing"))
+    if "float32" not in dtypes and accepted:
+        got = f'the trait "float32", and Features.arithmetic.dtypes = {dtypes!r}'
+        raise AdapterError(
+            _contradiction(ref, "a rule", got, "both or neither", 'add "float32", or take the trait away')
+        )
 
 
 def methods_for(request: RunRequest) -> Iterator[str]:
@@ -124,9 +144,10 @@ def methods_for(request: RunRequest) -> Iterator[str]:
 
 
 def _refuse(ref: str, promise: str, got: str, wanted: str, then: str) -> None:
-    raise AdapterError(
-        f"adapter {ref!r} promises {promise!r}, which it contradicts\n"
-        f"  got     {got}\n"
-        f"  wanted  {wanted}\n"
-        f"  next    {then}, or take the promise away"
-    )
+    raise AdapterError(_contradiction(ref, repr(promise), got, wanted, f"{then}, or take the promise away"))
+
+
+def _contradiction(ref: str, what: str, got: str, wanted: str, then: str) -> str:
+    verb = "declares" if what == "a rule" else "promises"
+    lines = f"adapter {ref!r} {verb} {what}, which it contradicts", f"  got     {got}", f"  wanted  {wanted}"
+    return "\n".join((*lines, f"  next    {then}"))

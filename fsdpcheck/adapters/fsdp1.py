@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from fsdpcheck.adapters._base import Batch, Features, GlobalNormRule, Setup
+from fsdpcheck.adapters._base import ArithmeticRule, Batch, Features, GlobalNormRule, Setup
 from fsdpcheck.adapters._mesh import mesh_of
 from fsdpcheck.adapters._plain import ACCEPTS, PLAIN_REASONS, local_loss
 from fsdpcheck.case import MeshSpec
@@ -111,6 +111,7 @@ class FullyShardedDataParallelAdapter:
         promises=frozenset({"plain", "global-norm", "sharded", "memory", "copies"}),
         accepts=ACCEPTS,
         observables=frozenset({"params", "grads", "grad_norm"}),
+        arithmetic=ArithmeticRule(unused="zero-in-used-unit"),
         global_norm=GlobalNormRule(nested=True, dtype="float32", eps=1e-6),
         reasons={
             **PLAIN_REASONS,

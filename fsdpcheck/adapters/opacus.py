@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fsdpcheck.adapters import _opacus_sampler
-from fsdpcheck.adapters._base import Batch, FactorRule, Features, Promise, Setup, Trait
+from fsdpcheck.adapters._base import ArithmeticRule, Batch, FactorRule, Features, Promise, Setup, Trait
 from fsdpcheck.adapters._gather import full_values, local_tensors
 from fsdpcheck.adapters._plugs import Sampler, SamplerSetup
 
@@ -161,7 +161,9 @@ class GhostFsdp:
             accepts=accepts,
             observables=frozenset({"params", "grads", "norms", "factors"}),
             owns_loss_scale=True,
-            divides_by_share=loss_reduction == "mean",  # DPOptimizerFastGradientClipping.scale_grad
+            arithmetic=ArithmeticRule(
+                divides_by_share=loss_reduction == "mean"
+            ),  # DPOptimizerFastGradientClipping.scale_grad
             factor=FactorRule(eps=1e-6, expression="reciprocal", nested=True),
             reasons={promise: reason for promise, reason in _REASONS.items() if promise not in promised},
         )

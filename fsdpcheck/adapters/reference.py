@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.adapters._base import Batch, FactorRule, Features, GlobalNormRule, Setup, Shard, Stored, Trait, UnitState
+from fsdpcheck.adapters._base import (
+    ArithmeticRule,
+    Batch,
+    FactorRule,
+    Features,
+    GlobalNormRule,
+    Setup,
+    Shard,
+    Stored,
+    Trait,
+    UnitState,
+)
 from fsdpcheck.adapters._gather import local_tensors
 from fsdpcheck.adapters._mesh import REPLICATE, SHARD, mesh_of
 from fsdpcheck.adapters._plugs import Kernel, Sampler, SamplerSetup
@@ -222,6 +233,7 @@ class Reference:
         accepts=ACCEPTS,
         observables=frozenset({"params", "grads", "norms", "factors", "shards", "grad_norm", "units"}),
         owns_loss_scale=True,
+        arithmetic=ArithmeticRule(unused="zero"),
         factor=FactorRule(eps=1e-6, expression="divide", nested=False),
         global_norm=GlobalNormRule(nested=False, dtype="case", eps=1e-6),
         kernel_dtypes=("float32", "float64", "bfloat16", "float16"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from fsdpcheck.adapters._base import Setup
+from fsdpcheck.adapters._base import ArithmeticRule, Setup
 from fsdpcheck.adapters._mesh import mesh_of
 from fsdpcheck.adapters.reference import Reference
 
@@ -28,6 +28,7 @@ class ReferenceFsdp2(Reference):
         - {"padding.zero", "padding.unread", "lifecycle", "kernels", "epochs", "poisson", "same-draws"}
         | {"parameter-hooks", "features.prefetch", "features.no-gather", "features.ignored"},
         observables=Reference.features.observables - {"shards", "units"},
+        arithmetic=ArithmeticRule(unused="zero-if-private"),
         reasons={
             "bookkeeping": Reference.features.reasons["bookkeeping"],
             "padding.zero": "a DTensor hides the padding of its last shard; it has no public view of it",

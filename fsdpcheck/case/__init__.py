@@ -246,6 +246,11 @@ class StepSpec:
     def private(self) -> bool:
         return self.clipping != "none"
 
+    @property
+    def reductions(self) -> int:
+        """How often gradients are averaged over the ranks in one step."""
+        return self.micro_batches if self.sync_every else 1
+
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
@@ -258,6 +263,8 @@ class Arithmetic:
     while parameters, reductions and the optimizer keep ``dtype`` = float32: "dtype" itself, "bfloat16" (operands and
     results of 8 bits, sums of 24), or "tf32" (factors of matrix products rounded to 11 bits; only a GPU that is allowed
     to does so, a CPU computes in float32). Only for numbers that are exact there: see low_precision.py.
+    ``world_factors``: how often per-sample losses carry the factor W (see models.loss_scale): once for each division by
+    W that may come before a sum; 0 in a plain case whose sums W need not divide, so that it shows who divides first.
     """
 
     dtype: Dtype = "float64"
@@ -267,6 +274,7 @@ class Arithmetic:
     numbers: Numbers = "grid"
     averaging: Averaging = "divide"
     compute: Compute = "dtype"
+    world_factors: int = 1
 
 
 @dataclass(frozen=True, slots=True)

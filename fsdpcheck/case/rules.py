@@ -112,6 +112,7 @@ def _ranges(case: Case) -> Iterator[tuple[str, float, float, float]]:
     yield "step.optimizer.weight_decay", step.optimizer.weight_decay, 0.0, 1.0
     yield "arithmetic.weights", case.arithmetic.weights, 1, 1 << 20
     yield "arithmetic.inputs", case.arithmetic.inputs, 1, 1 << 20
+    yield "arithmetic.world_factors", case.arithmetic.world_factors, 0, 4
     yield "seed", case.seed, 0, (1 << 64) - 1
     if case.sampling is not None:
         yield from case_sampling.ranges(case.sampling)
@@ -301,6 +302,16 @@ def _validate_numbers(case: Case) -> None:
     if names and case.arithmetic.dtype != "float32":
         wanted = f"float32 for a model that names {names}: beside float64 it would raise or round"
         _refuse("arithmetic.dtype", case.arithmetic.dtype, wanted, "set it")
+    if case.arithmetic.world_factors == 0:
+        _validate_any_sum(case)
+
+
+def _validate_any_sum(case: Case) -> None:
+    """A sum that W need not divide is rounded where it is divided: right only if that is done once, and at the end."""
+    step, arithmetic = case.step, case.arithmetic
+    if step.reductions > 1 or step.private or case.mesh.dp_replicate > 1 or arithmetic.averaging != "divide":
+        wanted = "1 or more where averages are taken twice, before a sum, or of clipped gradients"
+        _refuse("arithmetic.world_factors", 0, wanted, "losses carry the factor W for these")
 
 
 def _validate_compute(case: Case) -> None:

@@ -27,7 +27,7 @@ _LATER: dict[str, dict[str, Any]] = {
     "OwnModel": {"names": ""},
     "BatchLayout": {"lists": ()},
     "StepSpec": {"noise_multiplier": 0.0, "clip_groups": "all"},
-    "Arithmetic": {"compute": "dtype"},
+    "Arithmetic": {"compute": "dtype", "world_factors": 1},
 }
 """Fields, by the class they are in, that came after version 2 was frozen: written only where they differ from this."""
 
@@ -216,6 +216,7 @@ def _describe_numbers(case: Case) -> str:
     kind += " and surrogates" if "surrogates" in case.requires() else ""
     more = ", projected to integers after each step" if rule.project else ""
     more += ", averages premultiplied by 1/W" if rule.averaging == "premultiply" else ""
+    more += f", losses times W**{rule.world_factors}" if rule.world_factors != 1 else ""
     ranges = f"weights in +-{rule.weights}, inputs in +-{rule.inputs}"
     dtype = rule.dtype + f", the model computes in {rule.compute}" * (rule.compute != "dtype")
     return f"numbers: {dtype}, {kind}, {ranges}{more}; seed {case.seed}"

@@ -82,9 +82,11 @@ def assert_gradients_equal(execution: Execution, answer: Answer) -> None:
     completed(execution)
     for k, step in enumerate(answer.steps):
         for rank, got in recorded(execution, k, "grads"):
-            where = f"step {k}, rank {rank}"
-            cause = partial(diagnosis.of_gradient, answer, k, got)
-            require_equal("the gradient is not the single device's", got, step.used, where, cause)
+            where, what = f"step {k}, rank {rank}", "the gradient is not the single device's"
+            if text := diagnosis.conventions.of_names(answer, k, got):
+                shown, wanted = (f"of {sorted(names)}" for names in (got, step.used))
+                raise Violation(what, got=shown, wanted=wanted, where=where, cause=text)
+            require_equal(what, got, step.used, where, partial(diagnosis.of_gradient, answer, k, got))
 
 
 def assert_ranks_agree(execution: Execution) -> None:
@@ -147,7 +149,7 @@ def assert_norms_in_dataset_order(execution: Execution, answer: Answer) -> None:
             wanted = {
                 "indices": torch.tensor(step.samples).repeat_interleave(times),
                 "duplicates": torch.tensor(twice, dtype=torch.int64),
-                "norms": roots.in_order(step, times, got.get("norms")),
+                "norms": roots.in_order(answer, step, times, got.get("norms")),
             }
             cause = partial(diagnosis.of_order, answer.case, k, step, got["norms"]) if "norms" in got else unknown
             require_equal(what, got, wanted, f"step {k}, rank {result.rank}", cause)

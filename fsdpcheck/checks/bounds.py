@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import layouts, models
-from fsdpcheck.adapters._base import FactorRule, GlobalNormRule
+from fsdpcheck.adapters._base import FactorRule, GlobalNormRule, NormRule
 from fsdpcheck.case import Case, LayerSpec
 from fsdpcheck.case.shapes import Stage, stages
 from fsdpcheck.clipping_groups import column, number
@@ -37,14 +37,15 @@ def gamma(roundings: Fraction | int, unit: Fraction) -> Fraction:
     return roundings * unit / (1 - roundings * unit)
 
 
-def nested_norm_bound(terms: Sequence[int], unit: Fraction, rounded_inputs: bool = False) -> Fraction:
+def nested_norm_bound(terms: Sequence[int], unit: Fraction, further: int = 0) -> Fraction:
     """Relative error of a norm of norms of ... of exact numbers.
 
     ``terms[j]``: how many values level j squares, adds up (in any order) and takes the root of. A level of m values
     rounds each square once and each sum m - 1 times, which the root halves, and its root (or power 1/2) counts twice:
-    m/2 + 2 roundings. Levels add up. ``rounded_inputs``: the numbers were cast first.
+    m/2 + 2 roundings. Levels add up. ``further``: roundings beside, of a cast or of the sum
+    with an eps.
     """
-    roundings = sum((Fraction(m, 2) + ROOT for m in terms), Fraction(int(rounded_inputs)))
+    roundings = sum((Fraction(m, 2) + ROOT for m in terms), Fraction(further))
     return gamma(roundings, unit)
 
 
@@ -52,12 +53,13 @@ def global_norm_bound(answer: Answer, step: StepAnswer, rule: GlobalNormRule) ->
     """Relative error of a global gradient norm formed as ``rule`` declares.
 
     Nested: over all elements of a piece of a shard, over parameters (or units), over ranks; in each level at most all
-    of them. Otherwise one root of one sum. The last cast to the case's dtype is counted.
+    of them. Otherwise one root of one sum. The last cast to the case's dtype is counted, and the sum with an eps.
     """
     dtype = "float32" if rule.dtype == "float32" else answer.case.arithmetic.dtype
     elements = sum(value.numel() for value in step.released.values())
     levels = (elements, len(step.released), answer.case.world_size) if rule.nested else (elements,)
-    return nested_norm_bound(levels, UNIT_ROUNDOFF[dtype], rounded_inputs=dtype != answer.case.arithmetic.dtype)
+    further = (dtype != answer.case.arithmetic.dtype) + bool(rule.norm.eps)
+    return nested_norm_bound(levels, UNIT_ROUNDOFF[dtype], further)
 
 
 def sample_norm_bound(answer: Answer) -> Fraction:
@@ -85,20 +87,28 @@ def factor_bound(answer: Answer) -> Fraction:
 def weight_bound(answer: Answer) -> Fraction:
     """Relative error of a clip factor against ``exact_factor``, by any rule: root (2), n + eps, quotient, product.
 
-    Zero where every factor is 1.
+    And the sum with an eps that the norm has. Zero where every factor is 1.
     """
     if answer.case.step.clipping in ("none", "unclipped"):
         return Fraction(0)
-    return factor_bound(answer) or gamma(ROOT + 3, UNIT_ROUNDOFF[answer.case.arithmetic.dtype])
+    return factor_bound(answer) or gamma(
+        ROOT + 3 + bool(answer.rule.norm.eps), UNIT_ROUNDOFF[answer.case.arithmetic.dtype]
+    )
 
 
 def exact_factor(answer: Answer, step: StepAnswer, row: int, group: int = 0) -> Fraction:
-    """The clip factor of one sample (in one clipping group) to 200 bits: min(1, C / (sqrt(n2) + eps))."""
+    """The clip factor of one sample (in one clipping group) to 200 bits: min(1, C / (n + eps))."""
     squared = Fraction(float(step.group_squares[row, group]))
     if answer.case.step.clipping in ("none", "unclipped"):
         return Fraction(1)
-    norm = square_root(squared) + Fraction(answer.rule.eps)
+    norm = norm_of(squared, answer.rule.norm) + Fraction(answer.rule.eps)
     return min(Fraction(1), Fraction(answer.clip_norms[group]) / norm) if norm else Fraction(1)
+
+
+def norm_of(squared: Fraction, rule: NormRule) -> Fraction:
+    """The norm of an exact squared norm by ``rule``, to 200 bits."""
+    inside, outside = (Fraction(rule.eps) if rule.place == place else Fraction(0) for place in ("inside", "outside"))
+    return square_root(squared + inside) + outside
 
 
 def square_root(value: Fraction) -> Fraction:
@@ -181,12 +191,12 @@ def path_bound(case: Case) -> Fraction:
 def factor_range(least: Fraction, most: Fraction, clip_norm: float, rule: FactorRule) -> tuple[Fraction, Fraction]:
     """(least, most) that a clip factor min(1, C / (n + eps)) can be for a squared norm from ``least`` to ``most``.
 
-    Sum, quotient, product and cast round once each, the root counts for more.
+    Sums, quotient, product and cast round once each, the root counts for more.
     """
-    rounding = gamma(ROOT + 4, UNIT_ROUNDOFF["float64"])
+    rounding = gamma(ROOT + 4 + bool(rule.norm.eps), UNIT_ROUNDOFF["float64"])
     low, high = (
-        square_root(least) + Fraction(rule.eps),
-        square_root(most) * (1 + Fraction(1, 2**190)) + Fraction(rule.eps),
+        norm_of(least, rule.norm) + Fraction(rule.eps),
+        norm_of(most, rule.norm) * (1 + Fraction(1, 2**190)) + Fraction(rule.eps),
     )
     bound = Fraction(clip_norm)
     ends = (bound / high * (1 - rounding) if high else bound, bound / low * (1 + rounding) if low else Fraction(1))

@@ -21,8 +21,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import diagnosis, layouts, models
-from fsdpcheck.adapters._base import MicroBatch
+from fsdpcheck import diagnosis, layouts, models, oracle
+from fsdpcheck.adapters._base import MicroBatch, Unused
 from fsdpcheck.case import Case
 from fsdpcheck.checks.bounds import UNIT_ROUNDOFF, gamma
 from fsdpcheck.checks.comparing import require_equal, require_none, require_row_form, require_same_form
@@ -39,8 +39,10 @@ _SMALLEST = {"float64": Fraction(1, 2**1074), "float32": Fraction(1, 2**149)}
 """The smallest positive number, by dtype."""
 
 
-def assert_gradients_sum(execution: Execution) -> None:
+def assert_gradients_sum(execution: Execution, unused: Unused = "none") -> None:
     """The gradient of every step is the average of the ranks' own gradients, within the theorem on rounded sums.
+
+    ``unused``: what a parameter has that no sample of a step depends on (ArithmeticRule.unused).
 
     Own gradients are replayed from the parameters recorded before the step; in a private step each sample is weighed by
     the clip factor its rank reported (observe "factors").
@@ -49,9 +51,10 @@ def assert_gradients_sum(execution: Execution) -> None:
     completed(execution)
     for k in range(case.step.steps):
         terms = _terms(execution, k)
+        without = without_gradient(execution, k, terms, unused)
         for rank, got in recorded(execution, k, "grads"):
             cause = functools.partial(_of_gradient, execution, k, got)
-            _require_sum(case, got, terms, f"step {k}, rank {rank}", cause)
+            _require_sum(case, got, terms, without, f"step {k}, rank {rank}", cause)
 
 
 def assert_updates_follow(execution: Execution) -> None:
@@ -77,15 +80,18 @@ def assert_updates_follow(execution: Execution) -> None:
 
 
 def _take_gradients(parameters: Mapping[str, nn.Parameter], trained: list[str], result: RankResult, k: int) -> None:
-    """Give parameters the gradients that a rank showed at step ``k``; raises unless there is one of each trained."""
+    """Give parameters the gradients that a rank showed at step ``k``, None where it showed none.
+
+    Raises for one of what is not trained. That those with none are unused is for ``assert_gradients_sum`` to say.
+    """
     shown = result.steps[k].grads
     if shown is None:
         raise UsageError(f"the run recorded no grads (rank {result.rank}, step {k}); next: observe 'grads'")
-    wanted = {name: parameters[name].detach() for name in trained}
-    what = "the gradient that was shown is not of every trained parameter"
+    wanted = {name: parameters[name].detach() for name in trained if name in shown}
+    what = "the gradient that was shown is not of trained parameters"
     require_same_form(what, shown, wanted, f"step {k}, rank {result.rank}")
-    for name, gradient in shown.items():
-        parameters[name].grad = gradient.clone()
+    for name in trained:
+        parameters[name].grad = shown[name].clone() if name in shown else None
 
 
 def _of_update(case: Case, before: Named, after: Named, got: Named) -> Suspects | None:
@@ -124,11 +130,12 @@ def local_losses(
 def sum_bound(case: Case) -> Fraction:
     """Relative to sum |terms|: how far a rounded average of the W * K terms may be from the exact one.
 
-    Dividing by a power of two is exact, so then only the additions count.
+    Dividing by a power of two is exact, so then only the additions count. Averages may be averaged again with the next
+    micro-batch's: then each of the K reductions adds W - 1 sums of equal numbers, and its averaging.
     """
     terms = case.world_size * case.step.micro_batches
     axes = 2 if case.mesh.dp_replicate > 1 else 1
-    averaging = 0 if case.world_size & (case.world_size - 1) == 0 else axes * _AVERAGING
+    averaging = 0 if case.world_size & (case.world_size - 1) == 0 else axes * _AVERAGING * case.step.reductions
     return gamma(terms - 1 + averaging, UNIT_ROUNDOFF[case.arithmetic.dtype])
 
 
@@ -223,9 +230,27 @@ def parameters_before(result: RankResult, k: int, case: Case) -> Named:
     return copies
 
 
-def _require_sum(case: Case, got: Mapping[str, Tensor], terms: Sequence[Named], where: str, cause: Diagnose) -> None:
+def without_gradient(execution: Execution, k: int, terms: Sequence[Named], rule: Unused) -> set[str]:
+    """Names of the parameters without a gradient at step ``k``: looked for where one's ``terms`` are all zero."""
+    case = execution.request.case
+    if not terms or all(any(bool(term[name].any()) for term in terms) for name in terms[0]):
+        return set()
+    reached: set[str] = set()
+    for result in execution.ranks:
+        before = parameters_before(result, k, case)
+        for micro in layouts.batch(case, k, result.rank).micro_batches:
+            losses, trained = local_losses(case, before, micro, result.placement)
+            found = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
+            reached |= {name for name, gradient in zip(trained, found, strict=True) if gradient is not None}
+    return oracle.without_gradient(case, rule, trained_names(case), reached)
+
+
+def _require_sum(
+    case: Case, got: Mapping[str, Tensor], terms: Sequence[Named], without: set[str], where: str, cause: Diagnose
+) -> None:
     what = "the gradient is not the average of the ranks' own gradients"
-    wanted = {name: _rounded_average([term[name] for term in terms], case.world_size) for name in terms[0]}
+    names = [name for name in terms[0] if name not in without]
+    wanted = {name: _rounded_average([term[name] for term in terms], case.world_size) for name in names}
     require_same_form(what, got, wanted, where)
     bound = sum_bound(case)
     wrong = {}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import layouts, models, oracle
-from fsdpcheck.adapters._base import FactorRule
+from fsdpcheck.adapters._base import FactorRule, Unused
 from fsdpcheck.case import Case
 from fsdpcheck.checks import bounds
 from fsdpcheck.checks.alone import Alone, Seen, require_bounded, samples_of
@@ -29,7 +29,7 @@ from fsdpcheck.checks.comparing import (
     require_row_form,
     require_same_form,
 )
-from fsdpcheck.checks.matched import trained_names
+from fsdpcheck.checks.matched import trained_names, without_gradient
 from fsdpcheck.checks.recorded import completed, local_samples, recorded
 from fsdpcheck.execution import Execution
 from fsdpcheck.oracle import Named
@@ -70,8 +70,10 @@ def _of_factors(got: Tensor) -> Suspects:
     return [_UNCLIPPED] if bool((got == 1).all()) else []
 
 
-def assert_clipped_sum_near(execution: Execution, rule: FactorRule) -> None:
+def assert_clipped_sum_near(execution: Execution, rule: FactorRule, unused: Unused = "none") -> None:
     """The released gradient is (1/N) sum c_i g_i of clipped per-sample gradients, elementwise within the proven bound.
+
+    ``unused``: what a parameter has that no sample of a step depends on (ArithmeticRule.unused).
 
     Black box: c_i and g_i are the replay's own. For float64 cases whose operators all have a rule of their paths;
     raises NotExact for others.
@@ -83,6 +85,8 @@ def assert_clipped_sum_near(execution: Execution, rule: FactorRule) -> None:
     for k in range(case.step.steps):
         parts = list(_parts(execution, k))
         wanted, room = _clipped_sum(case, parts, execution.request.clip_norm, rule)
+        for name in without_gradient(execution, k, [own.gradient for _, own in parts], unused):
+            del wanted[name], room[name]
         for rank, got in recorded(execution, k, "grads"):
             where = f"step {k}, rank {rank}"
             require_same_form(what, got, wanted, where)
@@ -131,7 +135,7 @@ def _upward(value: Fraction) -> float:
 
 def _beyond(got: Named, wanted: Named, room: Named) -> Named:
     """Masks of elements farther from what is wanted than there is room, by name, of those that have some."""
-    masks = {name: ~((got[name] - value).abs() <= room[name]) for name, value in wanted.items()}
+    masks = {name: ~((got[name] - value).abs() <= room[name]) for name, value in wanted.items() if name in got}
     return {name: mask for name, mask in masks.items() if bool(mask.any())}
 
 

@@ -14,6 +14,7 @@ from fractions import Fraction
 
 import torch
 
+from fsdpcheck.adapters._base import NormRule
 from fsdpcheck.checks import bounds
 from fsdpcheck.checks.alone import Seen, require_bounded, samples_of
 from fsdpcheck.checks.comparing import number, require_row_form
@@ -26,8 +27,10 @@ _UNIT = 2.0**-53
 """The unit roundoff. Roots, and squares of norms, are off by a few."""
 
 
-def assert_norms_near(execution: Execution) -> None:
+def assert_norms_near(execution: Execution, rule: NormRule | None = None) -> None:
     """Every reported norm is that of the sample's own gradient: not below it by more than is proved, nor above it.
+
+    Where ``rule`` adds an eps, that of the sample's gradient and eps.
 
     For float64 cases whose operators all have a rule of their paths; raises NotExact for others.
     """
@@ -42,7 +45,16 @@ def assert_norms_near(execution: Execution) -> None:
                 "per-sample gradient norms are wrong", got, torch.zeros(len(found), dtype=got.dtype), where
             )
             for place, (norm, own) in enumerate(zip(got.tolist(), found, strict=True)):
-                _require_between(norm, own.least, own.most, f"{where}, sample {own.sample} (local {place})")
+                least, most = _range(own.least, own.most, rule or NormRule())
+                _require_between(norm, least, most, f"{where}, sample {own.sample} (local {place})")
+
+
+def _range(least: Fraction, most: Fraction, rule: NormRule) -> tuple[Fraction, Fraction]:
+    """(least, most) that the square of a norm with ``rule``'s eps can be, which is added with one rounding more."""
+    if not rule.eps:
+        return least, most
+    room = bounds.gamma(4, bounds.UNIT_ROUNDOFF["float64"])
+    return bounds.norm_of(least, rule) ** 2 * (1 - room), bounds.norm_of(most, rule) ** 2 * (1 + room)
 
 
 def _require_between(norm: float, least: Fraction, most: Fraction, where: str) -> None:

@@ -24,9 +24,9 @@ def rounded(squared: Tensor) -> Tensor:
     return torch.from_numpy(numpy.sqrt(squared.numpy()))
 
 
-def norms(step: StepAnswer, rows: list[int], got: Tensor) -> Tensor:
+def norms(answer: Answer, step: StepAnswer, rows: list[int], got: Tensor) -> Tensor:
     """[b]: the right norms of the samples ``rows``; of each the one that ``got`` has, if that is one of the two."""
-    return _nearest(got, pick(step.norms, rows), pick(_norms(step), rows))
+    return _nearest(got, pick(step.norms, rows), pick(_norms(answer, step), rows))
 
 
 def factors(answer: Answer, step: StepAnswer, rows: list[int], got: Tensor) -> Tensor:
@@ -34,24 +34,24 @@ def factors(answer: Answer, step: StepAnswer, rows: list[int], got: Tensor) -> T
     return _nearest(got, pick(step.factors, rows), pick(other_factors(answer, step), rows))
 
 
-def in_order(step: StepAnswer, times: Tensor, got: Tensor | None) -> Tensor:
+def in_order(answer: Answer, step: StepAnswer, times: Tensor, got: Tensor | None) -> Tensor:
     """The norms of all samples of a step, each as often as ``times`` [n] says; the same."""
     right = step.norms.repeat_interleave(times)
-    return right if got is None else _nearest(got, right, _norms(step).repeat_interleave(times))
+    return right if got is None else _nearest(got, right, _norms(answer, step).repeat_interleave(times))
 
 
 def other_factors(answer: Answer, step: StepAnswer) -> Tensor:
     """The factors, [n] or [n, G], of correctly rounded norms."""
     if answer.case.step.clipping in ("none", "unclipped"):
         return step.factors
-    norms_nG = rounded(step.group_squares.to(step.norms.dtype))
+    norms_nG = oracle.norms(step.group_squares.to(step.norms.dtype), answer.rule.norm, rounded)
     by_group = zip(norms_nG.unbind(1), answer.clip_norms, strict=True)
     found = torch.stack([oracle.factors(norm, bound, answer.rule) for norm, bound in by_group], 1)
     return found if step.factors.dim() == 2 else found[:, 0]
 
 
-def _norms(step: StepAnswer) -> Tensor:
-    return rounded(step.squared_norms.to(step.norms.dtype))
+def _norms(answer: Answer, step: StepAnswer) -> Tensor:
+    return oracle.norms(step.squared_norms.to(step.norms.dtype), answer.rule.norm, rounded)
 
 
 def _nearest(got: Tensor, of_torch: Tensor, other: Tensor) -> Tensor:

@@ -16,7 +16,19 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis import by_group, factors, noise, norms, precision, resumed, shards, stale, together, weights
+from fsdpcheck.diagnosis import (
+    by_group,
+    conventions,
+    factors,
+    noise,
+    norms,
+    precision,
+    resumed,
+    shards,
+    stale,
+    together,
+    weights,
+)
 from fsdpcheck.diagnosis.calls import of_failure
 from fsdpcheck.diagnosis.fitting import (
     by_ratio,
@@ -38,6 +50,7 @@ from fsdpcheck.program import at_step
 from fsdpcheck.suspects import PATTERN, Suspect, Suspects
 
 __all__ = [
+    "conventions",
     "noise",
     "of_clipped_update",
     "of_deferred",
@@ -65,6 +78,8 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects 
         return _of_groups(answer, step, *_given(case, wanted, step, got)) if _readable(case) else None
     found = list(stood_still(case, wanted.before, {name: wanted.after[name] for name in wanted.used}, got))
     found += precision.updated(case, {name: wanted.after[name] for name in wanted.used}, got)
+    if (explains := conventions.updated(case, wanted.before, step)) is not None:
+        found += conventions.undeclared(answer, step, got, explains)
     found += _of_places(case, wanted, got, wanted.after)
     if not _readable(case):
         return found or None
@@ -82,6 +97,7 @@ def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspect
     if len(answer.clip_norms) > 1:
         return _of_groups(answer, step, given, slack)
     found = _of_places(answer.case, wanted, got, wanted.used)
+    found += conventions.undeclared(answer, step, got, lambda gradient: {n: gradient[n] for n in wanted.used})
     if answer.case.step.max_grad_norm is not None:
         return found or None
     if _within(answer.case, wanted, given, slack):
@@ -166,7 +182,7 @@ def of_terms(
     """
     found: list[Suspect] = []
     for suspect, value in ((None, _averaged(case, terms)), *_of_ranks(case, terms), *reweighed):
-        if all(_near(case, got[name], value[name], [own[name] for mine in terms for own in mine]) for name in value):
+        if all(_near(case, got[name], value[name], [own[name] for mine in terms for own in mine]) for name in got):
             if suspect is None:
                 return None
             found.append(suspect)

@@ -25,8 +25,8 @@ def rounded(answer: Answer, step: int, explains: Explains) -> Iterator[Suspect]:
 
     ``explains``: whether gradients (float64) of some parameters are those got.
     """
-    case, released = answer.case, answer.steps[step].released
-    right = {name: value.double() for name, value in released.items()}
+    case, wanted = answer.case, answer.steps[step]
+    right = {name: wanted.released[name].double() for name in wanted.used}
     wrong = {unit: names for unit, names in shards.units(case, list(right)).items()
              if not explains({name: right[name] for name in names})}  # fmt: skip
     for words, given in _stages(answer, step) if wrong else ():

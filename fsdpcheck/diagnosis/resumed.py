@@ -124,7 +124,7 @@ def _after(answer: Answer, step: int, change: _Change) -> Named:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(own.before[name])
-                parameter.grad = own.used[name].clone()
+                parameter.grad = own.used[name].clone() if name in own.used else None
         if k == step:
             change(optimizer)
         optimizer.step()

@@ -45,6 +45,17 @@ _AVERAGES: tuple[Averaging, ...] = ("divide", "divide", "divide", "premultiply")
 _RARELY, _OFTEN = (False, False, False, True), (False, True, True)
 
 
+@st.composite
+def plain_of_any_sum(draw: st.DrawFn, features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> Case:
+    """``plain``, and of who averages after the sum also cases whose sums W does not divide, where they can be right.
+
+    These are what a division before the sum rounds otherwise.
+    """
+    case = draw(plain(features, world_sizes))
+    wanted = draw(st.booleans())  # in any case, or the simpler case would have more draws
+    return _of_any_sum(case, features) if wanted else case
+
+
 def plain(features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.SearchStrategy[Case]:
     """Ordinary training, no clipping of any kind."""
     return cases(features, clipping=("none",), world_sizes=world_sizes)
@@ -127,11 +138,12 @@ def cases(
     and the model has units.
     With "real" ``numbers`` the true functions are drawn whether surrogates are accepted or not.
     """
-    limit = features.max_world_size or max(world_sizes)
-    world = draw(st.sampled_from([size for size in world_sizes if size <= limit]))
+    narrow = tiny_only or (global_norm and features.global_norm.dtype == "float32")
+    narrow = narrow or "float64" not in features.arithmetic.dtypes
+    before = features.arithmetic.averaging == "before"
+    world = draw(st.sampled_from(_worlds(features, world_sizes, 24 if narrow else None)))
     shards = world // draw(st.sampled_from(_replicas(world))) if "hsdp" in features.accepts else world
-    narrow = global_norm and features.global_norm.dtype == "float32"
-    tiny = narrow or tiny_only or _flag(draw, "float32" in features.accepts, _RARELY)
+    tiny = narrow or _flag(draw, "float32" in features.accepts and not (before and not _averages(world, 24)), _RARELY)
     family = draw(st.sampled_from(clipping))
     contribution = _contribution(draw, features, family, contributions)
     off_the_grid = numbers == "real" or _flag(draw, "surrogates" in features.accepts, _OFTEN)
@@ -139,6 +151,9 @@ def cases(
     model = strategies_model.model(draw, allowed)
     layout = _layout(draw, features.accepts, world, tiny, True if contribution != "complete" else replicated)
     step = _step(draw, features, layout, world, family, off_the_grid, draw(st.sampled_from(steps)), tiny_only)
+    if before and tiny and step.reductions > 1:  # W**K leaves too few of 24 bits
+        alone = {"sync_every": False} if "no-sync" in features.accepts else {"micro_batches": 1}
+        step = replace(step, **alone)
     step = replace(step, contribution=contribution)
     if family != "none":
         deferred = "deferred" in features.promises
@@ -150,6 +165,7 @@ def cases(
     reshard = not _flag(draw, "keep-unsharded" in features.accepts)
     project = "project" in features.accepts and numbers == "grid" and not _stays_exact(step, family, tiny)
     arithmetic = replace(_arithmetic(draw, tiny, project), numbers=numbers)
+    arithmetic = replace(arithmetic, world_factors=step.reductions if before else 1)
     if "premultiply" in features.accepts and family != "probe" and _premultiplies(arithmetic, shards, world):
         arithmetic = replace(arithmetic, averaging=draw(st.sampled_from(_AVERAGES)))
     return Case(
@@ -235,7 +251,7 @@ def _step(
     times_world = tuple(world * power for power in powers[:3])
     parts = 1 if layout.kind == "replicated" else world
     normalisers: tuple[int | float, ...] = powers if layout.kind == "replicated" else (*powers, *times_world)
-    if features.divides_by_share and not is_power_of_two(world):
+    if features.arithmetic.divides_by_share and not is_power_of_two(world):
         normalisers = times_world
     if "fractional-normaliser" in accepts and not whole:
         normalisers += (whole_or_float(Fraction(parts, 2)),) * 2
@@ -291,6 +307,34 @@ def _premultiplies(arithmetic: Arithmetic, shards: int, world: int) -> bool:
     """Whether an average that multiplies by 1/W before it adds is exact over each axis of the mesh, and over both."""
     precision = {"float64": 53, "float32": 24}[arithmetic.dtype]
     return all(premultiplies_exactly(size, precision) for size in (shards, world // shards, world))
+
+
+def _of_any_sum(case: Case, features: Features) -> Case:
+    """The case with losses that do not carry W, and N a multiple of W, if its one average is the only rounding."""
+    step, arithmetic = case.step, case.arithmetic
+    rounds_once = step.reductions == 1 and case.mesh.dp_replicate == 1 and arithmetic.averaging == "divide"
+    stays = step.steps == 1 or arithmetic.project  # otherwise the second step starts off the grid
+    if features.arithmetic.averaging == "before" or is_power_of_two(case.world_size) or not (rounds_once and stays):
+        return case
+    if case.layout.kind != "replicated" and is_power_of_two(step.normaliser):
+        step = replace(step, normaliser=whole_or_float(Fraction(step.normaliser) * case.world_size))
+    return replace(case, step=step, arithmetic=replace(arithmetic, world_factors=0))
+
+
+def _worlds(features: Features, world_sizes: Sequence[int], precision: int | None) -> list[int]:
+    """The numbers of ranks within the adapter's limit, and those on which it averages exactly, if there are such.
+
+    ``precision``: bits of the arithmetic where it is fixed before the ranks are drawn.
+    """
+    limit = features.max_world_size or max(world_sizes)
+    sizes = [size for size in world_sizes if size <= limit]
+    exact = [size for size in sizes if features.arithmetic.averaging == "after" or _averages(size, precision or 53)]
+    return exact or sizes
+
+
+def _averages(world: int, precision: int) -> bool:
+    """Whether multiples of the number of ranks, and of the sizes of all its meshes' axes, times 1/W are exact."""
+    return all(premultiplies_exactly(size, precision) for size in range(1, world + 1) if world % size == 0)
 
 
 def _flag(draw: st.DrawFn, allowed: bool, odds: Sequence[bool] = (False, True)) -> bool:

@@ -95,7 +95,7 @@ def _largest_clip_norm(case: Case) -> int:
 
 def _odd(case: Case) -> int:
     """The odd factor of the loss scale."""
-    scale = case.world_size * case.mesh.dp_replicate
+    scale: int = case.world_size**case.arithmetic.world_factors * case.mesh.dp_replicate
     return scale // (scale & -scale)
 
 

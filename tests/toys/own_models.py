@@ -25,6 +25,33 @@ class Net(nn.Module):
         return result
 
 
+class Half(nn.Module):
+    """A block that uses one of its two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run, self.spare = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.run(x))
+
+
+class Skipping(Net):
+    """Uses half of its first block, nothing of its second, and nothing of a layer of the root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0], self.spare = Half(), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.blocks[0](x))
+        return result
+
+
+def skipping() -> nn.Module:
+    return Skipping()
+
+
 class Calls(nn.Module):
     """A function as a layer."""
 
