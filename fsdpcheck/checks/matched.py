@@ -69,7 +69,7 @@ def assert_updates_follow(execution: Execution) -> None:
         optimizer = make_optimizer(case.step.optimizer, [parameters[name] for name in trained_names(case)])
         for k, record in enumerate(result.steps):
             before = {name: value.detach().clone() for name, value in parameters.items()}
-            _take_gradients(parameters, trained_names(case), result, k)
+            _take_gradients(parameters, execution, result, k)
             optimizer.step()
             wanted = {name: value.detach() for name, value in parameters.items()}
             trained = {name: wanted[name] for name in trained_names(case)}
@@ -79,16 +79,19 @@ def assert_updates_follow(execution: Execution) -> None:
                 project_(parameters.values(), case)
 
 
-def _take_gradients(parameters: Mapping[str, nn.Parameter], trained: list[str], result: RankResult, k: int) -> None:
-    """Give parameters the gradients that a rank showed at step ``k``, None where it showed none.
+def _take_gradients(parameters: Mapping[str, nn.Parameter], execution: Execution, result: RankResult, k: int) -> None:
+    """Give parameters the gradients that a rank showed at step ``k``, and None to those that the step does not use.
 
-    Raises for one of what is not trained. That those with none are unused is for ``assert_gradients_sum`` to say.
+    Raises unless there is one of each trained parameter that it uses. Whether unused ones have one is for
+    ``assert_gradients_sum`` to say.
     """
-    shown = result.steps[k].grads
+    trained, shown = trained_names(execution.request.case), result.steps[k].grads
     if shown is None:
         raise UsageError(f"the run recorded no grads (rank {result.rank}, step {k}); next: observe 'grads'")
-    wanted = {name: parameters[name].detach() for name in trained if name in shown}
-    what = "the gradient that was shown is not of trained parameters"
+    missing = {*trained} - shown.keys()
+    needed = {*trained} - missing if missing and not missing & _reached(execution, k) else {*trained}
+    what = "the gradient that was shown is not of every trained parameter"
+    wanted = {name: parameters[name].detach() for name in trained if name in needed}
     require_same_form(what, shown, wanted, f"step {k}, rank {result.rank}")
     for name in trained:
         parameters[name].grad = shown[name].clone() if name in shown else None
@@ -235,14 +238,19 @@ def without_gradient(execution: Execution, k: int, terms: Sequence[Named], rule:
     case = execution.request.case
     if not terms or all(any(bool(term[name].any()) for term in terms) for name in terms[0]):
         return set()
-    reached: set[str] = set()
+    return oracle.without_gradient(case, rule, trained_names(case), _reached(execution, k))
+
+
+def _reached(execution: Execution, k: int) -> set[str]:
+    """Names of the parameters that a loss of step ``k`` depends on, on any rank."""
+    case, reached = execution.request.case, set[str]()
     for result in execution.ranks:
         before = parameters_before(result, k, case)
         for micro in layouts.batch(case, k, result.rank).micro_batches:
             losses, trained = local_losses(case, before, micro, result.placement)
             found = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
             reached |= {name for name, gradient in zip(trained, found, strict=True) if gradient is not None}
-    return oracle.without_gradient(case, rule, trained_names(case), reached)
+    return reached
 
 
 def _require_sum(
