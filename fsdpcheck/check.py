@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 from hypothesis.errors import Unsatisfiable
 
-from fsdpcheck import adapters, coverage
+from fsdpcheck import adapters, coverage, process_state
 from fsdpcheck.adapters._base import WITHOUT_MODEL
 from fsdpcheck.case import Case
 from fsdpcheck.engines.base import TORCHRUN
@@ -58,10 +58,11 @@ def check_law(
     check = Judging(law, run.watching(law.observe), on_case, deadline, _limits(run, world_sizes), min(count, least))
     if count >= least:
         check.labels = coverage.demanded(law.must_occur, law.vacuous_without, check.limits)
-    stop = _explore(check, count, world_sizes, seed, shrink) or _reach(check, world_sizes, seed, shrink)
-    varied = check.varied(check.violations[-1][0], check.asked, stop) if shrink and check.violations else None
-    if varied is None and shrink and stop is None and check.violations and run.engine.name == "simulated":
-        check.look_further(world_sizes, seed)
+    with process_state.undisturbed(check.left):
+        stop = _explore(check, count, world_sizes, seed, shrink) or _reach(check, world_sizes, seed, shrink)
+        varied = check.varied(check.violations[-1][0], check.asked, stop) if shrink and check.violations else None
+        if varied is None and shrink and stop is None and check.violations and run.engine.name == "simulated":
+            check.look_further(world_sizes, seed)
     verdict = varied or check.verdict(stop)
     return replace(verdict, seconds=time.monotonic() - started).bounded()
 
@@ -88,7 +89,7 @@ def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None,
         verdict = check.not_supported
     else:
         varied = check.varied(case, run.asked, None) if diagnose else None
-        verdict = varied or Verdict(law.name, run.adapter_ref, "holds", cases=1)
+        verdict = varied or Verdict(law.name, run.adapter_ref, "holds", cases=1, left=tuple(run.ran.left))
     return replace(verdict, seconds=time.monotonic() - started).bounded()
 
 

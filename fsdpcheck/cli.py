@@ -297,6 +297,8 @@ def _replay(options: argparse.Namespace) -> int:
             print(f"{paint('holds', 'green')}: {found.law} on {found.adapter}, for the case\n{token.case.describe()}")
         else:
             print(finding.trouble(found))
+        for what in found.left:
+            print(f"  {what}; it was put back (docs/threat-model.md)")
     return verdict.exit_code(codes)
 
 

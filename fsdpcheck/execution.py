@@ -172,3 +172,5 @@ class Execution:
     hand_overs: int = 0
     files: dict[str, str] = field(default_factory=dict)
     """What ranks that are processes have loaded (see provenance.Loaded.files): path -> hash of its content."""
+    left: tuple[str, ...] = ()
+    """What ranks left changed of their process, a sentence each; it was put back (process_state)."""

@@ -116,6 +116,8 @@ class Judging:
     refused: dict[Case, str] = field(default_factory=dict)
     """Cases that the implementation says it cannot take, and how it says so."""
     census: Counter[str] = field(default_factory=Counter)
+    left: dict[str, None] = field(default_factory=dict)
+    """What was left changed of the process by any run, a sentence each."""
     hits: Counter[str] = field(default_factory=Counter)
     broken: Finding | None = None
     violations: list[tuple[Case, Violation]] = field(default_factory=list)
@@ -153,6 +155,8 @@ class Judging:
             raise
         except Exception as error:
             raise Stop(error, case) from error
+        finally:
+            self.left.update(self.run.ran.left)
         if self.broken is None:
             self.evidence.drawn[case] = False
         self.passed += 1
@@ -179,6 +183,7 @@ class Judging:
 
     def broken_by(self, case: Case, violation: Violation, diagnose: bool) -> Verdict:
         """The verdict of one case alone."""
+        self.left.update(self.run.ran.left)
         self._break(case, violation)
         self._count(case)
         assert self.broken is not None
@@ -295,6 +300,7 @@ class Judging:
             census=census,
             undrawn=self._undrawn,
             never=self._never,
+            left=tuple(self.left),
         )
 
     def _outcome(self, spent: bool) -> coverage.Judged:

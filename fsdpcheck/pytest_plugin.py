@@ -166,7 +166,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     verdict = check_law(law, bound, plan.profile, plan.world_sizes, on_case=beat)
     left = {thread for thread in threading.enumerate() if not thread.daemon} - before
     pyfuncitem.config.stash.setdefault(_LEFT, set()).update(left)
-    told = {name: getattr(verdict, name) for name in ("law", "status", "cases", "rejected", "adapter", "never")}
+    told = {name: getattr(verdict, name) for name in ("law", "status", "cases", "rejected", "adapter", "never", "left")}
     pyfuncitem.user_properties.append((_PROPERTY, told))
     _conclude(verdict)
     return True
@@ -196,6 +196,8 @@ class _Account:
         """Laws of which cases were judged."""
         self.never: list[tuple[str, str, list[str]]] = []
         """(adapter, law, kinds of cases of which it judged none), of those that hold."""
+        self.left: dict[str, None] = {}
+        """What adapters left changed of their processes."""
 
     @property
     def ran(self) -> int:
@@ -204,6 +206,7 @@ class _Account:
     def add(self, told: dict[str, Any]) -> None:
         self.verdicts[told["status"]] += 1
         self.cases += told["cases"]
+        self.left.update(dict.fromkeys(f"{told['adapter']}: {what}; it was put back" for what in told.get("left", ())))
         self.judged |= {told["law"]} if told["cases"] else set()
         if told["status"] == "holds":
             self.never.append((told["adapter"], told["law"], told["never"]))
@@ -252,7 +255,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.section("fsdpcheck")
     terminalreporter.line(str(account))
     avoided = unjudged.avoided(config.stash[_PLAN].avoid, "--fsdpcheck-avoid")
-    for sentence in (*conditional.sentences(account.judged), *avoided, *unjudged.never(account.never)):
+    for sentence in (*conditional.sentences(account.judged), *avoided, *unjudged.never(account.never), *account.left):
         terminalreporter.line(sentence)
     if account.ran < account.promised:
         terminalreporter.line(

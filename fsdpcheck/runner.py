@@ -19,6 +19,7 @@ from fsdpcheck.engines._interpreter import interpreter
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import AdapterError, NoProgress, NotApplicable, NotSupported, Refused, UsageError, qualified
 from fsdpcheck.execution import Execution, Failure, Observable, RunRequest, SchedulePolicy, Use
+from fsdpcheck.process_state import imports
 
 _REMEMBERED = 1024  # answers kept; one is a few small tensors
 
@@ -34,15 +35,19 @@ class Ran:
     newest: Execution | None = None
     hits: Counter[str] = field(default_factory=Counter)
     files: dict[str, str] = field(default_factory=dict)
+    left: dict[str, None] = field(default_factory=dict)
+    """What ranks or imports left changed of the process, a sentence each, in the order it was seen."""
 
     def note(self, execution: Execution) -> None:
         self.newest = execution
         self.hits.update(execution.install_hits)
         self.files |= execution.files
+        self.left.update(dict.fromkeys(execution.left))
 
     def clear(self) -> None:
         self.newest = None
         self.hits.clear()
+        self.left.clear()
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,7 @@ class Run:
         )
         execution = (self.engine if case.kernel is None else interpreter()).run(request)
         self.ran.note(execution)
+        self.ran.left.update(dict.fromkeys(imports.told(_imported(case, request.adapter))))
         _raise_what_is_no_finding(execution.failure)
         if report := refusals.refused(execution) or refusals.raised_alone(execution):
             raise Refused(report)
@@ -166,6 +172,11 @@ class Run:
     def asked(self) -> RunRequest | None:
         """What the newest execution was asked for."""
         return self.ran.newest.request if self.ran.newest else None
+
+
+def _imported(case: Case, adapter: str) -> tuple[str, ...]:
+    own = case.model.own
+    return (adapter,) if own is None else (adapter, own.build, own.batch, own.loss)
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)

@@ -100,6 +100,11 @@ def is_plumbing(filename: str) -> bool:
     return filename.startswith("<") or filename.endswith(_GLUE) or _is_standard_library(filename)
 
 
+def is_torch(filename: str) -> bool:
+    """Whether a file is torch's own."""
+    return filename.startswith(_TORCH)
+
+
 def is_harness(filename: str) -> bool:
     """Whether a file is the harness itself, and neither the reference implementation nor an adapter."""
     return filename.startswith(_OURS) and not filename.startswith(_IMPLEMENTATIONS)
@@ -367,3 +372,83 @@ DETERMINISTIC = (
     "_set_deterministic_fill_uninitialized_memory",
 )
 """Functions of ``torch._C`` through which Python reads and sets the deterministic algorithms. Tried: 2.13.0."""
+
+
+def default_device() -> torch.device | None:
+    """The device that ``torch.set_default_device`` set on this thread; None where it set none. Tried: 2.13.0."""
+    context = getattr(cast(Any, torch)._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else cast("torch.device", context.device)
+
+
+def print_options() -> object:
+    """What ``torch.set_printoptions`` changes, an object with an attribute each. Tried: 2.13.0."""
+    return cast(Any, torch)._tensor_str.PRINT_OPTS
+
+
+def stack_depths() -> dict[str, Callable[[], object]]:
+    """What is open on this thread and has no setter, by name: how deep modes and transforms are. Tried: 2.13.0."""
+    private: Any = torch._C
+    return {
+        "dispatch modes": private._len_torch_dispatch_stack,
+        "torch function modes": private._len_torch_function_stack,
+        "functorch transforms": private._functorch.get_dynamic_layer_stack_depth,
+        "hooks on saved tensors": lambda: private._autograd._top_saved_tensors_default_hooks(True),
+    }
+
+
+def dtensor_handlers() -> dict[Any, Any]:
+    """What DTensor does with some operators instead of its rule, which ``loss_parallel()`` changes. Tried: 2.13.0.
+
+    Empty as long as nothing has imported DTensor.
+    """
+    dispatch = _loaded("torch.distributed.tensor._api", "DTensor", "_op_dispatcher")
+    return {} if dispatch is None else dispatch._custom_op_handlers
+
+
+def set_dtensor_handlers(handlers: dict[Any, Any]) -> None:
+    """Put another dict in place of ``dtensor_handlers()``; an empty one stands for what torch begins with.
+
+    So it is right for a rank that had none because nothing had imported DTensor yet. Tried: 2.13.0.
+    """
+    dispatch = _loaded("torch.distributed.tensor._api", "DTensor", "_op_dispatcher")
+    if dispatch is not None:
+        dispatch._custom_op_handlers = handlers or type(dispatch)()._custom_op_handlers
+
+
+def own_dtensor_handlers() -> tuple[Callable[[], dict[Any, Any]], Callable[[dict[Any, Any]], None]]:
+    """How to read, and to write, what ``dtensor_handlers()`` has beyond what torch begins with. Tried: 2.13.0."""
+    first: dict[Any, Any] = {}
+
+    def read() -> dict[Any, Any]:
+        now = dtensor_handlers()
+        if now and not first:
+            dispatch = _loaded("torch.distributed.tensor._api", "DTensor", "_op_dispatcher")
+            first.update(type(dispatch)()._custom_op_handlers)
+        return {} if now == first else {op: now.get(op) for op in {*now, *first} if now.get(op) is not first.get(op)}
+
+    def write(own: dict[Any, Any]) -> None:
+        if dtensor_handlers():
+            read()
+            set_dtensor_handlers({op: how for op, how in {**first, **own}.items() if how is not None})
+
+    return read, write
+
+
+def fsdp1_profiling() -> set[str]:
+    """What FSDP1's SimpleProfiler believes is being profiled now, in the whole process. Tried: 2.13.0."""
+    profiler = _loaded("torch.distributed.fsdp._debug_utils", "SimpleProfiler")
+    return set() if profiler is None else profiler.profiling
+
+
+_known: dict[str, Any] = {}
+
+
+def _loaded(module: str, *path: str) -> Any:
+    """An object of a module of torch, by the names that lead to it; None as long as nothing has imported the module."""
+    found = _known.get(module)
+    if found is None and module in sys.modules:
+        found = sys.modules[module]
+        for name in path:
+            found = getattr(found, name, None)  # None, too, while the module is being imported
+        _known[module] = found
+    return found

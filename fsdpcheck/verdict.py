@@ -72,6 +72,7 @@ class Verdict:
     ``exit_code`` is what this verdict alone asks for. ``census`` counts the judged cases by what they demand;
     ``undrawn``: traits that the adapter accepts and that none of them demanded, so that nothing is said of them;
     ``never``: so of kinds of cases that the law names and that none of them was, in words (see coverage.py).
+    ``left``: what ranks, or importing the adapter, left changed of the process, a sentence each; it was put back.
     """
 
     law: str
@@ -86,6 +87,7 @@ class Verdict:
     never: tuple[str, ...] = ()
     finding: Finding | None = None
     exit_code: int = HOLDS
+    left: tuple[str, ...] = ()
 
     @property
     def root(self) -> tuple[str, ...]:
@@ -119,7 +121,7 @@ class Verdict:
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> Verdict:
         finding = data["finding"]
-        several = {name: tuple(data.get(name, ())) for name in ("undrawn", "never")}
+        several = {name: tuple(data.get(name, ())) for name in ("undrawn", "never", "left")}
         return Verdict(**{**data, **several, "finding": Finding(**finding) if finding else None})
 
 

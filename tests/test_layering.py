@@ -19,6 +19,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
             "fsdpcheck", "errors", "suspects", "trace", "values", "exact", "exact.*", "exact.surrogates.*",
             "binomial", "torch_private", "hypothesis_private", "triton_private", "references", "spelling", "leftovers",
             "provenance", "reading", "excerpt",
+            "process_state", "process_state.*",
         )
     },
     {"case": ("case", "case.*")},

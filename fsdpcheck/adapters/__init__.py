@@ -73,7 +73,10 @@ def features(ref: str) -> Features:
 def _once(ref: str) -> tuple[Adapter, Features]:
     key = canonical(ref)
     if key not in _loaded:
-        _loaded[key] = _validated(ref, _found(key, ref))
+        from fsdpcheck.process_state import imports
+
+        with imports.recorded(key):
+            _loaded[key] = _validated(ref, _found(key, ref))
     return _loaded[key]
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 import torch._C._distributed_c10d as c10d
 
-from fsdpcheck import adapters, arithmetic, deadlock, provenance
-from fsdpcheck.engines import _installs, _poison
+from fsdpcheck import adapters, arithmetic, deadlock, process_state, provenance
+from fsdpcheck.engines import _installs, _patches, _poison
 from fsdpcheck.engines._endings import adapter_failure, ending
 from fsdpcheck.engines._globals import RankGlobals
 from fsdpcheck.engines._gloo import World
@@ -41,6 +41,10 @@ class Reply:
     adapter: Failure | None = None
     files: dict[str, str] = field(default_factory=dict)
     """See Execution.files."""
+    left: tuple[str, ...] = ()
+    """What the rank left changed of its process, in words; it was put back."""
+    spent: bool = False
+    """Whether something could not be put back, so that the process must run nothing more."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ def follow(request: RunRequest, run: int, world: World) -> Reply:
     torch.set_num_threads(1)
     try:
         with ExitStack() as stack:
+            kept = stack.enter_context(process_state.Kept(_patches.of(request)))
             stack.enter_context(_poison.of_ranks(request.memory))
             own = RankGlobals(world.size, adapters.features(request.adapter).rank_local)
             stack.callback(own.restore)
@@ -103,9 +108,12 @@ def follow(request: RunRequest, run: int, world: World) -> Reply:
             stack.callback(world.close)
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             world.open(run)
-            rank_program(request, rank, torch.device("cpu"), reply.result)
+            with kept.on_rank(rank):
+                rank_program(request, rank, torch.device("cpu"), reply.result)
     except BaseException as error:
         reply.state, reply.adapter = ending(rank, error), adapter_failure(rank, error)
+    else:
+        reply.left, reply.spent = tuple(kept.left), kept.spent
     return reply
 
 

@@ -2,11 +2,14 @@
 
 One table: what each thing is called, how it is read, how it is put back. Thread-local state (grad mode, default device,
 dispatch modes) needs nothing. Costs decide the form: numpy's generator is swapped by reference (0.3 us instead of
-70 us), Python's as one block of memory (_twister.py), torch's by value (1 us).
+70 us), Python's as one block of memory (_twister.py), torch's by value (1 us), dicts of hooks by reference (0.5 us),
+the environment as _environment.py says. What ranks share and must not leave behind is compared after a run instead
+(process_state).
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 import os
@@ -20,11 +23,9 @@ import numpy as np
 import numpy.random.mtrand as _numpy
 import torch
 
+from fsdpcheck import torch_private
 from fsdpcheck.engines import _twister
-
-_RANK_ENVIRONMENT = ("RANK", "LOCAL_RANK")
-_WORLD_ENVIRONMENT = ("GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
+from fsdpcheck.engines._environment import Environments
 
 _SEEDED_TORCH = torch.Generator().manual_seed(0).get_state()
 _SEEDED_RANDOM = _twister.seeded(0)
@@ -63,6 +64,9 @@ def _swaps() -> list[Swap]:
         Swap("torch settings", _read_settings, _write_settings),
         Swap("python settings", _read_python, _write_python, cheap=False),
         Swap("working directory", os.getcwd, os.chdir),
+        Swap("hooks of all modules", _read_hooks, _write_hooks),
+        Swap("DTensor's operator handlers", torch_private.dtensor_handlers, torch_private.set_dtensor_handlers, False),
+        Swap("FSDP1's profiler", _read_profiling, _write_profiling),
         *_cuda_swaps(),
     ]
 
@@ -76,12 +80,9 @@ class RankGlobals:
     def __init__(self, world_size: int, extra: Sequence[str] = ()) -> None:
         self._swaps = [*_swaps(), *(_module_global(dotted) for dotted in extra)]
         self._reads = [swap.read for swap in self._swaps]
-        self._outside, self._outside_environment = self._read(), _read(_RANK_ENVIRONMENT + _WORLD_ENVIRONMENT)
+        self._outside = self._read()
         self._now: list[Any] | None = None
-        self._environment = [
-            [(os.fsencode(name), os.fsencode(str(rank))) for name in _RANK_ENVIRONMENT] for rank in range(world_size)
-        ]
-        _write(_WORLD_ENVIRONMENT, ("0", str(world_size), str(world_size), "127.0.0.1", "0"))
+        self._environments = Environments(world_size)
         self._saved = [self._fresh(rank) for rank in range(world_size)]
 
     def leave(self, rank: int) -> None:
@@ -93,13 +94,12 @@ class RankGlobals:
         for swap, there, wanted in zip(self._swaps, now, self._saved[rank], strict=True):
             if there is not wanted and (swap.mutable or not swap.cheap or there != wanted):
                 swap.write(wanted)
-        for key, value in self._environment[rank]:
-            _putenv(key, value)
+        self._environments.enter(rank)
 
     def restore(self) -> None:
         """Put back what the process had before the run."""
         self._put_back(self._outside)
-        _write(_RANK_ENVIRONMENT + _WORLD_ENVIRONMENT, self._outside_environment)
+        self._environments.restore()
 
     def _read(self) -> list[Any]:
         return [read() for read in self._reads]
@@ -119,6 +119,7 @@ class RankGlobals:
         state["random"] = _SEEDED_RANDOM
         state["numpy.random"] = _numpy_generator(rank)
         state["python settings"] = ([("ignore", None, Warning, None, 0)], *state["python settings"][1:])
+        state["DTensor's operator handlers"] = state["DTensor's operator handlers"].copy()
         for swap in self._swaps:
             if isinstance(swap, _ModuleGlobal):
                 state[swap.name] = swap.fresh()
@@ -146,8 +147,6 @@ class _ModuleGlobal(Swap):
 
 
 def _module_global(dotted: str) -> Swap:
-    import copy
-
     module_name, _, attribute = dotted.partition(":")
     module = importlib.import_module(module_name)
     pristine = copy.deepcopy(getattr(module, attribute))
@@ -158,31 +157,6 @@ def _module_global(dotted: str) -> Swap:
         cheap=False,
         fresh=lambda: copy.deepcopy(pristine),
     )
-
-
-def _read(names: tuple[str, ...]) -> tuple[str | None, ...]:
-    return tuple(os.environ.get(name) for name in names)
-
-
-def _putenv(key: bytes, value: bytes) -> None:
-    """``os.environ[key] = value`` of names that are encoded once instead of at each hand-over."""
-    if _ENCODED is None:
-        os.environ[os.fsdecode(key)] = os.fsdecode(value)
-    else:
-        os.putenv(key, value)
-        _ENCODED[key] = value
-
-
-_ENCODED: dict[bytes, bytes] | None = getattr(os.environ, "_data", None) if os.name == "posix" else None
-"""What stands behind os.environ in CPython: encoded names and values."""
-
-
-def _write(names: tuple[str, ...], values: tuple[str | None, ...]) -> None:
-    for name, value in zip(names, values, strict=True):
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def _read_settings() -> tuple[Any, ...]:
@@ -205,15 +179,63 @@ def _write_settings(settings: tuple[Any, ...]) -> None:
 
 
 def _read_python() -> tuple[Any, ...]:
-    """Filters of warnings (a list changed in place), streams, hook, level of logging: names of Python's own modules."""
-    return warnings.filters, sys.stdout, sys.stderr, sys.excepthook, logging.root.manager.disable
+    """Warnings (a list changed in place, functions), streams, hook, level of logging: names of Python's own modules."""
+    return (
+        warnings.filters,
+        sys.stdout,
+        sys.stderr,
+        sys.excepthook,
+        warnings.showwarning,
+        cast(Any, warnings)._showwarnmsg_impl,  # what catch_warnings(record=True) replaces
+        logging.root.manager.disable,
+    )
 
 
 def _write_python(settings: tuple[Any, ...]) -> None:
     """Always written, by reference, for that is cheaper than to compare; but not what has side effects."""
-    filters, sys.stdout, sys.stderr, sys.excepthook, disabled = settings
+    filters, sys.stdout, sys.stderr, sys.excepthook, warnings.showwarning, shown, disabled = settings
+    cast(Any, warnings)._showwarnmsg_impl = shown
     if warnings.filters is not filters:
         warnings.filters = filters
         cast(Any, warnings)._filters_mutated()
     if logging.root.manager.disable != disabled:
         logging.disable(disabled)
+
+
+_HOOKED = [vars(importlib.import_module(name)) for name in ("torch.nn.modules.module", "torch.optim.optimizer")]
+_HOOKS: list[dict[Any, Any]] = [
+    value
+    for names in _HOOKED
+    for name, value in names.items()
+    if name.startswith("_global_") and hasattr(value, "copy")
+]
+_Hooks = tuple[bool | None, tuple[dict[Any, Any], ...]]
+_NO_HOOKS: _Hooks = (None, tuple({} for _ in _HOOKS))
+
+
+def _read_hooks() -> _Hooks:
+    """Hooks on all modules and optimizers: whose backward hooks are of which kind, and the entries of each dict."""
+    kind = _HOOKED[0]["_global_is_full_backward_hook"]
+    return (kind, tuple(hooks.copy() for hooks in _HOOKS)) if any(_HOOKS) or kind is not None else _NO_HOOKS
+
+
+def _write_hooks(wanted: _Hooks) -> None:
+    """In place, for who may remove a hook holds a reference to its dict."""
+    _HOOKED[0]["_global_is_full_backward_hook"], entries = wanted
+    for hooks, those in zip(_HOOKS, entries, strict=True):
+        hooks.clear()
+        hooks.update(those)
+
+
+_NOTHING: frozenset[str] = frozenset()
+
+
+def _read_profiling() -> frozenset[str]:
+    profiling = torch_private.fsdp1_profiling()
+    return frozenset(profiling) if profiling else _NOTHING
+
+
+def _write_profiling(wanted: frozenset[str]) -> None:
+    profiling = torch_private.fsdp1_profiling()
+    profiling.clear()
+    profiling.update(wanted)

@@ -36,7 +36,7 @@ class Pool:
     """
 
     def __init__(self, world_size: int, link: Callable[[Place], Link]) -> None:
-        self.world_size, self._runs = world_size, 0
+        self.world_size, self._runs, self.spent = world_size, 0, False
         self.folder = Path(tempfile.mkdtemp(prefix=leftovers.folder_prefix()))
         self.links: list[Link] = []
         try:
@@ -58,7 +58,9 @@ class Pool:
         payload = pickle.dumps(request, pickle.HIGHEST_PROTOCOL)
         for link in self.links:
             link.send(payload)
-        return watch.execution(engine, request, watch.until_over())
+        execution = watch.execution(engine, request, watch.until_over())
+        self.spent = watch.spent
+        return execution
 
     def collect(self, rank: int) -> Reply | None:
         """The reply of a rank, if it has sent one."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fsdpcheck import deadlock
+from fsdpcheck import deadlock, process_state
 from fsdpcheck.engines import _stacks, _table
 from fsdpcheck.engines._follower import Reply
 from fsdpcheck.engines._spent import Limit, Spent, processor_seconds, sleep_of
@@ -57,7 +57,18 @@ class Watch:
         hits = [reply.hits for reply in self.replies.values()]
         summed = {name: sum(one.get(name, 0) for one in hits) for name in request.installs}
         files = {path: hashed for reply in self.replies.values() for path, hashed in reply.files.items()}
-        return Execution(engine, request, results, failure, summed, files=files)
+        return Execution(engine, request, results, failure, summed, files=files, left=self._left())
+
+    @property
+    def spent(self) -> bool:
+        """Whether a worker cannot be used again."""
+        return any(reply.spent for reply in self.replies.values())
+
+    def _left(self) -> tuple[str, ...]:
+        left: dict[str, frozenset[int]] = {}
+        for rank, reply in sorted(self.replies.items()):
+            left.update({what: left.get(what, frozenset()) | {rank} for what in reply.left})
+        return process_state.sentences(left, len(self._ranks))
 
     def _collect(self) -> None:
         for rank in self._ranks:

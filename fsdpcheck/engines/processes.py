@@ -48,7 +48,7 @@ class ProcessesEngine:
         except BaseException:
             self._discard(world_size)
             raise
-        if execution.failure is not None:
+        if execution.failure is not None or self._pools[world_size].spent:
             self._discard(world_size)
         return execution
 

@@ -16,8 +16,8 @@ from functools import partial
 
 import torch
 
-from fsdpcheck import adapters, arithmetic
-from fsdpcheck.engines import _installs, _poison
+from fsdpcheck import adapters, arithmetic, process_state
+from fsdpcheck.engines import _installs, _patches, _poison
 from fsdpcheck.engines._rank_threads import Pool
 from fsdpcheck.engines._rendezvous import current_rank
 from fsdpcheck.engines._shared_locks import set_apart
@@ -67,28 +67,37 @@ class SimulatedEngine:
         rank_local = adapters.features(request.adapter).rank_local
         if not adapters.is_builtin(request.adapter):
             set_apart(adapters.canonical(request.adapter), world_size)
+        own = _patches.of(request)
         pool = self._pools.get(world_size)
         if pool is None:
             pool = self._pools[world_size] = Pool(world_size)
         try:
             with ExitStack() as stack:
                 stack.enter_context(_quiet_collector(self._sweep))
+                kept = stack.enter_context(process_state.Kept(own, world_size))
                 stack.enter_context(_poison.of_ranks(request.memory))
                 stack.enter_context(arithmetic.of(request.case))
                 hits = stack.enter_context(_installs.installed(request.installs))
-                job = partial(self._program, request)
+                job = partial(self._on_rank, kept, request)
                 begun = SimulatedRun(request, rank_local)
                 run = pool.run(begun, job, self._device, self._budget, self._limit)
                 run.execution.install_hits = hits.read()
         except BaseException:
             self._discard(world_size)
             raise
-        if run.execution.failure is not None:
+        if run.execution.failure is not None or kept.spent:
             self._discard(world_size)
+        run.execution.left = process_state.sentences(kept.left, world_size)
         return run.execution
 
     def close(self) -> None:
         _close_all(self._pools)
+
+    def _on_rank(
+        self, kept: process_state.Kept, request: RunRequest, rank: int, device: torch.device, result: RankResult
+    ) -> None:
+        with kept.on_rank(rank):
+            self._program(request, rank, device, result)
 
     def _discard(self, world_size: int) -> None:
         pool = self._pools.pop(world_size, None)

@@ -80,7 +80,7 @@ class TorchrunEngine:
         except BaseException:
             self._discard()
             raise
-        if execution.failure is not None:
+        if execution.failure is not None or pool.spent:
             self._discard()
         return execution
 

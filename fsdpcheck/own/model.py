@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fsdpcheck import references
 from fsdpcheck.case import OwnModel
+from fsdpcheck.process_state import imports
 
 NEEDED = 27
 """Samples that a batch must have: nine in each of three steps, the most that are drawn (see strategies)."""
@@ -51,7 +52,7 @@ def fixed_seeds(seed: int = 0) -> Iterator[None]:
 
 def built(ref: str) -> Any:
     """What the user's ``build()`` gives, anew, with the random streams at a fixed place."""
-    with _lock, fixed_seeds():
+    with _lock, fixed_seeds(), imports.recorded(ref):
         return references.load(ref, _MODEL)()
 
 
@@ -69,7 +70,7 @@ def values(ref: str) -> dict[str, Tensor]:
 
 def drawn(ref: str, count: int) -> Any:
     """What the user's ``batch`` gives for ``count`` samples, anew, with the random streams at a fixed place."""
-    with _lock, fixed_seeds():
+    with _lock, fixed_seeds(), imports.recorded(ref):
         function = references.load(ref, _BATCH)
         return function(count) if takes_count(function) else function()
 
@@ -83,7 +84,10 @@ def samples(ref: str, count: int) -> tuple[Tensor, Tensor]:
 
 def loss(ref: str) -> Loss:
     """The user's loss, or the built-in one for ""."""
-    return cast(Loss, references.load(ref, _LOSS)) if ref else built_in_loss
+    if not ref:
+        return built_in_loss
+    with imports.recorded(ref):
+        return cast(Loss, references.load(ref, _LOSS))
 
 
 def built_in_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -92,6 +96,11 @@ def built_in_loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return 0.5 * (outputs - targets).flatten(1).square().sum(1)
     rows = nn.functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1), reduction="none")
     return rows.reshape(len(outputs), math.prod(targets.shape[1:])).sum(1)
+
+
+def load(own: OwnModel) -> None:
+    """Import and build all of it, as far as this process has not yet: what that changes is noted (process_state)."""
+    model(own.build), samples(own.batch, NEEDED), loss(own.loss)
 
 
 def target_form(own: OwnModel) -> tuple[tuple[int, ...], torch.dtype | None]:

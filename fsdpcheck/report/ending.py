@@ -23,7 +23,7 @@ def ending(ledger: Ledger, paint: Paint) -> str:
         and not verdict.reason.startswith(NOT_CHECKED)
     )
     parts += [f"ERROR: {text}" for text, _ in ledger.errors]
-    parts += [unjudged.of_session(ledger), table.undrawn(ledger), table.unaccepted(ledger)]
+    parts += [table.left(ledger), unjudged.of_session(ledger), table.undrawn(ledger), table.unaccepted(ledger)]
     if ledger.laws:
         parts.append(("interrupted: " if ledger.interrupted else "") + table.summary(ledger))
     return "\n\n".join(part for part in parts if part)

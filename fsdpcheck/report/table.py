@@ -75,6 +75,14 @@ def undrawn(ledger: Ledger) -> str:
     return "\n".join(lines + ["(law by law: undrawn in --json)"] * bool(lines))
 
 
+def left(ledger: Ledger) -> str:
+    """A line for each thing that was left changed of a process, with how many laws saw it; "" where nothing was."""
+    seen = Counter((v.adapter, what) for v in ledger.verdicts.values() for what in v.left)
+    lines = [f"{adapter}: {what} ({count} law{'s' * (count > 1)})" for (adapter, what), count in seen.items()]
+    told = "(put back after each run, so that nobody else met it; docs/threat-model.md)"
+    return "\n".join([*lines, told] if lines else [])
+
+
 def aligned(rows: Sequence[Sequence[str]], paint: Paint, right: Container[int] = _RIGHT) -> str:
     """Rows in columns, those numbered in ``right`` flush right; the first row is the head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
