@@ -29,6 +29,9 @@ FSDP2 gathers and reduces inside methods of FSDPParamGroup; FSDP1 gathers inside
 inside the free function ``_runtime_utils._reduce_grad(state, handle)``. Tried: 2.13.0.
 """
 
+STORE_SERVER = "pt_tcpstore_uv"
+"""Name of the thread, as the system shows it, in which a TCPStore answers over sockets. Tried: 2.13.0."""
+
 ROOT = "(root)"
 """Subject of the root unit, whose fully-qualified name is the empty string."""
 

@@ -6,7 +6,8 @@ how often the thread has been put to sleep so far: when a second look at all thr
 between the two readings of it, and between the two looks all of them waited at once.
 
 Left out of the looks are the thread that looks and those that were there before this module was imported, which is
-before an implementation is: they belong to the harness or its host and wake nothing of an implementation's.
+before an implementation is: they belong to the harness or its host and wake nothing of an implementation's. So do
+those that serve a TCPStore, of real ranks of this process say: they answer through sockets, and nobody in a futex.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import platform
 import threading
 from pathlib import Path
 from typing import Final
+
+from fsdpcheck import torch_private
 
 _TASKS: Final = Path("/proc/self/task")
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
@@ -42,6 +45,8 @@ def _look() -> dict[str, str] | None:
     found: dict[str, str] = {}
     try:
         for task in _tasks() - _BEFORE - ours - {str(threading.get_native_id())}:
+            if (_TASKS / task / "comm").read_text().strip() == torch_private.STORE_SERVER:
+                continue
             words = (_TASKS / task / "syscall").read_text().split()
             if len(words) <= _TIME_OUT or words[0] != str(_FUTEX) or int(words[_TIME_OUT], 16):
                 return None

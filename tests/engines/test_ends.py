@@ -107,7 +107,11 @@ def test_a_forked_child_that_leaves_is_the_child_alone(simulate: Simulator) -> N
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ranks_that_share_a_lock_are_told_so(simulate: Simulator) -> None:
-    """Not a deadlock: on real ranks there would be none. Who holds it is known of either kind of lock."""
+    """Not a deadlock: on real ranks there would be none. Who holds it is known of either kind of lock.
+
+    A store that is served in this process, as that of real ranks is, keeps nobody from knowing it.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for shared in (threading.Lock(), threading.RLock()):
         held = SimpleNamespace(lock=shared)
 
@@ -123,6 +127,7 @@ def test_ranks_that_share_a_lock_are_told_so(simulate: Simulator) -> None:
         with pytest.raises(NotSupported):
             _raise_what_is_no_finding(execution.failure)
         assert simulate(lambda rank, size, result: dist.barrier(), 3).failure is None
+    assert store.port
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
