@@ -143,8 +143,9 @@ class _Session:
 
     def _look(self) -> None:
         """Set it going again if something in it has stopped it; end it if it never came back, or does not leave."""
-        if os.waitid(os.P_PID, self._child, os.WSTOPPED | os.WNOHANG) is not None:
-            os.kill(self._child, signal.SIGCONT)
+        with suppress(ChildProcessError):  # it has ended since the poll, and what has ended cannot have stopped
+            if os.waitid(os.P_PID, self._child, os.WSTOPPED | os.WNOHANG) is not None:
+                os.kill(self._child, signal.SIGCONT)
         if self._spent.is_due:
             self._spent.look()
         if why := self._spent.exceeded:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpcheck import evidence, judging
+from fsdpcheck import coverage, evidence, judging
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.check import check_law
 from fsdpcheck.diagnosis import of_failure
@@ -94,7 +94,7 @@ def test_evidence_ends_with_the_budget_and_is_not_counted_as_judged(engine: Simu
     failing = next(iter(drawing.distinct(law.draw(run.features, (2,)), 1)))
     seen = {}
     for deadline in (time.monotonic() - 1, None):
-        checking = judging.Judging(law, run, None, None)
+        checking = judging.Judging(law, run, None, None, coverage.Limits(run.features.accepts, (2,)))
         with pytest.raises(Violation):
             checking.judge(failing)
         checking.deadline = deadline
