@@ -157,7 +157,7 @@ class Child:
         poll.register(self.exit, select.POLLIN)
         return bool(poll.poll(0))
 
-    def death(self, known: frozenset[int] = frozenset()) -> str:
+    def death(self, known: frozenset[int] | None = None) -> str:
         """End it and all that it has started, and tell its end in words. ``known``: see leftovers.clear."""
         self.dismiss()
         os.close(self.pipe)

@@ -116,7 +116,10 @@ def test_a_process_that_waits_for_work_may_wait_for_ever(tmp_path: Path, monkeyp
     child.give("work")
     assert not child.idle
     connection.wait([child.exit])
-    child.death()
+    with subprocess.Popen(["sleep", "60"]) as other:
+        child.death()
+        assert other.poll() is None, "a child of ours that the dead one did not start"
+        other.kill()
 
 
 def test_an_adapter_that_ends_its_process_at_its_import_is_at_fault(tmp_path: Path) -> None:

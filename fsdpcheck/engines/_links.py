@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -85,6 +86,9 @@ class LocalLink:
 
     def exit_code(self) -> int | None:
         code: int | None = self._worker.exitcode
+        if code is None and connection.wait([self._worker.sentinel], 0):
+            code = self._worker.exitcode  # it has ended since; None still if another has reaped it
+            return -signal.SIGKILL if code is None else code
         return code
 
     def sources(self) -> list[Any]:

@@ -212,3 +212,14 @@ def _wait_until_gone(pid: int) -> None:
         descriptor = os.pidfd_open(pid)
         connection.wait([descriptor])
         os.close(descriptor)
+
+
+def test_a_worker_that_another_has_reaped_is_known_to_be_dead() -> None:
+    """multiprocessing says None of its exit for ever, and nobody would come back from waiting for it."""
+    link = LocalLink.__new__(LocalLink)
+    read, write = os.pipe()
+    link._worker = SimpleNamespace(exitcode=None, sentinel=read)
+    assert link.exit_code() is None
+    os.close(write)
+    assert link.exit_code() == -signal.SIGKILL
+    os.close(read)
