@@ -157,7 +157,7 @@ def test_point_to_point_says_that_it_is_not_offered(simulate: Simulator) -> None
     execution = simulate(body)
     assert "send" in failure_of(execution, "adapter")
     assert execution.failure is not None
-    assert execution.failure.exception == "NotSupported"
+    assert execution.failure.exception == "fsdpcheck.errors.NotSupported"
 
 
 @pytest.mark.parametrize("op", [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX])
