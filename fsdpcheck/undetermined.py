@@ -142,7 +142,8 @@ def _plain(value: Tensor | None) -> object:
     """The bits, so that a NaN is equal to itself."""
     if value is None:
         return None
-    return value.dtype, tuple(value.shape), value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    flat = value.reshape(-1).clone(memory_format=torch.contiguous_format)  # one element may have any stride
+    return value.dtype, tuple(value.shape), flat.view(torch.uint8).numpy().tobytes()
 
 
 def _bits(values: dict[str, Tensor]) -> list[object]:
