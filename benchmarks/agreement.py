@@ -69,9 +69,7 @@ def _study(engine: SimulatedEngine, count: int, disagrees: Callable[[Run, Case],
         if differs:
             wrong += 1
             print(f"{run.adapter_ref}: {case.describe()}\n{case.to_json()}")
-    return (
-        f"{title}: {judged - wrong} of {judged} cases agree in every bit and trace ({rejected} rejected as not exact)"
-    )
+    return f"{title}: {judged - wrong} of {judged} cases agree in every bit and trace ({rejected} rejected)"
 
 
 def _drawn(engine: SimulatedEngine, count: int) -> Iterator[tuple[Run, Case]]:

@@ -89,7 +89,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     drawn = sum((Counter(row["drawn"]) for row in judged), Counter[str]())
     facts = [*(f"W = {size}" for size in WORLD_SIZES), "rows < W", "immediate", "deferred"]
     cases, rejected = (sum(row[key] for row in rows) for key in ("cases", "rejected"))
-    yield f"{cases} cases judged, {rejected} rejected as not exact"
+    yield f"{cases} cases judged, {rejected} rejected"
     yield "drawn: " + ", ".join(f"{f} {drawn[f]}" for f in facts)
     findings = [row for row in rows if row["status"] not in ("holds", "not promised")]
     yield f"{len(judged)} laws hold, {len(findings)} do not"

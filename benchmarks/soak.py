@@ -3,10 +3,15 @@
 ``python -m benchmarks soak [MINUTES [FILE]] [--shard K/N]``: judges laws on the adapters that are known to be right, 60
 cases of seeds from 1 on for each pair, and keeps a row a pair and seed in FILE (JSON lines; the project's record is
 benchmarks/soak.jsonl). It begins no pair after MINUTES (default 10) and goes on with what FILE lacks. Shard K of N
-takes each N-th pair, so that several machines share the work; ``cat`` puts their files together.
+takes each N-th pair, so that several machines share the work; ``cat`` puts their files together. The adapter on which
+least processor time was spent comes next, so that all have as much; laws come in an order of their own for each seed,
+so that a part of them is no chapter.
+
+A judged case was drawn, proved exact (or bounded) and compared. "Too few cases" is no alarm about an implementation; it
+is counted beside them, and looked at: without a budget or a restriction it is our own drawing.
 
 Rows say commit, releases, CPU and what torch takes it for, so that an alarm can be found again; a row's own command is
-``fsdpcheck run --adapter ADAPTER --law LAW --profile ci --seed SEED``.
+``fsdpcheck run --adapter ADAPTER --law LAW --profile ci --seed SEED``, with ``--world-size RANKS`` where it names some.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import platform
+import random
 import subprocess
 import time
 from collections import Counter
@@ -26,6 +32,7 @@ import torch
 
 from benchmarks.kept import Kept
 from fsdpcheck import adapters
+from fsdpcheck.adapters._base import WITHOUT_MODEL
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.law import chapters
@@ -33,60 +40,96 @@ from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Verdict
 
 RECORD: Final = Path(__file__).parent / "soak.jsonl"
-HONEST: Final = (
-    "reference", "reference_fsdp2", "reference:bookkeeping", "fully_shard", "fsdp1", "opacus:sound",
+HONEST: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
+    ("reference", ()), ("reference_fsdp2", ()), ("reference:bookkeeping", ()), ("fully_shard", ()), ("fsdp1", ()),
+    ("opacus:sound", ()), ("ddp", ()), ("ddp", (3, 5, 7, 13)),
 )  # fmt: skip
-"""Adapters of which every promised law must hold. Those of packages that are not installed are left for others."""
+"""(adapter, numbers of ranks; () for the profile's) of which every promised law must hold.
+
+Adapters of packages that are not installed are left for others. DDP divides before it sums, which is inexact at every
+number of ranks but powers of two.
+"""
 _PER_PAIR: Final = "ci"
+_FEW: Final = "too few cases"
 
 
 def lines(minutes: int = 10, file: str = str(RECORD), shard: tuple[int, int] = (1, 1)) -> Iterator[str]:
-    """A line for each pair that alarms, then the table of all that ``file`` holds."""
-    kept, began = Kept(file, "adapter", "law", "seed"), time.monotonic()
-    where, engine = _where(), SimulatedEngine()
+    """A line for each pair that alarms or has too few cases, then the table of all that ``file`` holds."""
+    kept, began = Kept(file, "adapter", "ranks", "law", "seed"), time.monotonic()
+    where, engine, spent = _where(), SimulatedEngine(), Counter[tuple[str, str]]()
+    for row in kept.rows:
+        spent[row["adapter"], row["ranks"]] += row["processor seconds"]
+    waiting = {(name, _words(ranks)): _pairs(name, shard) for name, ranks in HONEST if _installed(name)}
     try:
-        for adapter, law, seed in _work(shard):
-            if time.monotonic() - began > 60 * minutes:
-                break
-            if (adapter, law, seed) not in kept:
-                verdict = check_law(chapters()[law], Run(engine, adapter), _PER_PAIR, seed=seed)
-                kept.add({**_row(verdict), "seed": seed, **where})
-                if _alarms(kept.rows[-1]):
-                    yield f"ALARM {adapter} {law} seed {seed}: {verdict.status} {verdict.reason or verdict.finding}"
+        while time.monotonic() - began < 60 * minutes:
+            name, ranks = min(waiting, key=lambda one: spent[one])
+            law, seed = next(pair for pair in waiting[name, ranks] if (name, ranks, *pair) not in kept)
+            row = {**_judged(engine, name, ranks, law, seed), **where}
+            kept.add(row)
+            spent[name, ranks] += row["processor seconds"]
+            if row["status"] != "holds":
+                said = f"{name} {ranks} {law} seed {seed}: {row['status']} {row['reason']} {row['token']}"
+                yield f"{'ALARM' if _alarms(row) else 'FEW'} {said}"
     finally:
         engine.close()
     yield from table(kept.rows)
 
 
+def _judged(engine: SimulatedEngine, adapter: str, ranks: str, law: str, seed: int) -> dict[str, Any]:
+    """The row of one pair."""
+    started, sizes = time.process_time(), tuple(map(int, filter(None, ranks.split(","))))
+    verdict = check_law(chapters()[law], Run(engine, adapter), _PER_PAIR, sizes, seed=seed)
+    spent = round(time.process_time() - started, 1)
+    return {**_row(verdict), "processor seconds": spent, "ranks": ranks, "seed": seed}
+
+
+def _words(ranks: tuple[int, ...]) -> str:
+    return ",".join(map(str, ranks))
+
+
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Lines of Markdown: judged cases and alarms by adapter, by number of ranks and by standard."""
-    cases, alarms, labels = Counter[str](), Counter[str](), Counter[str]()
+    """Lines of Markdown: judged cases, alarms and pairs of too few cases by adapter; cases by standard and by ranks."""
+    by_adapter: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        cases[row["adapter"]] += row["cases"]
-        alarms[row["adapter"]] += _alarms(row)
-        labels.update(row["labels"])
-    yield "| adapter | pairs of law and seed | judged cases | alarms |"
-    yield "|---|---|---|---|"
-    for adapter in cases:
-        pairs = sum(row["adapter"] == adapter for row in rows)
-        yield f"| `{adapter}` | {pairs} | {cases[adapter]} | {alarms[adapter]} |"
-    yield f"| all | {len(rows)} | {cases.total()} | {alarms.total()} |"
+        by_adapter.setdefault(f"`{row['adapter']}`" + f" on {row['ranks']}" * bool(row["ranks"]), []).append(row)
+    tiers = sorted({label for row in rows for label in row["labels"] if label.startswith("tier ")})
+    yield f"| adapter | laws and seeds | judged cases | {' | '.join(tiers)} | alarms | too few cases |"
+    yield f"|---|---|---|{'---|' * len(tiers)}---|---|"
+    for name, found in [*by_adapter.items(), ("all", rows)]:
+        labels = _labels(found)
+        cells = [name, len(found), sum(row["cases"] for row in found), *(labels[tier] for tier in tiers)]
+        cells += [sum(map(_alarms, found)), sum(row["status"] == _FEW for row in found)]
+        yield f"| {' | '.join(map(str, cells))} |"
     yield ""
-    yield ", ".join(f"{label}: {labels[label]}" for label in sorted(labels, key=_by_number))
+    for name, found in by_adapter.items():
+        labels = _labels(found)
+        worlds = sorted((label for label in labels if label.startswith("W=")), key=lambda label: int(label[2:]))
+        yield f"{name}: {', '.join(f'{label}: {labels[label]}' for label in worlds)}"
+    told = sorted({(row["adapter"], text) for row in rows for text in row.get("left", ())})
+    yield "told of the process: " + ("; ".join(f"{name}: {text}" for name, text in told) or "nothing")
     yield f"commits: {', '.join(sorted({row['commit'] for row in rows}))}; seeds: {sorted({r['seed'] for r in rows})}"
 
 
-def _work(shard: tuple[int, int]) -> Iterator[tuple[str, str, int]]:
-    """Every adapter, law and seed of this shard without end, a law by all adapters before the next one."""
-    known = [name for name in HONEST if _installed(name)]
-    for seed in itertools.count(1):
-        pairs = [
-            (name, law.name, seed)
-            for law in chapters().values()
-            for name in known
-            if not law.not_promised(adapters.load(name).features)
-        ]
-        yield from pairs[shard[0] - 1 :: shard[1]]
+def _labels(rows: list[dict[str, Any]]) -> Counter[str]:
+    counted = Counter[str]()
+    for row in rows:
+        counted.update(row["labels"])
+    return counted
+
+
+def _pairs(adapter: str, shard: tuple[int, int]) -> Iterator[tuple[str, int]]:
+    """The laws that the adapter promises, seed after seed, of this shard; without end."""
+    features = adapters.load(adapter).features
+    promised = [one for one in chapters().values() if not one.not_promised(features)]
+    laws = [one.name for one in promised if not (_a_variant(adapter) and one.promise in WITHOUT_MODEL)]
+    every = ((law, seed) for seed in itertools.count(1) for law in random.Random(seed).sample(laws, len(laws)))
+    return itertools.islice(every, shard[0] - 1, None, shard[1])
+
+
+def _a_variant(adapter: str) -> bool:
+    """Whether its samplers and kernels, which know no adapter, are those of another honest one."""
+    base, colon, _ = adapter.partition(":")
+    return bool(colon) and any(name == base for name, _ in HONEST)
 
 
 def _installed(adapter: str) -> bool:
@@ -105,12 +148,13 @@ def _row(verdict: Verdict) -> dict[str, Any]:
         "cases": verdict.cases,
         "rejected": verdict.rejected,
         "labels": counted,
+        "left": list(verdict.left),
         "seconds": round(verdict.seconds, 1),
     }
 
 
 def _alarms(row: Mapping[str, Any]) -> bool:
-    return row["status"] != "holds"
+    return row["status"] not in ("holds", _FEW)
 
 
 def _where() -> dict[str, str]:
@@ -121,8 +165,3 @@ def _where() -> dict[str, str]:
         "releases": releases,
         "cpu": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
     }
-
-
-def _by_number(label: str) -> tuple[str, int]:
-    name, equals, number = label.partition("=")
-    return (name, int(number)) if equals else (label, 0)

@@ -49,8 +49,8 @@ class Agenda:
         """Take in a verdict; returns those on what it leaves out: errors that say so.
 
         An adapter whose ranks never came back is asked nothing more: each law would take its whole budget. One that
-        broke its protocol in its first case of every leader, by one error, is asked no law that would meet it again.
-        Any other error ends the law that met it, and no other.
+        met one error in its first case of every leader (it breaks its protocol, say, or calls what no engine offers) is
+        asked no law that would meet it again. Any other error ends the law that met it, and no other.
         """
         self._awaited.discard(pair := (verdict.law, verdict.adapter))
         own = [left for left in self._left if left[1] == verdict.adapter]
@@ -63,7 +63,7 @@ class Agenda:
         if any(adapter == verdict.adapter for _, adapter in self._awaited) or not _is_of_all(led):
             return []
         needing = [left for left in own if left[0] in self._needing.get(left[1], ())]
-        return self._leave_out(needing, f"the adapter broke its protocol in {led[0].law}", USAGE)
+        return self._leave_out(needing, f"the error of {led[0].law} ends every case", USAGE)
 
     def _leave_out(self, vain: list[Pair], why: str, code: int) -> list[Verdict]:
         self._left = [pair for pair in self._left if pair not in vain]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from fsdpcheck import coverage
 from fsdpcheck.case import Case
+from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.errors import NotExact
 from fsdpcheck.oracle import Answer
 from fsdpcheck.runner import Run
@@ -32,7 +33,7 @@ def _computed(answer: Answer) -> Iterator[str]:
         yield coverage.CLIPPED
     if answer.case.step.private and any((step.factors == 1).any() for step in answer.steps):
         yield coverage.UNCLIPPED
-    if any(gradient.any() for step in answer.steps for gradient in step.released.values()):
+    if any(g.any() for step in answer.steps for name, g in step.released.items() if not is_instrument(name)):
         yield coverage.GRADIENT
     bound = answer.case.step.max_grad_norm
     if bound is not None and any(step.grad_norm > bound for step in answer.steps):

@@ -16,7 +16,7 @@ from fsdpcheck.case import Case
 from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import INTERNAL, USAGE, NotExact, Refused, Violation
 from fsdpcheck.hypothesis_private import whether_exhausted, without_local_constants, without_mutations
-from fsdpcheck.judging import HOPELESS, Judging, OnCase, Stop, cases_of, seed_of, sizes_for
+from fsdpcheck.judging import HOPELESS, UNLIKELY, Judging, OnCase, Stop, cases_of, seed_of, sizes_for
 from fsdpcheck.own import drawing as own_drawing
 from fsdpcheck.plan import PROFILES, WORLD_SIZES
 from fsdpcheck.runner import Run
@@ -58,6 +58,7 @@ def check_law(
     check = Judging(law, run.watching(law.observe), on_case, deadline, _limits(run, world_sizes), min(count, least))
     if count >= least:
         check.labels = coverage.demanded(law.must_occur, law.vacuous_without, check.limits)
+        check.sought = coverage.sought(law.must_occur, check.limits)
     with process_state.undisturbed(check.left):
         stop = _explore(check, count, world_sizes, seed, shrink) or _reach(check, world_sizes, seed, shrink)
         varied = check.varied(check.violations[-1][0], check.asked, stop) if shrink and check.violations else None
@@ -79,6 +80,8 @@ def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None,
     try:
         law.body(case, check.run)
     except Violation as violation:
+        if check.refused_for_mixing(case):
+            return replace(check.not_supported, seconds=time.monotonic() - started).bounded()
         varied = check.varied(case, run.asked, None) if diagnose else None
         verdict = varied or check.broken_by(case, violation, diagnose)
     except NotExact as error:
@@ -97,9 +100,9 @@ def _not_asked(law: Law, run: Run, asked: tuple[int, ...]) -> Verdict | None:
     """What is said of a law of which no case is drawn on the numbers of ranks ``asked``; None where some are."""
     features, sizes, vain = run.features, sizes_for(law, asked), ""
     reason = law.not_promised(adapters.features(run.adapter_ref)) or _avoided(law, run)
-    if not reason and max(asked) < law.says_on:
-        vain = f"the law says nothing on fewer than {law.says_on} ranks, asked were {', '.join(map(str, asked))}"
-    elif not reason and features.max_world_size is not None and features.max_world_size < min(sizes):
+    if not reason:
+        vain = law.vain_on(asked)
+    if not reason and not vain and features.max_world_size is not None and features.max_world_size < min(sizes):
         words = ", ".join(map(str, sizes))
         vain = f"the adapter takes at most {features.max_world_size} ranks, asked were {words}"
     if vain and run.engine.name == TORCHRUN:  # nobody chose these numbers for the law
@@ -137,11 +140,11 @@ def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:
 
 
 def _reach(check: Judging, world_sizes: tuple[int, ...], seed: int, shrink: bool) -> BaseException | None:
-    """Have cases drawn for each label that must occur and has not; what ended it, or None."""
+    """Have cases drawn for each label that must occur, or is sought, and has not; what ended it, or None."""
     for label in check.unreached if check.broken is None and check.enough else ():
         few = check.wanted if coverage.LABELS[label].computed else 1
         if label in check.unreached and check.broken is None:
-            check.patience = HOPELESS
+            check.patience = UNLIKELY if coverage.LABELS[label].sought else HOPELESS
             stop = _explore(check, few, world_sizes, seed, shrink, label)
             if stop is not None and not isinstance(stop, Unsatisfiable) and check.patience:
                 return stop

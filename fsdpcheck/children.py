@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from fsdpcheck import leftovers
-from fsdpcheck.engines._spent import LIMIT_SECONDS, TIMES_THE_LONGEST, Limit, Spent, processor_seconds, sleep_of
+from fsdpcheck.engines._spent import LIMIT_SECONDS, TIMES_THE_LONGEST, Limit, Spent, life_of, processor_seconds
 
 _STDERR: Final = 2
 _CHUNK: Final = 1 << 16
@@ -73,13 +73,14 @@ class Child:
         os.set_blocking(self.pipe, False)
         read, self._feed = os.pipe()
         self._rest, self._mark, self._last_word = b"", mark, float("inf")
-        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - closed at its death
+        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - closed at its death, as is the next
+        self._beats = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-P", "-c", self._boot(main), str(write), str(read)),
+                *(sys.executable, "-P", "-c", self._boot(main), str(write), str(read), str(self._beats.fileno())),
                 *(*arguments, json.dumps(sys.path)),
             ],
-            pass_fds=[write, read, self._stacks.fileno()],
+            pass_fds=[write, read, self._stacks.fileno(), self._beats.fileno()],
             stdin=subprocess.DEVNULL,  # nobody can be asked: to read from a terminal would be to wait for ever
             stdout=_STDERR,  # what an implementation prints is not our answer
             env={"OMP_NUM_THREADS": "1", **os.environ, leftovers.MARK: mark},
@@ -95,9 +96,8 @@ class Child:
 
     def watched(self, limit: Limit) -> None:
         """Begin anew to count what it uses up."""
-        self._limit, pid = limit, self.process.pid
-        task = f"/proc/{pid}/task/{pid}"
-        self.spent = Spent(limit, lambda: processor_seconds(pid), lambda: sleep_of(task), _LOOK_SECONDS)
+        self._limit, pid, beats = limit, self.process.pid, self._beats.fileno()
+        self.spent = Spent(limit, lambda: processor_seconds(pid), lambda: life_of(pid, beats), _LOOK_SECONDS)
 
     def never_came_back(self) -> str:
         """Why it should be ended, with its stacks; "" while it may go on."""
@@ -162,6 +162,7 @@ class Child:
         self.dismiss()
         os.close(self.pipe)
         self._stacks.close()
+        self._beats.close()
         had_ended = self.has_ended
         leftovers.clear(self.process.pid, self._mark, known)
         code = self.process.wait()

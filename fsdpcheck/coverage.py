@@ -14,17 +14,19 @@ from fsdpcheck.case import Case, Trait
 from fsdpcheck.case.trait_words import MEANINGS
 from fsdpcheck.case.traits import OF_MODELS
 
-Cause = Literal["budget", "restriction", "drawing"]
-"""What kept cases out: the user's budget, what adapter or user restrict, or fsdpcheck's own drawing and proofs."""
+Cause = Literal["budget", "restriction", "ranks", "drawing"]
+"""What kept cases out: the user's budget, what adapter or user restrict, the numbers of ranks that were asked for, or
+fsdpcheck's own drawing and proofs."""
 
 
 @dataclass(frozen=True)
 class Label:
     """What judged cases are counted under. ``words``: what such a case has, for reports.
 
-    ``traits``: what an implementation has to accept for any case to have it; ``ranks``: the fewest on which one can.
-    ``of_model``: a user's own model has it or has not. ``computed``: only a run, or the answer, tells whether a case
-    has it; ``facts`` tell all others.
+    ``traits``: what an implementation has to accept for any case to have it; ``ranks``: the fewest on which one can;
+    ``no_prime``: not on a prime number of them. ``of_model``: a user's own model has it or has not. ``computed``: only
+    a run, or the answer, tells whether a case has it; ``facts`` tell all others. ``sought``: such a case is looked for
+    and not demanded, because what an adapter accepts may leave none that can be proved.
     """
 
     words: str
@@ -32,6 +34,12 @@ class Label:
     ranks: int = 1
     of_model: bool = False
     computed: bool = False
+    no_prime: bool = False
+    sought: bool = False
+
+    def can_be_on(self, ranks: int) -> bool:
+        """Whether any case on ``ranks`` ranks can have it."""
+        return ranks >= self.ranks and not (self.no_prime and all(ranks % n for n in range(2, ranks)))
 
 
 SEVERAL_RANKS: Final = "several ranks"
@@ -39,6 +47,7 @@ DISTRIBUTED: Final = "distributed batch on several ranks"
 SEVERAL_UNITS: Final = "several units"
 SHARDED_UNITS: Final = "several units sharded over several ranks"
 SEVERAL_STEPS: Final = "several steps"
+THREE_STEPS: Final = "three steps with a bias"
 SEVERAL_SAMPLES: Final = "several samples"
 CLIPPED: Final = "clipped sample"
 UNCLIPPED: Final = "unclipped sample"
@@ -48,6 +57,7 @@ GRADIENT: Final = "non-zero gradient"
 _RANKS: Final[Mapping[Trait, int]] = {
     "hsdp": 2, "ragged": 2, "replicated": 2, "replicated-shards": 4, "uneven-rows": 2, "rows<ranks": 2,
 }  # fmt: skip
+_NO_PRIME: Final[frozenset[Trait]] = frozenset({"replicated-shards"})
 _OF_SHARDS: Final[frozenset[Trait]] = frozenset({"uneven-rows", "rows<ranks"})
 
 LABELS: Final[Mapping[str, Label]] = {
@@ -56,13 +66,20 @@ LABELS: Final[Mapping[str, Label]] = {
     SEVERAL_UNITS: Label("several sharding units", of_model=True),
     SHARDED_UNITS: Label("several units that are sharded over several ranks", ranks=2, of_model=True),
     SEVERAL_STEPS: Label("several steps"),
+    THREE_STEPS: Label("three steps of a model with a trained bias", frozenset({"bias"}), of_model=True, sought=True),
     SEVERAL_SAMPLES: Label("several samples in one call"),
     CLIPPED: Label("a sample whose clip factor is below 1", computed=True),
     UNCLIPPED: Label("a sample whose clip factor is 1", computed=True),
     CLIPPED_NORM: Label("a gradient whose norm is above the bound", computed=True),
     GRADIENT: Label("a gradient that is not zero", computed=True),
     **{
-        trait: Label(MEANINGS[trait], frozenset({trait}), _RANKS.get(trait, 1), trait in OF_MODELS | _OF_SHARDS)
+        trait: Label(
+            MEANINGS[trait],
+            frozenset({trait}),
+            _RANKS.get(trait, 1),
+            of_model=trait in OF_MODELS | _OF_SHARDS,
+            no_prime=trait in _NO_PRIME,
+        )
         for trait in get_args(Trait)
     },
 }
@@ -85,6 +102,8 @@ def facts(case: Case) -> Iterator[str]:
             yield SHARDED_UNITS
     if case.step.steps > 1:
         yield SEVERAL_STEPS
+    if case.step.steps > 2 and any(one.bias and one.frozen not in ("bias", "all") for one in case.model.layers):
+        yield THREE_STEPS
 
 
 def has(case: Case, label: str) -> bool:
@@ -110,6 +129,9 @@ class Limits:
         wanted = LABELS[label]
         if wanted.ranks > max(self.world_sizes):
             return f"no more than {max(self.world_sizes)} ranks are asked for or taken, it needs {wanted.ranks}"
+        if not any(map(wanted.can_be_on, self.world_sizes)):
+            sizes = ", ".join(map(str, dict.fromkeys(self.world_sizes)))
+            return f"it needs a number of ranks that is no prime, asked for or taken are {sizes}"
         if avoided := wanted.traits & self.avoided:
             return f"avoided: {', '.join(sorted(avoided))}"
         if unmet := wanted.traits - self.accepts:
@@ -123,7 +145,8 @@ class Judged:
 
     ``wanted``: how many draws had to be judged; ``judged`` how many were. ``census`` counts judged cases by label.
     ``rejected`` and ``unfit`` count distinct cases: outside the exact domain, and ones of which the law says nothing on
-    this implementation; ``most_often``: the most frequent reason. ``exhausted``: there are no other cases. ``spent``:
+    this implementation, ``elsewhere`` those of the latter that could be judged on other numbers of ranks;
+    ``most_often``: the most frequent reason. ``exhausted``: there are no other cases. ``spent``:
     the budget ended the drawing.
     """
 
@@ -135,11 +158,17 @@ class Judged:
     most_often: str = ""
     exhausted: bool = False
     spent: bool = False
+    elsewhere: int = 0
 
     @property
     def enough(self) -> bool:
         """Whether the least number of cases was judged, or all that there are."""
         return self.judged >= self.wanted or (self.exhausted and self.judged > 0)
+
+    @property
+    def needs_other_ranks(self) -> bool:
+        """Whether the number of ranks kept most of the cases out that could not be judged."""
+        return 2 * self.elsewhere > self.rejected + self.unfit
 
 
 @dataclass(frozen=True)
@@ -152,10 +181,17 @@ class Shortfall:
 
 def demanded(must_occur: Iterable[str], vacuous_without: Iterable[str], limits: Limits) -> tuple[str, ...]:
     """The labels that must occur within ``limits``: all that the law is vacuous without, and the others if they can."""
-    possible = (
-        label for label in must_occur if not limits.against(label) and not (limits.own and LABELS[label].of_model)
-    )
+    possible = (label for label in _possible(must_occur, limits) if not LABELS[label].sought)
     return tuple(dict.fromkeys((*vacuous_without, *possible)))
+
+
+def sought(must_occur: Iterable[str], limits: Limits) -> tuple[str, ...]:
+    """The labels that are looked for within ``limits``, and without which the verdict stands all the same."""
+    return tuple(label for label in _possible(must_occur, limits) if LABELS[label].sought)
+
+
+def _possible(labels: Iterable[str], limits: Limits) -> Iterator[str]:
+    return (label for label in labels if not limits.against(label) and not (limits.own and LABELS[label].of_model))
 
 
 def missing(labels: Iterable[str], census: Mapping[str, int]) -> tuple[str, ...]:
@@ -170,6 +206,7 @@ def shortfall(labels: Iterable[str], limits: Limits, of: Judged) -> Shortfall | 
         return None
     why = _restrictions(never, limits, of)
     cause: Cause = "budget" if of.spent else "restriction" if why else "drawing"
+    cause = "ranks" if not of.spent and of.needs_other_ranks else cause
     lines = [f"judged {of.judged} of {of.wanted} cases at least; {of.rejected + of.unfit} rejected"]
     if of.enough:
         lines = [f"{of.judged} cases judged; {of.rejected + of.unfit} rejected"]
@@ -182,6 +219,7 @@ def shortfall(labels: Iterable[str], limits: Limits, of: Judged) -> Shortfall | 
 _NEXT: Final[Mapping[Cause, str]] = {
     "budget": "give it a larger --budget, or choose fewer laws with --law",
     "restriction": "lift what restricts the cases, or leave this law out (--law): nothing is claimed of it",
+    "ranks": "ask for other numbers of ranks as well (--world-size), or leave this law out (--law)",
     "drawing": "report it as an error of fsdpcheck, which draws or proves too little here; nothing is claimed",
 }
 

@@ -69,6 +69,10 @@ class NotApplicable(NotExact):
     """
 
 
+class NotOnRanks(NotApplicable):
+    """A case of which a law says nothing on this implementation because of how many ranks it has."""
+
+
 class NoProgress(FsdpcheckError):
     """A budget that the user set ran out while some rank could still run. Never called a deadlock."""
 

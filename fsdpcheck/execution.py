@@ -71,6 +71,8 @@ class RunRequest:
     """(global number of a sample, what all of its targets are instead: NaN or an infinity)."""
     loss_times: float = 1.0
     """What every per-sample loss is multiplied by, besides the case's own scale."""
+    late: bool = False
+    """Nothing is shown before the last step has been taken: not the initial parameters, nor those of other steps."""
     memory: str = "poison"
     """What new memory of the ranks holds before it is written: "poison" (engines/_poison.py) or "zeros".
 
@@ -80,7 +82,8 @@ class RunRequest:
 
 @dataclass
 class StepRecord:
-    """What one rank showed after one step; a field is None when it was not asked for or not offered.
+    """What one rank showed after one step; a field is None when it was not asked for or not offered, and ``params`` is
+    empty where a step is not looked at (RunRequest.late).
 
     ``params`` and ``grads``: full (unsharded) tensors by canonical name, params *before* any projection.
     ``norms`` and ``factors``: [local samples of this step], in the order of the rank's micro-batches.
@@ -174,3 +177,5 @@ class Execution:
     """What ranks that are processes have loaded (see provenance.Loaded.files): path -> hash of its content."""
     left: tuple[str, ...] = ()
     """What ranks left changed of their process, a sentence each; it was put back (process_state)."""
+    shared: tuple[str, ...] = ()
+    """Names of what simulated ranks share of the implementation's modules, and write to; real ranks have it apiece."""

@@ -3,7 +3,7 @@
 An implementation can end its process (``os._exit(0)`` at its import, or in a rank by a name that it bound before), and
 nothing that runs in that process would tell. So pytest forks before anything of the implementation is imported: the
 child is the session, the parent waits, and turns a good end that came too early into a bad one. When the session is
-over, what it has forked and left is ended.
+over, what it has forked and left is ended, as after `fsdpcheck run`: daemons in sessions of their own too.
 
 Not guarded are sessions that a program starts by ``pytest.main``, the worker processes of pytest-xdist, whose loss
 pytest-xdist reports, and processes that have threads or children already.
@@ -26,7 +26,7 @@ from typing import Final, NoReturn
 
 from fsdpcheck import leftovers
 from fsdpcheck.children import MORE_THAN_A_RUN
-from fsdpcheck.engines._spent import LIMIT_SECONDS, Limit, Spent, processor_seconds, sleep_of
+from fsdpcheck.engines._spent import LIMIT_SECONDS, Limit, Spent, beat_into, life_of, processor_seconds
 
 FAILED, USAGE = 1, 4
 """Exit codes of pytest."""
@@ -71,15 +71,16 @@ def guarded(released: Callable[[], object]) -> Guarded | None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     read, write = os.pipe()
-    stacks = tempfile.TemporaryFile()  # noqa: SIM115 - open for as long as both processes live
+    stacks, beats = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - open while both processes live
     child = os.fork()
     if child:
         os.close(write)
         released()
         with leftovers.adopting():
-            _Session(child, read, stacks.fileno()).wait()
+            _Session(child, read, stacks.fileno(), beats.fileno()).wait()
     os.close(read)
     faulthandler.register(signal.SIGUSR2, stacks)
+    beat_into(os.dup(beats.fileno()))
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
     return Guarded(write)
@@ -96,8 +97,8 @@ def _is_possible() -> bool:
 class _Session:
     """The guard's side: one child, what it has told, and what it has used up since."""
 
-    def __init__(self, child: int, pipe: int, stacks: int) -> None:
-        self._child, self._pipe, self._stacks = child, pipe, stacks
+    def __init__(self, child: int, pipe: int, stacks: int, beats: int) -> None:
+        self._child, self._pipe, self._stacks, self._beats = child, pipe, stacks, beats
         self._told: list[str] = []
         self._why, self._until = "", float("inf")
         os.set_blocking(pipe, False)
@@ -115,7 +116,7 @@ class _Session:
                 poll.unregister(self._pipe)
             self._look()
         self._hear()
-        leftovers.end_group_of_orphans(self._child)
+        leftovers.end_orphans(self._child)
         code = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
         ending, words = judged(code, self._told, self._why)
         if words:
@@ -136,10 +137,8 @@ class _Session:
         return bool(chunk)
 
     def _begin_anew(self) -> None:
-        child, limit = self._child, Limit(MORE_THAN_A_RUN * LIMIT_SECONDS)
-        self._spent = Spent(
-            limit, lambda: processor_seconds(child), lambda: sleep_of(f"/proc/{child}/task/{child}"), _LOOK_SECONDS
-        )
+        child, beats, limit = self._child, self._beats, Limit(MORE_THAN_A_RUN * LIMIT_SECONDS)
+        self._spent = Spent(limit, lambda: processor_seconds(child), lambda: life_of(child, beats), _LOOK_SECONDS)
 
     def _look(self) -> None:
         """Set it going again if something in it has stopped it; end it if it never came back, or does not leave."""

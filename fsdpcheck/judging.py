@@ -17,6 +17,7 @@ from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 from fsdpcheck import adapters, census, coverage, evidence, refusals, undetermined, uninitialised
 from fsdpcheck.case import Case
 from fsdpcheck.case.traits import OF_MODELS
+from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import (
     FINDING,
     INTERNAL,
@@ -25,6 +26,7 @@ from fsdpcheck.errors import (
     FsdpcheckError,
     NotApplicable,
     NotExact,
+    NotOnRanks,
     OtherWorldSize,
     Refused,
     Violation,
@@ -49,11 +51,18 @@ HOPELESS: Final = 40
 So with a user's own model of which none was judged, and in the search for cases with a label that has not occurred.
 """
 
+UNLIKELY: Final = 10
+"""The same where such a case is sought and not demanded."""
+
 _OTHER_NUMBERS: Final = "try --real: the model as it is, its own weights, judged by the rounding laws"
 _OTHER_CASES: Final = "have the adapter accept or show more, avoid fewer traits, or take the promise away"
 _OTHER_LAWS: Final = "leave this law out (--law), or put another function in that place: nothing is claimed of it"
 
-_CODES: Final[dict[coverage.Cause, int]] = {"budget": NO_PROGRESS, "restriction": USAGE, "drawing": INTERNAL}
+_OTHER_RANKS: Final = "ask for other numbers of ranks as well (--world-size), or leave this law out (--law)"
+
+_CODES: Final[dict[coverage.Cause, int]] = {
+    "budget": NO_PROGRESS, "restriction": USAGE, "ranks": USAGE, "drawing": INTERNAL,
+}  # fmt: skip
 
 OnCase = Callable[["Law", Run, Case], None]
 
@@ -101,6 +110,8 @@ class Judging:
     """How many draws have to be judged at least."""
     labels: tuple[str, ...] = ()
     """What must occur among judged cases."""
+    sought: tuple[str, ...] = ()
+    """What should occur among them, and is not demanded."""
     exhausted: bool = False
     """Whether there are no more cases than were drawn."""
     passed: int = 0
@@ -111,6 +122,8 @@ class Judging:
     rejected: set[Case] = field(default_factory=set)
     unfit: set[Case] = field(default_factory=set)
     """Those of the rejected of which the law says nothing on this implementation."""
+    elsewhere: set[Case] = field(default_factory=set)
+    """Those of them of which it says something on other numbers of ranks."""
     reasons: Counter[str] = field(default_factory=Counter)
     """Why cases were rejected."""
     refused: dict[Case, str] = field(default_factory=dict)
@@ -142,12 +155,15 @@ class Judging:
         except NotExact as error:
             self.rejected.add(case)
             self.unfit |= {case} if isinstance(error, NotApplicable) else set()
+            self.elsewhere |= {case} if isinstance(error, NotOnRanks) else set()
             self.reasons[str(error)] += 1
             self._next(error)
         except Refused as error:
             self.refused[case] = str(error)
             self._next(error)
         except Violation as violation:
+            if self.refused_for_mixing(case):
+                self._next(violation)
             self._break(case, violation)
             self._count(case)
             raise
@@ -161,6 +177,16 @@ class Judging:
             self.evidence.drawn[case] = False
         self.passed += 1
         self._count(case)
+
+    def refused_for_mixing(self, case: Case) -> bool:
+        """Whether what broke the law is a user's model that mixes samples, and no implementation; it is noted."""
+        try:
+            report = refusals.mixes(case) if self.run.failure is None else ""
+        except Exception:  # nothing that goes wrong here changes the verdict
+            report = ""
+        if report:
+            self.refused[case] = report
+        return bool(report)
 
     def _next(self, error: Exception) -> NoReturn:
         """Have another case drawn in place of one that could not be judged."""
@@ -281,7 +307,8 @@ class Judging:
         if not self.judged:
             return self._no_case(spent)
         if short := coverage.shortfall(self.labels, self.limits, self._outcome(spent)):
-            return replace(self._held, status="too few cases", reason=short.reason, exit_code=_CODES[short.cause])
+            told = replace(self._held, status="too few cases", reason=short.reason, exit_code=_CODES[short.cause])
+            return self._not_here(told) if short.cause == "ranks" else told
         never = [name for name in self.run.installs if not self.hits[name]]
         notes = ["the budget was spent before all cases were drawn"] * spent
         notes += [f"never hit, so this says nothing of it: {', '.join(never)}"] * bool(never)
@@ -314,6 +341,7 @@ class Judging:
             "".join(text for text, _ in self.reasons.most_common(1)),
             self.exhausted,
             spent,
+            len(self.elsewhere),
         )
 
     @property
@@ -323,8 +351,8 @@ class Judging:
 
     @property
     def unreached(self) -> tuple[str, ...]:
-        """Labels that must occur and that no judged case has so far."""
-        return coverage.missing(self.labels, self.census)
+        """Labels that must occur, or are sought, and that no judged case has so far."""
+        return coverage.missing((*self.labels, *self.sought), self.census)
 
     @property
     def _never(self) -> tuple[str, ...]:
@@ -407,10 +435,20 @@ class Judging:
             real = any(case.arithmetic.numbers == "real" for case in self.rejected)
             reason += f"\n  next    {_OTHER_LAWS if real else _OTHER_NUMBERS}"
             return replace(self._held, status="no case", reason=reason, exit_code=USAGE)
+        if self._outcome(spent).needs_other_ranks:
+            reason += f"\n  next    {_OTHER_RANKS}"
+            return self._not_here(replace(self._held, status="no case", reason=reason, exit_code=USAGE))
         if unfit:
             reason += f"\n  next    {_OTHER_CASES}"
             return replace(self._held, status="no case", reason=reason, exit_code=USAGE)
         return replace(self._held, status="no case", reason=reason, exit_code=INTERNAL)
+
+    def _not_here(self, told: Verdict) -> Verdict:
+        """``told`` of cases that are kept out by the number of ranks; under torchrun nobody chose it for the law."""
+        if self.run.engine.name != TORCHRUN:
+            return told
+        why = self.reasons.most_common(1)[0][0]
+        return replace(told, status="not asked", reason=f"on {max(self.limits.world_sizes)} ranks: {why}", exit_code=0)
 
     def _error(self, error: BaseException, case: Case | None) -> Verdict:
         reason = str(error)

@@ -92,6 +92,15 @@ class Law:
         """The fewest ranks that have to be asked for if the law is to say anything."""
         return max(self.ranks, *(coverage.LABELS[label].ranks for label in self.vacuous_without), 1)
 
+    def vain_on(self, world_sizes: Iterable[int]) -> str:
+        """Why the law says nothing on any of these numbers of ranks; "" where it does on one."""
+        sizes, why = tuple(dict.fromkeys(world_sizes)), ""
+        if max(sizes) < self.says_on:
+            why = f"fewer than {self.says_on}"
+        elif not all(any(map(coverage.LABELS[label].can_be_on, sizes)) for label in self.vacuous_without):
+            why = "a prime number of"
+        return f"the law says nothing on {why} ranks, asked were {', '.join(map(str, sizes))}" if why else ""
+
 
 class Collected(Protocol):
     """What ``@law`` returns: a function pytest collects, with its law attached."""

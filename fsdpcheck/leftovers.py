@@ -92,13 +92,13 @@ def end_group(leader: int) -> int:
     return _end(lambda entry: entry.group == leader != entry.pid and entry.session == session)
 
 
-def end_group_of_orphans(child: int) -> int:
-    """End what ``child``, which is not reaped yet, has left in the process group of this process; returns how many.
+def end_orphans(child: int) -> int:
+    """End what ``child``, which is not reaped yet, has left, in sessions of its own too; returns how many.
 
     This process adopts (see ``adopting``) and has started nothing else.
     """
-    me, group = os.getpid(), os.getpgrp()
-    return _end(lambda entry: entry.parent == me and entry.group == group and entry.pid != child)
+    me = os.getpid()
+    return _end(lambda entry: entry.parent == me and entry.pid != child)
 
 
 @contextmanager

@@ -82,6 +82,8 @@ class Answer:
     instrument: Tensor
     steps: tuple[StepAnswer, ...]
     arithmetic: ArithmeticRule = field(default_factory=ArithmeticRule)
+    leaves_unused: bool = False
+    """Whether a step with samples has a trained parameter that none of them depends on."""
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -108,7 +110,7 @@ def answer(case: Case, rule: FactorRule | None = None, conventions: ArithmeticRu
     rows_KDR = torch.zeros(case.step.steps, len(device.inputs), models.instrument_width(case), dtype=torch.float64)
     for k, step in enumerate(steps):
         rows_KDR[k, list(step.samples)] = step.targets
-    return Answer(case, rule, _clip_norm(case, steps), rows_KDR, steps, conventions)
+    return Answer(case, rule, _clip_norm(case, steps), rows_KDR, steps, conventions, device.leaves_unused)
 
 
 def norms(squared: Tensor, rule: NormRule, root: Callable[[Tensor], Tensor] = torch.sqrt) -> Tensor:
@@ -159,6 +161,7 @@ class _SingleDevice:
         self.inputs = self.inputs.double() if self.inputs.is_floating_point() else self.inputs
         self.targets = layouts.targets(case).double()
         self.optimizer = make_optimizer(case.step.optimizer, [self.parameters[name] for name in self.trained])
+        self.leaves_unused = False
 
     def step(self, k: int) -> StepAnswer:
         self._load()
@@ -182,6 +185,7 @@ class _SingleDevice:
         )
         released = {name: (value / self.case.step.normaliser).to(self.dtype) for name, value in total.items()}
         grad_norm = torch.tensor(math.sqrt(exact_square_sum(released.values())), dtype=self.dtype)
+        self.leaves_unused |= bool(samples) and len(reached) < len(self.trained)
         unused = without_gradient(self.case, self.conventions.unused, self.trained, reached) if samples else set()
         used = self._clip_globally({name: value for name, value in released.items() if name not in unused}, grad_norm)
         before = {name: p.detach().clone() for name, p in self.parameters.items()}
@@ -279,8 +283,32 @@ def _clip_norm(case: Case, steps: Iterable[StepAnswer]) -> float:
     return 2.0 ** (math.frexp(max(largest, 1.0))[1] + 1)
 
 
+def plain_targets(case: Case, k: int, samples: Iterable[int]) -> Tensor:
+    """Targets u of the instrument for some samples of step ``k`` of plain training, [n, R] float64: each 1 or 2.
+
+    The instrument is the last parameter that is trained. With a gradient of zero, whatever an implementation does wrong
+    with its last parameter, or with the last of its buckets, would be done to one that cannot show it. Being positive,
+    they never cancel.
+    """
+    shape = (case.layout.batch_size, models.instrument_width(case))
+    drawn = torch.from_numpy(values.integers(case.seed, f"instrument {k}", shape, 1, 2)).double()
+    return drawn[[index - k * case.layout.batch_size for index in samples]]
+
+
+def plain_rows(case: Case) -> Tensor:
+    """The same for RunRequest.instrument, of all steps and samples: [steps, D, R]."""
+    size = case.layout.batch_size
+    rows_KDR = torch.zeros(case.step.steps, size * case.step.steps, models.instrument_width(case), dtype=torch.float64)
+    for k in range(case.step.steps):
+        rows_KDR[k, k * size : (k + 1) * size] = plain_targets(case, k, range(k * size, (k + 1) * size))
+    return rows_KDR
+
+
 def _instrument_targets(case: Case, k: int, samples: tuple[int, ...], gradients: Named) -> Tensor:
-    """Targets u of the instruments, [n, G * R]; of each: zeros, one-hot by sample ("probe"), or slack ("exact")."""
+    """Targets u of the instruments, [n, G * R]; of each: ``plain_targets`` ("none"), zeros ("unclipped"), one-hot by
+    sample ("probe"), or slack ("exact")."""
+    if case.step.clipping == "none":
+        return plain_targets(case, k, samples)
     width, rows = models.instrument_width(case), models.instrument_rows(case)
     targets = torch.zeros(len(samples), width, dtype=torch.float64)
     for group, rows_nR in enumerate(torch.split(targets, rows, 1)):

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from fsdpcheck import arithmetic, clipping_groups, low_precision, models, whole_step
 from fsdpcheck.adapters._base import ArithmeticRule
 from fsdpcheck.case import Case
-from fsdpcheck.errors import NotExact
+from fsdpcheck.errors import NotExact, NotOnRanks
 from fsdpcheck.exact.certifier import PRECISIONS, Certifier, Precision
 from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent, premultiplies_exactly
 from fsdpcheck.exact.operators import Bound
@@ -139,7 +139,8 @@ def _averages(case: Case, rule: ArithmeticRule, budget: Budget) -> None:
     if before or case.arithmetic.averaging == "premultiply":
         for size in (mesh.dp_shard, mesh.dp_replicate, case.world_size):
             if not premultiplies_exactly(size, budget.had):
-                raise NotExact(f"{budget.where}, averaging: multiples of {size} times the rounded 1/{size} round again")
+                said = f"{budget.where}, averaging: multiples of {size} times the rounded 1/{size} round again"
+                raise (NotOnRanks if before else NotExact)(said)  # an implementation that averages before has no choice
 
 
 def _certified(

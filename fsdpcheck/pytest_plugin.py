@@ -34,6 +34,7 @@ _LEFT = pytest.StashKey[set[threading.Thread]]()
 _GUARDED = pytest.StashKey["Guarded"]()
 _ACCOUNT = pytest.StashKey["_Account"]()
 _PROPERTY = "fsdpcheck"
+_SHARED = "simulated ranks share {}, and write to it; `fsdpcheck run` tries what holds on real ranks"
 _NOT_RUN = ("not promised", "not asked", "no case", "too few cases", "not supported")
 _PROMISED = "fsdpcheck_promised"
 
@@ -167,7 +168,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     left = {thread for thread in threading.enumerate() if not thread.daemon} - before
     pyfuncitem.config.stash.setdefault(_LEFT, set()).update(left)
     told = {name: getattr(verdict, name) for name in ("law", "status", "cases", "rejected", "adapter", "never", "left")}
-    pyfuncitem.user_properties.append((_PROPERTY, told))
+    pyfuncitem.user_properties.append((_PROPERTY, {**told, "shared": list(bound.ran.shared)}))
     _conclude(verdict)
     return True
 
@@ -197,7 +198,7 @@ class _Account:
         self.never: list[tuple[str, str, list[str]]] = []
         """(adapter, law, kinds of cases of which it judged none), of those that hold."""
         self.left: dict[str, None] = {}
-        """What adapters left changed of their processes."""
+        """What adapters left changed of their processes, and what simulated ranks shared of theirs."""
 
     @property
     def ran(self) -> int:
@@ -207,6 +208,7 @@ class _Account:
         self.verdicts[told["status"]] += 1
         self.cases += told["cases"]
         self.left.update(dict.fromkeys(f"{told['adapter']}: {what}; it was put back" for what in told.get("left", ())))
+        self.left.update(dict.fromkeys(f"{told['adapter']}: {_SHARED.format(one)}" for one in told.get("shared", ())))
         self.judged |= {told["law"]} if told["cases"] else set()
         if told["status"] == "holds":
             self.never.append((told["adapter"], told["law"], told["never"]))

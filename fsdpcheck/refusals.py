@@ -1,20 +1,25 @@
 """Refusals: an implementation that says it cannot take a user's own model has trained nothing wrong, nor right.
 
 Of the harness's models it declares what it accepts, so that raising on those is a finding. A user's model may hold what
-no declaration has a word for. And a model that raises on a single device, given the same samples, is nobody's finding.
+no declaration has a word for. And a model that raises on a single device, given the same samples, is nobody's finding;
+nor is what a model gives for a sample, if it depends on the samples beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping
 
 import torch
+from torch import Tensor, nn
 
 from fsdpcheck import arithmetic, layouts, models
+from fsdpcheck.case import Case
 from fsdpcheck.execution import Execution, Failure, RankState, RunRequest
 from fsdpcheck.own.alone import Alone, Stumble, watched
 
 _ALONE = "your model raises on a single device too, from the same samples"
+_MIXES = "your model mixes samples: what it gives for one depends on how many are computed together, or on its place"
 _TOLD = NotImplementedError.__name__
 
 
@@ -61,10 +66,55 @@ def _stumble(request: RunRequest, rank: RankState) -> Stumble | None:
     return None
 
 
+def mixes(case: Case) -> str:
+    """The report of a user's model that gives a sample another gradient in a rank's micro-batch than alone; else "".
+
+    Of cases of integers, whose gradients were proved exact; with the parameters that the case begins with.
+    """
+    if case.model.own is None or case.arithmetic.numbers == "real":
+        return ""
+    model = models.build(case)
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    with arithmetic.of(case):
+        for step, rank in itertools.product(range(case.step.steps), range(case.world_size)):
+            for micro in layouts.batch(case, step, rank).micro_batches:
+                losses = models.loss_for(case)(model(micro.inputs), micro.targets)
+                for row, sample in enumerate(micro.indices):
+                    one = slice(row, row + 1)
+                    alone = models.loss_for(case)(model(micro.inputs[one]), micro.targets[one])
+                    other = _differing(trained, losses[row], alone[0])
+                    if other:
+                        return (
+                            f"{_MIXES}\n  got     sample {sample} of step {step}: {other} among {len(losses)} samples\n"
+                            f"  wanted  the same bits in any batch: ranks have fewer samples than one device"
+                        )
+    return ""
+
+
+def _differing(trained: Mapping[str, nn.Parameter], among: Tensor, alone: Tensor) -> str:
+    """The first gradient in which two losses of one sample differ, in words; "" if there is none."""
+    found = (
+        torch.autograd.grad(loss, [*trained.values()], retain_graph=True, allow_unused=True, materialize_grads=True)
+        for loss in (among, alone)
+    )
+    for name, one, other in zip(trained, *found, strict=True):
+        if not torch.equal(one, other):
+            place = int((one != other).reshape(-1).nonzero()[0])
+            got, wanted = float(one.reshape(-1)[place]), float(other.reshape(-1)[place])
+            return f"an entry of the gradient of {name.removeprefix('model.')} is {wanted} alone, {got}"
+    return ""
+
+
 def verdict_text(reports: Iterable[str], refused: int, judged: int) -> str:
     """Why a law is not supported, with the most frequent report."""
     held = f"the other {judged} hold, which is no pass" if judged else "none was judged"
     said = next(iter(reports), "").replace("\n", "\n  ")
+    if said.startswith(_MIXES):
+        head, then = (
+            f"{refused} of {refused + judged} cases are refused",
+            "divide by no number of samples, or leave out",
+        )
+        return f"{head}; {held}\n  {said}\n  next    {then} what knows its place; no implementation is blamed for this"
     if said.startswith(_ALONE):
         head, then = f"{refused} of {refused + judged} cases are refused", "run the model on such a batch by itself"
     else:

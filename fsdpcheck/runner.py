@@ -37,12 +37,15 @@ class Ran:
     files: dict[str, str] = field(default_factory=dict)
     left: dict[str, None] = field(default_factory=dict)
     """What ranks or imports left changed of the process, a sentence each, in the order it was seen."""
+    shared: dict[str, None] = field(default_factory=dict)
+    """What simulated ranks share and write to (Execution.shared); never cleared."""
 
     def note(self, execution: Execution) -> None:
         self.newest = execution
         self.hits.update(execution.install_hits)
         self.files |= execution.files
         self.left.update(dict.fromkeys(execution.left))
+        self.shared.update(dict.fromkeys(execution.shared))
 
     def clear(self) -> None:
         self.newest = None
@@ -86,6 +89,7 @@ class Run:
         given_for: Case | None = None,
         using: tuple[Use, ...] = (),
         watchers: tuple[str, ...] = (),
+        late: bool = False,
     ) -> Execution:
         """One execution of ``case`` on all its ranks. From ``save_to`` on see RunRequest, but for ``given_for``.
 
@@ -111,6 +115,7 @@ class Run:
             loss_times=loss_times,
             using=using,
             watchers=watchers,
+            late=late,
             memory=self.memory,
         )
         execution = (self.engine if case.kernel is None else interpreter()).run(request)
@@ -130,7 +135,7 @@ class Run:
         share = Fraction(case.step.normaliser) / case.world_size
         if self.features.arithmetic.divides_by_share and not is_power_of_two(share.denominator):
             raise NotApplicable(f"{self.adapter.name} divides by N / W = {share}, which rounds")
-        return _proved(case, self.features.factor, self.features.arithmetic)
+        return _answer(case, self.features.factor, self.features.arithmetic)
 
     def tier(self, case: Case) -> tiers.Tier:
         """The standard of equality the case is judged by."""
@@ -143,7 +148,9 @@ class Run:
         if self.tier(case) != "replay":
             answer = self.answer(case)
             return answer.instrument, answer.clip_norm
-        return None, case.step.clip_norm * models.loss_scale(case) if case.step.private else math.inf
+        if case.step.private:
+            return None, case.step.clip_norm * models.loss_scale(case)
+        return oracle.plain_rows(case), math.inf
 
     def watching(self, observe: Iterable[Observable]) -> Run:
         """This run, recording ``observe`` (beside the parameters) unless a call says otherwise."""
@@ -177,6 +184,18 @@ class Run:
 def _imported(case: Case, adapter: str) -> tuple[str, ...]:
     own = case.model.own
     return (adapter,) if own is None else (adapter, own.build, own.batch, own.loss)
+
+
+def _answer(case: Case, factor: FactorRule, conventions: ArithmeticRule) -> oracle.Answer:
+    """The proved answer, one for all adapters whose conventions come to the same in this case."""
+    factor = factor if case.step.private else FactorRule(norm=factor.norm)
+    unused = conventions.unused
+    if unused == "zero-if-private":
+        unused = "zero" if case.step.private else "none"
+    answer = _proved(case, factor, ArithmeticRule(conventions.averaging))
+    if unused == "none" or not answer.leaves_unused:
+        return answer
+    return _proved(case, factor, ArithmeticRule(conventions.averaging, unused=unused))
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)

@@ -28,7 +28,7 @@ from fsdpcheck.case import Case, Trait
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.check import check_case, check_law
 from fsdpcheck.engines.base import Engine
-from fsdpcheck.errors import FsdpcheckError, UsageError
+from fsdpcheck.errors import FINDING, FsdpcheckError, UsageError
 from fsdpcheck.law import Law
 from fsdpcheck.own import inspection as own_inspection
 from fsdpcheck.plan import Plan
@@ -37,6 +37,10 @@ from fsdpcheck.verdict import Confirmation, Finding, Verdict
 
 Emit = Callable[[dict[str, Any]], None]
 CONFIRMING = "processes"
+TRIED = 3
+"""Most cases of a law that are run again on processes because simulated ranks share what they write to."""
+_NAMED = 3
+"""Most names of such that are told."""
 _SHARED = "; simulated ranks share module globals: name those that real ranks have apiece in Features.rank_local"
 
 
@@ -165,6 +169,7 @@ class _Check:
             {"law": found.name, "adapter": ref},
         )
         self._emit({"event": "law", **pair})
+        seen: list[Case] = []
         verdict = check_law(
             found,
             run,
@@ -172,8 +177,10 @@ class _Check:
             plan.world_sizes,
             seed=plan.seed,
             deadline=self._deadline,
-            on_case=_telling(self._emit),
+            on_case=_telling(self._emit, seen),
         )
+        if verdict.status == "holds" and run.ran.shared:
+            verdict = self._confirm.held(found, run, verdict, seen)
         self._loaded.add(run.ran.files)
         self._tell_sources(pair)
         self._emit({"event": "verdict", **verdict.to_data()})
@@ -189,14 +196,17 @@ class _Check:
         self._told = sources.key
 
 
-def _telling(emit: Emit) -> Callable[[Law, Run, Case], None]:
-    return lambda found, run, case: emit(
-        {"event": "case", "law": found.name, "adapter": run.adapter_ref, "case": case.to_json()}
-    )
+def _telling(emit: Emit, seen: list[Case]) -> Callable[[Law, Run, Case], None]:
+    def tell(found: Law, run: Run, case: Case) -> None:
+        seen.append(case)
+        emit({"event": "case", "law": found.name, "adapter": run.adapter_ref, "case": case.to_json()})
+
+    return tell
 
 
 class _Confirmation:
-    """Runs minimal cases again on real gloo processes, which start when the first finding needs them."""
+    """Runs cases again on real gloo processes, which start when the first needs them: minimal ones that break a law,
+    and some that hold where simulated ranks share what they write to."""
 
     def __init__(self, stack: ExitStack, plan: Plan, used: Engine) -> None:
         self._stack, self._plan, self._used = stack, plan, used
@@ -212,21 +222,51 @@ class _Confirmation:
         case = Case.from_json(json.dumps(finding.case))
         if case.kernel is not None:
             return "not tried", "kernels run in a process of their own, without ranks"
-        if finding.kind == "undetermined":
+        if finding.kind == "undetermined" or finding.engine == CONFIRMING:
             return "yes", "found on gloo processes"
         if self._used.name != "simulated":
             return "yes", f"found on {self._used.name}"
         if not self._plan.confirm:
             return "not tried", "--no-confirm"
         try:
-            if self._engine is None:
-                self._engine = _opened(self._stack, CONFIRMING, self._plan.budget)
-            run = Run(self._engine, finding.adapter, self._plan.installs)
+            run = Run(self._real, finding.adapter, self._plan.installs)
             verdict = check_case(found, run, case, diagnose=False)
             varies = verdict.finding is None and run.asked is not None and undetermined.varies(run, run.asked)
         except FsdpcheckError as error:
             return "not tried", str(error)
         return _compared(finding, verdict, varies)
+
+    @property
+    def _real(self) -> Engine:
+        if self._engine is None:
+            self._engine = _opened(self._stack, CONFIRMING, self._plan.budget)
+        return self._engine
+
+    def held(self, found: Law, run: Run, verdict: Verdict, cases: list[Case]) -> Verdict:
+        """``verdict``, that ``found`` holds, with what real ranks say of it where simulated ones share what they write.
+
+        Cases on the fewest of several ranks are run again, ``TRIED`` at most. One that breaks the law is its finding.
+        """
+        shared = ", ".join(list(run.ran.shared)[:_NAMED]) + ", ..." * (len(run.ran.shared) > _NAMED)
+        several = [case for case in dict.fromkeys(cases) if case.world_size > 1 and case.kernel is None]
+        fewest = min((case.world_size for case in several), default=0)
+        chosen = [case for case in several if case.world_size == fewest][:TRIED]
+        tried, untried = 0, "" if self._plan.confirm else "--no-confirm"
+        for case in chosen if not untried else ():
+            try:
+                there = check_case(found, replace(run.on(self._real), avoid=run.avoid), case, diagnose=False)
+            except FsdpcheckError as error:
+                untried = str(error)
+                break
+            if there.finding is not None:
+                cause = f"holds on simulated ranks alone, which share {shared}: real ranks have one each"
+                broken = replace(there.finding, cause=cause, note="not made smaller")
+                return replace(verdict, status="finding", finding=broken, exit_code=FINDING).bounded()
+            tried += there.status == "holds"
+        told = f"simulated ranks share {shared}, and write to it"
+        told += f"; {tried} of these cases held on gloo processes too" if tried else "; not tried on real ranks"
+        told += f": {untried}" if untried else ""
+        return replace(verdict, reason="; ".join(text for text in (verdict.reason, told) if text)).bounded()
 
 
 def _compared(finding: Finding, verdict: Verdict, varies: bool) -> tuple[Confirmation, str]:

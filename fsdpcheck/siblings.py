@@ -68,6 +68,15 @@ def with_other_reshard(case: Case, features: Features) -> Pair:
     return case, _chosen(case, features, [replace(case, mesh=kept)], "way to reshard")
 
 
+def at_half_the_rate(case: Case) -> Case | None:
+    """The case at half its learning rate, which trains the same parameters where losses are doubled; None where it
+    does not: with weight decay or Adam the update is not linear in the gradients."""
+    rule = case.step.optimizer
+    if rule.kind != "sgd" or rule.weight_decay:
+        return None
+    return replace(case, step=replace(case.step, optimizer=replace(rule, lr_exponent=rule.lr_exponent + 1)))
+
+
 def with_samples_reordered(case: Case, features: Features) -> Pair:
     """The case, and one in which every rank has its samples in the opposite order, or those of the next rank."""
     first = listed(case)

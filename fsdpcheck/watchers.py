@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from fsdpcheck import torch_private
 from fsdpcheck.program.watch import Notes
@@ -212,7 +211,7 @@ def _room(module: nn.Module, name: str) -> int:
 
 
 def _storage(parameter: Tensor) -> torch.UntypedStorage:
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    local = parameter.to_local() if torch_private.is_dtensor(parameter) else parameter
     return local.untyped_storage()
 
 

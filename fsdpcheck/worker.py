@@ -1,4 +1,4 @@
-"""A process that a supervised session runs in: arguments FD FEED PLAN, events as lines of JSON to the pipe FD.
+"""A process that a supervised session runs in: arguments FD FEED BEATS PLAN, events as lines of JSON to the pipe FD.
 
 What it is to check comes from the pipe FEED, a line [law, adapter] at a time; the end of FEED is the end of its work.
 
@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Iterable
 from contextlib import suppress
 from os import _exit  # now, whatever an implementation makes of it
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from fsdpcheck import leftovers
 from fsdpcheck.errors import INTERNAL, FsdpcheckError
@@ -38,8 +38,17 @@ def main() -> int:
     faulthandler.enable(all_threads=False)
     interrupt = _Interrupt()
     _follow_parent_into_death(int(sys.argv[1]))
-    pipe = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1)
-    feed = os.fdopen(int(sys.argv[2]), encoding="utf-8")
+    with (
+        suppress(BrokenPipeError),  # when the pipe is closed and the parent is gone
+        os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as pipe,
+        os.fdopen(int(sys.argv[2]), encoding="utf-8") as feed,
+    ):
+        return _served(pipe, feed, interrupt)
+    return 130
+
+
+def _served(pipe: TextIO, feed: TextIO, interrupt: _Interrupt) -> int:
+    """The session of the plan in the arguments, told through ``pipe``; the pairs come from ``feed``."""
     pairs = ((law, adapter) for law, adapter in map(json.loads, feed))
 
     me = os.getpid()
@@ -57,14 +66,15 @@ def main() -> int:
         interrupt.again()
 
     try:
-        tell(told_session(Plan.from_json(sys.argv[3]), emit, pairs))
+        _beat_into(int(sys.argv[3]))
+        tell(told_session(Plan.from_json(sys.argv[4]), emit, pairs))
     except KeyboardInterrupt:
         return 130
     return 0
 
 
 def replay() -> int:
-    """Run the case of one trusted token: arguments FD FEED TOKEN ENGINE BUDGET; one event, the verdict or an error."""
+    """Run the case of one trusted token: arguments FD FEED BEATS TOKEN ENGINE BUDGET; one event, a verdict or error."""
     faulthandler.enable(all_threads=False)
     _Interrupt()
     _follow_parent_into_death(int(sys.argv[1]))
@@ -73,7 +83,8 @@ def replay() -> int:
             from fsdpcheck import replay as tokens
             from fsdpcheck import session
 
-            verdict = session.replayed(tokens.decode(sys.argv[3]), sys.argv[4], json.loads(sys.argv[5]))
+            _beat_into(int(sys.argv[3]))
+            verdict = session.replayed(tokens.decode(sys.argv[4]), sys.argv[5], json.loads(sys.argv[6]))
             event: dict[str, Any] = {"event": "verdict", **verdict.to_data()}
         except KeyboardInterrupt:
             return 130
@@ -83,6 +94,13 @@ def replay() -> int:
             event = {"event": "error", "text": excerpt(traceback.format_exc().rstrip(), WHOLE), "exit_code": INTERNAL}
         pipe.write(json.dumps(event) + "\n")
     return 0
+
+
+def _beat_into(descriptor: int) -> None:
+    """Note there that this process goes on, when its engines look whether their ranks do."""
+    from fsdpcheck.engines._spent import beat_into
+
+    beat_into(descriptor)
 
 
 def leave(code: int) -> NoReturn:

@@ -15,6 +15,7 @@ from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Clipping
 from fsdpcheck.checks import assert_same_execution
 from fsdpcheck.checks.paired import assert_initial_equal, assert_same_training, require_same_placement
+from fsdpcheck.checks.scaling import TWICE, assert_same_in_doubled_losses
 from fsdpcheck.execution import Observable
 from fsdpcheck.law import law
 from fsdpcheck.runner import Run
@@ -258,12 +259,20 @@ def test_private_training_is_the_same_in_any_number_of_micro_batches(case: Case,
 def test_a_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
     """The same case run twice, in one process, on real numbers, gives the same parameters and gradients, bit for bit.
 
-    Sees what outlives a training: a counter, a cache, a buffer that is not cleared. Where parameters lie in memory at
-    another alignment, kernels may round otherwise, and nothing is claimed.
-    Not seen: what both runs do wrong alike; what another training, not the same one, would leave behind.
+    With SGD without weight decay the second time losses are doubled and the learning rate is halved, so that gradients
+    are twice the first ones, and nothing else is another. Sees what outlives a training: a counter, a cache, gradients
+    that are remembered, a buffer that is not cleared. Where parameters lie in memory at another alignment, kernels may
+    round otherwise, and nothing is claimed.
+    Not seen: what both runs do wrong alike; what a training of other inputs would leave behind.
     Source: fairscale#780.
     """
-    _twice(case, run)
+    halved = siblings.at_half_the_rate(case)
+    if halved is None:
+        _twice(case, run)
+        return
+    first, second = run(case), run(halved, loss_times=TWICE)
+    require_same_placement(first, second)
+    assert_same_in_doubled_losses(first, second)
 
 
 @law(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import observers, siblings, strategies
+from fsdpcheck import coverage, observers, siblings, strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Contribution, Numbers
 from fsdpcheck.checks import assert_norms_exact, assert_norms_in_dataset_order, assert_probe_coefficients, bounds
@@ -133,7 +133,7 @@ def test_complete_terms_are_counted_once_beside_partial_ones(case: Case, run: Ru
 
 def _of_several(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
     """Replicated batches, partial and mixed contributions, on numbers of ranks that can be replicas of several."""
-    possible = tuple(size for size in world_sizes if any(size % n == 0 for n in range(2, size)))
+    possible = tuple(filter(coverage.LABELS["replicated-shards"].can_be_on, world_sizes))
     return strategies.cases(
         features,
         clipping=("probe",),

@@ -178,7 +178,7 @@ def test_an_adapter_that_breaks_its_protocol_is_told_once(tmp_path: Path) -> Non
     code, out, _ = run(tmp_path, "run", "--adapter", stepless, "--law", "invariance.world, training.plain")
     assert code == 2
     assert out.count("lacks a method") == 1
-    assert "not checked: the adapter broke its protocol in training.plain: invariance.world" in out
+    assert "not checked: the error of training.plain ends every case: invariance.world" in out
     assert out.count("ERROR") == 1
 
 

@@ -14,7 +14,8 @@ from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Trait
 from fsdpcheck.check import check_law
 from fsdpcheck.coverage import Judged, Limits
-from fsdpcheck.errors import NotApplicable, NotExact, UsageError
+from fsdpcheck.engines.base import TORCHRUN
+from fsdpcheck.errors import NotApplicable, NotExact, NotOnRanks, UsageError
 from fsdpcheck.law import chapters, law
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Verdict
@@ -137,6 +138,46 @@ def test_what_cannot_occur_is_told_and_what_a_law_is_vacuous_without_is_missed(r
     assert verdict.reason == "the law says nothing on fewer than 2 ranks, asked were 1"
     assert "the adapter takes 1" in vital.not_promised(replace(run.features, max_world_size=1))
     assert "the adapter takes 1" in replace(ordinary, takes=2).not_promised(replace(run.features, max_world_size=1))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "why"), [((5,), "a prime number of"), ((2, 7), "a prime number of"), ((3,), "fewer than 4")]
+)
+def test_a_kind_of_case_that_no_such_ranks_give_is_told_before_any_is_drawn(sizes: tuple[int, ...], why: str) -> None:
+    """Nobody can act on "have the adapter accept more", and under torchrun nobody chose the number for the law."""
+    replicas = a_law(lambda case, run: pytest.fail("drawn in vain"), vacuous_without=("replicated-shards",))
+    run, engine = Run(FakeEngine(), "reference"), FakeEngine()
+    engine.name = TORCHRUN
+    for one, said in ((run, ("no case", 2)), (run.on(engine), ("not asked", 0))):
+        verdict = check_law(replicas, one, world_sizes=sizes)
+        assert told(verdict) == said
+        assert verdict.reason == f"the law says nothing on {why} ranks, asked were {', '.join(map(str, sizes))}"
+    assert replicas.vain_on((*sizes, 4)) == replicas.vain_on((6,)) == replicas.vain_on((9,)) == ""
+    assert (
+        replace(ALL, world_sizes=sizes).against("replicated-shards").startswith(("no more than 3", "it needs a number"))
+    )
+    assert replace(ALL, world_sizes=(*sizes, 8)).against("replicated-shards") == ""
+
+
+@pytest.mark.parametrize(("judged", "status"), [(0, "no case"), (2, "too few cases")])
+def test_what_the_number_of_ranks_keeps_out_is_no_error_and_under_torchrun_not_asked(judged: int, status: str) -> None:
+    """In float32 multiples of 7 times the rounded 1/7 round: what divides before it sums is judged on others."""
+    run, engine, seen = Run(FakeEngine(), "ddp"), FakeEngine(), set[Case]()
+    engine.name = TORCHRUN
+
+    def body(case: Case, run: Run) -> None:
+        if case.world_size == 7 and (len(seen) >= judged and case not in seen):
+            raise NotOnRanks("multiples of 7 round")
+        seen.add(case)
+
+    law = a_law(body)
+    alone = check_law(law, run, world_sizes=(7,))
+    assert (*told(alone), alone.cases) == (status, 2, judged)
+    assert "most often: multiples of 7 round\n" in alone.reason
+    assert alone.reason.endswith("ask for other numbers of ranks as well (--world-size), or leave this law out (--law)")
+    there = check_law(law, run.on(engine), world_sizes=(7,))
+    assert (*told(there), there.reason) == ("not asked", 0, "on 7 ranks: multiples of 7 round")
+    assert told(check_law(law, run, world_sizes=(7, 3))) == ("holds", 0)
 
 
 def test_what_the_user_avoids_is_named_where_the_law_says_nothing_without_it(run: Run) -> None:

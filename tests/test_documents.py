@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fsdpcheck.adapters import load
+from fsdpcheck.impl import faults
 from fsdpcheck.law import chapters
 
 README = Path(__file__).parent.parent / "README.md"
@@ -22,6 +23,12 @@ def test_the_readme_names_every_chapter_and_counts_the_laws() -> None:
     laws = chapters()
     assert named == {name.partition(".")[0] for name in laws}
     assert f"{len(laws)} laws in {len(named)} chapters" in table
+
+
+@pytest.mark.skipif(not LAWS.is_file(), reason="only a checkout has the documents")
+def test_the_document_of_laws_counts_the_faults_that_were_put_to_them() -> None:
+    (said,) = re.findall(r"^Killed: of (\d+) planted faults", LAWS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert int(said) == len(faults.ALL), "next: put the new faults to all laws (python -m benchmarks laws)"
 
 
 @pytest.mark.skipif(not LAWS.is_file(), reason="only a checkout has the documents")

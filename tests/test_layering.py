@@ -29,7 +29,7 @@ FLOORS: tuple[dict[str, tuple[str, ...]], ...] = (
             "adapters._contract",
             "adapters._plugs", "models", "losses", "layers", "layouts", "siblings", "neighbours", "plan", "verdict",
             "floors", "coverage", "clipping_groups", "refusals", "program", "program.*", "own", "own.model",
-            "own.units", "own.inspection", "own.alone", "own.widening",
+            "own.units", "own.inspection", "own.alone", "own.separate", "own.widening",
         )
     },
     {

@@ -139,7 +139,8 @@ def test_the_table_shows_every_law_and_never_a_pass_that_was_none(ledger: Ledger
 
 
 def test_the_summary_counts_each_kind(ledger: Ledger) -> None:
-    wanted = "1 checks hold, 1 finding of 1 root, 1 not promised, 1 not reached; 14 distinct cases judged, 3 rejected"
+    """What is rejected need not be inexact: of some cases a law says nothing on what the adapter shows."""
+    wanted = "1 checks hold, 1 finding of 1 root, 1 not promised, 1 not reached; 14 distinct cases judged, 3 rejected, "
     assert table.summary(ledger).startswith(wanted)
 
 

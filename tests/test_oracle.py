@@ -63,10 +63,8 @@ def test_plain_steps_are_ordinary_full_batch_training(optimizer: OptimizerSpec, 
     trainer = make_optimizer(optimizer, model.parameters())
     for k, wanted in enumerate(answer.steps):
         samples = list(wanted.samples)
-        packed = torch.cat([layouts.targets(case)[samples], torch.zeros(len(samples), 6, dtype=wanted.norms.dtype)], 1)
-        losses = models.loss_for(case)(
-            model(layouts.inputs(case)[samples]), packed[:, : models.body_features(case) + 6]
-        )
+        packed = torch.cat([layouts.targets(case)[samples], wanted.targets.to(wanted.norms.dtype)], 1)
+        losses = models.loss_for(case)(model(layouts.inputs(case)[samples]), packed)
         trainer.zero_grad()
         (losses.sum() / case.step.normaliser).backward()
         trainer.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,11 @@ def test_the_example_is_seen_as_what_it_is() -> None:
         ("dropout", "layer front.0 drops at random\n  got     Dropout(p=0.5) in training"),
         ("random_forward", "is random, first in layer front.0 (Calls)"),
         ("mixing", "mixes samples, first in layer front.0 (Calls)"),
+        ("divided", "mixes samples: outputs depend on how many are computed together"),
+        ("crowded", "among outputs of sample 1 in a batch of 9"),
+        ("every_third", "among outputs of samples 1 to 2 in a batch of 9"),
+        ("last_doubled", "among outputs of sample 1 in a batch of 9"),
+        ("divided_behind", "mixes samples: gradients depend on how many"),
         ("counting", "changes front.0.seen"),
         ("frozen", "has nothing to train"),
         ("complex_parameter", "parameter phase is not floating-point\n  got     torch.complex64"),
@@ -100,11 +106,63 @@ def test_a_batch_that_cannot_be_used_is_refused(batch: str, said: str) -> None:
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize(("loss", "said"), [("averaged", "shape []"), ("centred", "mixes samples")])
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        ("averaged", "shape []"),
+        ("centred", "mixes samples"),
+        ("shared_out", "own_models.py:shared_out' mixes samples: losses depend on how many"),
+    ],
+)
 def test_a_loss_of_all_samples_together_is_refused(loss: str, said: str) -> None:
     with pytest.raises(UsageError) as refused:
         _own(loss=loss)
     assert said in str(refused.value)
+
+
+_CARELESS = """
+import os, random, sys, warnings
+import numpy, torch
+os.chdir(os.path.dirname(__file__))
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(3)
+warnings.simplefilter("error")
+DRAWN = [torch.rand(1).item(), numpy.random.rand(), random.random()]
+
+def build():
+    torch.use_deterministic_algorithms(True)
+    model = torch.nn.Linear(3, 2)
+    torch.nn.init.constant_(model.bias, DRAWN[0] + numpy.random.rand() + random.random())
+    return model
+
+def batch(n):
+    return torch.randn(n, 3) * sum(DRAWN[1:]), torch.randn(n, 2)
+"""
+
+
+def test_a_file_that_draws_and_sets_when_it_is_imported_is_no_random_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each build has what the import left, and the same streams; and what is drawn in the import is always the same."""
+    found = []
+    monkeypatch.chdir(Path(__file__).parent)
+    before = list(warnings.filters)
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.py").write_text(_CARELESS)
+        own = own_inspection.inspect(f"{tmp_path / name}.py:build", f"{tmp_path / name}.py:batch").own
+        assert all(value.dtype == torch.float64 for value in own_model.values(own.build).values())
+        found.append((*own_model.values(own.build).values(), *own_model.samples(own.batch, own_model.NEEDED)))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert (torch.get_default_dtype(), Path.cwd()) == (torch.float32, Path(__file__).parent)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert list(warnings.filters) == before
+
+
+def test_roundings_of_other_kernels_are_no_dependence_on_the_number_of_samples() -> None:
+    """The recurrent one gives other bits in batches of other sizes."""
+    model, inputs = own_model.model(f"{TOYS}:recurrent").double(), own_model.samples(f"{TOYS}:batch", 9)[0].double()
+    assert not torch.equal(model(inputs)[:1], model(inputs[:1]))
+    assert _own("recurrent").units == ()
 
 
 def test_a_module_that_is_not_there_is_named() -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis.errors import UnsatisfiedAssumption
 
-from fsdpcheck import cli, replay
+from fsdpcheck import cli, judging, replay
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OwnModel
 from fsdpcheck.check import check_case, check_law
+from fsdpcheck.coverage import Limits
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import InvalidToken
+from fsdpcheck.judging import Judging
 from fsdpcheck.law import chapters
 from fsdpcheck.own import inspection as own_inspection
 from fsdpcheck.runner import Run
@@ -66,6 +71,34 @@ def test_what_a_single_device_raises_too_is_no_finding(engine: SimulatedEngine) 
     assert "module model.front.0 (Calls)" in verdict.reason
 
 
+def test_a_model_that_mixes_samples_is_no_finding(engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the inspection saw nothing, as with weights that hide it: what would be a finding is looked at again."""
+
+    def rejected() -> None:
+        raise UnsatisfiedAssumption
+
+    own, law = own_inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").own, chapters()["training.plain"]
+    case = Case(ModelSpec((), own=own), MeshSpec(2), BatchLayout("contiguous", 8), arithmetic=Arithmetic(project=False))
+    for build in ("divided", "every_third"):
+        mixing = replace(own, build=f"{TOYS}:{build}")
+        verdict = check_case(
+            law, Run(engine, "fully_shard", own=mixing), replace(case, model=ModelSpec((), own=mixing))
+        )
+        assert (verdict.status, verdict.exit_code) == ("not supported", 2), verdict.reason
+        assert "your model mixes samples: what it gives for one depends on how many" in verdict.reason
+        assert re.search(
+            r"sample \d of step 0: an entry of the gradient of \S+ is \S+ alone, \S+ among", verdict.reason
+        )
+    run = Run(engine, "fully_shard", own=mixing)
+    drawn = Judging(law, run.watching(law.observe), None, None, Limits(run.features.accepts, (2,), frozenset(), True))
+    monkeypatch.setattr(judging.hypothesis, "reject", rejected)
+    with pytest.raises(UnsatisfiedAssumption):  # another case is drawn in its place
+        drawn.judge(replace(case, model=ModelSpec((), own=mixing)))
+    assert (drawn.broken, len(drawn.refused)) == (None, 1)
+    wrong = Run(engine, "reference", ("fsdpcheck.impl.faults:averaged_twice",), own=own)
+    assert check_case(law, wrong, case, diagnose=False).status == "finding"
+
+
 def test_laws_that_need_a_large_model_are_not_asked_of_a_users_small_one(tmp_path: Path) -> None:
     _, data = _run(tmp_path, "--adapter", "reference", "--law", "noise.scale", "--law", "noise.independent")
     verdicts = data["verdicts"]
@@ -79,6 +112,28 @@ def test_laws_hold_on_a_users_weights(tmp_path: Path) -> None:
     judged = [verdict for verdict in data["verdicts"] if verdict["status"] == "holds"]  # type: ignore[attr-defined]
     assert {verdict["law"] for verdict in judged} >= {"rounding.gradients", "rounding.update"}
     assert all(verdict["census"]["tier replay"] == verdict["cases"] for verdict in judged)
+
+
+def test_what_the_import_of_a_users_model_sets_is_told_with_the_verdict(
+    engine: SimulatedEngine, tmp_path: Path
+) -> None:
+    """And it is in place where its ranks run alone."""
+    (tmp_path / "mine.py").write_text(
+        "import torch\ntorch.set_default_dtype(torch.float64)\ntorch.autograd.set_detect_anomaly(True)\nSEEN = set()\n"
+        "class Net(torch.nn.Linear):\n    def forward(self, x):\n"
+        "        SEEN.add((torch.get_default_dtype(), torch.is_anomaly_enabled()))\n        return super().forward(x)\n"
+        "def build():\n    return Net(3, 2)\n"
+        "def batch(n):\n    return torch.randn(n, 3), torch.randn(n, 2)\n"
+    )
+    file = f"{tmp_path / 'mine.py'}"
+    own = own_inspection.inspect(f"{file}:build", f"{file}:batch").own
+    seen = next(module.SEEN for module in list(sys.modules.values()) if getattr(module, "__file__", "") == file)
+    assert seen == {(torch.float32, False)}
+    verdict = check_law(chapters()["training.plain"], Run(engine, "fully_shard", own=own), world_sizes=(2,), most=1)
+    assert seen == {(torch.float32, False), (torch.float64, True)}
+    for what in ("torch.get_default_dtype() at torch.float64 (was torch.float32)", "torch.is_anomaly_enabled() on"):
+        assert f"importing {file} left {what}: in place on ranks, and not where they are judged" in verdict.left
+    assert (torch.get_default_dtype(), torch.is_anomaly_enabled()) == (torch.float32, False)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import fsdpcheck
 from fsdpcheck import guard, leftovers, pytest_plugin
 from fsdpcheck.report import unjudged
 from fsdpcheck.verdict import Verdict
+from tests.commands import environment
 
 TOYS = Path(__file__).parent / "toys"
 TOY = f"{TOYS / 'laws.py'}:adapter"
@@ -63,6 +66,15 @@ def test_too_few_cases_fail_and_are_no_check_that_ran() -> None:
         account.add({"law": "a.law", "adapter": "x", "status": status, "cases": 1, "never": ["several ranks"]})
     assert (account.verdicts.total(), account.ran) == (2, 1)
     assert unjudged.never(account.never) == ["x: never judged: several ranks, in a.law"]
+
+
+def test_what_simulated_ranks_share_is_told_once() -> None:
+    account = pytest_plugin._Account()
+    told = {"adapter": "x", "status": "holds", "cases": 1, "never": [], "shared": ["train.TABLE"]}
+    for law in ("a.law", "b.law"):
+        account.add({"law": law, **told})
+    (sentence,) = account.left
+    assert sentence.startswith("x: simulated ranks share train.TABLE, and write to it; `fsdpcheck run` tries")
 
 
 @pytest.mark.parametrize("parallel", [("-p", "no:xdist"), ("-n", "2")])
@@ -164,6 +176,32 @@ def test_how_a_session_ended_is_judged_by_what_it_told() -> None:
         assert told[-1] in said
 
 
+def test_what_a_session_left_is_ended_in_a_session_of_its_own_too() -> None:
+    """A child of the guard forks a process, which forks one into a session of its own; both wait for the guard."""
+    program = (
+        "import os\n"
+        "from fsdpcheck import leftovers\n"
+        "with leftovers.adopting():\n"
+        "    read, write = os.pipe()\n"
+        "    until, end = os.pipe()\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        os.close(end)\n"
+        "        if os.fork() == 0:\n"
+        "            if os.fork() == 0:\n"
+        "                os.setsid()\n"
+        "            os.write(write, b'.')\n"
+        "            os.read(until, 1)\n"
+        "        os._exit(0)\n"
+        "    for _ in range(2):\n"
+        "        os.read(read, 1)\n"
+        "    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n"
+        "    print(leftovers.end_orphans(child), leftovers.children() - {child})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
+    assert done.stdout == "2 frozenset()\n", done.stderr
+
+
 @pytest.mark.nightly
 def test_a_thread_that_a_law_left_keeps_no_session(chapter: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOY_LITTER", str(chapter.path / "litter"))
@@ -172,7 +210,7 @@ def test_a_thread_that_a_law_left_keeps_no_session(chapter: pytest.Pytester, mon
     result.assert_outcomes(passed=1, deselected=3)
     assert result.ret == 0
     left = {int(pid) for pid in (chapter.path / "litter").read_text().split()}
-    assert len(left & {entry.pid for entry in leftovers.living()}) <= 1, "but one in a session of its own"
+    assert not left & {entry.pid for entry in leftovers.living()}
 
 
 def test_the_plugin_is_silent_where_no_law_is(chapter: pytest.Pytester) -> None:

@@ -23,7 +23,7 @@ from fsdpcheck import law, process_state
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.execution import RankResult
-from fsdpcheck.process_state import Setting, imports
+from fsdpcheck.process_state import Setting, imports, settings
 from fsdpcheck.process_state.names import Name, Names
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Verdict
@@ -36,7 +36,7 @@ NOT_CHANGED_HERE = {
     "torch._C._get_linalg_preferred_backend()": "needs CUDA",
     "torch._C._get_qengine()": "there is one for this processor",
     "torch._C._get_cpu_allow_fp16_reduced_precision_reduction()": "needs another processor",
-    "signal handlers": "only the main thread may, which is no simulated rank's; see the test of followers",
+    "signal handlers": "only the main thread may, which is no simulated rank's; see engines/test_processes.py",
 }
 """Entries of the table that cannot be given another value on this machine, and why."""
 
@@ -234,6 +234,62 @@ def test_what_an_honest_step_does_is_nothing_left(simulate: Simulator) -> None:
         torch.manual_seed(7)
 
     assert simulate(body).left == ()
+
+
+@pytest.fixture
+def unwrapped_adam() -> Iterator[tuple[type, type]]:
+    """Adam, and AdamW that inherits from it, as before torch wrapped anything of theirs."""
+    kinds = torch.optim.Adam, torch.optim.AdamW
+    kept = [{name: vars(kind).get(name) for name in ("step", "_init_group")} for kind in kinds]
+    for kind, names in zip(kinds, kept, strict=True):
+        for name, function in names.items():
+            if function is not None and kind is torch.optim.Adam:
+                setattr(kind, name, inspect.unwrap(function))
+            elif function is not None:
+                delattr(kind, name)
+    yield kinds
+    for kind, names in zip(kinds, kept, strict=True):
+        for name, function in names.items():
+            if function is not None:
+                setattr(kind, name, function)
+            else:
+                delattr(kind, name)
+
+
+def test_the_signals_that_the_c_library_keeps_for_itself_are_nothing_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first thread of a process on it handles signal 33: no rank of a pytest session did that."""
+    status = tmp_path / "status"
+    monkeypatch.setattr(settings, "_STATUS", status)
+
+    def read(ignored: int, handled: int) -> tuple[int, ...]:
+        status.write_text(f"Name:\tx\nUmask:\t0022\nSigIgn:\t{ignored:016x}\nSigCgt:\t{handled:016x}\n")
+        return settings._dispositions()
+
+    before = read(1 << 12, 1 << 1)
+    assert before == (0o22, 1 << 12, 1 << 1) == read(1 << 12, 1 << 1 | 1 << 31 | 1 << 32)
+    assert before not in (read(1 << 12, 1 << 1 | 1 << 33), read(1 << 12 | 1 << 9, 1 << 1))
+
+
+def test_what_torch_wraps_class_by_class_is_nothing_left(
+    unwrapped_adam: tuple[type, type], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AdamW has Adam's functions until torch wraps them: for its profiler at the first use, for torch.compile once."""
+    watched, (adam, adamw) = Names(), unwrapped_adam
+    watched.save()
+    for kind in (adamw, adam):
+        kind([torch.nn.Parameter(torch.ones(1))])
+    for kind in (adam, adamw):
+        setattr(kind, "_init_group", torch.compiler.disable(getattr(kind, "_init_group")))  # noqa: B009, B010
+    assert vars(adamw)["step"] is not vars(adam)["step"]
+    assert watched.changes() == []
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", inspect.unwrap(torch.nn.utils.clip_grad_norm_))
+    monkeypatch.setattr(adam, "step", torch.optim.SGD.step)
+    assert {change.path for change in watched.changes()} >= {
+        "torch.nn.utils.clip_grad_norm_",
+        "torch.optim.adam.Adam.step",
+    }
 
 
 def test_a_name_the_import_changed_is_on_ranks_alone(simulate: Simulator, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing import connection
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fsdpcheck import children, leftovers, supervise
+from fsdpcheck import children, leftovers, supervise, worker
 from fsdpcheck.engines._spent import Limit
 from fsdpcheck.ledger import Ledger
 from fsdpcheck.plan import Plan
@@ -62,6 +63,28 @@ def test_any_number_of_processes_gives_the_same_verdicts(started: list[children.
     assert all(child.process.returncode is not None for child in started)
 
 
+def test_a_worker_closes_its_pipes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Python would, and warn of it, which a user may have made an error. That the parent is gone is none."""
+    monkeypatch.setattr(worker, "faulthandler", SimpleNamespace(enable=lambda all_threads: None))
+    monkeypatch.setattr(worker, "_follow_parent_into_death", lambda pipe: None)
+    monkeypatch.setattr(worker, "_Interrupt", lambda: SimpleNamespace(again=lambda: None))
+    monkeypatch.setattr(worker, "told_session", lambda plan, emit, pairs: emit({"event": "note"}) or {"event": "end"})
+    for reader_is_gone in (False, True):
+        (told, write), (read, feed) = os.pipe(), os.pipe()
+        monkeypatch.setattr(sys, "argv", ["", str(write), str(read), "-1", Plan(("reference",)).to_json()])
+        if reader_is_gone:
+            os.close(told)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", ResourceWarning)
+            assert worker.main() == (130 if reader_is_gone else 0)
+        assert [str(one.message) for one in warned] == []
+        for descriptor in (write, read):
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(descriptor)
+        for descriptor in (feed, *([] if reader_is_gone else [told])):
+            os.close(descriptor)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_session_ends_with_all_that_it_has_started(
     started: list[children.Child], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -99,6 +122,23 @@ def test_a_process_that_never_comes_back_is_no_progress(
     assert vain.reason == "not checked: its ranks made no progress in toy.waits"
     assert (waits.exit_code, vain.exit_code, ledger.exit_code) == (4, 4, 4)
     assert [child.process.returncode for child in started] == [-signal.SIGKILL]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_c_code_that_lets_no_python_run_is_asleep_though_others_ask_for_the_interpreter(
+    started: list[children.Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They ask two hundred times a second, so that no thread of theirs is asleep for long: it went on for hours."""
+    monkeypatch.setattr(children, "_LOOK_SECONDS", 0.05)
+
+    def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
+        if event["event"] == "case":
+            started[0].watched(Limit(0.6))
+
+    ledger = supervise.supervise(Plan((TOY,), ("toy.keeps",), world_sizes=(1, 2), confirm=False), listen, 1)
+    (keeps,) = ledger.verdicts.values()
+    assert keeps.reason.startswith("no progress: 0 s of processor time and 1 s in which no rank used any")
+    assert keeps.exit_code == 4
 
 
 def test_a_process_that_waits_for_work_may_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

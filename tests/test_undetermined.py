@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from fsdpcheck import session, undetermined
 from fsdpcheck.adapters import load
@@ -80,6 +82,18 @@ def test_what_is_right_does_not_vary(adapter: str, engine: SimulatedEngine) -> N
     run(SMALLEST)
     assert run.asked is not None
     assert not undetermined.varies(run, run.asked)
+
+
+def test_bits_are_compared_whatever_the_strides_of_a_tensor() -> None:
+    """torch calls one element contiguous with any stride, and none of no elements; neither can be viewed as bytes."""
+    numbers = torch.arange(1.0, 13.0).reshape(3, 4)
+    apart = torch.as_strided(numbers, (1, 1), (4, 3))
+    assert apart.is_contiguous()
+    for strange in (apart, apart[0], numbers.t(), numbers[:, ::2], numbers[:0].t(), torch.tensor(math.nan)):
+        plain = torch.tensor(strange.tolist()).reshape(strange.shape)
+        assert undetermined._plain(strange) == undetermined._plain(plain)
+    assert undetermined._plain(apart) != undetermined._plain(2 * apart)
+    assert undetermined._plain(torch.tensor(0.0)) != undetermined._plain(torch.tensor(-0.0))
 
 
 @pytest.mark.nightly

@@ -6,6 +6,7 @@ crosses process borders and fits in a replay token. Nothing here imports torch b
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -25,6 +26,7 @@ _KIND = references.Kind("adapter", AdapterError, _EXTRAS)
 _loaded: dict[str, tuple[Adapter, Features]] = {}
 
 
+@functools.cache
 def names() -> tuple[str, ...]:
     """The built-in adapters, sorted: every module of this folder that does not start with an underscore."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.py") if not path.stem.startswith("_")))

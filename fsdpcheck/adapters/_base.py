@@ -322,8 +322,11 @@ class Trainer(Protocol):
 class Observed(Trainer, Protocol):
     """The optional methods, each needed only by an adapter that lists its observable."""
 
-    def gradients(self) -> dict[str, Tensor]:
-        """ "grads": the full gradient the optimizer used in the last step, by canonical name (trainable only)."""
+    def gradients(self) -> Mapping[str, Tensor | None]:
+        """ "grads": the full gradient the optimizer used in the last step, by canonical name (trainable only).
+
+        A parameter that had none is None, or is not named.
+        """
 
     def norms(self) -> Tensor:
         """ "norms": per-sample gradient norms [local samples] of the last step, in order of the micro-batches."""

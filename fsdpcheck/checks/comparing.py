@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from fsdpcheck.clipping_groups import INSTRUMENT
 from fsdpcheck.errors import Diagnose, Violation
 
 
@@ -52,6 +53,8 @@ def require_none(
     name, mask = next(iter(wrong.items()))
     index = first_index(mask)
     count = f"{int(mask.sum())} of {mask.numel()} elements differ, in {len(wrong)} of {len(wanted)} tensors"
+    if name == INSTRUMENT:
+        count += f"; {name} is of the harness's own gauge layer, the last parameter of every model"
     raise Violation(
         what,
         got=number(got[name][index]),

@@ -6,12 +6,16 @@ no answer is needed, and real numbers and true functions are compared bit for bi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from fsdpcheck import diagnosis, layouts, models
+from fsdpcheck.checks import assert_same_execution
 from fsdpcheck.checks.comparing import (
+    alike,
     differing,
     form,
     require_equal,
@@ -19,11 +23,14 @@ from fsdpcheck.checks.comparing import (
     require_row_form,
     unknown,
 )
+from fsdpcheck.checks.matched import local_gradient, parameters_before
 from fsdpcheck.checks.recorded import completed, local_samples, recorded, shows
-from fsdpcheck.errors import Violation
-from fsdpcheck.execution import Execution
+from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.execution import Execution, StepRecord
 from fsdpcheck.suspects import Suspect
 
+TWICE = 2.0
+"""What the losses of a training that is run again are multiplied by."""
 TIMES = 2.0**-30
 """What the losses are multiplied by. Smaller, so that a sample below the clip norm stays below it."""
 
@@ -54,6 +61,48 @@ def assert_scaled(whole: Execution, scaled: Execution, clip_norm: float) -> None
         wanted = {name: value * TIMES for name, value in a.items()}
         where = f"step 0, rank {rank}, losses times {TIMES!r}"
         require_equal("the unclipped gradient does not grow with the losses", b, wanted, where, unknown)
+
+
+def assert_same_in_doubled_losses(first: Execution, second: Execution) -> None:
+    """``second``, with losses ``TWICE`` as large and half the learning rate, recorded the same bits as ``first``, but
+    for gradients, which are twice as large; and the same calls.
+
+    Raises NotExact where the ranks' own gradients, replayed, do not double: something underflows or overflows.
+    """
+    ranks = [replace(result, steps=[_doubled(record) for record in result.steps]) for result in first.ranks]
+    wanted = replace(first, ranks=ranks)
+    try:
+        assert_same_execution(wanted, second, partial(diagnosis.stale.repeated, wanted, second))
+    except Violation:
+        if first.failure is None and not _doubles(first):
+            raise NotExact("losses times 2: gradients leave the range in which they double exactly") from None
+        raise
+
+
+def _doubled(record: StepRecord) -> StepRecord:
+    grads = record.grads
+    return replace(record, grads=grads and {name: value * TWICE for name, value in grads.items()})
+
+
+def _doubles(execution: Execution) -> bool:
+    """Whether each rank's own gradients of each micro-batch double with the losses, and none is near an underflow."""
+    case, dtype = execution.request.case, models.DTYPES[execution.request.case.arithmetic.dtype]
+    for result in execution.ranks:
+        for k in range(len(result.steps)):
+            before = parameters_before(result, k, case)
+            batch = layouts.batch(case, k, result.rank, execution.request.instrument)
+            for micro in batch.micro_batches:
+                once = torch.full((len(micro.indices),), batch.loss_scale, dtype=dtype)
+                one, two = (local_gradient(case, before, micro, w, result.placement) for w in (once, TWICE * once))
+                if not all(_normal(one[name]) and alike(two[name], one[name] * TWICE) for name in one):
+                    return False
+    return True
+
+
+def _normal(value: Tensor) -> bool:
+    """Whether no rounding error of a number that is not zero is below the smallest normal number."""
+    kind = torch.finfo(value.dtype)
+    return not bool(((value != 0) & (value.abs() < kind.tiny / kind.eps)).any())
 
 
 def _of_floor(wanted: Tensor, got: Tensor) -> list[Suspect]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fsdpcheck import models
 from fsdpcheck.case import Case
+from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.diagnosis import contributed
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.suspects import PATTERN, Suspect
@@ -107,13 +108,14 @@ def stood_still(case: Case, before: Named, after: Named, got: Mapping[str, Tenso
     count = case.mesh.dp_shard
     if count == 1:
         return
+    body = [name for name in after if not is_instrument(name)]  # what moves in every shard says nothing of where
     for owner in owners(case, after):
         for shard in range(count):
             mine = {name: own == shard for name, own in owner.items()}
             wrong = {name: got[name] != value for name, value in after.items()}
             if not any(bool(mask.any()) for mask in wrong.values()):
                 return
-            others_move = any(bool((after[name] != before[name])[~own].any()) for name, own in mine.items())
+            others_move = any(bool((after[name] != before[name])[~mine[name]].any()) for name in body)
             if not others_move or any(bool((mask & ~mine[name]).any()) for name, mask in wrong.items()):
                 continue  # where only this shard has anything to update, all that goes wrong goes wrong in it
             which = "the last rank" if shard == count - 1 else f"rank {shard}"

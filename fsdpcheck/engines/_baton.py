@@ -53,7 +53,7 @@ class Baton:
             lock.acquire()
         self._ended = threading.Lock()
         self._ended.acquire()
-        self._ready, self._alive = set(range(world_size)), set(range(world_size))
+        self._ready, self.alive = set(range(world_size)), set(range(world_size))
         self._threads: dict[int, int] = {}
         self.tasks: dict[int, str] = {}
         """Where the system tells of each rank's thread."""
@@ -108,6 +108,16 @@ class Baton:
         if self.aborting:
             self._unwind(rank)
 
+    def others_ready(self, rank: int, but: set[int]) -> list[int]:
+        """The ranks beside ``rank`` and those of ``but`` that can run."""
+        return sorted(self._ready - but - {rank})
+
+    def pass_to(self, rank: int, others: Sequence[int]) -> None:
+        """Let one of ``others``, which can run, go on before ``rank`` does. May raise Aborted."""
+        self._give(rank, self._choose(others))
+        if self.aborting:
+            self._unwind(rank)
+
     def wake(self, rank: int) -> None:
         self._ready.add(rank)
 
@@ -116,8 +126,8 @@ class Baton:
         self._stand_still_if_disowned()
         self._leave(rank)
         self._ready.discard(rank)
-        self._alive.discard(rank)
-        if not self._alive:
+        self.alive.discard(rank)
+        if not self.alive:
             self._ended.release()
             return
         following = self._next()
@@ -126,7 +136,7 @@ class Baton:
 
     @property
     def all_ended(self) -> bool:
-        return not self._alive
+        return not self.alive
 
     def abort(self) -> None:
         """From now on every rank that gets the baton raises Aborted."""
@@ -174,7 +184,7 @@ class Baton:
             since = time.perf_counter()
             self.aborting = True
             self._stuck(since)
-        return self._choose(sorted(self._alive if self.aborting else self._ready))
+        return self._choose(sorted(self.alive if self.aborting else self._ready))
 
     def _give(self, rank: int, following: int) -> None:
         self._stand_still_if_disowned()
@@ -195,10 +205,13 @@ def _stand_still() -> NoReturn:
 
 def place(frame: FrameType | None) -> tuple[str, tuple[str, ...]]:
     """(file:line of the innermost frame outside torch and fsdpcheck's own plumbing, the whole stack as text lines)."""
-    where = ""
-    current = frame
-    while current is not None and not where:
-        if not torch_private.is_plumbing(current.f_code.co_filename):
-            where = f"{current.f_code.co_filename}:{current.f_lineno}"
-        current = current.f_back
-    return where, tuple(line.rstrip() for line in traceback.format_stack(frame)) if frame is not None else ()
+    return where(frame), tuple(line.rstrip() for line in traceback.format_stack(frame)) if frame is not None else ()
+
+
+def where(frame: FrameType | None) -> str:
+    """file:line of the innermost frame outside torch and fsdpcheck's own plumbing; "" if there is none."""
+    while frame is not None:
+        if not torch_private.is_plumbing(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

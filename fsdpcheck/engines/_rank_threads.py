@@ -13,7 +13,7 @@ import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
-from fsdpcheck import deadlock, torch_private
+from fsdpcheck import adapters, deadlock, torch_private
 from fsdpcheck.engines import _affinity
 from fsdpcheck.engines._baton import Aborted
 from fsdpcheck.engines._endings import adapter_failure, ending
@@ -24,7 +24,7 @@ from fsdpcheck.engines._spent import LOOK_SECONDS, Limit, Spent, sleep_of
 from fsdpcheck.engines._store import SimulatedStore
 from fsdpcheck.engines._turns import Turn, here, threads_of_ranks
 from fsdpcheck.errors import NotSupported
-from fsdpcheck.execution import Failure, RankResult
+from fsdpcheck.execution import Failure, RankResult, RunRequest
 
 
 class Pool:
@@ -34,6 +34,7 @@ class Pool:
         self.world_size = world_size
         self.store = SimulatedStore(lambda: self.current)
         self.current: SimulatedRun | None = None
+        self._meshes = torch_private.Meshes(current_rank)
         self._world = torch_private.thread_local_world(lambda: self.current and require_rank())
         self._job: Any = None
         self._go = [threading.Lock() for _ in range(world_size)]
@@ -58,6 +59,7 @@ class Pool:
         """Run to the end or a failure. Raises only what the caller's own thread does (KeyboardInterrupt)."""
         self.current = run
         self.store.clear()
+        foreign = _foreign_code(run.execution.request)
 
         def job(rank: int) -> None:
             if not dist.is_initialized():  # its first run, or the program of the last one has destroyed its groups
@@ -66,16 +68,18 @@ class Pool:
                 )
             groups = torch_private.groups_of_this_thread()
             run.initialised.add(rank)
+            self._meshes.begin(rank, foreign)
             program(rank, device, run.results[rank])
             assert here.turn is not None
             here.turn.finish()
             torch_private.forget_groups_but(groups)
+            self._meshes.end(rank)
 
         self._job = job
         _affinity.gather_on_one_core(self._threads)
         with (
             torch_private.isolated_threads(self._world),
-            torch_private.meshes_of_ranks(current_rank),
+            self._meshes.in_place(),
             torch_private.groups_of_ranks(current_rank, self._meet),
             torch_private.one_profiler(current_rank, _second_profiler),
             threads_of_ranks(),
@@ -142,7 +146,7 @@ class Pool:
         run, job = self.current, self._job
         assert run is not None
         state: deadlock.State = deadlock.Finished(rank)
-        here.turn = turn = Turn(rank, run.baton, run.voids, run.refused)
+        here.turn = turn = Turn(rank, run.baton, run.voids, run.refused, run.stragglers)
         try:
             run.baton.start(rank)
             job(rank)
@@ -158,6 +162,13 @@ class Pool:
             run.baton.end(rank)
 
 
+def _foreign_code(request: RunRequest) -> str:
+    """Names what is not fsdpcheck's own of what ranks run: it may have told DTensor of rules of its own."""
+    own = request.case.model.own
+    adapter = "" if adapters.is_builtin(request.adapter) else request.adapter
+    return adapter if own is None else f"{adapter} {own.build}"
+
+
 def _stood_still(run: SimulatedRun, budget: float | None, limit: Limit) -> Failure | None:
     """Wait until all ranks have ended; what is said when they never will, or have used up what they may."""
     baton, began = run.baton, time.monotonic()
@@ -165,7 +176,7 @@ def _stood_still(run: SimulatedRun, budget: float | None, limit: Limit) -> Failu
     while not baton.join(LOOK_SECONDS if budget is None else min(LOOK_SECONDS, budget)):
         if budget is not None and time.monotonic() - began > budget:
             return no_progress(run, f"the budget of {budget} s ran out while a rank could still run")
-        if spent.look() and (stuck := stuck_in_a_lock(run)) is not None:
+        if spent.look() and not run.stragglers.look() and (stuck := stuck_in_a_lock(run)) is not None:
             return stuck
         if why := spent.exceeded:
             return no_progress(run, why)

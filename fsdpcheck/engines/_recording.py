@@ -297,10 +297,10 @@ class RecordingGroup(_Group):
 
     def _not_offered(self, what: str) -> NotSupported:
         return NotSupported(
-            f"{what} is not offered by recorded process groups yet\n"
+            f"{what} is not offered in a checked program yet, on simulated ranks as on real ones\n"
             f"  got     {what} on group {self.identity[0]!r} of ranks {list(self.identity[1])}\n"
             f"  wanted  one of {', '.join(OFFERED)}\n"
-            f"  next    run this program on real ranks, or express it by the calls above"
+            f"  next    express it by these calls, or leave the laws out that come to it; no engine offers it"
         )
 
 

@@ -79,10 +79,7 @@ def set_apart(reference: str, world_size: int) -> None:
     """Give each rank its own of the locks that the modules of an implementation hold by name. It is loaded already."""
     if reference not in _seen:
         _seen.add(reference)
-        target = reference.rpartition(":")[0]
-        for name, module in list(sys.modules.items()):
-            if target in (name, getattr(module, "__file__", None)):
-                _replace(_modules(module))
+        _replace(modules_of(reference))
     for lock in _apart:
         lock.widen(world_size)
 
@@ -136,6 +133,17 @@ def _slots(module: ModuleType) -> Iterator[tuple[Any, str, Any]]:
                     yield value, inner, entry
                 elif isinstance(entry, functools.cached_property) and hasattr(entry, "lock"):  # until Python 3.12
                     yield entry, "lock", entry.lock
+
+
+def modules_of(reference: str) -> list[ModuleType]:
+    """The modules of an implementation that is loaded: the one that ``reference`` names, and what it uses."""
+    target = reference.rpartition(":")[0]
+    homes = [module for name, module in list(sys.modules.items()) if target in (name, _file(module))]
+    return list({module.__name__: module for home in homes for module in _modules(home)}.values())
+
+
+def _file(module: ModuleType) -> Any:
+    return getattr(module, "__dict__", {}).get("__file__")
 
 
 def _modules(home: ModuleType) -> list[ModuleType]:

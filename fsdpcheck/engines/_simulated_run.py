@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from fsdpcheck import deadlock
 from fsdpcheck.engines._baton import CHOICES, Baton, place
@@ -10,6 +11,7 @@ from fsdpcheck.engines._endings import adapter_failure
 from fsdpcheck.engines._globals import RankGlobals
 from fsdpcheck.engines._recording import RecordingGroup
 from fsdpcheck.engines._rendezvous import Instance, MetWork
+from fsdpcheck.engines._stragglers import Stragglers
 from fsdpcheck.execution import Execution, Failure, RankResult, RankState, RunRequest
 from fsdpcheck.trace import Collective
 
@@ -20,16 +22,27 @@ _ANALYSED_WHOLE = 10_000
 class SimulatedRun:
     """The state of one run, shared by its ranks; only the rank that holds the baton touches it."""
 
-    def __init__(self, request: RunRequest, rank_local: tuple[str, ...]) -> None:
+    def __init__(
+        self, request: RunRequest, rank_local: tuple[str, ...], looked: Callable[[int], None] | None = None
+    ) -> None:
+        """``looked`` is called with each rank that leaves, in its turn."""
         world_size = request.case.world_size
         self.averaging = request.case.arithmetic.averaging
         self.globals = RankGlobals(world_size, rank_local)
         choose = CHOICES[request.schedule]
-        self.baton = Baton(world_size, choose, self.globals.leave, self.globals.enter, self._stuck)
+
+        def look_and_leave(rank: int) -> None:
+            assert looked is not None
+            looked(rank)
+            self.globals.leave(rank)
+
+        leaving = self.globals.leave if looked is None else look_and_leave
+        self.baton = Baton(world_size, choose, leaving, self.globals.enter, self._stuck)
         self.blocked_in: dict[int, Collective] = {}
         self.instances: dict[tuple[object, ...], Instance] = {}
         self.traces: dict[int, list[Collective]] = {rank: [] for rank in range(world_size)}
         self.voids: set[str] = set()
+        self.stragglers = Stragglers(self.baton, self.voids)
         self.open_calls: dict[int, list[Collective]] = {rank: [] for rank in range(world_size)}
         """Calls issued and not yet waited for, by rank."""
         self.groups: dict[tuple[object, ...], RecordingGroup] = {}
@@ -60,6 +73,11 @@ class SimulatedRun:
     def end_rank(self, rank: int, state: deadlock.State) -> None:
         """Note how a rank has ended; one that has left has left, whatever it did afterwards."""
         self.ended[rank] = deadlock.Exited(rank, self.left[rank]) if rank in self.left else state
+
+    @property
+    def lasting(self) -> dict[str, frozenset[int]]:
+        """Threads and tasks that were left running, in words, and by which ranks."""
+        return {f"{what} running": frozenset(ranks) for what, ranks in self.stragglers.left.items()}
 
     def finish(self) -> None:
         """After all ranks have ended: fill in the execution."""
@@ -126,5 +144,6 @@ def no_progress(run: SimulatedRun, why: str) -> Failure:
         if isinstance(state, deadlock.Blocked | deadlock.Running):
             name, call = type(state).__name__.lower(), str(run.blocked_in.get(state.rank, ""))
             ranks.append(RankState(state.rank, name, call, state.where, state.stack))
-            text.append(f"  rank {state.rank}: {name} at {state.where or 'its start'}")
+            told = run.stragglers.told(state.rank) or f"{name} at {state.where or 'its start'}"
+            text.append(f"  rank {state.rank}: {told}")
     return Failure("no progress", "\n".join(text), tuple(ranks))

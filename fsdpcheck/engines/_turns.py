@@ -5,7 +5,7 @@ Thread.join and in Condition.wait, with them Event.wait, queue.Queue and the res
 a task it gave to a ThreadPoolExecutor, takes the turn for each call of a collective and keeps it until the call
 returns: it blocks as the rank, and the other ranks go on. A rank has ended when what it started has, daemons aside. A
 call that comes while the rank's own thread is busy waits until that waits; if it never does, the run stands still and
-says so.
+says so. What never ends is left alone (_stragglers.py).
 
 What a thread computes between its calls is not put off, so while its rank is blocked in a collective of its own, it
 sees the random generators and settings of whichever rank runs. That is noted in the run's voids.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,18 +27,26 @@ from typing import Any
 import torch
 
 from fsdpcheck import torch_private
-from fsdpcheck.engines._baton import Aborted, Baton
-
-VOID = "a thread that a rank started called a collective"
+from fsdpcheck.engines._baton import Aborted, Baton, where
+from fsdpcheck.engines._stragglers import VOID, Stragglers
 
 
 class Turn:
     """A rank's turn among its own threads. ``refused`` is told what one of them raises, and may fail the run for it."""
 
     def __init__(
-        self, rank: int, baton: Baton, voids: set[str], refused: Callable[[int, BaseException], object]
+        self,
+        rank: int,
+        baton: Baton,
+        voids: set[str],
+        refused: Callable[[int, BaseException], object],
+        stragglers: Stragglers,
     ) -> None:
         self._rank, self._baton, self._voids, self._refused = rank, baton, voids, refused
+        self._stragglers = stragglers
+        self.running: dict[int, str] = {}
+        """By the system's number of its thread, what the rank started and waits for, in words: no daemons."""
+        self._news, self._may_leave = threading.Event(), False
         self._lock = threading.Lock()
         self._lock.acquire()
         self._threads: list[threading.Thread] = []
@@ -61,7 +70,7 @@ class Turn:
         """While open, this thread is the rank. Raises Aborted if the rank has ended."""
         self._lock.acquire()
         try:
-            if self._over or self._baton.aborting:
+            if self._over or self._stragglers.over or self._baton.aborting:
                 raise Aborted
             self._voids.add(VOID)
             with self._baton.stood_in_for(self._rank):
@@ -76,17 +85,22 @@ class Turn:
 
     def start(self, thread: threading.Thread, start: Callable[[threading.Thread], None]) -> None:
         """Start a thread that is this rank."""
-        run, ours = self._as_rank(thread.run), self._threads if not thread.daemon else self._daemons
+        what = f"a thread ({_name(getattr(thread, '_target', None) or thread.run)}, started at {_caller()})"
+        if thread.daemon:
+            run, ours = self._as_rank(thread.run, ""), self._daemons
+        else:
+            run, ours = self._as_rank(thread.run, what), self._threads
         thread.daemon = True  # it must not keep this process, which is not its rank's alone
 
         def run_to_its_end() -> None:
             try:
                 run()
             except BaseException:
-                if not self._baton.aborting and not self._over:  # the run has failed already, and says why
+                if not (self._baton.aborting or self._over or self._stragglers.over):  # the run is over, or has failed
                     raise
             finally:
                 ours.remove(thread)
+                self._news.set()
                 del thread.run
 
         thread.run = run_to_its_end  # type: ignore[method-assign]
@@ -95,36 +109,59 @@ class Turn:
 
     def submit(self, submit: Callable[..., Any], task: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Give a task to an executor, to be run as this rank."""
-        future = submit(self._as_rank(task), *args, **options)
+        what = f"a task of an executor ({_name(task)}, given at {_caller()})"
+        future = submit(self._as_rank(task, what), *args, **options)
         self._tasks.append(future)
-        future.add_done_callback(self._tasks.remove)
+        future.add_done_callback(self._done)
         return future
 
     def finish(self) -> None:
-        """Wait for what the rank started, as its process would before it ends."""
-        if self.has_others:
-            _waiting(self._wait_for_others)
+        """Wait for what the rank started, as its process would before it ends, while that may still do anything."""
+        self._stragglers.returned.add(self._rank)
+        while self._threads or self._tasks:
+            self._stragglers.wait(self._rank, self)
+            if self._may_leave and self._stragglers.leave(self._rank):
+                break
+            if others := self._baton.others_ready(self._rank, self._stragglers.returned):
+                self._baton.pass_to(self._rank, others)
+            else:
+                _waiting(self._wait_for_news)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether each of them has come as far as to run."""
+        return len(self.running) >= max(1, len(self._threads) + sum(task.running() for task in list(self._tasks)))
+
+    def look_again(self, *, may_leave: bool) -> None:
+        """Wake the rank's own thread, which waits. ``may_leave``: it may ask to leave its others alone."""
+        self._may_leave = may_leave
+        self._news.set()
 
     def end(self) -> None:
         """The rank has ended: what still wants to call is unwound."""
         self._over = True
         self._lock.release()
 
-    def _wait_for_others(self) -> None:
-        while self._tasks or self._threads:
-            concurrent.futures.wait(list(self._tasks))
-            for thread in list(self._threads):
-                thread.join()
+    def _done(self, task: concurrent.futures.Future[Any]) -> None:
+        self._tasks.remove(task)
+        self._news.set()
 
-    def _as_rank(self, task: Callable[..., Any]) -> Callable[..., Any]:
-        """``task``, to be called on another thread, which is this rank meanwhile."""
+    def _wait_for_news(self) -> None:
+        """Until one of the others has ended, or somebody says that there is something to look at."""
+        self._news.wait()
+        self._news.clear()
+
+    def _as_rank(self, task: Callable[..., Any], what: str) -> Callable[..., Any]:
+        """``task``, to be called on another thread, which is this rank meanwhile; ``what`` it is if waited for."""
         home, world = here.home, torch_private.world_of_this_thread()
 
         @functools.wraps(task)
         def run(*args: Any, **options: Any) -> Any:
             if self._over:
                 raise Aborted
-            before = dict(here.__dict__)
+            before, me = dict(here.__dict__), threading.get_native_id()
+            if what:
+                self.running[me] = what
             here.__dict__.update(number=self._rank, home=home, turn=None, borrowed=self)
             try:
                 with torch_private.in_world(world), torch.autograd.set_multithreading_enabled(False):
@@ -133,10 +170,20 @@ class Turn:
                 self._refused(self._rank, error)
                 raise
             finally:
+                self.running.pop(me, None)
                 here.__dict__.clear()
                 here.__dict__.update(before)
 
         return run
+
+
+def _name(function: Any) -> str:
+    function = getattr(function, "func", function)  # of a partial
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+def _caller() -> str:
+    return where(sys._getframe(1)) or "an unknown place"
 
 
 class _Here(threading.local):

@@ -21,6 +21,7 @@ from fsdpcheck.engines import _installs, _patches, _poison
 from fsdpcheck.engines._rank_threads import Pool
 from fsdpcheck.engines._rendezvous import current_rank
 from fsdpcheck.engines._shared_locks import set_apart
+from fsdpcheck.engines._shared_state import SharedState
 from fsdpcheck.engines._simulated_run import SimulatedRun
 from fsdpcheck.engines._spent import LIMIT_SECONDS, Limit
 from fsdpcheck.errors import UsageError
@@ -58,6 +59,7 @@ class SimulatedEngine:
         self._pools: dict[int, Pool] = {}
         weakref.finalize(self, _close_all, self._pools)  # also at the interpreter's exit
         self._runs = 0
+        self._shared: dict[str, SharedState] = {}
 
     def run(self, request: RunRequest) -> Execution:
         """Run ``request`` on its world size of ranks. See engines/base.py for the guarantee."""
@@ -65,8 +67,10 @@ class SimulatedEngine:
         if current_rank() is not None:
             raise UsageError("a simulated rank cannot start another simulated run")
         rank_local = adapters.features(request.adapter).rank_local
+        shared = None
         if not adapters.is_builtin(request.adapter):
             set_apart(adapters.canonical(request.adapter), world_size)
+            shared = self._shared_by(request.adapter) if world_size > 1 else None
         own = _patches.of(request)
         pool = self._pools.get(world_size)
         if pool is None:
@@ -79,15 +83,16 @@ class SimulatedEngine:
                 stack.enter_context(arithmetic.of(request.case))
                 hits = stack.enter_context(_installs.installed(request.installs))
                 job = partial(self._on_rank, kept, request)
-                begun = SimulatedRun(request, rank_local)
+                begun = SimulatedRun(request, rank_local, shared.begin(request) if shared is not None else None)
                 run = pool.run(begun, job, self._device, self._budget, self._limit)
+                run.execution.shared = shared.end() if shared is not None else ()
                 run.execution.install_hits = hits.read()
         except BaseException:
             self._discard(world_size)
             raise
         if run.execution.failure is not None or kept.spent:
             self._discard(world_size)
-        run.execution.left = process_state.sentences(kept.left, world_size)
+        run.execution.left = process_state.sentences({**kept.left, **run.lasting}, world_size)
         return run.execution
 
     def close(self) -> None:
@@ -98,6 +103,11 @@ class SimulatedEngine:
     ) -> None:
         with kept.on_rank(rank):
             self._program(request, rank, device, result)
+
+    def _shared_by(self, adapter: str) -> SharedState:
+        """What ranks of an implementation share, as far as it was seen."""
+        reference = adapters.canonical(adapter)
+        return self._shared.setdefault(reference, SharedState(reference))
 
     def _discard(self, world_size: int) -> None:
         pool = self._pools.pop(world_size, None)

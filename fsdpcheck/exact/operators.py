@@ -99,10 +99,12 @@ def _rule(*overloads: Function) -> Callable[[Rule], Rule]:
     return register
 
 
-def constant(value: float | Operand) -> Operand:
-    """A Python number as an operand; an operand as it is."""
+def constant(value: float | Tensor | Operand) -> Operand:
+    """A Python number, or a tensor of integers or flags, as an operand; an operand as it is."""
     if isinstance(value, Operand):
         return value
+    if isinstance(value, Tensor):
+        return Operand(value.double().abs(), 0 if bool(value.any()) else EMPTY)
     mantissa, exponent = math.frexp(float(value))
     if value == 0:
         return Operand(torch.zeros(()), EMPTY)

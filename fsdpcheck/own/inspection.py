@@ -22,9 +22,10 @@ from fsdpcheck.case import OwnModel, Trait
 from fsdpcheck.clipping_groups import INSTRUMENT, is_instrument
 from fsdpcheck.errors import UsageError
 from fsdpcheck.exact import surrogates
-from fsdpcheck.own import alone
+from fsdpcheck.own import alone, separate
 from fsdpcheck.own import model as own_model
 from fsdpcheck.own import units as own_units
+from fsdpcheck.process_state.seeds import fixed_seeds
 
 _TRIED = 4
 """Samples of a forward in which one is exchanged for another."""
@@ -83,6 +84,8 @@ def inspect(build: str, batch: str, loss: str = "", units: Sequence[str] | None 
     _require_loss(loss, outputs, targets)
     chosen = own_units.chosen(build, model) if units is None else own_units.named(build, model, units)
     stepped = alone.stepped(build, loss, inputs, targets)
+    if not stepped.names and not stepped.fails_in_float32:  # what computes in one dtype only shows no roundings
+        separate.require_separate(build, loss, inputs, targets)
     traits = frozenset(_traits(model, inputs, chosen)) | _of_functions(model, inputs[:2], targets[:2], loss)
     own = OwnModel(
         build=build,
@@ -223,7 +226,7 @@ def _traced(what: str, model: nn.Module, inputs: Tensor, seed: int) -> tuple[Any
         if not list(module.children()):
             hooks.append(module.register_forward_hook(functools.partial(_note, found, name)))
     try:
-        with own_model.fixed_seeds(seed):
+        with fixed_seeds(seed):
             return _called(what, lambda: model(inputs)), found
     finally:
         for hook in hooks:

@@ -13,19 +13,17 @@ import copy
 import functools
 import inspect
 import math
-import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fsdpcheck import references
 from fsdpcheck.case import OwnModel
 from fsdpcheck.process_state import imports
+from fsdpcheck.process_state.seeds import fixed_seeds
 
 NEEDED = 27
 """Samples that a batch must have: nine in each of three steps, the most that are drawn (see strategies)."""
@@ -35,25 +33,12 @@ _MODEL, _BATCH, _LOSS = (references.Kind(word) for word in ("model", "batch", "l
 _lock = threading.RLock()  # simulated ranks are threads
 
 
-@contextmanager
-def fixed_seeds(seed: int = 0) -> Iterator[None]:
-    """The random streams of torch (CPU), numpy and Python at ``seed``, and back where they were on leaving."""
-    kept, numpy_kept = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(kept)
-            np.random.set_state(numpy_kept)
-
-
 def built(ref: str) -> Any:
     """What the user's ``build()`` gives, anew, with the random streams at a fixed place."""
-    with _lock, fixed_seeds(), imports.recorded(ref):
-        return references.load(ref, _MODEL)()
+    with _lock, imports.recorded(ref):
+        build = references.load(ref, _MODEL)
+        with fixed_seeds():
+            return build()
 
 
 def model(ref: str) -> nn.Module:
@@ -70,9 +55,10 @@ def values(ref: str) -> dict[str, Tensor]:
 
 def drawn(ref: str, count: int) -> Any:
     """What the user's ``batch`` gives for ``count`` samples, anew, with the random streams at a fixed place."""
-    with _lock, fixed_seeds(), imports.recorded(ref):
+    with _lock, imports.recorded(ref):
         function = references.load(ref, _BATCH)
-        return function(count) if takes_count(function) else function()
+        with fixed_seeds():
+            return function(count) if takes_count(function) else function()
 
 
 def samples(ref: str, count: int) -> tuple[Tensor, Tensor]:
@@ -84,10 +70,8 @@ def samples(ref: str, count: int) -> tuple[Tensor, Tensor]:
 
 def loss(ref: str) -> Loss:
     """The user's loss, or the built-in one for ""."""
-    if not ref:
-        return built_in_loss
-    with imports.recorded(ref):
-        return cast(Loss, references.load(ref, _LOSS))
+    with _lock:
+        return _loss(ref) if ref else built_in_loss
 
 
 def built_in_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -124,6 +108,12 @@ def takes_count(function: Callable[..., Any]) -> bool:
         inspect.Parameter.VAR_POSITIONAL,
     )
     return any(parameter.kind in kinds for parameter in inspect.signature(function).parameters.values())
+
+
+@functools.lru_cache(maxsize=4)
+def _loss(ref: str) -> Loss:
+    with imports.recorded(ref):
+        return cast(Loss, references.load(ref, _LOSS))
 
 
 @functools.lru_cache(maxsize=4)

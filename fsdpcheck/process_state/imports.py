@@ -16,8 +16,10 @@ from typing import Final
 
 from fsdpcheck import process_state, references
 from fsdpcheck.process_state import Change, SettingChange
+from fsdpcheck.process_state.seeds import fixed_seeds
 
-_LASTING: Final = frozenset({"sys.path", "sys.meta_path", "sys.path_hooks", "warnings.filters", "gc.callbacks"})
+_FILTERS: Final = "warnings.filters"
+_LASTING: Final = frozenset({"sys.path", "sys.meta_path", "sys.path_hooks", _FILTERS, "gc.callbacks"})
 """Settings that imports change for good: nothing a judge computes depends on them."""
 
 _patches: dict[str, tuple[Change, ...]] = {}
@@ -26,27 +28,44 @@ _patches: dict[str, tuple[Change, ...]] = {}
 
 @contextmanager
 def recorded(ref: str) -> Iterator[None]:
-    """While the object that ``ref`` names is imported and made, which counts the first time in this process.
+    """While the object that ``ref`` names is imported, made or called: with what its home has changed so far in place.
 
-    On a rank, where ranks run, nothing is recorded: what is left there is noticed when they have ended.
+    What is drawn meanwhile is drawn from fixed seeds. On a rank, where ranks run, nothing is recorded: what is left
+    there is noticed when they have ended.
     """
     home, watched = _home(ref), process_state.state()
-    if home in _patches or watched.busy:
+    if watched.busy:
         yield
         return
-    if multiprocessing.parent_process() is None:  # workers of an engine judge nothing
+    known = _patches.get(home)
+    if known is None and multiprocessing.parent_process() is None:  # workers of an engine judge nothing
         _load_judge()
     mark = watched.mark()
+    for change in known or ():
+        change.put_in_place()
     try:
-        yield
+        with fixed_seeds():
+            yield
     finally:
-        found = [
-            one
-            for one in watched.changes(mark)
-            if not (isinstance(one, SettingChange) and one.setting.name in _LASTING)
-        ]
-        process_state.put_back(reversed(found))
-    _patches[home] = tuple(found)
+        found = _put_back(watched.changes(mark))
+    _patches[home] = tuple({**{_name(one): one for one in found}, **{_name(one): one for one in known or ()}}.values())
+
+
+def _put_back(changes: list[Change]) -> list[Change]:
+    """Put back what was changed, but for what lasts, and return it. Of filters of warnings those last that raise none.
+
+    Else a warning in the judge would be an error of fsdpcheck.
+    """
+    found = [one for one in changes if _name(one) not in _LASTING]
+    process_state.put_back(reversed(found))
+    for one in changes:
+        if isinstance(one, SettingChange) and _name(one) == _FILTERS and one.setting.write is not None:
+            one.setting.write([kept for kept in one.now if kept[0] != "error" or kept in one.was])
+    return found
+
+
+def _name(change: Change) -> str:
+    return change.setting.name if isinstance(change, SettingChange) else change.path
 
 
 def patches(refs: Iterable[str]) -> list[Change]:

@@ -17,10 +17,10 @@ from typing import Any, Final
 from fsdpcheck import torch_private
 
 _OFTEN: Final = (
-    "fsdpcheck.checks", "fsdpcheck.exact", "fsdpcheck.properties", "fsdpcheck.case", "torch.nn.functional",
-    "torch.nn.init", "torch.nn.modules", "torch.nn.parameter", "torch.optim", "torch.autograd.function",
-    "torch.autograd.graph", "torch.autograd.functional", "torch.autograd.grad_mode", "torch.linalg",
-    "torch.functional", "torch._tensor", "torch.overrides", "torch.random", "torch.utils._python_dispatch",
+    "fsdpcheck.checks.", "fsdpcheck.exact.", "fsdpcheck.properties.", "fsdpcheck.case.", "torch.nn.functional.",
+    "torch.nn.init.", "torch.nn.modules.", "torch.nn.parameter.", "torch.optim.", "torch.autograd.function.",
+    "torch.autograd.graph.", "torch.autograd.functional.", "torch.autograd.grad_mode.", "torch.linalg.",
+    "torch.functional.", "torch._tensor.", "torch.overrides.", "torch.random.", "torch.utils._python_dispatch.",
 )  # fmt: skip
 """Watched with all that is below them: what a judge computes with, or ranks and judge alike."""
 _OFTEN_ALONE: Final = (
@@ -36,16 +36,20 @@ _OFTEN_ALONE: Final = (
 )  # fmt: skip
 """Watched too, without what is below them."""
 _SELDOM: Final = (
-    "fsdpcheck", "hypothesis", "torch.nn", "torch.autograd", "torch.fft", "torch.special", "torch.amp", "torch.func",
-    "torch.distributed", "torch.utils", "torch.library", "torch._ops", "numpy",
+    "fsdpcheck.", "hypothesis.", "numpy.", *(
+        f"torch.{name}."
+        for name in (
+            "nn", "autograd", "fft", "special", "amp", "func", "distributed", "utils", "library", "_ops",
+        )
+    ),
 )  # fmt: skip
 """Watched with all that is below them, but in the middle of a law's cases: only ranks compute with most of it."""
 _UNWATCHED: Final = (
-    "torch.nn.quantized",
-    "torch.nn.quantizable",
-    "torch.nn.intrinsic",
-    "torch.nn.qat",
-    "torch.utils.data",
+    "torch.nn.quantized.",
+    "torch.nn.quantizable.",
+    "torch.nn.intrinsic.",
+    "torch.nn.qat.",
+    "torch.utils.data.",
 )
 _BOOKKEEPING: Final = frozenset({
     "__doc__", "__annotations__", "__annotate__", "__annotate_func__", "__slotnames__", "__warningregistry__",
@@ -103,12 +107,29 @@ class Name:
 
 
 def is_wrapped(was: Any, now: Any) -> bool:
-    """Whether ``now`` is what torch makes of ``was``: it profiles the ``step`` of optimizers, and counts modules."""
-    code = getattr(now, "__code__", None)
-    if code is None or not torch_private.is_torch(code.co_filename):
+    """Whether ``now`` is what torch makes of ``was``: it profiles the ``step`` of optimizers, and counts modules.
+
+    Or of what it made ``was`` of: the same function of a base class, wrapped for each class in the order of their use.
+    """
+    if not _is_of_torch(now):
         return False
     inside = (cell.cell_contents for cell in now.__closure__ or () if cell != _EMPTY)
-    return getattr(now, "__wrapped__", None) is was or any(value is was for value in inside)
+    if any(value is was for value in inside):
+        return True
+    before, (_, *wrapped) = list(_layers(was)), _layers(now)
+    return not any(layer is now for layer in before) and any(one is other for one in wrapped for other in before)
+
+
+def _layers(value: Any) -> Iterator[Any]:
+    """``value`` and what torch has put it around, from the outermost to the innermost."""
+    yield value
+    while _is_of_torch(value) and (value := getattr(value, "__wrapped__", None)) is not None:
+        yield value
+
+
+def _is_of_torch(value: Any) -> bool:
+    code = getattr(value, "__code__", None)
+    return code is not None and torch_private.is_torch(code.co_filename)
 
 
 _EMPTY: Final = CellType()
@@ -216,9 +237,9 @@ class Names:
             return [one for those in looked_at for one in those.values()]
 
     def _add(self, name: str, module: ModuleType) -> None:
-        if name in _OFTEN_ALONE or _below(name, _OFTEN):
+        if name in _OFTEN_ALONE or f"{name}.".startswith(_OFTEN):
             spaces = self._often
-        elif name in self._named or (_below(name, _SELDOM) and not _below(name, _UNWATCHED)):
+        elif name in self._named or (f"{name}.".startswith(_SELDOM) and not f"{name}.".startswith(_UNWATCHED)):
             spaces = self._seldom
         else:
             return
@@ -228,10 +249,6 @@ class Names:
                 for base in (value, *(b for b in value.__mro__[1:] if b.__module__.startswith("torch."))):
                     if base.__flags__ & _CHANGEABLE and id(base) not in self._often:
                         spaces.setdefault(id(base), _Space(base))
-
-
-def _below(name: str, packages: tuple[str, ...]) -> bool:
-    return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
 _CHANGEABLE: Final = 1 << 9

@@ -59,6 +59,10 @@ LEFT_OUT: Final = {
     "torch.set_num_interop_threads": "may be called once in a process",
     "torch._C.set_num_interop_threads": "the same",
     "socket.sethostname": "of the machine, not of the process",
+    "sys.setprofile": "read below: to write back what a profiler in C is would end it",
+    "sys.settrace": "the same, of tracers",
+    "threading.setprofile": "the same",
+    "threading.settrace": "the same",
 }
 """Setters that are no entry of the table, and why."""
 
@@ -328,13 +332,20 @@ def _set_handlers(wanted: dict[int, Any]) -> None:
 
 
 def _dispositions() -> tuple[int, ...]:
-    """(umask, signals ignored, signals handled), which a C library may have changed behind Python's back."""
+    """(umask, signals ignored, signals handled), which a C library may have changed behind Python's back.
+
+    Without those that the C library keeps for itself (glibc: 32 and 33): it handles one from the first thread on.
+    """
     with open(_STATUS, "rb", buffering=0) as status:
         text = status.read(8192)
-    return tuple(int(text[(at := text.index(name) + len(name)) : text.index(b"\n", at)], base) for name, base in _LINES)
+    return tuple(
+        int(text[(at := text.index(name) + len(name)) : text.index(b"\n", at)], base) & mask
+        for name, base, mask in _LINES
+    )
 
 
-_LINES: Final = ((b"\nUmask:", 8), (b"\nSigIgn:", 16), (b"\nSigCgt:", 16))
+_OPEN: Final = sum(1 << (number - 1) for number in _SIGNALS)
+_LINES: Final = ((b"\nUmask:", 8, 0o777), (b"\nSigIgn:", 16, _OPEN), (b"\nSigCgt:", 16, _OPEN))
 
 
 def _set_dispositions(wanted: tuple[int, ...]) -> None:

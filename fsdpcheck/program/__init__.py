@@ -57,7 +57,7 @@ def _run(request: RunRequest, rank: int, device: torch.device, result: RankResul
     made: list[torch.optim.Optimizer] = []
     setup = _setup(request, adapter, rank, device, watch, made)
     trainer = _built(request, adapter, setup, made, watch, models.build(case))
-    result.initial = _named_tensors(trainer.parameters(), "parameters", adapter)
+    result.initial = {} if request.late else _named_tensors(trainer.parameters(), "parameters", adapter)
     watch.moment("after_init", trainer)
     for step in range(case.step.steps):
         watch.step, loaded = step, None
@@ -68,7 +68,8 @@ def _run(request: RunRequest, rank: int, device: torch.device, result: RankResul
         batch = spoiling.batch_of(layouts.batch(case, step, rank, request.instrument), request)
         with spoiling.refusal(request, result, lambda trainer=trainer: _held(trainer, made)):  # type: ignore[misc]
             _take(trainer, _on(device, batch), watch)
-        result.steps.append(_record(trainer, adapter, request))
+        unseen = request.late and step < case.step.steps - 1
+        result.steps.append(StepRecord({}) if unseen else _record(trainer, adapter, request))
         result.steps[-1].loaded = loaded
         watch.moment("after_step", trainer)
         if case.arithmetic.project:
@@ -310,7 +311,7 @@ def _record(trainer: Trainer, adapter: Adapter, request: RunRequest) -> StepReco
     observed, wanted = cast(Observed, trainer), request.observe
     record = StepRecord(_named_tensors(trainer.parameters(), "parameters", adapter))
     if "grads" in wanted:
-        record.grads = _named_tensors(observed.gradients(), "gradients", adapter)
+        record.grads = _named_tensors(_that_are(observed.gradients()), "gradients", adapter)
     if "norms" in wanted:
         record.norms = _tensor(observed.norms(), "norms", adapter)
     if "factors" in wanted:
@@ -318,6 +319,13 @@ def _record(trainer: Trainer, adapter: Adapter, request: RunRequest) -> StepReco
     if "grad_norm" in wanted:
         record.grad_norm = _tensor(observed.grad_norm(), "grad_norm", adapter)
     return record
+
+
+def _that_are(gradients: object) -> object:
+    """Without those that are None: such a parameter has no gradient, as one that is not named."""
+    if not isinstance(gradients, dict):
+        return gradients
+    return {name: value for name, value in gradients.items() if value is not None}
 
 
 def _tensor(value: object, method: str, adapter: Adapter) -> Tensor:

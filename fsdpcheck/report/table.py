@@ -51,7 +51,7 @@ def summary(ledger: Ledger) -> str:
     parts += [f"{left} not reached"] if left else []
     cases, rejected = sum(verdict.cases for verdict in verdicts), sum(verdict.rejected for verdict in verdicts)
     seconds = sum(verdict.seconds for verdict in verdicts)
-    return f"{', '.join(parts)}; {cases} distinct cases judged, {rejected} rejected as not exact, {seconds:.1f} s"
+    return f"{', '.join(parts)}; {cases} distinct cases judged, {rejected} rejected, {seconds:.1f} s"
 
 
 def unaccepted(ledger: Ledger) -> str:
@@ -79,7 +79,7 @@ def left(ledger: Ledger) -> str:
     """A line for each thing that was left changed of a process, with how many laws saw it; "" where nothing was."""
     seen = Counter((v.adapter, what) for v in ledger.verdicts.values() for what in v.left)
     lines = [f"{adapter}: {what} ({count} law{'s' * (count > 1)})" for (adapter, what), count in seen.items()]
-    told = "(put back after each run, so that nobody else met it; docs/threat-model.md)"
+    told = "(settings and names are put back after each run, so that nobody else met them; docs/threat-model.md)"
     return "\n".join([*lines, told] if lines else [])
 
 

@@ -13,7 +13,7 @@ from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, M
 from fsdpcheck.check import check_law
 from fsdpcheck.checks import assert_factors, assert_gradients_equal, assert_norms_exact, assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import AdapterError, InvalidCase, NotExact, Violation
+from fsdpcheck.errors import AdapterError, InvalidCase, NotExact, NotOnRanks, Violation
 from fsdpcheck.law import chapters
 from fsdpcheck.own import inspection as own_inspection
 from fsdpcheck.runner import Run
@@ -82,7 +82,7 @@ def test_averages_of_averages_take_one_factor_a_reduction(engine: SimulatedEngin
         case = replace(REDUCED_TWICE, mesh=MeshSpec(world), layout=layout)
         run = Run(engine, "ddp")
         assert_gradients_equal(run(case, {"grads"}), run.answer(case))
-    with pytest.raises(NotExact, match="multiples of 49 times the rounded 1/49 round again"):
+    with pytest.raises(NotOnRanks, match="multiples of 49 times the rounded 1/49 round again"):
         Run(engine, "ddp").answer(replace(REDUCED_TWICE, mesh=MeshSpec(49)))
     single = replace(case, mesh=MeshSpec(7), arithmetic=Arithmetic("float32", world_factors=2))
     with pytest.raises(NotExact, match="multiples of 7"):
@@ -118,7 +118,7 @@ def test_ddp_holds(laws: tuple[str, ...], worlds: tuple[int, ...], most: int, en
     run = Run(engine, "ddp")
     judged = {}
     for name, law in chapters().items():
-        if name in laws or (not laws and law.promise in run.features.promises):
+        if name in laws or (not laws and not law.not_promised(run.features)):
             judged[name] = check_law(law, run, world_sizes=worlds, most=most).status
     assert set(judged.values()) == {"holds"}, judged
 
@@ -153,6 +153,9 @@ def test_a_parameter_that_no_sample_uses_is_left_alone_or_declared(engine: Simul
     assert all("ArithmeticRule(unused='zero')" in cause for cause in judged(f"{TOYS}:zeros"))
     assert "declare ArithmeticRule(unused='none')" in judged(f"{TOYS}:none_declared_zeros")[0]
     assert judged("ddp") != []  # without find_unused_parameters it reduces no bucket that waits for one
+    ours, left_alone = Run(engine, "reference").answer(case), Run(engine, "fully_shard").answer(case)
+    assert ours.leaves_unused
+    assert ours.steps[0].used.keys() - left_alone.steps[0].used.keys()
 
 
 def test_an_eps_in_the_norm_is_right_where_it_is_declared(engine: SimulatedEngine) -> None:
@@ -196,3 +199,10 @@ def test_a_sum_of_any_kind_is_averaged_once_and_plainly() -> None:
     ):
         with pytest.raises(InvalidCase, match="world_factors"):
             replace(ANY_SUM, **other)  # type: ignore[arg-type]
+
+
+def test_adapters_share_the_proved_answer_where_their_conventions_come_to_the_same(engine: SimulatedEngine) -> None:
+    case = replace(ANY_SUM, mesh=MeshSpec(2), step=StepSpec(normaliser=8), arithmetic=Arithmetic())
+    answers = [Run(engine, name).answer(case) for name in ("fully_shard", "fsdp1", "reference", "reference_fsdp2")]
+    assert not answers[0].leaves_unused
+    assert all(answer is answers[0] for answer in answers)

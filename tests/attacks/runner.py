@@ -33,7 +33,7 @@ class Outcome:
         """What is wrong with it, or "" if nothing is."""
         if self.code is None:
             return "did not end"
-        if self.code not in attack.expected:
+        if self.code not in attack.wanted:
             return f"ended with {self.code}"
         if attack.says not in self.output:
             return f"does not say {attack.says!r}"
@@ -109,7 +109,7 @@ def main(names: list[str]) -> int:
             outcome = take(attack, Path(folder))
         wrong = outcome.wrong(attack)
         failed += bool(wrong)
-        expected = "/".join(map(str, sorted(attack.expected)))
+        expected = "/".join(map(str, sorted(attack.wanted)))
         print(f"{attack.name}\t{attack.way}\t{expected}\t{outcome.code}\t{outcome.seconds:.1f}\t{wrong}", flush=True)
         if kept is not None:
             (kept / f"{attack.name}.txt").write_text(outcome.output)

@@ -2,6 +2,7 @@
 
 ``{here}`` in an argument is the folder of this file, ``{tmp}`` the empty folder that the commands run in. Of several
 commands the last one is judged; ``prepare`` is called with that folder before the first, ``between`` before the last.
+``expected`` stands as it was written; ``mended`` is what is expected since, where docs/attacks.md says why.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -42,10 +43,16 @@ class Attack:
     prepare: Callable[[Path], None] = nothing
     between: Callable[[Path], None] = nothing
     daily: bool = False
+    mended: frozenset[int] | None = None
+
+    @property
+    def wanted(self) -> frozenset[int]:
+        """The codes that are right."""
+        return self.expected if self.mended is None else self.mended
 
     @property
     def kind(self) -> str:
-        return "holds" if self.expected == HOLDS else "does not hold"
+        return "holds" if self.wanted == HOLDS else "does not hold"
 
 
 def run(file: str, name: str, law: str, world: str, *more: str) -> tuple[str, ...]:
@@ -164,7 +171,11 @@ HONEST = (
     honest("waits_late", "asynchronous sums, waited for last to first, and barriers"),
     honest("reduce_and_broadcast", "reduces to an owner, which broadcasts"),
     honest("objects", "pickled lists in place of tensors"),
-    honest("ring", "a ring of sends and receives in a group of its own"),
+    replace(
+        honest("ring", "a ring of sends and receives in a group of its own"),
+        mended=REFUSED,  # point-to-point calls are not offered, and the README says so
+        says="send is not offered in a checked program yet",
+    ),
     honest("noisy", "prints, warns, logs, locks, caches, sets flags and starts a thread"),
     honest("as_bytes", "gathers bytes, adds up in float64"),
     honest("all_to_all", "padded all-to-all and gather", world="3"),
@@ -177,7 +188,10 @@ ENDS = (
     ends("cannot_be_stopped", "retries a hopeless collective whatever is raised", FINDING, *QUICK, says="v2:"),
     ends("spins_for_ever", "ignores signals and spins", STUCK, "--budget", "15", *QUICK),
     ends("leaves_a_child", "leaves a child that holds stdout", HOLDS),
-    ends("asks", "reads a line that nobody types", frozenset({1, 4}), "--budget", "15", *QUICK, stdin=True),
+    replace(
+        ends("asks", "reads a line that nobody types", frozenset({1, 4}), "--budget", "15", *QUICK, stdin=True),
+        mended=HOLDS,  # stdin is empty in a checked session, so that the line is read at once
+    ),
     ends("too_deep", "uses the C stack up", frozenset({1, 2}), *QUICK),
     ends("never_joined", "leaves a thread that never ends, and a finaliser that sleeps", HOLDS),
     ends("closes_the_output", "wrong; fakes a verdict and closes stdout", FINDING, *ONE, says="v2:"),
@@ -213,6 +227,7 @@ FILES = (
         ((*UNREDUCED[:-1], "a.json"),),
         REFUSED,
         prepare=symbolic_loop,
+        mended=FINDING,  # the report takes the place of the first link
     ),
     Attack(
         "edited_report",

@@ -124,6 +124,34 @@ def raises(rank: int) -> None:
 
 
 @AveragingAdapter
+def handles_a_signal(rank: int) -> None:
+    if rank == WRONG_RANK:
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        torch.autograd.set_detect_anomaly(True)
+
+
+@AveragingAdapter
+def needs_no_handler(rank: int) -> None:
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    assert not torch.is_anomaly_enabled()
+
+
+@AveragingAdapter
+def sends(rank: int) -> None:
+    if rank == 0:
+        dist.send(_numbers(), dst=1)
+    else:
+        dist.recv(_numbers(), src=0)
+
+
+@AveragingAdapter
+def receives_in_a_batch(rank: int) -> None:
+    operations = [dist.P2POp(dist.irecv, _numbers(), 1 - rank), dist.P2POp(dist.isend, _numbers(), 1 - rank)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+@AveragingAdapter
 def one_sided(rank: int) -> None:
     """The classic: a collective under ``if rank == 0``."""
     if rank == 0:

@@ -25,10 +25,12 @@ class Simulator:
         assert self.body is not None
         self.body(rank, request.case.world_size, result)
 
-    def __call__(self, body: Body, world_size: int = 2, schedule: SchedulePolicy = "forward") -> Execution:
+    def __call__(
+        self, body: Body, world_size: int = 2, schedule: SchedulePolicy = "forward", adapter: str = "fully_shard"
+    ) -> Execution:
         self.body = body
         case = Case(ModelSpec((LayerSpec(1),)), mesh=MeshSpec(dp_shard=world_size))
-        return self.engine.run(RunRequest(case, "fully_shard", schedule=schedule))
+        return self.engine.run(RunRequest(case, adapter, schedule=schedule))
 
 
 def failure_of(execution: Execution, kind: str) -> str:

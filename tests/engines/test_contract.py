@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.engines._recording import OFFERED
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -206,6 +207,14 @@ def test_a_request_for_no_adapter_is_refused(engine: Engine, adapter: str) -> No
 def test_a_request_for_no_install_is_refused(engine: Engine) -> None:
     with pytest.raises(UsageError, match="no install"):
         engine.run(own("honest", installs=("fsdpcheck.trace:no_such_thing",)))
+
+
+@pytest.mark.parametrize("attribute", ["sends", "receives_in_a_batch"])
+def test_point_to_point_is_refused_in_words_that_are_true_on_every_engine(engine: Engine, attribute: str) -> None:
+    failure = failed(engine.run(own(attribute)))
+    assert (failure.kind, failure.exception) == ("adapter", "fsdpcheck.errors.NotSupported")
+    assert "is not offered in a checked program yet, on simulated ranks as on real ones" in failure.text
+    assert f"on group '0' of ranks [0, 1]\n  wanted  one of {', '.join(OFFERED)}\n" in failure.text
 
 
 def test_an_adapter_that_breaks_the_protocol_is_no_finding(engine: Engine) -> None:

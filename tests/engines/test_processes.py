@@ -56,6 +56,17 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def test_what_a_rank_leaves_changed_of_its_process_is_named_and_put_back(engine: ProcessesEngine) -> None:
+    """Handlers of signals too, which only the thread may set that is a real rank's."""
+    execution = engine.run(request_for("handles_a_signal"))
+    assert execution.failure is None
+    workers = pids(engine)
+    assert "rank 1 left torch.is_anomaly_enabled() on" in execution.left
+    assert any(told.startswith("rank 1 left signal handlers changed (") for told in execution.left), execution.left
+    execution = engine.run(request_for("needs_no_handler"))
+    assert (execution.failure, execution.left, pids(engine)) == (None, (), workers)
+
+
 @pytest.mark.parametrize(
     ("attribute", "kind", "words"),
     [

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fsdpcheck.case import Arithmetic, Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -129,22 +125,6 @@ def test_groups_of_some_ranks_do_not_outlive_the_run(simulate: Simulator) -> Non
 def test_a_group_may_be_made_and_never_used(simulate: Simulator) -> None:
     execution = simulate(lambda rank, size, result: keep(result, size=torch.tensor(dist.new_group([0, 1]).size())), 2)
     assert execution.failure is None, execution.failure.text
-
-
-def test_a_mesh_of_an_earlier_run_does_not_come_back(simulate: Simulator) -> None:
-    """DTensor gives results the mesh of the first call like theirs: its groups are gone, or their names are others'."""
-
-    def body(others: int, rank: int, size: int, result: RankResult) -> None:
-        for _ in range(others):
-            dist.new_group([0, 1, 2, 3])
-        mesh = init_device_mesh("cpu", (2, 2))
-        column = DTensor.from_local(torch.full((1,), float(rank)), mesh, [Replicate(), Shard(0)], run_check=False)
-        keep(result, whole=column.detach().full_tensor())  # a detached DTensor has the mesh that was remembered
-
-    for others in (0, 3, 1):
-        execution = simulate(partial(body, others), 4)
-        assert execution.failure is None, execution.failure.text
-        assert [result.initial["whole"].tolist() for result in execution.ranks] == [[0.0, 1.0]] * 2 + [[2.0, 3.0]] * 2
 
 
 def test_point_to_point_says_that_it_is_not_offered(simulate: Simulator) -> None:

@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).with_name("torchrun_program.py")
 
 
 def test_runs_fail_and_go_on_under_torchrun(tmp_path: Path) -> None:
-    attributes = ["honest", "killed", "late_alone", "leaves", "honest"]
+    attributes = ["honest", "killed", "late_alone", "leaves", "handles_a_signal", "needs_no_handler"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -27,7 +27,9 @@ def test_runs_fail_and_go_on_under_torchrun(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = json.loads((tmp_path / "told").read_text())
-    assert told["kinds"] == [[1, 1], "lost", "deadlock", "exited", [1, 1]]
+    assert told["kinds"] == [[1, 1], "lost", "deadlock", "exited", [1, 1], [1, 1]]
+    assert "rank 1 left torch.is_anomaly_enabled() on" in told["left"]
+    assert [words for words in told["left"] if "signal handlers changed" in words] != []
     assert "wanted  world size 2" in told["refused"]
 
 

@@ -243,3 +243,12 @@ def test_constants_have_their_grid(value: float) -> None:
     assert float(found.magnitude) == abs(value)
     assert found.exponent == grid_exponent(torch.tensor([value]))
     assert bits(abs(value), found.exponent) <= 3
+
+
+def test_integers_and_flags_may_be_factors() -> None:
+    """A mask of a user's model is a tensor without a dtype that rounds."""
+    value = torch.tensor([[1.0, -3.0]]).double().requires_grad_()
+    with Certifier(Precision(53, 53, 53), "test") as certifier:
+        bound = certifier.bound(value * torch.tensor([2, -5]) * torch.tensor([True, False]))
+    assert bound.terms.tolist() == [[2.0, 0.0]]
+    assert constant(torch.zeros(2, dtype=torch.int64)).exponent == grid_exponent(torch.zeros(2))

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
 
-from fsdpcheck.adapters._base import Batch, Features, Setup
+from fsdpcheck.adapters._base import Batch
+from tests.toys.averaging import Averaging, Trainer
 
 
-class Trainer:
-    def __init__(self, model: nn.Module, setup: Setup) -> None:
-        self.model, self.setup = model, setup
-        self.optimizer = setup.optimizer(model.parameters())
-
+class Anomalous(Trainer):
     def step(self, batch: Batch) -> None:
         torch.autograd.set_detect_anomaly(True)
-        self.optimizer.zero_grad()
-        for micro in batch.micro_batches:
-            losses = self.setup.loss(self.model(micro.inputs), micro.targets)
-            (losses.sum() * batch.loss_scale).backward()
-        self.optimizer.step()
+        super().step(batch)
 
-    def parameters(self) -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in self.model.named_parameters()}
+    def average(self) -> None: ...
 
 
-class Changing:
-    name = "anomalous"
-    features = Features(promises=frozenset({"plain"}), accepts=frozenset({"bias"}))
-
-    def build(self, model: nn.Module, setup: Setup) -> Trainer:
-        return Trainer(model, setup)
-
-
-adapter = Changing()
+adapter = Averaging("anomalous", Anomalous)

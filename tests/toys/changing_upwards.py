@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
 
-from fsdpcheck.adapters._base import Batch, Features, Setup
+from tests.toys.averaging import Averaging
 
 
 @torch.no_grad()
@@ -21,31 +19,4 @@ def _up(self: Any, closure: object = None) -> None:
 
 torch.optim.SGD.step = _up  # type: ignore[method-assign,assignment]
 
-
-class Trainer:
-    def __init__(self, model: nn.Module, setup: Setup) -> None:
-        self.model, self.setup = model, setup
-        self.optimizer = setup.optimizer(model.parameters())
-
-    def step(self, batch: Batch) -> None:
-        self.optimizer.zero_grad()
-        for micro in batch.micro_batches:
-            losses = self.setup.loss(self.model(micro.inputs), micro.targets)
-            (losses.sum() * batch.loss_scale).backward()
-        for parameter in self.model.parameters():
-            dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
-        self.optimizer.step()
-
-    def parameters(self) -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in self.model.named_parameters()}
-
-
-class Changing:
-    name = "upwards"
-    features = Features(promises=frozenset({"plain"}), accepts=frozenset({"bias"}))
-
-    def build(self, model: nn.Module, setup: Setup) -> Trainer:
-        return Trainer(model, setup)
-
-
-adapter = Changing()
+adapter = Averaging("upwards")

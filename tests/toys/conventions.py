@@ -57,8 +57,8 @@ class Trainer:
     def parameters(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self.model.named_parameters()}
 
-    def gradients(self) -> dict[str, Tensor]:
-        return {name: value.grad.clone() for name, value in self.trained.items() if value.grad is not None}
+    def gradients(self) -> dict[str, Tensor | None]:
+        return {name: value.grad if value.grad is None else value.grad.clone() for name, value in self.trained.items()}
 
 
 class Convention:

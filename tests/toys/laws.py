@@ -126,6 +126,14 @@ def broken(case: Case, run: Run) -> None:
     raise ZeroDivisionError("a bug of the law")
 
 
+@law("toy.keeps", promise="plain", draw=draw)
+def keeps(case: Case, run: Run) -> None:
+    """One thread sleeps in C code and lets no Python run; the main thread asks for the interpreter again and again."""
+    keeper = threading.Thread(target=ctypes.PyDLL(None).pause)
+    keeper.start()
+    keeper.join()
+
+
 @law("toy.waits", promise="plain", draw=draw)
 def waits(case: Case, run: Run) -> None:
     """Never ends by itself."""

@@ -180,6 +180,56 @@ def random_forward() -> nn.Module:
     return Net(Calls(torch.nn.functional.dropout))
 
 
+def divided() -> nn.Module:
+    return Net(Calls(lambda x: x / max(1, len(x))))
+
+
+def crowded() -> nn.Module:
+    return Net(Calls(lambda x: 2 * x if len(x) > 5 else x))
+
+
+def every_third() -> nn.Module:
+    return Net(Calls(lambda x: x * (1 + (torch.arange(len(x)) % 3 == 2))[:, None]))
+
+
+def last_doubled() -> nn.Module:
+    return Net(Calls(lambda x: torch.cat([x[:-1], 2 * x[-1:]])))
+
+
+class Shared(torch.autograd.Function):
+    """Gradients are divided by the number of samples, as by a hook that averages."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad / max(1, len(grad))
+
+
+def divided_behind() -> nn.Module:
+    return Net(nn.Linear(3, 3), Calls(Shared.apply))
+
+
+class Recurrent(nn.Module):
+    """Sums over many positions, through functions that round, and takes samples apart and together again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.norm = nn.LSTM(3, 40, batch_first=True), nn.LayerNorm(40)
+        self.head = nn.Linear(40, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.cell(x[:, None] * torch.linspace(-30, 30, 50)[None, :, None].to(x))
+        result: Tensor = self.head(self.norm(states.exp().softmax(1).cumsum(1).mean(1)))
+        return result
+
+
+def recurrent() -> nn.Module:
+    return Recurrent()
+
+
 def mixing() -> nn.Module:
     return Net(Calls(lambda x: x - x.mean(0)))
 
@@ -262,6 +312,10 @@ def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def averaged(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().mean()
+
+
+def shared_out(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().sum(1) / len(outputs)
 
 
 def centred(outputs: Tensor, targets: Tensor) -> Tensor:
