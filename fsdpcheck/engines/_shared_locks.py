@@ -85,8 +85,12 @@ def set_apart(reference: str, world_size: int) -> None:
 
 
 def stuck_in_a_lock(run: SimulatedRun) -> Failure | None:
-    """What is said when the rank whose turn it is waits in the operating system, and no thread is left to wake it."""
-    if not nobody_moves():
+    """What is said when the rank whose turn it is waits in the operating system, and no thread is left to wake it.
+
+    Threads of ranks that have ended wait for the next run, so nobody moves after the last one has either. That is asked
+    when it is proved that none moves: before it, the last may still be about to end.
+    """
+    if not nobody_moves() or run.baton.all_ended:
         return None
     rank = run.baton.holder
     frame = run.baton.frame(rank)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from fsdpcheck.engines import _shared_locks, _spent
+from fsdpcheck.engines._baton import Baton
 from fsdpcheck.engines._rendezvous import set_current_rank
 from fsdpcheck.engines._shared_locks import LockApart
 from fsdpcheck.engines._spent import Limit, Spent
@@ -162,6 +163,38 @@ def test_a_wait_that_ends_by_itself_is_no_failure(simulate: Simulator) -> None:
         patched.setattr(_shared_locks, "nobody_moves", look)
         assert simulate(body).failure is None
     assert looked.is_set()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_run_that_ends_while_it_is_looked_at_is_no_failure(
+    simulate: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads of ranks that have all ended are in endless waits, for the next run."""
+    nobody_moves, end = _shared_locks.nobody_moves, Baton.end
+    looking, ended, found = threading.Event(), threading.Event(), []
+
+    def look() -> bool:
+        looking.set()
+        ended.wait()
+        while not nobody_moves():  # until the last rank's thread has come to rest
+            pass
+        found.append(True)
+        return True
+
+    def tell(baton: Baton, rank: int) -> None:
+        end(baton, rank)
+        if baton.all_ended:
+            ended.set()
+
+    def body(rank: int, size: int, result: RankResult) -> None:
+        looking.wait()
+        dist.barrier()
+
+    monkeypatch.setattr(_shared_locks, "nobody_moves", look)
+    monkeypatch.setattr(Baton, "end", tell)
+    monkeypatch.setattr(Spent, "look", lambda spent: True)
+    assert simulate(body).failure is None
+    assert found == [True]
 
 
 def test_what_a_run_uses_up_is_processor_time_and_sleep_alone(monkeypatch: pytest.MonkeyPatch) -> None:
