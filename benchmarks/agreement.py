@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 
 from fsdpcheck import strategies
 from fsdpcheck.case import Case
-from fsdpcheck.checks import assert_same_execution
+from fsdpcheck.checks.training import assert_same_execution
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.errors import NotExact
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies.drawing import distinct
+from fsdpcheck.violation import Violation
 
 _FAMILIES = {
     "reference": (strategies.plain, strategies.private_exact, strategies.private_unclipped, strategies.global_norm),

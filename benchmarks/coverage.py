@@ -18,12 +18,12 @@ from fsdpcheck import floors, models, oracle
 from fsdpcheck.adapters import load
 from fsdpcheck.adapters._base import WITHOUT_MODEL
 from fsdpcheck.case import Case
+from fsdpcheck.case.profiles import PROFILES, WORLD_SIZES
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
 from fsdpcheck.impl import faults
-from fsdpcheck.law import chapters
-from fsdpcheck.plan import PROFILES, WORLD_SIZES
+from fsdpcheck.registry import chapters
 from fsdpcheck.replay import decode
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies.drawing import distinct

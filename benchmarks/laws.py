@@ -25,7 +25,8 @@ from fsdpcheck.adapters._base import WITHOUT_MODEL
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.impl import faults
-from fsdpcheck.law import Law, chapters
+from fsdpcheck.law import Law
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 
 ADAPTERS: Final = ("reference", "reference_fsdp2", "fully_shard", "fsdp1")

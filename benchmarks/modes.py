@@ -22,7 +22,8 @@ from benchmarks.kept import Kept
 from fsdpcheck.case import Case
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.law import Law, chapters
+from fsdpcheck.law import Law
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 
 WORLD_SIZES = tuple(range(1, 9))

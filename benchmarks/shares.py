@@ -6,7 +6,7 @@ import time
 from collections import Counter
 
 from fsdpcheck import oracle, proof, strategies
-from fsdpcheck.checks import assert_parameters_equal
+from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
 from fsdpcheck.runner import Run

@@ -35,7 +35,7 @@ from fsdpcheck import adapters
 from fsdpcheck.adapters._base import WITHOUT_MODEL
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.law import chapters
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Verdict
 

@@ -13,11 +13,12 @@ from dataclasses import replace
 from fsdpcheck import oracle, proof, strategies
 from fsdpcheck.adapters import load
 from fsdpcheck.case import BatchLayout, Case, MeshSpec, OptimizerSpec
-from fsdpcheck.checks import assert_parameters_equal
+from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.errors import NotExact
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies.drawing import distinct
+from fsdpcheck.violation import Violation
 
 STEPS = 6
 _OPTIMIZERS = {

@@ -17,7 +17,8 @@ from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.impl import faults
 from fsdpcheck.impl.fault import Fault
-from fsdpcheck.law import Law, chapters
+from fsdpcheck.law import Law
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 
 FILE: Final = Path(__file__).parent.parent / "tests" / "witnesses.json"

@@ -13,14 +13,15 @@ from hypothesis.errors import Unsatisfiable
 from fsdpcheck import adapters, coverage, process_state
 from fsdpcheck.adapters._base import WITHOUT_MODEL
 from fsdpcheck.case import Case
+from fsdpcheck.case.profiles import PROFILES, WORLD_SIZES
 from fsdpcheck.engines.base import TORCHRUN
-from fsdpcheck.errors import INTERNAL, USAGE, NotExact, Refused, Violation
+from fsdpcheck.errors import INTERNAL, USAGE, NotExact, Refused
 from fsdpcheck.hypothesis_private import whether_exhausted, without_local_constants, without_mutations
 from fsdpcheck.judging import HOPELESS, UNLIKELY, Judging, OnCase, Stop, cases_of, seed_of, sizes_for
 from fsdpcheck.own import drawing as own_drawing
-from fsdpcheck.plan import PROFILES, WORLD_SIZES
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Verdict
+from fsdpcheck.violation import Violation
 
 if TYPE_CHECKING:
     from fsdpcheck.law import Law

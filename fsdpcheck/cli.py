@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from fsdpcheck import __version__, adapters, spelling
+from fsdpcheck import journal as journals
 from fsdpcheck.case import Trait
+from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.claims import command as claims_command
 from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
 from fsdpcheck.excerpt import WHOLE, excerpt, shown, visible
 from fsdpcheck.ledger import INTERRUPTED, Ledger
-from fsdpcheck.plan import PROFILES, Plan, parse_globs, parse_traits, parse_world_sizes
+from fsdpcheck.plan import Plan, parse_globs, parse_traits, parse_world_sizes
 from fsdpcheck.power import command as power_command
 from fsdpcheck.report import colour, document, earlier, ending, finding
 from fsdpcheck.report import command as list_command
@@ -211,7 +213,7 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError("--resume goes on with the session of a file; next: name it with --json")
     known = earlier.earlier(options.json, plan) if options.resume else None
     writes = options.json and not _serves()
-    journal = document.Journal(options.json, plan, goes_on=known is not None) if writes else None
+    journal = journals.Journal(options.json, plan, goes_on=known is not None) if writes else None
     shown = progress()
 
     def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
@@ -233,7 +235,7 @@ def _run(options: argparse.Namespace) -> int:
         print(ending.ending(ledger, colour.painter(sys.stdout)), flush=True)
     finally:  # each of the two is a copy of the findings; failing to give one does not lose the other
         if journal is not None:
-            journal.close(ledger)
+            journal.close(document.document(ledger))
     return ledger.exit_code
 
 

@@ -16,6 +16,7 @@ from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 
 from fsdpcheck import adapters, census, coverage, evidence, refusals, undetermined, uninitialised
 from fsdpcheck.case import Case
+from fsdpcheck.case.profiles import WORLD_SIZES
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import (
@@ -29,16 +30,15 @@ from fsdpcheck.errors import (
     NotOnRanks,
     OtherWorldSize,
     Refused,
-    Violation,
-)  # fmt: skip
+)
 from fsdpcheck.evidence import CASES, DIAGNOSED, Evidence
 from fsdpcheck.execution import RunRequest
 from fsdpcheck.own import drawing as own_drawing
-from fsdpcheck.plan import WORLD_SIZES
 from fsdpcheck.replay import Token, command, encode
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import drawing
 from fsdpcheck.verdict import Finding, Verdict, exit_code
+from fsdpcheck.violation import Violation  # fmt: skip
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

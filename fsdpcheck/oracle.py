@@ -24,7 +24,7 @@ from fsdpcheck.clipping_groups import column, members
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.four_squares import four_squares, slack_targets
 from fsdpcheck.exact.grid import exact_square_sum, grid_exponent
-from fsdpcheck.program import at_step, make_optimizer, project_
+from fsdpcheck.optimizer import at_step, make_optimizer, project_
 
 Named = dict[str, Tensor]
 """Tensors by canonical parameter name; a shared parameter once, under its first name."""

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fsdpcheck import adapters, engines, excerpt
+from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.errors import FsdpcheckError
-from fsdpcheck.plan import PROFILES, Plan, parse_traits, parse_world_sizes
+from fsdpcheck.plan import Plan, parse_traits, parse_world_sizes
 from fsdpcheck.report import colour, conditional, finding, unjudged
 
 if TYPE_CHECKING:

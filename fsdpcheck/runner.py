@@ -12,13 +12,13 @@ from fractions import Fraction
 from torch import Tensor
 
 from fsdpcheck import adapters, models, oracle, proof, refusals, tiers, whole_step
-from fsdpcheck.adapters._base import Adapter, ArithmeticRule, FactorRule, Features, Trait
+from fsdpcheck.adapters._base import Adapter, ArithmeticRule, FactorRule, Features, Observable, Trait, Use
 from fsdpcheck.case import Case, OwnModel
 from fsdpcheck.case.rules import is_power_of_two
 from fsdpcheck.engines._interpreter import interpreter
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import AdapterError, NoProgress, NotApplicable, NotSupported, Refused, UsageError, qualified
-from fsdpcheck.execution import Execution, Failure, Observable, RunRequest, SchedulePolicy, Use
+from fsdpcheck.execution import Execution, Failure, RunRequest, SchedulePolicy
 from fsdpcheck.process_state import imports
 
 _REMEMBERED = 1024  # answers kept; one is a few small tensors

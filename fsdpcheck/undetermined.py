@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fsdpcheck import adapters, oracle
 from fsdpcheck.engines.processes import ProcessesEngine
-from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.runner import Run
+from fsdpcheck.violation import Violation
 
 RUNS = 5
 """How often a case is run, each way."""

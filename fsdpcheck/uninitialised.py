@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fsdpcheck.case import Case
-from fsdpcheck.errors import Violation
 from fsdpcheck.law import Law
 from fsdpcheck.runner import Ran, Run
+from fsdpcheck.violation import Violation
 
 _SITES = 24
 """Lines tried, each by a run of the case."""

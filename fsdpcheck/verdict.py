@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fsdpcheck.errors import FINDING, HOLDS, INTERNAL, NO_PROGRESS, USAGE, Violation
+from fsdpcheck.errors import FINDING, HOLDS, INTERNAL, NO_PROGRESS, USAGE
 from fsdpcheck.excerpt import WHOLE, excerpt
+from fsdpcheck.violation import Violation
 
 Status = Literal["holds", "finding", "not promised", "not asked", "no case", "too few cases", "not supported", "error"]
 Confirmation = Literal["yes", "no", "not tried"]

@@ -5,17 +5,16 @@ from __future__ import annotations
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck import strategies
-from fsdpcheck.adapters._base import Features
+from fsdpcheck.adapters._base import Features, Observable
 from fsdpcheck.case import Case, Clipping
-from fsdpcheck.checks import (
+from fsdpcheck.checks.bounded import (
     assert_clipped_gradient_within_bound,
     assert_factors,
     assert_norms_exact,
     assert_probe_coefficients,
 )
 from fsdpcheck.checks.nonfinite import assert_refused_or_left_out, spoiled
-from fsdpcheck.execution import Observable
-from fsdpcheck.law import law
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 
 

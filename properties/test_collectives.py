@@ -7,8 +7,8 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck import strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case
-from fsdpcheck.checks import assert_collectives_equal, assert_completed, assert_same_execution
-from fsdpcheck.law import law
+from fsdpcheck.checks.training import assert_collectives_equal, assert_completed, assert_same_execution
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 
 

@@ -9,8 +9,8 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck import strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case
-from fsdpcheck.checks import assert_completed, assert_deferred_equals_immediate
-from fsdpcheck.law import law
+from fsdpcheck.checks.training import assert_completed, assert_deferred_equals_immediate
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 
 

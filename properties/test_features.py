@@ -31,8 +31,8 @@ from fsdpcheck.checks.features import (
 from fsdpcheck.checks.started import assert_starts_from_rank_0
 from fsdpcheck.errors import InvalidCase, NotApplicable, NotExact
 from fsdpcheck.execution import Execution
-from fsdpcheck.law import law
 from fsdpcheck.models import parameter_shapes
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 
 Sizes = tuple[int, ...]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fsdpcheck import strategies
 from fsdpcheck.case import Case
-from fsdpcheck.checks import assert_clipped_update, assert_global_norm, assert_ranks_agree
-from fsdpcheck.law import law
+from fsdpcheck.checks.bounded import assert_clipped_update, assert_global_norm
+from fsdpcheck.checks.training import assert_ranks_agree
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 
 

@@ -11,13 +11,12 @@ from functools import partial
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck import diagnosis, siblings, strategies
-from fsdpcheck.adapters._base import Features
+from fsdpcheck.adapters._base import Features, Observable
 from fsdpcheck.case import Case, Clipping
-from fsdpcheck.checks import assert_same_execution
 from fsdpcheck.checks.paired import assert_initial_equal, assert_same_training, require_same_placement
 from fsdpcheck.checks.scaling import TWICE, assert_same_in_doubled_losses
-from fsdpcheck.execution import Observable
-from fsdpcheck.law import law
+from fsdpcheck.checks.training import assert_same_execution
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 
 

@@ -16,7 +16,7 @@ from fsdpcheck.checks.kernels import (
     assert_spoiled,
     assert_within_bound,
 )
-from fsdpcheck.law import law
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import beside as strategies_beside
 

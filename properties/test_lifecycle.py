@@ -12,10 +12,10 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck import observers, strategies, watchers
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Clipping
-from fsdpcheck.checks import assert_parameters_equal
 from fsdpcheck.checks.gathered import assert_scheduled
 from fsdpcheck.checks.lifecycle import assert_aliased, assert_few_gathered, assert_released
 from fsdpcheck.checks.noise import noisy
+from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.checks.watched import (
     assert_copies,
     assert_hooks_fire,
@@ -26,7 +26,7 @@ from fsdpcheck.checks.watched import (
     interruptions,
 )
 from fsdpcheck.errors import NotExact
-from fsdpcheck.law import law
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 
 

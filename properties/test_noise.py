@@ -13,12 +13,12 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck import observers, siblings, strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case
-from fsdpcheck.checks import assert_padding_zero
 from fsdpcheck.checks import noise as noise_checks
 from fsdpcheck.checks.noise import assert_noise_once, noisy
 from fsdpcheck.checks.noise_distribution import assert_noise_independent, assert_noise_scale, large
 from fsdpcheck.checks.paired import assert_same_training
-from fsdpcheck.law import law
+from fsdpcheck.checks.training import assert_padding_zero
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 
 

@@ -12,13 +12,15 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck import coverage, observers, siblings, strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Contribution, Numbers
-from fsdpcheck.checks import assert_norms_exact, assert_norms_in_dataset_order, assert_probe_coefficients, bounds
+from fsdpcheck.checks import bounds
 from fsdpcheck.checks.additive import assert_additive
+from fsdpcheck.checks.bounded import assert_norms_exact, assert_probe_coefficients
 from fsdpcheck.checks.matched_norms import assert_norms_near
 from fsdpcheck.checks.refused import assert_refused_alike
 from fsdpcheck.checks.scaling import TIMES, assert_scaled
+from fsdpcheck.checks.training import assert_norms_in_dataset_order
 from fsdpcheck.errors import NotApplicable
-from fsdpcheck.law import law
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import narrow
 

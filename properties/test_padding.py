@@ -13,15 +13,10 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck import observers, strategies
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, Clipping, Numbers
-from fsdpcheck.checks import (
-    assert_clipped_update,
-    assert_global_norm,
-    assert_padding_poisoned,
-    assert_padding_zero,
-    assert_parameters_equal,
-)
+from fsdpcheck.checks.bounded import assert_clipped_update, assert_global_norm
 from fsdpcheck.checks.shards import assert_covered
-from fsdpcheck.law import law
+from fsdpcheck.checks.training import assert_padding_poisoned, assert_padding_zero, assert_parameters_equal
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 
 

@@ -10,18 +10,16 @@ from __future__ import annotations
 from functools import partial
 
 from fsdpcheck.case import Case
-from fsdpcheck.checks import (
+from fsdpcheck.checks.bounded import (
     assert_clipped_update,
     assert_factors,
     assert_global_norm,
-    assert_gradients_equal,
     assert_norms_exact,
-    assert_parameters_equal,
     assert_probe_coefficients,
-    assert_ranks_agree,
 )
 from fsdpcheck.checks.noise import assert_noise_in_full_precision, noisy
-from fsdpcheck.law import law
+from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal, assert_ranks_agree
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import narrow as strategies_narrow
 from fsdpcheck.strategies import with_readable_updates

@@ -21,7 +21,7 @@ from fsdpcheck.checks.private import (
     assert_same_noise,
     assert_sensitivity,
 )
-from fsdpcheck.law import law
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 
 

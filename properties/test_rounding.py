@@ -6,7 +6,7 @@ from fsdpcheck import strategies
 from fsdpcheck.case import Case
 from fsdpcheck.checks.matched import assert_gradients_sum, assert_updates_follow
 from fsdpcheck.checks.matched_clipping import assert_clipped_sum_near, assert_factors_follow
-from fsdpcheck.law import law
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import narrow
 

@@ -13,7 +13,6 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case, MeshSpec
 from fsdpcheck.case.sampling import epoch_steps
-from fsdpcheck.checks import assert_collectives_equal
 from fsdpcheck.checks.poisson import assert_poisson, assert_rate
 from fsdpcheck.checks.samplers import (
     assert_dealt_out,
@@ -25,7 +24,8 @@ from fsdpcheck.checks.samplers import (
     of_case,
 )
 from fsdpcheck.checks.shuffling import FALSE_ALARM, assert_come_everywhere
-from fsdpcheck.law import law
+from fsdpcheck.checks.training import assert_collectives_equal
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import beside as strategies_beside
 

@@ -12,13 +12,12 @@ from typing import cast
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck import leftovers, siblings, strategies
-from fsdpcheck.adapters._base import Features, Keeping
+from fsdpcheck.adapters._base import Features, Keeping, Observable
 from fsdpcheck.case import Case
 from fsdpcheck.checks.noise import noisy, standing
 from fsdpcheck.checks.recorded import completed
 from fsdpcheck.checks.state import assert_readable, assert_resumed, assert_stored, going_on, unsharded
-from fsdpcheck.execution import Observable
-from fsdpcheck.law import law
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fsdpcheck import strategies
 from fsdpcheck.case import Case
-from fsdpcheck.checks import assert_gradients_equal
+from fsdpcheck.checks.training import assert_gradients_equal
 from fsdpcheck.checks.unseen import assert_trained
-from fsdpcheck.law import law
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
 
 

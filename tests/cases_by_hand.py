@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpcheck.case import (
-    Arithmetic,
-    BatchLayout,
-    Case,
-    LayerSpec,
-    MeshSpec,
-    ModelSpec,
-    OptimizerSpec,
-    StepSpec,
-)
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec
 
 SMALLEST = Case(ModelSpec((LayerSpec(1),)))
 

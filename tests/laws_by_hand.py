@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
-from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution, Failure, RunRequest
 from fsdpcheck.law import Law
 from fsdpcheck.runner import Run
+from fsdpcheck.violation import Violation
 
 
 class FakeEngine:

@@ -13,9 +13,10 @@ from fsdpcheck import oracle, siblings, strategies
 from fsdpcheck.adapters._base import Features, Promise
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec, Trait
 from fsdpcheck.checks.additive import assert_additive
-from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution
 from fsdpcheck.strategies import drawing
+from fsdpcheck.violation import Violation
 from tests.fabricated import SMALL, execution
 
 EVERYTHING = Features(frozenset(get_args(Promise)), frozenset(get_args(Trait)) - {"real", "per-layer-clipping"})

@@ -10,15 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsdpcheck.case import (
-    Arithmetic,
-    BatchLayout,
-    Case,
-    LayerSpec,
-    MeshSpec,
-    ModelSpec,
-    StepSpec,
-)
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.errors import InvalidCase
 from tests.cases_by_hand import BY_UNIT, EVERYTHING, IMAGE, ONE_UNIT, SMALLEST
 

@@ -7,15 +7,7 @@ from typing import Any, Literal, get_origin, get_type_hints
 
 import pytest
 
-from fsdpcheck.case import (
-    Arithmetic,
-    BatchLayout,
-    LayerSpec,
-    MeshSpec,
-    ModelSpec,
-    OptimizerSpec,
-    StepSpec,
-)
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec
 from fsdpcheck.errors import InvalidCase
 from tests.cases_by_hand import BY_UNIT, ONE_UNIT, SMALLEST, TWO
 

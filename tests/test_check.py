@@ -10,12 +10,13 @@ import pytest
 from hypothesis import strategies as st
 
 from fsdpcheck.case import Arithmetic, Case
+from fsdpcheck.case.profiles import WORLD_SIZES
 from fsdpcheck.check import check_law
-from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution, RunRequest
-from fsdpcheck.plan import WORLD_SIZES
 from fsdpcheck.replay import decode
 from fsdpcheck.runner import Run
+from fsdpcheck.violation import Violation
 from tests.laws_by_hand import FakeEngine, a_case, a_law, too_large
 
 

@@ -10,9 +10,10 @@ import pytest
 from fsdpcheck import judging
 from fsdpcheck.case import Case
 from fsdpcheck.check import check_law
-from fsdpcheck.errors import AdapterError, NoProgress, UsageError, Violation
+from fsdpcheck.errors import AdapterError, NoProgress, UsageError
 from fsdpcheck.execution import Failure, RankState
 from fsdpcheck.runner import Run
+from fsdpcheck.violation import Violation
 from tests.laws_by_hand import FakeEngine, a_law
 
 

@@ -10,11 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsdpcheck import checks, layouts, models, oracle
+from fsdpcheck import layouts, models, oracle
 from fsdpcheck.adapters._base import FactorRule, GlobalNormRule
 from fsdpcheck.checks import bounds
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.checks.bounded import (
+    assert_clipped_gradient_within_bound,
+    assert_clipped_update,
+    assert_factors,
+    assert_global_norm,
+    assert_norms_exact,
+    assert_probe_coefficients,
+)
+from fsdpcheck.errors import UsageError
 from fsdpcheck.oracle import INSTRUMENT, Answer
+from fsdpcheck.violation import Violation
 from tests.fabricated import (
     CLIPPED,
     EXACT,
@@ -34,7 +43,7 @@ from tests.fabricated import (
 @pytest.mark.parametrize("field", ["norms", "factors"])
 @pytest.mark.parametrize("answer", [EXACT, PROBE_NESTED], ids=["exact", "nested"])
 def test_wrong_norms_and_factors_name_the_sample(field: str, answer: Answer) -> None:
-    check = checks.assert_norms_exact if field == "norms" else checks.assert_factors
+    check = assert_norms_exact if field == "norms" else assert_factors
     made = execution(answer)
     values: Tensor = getattr(made.ranks[1].steps[0], field)
     values[1] *= 1 + 1e-12
@@ -56,10 +65,10 @@ def test_a_nested_norm_may_round_and_an_exact_one_may_not() -> None:
             assert step.norms is not None
             step.norms = torch.nextafter(step.norms, torch.full_like(step.norms, math.inf))
         if passes:
-            checks.assert_norms_exact(made, answer)
+            assert_norms_exact(made, answer)
         else:
             with pytest.raises(Violation):
-                checks.assert_norms_exact(made, answer)
+                assert_norms_exact(made, answer)
 
 
 @pytest.mark.parametrize("answer", [PROBE, PROBE_NESTED], ids=["exact", "nested"])
@@ -78,7 +87,7 @@ def test_the_probe_sees_eps_left_out_or_misplaced_and_bias_left_out_of_the_norm(
             for result in made.ranks:
                 result.steps[0].grads = None
         with pytest.raises(Violation, match=rf"step 0, rank 0, {INSTRUMENT}\[\d, 0\]"):
-            checks.assert_probe_coefficients(made, answer)
+            assert_probe_coefficients(made, answer)
 
 
 @pytest.mark.parametrize("answer", [PROBE, PROBE_NESTED], ids=["exact", "nested"])
@@ -95,32 +104,32 @@ def test_the_probe_sees_one_coefficient_off_by_a_hundred_roundings(
         for result in made.ranks:
             result.steps[0].grads = None
     with pytest.raises(Violation, match=rf"{INSTRUMENT}\[{row}, 0\]; 1 of 9"):
-        checks.assert_probe_coefficients(made, answer)
+        assert_probe_coefficients(made, answer)
 
 
 def test_the_probe_is_read_bit_for_bit_where_averaging_is_exact() -> None:
     case = replace(clipped("probe"), mesh=replace(SMALL.mesh, dp_shard=4))
     answer = oracle.answer(case, FactorRule(eps=1e-6))
-    checks.assert_probe_coefficients(execution(answer), answer)
+    assert_probe_coefficients(execution(answer), answer)
     made = execution(answer)
     for result in made.ranks:
         assert result.steps[0].grads is not None
         value = result.steps[0].grads[INSTRUMENT]
         result.steps[0].grads[INSTRUMENT] = torch.nextafter(value, torch.full_like(value, math.inf))
     with pytest.raises(Violation):
-        checks.assert_probe_coefficients(made, answer)
+        assert_probe_coefficients(made, answer)
 
 
 def test_a_probe_needs_a_probe_case_and_a_readable_update() -> None:
     with pytest.raises(UsageError, match='wanted "probe"'):
-        checks.assert_probe_coefficients(execution(EXACT), EXACT)
+        assert_probe_coefficients(execution(EXACT), EXACT)
     step = replace(clipped("probe").step, optimizer=replace(SMALL.step.optimizer, kind="adamw"))
     answer = oracle.answer(replace(SMALL, step=step))
     made = execution(answer)
     for result in made.ranks:
         result.steps[0].grads = None
     with pytest.raises(UsageError, match="observe 'grads'"):
-        checks.assert_probe_coefficients(made, answer)
+        assert_probe_coefficients(made, answer)
 
 
 @pytest.mark.parametrize("source", ["factors", "probe", "answer"])
@@ -137,7 +146,7 @@ def test_a_clipped_gradient_outside_the_bound_is_seen(source: str, black_box: bo
             result.steps[0].factors = result.steps[0].factors if source == "factors" else None
             result.steps[0].grads = None if black_box else result.steps[0].grads
         with pytest.raises(Violation, match="sum of clipped per-sample gradients"):
-            checks.assert_clipped_gradient_within_bound(made, answer)
+            assert_clipped_gradient_within_bound(made, answer)
 
 
 def _inputs(answer: Answer) -> Tensor:
@@ -160,8 +169,8 @@ def test_an_honest_clipped_gradient_in_another_order_stays_within_the_bound(dtyp
         (losses * step.factors * (3 / 8)).sum().backward()
         gradient = {name: p.grad / 3 for name, p in model.named_parameters() if p.grad is not None}
         made = with_gradient(answer, gradient)
-        checks.assert_clipped_gradient_within_bound(made, answer)
-        checks.assert_probe_coefficients(made, answer)
+        assert_clipped_gradient_within_bound(made, answer)
+        assert_probe_coefficients(made, answer)
 
 
 def test_a_global_norm_outside_its_bound_is_seen_and_one_within_it_is_not() -> None:
@@ -172,10 +181,10 @@ def test_a_global_norm_outside_its_bound_is_seen_and_one_within_it_is_not() -> N
         for result in made.ranks:
             result.steps[0].grad_norm = answer.steps[0].grad_norm * (1 + relative)
         if passes:
-            checks.assert_global_norm(made, answer)
+            assert_global_norm(made, answer)
         else:
             with pytest.raises(Violation, match="global gradient norm is wrong"):
-                checks.assert_global_norm(made, answer)
+                assert_global_norm(made, answer)
 
 
 def test_a_global_norm_in_float32_has_a_wider_bound_only_when_declared() -> None:
@@ -184,9 +193,9 @@ def test_a_global_norm_in_float32_has_a_wider_bound_only_when_declared() -> None
         for step in result.steps:
             assert step.grad_norm is not None
             step.grad_norm = step.grad_norm.float()
-    checks.assert_global_norm(made, CLIPPED, GlobalNormRule(dtype="float32"))
+    assert_global_norm(made, CLIPPED, GlobalNormRule(dtype="float32"))
     with pytest.raises(Violation):
-        checks.assert_global_norm(made, CLIPPED, GlobalNormRule(dtype="case"))
+        assert_global_norm(made, CLIPPED, GlobalNormRule(dtype="case"))
 
 
 def test_the_clipped_update_follows_the_returned_norm_not_the_right_one() -> None:
@@ -195,13 +204,13 @@ def test_the_clipped_update_follows_the_returned_norm_not_the_right_one() -> Non
     gradient = {name: value * (0.5 / (norm + 1e-6)).clamp(max=1.0) for name, value in step.released.items()}
     made = with_gradient(answer, gradient)
     with pytest.raises(Violation, match="clipped by the returned norm"):
-        checks.assert_clipped_update(made, answer)
+        assert_clipped_update(made, answer)
     for result in made.ranks:
         result.steps[0].grad_norm = norm
     made.ranks[0].steps[1].params = answer.steps[1].after
-    checks.assert_clipped_update(made, answer)
+    assert_clipped_update(made, answer)
     with pytest.raises(UsageError, match="max_grad_norm"):
-        checks.assert_clipped_update(execution(PLAIN), PLAIN)
+        assert_clipped_update(execution(PLAIN), PLAIN)
 
 
 def test_nested_norms_really_stay_within_their_bound_and_come_near_it() -> None:

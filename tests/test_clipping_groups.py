@@ -20,7 +20,8 @@ from fsdpcheck.check import check_case, check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
 from fsdpcheck.impl import clip, clipping
-from fsdpcheck.law import Law, chapters
+from fsdpcheck.law import Law
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import drawing
 

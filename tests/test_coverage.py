@@ -16,7 +16,7 @@ from fsdpcheck.check import check_law
 from fsdpcheck.coverage import Judged, Limits
 from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import NotApplicable, NotExact, NotOnRanks, UsageError
-from fsdpcheck.law import chapters, law
+from fsdpcheck.registry import chapters, law
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Verdict
 from tests.laws_by_hand import FakeEngine, a_case, a_law, draw

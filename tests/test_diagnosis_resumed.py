@@ -12,8 +12,8 @@ from fsdpcheck.checks.noise import noisy
 from fsdpcheck.diagnosis import resumed, stale
 from fsdpcheck.diagnosis.calls import of_neighbours
 from fsdpcheck.execution import RankResult
+from fsdpcheck.optimizer import make_optimizer
 from fsdpcheck.oracle import Answer, Named
-from fsdpcheck.program import make_optimizer
 from fsdpcheck.suspects import named
 from fsdpcheck.trace import Collective
 from tests.fabricated import SMALL, clipped, execution

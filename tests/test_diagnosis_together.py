@@ -14,8 +14,8 @@ from fsdpcheck.case import Case
 from fsdpcheck.check import check_case, check_law
 from fsdpcheck.diagnosis.fitting import chunks, rows
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.law import chapters
 from fsdpcheck.oracle import Named
+from fsdpcheck.registry import chapters
 from fsdpcheck.replay import decode
 from fsdpcheck.runner import Run
 from fsdpcheck.suspects import named

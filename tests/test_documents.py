@@ -9,7 +9,7 @@ import pytest
 
 from fsdpcheck.adapters import load
 from fsdpcheck.impl import faults
-from fsdpcheck.law import chapters
+from fsdpcheck.registry import chapters
 
 README = Path(__file__).parent.parent / "README.md"
 LAWS = README.parent / "docs" / "laws.md"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fsdpcheck import cli, provenance, supervise
+from fsdpcheck import journal as journals
 from fsdpcheck.errors import UsageError
 from fsdpcheck.ledger import Ledger, Origin
 from fsdpcheck.plan import Plan
@@ -33,9 +34,9 @@ SOURCES = Sources("ours")
 THEN = "2026-11-22T12:46+00:00"
 
 
-def _told(file: Path, *verdicts: Verdict, plan: Plan = OTHERS, sources: Sources = SOURCES) -> document.Journal:
+def _told(file: Path, *verdicts: Verdict, plan: Plan = OTHERS, sources: Sources = SOURCES) -> journals.Journal:
     """A session that has told ``verdicts`` and was killed."""
-    journal = document.Journal(file, plan)
+    journal = journals.Journal(file, plan)
     names = [verdict.law for verdict in verdicts]
     about = {"laws": names, "guarantees": {}, "versions": VERSIONS, "installs": [], "unaccepted": {}, "at": THEN}
     journal.note({"event": "plan", **about})
@@ -45,7 +46,7 @@ def _told(file: Path, *verdicts: Verdict, plan: Plan = OTHERS, sources: Sources 
     return journal
 
 
-def _note(journal: document.Journal, verdict: Verdict, sources: Sources = SOURCES) -> None:
+def _note(journal: journals.Journal, verdict: Verdict, sources: Sources = SOURCES) -> None:
     origin = {"law": verdict.law, "adapter": verdict.adapter, "key": sources.key, "sources": sources.to_data()}
     journal.note({"event": "sources", **origin})
     journal.note({"event": "verdict", **verdict.to_data()})
@@ -168,10 +169,10 @@ def test_only_what_stands_is_taken_over(tmp_path: Path) -> None:
 def test_a_killed_sessions_journal_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     _told(file, HELD, replace(HELD, law="d.cut"))
-    path = document.journal_of(file)
+    path = journals.journal_of(file)
     path.write_text(path.read_text()[:-20])
     assert earlier(file, OTHERS).verdicts == (HELD,)
-    journal = document.Journal(file, OTHERS, goes_on=True)
+    journal = journals.Journal(file, OTHERS, goes_on=True)
     _note(journal, replace(HELD, law="e.next"))
     journal.leave()
     assert [verdict.law for verdict in earlier(file, OTHERS).verdicts] == ["a.held", "e.next"]
@@ -198,7 +199,7 @@ def test_without_a_file_all_is_to_be_done(tmp_path: Path) -> None:
 def test_another_session_is_refused(tmp_path: Path, change: dict[str, str], plan: Plan, said: str) -> None:
     file = tmp_path / "out.json"
     data = {**_written(file, _ledger(HELD)), **change}
-    file.write_text(json.dumps({**data, "digest": document.digest_of_document(data)}))
+    file.write_text(json.dumps({**data, "digest": journals.digest_of_document(data)}))
     with pytest.raises(UsageError, match=said):
         earlier(file, plan)
 
@@ -223,7 +224,7 @@ def test_a_report_edited_by_hand_is_refused_and_the_law_named(tmp_path: Path) ->
     assert earlier(file, OTHERS).verdicts == (HELD,)
     file.unlink()
     _told(file, HELD)
-    journal = document.journal_of(file)
+    journal = journals.journal_of(file)
     journal.write_text(journal.read_text().replace('"cases": 3', '"cases": 4'))
     with pytest.raises(UsageError, match=r"the verdict of a.held on x was edited: its checksum is of other content"):
         earlier(file, OTHERS)
@@ -238,7 +239,7 @@ def test_a_report_of_before_there_were_sources_is_refused(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=said):
         earlier(file, OTHERS)
     file.unlink()
-    document.journal_of(file).write_text('{"event": "began", "fsdpcheck": "0.1.0", "plan": {}}\n')
+    journals.journal_of(file).write_text('{"event": "began", "fsdpcheck": "0.1.0", "plan": {}}\n')
     with pytest.raises(UsageError, match=said):
         earlier(file, OTHERS)
 
@@ -273,8 +274,8 @@ def _resealed(data: dict[str, Any]) -> dict[str, Any]:
     """As somebody writes it who computes the checksums anew."""
     try:
         for verdict, origin in zip(data["verdicts"], data["origins"], strict=True):
-            origin["digest"] = document.digest_of_verdict(verdict, origin["at"], origin["sources"])
-        return {**data, "digest": document.digest_of_document(data)}
+            origin["digest"] = journals.digest_of_verdict(verdict, origin["at"], origin["sources"])
+        return {**data, "digest": journals.digest_of_document(data)}
     except (KeyError, TypeError, AttributeError, ValueError):
         return data
 
@@ -308,7 +309,7 @@ def test_verdicts_of_another_torch_are_refused_and_stay_in_their_file(
     assert cli.main(arguments) == 0
     data = json.loads(file.read_text())
     other = {**data, "versions": {**data["versions"], "torch": "1.0"}}
-    file.write_text(json.dumps({**other, "digest": document.digest_of_document(other)}))
+    file.write_text(json.dumps({**other, "digest": journals.digest_of_document(other)}))
     then = file.read_text()
     assert cli.main([*arguments, "--resume"]) == 2
     assert f"the verdicts in {file} are of torch 1.0, now {data['versions']['torch']}" in capsys.readouterr().err

@@ -13,16 +13,16 @@ from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, St
 from fsdpcheck.check import check_law
 from fsdpcheck.diagnosis import of_failure
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import Violation
 from fsdpcheck.evidence import Evidence
 from fsdpcheck.execution import Execution, Failure, RankResult, RankState, RunRequest
 from fsdpcheck.impl import faults
-from fsdpcheck.law import chapters
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import drawing
 from fsdpcheck.suspects import PATTERN, WEAK, Suspect, common, named
 from fsdpcheck.trace import Collective
 from fsdpcheck.verdict import Verdict
+from fsdpcheck.violation import Violation
 
 W, K, LEFT = Suspect("W", "W = 2"), Suspect("K", "K = 2"), Suspect("left", "sample 0 is left out")
 SOMEWHERE, SINGLE = Suspect("where", "only biases", PATTERN), Suspect("single", "one is off", WEAK)

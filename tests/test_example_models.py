@@ -9,8 +9,8 @@ import pytest
 from fsdpcheck import planted
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.base import Engine
-from fsdpcheck.law import chapters
 from fsdpcheck.own import inspection as own_inspection
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Verdict
 

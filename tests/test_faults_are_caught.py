@@ -19,7 +19,8 @@ from fsdpcheck.check import check_case, check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.impl import faults
 from fsdpcheck.impl.fault import Fault
-from fsdpcheck.law import Law, chapters
+from fsdpcheck.law import Law
+from fsdpcheck.registry import chapters
 from fsdpcheck.replay import decode
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Verdict

@@ -16,12 +16,13 @@ from fsdpcheck.checks import features as feature_checks
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
-from fsdpcheck.law import chapters
 from fsdpcheck.program.watch import GRAPHS
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 from fsdpcheck.trace import Collective
+from fsdpcheck.violation import Violation
 
 CASE = Case(ModelSpec((LayerSpec(1),)))
 TWO_MICRO_BATCHES = Case(

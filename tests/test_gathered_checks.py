@@ -12,11 +12,12 @@ from fsdpcheck.adapters import _fsdp2, load
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.checks.gathered import assert_scheduled
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import NotExact, UsageError, Violation
+from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
-from fsdpcheck.law import chapters
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import drawing
+from fsdpcheck.violation import Violation
 
 THREE = ModelSpec((LayerSpec(3), LayerSpec(5), LayerSpec(2)), features=4, units=(1, 1, 1))
 FREED = Case(THREE, MeshSpec(2), BatchLayout("contiguous", 4))

@@ -16,9 +16,9 @@ from fsdpcheck.case import of_kernel
 from fsdpcheck.case.kernel import KernelSpec
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.law import chapters
 from fsdpcheck.plan import Plan
 from fsdpcheck.program import kernel_data
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Verdict
 

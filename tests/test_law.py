@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import Case
 from fsdpcheck.errors import UsageError
-from fsdpcheck.law import LAWS, law
+from fsdpcheck.registry import LAWS, law
 from fsdpcheck.runner import Run
 from tests.cases_by_hand import SMALLEST
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fsdpcheck import journal as journals
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, ModelSpec
 from fsdpcheck.errors import UsageError
 from fsdpcheck.ledger import Ledger
@@ -214,13 +215,13 @@ def test_the_ending_says_that_privacy_is_judged_for_given_lists(ledger: Ledger) 
 
 def test_the_journal_holds_every_verdict_until_the_document_does(ledger: Ledger, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    journal = document.Journal(file, Plan(("reference",)))
+    journal = journals.Journal(file, Plan(("reference",)))
     journal.note({"event": "case", "case": "left out"})
     journal.note({"event": "verdict", **ledger.verdicts["norms.sum", "opacus"].to_data()})
     began, verdict = map(json.loads, (tmp_path / "out.json.journal").read_text().splitlines())
     assert began["plan"]["adapters"] == ["reference"]
     assert verdict["finding"]["token"] == "v1:token"
-    journal.close(ledger)
+    journal.close(document.document(ledger))
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
     data = json.loads(file.read_text())
     assert (data["schema"], data["exit_code"], len(data["verdicts"])) == (4, 1, 3)

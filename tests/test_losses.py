@@ -9,12 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fsdpcheck import models
-from fsdpcheck.case import (
-    Case,
-    LayerSpec,
-    ModelSpec,
-    StepSpec,
-)
+from fsdpcheck.case import Case, LayerSpec, ModelSpec, StepSpec
 from fsdpcheck.losses import PerSampleLoss
 
 

@@ -30,12 +30,13 @@ from fsdpcheck.case import (
     StepSpec,
     Trait,
 )
-from fsdpcheck.checks import assert_gradients_equal, assert_parameters_equal
+from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.errors import NotExact
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import drawing
 from fsdpcheck.strategies import narrow as strategies_narrow
+from fsdpcheck.violation import Violation
 
 EVERYTHING = Features(frozenset(get_args(Promise)), frozenset(get_args(Trait)))
 SMALL = Case(

@@ -11,9 +11,10 @@ import torch
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.checks import matched
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.runner import Run
+from fsdpcheck.violation import Violation
 
 REAL = Case(
     ModelSpec((LayerSpec(5, bias=True, activation="gelu"), LayerSpec(3)), features=3, units=(1,)),

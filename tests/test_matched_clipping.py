@@ -15,10 +15,11 @@ from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, M
 from fsdpcheck.checks import bounds
 from fsdpcheck.checks.matched_clipping import assert_clipped_sum_near, assert_factors_follow
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.own import inspection as own_inspection
 from fsdpcheck.runner import Run
+from fsdpcheck.violation import Violation
 
 TOYS = str(Path(__file__).parent / "toys" / "own_models.py")
 REAL = Case(

@@ -13,10 +13,11 @@ from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, M
 from fsdpcheck.checks import bounds
 from fsdpcheck.checks.matched_norms import assert_norms_near
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.proof import traced_gradients
 from fsdpcheck.runner import Run
+from fsdpcheck.violation import Violation
 
 REAL = Case(
     ModelSpec((LayerSpec(4, bias=True, activation="relu"), LayerSpec(3)), "sequence", 3, length=3, units=(1,)),

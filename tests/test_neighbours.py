@@ -14,18 +14,14 @@ import torch
 from fsdpcheck import layouts, neighbours, oracle, strategies
 from fsdpcheck.adapters._base import Features, Promise
 from fsdpcheck.case import Trait
-from fsdpcheck.checks.private import (
-    _limit,
-    assert_others_keep_their_coefficient,
-    assert_same_calls,
-    assert_sensitivity,
-)
-from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.checks.private import _limit, assert_others_keep_their_coefficient, assert_same_calls, assert_sensitivity
+from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.neighbours import Neighbours
 from fsdpcheck.oracle import Answer
 from fsdpcheck.strategies import drawing
 from fsdpcheck.trace import Collective
+from fsdpcheck.violation import Violation
 
 EVERYTHING = Features(frozenset(get_args(Promise)), frozenset(get_args(Trait)) - {"real", "float32", "project"})
 EQUAL_SHARES = Features(frozenset({"private"}), frozenset({"bias"}))

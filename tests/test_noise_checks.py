@@ -13,9 +13,10 @@ from torch import Tensor
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, ModelSpec, StepSpec
 from fsdpcheck.checks import draws
 from fsdpcheck.checks.noise import FALSE_ALARM, assert_noise_in_full_precision, assert_noise_once
-from fsdpcheck.errors import NotExact, UsageError, Violation
+from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.oracle import answer
+from fsdpcheck.violation import Violation
 
 CASE = Case(
     ModelSpec((LayerSpec(2, frozen="bias", bias=True),)),

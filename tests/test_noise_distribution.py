@@ -16,9 +16,9 @@ from fsdpcheck.case import Case, Trait
 from fsdpcheck.checks import gaussian
 from fsdpcheck.checks.noise import FALSE_ALARM
 from fsdpcheck.checks.noise_distribution import assert_noise_independent, assert_noise_scale, large
-from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.oracle import Named
+from fsdpcheck.violation import Violation
 
 FEATURES = load("reference:bookkeeping").features
 FIRST, GROUPS, REPLICATED, BY_REPLICA = large(FEATURES, (1, 2, 3, 4, 5))

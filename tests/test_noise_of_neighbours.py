@@ -14,8 +14,8 @@ from fsdpcheck.adapters._base import Features
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec, Trait
 from fsdpcheck.checks.noise import noisy, standing
 from fsdpcheck.checks.private import Noisy, assert_same_noise
-from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution
+from fsdpcheck.violation import Violation
 from tests.fabricated import execution
 
 CASE = Case(

@@ -13,11 +13,12 @@ from fsdpcheck.adapters.reference import Reference
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.checks.nonfinite import assert_refused_or_left_out, spoiled
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import NotExact, UsageError, Violation
+from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution, Failure, RankResult, RankState, Refused, RunRequest
 from fsdpcheck.program import spoiling
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import drawing
+from fsdpcheck.violation import Violation
 
 CASE = Case(
     ModelSpec((LayerSpec(2, activation="relu"), LayerSpec(2)), features=2, units=(1,)),

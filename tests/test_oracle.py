@@ -12,7 +12,7 @@ from torch import Tensor
 from fsdpcheck import layouts, models, oracle
 from fsdpcheck.adapters._base import FactorRule
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, Schedule
-from fsdpcheck.program import make_optimizer, project_
+from fsdpcheck.optimizer import make_optimizer, project_
 from tests.fabricated import SMALL, clipped
 
 LAYERS = SMALL.model.layers

@@ -15,11 +15,11 @@ from fsdpcheck.check import check_law
 from fsdpcheck.checks import poisson
 from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.errors import InvalidCase, NotExact, UsageError
-from fsdpcheck.law import chapters
 from fsdpcheck.own import drawing as own_drawing
 from fsdpcheck.own import inspection as own_inspection
 from fsdpcheck.own import model as own_model
 from fsdpcheck.own import roundings as own_roundings
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 
 TOYS = str(Path(__file__).parent / "toys" / "own_models.py")

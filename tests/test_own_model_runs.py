@@ -19,8 +19,8 @@ from fsdpcheck.coverage import Limits
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import InvalidToken
 from fsdpcheck.judging import Judging
-from fsdpcheck.law import chapters
 from fsdpcheck.own import inspection as own_inspection
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 
 TOYS = str(Path(__file__).parent / "toys" / "own_models.py")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fsdpcheck import cli, layouts, program
+from fsdpcheck.case import OptimizerSpec
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import UsageError
 from fsdpcheck.power import neutral
@@ -62,7 +63,7 @@ def test_a_gradient_is_off_by_what_its_name_says() -> None:
     parameter = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
     parameter.grad = torch.tensor([1.0, -4.0, 2.0], dtype=torch.float64)
     with neutral.gradient_off_by_1e_6() as planted:
-        program.make_optimizer(program.OptimizerSpec(), [parameter]).step()
+        program.make_optimizer(OptimizerSpec(), [parameter]).step()
     assert parameter.tolist() == [-1.0, 4.0 * (1 + 1e-6), -2.0]
     assert planted.hits == 1
 

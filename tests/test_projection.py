@@ -7,11 +7,12 @@ import torch
 
 from fsdpcheck import program, strategies
 from fsdpcheck.case import Case
-from fsdpcheck.checks import assert_parameters_equal
+from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.errors import NotExact
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import drawing
+from fsdpcheck.violation import Violation
 
 NAMES = ("reference", "reference_fsdp2", "fully_shard", "fsdp1")
 

@@ -8,7 +8,7 @@ import pytest
 
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.law import chapters
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Verdict
 from tests.toys.raising import NAMES

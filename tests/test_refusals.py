@@ -11,9 +11,9 @@ from fsdpcheck import engines, session
 from fsdpcheck.case import OwnModel
 from fsdpcheck.check import check_case, check_law
 from fsdpcheck.engines.base import Engine
-from fsdpcheck.law import chapters
 from fsdpcheck.own import inspection as own_inspection
 from fsdpcheck.plan import Plan
+from fsdpcheck.registry import chapters
 from fsdpcheck.replay import decode
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Verdict

@@ -8,8 +8,8 @@ import pytest
 
 from fsdpcheck import oracle
 from fsdpcheck.checks.refused import assert_refused_alike
-from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution, Failure, RankState
+from fsdpcheck.violation import Violation
 from tests.fabricated import SMALL, execution
 
 ANSWER = oracle.answer(SMALL)

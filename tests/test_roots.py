@@ -10,16 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsdpcheck import checks, oracle
+from fsdpcheck import oracle
 from fsdpcheck.checks import roots
-from fsdpcheck.errors import Violation
+from fsdpcheck.checks.bounded import assert_factors, assert_norms_exact, assert_probe_coefficients
 from fsdpcheck.execution import Execution
 from fsdpcheck.oracle import Answer
+from fsdpcheck.violation import Violation
 from tests.fabricated import clipped, execution, right_weights, weighted
 
 RIGHT = oracle.answer(clipped("probe", clip_norm=16))
 Check = Callable[[Execution, Answer], None]
-CHECKS: list[Check] = [checks.assert_norms_exact, checks.assert_factors, checks.assert_probe_coefficients]
+CHECKS: list[Check] = [assert_norms_exact, assert_factors, assert_probe_coefficients]
 
 
 def moved(answer: Answer, units: int) -> Answer:

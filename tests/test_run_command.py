@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fsdpcheck import cli
+from fsdpcheck import journal as journals
 from fsdpcheck.errors import UsageError
 from fsdpcheck.ledger import Ledger
 from fsdpcheck.plan import Plan
@@ -116,11 +117,11 @@ def test_a_document_that_cannot_be_written_loses_no_finding(
     session: tuple[int, str, str, dict[str, Any]], tmp_path: Path
 ) -> None:
     file = tmp_path / "out.json"
-    journal = document.Journal(file, Plan(("reference",)))
+    journal = journals.Journal(file, Plan(("reference",)))
     journal.note({"event": "verdict", **_verdict(session, "toy.small")})
     file.mkdir()
     with pytest.raises(UsageError, match=r"cannot be written: .*; the verdicts are in .*out.json.journal"):
-        journal.close(Ledger(Plan(("reference",))))
+        journal.close(document.document(Ledger(Plan(("reference",)))))
     assert _verdict(session, "toy.small")["finding"]["token"] in (tmp_path / "out.json.journal").read_text()
 
 

@@ -21,9 +21,10 @@ from fsdpcheck.checks.samplers import (
     assert_same_draws,
 )
 from fsdpcheck.checks.shuffling import assert_come_everywhere
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.program.samplers import OBSERVER
+from fsdpcheck.violation import Violation
 from tests.fabricated import SMALL
 
 Lists = list[list[list[tuple[int, ...]]]]

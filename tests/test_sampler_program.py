@@ -12,7 +12,7 @@ from fsdpcheck.case.sampling import SamplingSpec
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import InvalidCase, UsageError
-from fsdpcheck.law import chapters
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 
 TOYS = str(Path(__file__).parent / "toys" / "samplers.py")

@@ -8,9 +8,9 @@ import torch
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.checks.scaling import TIMES, assert_scaled
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.runner import Run
+from fsdpcheck.violation import Violation
 
 CASE = Case(
     ModelSpec((LayerSpec(4, bias=True, activation="gelu"), LayerSpec(3, kind="linear")), features=3, units=(1,)),

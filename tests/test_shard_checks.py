@@ -10,9 +10,10 @@ from fsdpcheck import observers
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.checks.shards import _place, assert_covered
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import NotApplicable, UsageError, Violation
+from fsdpcheck.errors import NotApplicable, UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.runner import Run
+from fsdpcheck.violation import Violation
 
 CASE = Case(
     ModelSpec((LayerSpec(3, bias=True, frozen="bias"), LayerSpec(1)), features=2, units=(1,)),

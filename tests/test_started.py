@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from fsdpcheck import oracle, watchers
+from fsdpcheck.adapters._base import Use
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.checks.features import assert_right
 from fsdpcheck.checks.started import assert_starts_from_rank_0
@@ -18,10 +19,11 @@ from fsdpcheck.diagnosis import of_start
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import UsageError, Violation
-from fsdpcheck.execution import Execution, Use
+from fsdpcheck.errors import UsageError
+from fsdpcheck.execution import Execution
 from fsdpcheck.runner import Run
 from fsdpcheck.suspects import named
+from fsdpcheck.violation import Violation
 
 MODEL = ModelSpec((LayerSpec(2), LayerSpec(2), LayerSpec(2)), units=(1, 1))
 FLAT = Case(MODEL, MeshSpec(3), BatchLayout(batch_size=1))

@@ -15,11 +15,12 @@ from fsdpcheck.check import check_case
 from fsdpcheck.checks.lifecycle import assert_aliased, assert_few_gathered, assert_released
 from fsdpcheck.checks.state import assert_stored
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import AdapterError, UsageError, Violation
+from fsdpcheck.errors import AdapterError, UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
-from fsdpcheck.law import chapters
 from fsdpcheck.observers import UNITS
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
+from fsdpcheck.violation import Violation
 
 MODEL = ModelSpec((LayerSpec(1),))
 WHOLE = torch.arange(6.0, dtype=torch.float64).view(2, 3)

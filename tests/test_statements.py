@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from fsdpcheck.law import Law, chapters
+from fsdpcheck.law import Law
+from fsdpcheck.registry import chapters
 
 REPORT = re.compile(r"[\w./-]*\w#\d+")
 """A public report: the repository, with its owner where the name alone is not known, and the number of the thread."""

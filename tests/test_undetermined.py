@@ -13,7 +13,7 @@ from fsdpcheck import session, undetermined
 from fsdpcheck.adapters import load
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.law import chapters
+from fsdpcheck.registry import chapters
 from fsdpcheck.replay import decode
 from fsdpcheck.runner import Run
 from fsdpcheck.verdict import Finding, Verdict

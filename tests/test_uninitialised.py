@@ -12,10 +12,10 @@ from fsdpcheck import uninitialised
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.check import check_case
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import Violation
 from fsdpcheck.impl import faults
-from fsdpcheck.law import chapters
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
+from fsdpcheck.violation import Violation
 from tests.laws_by_hand import FakeEngine, a_case, a_law
 
 TWO_RANKS = Case(ModelSpec((LayerSpec(3, bias=True),), features=2), MeshSpec(2), BatchLayout("contiguous", 2))

@@ -14,10 +14,11 @@ from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.checks import watched as watched_checks
 from fsdpcheck.checks.noise import noisy
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.program.watch import Notes
 from fsdpcheck.runner import Run
+from fsdpcheck.violation import Violation
 
 CASE = Case(ModelSpec((LayerSpec(1),)))
 

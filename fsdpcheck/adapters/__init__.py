@@ -103,9 +103,8 @@ def _builtin(name: str) -> Any:
 
 
 def _validated(ref: str, found: Any) -> tuple[Adapter, Features]:
-    from fsdpcheck.adapters._base import Features, Promise, Trait
+    from fsdpcheck.adapters._base import Features, Observable, Promise, Trait
     from fsdpcheck.adapters._contract import require_consistent
-    from fsdpcheck.execution import Observable
 
     made = found
     if isinstance(found, type) or (callable(found) and not hasattr(found, "build")):

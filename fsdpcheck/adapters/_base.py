@@ -17,9 +17,28 @@ from fsdpcheck.case import Compute as Compute
 from fsdpcheck.case import Dtype, MeshSpec, StepSpec
 from fsdpcheck.case import Trait as Trait
 from fsdpcheck.case.kernel import KernelDtype
-from fsdpcheck.execution import Observable
-from fsdpcheck.execution import Use as Use
 
+Observable = Literal["params", "grads", "norms", "factors", "shards", "grad_norm", "units"]
+
+
+Use = Literal[
+    "unshard", "prefetch", "some-sync", "late-all-reduce", "divide-factor", "no-gather", "checkpointing", "meta",
+    "state-dict", "ignored", "columns", "compiled", "bare-root", "groups-of-two", "broadcast",
+]  # fmt: skip
+"""A feature, most of FSDP2, that a training may use (``Setup.using``), and none of which may change a bit.
+
+unshard: units are gathered by hand before the forward (``unshard(async_op=True)``, then ``wait``). prefetch: each unit
+gathers the two that come after it, in the forward and in the backward. some-sync: of the micro-batches between two
+reductions the first is reduced too. late-all-reduce: with replicas, gradients are reduce-scattered after each
+micro-batch and all-reduced after the last. divide-factor: reductions divide by 2 W, and losses are doubled. no-gather:
+units of Embeddings, whose backward needs no weight, are not gathered for it. checkpointing: units compute their forward
+again in the backward. meta: the model is sharded on the meta device and filled afterwards. state-dict: after each step
+the parameters are taken out as a full state dict, spoilt, and come back from rank 0's. ignored: one parameter is left
+out of sharding, its gradient averaged by its user. columns: weights whose second dimension the ranks divide are sharded
+on it. compiled: the forward of each unit goes through ``Setup.compile``. bare-root: what the units leave is a unit too,
+and the root has no parameters. groups-of-two: after the forward parameters stay sharded over pairs of ranks.
+broadcast: all ranks and replicas start from the model that rank 0 has built, whatever they have built themselves.
+"""
 Promise = Literal[
     "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms",
     "dataset-order", "second-backward", "bookkeeping", "noise", "noise-of-seed", "state", "lifecycle", "sharded",

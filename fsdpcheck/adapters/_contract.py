@@ -5,14 +5,12 @@ Without it the missing method would be called, raise, and be taken for a finding
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
 
 from fsdpcheck.adapters._base import Adapter, Features, Moment, Promise
 from fsdpcheck.case import Dtype
 from fsdpcheck.errors import AdapterError
-from fsdpcheck.execution import Observable, RunRequest
 
 
 @dataclass(frozen=True)
@@ -77,26 +75,6 @@ NEEDS: dict[Promise, Needs] = {
 """Every promise. What must be shown for one to be judged follows from its laws: see ``law.require_shown``; methods of
 trainers are asked for by what a run calls, since a trainer may have other ones in a private training."""
 
-SHOWN: dict[Observable, str] = {
-    "params": "parameters",
-    "grads": "gradients",
-    "norms": "norms",
-    "factors": "factors",
-    "shards": "shards",
-    "grad_norm": "grad_norm",
-    "units": "units",
-}
-"""Observable -> the method of a trainer that gives it."""
-
-ASKED_BY: dict[str, str] = {
-    "fsdpcheck.observers:padding": "shards",
-    "fsdpcheck.observers:poison_padding": "shards",
-    "fsdpcheck.observers:units": "units",
-    "fsdpcheck.observers:held": "local_tensors",
-    "fsdpcheck.observers:ordered_norms": "ordered_norms",
-}
-"""Observer -> the method of a trainer that it calls."""
-
 
 def require_consistent(ref: str, adapter: Adapter) -> None:
     """Raise AdapterError where promises contradict each other, the rules declared, or the methods an adapter has."""
@@ -132,15 +110,6 @@ def _require_rules(ref: str, features: Features) -> None:
         raise AdapterError(
             _contradiction(ref, "a rule", got, "both or neither", 'add "float32", or take the trait away')
         )
-
-
-def methods_for(request: RunRequest) -> Iterator[str]:
-    """Methods of a trainer that a run calls; one may come twice."""
-    observe, observers = request.observe, request.observers
-    yield from ("step", "parameters")
-    yield from (SHOWN[name] for name in SHOWN if name in observe and name != "params")
-    yield from (method for observer, method in ASKED_BY.items() if observer in observers)
-    yield from ["save"] * bool(request.save_to) + ["load"] * bool(request.load_from)
 
 
 def _refuse(ref: str, promise: str, got: str, wanted: str, then: str) -> None:

@@ -19,9 +19,9 @@ from fsdpcheck.checks.bounds import ROOT, UNIT_ROUNDOFF, gamma
 from fsdpcheck.checks.comparing import number, require_row_form
 from fsdpcheck.checks.matched import trained_names
 from fsdpcheck.checks.recorded import completed, local_samples, recorded
-from fsdpcheck.errors import Diagnose, Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.suspects import Suspect, Suspects
+from fsdpcheck.violation import Diagnose, Violation
 
 Range = tuple[Fraction, Fraction]
 

@@ -13,9 +13,10 @@ from fsdpcheck.adapters._base import Moment
 from fsdpcheck.adapters._contract import NEEDS
 from fsdpcheck.case import Case
 from fsdpcheck.checks.recorded import completed
-from fsdpcheck.errors import AdapterError, Violation
+from fsdpcheck.errors import AdapterError
 from fsdpcheck.execution import Execution
 from fsdpcheck.observers import Missing
+from fsdpcheck.violation import Violation
 
 OF_PADDING: tuple[Moment, ...] = NEEDS["padding.zero"].moments
 OF_UNITS: tuple[Moment, ...] = NEEDS["lifecycle"].moments

@@ -32,10 +32,11 @@ from fsdpcheck.checks.comparing import (
 from fsdpcheck.checks.comparing import differing as bits_differ
 from fsdpcheck.checks.recorded import completed, local_rows, local_samples, pick, poisoned, recorded, shows
 from fsdpcheck.clipping_groups import column
-from fsdpcheck.errors import Diagnose, UsageError, Violation
+from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, StepRecord
+from fsdpcheck.optimizer import make_optimizer, project_
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named, StepAnswer
-from fsdpcheck.program import make_optimizer, project_
+from fsdpcheck.violation import Diagnose, Violation
 
 
 def assert_norms_exact(execution: Execution, answer: Answer) -> None:

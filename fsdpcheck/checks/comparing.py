@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from fsdpcheck.clipping_groups import INSTRUMENT
-from fsdpcheck.errors import Diagnose, Violation
+from fsdpcheck.violation import Diagnose, Violation
 
 
 def unknown() -> None:

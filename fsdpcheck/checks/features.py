@@ -11,14 +11,16 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from fsdpcheck import arithmetic, models, whole_step
+from fsdpcheck.adapters._base import Use
 from fsdpcheck.case import Case
-from fsdpcheck.checks import assert_gradients_equal, assert_parameters_equal
 from fsdpcheck.checks.comparing import first_apart
 from fsdpcheck.checks.recorded import completed, shows
-from fsdpcheck.errors import UsageError, Violation
-from fsdpcheck.execution import Execution, RankResult, Use
+from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal
+from fsdpcheck.errors import UsageError
+from fsdpcheck.execution import Execution, RankResult
 from fsdpcheck.oracle import Answer
 from fsdpcheck.program.watch import GRAPHS
+from fsdpcheck.violation import Violation
 from fsdpcheck.watchers import FOOTPRINT, SET_UP, SLOPE
 
 Footprint = tuple[object, ...]

@@ -17,8 +17,9 @@ from itertools import pairwise
 
 from fsdpcheck import layouts, models, watchers
 from fsdpcheck.checks.recorded import completed
-from fsdpcheck.errors import NotApplicable, UsageError, Violation
+from fsdpcheck.errors import NotApplicable, UsageError
 from fsdpcheck.execution import Execution
+from fsdpcheck.violation import Violation
 
 _ROOT = ""
 

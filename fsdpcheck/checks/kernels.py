@@ -16,10 +16,11 @@ from fsdpcheck.case.kernel import KernelSpec
 from fsdpcheck.checks.comparing import number
 from fsdpcheck.checks.recorded import completed
 from fsdpcheck.diagnosis import bits
-from fsdpcheck.errors import NotExact, UsageError, Violation
+from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.program import kernel_data
 from fsdpcheck.program.kernels import OBSERVER, Computed
+from fsdpcheck.violation import Violation
 
 _UNIT = Fraction(1, 1 << 24)
 """Unit roundoff of float32: kernels that accumulate in float64 round less."""

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from fsdpcheck.adapters._base import Moment, UnitState
 from fsdpcheck.checks.announced import OF_UNITS, require_announced
 from fsdpcheck.checks.recorded import completed
-from fsdpcheck.errors import AdapterError, UsageError, Violation
+from fsdpcheck.errors import AdapterError, UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.observers import UNITS
+from fsdpcheck.violation import Violation
 
 _AFTER_BACKWARD = ("after_init", "after_reshard", "before_step", "after_step")
 """Moments at which nothing may be kept for a backward."""

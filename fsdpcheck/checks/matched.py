@@ -27,11 +27,12 @@ from fsdpcheck.case import Case
 from fsdpcheck.checks.bounds import UNIT_ROUNDOFF, gamma
 from fsdpcheck.checks.comparing import require_equal, require_none, require_row_form, require_same_form
 from fsdpcheck.checks.recorded import completed, recorded
-from fsdpcheck.errors import Diagnose, UsageError
+from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, StepRecord
+from fsdpcheck.optimizer import CACHE_LINE, make_optimizer, project_
 from fsdpcheck.oracle import Named
-from fsdpcheck.program import CACHE_LINE, make_optimizer, project_
 from fsdpcheck.suspects import Suspect, Suspects
+from fsdpcheck.violation import Diagnose
 
 _AVERAGING = 3
 """Most roundings that averaging over an axis adds to a term: 1/W, the product before the sum, a division after it."""

@@ -22,13 +22,7 @@ from fsdpcheck.adapters._base import FactorRule, Unused
 from fsdpcheck.case import Case
 from fsdpcheck.checks import bounds
 from fsdpcheck.checks.alone import Alone, Seen, require_bounded, samples_of
-from fsdpcheck.checks.comparing import (
-    differing,
-    require_no_row,
-    require_none,
-    require_row_form,
-    require_same_form,
-)
+from fsdpcheck.checks.comparing import differing, require_no_row, require_none, require_row_form, require_same_form
 from fsdpcheck.checks.matched import trained_names, without_gradient
 from fsdpcheck.checks.recorded import completed, local_samples, recorded
 from fsdpcheck.execution import Execution

@@ -20,8 +20,8 @@ from fsdpcheck.checks.alone import Seen, require_bounded, samples_of
 from fsdpcheck.checks.comparing import number, require_row_form
 from fsdpcheck.checks.recorded import completed, recorded
 from fsdpcheck.diagnosis import bits as narrow
-from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution
+from fsdpcheck.violation import Violation
 
 _UNIT = 2.0**-53
 """The unit roundoff. Roots, and squares of norms, are off by a few."""

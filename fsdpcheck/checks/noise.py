@@ -22,9 +22,10 @@ from fsdpcheck.checks.matched import trained_names
 from fsdpcheck.checks.recorded import completed, recorded
 from fsdpcheck.diagnosis import bits
 from fsdpcheck.diagnosis.noise import Draw
-from fsdpcheck.errors import Diagnose, NotExact, UsageError, Violation
+from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.oracle import Answer, Named
+from fsdpcheck.violation import Diagnose, Violation
 
 FALSE_ALARM = Fraction(1, 10**6)
 """Most probability that Gaussian noise of the right scale is called wrong."""

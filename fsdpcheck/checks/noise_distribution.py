@@ -35,9 +35,9 @@ from fsdpcheck.checks.comparing import require_same_form
 from fsdpcheck.checks.noise import FALSE_ALARM, same_on_all_ranks, standing
 from fsdpcheck.checks.recorded import completed
 from fsdpcheck.diagnosis.noise import Related, Scaled
-from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.oracle import Answer
+from fsdpcheck.violation import Violation
 
 _WIDE, _NARROW, _FEATURES = 600, 60, 640
 """Rows of the large weight and of the middling one, and columns of the large one, whose n = 384,000 draws show 1 %."""

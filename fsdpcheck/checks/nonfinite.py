@@ -16,10 +16,11 @@ from fsdpcheck import siblings, values
 from fsdpcheck.case import Case
 from fsdpcheck.checks.comparing import differing, first_index, number, require_equal
 from fsdpcheck.checks.recorded import completed
-from fsdpcheck.errors import NotExact, UsageError, Violation
+from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution, RankResult, RankState
 from fsdpcheck.oracle import Answer
 from fsdpcheck.suspects import Suspect
+from fsdpcheck.violation import Violation
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from fsdpcheck.case import Case
 from fsdpcheck.checks.comparing import alike, require_equal
 from fsdpcheck.checks.recorded import completed, shows
 from fsdpcheck.clipping_groups import is_instrument
-from fsdpcheck.errors import Diagnose, NotExact
+from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution, StepRecord
 from fsdpcheck.oracle import Answer
 from fsdpcheck.suspects import Suspects
+from fsdpcheck.violation import Diagnose
 
 Named = dict[str, Tensor]
 Side = tuple[Execution, Answer]

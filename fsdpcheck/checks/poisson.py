@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from fsdpcheck import binomial
 from fsdpcheck.checks.samplers import logical, spec_of
-from fsdpcheck.errors import Diagnose, Violation
 from fsdpcheck.execution import Execution
 from fsdpcheck.suspects import PATTERN, Suspect
+from fsdpcheck.violation import Diagnose, Violation
 
 FALSE_ALARM = 1e-9
 """Most probability that a case of right draws is called wrong, shared out to its tests (Bonferroni)."""

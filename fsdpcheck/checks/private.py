@@ -21,12 +21,13 @@ from fsdpcheck.checks.paired import Side
 from fsdpcheck.checks.recorded import completed, recorded
 from fsdpcheck.diagnosis import noise, of_gradient
 from fsdpcheck.diagnosis.calls import of_neighbours
-from fsdpcheck.errors import Diagnose, NotExact, Violation
+from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution
 from fsdpcheck.neighbours import Neighbours
 from fsdpcheck.oracle import Answer
 from fsdpcheck.suspects import PATTERN, Suspect, Suspects
 from fsdpcheck.trace import Trace
+from fsdpcheck.violation import Diagnose, Violation
 
 Noisy = tuple[Execution, Execution, Answer]
 """A noisy run, the same without noise, and the answer of the noisy one, which says what is right but for the noise."""

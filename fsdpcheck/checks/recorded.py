@@ -12,10 +12,11 @@ from fsdpcheck import layouts
 from fsdpcheck.case import Case
 from fsdpcheck.checks.comparing import first_index, number
 from fsdpcheck.diagnosis.calls import of_failure
-from fsdpcheck.errors import Diagnose, UsageError, Violation
+from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult
 from fsdpcheck.observers import POISON_PADDING
 from fsdpcheck.suspects import Suspect
+from fsdpcheck.violation import Diagnose, Violation
 
 Field = Literal["grads", "norms", "factors", "grad_norm"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fsdpcheck.checks.recorded import completed
-from fsdpcheck.errors import Violation
 from fsdpcheck.execution import Execution, RankState
+from fsdpcheck.violation import Violation
 
 REFUSALS = ("ValueError", "NotImplementedError")
 """What says that something cannot be done; anything else that is raised is a mistake of another kind."""

@@ -13,10 +13,11 @@ from fsdpcheck.adapters._plugs import Drawn
 from fsdpcheck.case import Case
 from fsdpcheck.case.sampling import SamplingSpec, epoch_steps, repeated, share_count, share_of
 from fsdpcheck.checks.recorded import completed
-from fsdpcheck.errors import Diagnose, UsageError, Violation
+from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.program.samplers import OBSERVER
 from fsdpcheck.suspects import Suspect, Suspects
+from fsdpcheck.violation import Diagnose, Violation
 
 Epoch = list[Drawn]
 Share = list[Epoch]

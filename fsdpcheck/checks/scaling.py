@@ -13,21 +13,14 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import diagnosis, layouts, models
-from fsdpcheck.checks import assert_same_execution
-from fsdpcheck.checks.comparing import (
-    alike,
-    differing,
-    form,
-    require_equal,
-    require_no_row,
-    require_row_form,
-    unknown,
-)
+from fsdpcheck.checks.comparing import alike, differing, form, require_equal, require_no_row, require_row_form, unknown
 from fsdpcheck.checks.matched import local_gradient, parameters_before
 from fsdpcheck.checks.recorded import completed, local_samples, recorded, shows
-from fsdpcheck.errors import NotExact, Violation
+from fsdpcheck.checks.training import assert_same_execution
+from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution, StepRecord
 from fsdpcheck.suspects import Suspect
+from fsdpcheck.violation import Violation
 
 TWICE = 2.0
 """What the losses of a training that is run again are multiplied by."""

@@ -18,9 +18,10 @@ from fsdpcheck import models
 from fsdpcheck.checks.comparing import alike, number
 from fsdpcheck.checks.matched import trained_names
 from fsdpcheck.checks.recorded import completed
-from fsdpcheck.errors import NotApplicable, UsageError, Violation
+from fsdpcheck.errors import NotApplicable, UsageError
 from fsdpcheck.execution import Execution, RankResult
 from fsdpcheck.observers import HELD, PADDING
+from fsdpcheck.violation import Violation
 
 Elements = Counter[float]
 """How often each value occurs."""

@@ -18,10 +18,11 @@ from fsdpcheck.checks.paired import Side, assert_same_training, local_name
 from fsdpcheck.checks.recorded import completed
 from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.diagnosis import resumed
-from fsdpcheck.errors import NotApplicable, Violation
+from fsdpcheck.errors import NotApplicable
 from fsdpcheck.execution import Execution, StepRecord
 from fsdpcheck.oracle import Answer
 from fsdpcheck.suspects import Suspects
+from fsdpcheck.violation import Violation
 
 _AROUND = "the memory around a parameter, padding too, is written with it"
 

@@ -11,12 +11,12 @@ from functools import partial
 
 from fsdpcheck import diagnosis
 from fsdpcheck.case import Case
-from fsdpcheck.checks import assert_parameters_equal
 from fsdpcheck.checks.comparing import require_equal
 from fsdpcheck.checks.recorded import completed
-from fsdpcheck.errors import Violation
+from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.execution import Execution
 from fsdpcheck.oracle import Answer
+from fsdpcheck.violation import Violation
 
 _WHAT = "the training is right only where it is shown after every step"
 _CAUSE = "what shows parameters or gradients also changes what is trained"

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 
 from fsdpcheck import layouts, models, watchers
-from fsdpcheck.checks import assert_parameters_equal
 from fsdpcheck.checks.comparing import require_equal
 from fsdpcheck.checks.recorded import completed
-from fsdpcheck.errors import UsageError, Violation
+from fsdpcheck.checks.training import assert_parameters_equal
+from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.observers import SCRIBBLED
 from fsdpcheck.oracle import Answer
 from fsdpcheck.program.watch import Notes
 from fsdpcheck.suspects import Suspect
+from fsdpcheck.violation import Violation
 
 _UNSEEN = "gradients are put where autograd does not see them"
 _LEFT_BEHIND = "the training is right where nothing is interrupted: a step that raised leaves something behind"

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from fsdpcheck import observers
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
-from fsdpcheck.checks import assert_norms_in_dataset_order
+from fsdpcheck.checks.training import assert_norms_in_dataset_order
 from fsdpcheck.claims import toys
 from fsdpcheck.claims.lab import Lab, impl
 from fsdpcheck.claims.registry import Outcome, claim, only_if, verdict
-from fsdpcheck.errors import Violation
+from fsdpcheck.violation import Violation
 
 UNCLIPPED, CLIP_NORM = 2.0**60, 2.0
 WORLDS = (2, 3, 4)

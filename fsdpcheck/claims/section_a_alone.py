@@ -10,15 +10,17 @@ from functools import partial
 import torch
 
 from fsdpcheck import layouts
+from fsdpcheck.adapters._base import Observable
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, Clipping, LayerSpec, ModelSpec, StepSpec
-from fsdpcheck.checks import assert_factors, assert_gradients_equal, assert_norms_exact, assert_parameters_equal
+from fsdpcheck.checks.bounded import assert_factors, assert_norms_exact
 from fsdpcheck.checks.matched import assert_gradients_sum, assert_updates_follow, local_losses, parameters_before
 from fsdpcheck.checks.matched_norms import assert_norms_near
 from fsdpcheck.checks.recorded import recorded
+from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal
 from fsdpcheck.claims.lab import Lab
 from fsdpcheck.claims.registry import Outcome, claim, only_if
-from fsdpcheck.errors import Violation
-from fsdpcheck.execution import Execution, Observable
+from fsdpcheck.execution import Execution
+from fsdpcheck.violation import Violation
 
 _MODEL = ModelSpec((LayerSpec(3, bias=True, activation="relu"), LayerSpec(2)), features=3, units=(1,))
 _PLAIN = Case(_MODEL, layout=BatchLayout("contiguous", 4), step=StepSpec(steps=3, normaliser=4))

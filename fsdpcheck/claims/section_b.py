@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
-from fsdpcheck.checks import assert_gradients_equal
+from fsdpcheck.checks.training import assert_gradients_equal
 from fsdpcheck.claims import toys
 from fsdpcheck.claims.lab import Lab, impl
 from fsdpcheck.claims.registry import Outcome, claim, only_if, verdict
-from fsdpcheck.errors import Violation
+from fsdpcheck.violation import Violation
 
 STEPS = 5
 

@@ -19,7 +19,7 @@ from fsdpcheck.checks.kernels import assert_definition
 from fsdpcheck.claims import toys
 from fsdpcheck.claims.lab import Lab, impl
 from fsdpcheck.claims.registry import NEEDS_GPU, Outcome, claim, only_if, verdict
-from fsdpcheck.errors import Violation
+from fsdpcheck.violation import Violation
 
 
 @claim(

@@ -45,8 +45,8 @@ from fsdpcheck.diagnosis.fitting import (
 from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm
 from fsdpcheck.diagnosis.shards import stood_still
 from fsdpcheck.diagnosis.started import of_start
+from fsdpcheck.optimizer import at_step
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named, StepAnswer
-from fsdpcheck.program import at_step
 from fsdpcheck.suspects import PATTERN, Suspect, Suspects
 
 __all__ = [

@@ -12,8 +12,8 @@ from fsdpcheck import models, oracle
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import shards
 from fsdpcheck.diagnosis.fitting import by_ratio, fits, fitting
+from fsdpcheck.optimizer import at_step
 from fsdpcheck.oracle import Answer, Named, StepAnswer
-from fsdpcheck.program import at_step
 from fsdpcheck.suspects import Suspect, Suspects
 
 

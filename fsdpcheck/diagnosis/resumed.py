@@ -14,8 +14,9 @@ from fsdpcheck.case import Case
 from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.diagnosis import shards, stale
 from fsdpcheck.diagnosis.fitting import fits
+from fsdpcheck.optimizer import at_step, make_optimizer, project_
 from fsdpcheck.oracle import Answer, Named
-from fsdpcheck.program import NO_VALUE, at_step, make_optimizer, project_
+from fsdpcheck.program import NO_VALUE
 from fsdpcheck.suspects import EXACT, PATTERN, Suspect, Suspects
 
 _Change = Callable[[torch.optim.Optimizer], None]

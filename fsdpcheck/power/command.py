@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from fsdpcheck import spelling
+from fsdpcheck.case.profiles import WORLD_SIZES
 from fsdpcheck.errors import FINDING, HOLDS, UsageError
-from fsdpcheck.plan import WORLD_SIZES
 from fsdpcheck.report import colour
 
 _EPILOG = """examples:

@@ -9,14 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fsdpcheck.adapters._base import Features
+from fsdpcheck.adapters._base import Features, Observable
 from fsdpcheck.case import Case
 from fsdpcheck.checks.recorded import local_rows, pick
-from fsdpcheck.errors import Violation
-from fsdpcheck.execution import Execution, Observable, StepRecord
+from fsdpcheck.execution import Execution, StepRecord
 from fsdpcheck.law import Law
 from fsdpcheck.oracle import StepAnswer
 from fsdpcheck.runner import Run
+from fsdpcheck.violation import Violation
 
 Tier = Literal["exact", "any C", "replay"]
 """exact: every bit. any C: exact norms, factors by their rule, the probe. replay: real numbers, within the theorem."""

@@ -14,14 +14,16 @@ from dataclasses import dataclass, field
 from fsdpcheck import strategies
 from fsdpcheck.adapters._base import Promise
 from fsdpcheck.case import Case
-from fsdpcheck.checks import assert_same_execution
-from fsdpcheck.errors import NotExact, UsageError, Violation
+from fsdpcheck.checks.training import assert_same_execution
+from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution
-from fsdpcheck.law import Law, chapters
+from fsdpcheck.law import Law
 from fsdpcheck.power.judges import Tier, allclose, law_judge, watched
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import Draw
 from fsdpcheck.strategies.drawing import distinct
+from fsdpcheck.violation import Violation
 
 _NEUTRAL = "fsdpcheck.power.neutral:"
 _IMPL = "fsdpcheck.impl.faults:"

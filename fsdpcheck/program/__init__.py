@@ -7,10 +7,8 @@ A watcher is called once as function(model, notes), before the model is sharded,
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import cast
 
 import torch
@@ -18,17 +16,17 @@ from torch import Tensor, nn
 
 from fsdpcheck import adapters, clipping_groups, layouts, models
 from fsdpcheck.adapters._base import Adapter, Batch, MicroBatch, Observed, Setup, Trainer
-from fsdpcheck.adapters._contract import methods_for
-from fsdpcheck.case import Case, OptimizerSpec
+from fsdpcheck.case import Case
 from fsdpcheck.errors import AdapterError, Interrupted
 from fsdpcheck.execution import RankResult, RunRequest, StepRecord
+from fsdpcheck.optimizer import CACHE_LINE, make_optimizer, project_, resume_
 from fsdpcheck.program import kernels as kernel_program
 from fsdpcheck.program import samplers as sampler_program
 from fsdpcheck.program import spoiling
 from fsdpcheck.program.allocations import Allocations
+from fsdpcheck.program.methods import methods_for
 from fsdpcheck.program.watch import Watch
 
-CACHE_LINE = 64
 NO_VALUE = 0.7
 """What every parameter is before a checkpoint is loaded. Not NaN: where that is refused nothing would be compared."""
 
@@ -121,42 +119,6 @@ def _loaded(trainer: Trainer, adapter: Adapter, folder: str) -> dict[str, Tensor
     """What a trainer shows that has loaded the checkpoint in ``folder``."""
     cast(Observed, trainer).load(folder)
     return _named_tensors(trainer.parameters(), "parameters", adapter)
-
-
-def make_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer a case asks for, one parameter at a time: the fused kernels' bits depend on a buffer's position.
-
-    Its learning rate follows the schedule by itself: every ``step()`` takes the scheduler along.
-    """
-    optimizer = _optimizer(spec, parameters)
-    if spec.schedule == "halving":
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
-        optimizer.register_step_post_hook(lambda *_: scheduler.step())
-    return optimizer
-
-
-def at_step(spec: OptimizerSpec, step: int) -> OptimizerSpec:
-    """``spec`` with the learning rate of one step (from 0), and no schedule."""
-    return replace(spec, lr_exponent=spec.lr_exponent + step * (spec.schedule == "halving"), schedule="constant")
-
-
-def resume_(optimizer: torch.optim.Optimizer) -> None:
-    """Take the optimizer's state away and give it back from its ``state_dict``, as a resumed training would."""
-    saved = copy.deepcopy(optimizer.state_dict())
-    optimizer.state.clear()
-    optimizer.load_state_dict(saved)
-
-
-@torch.no_grad()
-def project_(tensors: Iterable[Tensor], case: Case) -> None:
-    """Round to integers and clamp to the range weights were drawn from, elementwise and in place.
-
-    Equal bits in, equal bits out, whatever the sharding: the next step starts in the exact domain again, and the laws
-    compare what was recorded *before*.
-    """
-    bound = case.arithmetic.weights
-    for tensor in tensors:
-        tensor.round_().clamp_(-bound, bound)
 
 
 def _held(trainer: Trainer, made: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
@@ -279,16 +241,6 @@ def _own_optimizer(case: Case, parameters: Iterable[nn.Parameter]) -> torch.opti
     if case.step.resume:
         optimizer.register_step_post_hook(lambda *_: resume_(optimizer))
     return optimizer
-
-
-def _optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    lr = 2.0**-spec.lr_exponent
-    if spec.kind == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, foreach=False, maximize=False
-        )
-    kind = torch.optim.Adam if spec.kind == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=lr, weight_decay=spec.weight_decay, foreach=False)
 
 
 def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest, made: Sequence[torch.optim.Optimizer]) -> Trainer:

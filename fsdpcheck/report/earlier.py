@@ -17,11 +17,11 @@ from typing import Any, Final
 from fsdpcheck import __version__, planted, reading
 from fsdpcheck.errors import UsageError
 from fsdpcheck.excerpt import excerpt, visible
+from fsdpcheck.journal import digest_of_document, digest_of_line, digest_of_verdict, journal_of
 from fsdpcheck.ledger import Ledger, Origin
 from fsdpcheck.plan import Plan
 from fsdpcheck.provenance import Sources
 from fsdpcheck.reading import Unreadable
-from fsdpcheck.report.document import digest_of_document, digest_of_line, digest_of_verdict, journal_of
 from fsdpcheck.verdict import Verdict
 
 _ANEW: Final = "next: leave --resume out, and it begins anew"

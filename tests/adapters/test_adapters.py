@@ -25,18 +25,14 @@ from fsdpcheck.case import (
     StepSpec,
     Trait,
 )
-from fsdpcheck.checks import (
-    assert_global_norm,
-    assert_gradients_equal,
-    assert_norms_exact,
-    assert_parameters_equal,
-    assert_ranks_agree,
-)
+from fsdpcheck.checks.bounded import assert_global_norm, assert_norms_exact
+from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal, assert_ranks_agree
 from fsdpcheck.checks.watched import assert_hooks_fire
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import AdapterError, MissingDependency, Violation
+from fsdpcheck.errors import AdapterError, MissingDependency
 from fsdpcheck.runner import Run
+from fsdpcheck.violation import Violation
 
 W = 2
 with_opacus = pytest.mark.skipif(importlib.util.find_spec("opacus") is None, reason="the extra opacus is missing")

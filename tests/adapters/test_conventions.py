@@ -11,13 +11,15 @@ from fsdpcheck import adapters, strategies
 from fsdpcheck.adapters._base import ArithmeticRule, FactorRule, Features, GlobalNormRule, NormRule
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec
 from fsdpcheck.check import check_law
-from fsdpcheck.checks import assert_factors, assert_gradients_equal, assert_norms_exact, assert_parameters_equal
+from fsdpcheck.checks.bounded import assert_factors, assert_norms_exact
+from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import AdapterError, InvalidCase, NotExact, NotOnRanks, Violation
-from fsdpcheck.law import chapters
+from fsdpcheck.errors import AdapterError, InvalidCase, NotExact, NotOnRanks
 from fsdpcheck.own import inspection as own_inspection
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import drawing
+from fsdpcheck.violation import Violation
 
 HERE = Path(__file__).parent.parent / "toys"
 TOYS, MODELS = str(HERE / "conventions.py"), str(HERE / "own_models.py")

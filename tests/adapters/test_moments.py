@@ -17,8 +17,8 @@ from fsdpcheck.check import check_case
 from fsdpcheck.checks.lifecycle import assert_aliased
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import USAGE, AdapterError
-from fsdpcheck.law import chapters
 from fsdpcheck.observers import UNITS
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 from tests.toys import silent
 

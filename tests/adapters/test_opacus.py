@@ -19,16 +19,18 @@ from fsdpcheck.adapters import load
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, Clipping, LayerSpec, MeshSpec, ModelSpec, StepSpec, of_sampler
 from fsdpcheck.case.rules import is_power_of_two
 from fsdpcheck.case.sampling import SamplingSpec
-from fsdpcheck.checks import assert_norms_exact, assert_parameters_equal
+from fsdpcheck.checks.bounded import assert_norms_exact
 from fsdpcheck.checks.noise_distribution import assert_noise_independent, assert_noise_scale, large
 from fsdpcheck.checks.poisson import assert_poisson
 from fsdpcheck.checks.samplers import assert_equal_steps
+from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import NotExact, Violation
-from fsdpcheck.law import chapters
+from fsdpcheck.errors import NotExact
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 from fsdpcheck.strategies import drawing
+from fsdpcheck.violation import Violation
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("opacus") is None or importlib.metadata.version("opacus") != "1.6.0",

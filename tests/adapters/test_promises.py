@@ -9,13 +9,13 @@ from typing import get_args
 import pytest
 
 from fsdpcheck import adapters, cli, observers
-from fsdpcheck.adapters._base import Promise
-from fsdpcheck.adapters._contract import ASKED_BY, NEEDS, SHOWN
+from fsdpcheck.adapters._base import Observable, Promise
+from fsdpcheck.adapters._contract import NEEDS
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import USAGE, AdapterError
-from fsdpcheck.execution import Observable
-from fsdpcheck.law import chapters
+from fsdpcheck.program.methods import ASKED_BY, SHOWN
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 from tests.toys import lacking
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fsdpcheck.claims.lab import impl
 from fsdpcheck.claims.registry import HOLDS, REFUTED
-from fsdpcheck.errors import Violation
+from fsdpcheck.violation import Violation
 
 
 class Change(NamedTuple):

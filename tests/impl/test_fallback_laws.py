@@ -9,7 +9,7 @@ import pytest
 
 from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.law import chapters
+from fsdpcheck.registry import chapters
 from fsdpcheck.runner import Run
 
 HERE = Path(__file__).with_name("fallback_everywhere.py")

@@ -15,7 +15,7 @@ from fsdpcheck.engines import open_engine
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.impl import state
-from fsdpcheck.program import make_optimizer
+from fsdpcheck.optimizer import make_optimizer
 
 from .ways import WAYS
 

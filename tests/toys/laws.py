@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fsdpcheck.adapters._base import Batch, Features, Setup
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
-from fsdpcheck.errors import Violation
-from fsdpcheck.law import law
+from fsdpcheck.registry import law
 from fsdpcheck.runner import Run
+from fsdpcheck.violation import Violation
 
 
 class Unsharded:

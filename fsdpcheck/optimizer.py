@@ -1,0 +1,60 @@
+"""Optimizers of a case, and what happens to parameters between two steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from fsdpcheck.case import Case, OptimizerSpec
+
+CACHE_LINE = 64
+
+
+def make_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer a case asks for, one parameter at a time: the fused kernels' bits depend on a buffer's position.
+
+    Its learning rate follows the schedule by itself: every ``step()`` takes the scheduler along.
+    """
+    optimizer = _optimizer(spec, parameters)
+    if spec.schedule == "halving":
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+        optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    return optimizer
+
+
+def at_step(spec: OptimizerSpec, step: int) -> OptimizerSpec:
+    """``spec`` with the learning rate of one step (from 0), and no schedule."""
+    return replace(spec, lr_exponent=spec.lr_exponent + step * (spec.schedule == "halving"), schedule="constant")
+
+
+def resume_(optimizer: torch.optim.Optimizer) -> None:
+    """Take the optimizer's state away and give it back from its ``state_dict``, as a resumed training would."""
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.state.clear()
+    optimizer.load_state_dict(saved)
+
+
+@torch.no_grad()
+def project_(tensors: Iterable[Tensor], case: Case) -> None:
+    """Round to integers and clamp to the range weights were drawn from, elementwise and in place.
+
+    Equal bits in, equal bits out, whatever the sharding: the next step starts in the exact domain again, and the laws
+    compare what was recorded *before*.
+    """
+    bound = case.arithmetic.weights
+    for tensor in tensors:
+        tensor.round_().clamp_(-bound, bound)
+
+
+def _optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    lr = 2.0**-spec.lr_exponent
+    if spec.kind == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, foreach=False, maximize=False
+        )
+    kind = torch.optim.Adam if spec.kind == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=lr, weight_decay=spec.weight_decay, foreach=False)

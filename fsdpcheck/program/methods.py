@@ -1,0 +1,38 @@
+"""Methods of a trainer that a run calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fsdpcheck.adapters._base import Observable
+from fsdpcheck.execution import RunRequest
+
+SHOWN: dict[Observable, str] = {
+    "params": "parameters",
+    "grads": "gradients",
+    "norms": "norms",
+    "factors": "factors",
+    "shards": "shards",
+    "grad_norm": "grad_norm",
+    "units": "units",
+}
+"""Observable -> the method of a trainer that gives it."""
+
+
+ASKED_BY: dict[str, str] = {
+    "fsdpcheck.observers:padding": "shards",
+    "fsdpcheck.observers:poison_padding": "shards",
+    "fsdpcheck.observers:units": "units",
+    "fsdpcheck.observers:held": "local_tensors",
+    "fsdpcheck.observers:ordered_norms": "ordered_norms",
+}
+"""Observer -> the method of a trainer that it calls."""
+
+
+def methods_for(request: RunRequest) -> Iterator[str]:
+    """Methods of a trainer that a run calls; one may come twice."""
+    observe, observers = request.observe, request.observers
+    yield from ("step", "parameters")
+    yield from (SHOWN[name] for name in SHOWN if name in observe and name != "params")
+    yield from (method for observer, method in ASKED_BY.items() if observer in observers)
+    yield from ["save"] * bool(request.save_to) + ["load"] * bool(request.load_from)
