@@ -18,6 +18,15 @@ _OF_SHARDS = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw without the constants of source files, so that an edit anywhere changes no test; to find them takes 3 s."""
+    from fsdpcheck.compat.hypothesis_private import without_local_constants
+
+    without = without_local_constants()
+    without.__enter__()
+    config.add_cleanup(lambda: without.__exit__(None, None, None))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Laws of clipping, which both references do by the same code, meet reference_fsdp2 in the nightly tier.

@@ -12,13 +12,15 @@ from dataclasses import replace
 from functools import partial
 from typing import get_args
 
-from fsdpcheck import floors, oracle, proof, strategies
+from fsdpcheck import oracle, strategies
 from fsdpcheck.adapters import load
-from fsdpcheck.adapters._base import Features, Promise
+from fsdpcheck.adapters.contract import Features, Promise
 from fsdpcheck.case import Case, Trait
 from fsdpcheck.errors import NotExact
-from fsdpcheck.strategies import narrow as strategies_narrow
-from fsdpcheck.strategies.drawing import distinct
+from fsdpcheck.judging import coverage_minimums
+from fsdpcheck.oracle import certificate
+from fsdpcheck.strategies import low_precision as strategies_narrow
+from fsdpcheck.strategies.enumeration import distinct
 
 _DRAWS = {
     "plain": strategies.plain, "unclipped": strategies.private_unclipped, "exact": strategies.private_exact,
@@ -58,19 +60,19 @@ def _family(name: str, strategy: object, count: int) -> str:
             began = clock()
             answer = oracle.answer(case, load("reference").features.factor)
             answered = clock()
-            proof.prove(case, answer)
+            certificate.prove(case, answer)
         except NotExact as error:
             why[str(error).split(", ")[-1].split(":")[0]] += 1
             continue
         spent.update({"oracle": answered - began, "proof": clock() - answered})  # type: ignore[dict-item]
         accepted.update(_labels(case))
-        facts.update(fact for fact, holds in floors.census(case).items() if holds and case.world_size > 1)
+        facts.update(fact for fact, holds in coverage_minimums.census(case).items() if holds and case.world_size > 1)
         facts["clips"] += any(bool((step.factors < 1).any()) for step in answer.steps)
         facts["gradient"] += any(bool(g.any()) for step in answer.steps for g in step.released.values())
         facts["W > 1"] += case.world_size > 1
     labels = ("all", *_FAMILIES, *(f"W={world}" for world in _NARROW_WORLDS))
     shares = ", ".join(f"{label} {accepted[label]}/{drawn[label]}" for label in labels if drawn[label])
-    floor = ", ".join(f"{fact} {100 * facts[fact] / max(facts['W > 1'], 1):.0f} %" for fact in floors.FLOORS)
+    floor = ", ".join(f"{fact} {100 * facts[fact] / max(facts['W > 1'], 1):.0f} %" for fact in coverage_minimums.FLOORS)
     cost = ", ".join(f"{part} {1e3 * seconds / len(cases):.1f} ms" for part, seconds in spent.items())
     total = max(accepted["all"], 1)
     return (

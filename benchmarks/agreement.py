@@ -13,9 +13,9 @@ from fsdpcheck.checks.training import assert_same_execution
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
-from fsdpcheck.runner import Run
-from fsdpcheck.strategies.drawing import distinct
-from fsdpcheck.violation import Violation
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies.enumeration import distinct
 
 _FAMILIES = {
     "reference": (strategies.plain, strategies.private_exact, strategies.private_unclipped, strategies.global_norm),

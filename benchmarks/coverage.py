@@ -14,19 +14,21 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from itertools import combinations
 
-from fsdpcheck import floors, models, oracle
+from fsdpcheck import oracle
 from fsdpcheck.adapters import load
-from fsdpcheck.adapters._base import WITHOUT_MODEL
+from fsdpcheck.adapters.contract import WITHOUT_MODEL
 from fsdpcheck.case import Case
 from fsdpcheck.case.profiles import PROFILES, WORLD_SIZES
-from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
+from fsdpcheck.findings.tokens import decode
 from fsdpcheck.impl import faults
-from fsdpcheck.registry import chapters
-from fsdpcheck.replay import decode
-from fsdpcheck.runner import Run
-from fsdpcheck.strategies.drawing import distinct
+from fsdpcheck.judging import coverage_minimums
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies.enumeration import distinct
+from fsdpcheck.workload import models
 
 
 def report(count: int = PROFILES["ci"]) -> str:
@@ -38,16 +40,16 @@ def report(count: int = PROFILES["ci"]) -> str:
             cases.update(distinct(law.draw(features, WORLD_SIZES["ci"]), count))
     facts, pairs, ratios, regimes = Counter[str](), Counter[tuple[str, str]](), Counter[str](), Counter[str]()
     for case in cases:
-        holding = sorted(fact for fact, holds in floors.census(case).items() if holds)
+        holding = sorted(fact for fact, holds in coverage_minimums.census(case).items() if holds)
         facts.update(holding)
         pairs.update(combinations(holding, 2))
         ratios[_ratio(case)] += 1
         regimes[_regime(case)] += 1
-    every = sorted(floors.census(next(iter(cases))))
+    every = sorted(coverage_minimums.census(next(iter(cases))))
     possible = len(every) * (len(every) - 1) // 2
     lines = [f"{len(cases)} distinct cases of {len(chapters())} laws, {count} each at most"]
     several = [case for case in cases if case.world_size > 1]
-    on_several = Counter(fact for case in several for fact, holds in floors.census(case).items() if holds)
+    on_several = Counter(fact for case in several for fact, holds in coverage_minimums.census(case).items() if holds)
     lines += [
         f"  {fact:<26} {100 * facts[fact] / len(cases):5.1f} %{_floor(fact, on_several, len(several))}"
         for fact in every
@@ -62,7 +64,7 @@ def report(count: int = PROFILES["ci"]) -> str:
 
 
 def _floor(fact: str, found: Counter[str], cases: int) -> str:
-    least = floors.FLOORS.get(fact)
+    least = coverage_minimums.FLOORS.get(fact)
     return "" if least is None else f", on several ranks {100 * found[fact] / cases:.1f} %, floor {100 * least:.0f} %"
 
 

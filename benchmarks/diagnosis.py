@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from fsdpcheck import check, evidence, law
 from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.findings.cause import Suspects, common, named
+from fsdpcheck.findings.verdict import Finding
 from fsdpcheck.impl import faults
-from fsdpcheck.impl.fault import Fault
-from fsdpcheck.runner import Run
-from fsdpcheck.suspects import Suspects, common, named
-from fsdpcheck.verdict import Finding
+from fsdpcheck.impl.faults._fault import Fault
+from fsdpcheck.judging import attribution, check, registry
+from fsdpcheck.judging.run import Run
 
 _Told = list[Suspects | None]
 _OR = " or "  # between two causes, of which one is right at most
@@ -112,7 +112,7 @@ def _one(engine: SimulatedEngine, fault: Fault, seed: int) -> Diagnosed:
 def _found(engine: SimulatedEngine, fault: Fault, seed: int) -> Finding | None:
     """What the first law says that has to catch the fault and does."""
     run = Run(engine, fault.subject, installs=(f"fsdpcheck.impl.faults:{fault.name}",))
-    for name, chosen in law.chapters().items():
+    for name, chosen in registry.chapters().items():
         if fnmatch.fnmatchcase(name, fault.caught_by):
             found = check.check_law(chosen, run, "ci", seed=seed).finding
             if found is not None and found.kind != "raised":
@@ -124,17 +124,17 @@ def _found(engine: SimulatedEngine, fault: Fault, seed: int) -> Finding | None:
 def _listening() -> Iterator[_Told]:
     """All suspects that the newest finding's cause was chosen from, the minimal case's first."""
     told: _Told = []
-    original = evidence.Evidence.cause
+    original = attribution.Evidence.cause
 
-    def cause(self: evidence.Evidence, minimal: Suspects | None) -> str:
+    def cause(self: attribution.Evidence, minimal: Suspects | None) -> str:
         told[:] = [minimal, *self.suspects]
         return original(self, minimal)
 
-    evidence.Evidence.cause = cause  # type: ignore[method-assign]
+    attribution.Evidence.cause = cause  # type: ignore[method-assign]
     try:
         yield told
     finally:
-        evidence.Evidence.cause = original  # type: ignore[method-assign]
+        attribution.Evidence.cause = original  # type: ignore[method-assign]
 
 
 def _held_out(fault: Fault, told: _Told) -> str:

@@ -127,7 +127,15 @@ def _kernels_are_right(device: str) -> list[str]:
 
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/impl/kernels_on_a_device.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "tests/impl/kernels/kernels_on_a_device.py",
+    ]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     told = done.stdout.rstrip().splitlines()
     if done.returncode:
@@ -148,7 +156,7 @@ def _claim(device: str) -> list[str]:
     """Claim E2."""
     if device != "cuda":
         raise Skipped("its ratio of times needs a GPU")
-    from fsdpcheck.claims import judging, registry
+    from fsdpcheck.studies.claims import judging, registry
 
     (row,) = judging.judge(registry.chosen(["E2"]))
     if row.verdict == judging.ERROR:
@@ -159,7 +167,7 @@ def _claim(device: str) -> list[str]:
 def _equal_bits(device: str) -> list[str]:
     """Each witness of a planted fault, without the fault, on both devices."""
     from fsdpcheck.engines.simulated import SimulatedEngine
-    from fsdpcheck.runner import Run
+    from fsdpcheck.judging.run import Run
 
     told, differing = [], []
     engines = SimulatedEngine(), SimulatedEngine(device=device)
@@ -186,9 +194,9 @@ def _equal_bits(device: str) -> list[str]:
 
 def _cases(run: Any) -> Iterator[Any]:
     """Exact cases that the adapter accepts, of the witnesses, on few ranks."""
-    from fsdpcheck import tiers
     from fsdpcheck.errors import FsdpcheckError
-    from fsdpcheck.replay import decode
+    from fsdpcheck.findings.tokens import decode
+    from fsdpcheck.oracle import standards
 
     if not _WITNESSES.is_file():
         raise Skipped("only a checkout has the cases of tests/witnesses.json")
@@ -197,7 +205,7 @@ def _cases(run: Any) -> Iterator[Any]:
         case = decode(token).case
         if not case.trains or case.world_size > _LARGEST_WORLD or not case.requires() <= run.features.accepts:
             continue
-        if case in found or not tiers.every_bit(run.tier(case)):
+        if case in found or not standards.every_bit(run.tier(case)):
             continue
         try:
             run.answer(case)
@@ -225,9 +233,9 @@ def _difference(one: Any, other: Any) -> str:
 
 def _poisoned(device: str) -> list[str]:
     """Memory that nobody has written is NaN on simulated ranks."""
-    from fsdpcheck.engines import _poison
+    from fsdpcheck.engines._common import poison
 
-    with _poison.of_ranks("poison"):
+    with poison.of_ranks("poison"):
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
             if not torch.empty(1000, dtype=dtype, device=device).isnan().all():
                 raise RuntimeError(f"torch.empty of {dtype} on {device} is not NaN")

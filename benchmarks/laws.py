@@ -21,13 +21,13 @@ from typing import Any, Final
 
 from benchmarks.kept import Kept
 from fsdpcheck.adapters import load
-from fsdpcheck.adapters._base import WITHOUT_MODEL
-from fsdpcheck.check import check_law
+from fsdpcheck.adapters.contract import WITHOUT_MODEL
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.impl import faults
-from fsdpcheck.law import Law
-from fsdpcheck.registry import chapters
-from fsdpcheck.runner import Run
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.law import Law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
 
 ADAPTERS: Final = ("reference", "reference_fsdp2", "fully_shard", "fsdp1")
 VARIANTS: Final = ("reference:bookkeeping",)

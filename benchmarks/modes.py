@@ -20,11 +20,11 @@ from typing import Any
 
 from benchmarks.kept import Kept
 from fsdpcheck.case import Case
-from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.law import Law
-from fsdpcheck.registry import chapters
-from fsdpcheck.runner import Run
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.law import Law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
 
 WORLD_SIZES = tuple(range(1, 9))
 LAWS = (

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.paired import paired
-from fsdpcheck.impl.clipping import Flat
-from fsdpcheck.impl.collectives import ALONE
-from fsdpcheck.impl.modes import parse
-from fsdpcheck.impl.private import Privacy
-from fsdpcheck.impl.profile import Profile
-from fsdpcheck.impl.step import MicroBatch, Options, Trainer
-from fsdpcheck.impl.wrap import ShardedModel
+from fsdpcheck.impl.clipping.modes import parse
+from fsdpcheck.impl.clipping.private_backward import Privacy
+from fsdpcheck.impl.clipping.rules import Flat
+from fsdpcheck.impl.costs.profile import Profile
+from fsdpcheck.impl.sharding.collectives import ALONE
+from fsdpcheck.impl.sharding.flat_model import ShardedModel
+from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
 
 SAMPLES, LENGTH, WIDTH, BLOCKS = 8, 64, 512, 3
 MODES = ("ghost", "ghost_bk", "flash", "flash_bk")

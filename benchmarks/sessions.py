@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from benchmarks import misbehaving
 from benchmarks.kept import Kept
-from fsdpcheck import leftovers
+from fsdpcheck.processes import leftovers
 
 RECORD: Final = Path(__file__).parent / "sessions.jsonl"
 WAYS: Final = ("simulated", "processes", "pytest")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from fsdpcheck import oracle, proof, strategies
+from fsdpcheck import oracle, strategies
 from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
-from fsdpcheck.runner import Run
-from fsdpcheck.strategies.drawing import distinct
+from fsdpcheck.judging.run import Run
+from fsdpcheck.oracle import certificate
+from fsdpcheck.strategies.enumeration import distinct
 
 
 def report(count: int = 100) -> str:
@@ -29,7 +30,7 @@ def report(count: int = 100) -> str:
             answer = oracle.answer(case, run.features.factor)
             marks.append(clock())
             try:
-                proof.prove(case, answer)
+                certificate.prove(case, answer)
             except NotExact:
                 continue
             run.answer(case)  # cached for the engine's part below

@@ -32,12 +32,12 @@ import torch
 
 from benchmarks.kept import Kept
 from fsdpcheck import adapters
-from fsdpcheck.adapters._base import WITHOUT_MODEL
-from fsdpcheck.check import check_law
+from fsdpcheck.adapters.contract import WITHOUT_MODEL
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.registry import chapters
-from fsdpcheck.runner import Run
-from fsdpcheck.verdict import Verdict
+from fsdpcheck.findings.verdict import Verdict
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
 
 RECORD: Final = Path(__file__).parent / "soak.jsonl"
 HONEST: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (

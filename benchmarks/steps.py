@@ -10,15 +10,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fsdpcheck import oracle, proof, strategies
+from fsdpcheck import oracle, strategies
 from fsdpcheck.adapters import load
 from fsdpcheck.case import BatchLayout, Case, MeshSpec, OptimizerSpec
 from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
-from fsdpcheck.runner import Run
-from fsdpcheck.strategies.drawing import distinct
-from fsdpcheck.violation import Violation
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging.run import Run
+from fsdpcheck.oracle import certificate
+from fsdpcheck.strategies.enumeration import distinct
 
 STEPS = 6
 _OPTIMIZERS = {
@@ -64,7 +65,7 @@ def _kept(kind: str, count: int) -> str:
         for steps in range(1, STEPS + 1):
             shorter = replace(case, step=replace(case.step, steps=steps))
             try:
-                proof.prove(shorter, oracle.answer(shorter))
+                certificate.prove(shorter, oracle.answer(shorter))
             except NotExact:
                 break
             reached[steps] += 1

@@ -1,8 +1,8 @@
 """Witnesses: for each planted fault a case of a law that kills it, kept as a replay token in tests/witnesses.json.
 
 ``python -m benchmarks witnesses [GLOB]``: searches for each fault whose name matches, and each law that no fault names
-alone, as the nightly tier of tests/test_faults_are_caught.py does, and writes the file anew after each one found. That
-test runs the witnesses alone by day: a search is derandomised, so that it would find the same case every day.
+alone, as the nightly tier of tests/laws/test_faults_are_caught.py does, and writes the file anew after each one found.
+That test runs the witnesses alone by day: a search is derandomised, so that it would find the same case every day.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from fnmatch import fnmatch, fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from fsdpcheck.check import check_law
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.impl import faults
-from fsdpcheck.impl.fault import Fault
-from fsdpcheck.law import Law
-from fsdpcheck.registry import chapters
-from fsdpcheck.runner import Run
+from fsdpcheck.impl.faults._fault import Fault
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.law import Law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
 
 FILE: Final = Path(__file__).parent.parent / "tests" / "witnesses.json"
 

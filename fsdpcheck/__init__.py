@@ -37,4 +37,17 @@ class _BareCheckout(MetaPathFinder):
         )
 
 
-sys.meta_path.append(_BareCheckout())
+class _Moved(MetaPathFinder):
+    """Finds no module that has moved: the error says where it is now. Asked last of all finders."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        if not fullname.startswith("fsdpcheck."):
+            return
+        from fsdpcheck._moved import MOVED
+
+        now = MOVED.get(fullname.removeprefix("fsdpcheck."))
+        if now is not None:
+            raise ModuleNotFoundError(f"No module named {fullname!r}: it is fsdpcheck.{now} now", name=fullname)
+
+
+sys.meta_path += [_BareCheckout(), _Moved()]

@@ -1,6 +1,6 @@
 """What an adapter of one's own needs, in one place that stays: ``from fsdpcheck.adapter import Features``."""
 
-from fsdpcheck.adapters._base import (
+from fsdpcheck.adapters.contract import (
     Adapter,
     ArithmeticRule,
     Batch,
@@ -19,8 +19,8 @@ from fsdpcheck.adapters._base import (
     Trait,
     Use,
 )
-from fsdpcheck.adapters._plugs import Drawn, Kernel, Kernels, Sampler, SamplerSetup, Sampling
-from fsdpcheck.case.sampling import SamplingSpec
+from fsdpcheck.adapters.contract_extras import Drawn, Kernel, Kernels, Sampler, SamplerSetup, Sampling
+from fsdpcheck.case.sampler import SamplingSpec
 
 __all__ = [
     "Adapter",

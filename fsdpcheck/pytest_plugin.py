@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fsdpcheck import adapters, engines, excerpt
+from fsdpcheck import adapters, engines
 from fsdpcheck.case.profiles import PROFILES
-from fsdpcheck.errors import FsdpcheckError
-from fsdpcheck.plan import Plan, parse_traits, parse_world_sizes
+from fsdpcheck.errors import FsdpcheckError, excerpt
 from fsdpcheck.report import colour, conditional, finding, unjudged
+from fsdpcheck.session.plan import Plan, parse_traits, parse_world_sizes
 
 if TYPE_CHECKING:
-    from fsdpcheck.guard import Guarded
-    from fsdpcheck.law import Law
-    from fsdpcheck.runner import Run
-    from fsdpcheck.verdict import Verdict
+    from fsdpcheck.findings.verdict import Verdict
+    from fsdpcheck.judging.law import Law
+    from fsdpcheck.judging.run import Run
+    from fsdpcheck.session.pytest_guard import Guarded
 
 _PLAN = pytest.StashKey[Plan]()
 _LEFT = pytest.StashKey[set[threading.Thread]]()
@@ -63,7 +63,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """Before anything of an implementation is imported: let another process watch this one."""
     theirs = [ref for ref in config.getoption("--fsdpcheck-adapter") if not adapters.is_builtin(ref)]
     if theirs and not hasattr(config, "workerinput"):
-        from fsdpcheck.guard import guarded
+        from fsdpcheck.session.pytest_guard import guarded
 
         capture: Any = config.pluginmanager.getplugin("capturemanager")
         session = guarded(lambda: capture and capture.suspend_global_capture(in_=True))
@@ -91,7 +91,7 @@ class _Told:
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """Nobody waits for threads that laws have left: what was registered for the exit is run without them."""
         if any(thread.is_alive() for thread in config.stash.get(_LEFT, ())):
-            from fsdpcheck.worker import leave
+            from fsdpcheck.session.worker import leave
 
             leave(self._code)
 
@@ -122,11 +122,11 @@ def _require_checkable(asked: tuple[str, ...]) -> None:
     for ref in asked:
         adapters.load(ref)
     if asked:
-        from fsdpcheck import law
+        from fsdpcheck.judging import registry
 
-        law.chapters()
+        registry.chapters()
         for ref in asked:
-            law.require_shown(ref, adapters.features(ref))
+            registry.require_shown(ref, adapters.features(ref))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -147,7 +147,7 @@ def _fsdpcheck_engine(request: pytest.FixtureRequest) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def run(request: pytest.FixtureRequest, _fsdpcheck_engine: Any) -> Run:
     """One implementation under test on the session's engine; a law runs once for each --fsdpcheck-adapter."""
-    from fsdpcheck.runner import Run
+    from fsdpcheck.judging.run import Run
 
     plan = request.config.stash[_PLAN]
     return Run(_fsdpcheck_engine, getattr(request, "param", plan.adapters[0]), avoid=frozenset(plan.avoid))
@@ -158,7 +158,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     law = _law_of(pyfuncitem.obj)
     if law is None:
         return None
-    from fsdpcheck.check import check_law
+    from fsdpcheck.judging.check import check_law
 
     plan = pyfuncitem.config.stash[_PLAN]
     bound: Any = pyfuncitem.funcargs["run"]
@@ -292,7 +292,7 @@ class _Accountant:
 
 
 def _law_of(function: object) -> Law | None:
-    module = sys.modules.get("fsdpcheck.law")  # where it was never imported no law can be
+    module = sys.modules.get("fsdpcheck.judging.law")  # where it was never imported no law can be
     law = getattr(function, "law", None)
     return law if module is not None and isinstance(law, module.Law) else None
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck import strategies
-from fsdpcheck.adapters._base import Features, Observable
+from fsdpcheck.adapters.contract import Features, Observable
 from fsdpcheck.case import Case, Clipping
-from fsdpcheck.checks.bounded import (
+from fsdpcheck.checks.clipping import (
     assert_clipped_gradient_within_bound,
     assert_factors,
     assert_norms_exact,
     assert_probe_coefficients,
 )
 from fsdpcheck.checks.nonfinite import assert_refused_or_left_out, spoiled
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
 
 
 def _exact(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck import strategies
-from fsdpcheck.adapters._base import Features
+from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case
 from fsdpcheck.checks.training import assert_collectives_equal, assert_completed, assert_same_execution
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
 
 
 def _private(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck import strategies
-from fsdpcheck.adapters._base import Features
+from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case
 from fsdpcheck.checks.training import assert_completed, assert_deferred_equals_immediate
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
 
 
 def _deferred(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

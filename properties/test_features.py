@@ -16,8 +16,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import strategies, watchers
-from fsdpcheck.adapters._base import Features, Use
+from fsdpcheck import strategies
+from fsdpcheck.adapters.contract import Features, Use
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec, Trait
 from fsdpcheck.checks.features import (
     assert_in_effect,
@@ -28,12 +28,13 @@ from fsdpcheck.checks.features import (
     has_slopes,
     in_effect,
 )
-from fsdpcheck.checks.started import assert_starts_from_rank_0
+from fsdpcheck.checks.initial_parameters import assert_starts_from_rank_0
 from fsdpcheck.errors import InvalidCase, NotApplicable, NotExact
 from fsdpcheck.execution import Execution
-from fsdpcheck.models import parameter_shapes
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
+from fsdpcheck.program import watchers
+from fsdpcheck.workload.models import parameter_shapes
 
 Sizes = tuple[int, ...]
 _MICRO: tuple[Trait, ...] = ("micro-batches", "no-sync")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fsdpcheck import strategies
 from fsdpcheck.case import Case
-from fsdpcheck.checks.bounded import assert_clipped_update, assert_global_norm
+from fsdpcheck.checks.clipping import assert_clipped_update, assert_global_norm
 from fsdpcheck.checks.training import assert_ranks_agree
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
 
 
 @law(

@@ -10,14 +10,15 @@ from functools import partial
 
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import diagnosis, siblings, strategies
-from fsdpcheck.adapters._base import Features, Observable
+from fsdpcheck import diagnosis, strategies
+from fsdpcheck.adapters.contract import Features, Observable
 from fsdpcheck.case import Case, Clipping
-from fsdpcheck.checks.paired import assert_initial_equal, assert_same_training, require_same_placement
+from fsdpcheck.checks.invariance import assert_initial_equal, assert_same_training, require_same_placement
 from fsdpcheck.checks.scaling import TWICE, assert_same_in_doubled_losses
 from fsdpcheck.checks.training import assert_same_execution
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import metamorphic
 
 
 def _private(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
@@ -31,7 +32,7 @@ def _numbers_as_real_as_accepted(features: Features, world_sizes: tuple[int, ...
     return draw(features, world_sizes)
 
 
-def _same(pair: siblings.Pair, run: Run, what: str) -> None:
+def _same(pair: metamorphic.Pair, run: Run, what: str) -> None:
     first, second = pair
     observe: frozenset[Observable] = run.features.observables & {"grads"}
     one, two = run(first, observe=observe), run(second, observe=observe)
@@ -93,7 +94,7 @@ def test_plain_training_is_the_same_on_any_number_of_ranks(case: Case, run: Run)
     Not seen: what is wrong on every number of ranks alike (training.plain); more than six ranks on the other side.
     Source: torchtune#2172, torchtitan#2206.
     """
-    _same(siblings.at_another_world_size(case, run.features), run, _WORLD)
+    _same(metamorphic.at_another_world_size(case, run.features), run, _WORLD)
 
 
 @law(
@@ -110,7 +111,7 @@ def test_private_training_is_the_same_on_any_number_of_ranks(case: Case, run: Ru
     Not seen: what is wrong on every number of ranks alike (training.private-unclipped); noise (noise.world).
     Source: Opacus#324, Opacus#761.
     """
-    _same(siblings.at_another_world_size(case, run.features), run, _WORLD)
+    _same(metamorphic.at_another_world_size(case, run.features), run, _WORLD)
 
 
 @law(
@@ -127,7 +128,7 @@ def test_plain_training_is_the_same_for_any_units(case: Case, run: Run) -> None:
     each.
     Source: bitsandbytes#2081, where a rule about a parameter's size was applied to the unit's.
     """
-    _same(siblings.with_other_units(case, run.features), run, _UNITS)
+    _same(metamorphic.with_other_units(case, run.features), run, _UNITS)
 
 
 @law(
@@ -143,7 +144,7 @@ def test_private_training_is_the_same_for_any_units(case: Case, run: Run) -> Non
     Not seen: what any grouping does wrong alike; units that are clipped apart, whose right answers differ.
     Source: torchtitan#766, fedbiomed#1443.
     """
-    _same(siblings.with_other_units(case, run.features), run, _UNITS)
+    _same(metamorphic.with_other_units(case, run.features), run, _UNITS)
 
 
 @law(
@@ -160,7 +161,7 @@ def test_plain_training_is_the_same_with_parameters_kept(case: Case, run: Run) -
     Not seen: whether anything is freed or kept at all (lifecycle.memory).
     Source: pytorch#83129.
     """
-    _same(siblings.with_other_reshard(case, run.features), run, _RESHARD)
+    _same(metamorphic.with_other_reshard(case, run.features), run, _RESHARD)
 
 
 @law(
@@ -177,7 +178,7 @@ def test_private_training_is_the_same_with_parameters_kept(case: Case, run: Run)
     Not seen: whether anything is freed or kept at all (lifecycle.gathered).
     Source: pytorch#83129.
     """
-    _same(siblings.with_other_reshard(case, run.features), run, _RESHARD)
+    _same(metamorphic.with_other_reshard(case, run.features), run, _RESHARD)
 
 
 @law(
@@ -194,7 +195,7 @@ def test_plain_training_is_the_same_for_any_order_of_samples(case: Case, run: Ru
     Not seen: what every order of samples does wrong alike; orders other than the opposite one, and one rank further.
     Source: pytorch#25162.
     """
-    _same(siblings.with_samples_reordered(case, run.features), run, _ORDER)
+    _same(metamorphic.with_samples_reordered(case, run.features), run, _ORDER)
 
 
 @law(
@@ -210,7 +211,7 @@ def test_private_training_is_the_same_for_any_order_of_samples(case: Case, run: 
     Not seen: what every order of samples does wrong alike (clipping.coefficients).
     Source: Opacus#650, where positions were taken for samples; Opacus#761.
     """
-    _same(siblings.with_samples_reordered(case, run.features), run, _ORDER)
+    _same(metamorphic.with_samples_reordered(case, run.features), run, _ORDER)
 
 
 @law(
@@ -227,7 +228,7 @@ def test_plain_training_is_the_same_in_any_number_of_micro_batches(case: Case, r
     Not seen: what one micro-batch and several do wrong alike (training.plain).
     Source: mlx-lm#1413, pytorch#73535.
     """
-    _same(siblings.with_other_micro_batches(case, run.features), run, _MICRO)
+    _same(metamorphic.with_other_micro_batches(case, run.features), run, _MICRO)
 
 
 @law(
@@ -244,7 +245,7 @@ def test_private_training_is_the_same_in_any_number_of_micro_batches(case: Case,
     Not seen: what one micro-batch and several do wrong alike; noise (noise.micro-batches).
     Source: Safe-Synthesizer#518, Opacus#530.
     """
-    _same(siblings.with_other_micro_batches(case, run.features), run, _MICRO)
+    _same(metamorphic.with_other_micro_batches(case, run.features), run, _MICRO)
 
 
 @law(
@@ -265,7 +266,7 @@ def test_a_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
     Not seen: what both runs do wrong alike; what a training of other inputs would leave behind.
     Source: fairscale#780.
     """
-    halved = siblings.at_half_the_rate(case)
+    halved = metamorphic.at_half_the_rate(case)
     if halved is None:
         _twice(case, run)
         return
@@ -293,4 +294,4 @@ def test_a_private_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> N
 def _twice(case: Case, run: Run) -> None:
     first, second = run(case), run(case)
     require_same_placement(first, second)
-    assert_same_execution(first, second, partial(diagnosis.stale.repeated, first, second))
+    assert_same_execution(first, second, partial(diagnosis.stale_state.repeated, first, second))

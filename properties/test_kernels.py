@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck.adapters._base import Features
+from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case
 from fsdpcheck.checks.kernels import (
     assert_definition,
@@ -16,9 +16,9 @@ from fsdpcheck.checks.kernels import (
     assert_spoiled,
     assert_within_bound,
 )
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
-from fsdpcheck.strategies import beside as strategies_beside
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import samplers_and_kernels as strategies_beside
 
 
 def _integers(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import observers, strategies, watchers
-from fsdpcheck.adapters._base import Features
+from fsdpcheck import strategies
+from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case, Clipping
-from fsdpcheck.checks.gathered import assert_scheduled
-from fsdpcheck.checks.lifecycle import assert_aliased, assert_few_gathered, assert_released
-from fsdpcheck.checks.noise import noisy
-from fsdpcheck.checks.training import assert_parameters_equal
-from fsdpcheck.checks.watched import (
+from fsdpcheck.checks.gathered_parameters import assert_scheduled
+from fsdpcheck.checks.hooks_and_memory import (
     assert_copies,
     assert_hooks_fire,
     assert_noise_undisturbed,
@@ -25,9 +22,13 @@ from fsdpcheck.checks.watched import (
     assert_undisturbed,
     interruptions,
 )
+from fsdpcheck.checks.lifecycle import assert_aliased, assert_few_gathered, assert_released
+from fsdpcheck.checks.noise import noisy
+from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.errors import NotExact
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
+from fsdpcheck.program import observers, watchers
 
 
 def _any(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

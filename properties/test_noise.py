@@ -10,16 +10,18 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import observers, siblings, strategies
-from fsdpcheck.adapters._base import Features
+from fsdpcheck import strategies
+from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case
 from fsdpcheck.checks import noise as noise_checks
+from fsdpcheck.checks.invariance import assert_same_training
 from fsdpcheck.checks.noise import assert_noise_once, noisy
 from fsdpcheck.checks.noise_distribution import assert_noise_independent, assert_noise_scale, large
-from fsdpcheck.checks.paired import assert_same_training
 from fsdpcheck.checks.training import assert_padding_zero
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
+from fsdpcheck.program import observers
+from fsdpcheck.strategies import metamorphic
 
 
 def _exact(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
@@ -36,7 +38,7 @@ def _large(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[C
     return st.sampled_from(large(features, world_sizes))
 
 
-def _same(pair: siblings.Pair, run: Run, what: str) -> None:
+def _same(pair: metamorphic.Pair, run: Run, what: str) -> None:
     first, second = pair
     assert_same_training((run(first), run.answer(first)), (run(second), run.answer(second)), what)
 
@@ -56,7 +58,7 @@ def test_noise_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
     Not seen: noise that is wrong on any number of ranks alike: too small, or used twice (noise.scale, noise.once).
     Source: Opacus#761, Opacus#166.
     """
-    _same(siblings.at_another_world_size(noisy(case, 1), run.features), run, "noise depends on the number of ranks")
+    _same(metamorphic.at_another_world_size(noisy(case, 1), run.features), run, "noise depends on the number of ranks")
 
 
 @law(
@@ -73,7 +75,7 @@ def test_noise_is_added_once_however_many_micro_batches(case: Case, run: Run) ->
     Not seen: noise that is wrong whatever their number: too small, or used twice (noise.scale, noise.once).
     Source: optax#527.
     """
-    pair = siblings.with_other_micro_batches(noisy(case, 1), run.features)
+    pair = metamorphic.with_other_micro_batches(noisy(case, 1), run.features)
     _same(pair, run, "noise depends on the number of micro-batches")
 
 

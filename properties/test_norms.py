@@ -9,23 +9,25 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import coverage, observers, siblings, strategies
-from fsdpcheck.adapters._base import Features
+from fsdpcheck import strategies
+from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case, Contribution, Numbers
-from fsdpcheck.checks import bounds
 from fsdpcheck.checks.additive import assert_additive
-from fsdpcheck.checks.bounded import assert_norms_exact, assert_probe_coefficients
-from fsdpcheck.checks.matched_norms import assert_norms_near
-from fsdpcheck.checks.refused import assert_refused_alike
+from fsdpcheck.checks.clipping import assert_norms_exact, assert_probe_coefficients
+from fsdpcheck.checks.refused_samples import assert_refused_alike
 from fsdpcheck.checks.scaling import TIMES, assert_scaled
+from fsdpcheck.checks.shape_matched_norms import assert_norms_near
 from fsdpcheck.checks.training import assert_norms_in_dataset_order
 from fsdpcheck.errors import NotApplicable
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
-from fsdpcheck.strategies import narrow
+from fsdpcheck.judging import coverage
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
+from fsdpcheck.oracle import bounds
+from fsdpcheck.program import observers
+from fsdpcheck.strategies import low_precision, metamorphic
 
 if TYPE_CHECKING:
-    from fsdpcheck.law import Draw
+    from fsdpcheck.judging.law import Draw
 
 
 def _rows(contribution: Contribution, replicated: bool) -> Draw:
@@ -142,7 +144,7 @@ def _of_several(features: Features, world_sizes: tuple[int, ...]) -> SearchStrat
         world_sizes=possible or world_sizes,
         contributions=("partial", "mixed"),
         replicated=True,
-    ).map(siblings.in_replicas)
+    ).map(metamorphic.in_replicas)
 
 
 @law(
@@ -267,7 +269,7 @@ def test_squared_norms_add_up_over_the_parameters(case: Case, run: Run) -> None:
     parameters, which are trained in all runs.
     Source: Opacus#436.
     """
-    parts = siblings.partly_frozen(case, run.features)
+    parts = metamorphic.partly_frozen(case, run.features)
     bound = max(bounds.sample_norm_bound(run.answer(part)) for part in parts)
     assert_additive([run(part) for part in parts], bound)
 
@@ -275,7 +277,7 @@ def test_squared_norms_add_up_over_the_parameters(case: Case, run: Run) -> None:
 @law(
     "norms.one-sided",
     promise="private",
-    draw=narrow.countable,
+    draw=low_precision.countable,
     observe=("norms",),
     needs_traits=("real",),
     known_layers=True,

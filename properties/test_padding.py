@@ -10,14 +10,15 @@ from dataclasses import replace
 
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import observers, strategies
-from fsdpcheck.adapters._base import Features
+from fsdpcheck import strategies
+from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case, Clipping, Numbers
-from fsdpcheck.checks.bounded import assert_clipped_update, assert_global_norm
+from fsdpcheck.checks.clipping import assert_clipped_update, assert_global_norm
 from fsdpcheck.checks.shards import assert_covered
 from fsdpcheck.checks.training import assert_padding_poisoned, assert_padding_zero, assert_parameters_equal
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
+from fsdpcheck.program import observers
 
 
 def _different_numbers(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

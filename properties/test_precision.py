@@ -1,6 +1,6 @@
 """Low precision: a model that computes in bfloat16, or in TF32 on a GPU, is still the single device's.
 
-On numbers so small that nothing rounds there (fsdpcheck/low_precision.py) the answer is the one in float64. Clip
+On numbers so small that nothing rounds there (fsdpcheck/oracle/low_precision.py) the answer is the one in float64. Clip
 factors that are powers of two round nothing either; where they are not, the factors themselves are judged.
 A CPU computes in bfloat16, but not in TF32: there the laws on TF32 run in float32, and say that much only.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from fsdpcheck.case import Case
-from fsdpcheck.checks.bounded import (
+from fsdpcheck.checks.clipping import (
     assert_clipped_update,
     assert_factors,
     assert_global_norm,
@@ -19,9 +19,9 @@ from fsdpcheck.checks.bounded import (
 )
 from fsdpcheck.checks.noise import assert_noise_in_full_precision, noisy
 from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal, assert_ranks_agree
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
-from fsdpcheck.strategies import narrow as strategies_narrow
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import low_precision as strategies_narrow
 from fsdpcheck.strategies import with_readable_updates
 
 _unclipped = partial(strategies_narrow.low_precision, clipping="unclipped")

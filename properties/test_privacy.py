@@ -1,8 +1,8 @@
 """Privacy: what one record can move. Everything here is conditional on which records each rank has at a step.
 
-Neighbours are two lists of indices (see neighbours.py). Noise is off where sums are bounded: it has to hide them.
-Frozen and tied parameters are among the cases, and ones left out of sharding have a law of their own. Not judged: the
-sampler, whose law is its own.
+Neighbours are two lists of indices (see strategies/neighbours.py). Noise is off where sums are bounded: it has to hide
+them. Frozen and tied parameters are among the cases, and ones left out of sharding have a law of their own. Not judged:
+the sampler, whose law is its own.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from dataclasses import replace
 
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import neighbours, strategies
-from fsdpcheck.adapters._base import Features
+from fsdpcheck import strategies
+from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case, Clipping
 from fsdpcheck.checks.noise import noisy, standing
-from fsdpcheck.checks.private import (
+from fsdpcheck.checks.privacy import (
     assert_others_keep_their_coefficient,
     assert_same_calls,
     assert_same_noise,
     assert_sensitivity,
 )
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import neighbours
 
 
 def _clipped(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

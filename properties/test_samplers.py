@@ -10,9 +10,9 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck.adapters._base import Features
+from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case, MeshSpec
-from fsdpcheck.case.sampling import epoch_steps
+from fsdpcheck.case.sampler import epoch_steps
 from fsdpcheck.checks.poisson import assert_poisson, assert_rate
 from fsdpcheck.checks.samplers import (
     assert_dealt_out,
@@ -25,9 +25,9 @@ from fsdpcheck.checks.samplers import (
 )
 from fsdpcheck.checks.shuffling import FALSE_ALARM, assert_come_everywhere
 from fsdpcheck.checks.training import assert_collectives_equal
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
-from fsdpcheck.strategies import beside as strategies_beside
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import samplers_and_kernels as strategies_beside
 
 
 def _shares(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

@@ -11,14 +11,16 @@ from typing import cast
 
 from hypothesis.strategies import SearchStrategy
 
-from fsdpcheck import leftovers, siblings, strategies
-from fsdpcheck.adapters._base import Features, Keeping, Observable
+from fsdpcheck import strategies
+from fsdpcheck.adapters.contract import Features, Keeping, Observable
 from fsdpcheck.case import Case
+from fsdpcheck.checks._read import completed
 from fsdpcheck.checks.noise import noisy, standing
-from fsdpcheck.checks.recorded import completed
 from fsdpcheck.checks.state import assert_readable, assert_resumed, assert_stored, going_on, unsharded
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
+from fsdpcheck.processes import leftovers
+from fsdpcheck.strategies import metamorphic
 
 
 def _exact(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
@@ -91,7 +93,7 @@ def test_a_training_goes_on_at_another_number_of_ranks(case: Case, run: Run) -> 
     case = going_on(case, run.features)
     if case.step.clipping == "exact" and "noise-of-seed" in run.features.promises and "project" in run.features.accepts:
         case = standing(noisy(case), case.step.steps)  # what noise has moved has sums that round
-    one, two = siblings.for_resharding(case, run.features)
+    one, two = metamorphic.for_resharding(case, run.features)
     observe = _observed(run)
     with TemporaryDirectory(prefix=leftovers.folder_prefix()) as folder:
         completed(first := run(one, observe=observe, save_to=folder))

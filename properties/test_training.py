@@ -5,9 +5,9 @@ from __future__ import annotations
 from fsdpcheck import strategies
 from fsdpcheck.case import Case
 from fsdpcheck.checks.training import assert_gradients_equal
-from fsdpcheck.checks.unseen import assert_trained
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
+from fsdpcheck.checks.unobserved_training import assert_trained
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
 
 
 @law(

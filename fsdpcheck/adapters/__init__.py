@@ -12,14 +12,14 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from fsdpcheck import excerpt, references, spelling
-from fsdpcheck.errors import AdapterError
-from fsdpcheck.references import canonical as canonical
+from fsdpcheck.errors import AdapterError, excerpt, spelling
+from fsdpcheck.loading import references
+from fsdpcheck.loading.references import canonical as canonical
 
 if TYPE_CHECKING:
-    from fsdpcheck.adapters._base import Adapter, Features
+    from fsdpcheck.adapters.contract import Adapter, Features
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parent / "builtin"
 _EXTRAS = {"opacus": "opacus"}  # package (and adapter of that name) -> extra of fsdpcheck that installs it
 _ON_REQUEST = {"ddp"}  # needs nothing more, but is no part of the main job: it shards nothing
 _KIND = references.Kind("adapter", AdapterError, _EXTRAS)
@@ -28,7 +28,7 @@ _loaded: dict[str, tuple[Adapter, Features]] = {}
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """The built-in adapters, sorted: every module of this folder that does not start with an underscore."""
+    """The built-in adapters, sorted: every module of builtin/ that does not start with an underscore."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.py") if not path.stem.startswith("_")))
 
 
@@ -42,12 +42,17 @@ def variants(name: str) -> dict[str, str]:
 
     Raises what ``load`` raises.
     """
-    module = references.imported(f"{__name__}.{name}", name, _KIND)
+    module = references.imported(module_of(name), name, _KIND)
     found = {key: made for key, made in vars(module).items() if not key.startswith("_") and key != "adapter"}
     made = {
         key: one for key, one in found.items() if not isinstance(one, type) and callable(getattr(one, "build", None))
     }
     return {f"{name}:{key}": one.name for key, one in made.items()}
+
+
+def module_of(name: str) -> str:
+    """The dotted name of the module that holds a built-in adapter."""
+    return f"{__name__}.builtin.{name}"
 
 
 def is_builtin(ref: str) -> bool:
@@ -75,9 +80,9 @@ def features(ref: str) -> Features:
 def _once(ref: str) -> tuple[Adapter, Features]:
     key = canonical(ref)
     if key not in _loaded:
-        from fsdpcheck.process_state import imports
+        from fsdpcheck.loading import import_patches
 
-        with imports.recorded(key):
+        with import_patches.recorded(key):
             _loaded[key] = _validated(ref, _found(key, ref))
     return _loaded[key]
 
@@ -87,7 +92,7 @@ def _found(key: str, ref: str) -> Any:
     if not colon:
         return _builtin(ref)
     if target in names():
-        return references.attribute(references.imported(f"{__name__}.{target}", target, _KIND), attr, ref, _KIND)
+        return references.attribute(references.imported(module_of(target), target, _KIND), attr, ref, _KIND)
     return references.load(ref, _KIND)
 
 
@@ -99,12 +104,12 @@ def _builtin(name: str) -> Any:
             f"unknown adapter {name!r}.{spelling.hint(name, names())} Known: {', '.join(names()) or 'none'}."
             " Your own is named pkg.mod:attr or file.py:attr."
         )
-    return references.attribute(references.imported(f"{__name__}.{name}", name, _KIND), "adapter", name, _KIND)
+    return references.attribute(references.imported(module_of(name), name, _KIND), "adapter", name, _KIND)
 
 
 def _validated(ref: str, found: Any) -> tuple[Adapter, Features]:
-    from fsdpcheck.adapters._base import Features, Observable, Promise, Trait
-    from fsdpcheck.adapters._contract import require_consistent
+    from fsdpcheck.adapters.contract import Features, Observable, Promise, Trait
+    from fsdpcheck.adapters.promises import require_consistent
 
     made = found
     if isinstance(found, type) or (callable(found) and not hasattr(found, "build")):

@@ -1,6 +1,6 @@
 """Case: every input that decides the answer of one check, as frozen data with a versioned JSON form.
 
-Nothing here computes: models.py, layouts.py and values.py build what a case describes.
+Nothing here computes: workload/models.py, workload/batches.py and case/prng.py build what a case describes.
 Shapes: B samples in a logical batch, T positions of a sequence, d input and p output features, W ranks.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fsdpcheck.case import rules as case_rules
-from fsdpcheck.case import text as case_text
+from fsdpcheck.case import serialization as case_text
 from fsdpcheck.case import traits as case_traits
+from fsdpcheck.case import validation as case_rules
 from fsdpcheck.case.kernel import KernelSpec
-from fsdpcheck.case.sampling import SamplingSpec
+from fsdpcheck.case.sampler import SamplingSpec
 
 VERSION = 2
 
@@ -90,7 +90,8 @@ class OwnModel:
     """A model, a batch and a loss of the user's own, by reference ("pkg.mod:attr"), and what was seen of them.
 
     The references are imported when the case runs, so a case from elsewhere is run only after its reader has repeated
-    them (see replay.py). ``loss`` "" is the built-in one: half the squared error, or cross-entropy of integer targets.
+    them (findings/tokens.py). ``loss`` "" is the built-in one: half the squared error, or cross-entropy of integer
+    targets.
     ``units``: names of the modules to shard, in forward order. ``rows``: size of dim 0 of each parameter.
     ``features`` F and ``targets`` count one sample's output and targets, flattened. ``traits``: what the model itself
     demands of an implementation. ``names``: the narrowest dtype that its forward or its loss asks for by name, below
@@ -120,7 +121,7 @@ class ModelSpec:
     are then balanced +-2^k; a layer of kind "layer_norm" stands anywhere and needs a surrogate to be exact.
     ``tied`` names two layers (0-based, among ``layers``) that share one weight; -1 is the Embedding.
     ``units``: sizes of the sharding units, counted over [input stage, if it has parameters] + layers, in order; what is
-    left over stays with the root unit, as does the instrument (see proof.py).
+    left over stays with the root unit, as does the instrument (see oracle/certificate.py).
     ``own``: a model of the user's own; then there are no layers and every other field has its default.
     """
 
@@ -216,9 +217,9 @@ class StepSpec:
     (then N = W * local size, and all local sizes are equal powers of two).
     ``clipping``: "none" is plain training; "unclipped" is private with C above every norm; "exact" private with norms
     that the instrument makes powers of two or puts at the threshold; "probe" private with any C, the instrument
-    reading the coefficients. ``clip_norm`` is C in units of the per-sample loss scale (see proof.py).
+    reading the coefficients. ``clip_norm`` is C in units of the per-sample loss scale (see oracle/certificate.py).
     ``clip_groups`` "units" clips each sample's gradient once for each unit and once for the root's parameters, each
-    with its own bound (see clipping_groups.py); "all" clips it as a whole.
+    with its own bound (see workload/clip_groups.py); "all" clips it as a whole.
     ``max_grad_norm`` clips the *global* gradient norm of plain training (None: no clipping).
     ``sync_every`` reduces gradients after every micro-batch; otherwise only after the last (no_sync).
     ``noise_multiplier``: standard deviation of the noise over C, for a private step (0: none; the oracle adds none).
@@ -262,7 +263,7 @@ class Arithmetic:
     W, or ("premultiply") the sum of what each rank multiplied by 1/W before. ``compute``: what the model computes in,
     while parameters, reductions and the optimizer keep ``dtype`` = float32: "dtype" itself, "bfloat16" (operands and
     results of 8 bits, sums of 24), or "tf32" (factors of matrix products rounded to 11 bits; only a GPU that is allowed
-    to does so, a CPU computes in float32). Only for numbers that are exact there: see low_precision.py.
+    to does so, a CPU computes in float32). Only for numbers that are exact there: see oracle/low_precision.py.
     ``world_factors``: how often per-sample losses carry the factor W (see models.loss_scale): once for each division by
     W that may come before a sum; 0 in a plain case whose sums W need not divide, so that it shows who divides first.
     """
@@ -299,7 +300,7 @@ class Case:
 
     def validate(self) -> None:
         """Raises InvalidCase when the case contradicts itself; every Case that exists has passed."""
-        case_rules.validate(self)
+        case_rules.validate(self, WITHOUT_MODEL)
 
     def requires(self) -> frozenset[Trait]:
         """What the case demands of an implementation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from fsdpcheck.case import sampling as case_sampling
+from fsdpcheck.case import sampler as case_sampling
 from fsdpcheck.case.shapes import SPATIAL, row_counts
 
 if TYPE_CHECKING:

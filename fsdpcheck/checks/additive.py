@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import torch
 
-from fsdpcheck import models
 from fsdpcheck.case import Case
-from fsdpcheck.checks.bounds import ROOT, UNIT_ROUNDOFF, gamma
-from fsdpcheck.checks.comparing import number, require_row_form
-from fsdpcheck.checks.matched import trained_names
-from fsdpcheck.checks.recorded import completed, local_samples, recorded
+from fsdpcheck.checks._compare import number, require_row_form
+from fsdpcheck.checks._read import completed, local_samples, recorded
+from fsdpcheck.checks.shape_matched import trained_names
 from fsdpcheck.execution import Execution
-from fsdpcheck.suspects import Suspect, Suspects
-from fsdpcheck.violation import Diagnose, Violation
+from fsdpcheck.findings.cause import Suspect, Suspects
+from fsdpcheck.findings.violation import Diagnose, Violation
+from fsdpcheck.oracle.bounds import ROOT, UNIT_ROUNDOFF, gamma
+from fsdpcheck.workload import models
 
 Range = tuple[Fraction, Fraction]
 

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from fsdpcheck import arithmetic, models, whole_step
-from fsdpcheck.adapters._base import Use
+from fsdpcheck.adapters.contract import Use
 from fsdpcheck.case import Case
-from fsdpcheck.checks.comparing import first_apart
-from fsdpcheck.checks.recorded import completed, shows
+from fsdpcheck.checks._compare import first_apart
+from fsdpcheck.checks._read import completed, shows
 from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult
-from fsdpcheck.oracle import Answer
-from fsdpcheck.program.watch import GRAPHS
-from fsdpcheck.violation import Violation
-from fsdpcheck.watchers import FOOTPRINT, SET_UP, SLOPE
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.oracle import Answer, batched_step
+from fsdpcheck.program.probe import GRAPHS
+from fsdpcheck.program.watchers import FOOTPRINT, SET_UP, SLOPE
+from fsdpcheck.workload import models, numerics
 
 Footprint = tuple[object, ...]
 
@@ -101,14 +101,14 @@ def backward_reads_units(case: Case, answer: Answer) -> bool:
         read.append(kept)
         return kept
 
-    whole_step.load(model, step)
+    batched_step.load(model, step)
     for name in [name for names in models.unit_names(case) for name in names] or [""]:
         unit = model.get_submodule(name)
         unit.forward = _under(saved_tensors_hooks(lambda kept: kept, unpack), unit.forward)
-    with arithmetic.of(case):
-        inputs, targets = whole_step.data(case, step, range(len(step.samples)))
-        losses = whole_step.loss(case)(model(inputs), targets)
-        whole_step.gradients(losses, whole_step.trained(model), torch.ones_like(losses), keep=False)
+    with numerics.of(case):
+        inputs, targets = batched_step.data(case, step, range(len(step.samples)))
+        losses = batched_step.loss(case)(model(inputs), targets)
+        batched_step.gradients(losses, batched_step.trained(model), torch.ones_like(losses), keep=False)
     return bool(read)
 
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case.kernel import KernelSpec
-from fsdpcheck.checks.comparing import number
-from fsdpcheck.checks.recorded import completed
+from fsdpcheck.checks._compare import number
+from fsdpcheck.checks._read import completed
 from fsdpcheck.diagnosis import bits
 from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution
+from fsdpcheck.findings.violation import Violation
 from fsdpcheck.program import kernel_data
 from fsdpcheck.program.kernels import OBSERVER, Computed
-from fsdpcheck.violation import Violation
 
 _UNIT = Fraction(1, 1 << 24)
 """Unit roundoff of float32: kernels that accumulate in float64 round less."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fsdpcheck.adapters._base import Moment, UnitState
-from fsdpcheck.checks.announced import OF_UNITS, require_announced
-from fsdpcheck.checks.recorded import completed
+from fsdpcheck.adapters.contract import Moment, UnitState
+from fsdpcheck.checks._moments import OF_UNITS, require_announced
+from fsdpcheck.checks._read import completed
 from fsdpcheck.errors import AdapterError, UsageError
 from fsdpcheck.execution import Execution
-from fsdpcheck.observers import UNITS
-from fsdpcheck.violation import Violation
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.program.observers import UNITS
 
 _AFTER_BACKWARD = ("after_init", "after_reshard", "before_step", "after_step")
 """Moments at which nothing may be kept for a backward."""

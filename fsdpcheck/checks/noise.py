@@ -16,16 +16,16 @@ from torch import Tensor
 
 from fsdpcheck import diagnosis
 from fsdpcheck.case import Case
-from fsdpcheck.checks.comparing import alike, first_index, number, require_same_form
-from fsdpcheck.checks.draws import used_twice
-from fsdpcheck.checks.matched import trained_names
-from fsdpcheck.checks.recorded import completed, recorded
+from fsdpcheck.checks._compare import alike, first_index, number, require_same_form
+from fsdpcheck.checks._read import completed, recorded
+from fsdpcheck.checks.noise_draws import used_twice
+from fsdpcheck.checks.shape_matched import trained_names
 from fsdpcheck.diagnosis import bits
 from fsdpcheck.diagnosis.noise import Draw
 from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution
+from fsdpcheck.findings.violation import Diagnose, Violation
 from fsdpcheck.oracle import Answer, Named
-from fsdpcheck.violation import Diagnose, Violation
 
 FALSE_ALARM = Fraction(1, 10**6)
 """Most probability that Gaussian noise of the right scale is called wrong."""
@@ -65,8 +65,8 @@ def assert_noise_once(noisy: Execution, clean: Execution) -> None:
     """Every element of every gradient has noise, at every step another, on every rank the same, and nothing else has.
 
     No draw is used twice, as it was or negated, over all elements, parameters and steps, as far as the rounding of
-    gradients of whatever size lets it be seen (draws.py); honest noise is called so with probability ``FALSE_ALARM`` at
-    most. Frozen parameters stand still.
+    gradients of whatever size lets it be seen (checks/noise_draws.py); honest noise is called so with probability
+    ``FALSE_ALARM`` at most. Frozen parameters stand still.
     """
     seen: list[_Seen] = []
     ranks = completed(noisy)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import diagnosis
-from fsdpcheck.adapters._base import Features
+from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import (
     Arithmetic,
     BatchLayout,
@@ -31,13 +31,13 @@ from fsdpcheck.case import (
     StepSpec,
 )
 from fsdpcheck.checks import gaussian
-from fsdpcheck.checks.comparing import require_same_form
+from fsdpcheck.checks._compare import require_same_form
+from fsdpcheck.checks._read import completed
 from fsdpcheck.checks.noise import FALSE_ALARM, same_on_all_ranks, standing
-from fsdpcheck.checks.recorded import completed
 from fsdpcheck.diagnosis.noise import Related, Scaled
 from fsdpcheck.execution import Execution
+from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer
-from fsdpcheck.violation import Violation
 
 _WIDE, _NARROW, _FEATURES = 600, 60, 640
 """Rows of the large weight and of the middling one, and columns of the large one, whose n = 384,000 draws show 1 %."""

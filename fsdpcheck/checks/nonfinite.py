@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from fsdpcheck import siblings, values
-from fsdpcheck.case import Case
-from fsdpcheck.checks.comparing import differing, first_index, number, require_equal
-from fsdpcheck.checks.recorded import completed
+from fsdpcheck.case import Case, prng
+from fsdpcheck.checks._compare import differing, first_index, number, require_equal
+from fsdpcheck.checks._read import completed
 from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution, RankResult, RankState
+from fsdpcheck.findings.cause import Suspect
+from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer
-from fsdpcheck.suspects import Suspect
-from fsdpcheck.violation import Violation
+from fsdpcheck.strategies import metamorphic
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ def spoiled(case: Case) -> Spoiled:
     Raises NotExact for a batch without samples.
     """
     step = replace(case.step, steps=1, resume=False)
-    listed = siblings.listed(replace(case, step=step))
+    listed = metamorphic.listed(replace(case, step=step))
     lists = listed.layout.lists
     present = sorted({sample for own in lists for sample in own})
     if not present:
         raise NotExact("there is no sample to spoil")
-    sample = present[int(values.integers(case.seed, "spoiled", (1,), 0, len(present) - 1)[0])]
-    value = (math.nan, math.inf, -math.inf)[int(values.integers(case.seed, "by what", (1,), 0, 2)[0])]
+    sample = present[int(prng.integers(case.seed, "spoiled", (1,), 0, len(present) - 1)[0])]
+    value = (math.nan, math.inf, -math.inf)[int(prng.integers(case.seed, "by what", (1,), 0, 2)[0])]
     rest = tuple(tuple(other for other in own if other != sample) for own in lists)
     return Spoiled(listed, replace(listed, layout=replace(listed.layout, lists=rest)), sample, value)
 

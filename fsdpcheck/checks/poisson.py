@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fsdpcheck import binomial
 from fsdpcheck.checks.samplers import logical, spec_of
+from fsdpcheck.exact import binomial
 from fsdpcheck.execution import Execution
-from fsdpcheck.suspects import PATTERN, Suspect
-from fsdpcheck.violation import Diagnose, Violation
+from fsdpcheck.findings.cause import PATTERN, Suspect
+from fsdpcheck.findings.violation import Diagnose, Violation
 
 FALSE_ALARM = 1e-9
 """Most probability that a case of right draws is called wrong, shared out to its tests (Bonferroni)."""

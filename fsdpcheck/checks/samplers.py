@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 
-from fsdpcheck.adapters._plugs import Drawn
+from fsdpcheck.adapters.contract_extras import Drawn
 from fsdpcheck.case import Case
-from fsdpcheck.case.sampling import SamplingSpec, epoch_steps, repeated, share_count, share_of
-from fsdpcheck.checks.recorded import completed
+from fsdpcheck.case.sampler import SamplingSpec, epoch_steps, repeated, share_count, share_of
+from fsdpcheck.checks._read import completed
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution
+from fsdpcheck.findings.cause import Suspect, Suspects
+from fsdpcheck.findings.violation import Diagnose, Violation
 from fsdpcheck.program.samplers import OBSERVER
-from fsdpcheck.suspects import Suspect, Suspects
-from fsdpcheck.violation import Diagnose, Violation
 
 Epoch = list[Drawn]
 Share = list[Epoch]

@@ -12,15 +12,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fsdpcheck import diagnosis, layouts, models
-from fsdpcheck.checks.comparing import alike, differing, form, require_equal, require_no_row, require_row_form, unknown
-from fsdpcheck.checks.matched import local_gradient, parameters_before
-from fsdpcheck.checks.recorded import completed, local_samples, recorded, shows
+from fsdpcheck import diagnosis
+from fsdpcheck.checks._compare import alike, differing, form, require_equal, require_no_row, require_row_form, unknown
+from fsdpcheck.checks._read import completed, local_samples, recorded, shows
+from fsdpcheck.checks.shape_matched import local_gradient, parameters_before
 from fsdpcheck.checks.training import assert_same_execution
 from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution, StepRecord
-from fsdpcheck.suspects import Suspect
-from fsdpcheck.violation import Violation
+from fsdpcheck.findings.cause import Suspect
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.workload import batches, models
 
 TWICE = 2.0
 """What the losses of a training that is run again are multiplied by."""
@@ -65,7 +66,7 @@ def assert_same_in_doubled_losses(first: Execution, second: Execution) -> None:
     ranks = [replace(result, steps=[_doubled(record) for record in result.steps]) for result in first.ranks]
     wanted = replace(first, ranks=ranks)
     try:
-        assert_same_execution(wanted, second, partial(diagnosis.stale.repeated, wanted, second))
+        assert_same_execution(wanted, second, partial(diagnosis.stale_state.repeated, wanted, second))
     except Violation:
         if first.failure is None and not _doubles(first):
             raise NotExact("losses times 2: gradients leave the range in which they double exactly") from None
@@ -83,7 +84,7 @@ def _doubles(execution: Execution) -> bool:
     for result in execution.ranks:
         for k in range(len(result.steps)):
             before = parameters_before(result, k, case)
-            batch = layouts.batch(case, k, result.rank, execution.request.instrument)
+            batch = batches.batch(case, k, result.rank, execution.request.instrument)
             for micro in batch.micro_batches:
                 once = torch.full((len(micro.indices),), batch.loss_scale, dtype=dtype)
                 one, two = (local_gradient(case, before, micro, w, result.placement) for w in (once, TWICE * once))

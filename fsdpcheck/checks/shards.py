@@ -14,14 +14,14 @@ from itertools import chain
 
 from torch import Tensor
 
-from fsdpcheck import models
-from fsdpcheck.checks.comparing import alike, number
-from fsdpcheck.checks.matched import trained_names
-from fsdpcheck.checks.recorded import completed
+from fsdpcheck.checks._compare import alike, number
+from fsdpcheck.checks._read import completed
+from fsdpcheck.checks.shape_matched import trained_names
 from fsdpcheck.errors import NotApplicable, UsageError
 from fsdpcheck.execution import Execution, RankResult
-from fsdpcheck.observers import HELD, PADDING
-from fsdpcheck.violation import Violation
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.program.observers import HELD, PADDING
+from fsdpcheck.workload import models
 
 Elements = Counter[float]
 """How often each value occurs."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from fsdpcheck.case.sampling import mixing_epochs, repeated, share_count
+from fsdpcheck.case.sampler import mixing_epochs, repeated, share_count
 from fsdpcheck.checks.samplers import shares_of, spec_of
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution
-from fsdpcheck.suspects import PATTERN, Suspect, Suspects
-from fsdpcheck.violation import Violation
+from fsdpcheck.findings.cause import PATTERN, Suspect, Suspects
+from fsdpcheck.findings.violation import Violation
 
 FALSE_ALARM = 1e-9
 """Most probability that a case of orders which are all equally likely, each by itself, is called wrong."""

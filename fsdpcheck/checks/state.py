@@ -10,19 +10,19 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import models
-from fsdpcheck.adapters._base import Features, Stored
+from fsdpcheck.adapters.contract import Features, Stored
 from fsdpcheck.case import Case
-from fsdpcheck.checks.comparing import require_equal, unknown
-from fsdpcheck.checks.paired import Side, assert_same_training, local_name
-from fsdpcheck.checks.recorded import completed
-from fsdpcheck.clipping_groups import is_instrument
-from fsdpcheck.diagnosis import resumed
+from fsdpcheck.checks._compare import require_equal, unknown
+from fsdpcheck.checks._read import completed
+from fsdpcheck.checks.invariance import Side, assert_same_training, local_name
+from fsdpcheck.diagnosis import checkpoint
 from fsdpcheck.errors import NotApplicable
 from fsdpcheck.execution import Execution, StepRecord
+from fsdpcheck.findings.cause import Suspects
+from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer
-from fsdpcheck.suspects import Suspects
-from fsdpcheck.violation import Violation
+from fsdpcheck.workload import models
+from fsdpcheck.workload.clip_groups import is_instrument
 
 _AROUND = "the memory around a parameter, padding too, is written with it"
 
@@ -49,7 +49,7 @@ def assert_resumed(first: Side, second: Side, what: str) -> None:
             assert got is not None
             assert wanted is not None
             where = f"before step {k}, rank {result.rank} of {len(second[0].ranks)}, saved by {len(saving.ranks)}"
-            cause = partial(resumed.of_loaded, second[1], written, got, wanted)
+            cause = partial(checkpoint.of_loaded, second[1], written, got, wanted)
             require_equal("what was loaded is not what was saved", _body(got), _body(wanted), where, cause)
     gradients = partial(_of_noise, first) if first[1].case.step.noise_multiplier else None
     assert_same_training(first, second, what, gradients, partial(_of_update, second[1]))
@@ -140,8 +140,8 @@ def _of_noise(never: Side, step: int, got: StepRecord) -> Suspects | None:
     whole = [(grads, parameters) for grads, parameters in shown if grads is not None]
     if not step or got.grads is None or len(whole) < len(shown):
         return None
-    return resumed.of_noise(answer, step, whole, got.grads)
+    return checkpoint.of_noise(answer, step, whole, got.grads)
 
 
 def _of_update(answer: Answer, step: int, got: StepRecord) -> Suspects:
-    return resumed.of_update(answer, step, got.params)
+    return checkpoint.of_update(answer, step, got.params)

@@ -15,17 +15,17 @@ from torch import Tensor
 
 from fsdpcheck import diagnosis
 from fsdpcheck.case import Case
-from fsdpcheck.checks import roots
-from fsdpcheck.checks.announced import OF_PADDING, require_announced, require_gradients
-from fsdpcheck.checks.comparing import alike, first_index, number, require_equal, unknown
-from fsdpcheck.checks.recorded import completed, poisoned, recorded, require_numbers
+from fsdpcheck.checks import square_roots
+from fsdpcheck.checks._compare import alike, first_index, number, require_equal, unknown
+from fsdpcheck.checks._moments import OF_PADDING, require_announced, require_gradients
+from fsdpcheck.checks._read import completed, poisoned, recorded, require_numbers
 from fsdpcheck.errors import NotApplicable, UsageError
 from fsdpcheck.execution import Execution, RankResult, StepRecord
-from fsdpcheck.observers import PADDING, POISON_PADDING
+from fsdpcheck.execution.trace import Collective
+from fsdpcheck.findings.cause import Suspects
+from fsdpcheck.findings.violation import Diagnose, Violation
 from fsdpcheck.oracle import Answer
-from fsdpcheck.suspects import Suspects
-from fsdpcheck.trace import Collective
-from fsdpcheck.violation import Diagnose, Violation
+from fsdpcheck.program.observers import PADDING, POISON_PADDING
 
 
 def assert_completed(execution: Execution) -> None:
@@ -122,7 +122,7 @@ def assert_norms_in_dataset_order(execution: Execution, answer: Answer) -> None:
             wanted = {
                 "indices": torch.tensor(step.samples).repeat_interleave(times),
                 "duplicates": torch.tensor(twice, dtype=torch.int64),
-                "norms": roots.in_order(answer, step, times, got.get("norms")),
+                "norms": square_roots.in_order(answer, step, times, got.get("norms")),
             }
             cause = partial(diagnosis.of_order, answer.case, k, step, got["norms"]) if "norms" in got else unknown
             require_equal(what, got, wanted, f"step {k}, rank {result.rank}", cause)

@@ -2,7 +2,8 @@
 
 Each suspicion says what a known mistake would have computed: one weight per sample (a wrong gradient is a wrongly
 weighted sum of per-sample gradients), one vector, or a whole gradient. All that fit are given, with keys that are the
-same in every case; evidence.py keeps those that fit every failing case. None instead of a list: the case cannot tell.
+same in every case; judging/attribution.py keeps those that fit every failing case. None instead of a list: the case
+cannot tell.
 
 Legend: n samples of a step, b on one rank, W ranks, S shards.
 """
@@ -17,19 +18,19 @@ from torch import Tensor
 
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import (
-    by_group,
+    checkpoint,
+    clip_factors,
+    clipped_as_one,
     conventions,
-    factors,
     noise,
     norms,
+    per_layer_clipping,
     precision,
-    resumed,
+    sample_weights,
     shards,
-    stale,
-    together,
-    weights,
+    stale_state,
 )
-from fsdpcheck.diagnosis.calls import of_failure
+from fsdpcheck.diagnosis.collectives import of_failure
 from fsdpcheck.diagnosis.fitting import (
     by_ratio,
     chunks,
@@ -43,13 +44,14 @@ from fsdpcheck.diagnosis.fitting import (
     singled_out,
 )
 from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm
+from fsdpcheck.diagnosis.initial_parameters import of_start
 from fsdpcheck.diagnosis.shards import stood_still
-from fsdpcheck.diagnosis.started import of_start
-from fsdpcheck.optimizer import at_step
+from fsdpcheck.findings.cause import PATTERN, Suspect, Suspects
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named, StepAnswer
-from fsdpcheck.suspects import PATTERN, Suspect, Suspects
+from fsdpcheck.workload.optimizer import at_step
 
 __all__ = [
+    "checkpoint",
     "conventions",
     "noise",
     "of_clipped_update",
@@ -66,7 +68,6 @@ __all__ = [
     "of_terms",
     "of_update",
     "ratios",
-    "resumed",
     "stood_still",
 ]
 
@@ -85,7 +86,7 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects 
         return found or None
     given, slack = _given(case, wanted, step, got)
     if _within(case, wanted, given, slack):
-        return [*factors.undeclared_in(answer, step, given), *found] or None
+        return [*clip_factors.undeclared_in(answer, step, given), *found] or None
     return [*_of_given(answer, step, given, slack), *found]
 
 
@@ -101,7 +102,7 @@ def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspect
     if answer.case.step.max_grad_norm is not None:
         return found or None
     if _within(answer.case, wanted, given, slack):
-        return [*factors.undeclared_in(answer, step, given), *found] or None
+        return [*clip_factors.undeclared_in(answer, step, given), *found] or None
     return [*_of_given(answer, step, given, slack), *found]
 
 
@@ -128,7 +129,7 @@ def of_norms(answer: Answer, step: int, rank: int, got: Tensor) -> Suspects | No
         return None
     found = fitting(answer.case, got, ((s, value[mine]) for s, value in norms.suspected(answer, step, rank)))
     by_step = [own.norms[rows(answer.case, k, own)[rank]] for k, own in enumerate(answer.steps[: step + 1])]
-    found += fitting(answer.case, got, stale.norms(answer.case, step, by_step))
+    found += fitting(answer.case, got, stale_state.norms(answer.case, step, by_step))
     return found + list(_of_vector(answer.case, wanted.norms, wanted, step, rank, got, "norm"))
 
 
@@ -137,8 +138,8 @@ def of_factors(answer: Answer, step: int, rank: int, got: Tensor) -> Suspects | 
     wanted = answer.steps[step]
     mine = rows(answer.case, step, wanted)[rank]
     if fits(answer.case, got, wanted.factors[mine]):
-        return factors.undeclared(answer, step, mine, got)
-    found = fitting(answer.case, got, ((s, value[mine]) for s, value in factors.suspected(answer, step, rank)))
+        return clip_factors.undeclared(answer, step, mine, got)
+    found = fitting(answer.case, got, ((s, value[mine]) for s, value in clip_factors.suspected(answer, step, rank)))
     return found + list(_of_vector(answer.case, wanted.factors, wanted, step, rank, got, "factor"))
 
 
@@ -170,7 +171,7 @@ def of_deferred(case: Case, immediate: Sequence[Tensor], deferred: Sequence[Tens
     """Suspects of deferred norms [b] of one rank that differ at ``step``; both by step, those before ``step`` equal."""
     if fits(case, deferred[step], immediate[step]):
         return None
-    return fitting(case, deferred[step], stale.norms(case, step, immediate))
+    return fitting(case, deferred[step], stale_state.norms(case, step, immediate))
 
 
 def of_terms(
@@ -241,12 +242,16 @@ def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
     """Suspicions that explain a whole gradient ``given``, up to ``slack``."""
     case, wanted = answer.case, answer.steps[step]
     magnitude = {name: value.abs().sum(0) / case.step.normaliser for name, value in wanted.gradients.items()}
-    for suspect, share in weights.suspected(answer, step):
+    for suspect, share in sample_weights.suspected(answer, step):
         value = {name: torch.tensordot(share, g, dims=1) for name, g in wanted.gradients.items()}
         terms = {name: torch.tensordot(share.abs(), g.abs(), dims=1) for name, g in wanted.gradients.items()}
         if _explains(case, value, given, slack, terms):
             yield suspect
-    whole = (*shards.unreduced(answer, step), *stale.gradients(answer, step), *together.clipped(answer, step))
+    whole = (
+        *shards.unreduced(answer, step),
+        *stale_state.gradients(answer, step),
+        *clipped_as_one.clipped(answer, step),
+    )
     for suspect, value in whole:
         if _explains(case, value, given, slack, magnitude):
             yield suspect
@@ -263,7 +268,7 @@ def _of_groups(answer: Answer, step: int, given: Named, slack: Named) -> Suspect
     magnitude = {name: value.abs().sum(0) / case.step.normaliser for name, value in wanted.gradients.items()}
     if _within(case, wanted, given, slack):
         return None
-    told = by_group.gradients(answer, step)
+    told = per_layer_clipping.gradients(answer, step)
     return [suspect for suspect, value in told if _explains(case, value, given, slack, magnitude)] or None
 
 

@@ -11,11 +11,12 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from fsdpcheck import models, oracle
+from fsdpcheck import oracle
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis.fitting import chunks
+from fsdpcheck.findings.cause import Suspect
 from fsdpcheck.oracle import Answer, Named
-from fsdpcheck.suspects import Suspect
+from fsdpcheck.workload import models
 
 _DIVIDED = "every rank's gradient is divided by W before the sum"
 _MULTIPLIED = "every rank's gradient is multiplied by the rounded 1/W before the sum"

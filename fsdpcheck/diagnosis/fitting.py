@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from fsdpcheck import layouts
 from fsdpcheck.case import Case
+from fsdpcheck.findings.cause import EXACT, PATTERN, WEAK, Suspect
 from fsdpcheck.oracle import Named, StepAnswer
-from fsdpcheck.suspects import EXACT, PATTERN, WEAK, Suspect
+from fsdpcheck.workload import batches
 
 _CLOSE = 16  # units in the last place: a suspicion's rounding, not a tolerance of any verdict
 
@@ -37,7 +37,7 @@ def fitting(case: Case, got: Tensor, suspected: Iterable[tuple[Suspect, Tensor]]
 def ratios(case: Case, step: int) -> Iterator[tuple[str, float]]:
     """(name, value) of the ratios that name a culprit, those of value 1 left out."""
     world, micro = float(case.world_size), float(case.step.micro_batches)
-    batch = float(sum(layouts.logical_batch(case, step).values()))
+    batch = float(sum(batches.logical_batch(case, step).values()))
     normaliser = float(case.step.normaliser)
     named = [
         ("W", world), ("1/W", 1 / world), ("sqrt(W)", math.sqrt(world)), ("1/sqrt(W)", 1 / math.sqrt(world)),
@@ -75,7 +75,7 @@ def whole_numbers(normaliser: float) -> Iterator[tuple[str, int]]:
 def chunks(case: Case, step: int, wanted: StepAnswer) -> list[list[list[int]]]:
     """Per rank, per micro-batch, the rows (places in ``wanted.samples``) of the samples, in order."""
     place = {sample: row for row, sample in enumerate(wanted.samples)}
-    return [[[place[sample] for sample in chunk] for chunk in own] for own in layouts.indices(case, step)]
+    return [[[place[sample] for sample in chunk] for chunk in own] for own in batches.indices(case, step)]
 
 
 def rows(case: Case, step: int, wanted: StepAnswer) -> list[list[int]]:

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from fsdpcheck import models, oracle
+from fsdpcheck import oracle
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import shards
 from fsdpcheck.diagnosis.fitting import by_ratio, fits, fitting
-from fsdpcheck.optimizer import at_step
+from fsdpcheck.findings.cause import Suspect, Suspects
 from fsdpcheck.oracle import Answer, Named, StepAnswer
-from fsdpcheck.suspects import Suspect, Suspects
+from fsdpcheck.workload import models
+from fsdpcheck.workload.optimizer import at_step
 
 
 def of_grad_norm(answer: Answer, step: int, rank: int, got: float) -> Suspects | None:

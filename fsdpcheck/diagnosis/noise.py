@@ -14,13 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fsdpcheck import layouts
 from fsdpcheck.case import Case
-from fsdpcheck.clipping_groups import is_instrument
 from fsdpcheck.diagnosis import bits, shards
 from fsdpcheck.diagnosis.fitting import mentions, rounding, whole_numbers
+from fsdpcheck.findings.cause import PATTERN, Suspect, Suspects
 from fsdpcheck.oracle import Answer, Named
-from fsdpcheck.suspects import PATTERN, Suspect, Suspects
+from fsdpcheck.workload import batches
+from fsdpcheck.workload.clip_groups import is_instrument
 
 
 class Draw(NamedTuple):
@@ -222,7 +222,7 @@ def of_neighbours(
 
 def _counts(first: Case, second: Case, like: Named, rank: int) -> Iterator[tuple[str, str, Named]]:
     """(key, whose samples are counted, by element how many times as many the second case has)."""
-    one, other = ([sum(map(len, own)) for own in layouts.indices(case, 0)] for case in (first, second))
+    one, other = ([sum(map(len, own)) for own in batches.indices(case, 0)] for case in (first, second))
     whole = max(sum(other), 1) / max(sum(one), 1)
     yield "batch", "of the whole batch", {name: torch.full_like(value, whole) for name, value in like.items()}
     own = torch.tensor([max(b, 1) / max(a, 1) for a, b in zip(one, other, strict=True)], dtype=torch.float64)

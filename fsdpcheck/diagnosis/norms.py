@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fsdpcheck.diagnosis import bits, definitions, shards, together
+from fsdpcheck.diagnosis import bits, clipped_as_one, norm_rules, shards
 from fsdpcheck.diagnosis.fitting import by_ratio, chunks, mentions, rows
+from fsdpcheck.findings.cause import Suspect
 from fsdpcheck.oracle import INSTRUMENT, Answer, StepAnswer
-from fsdpcheck.suspects import Suspect
 
 MIXED = Suspect("by position", "squared norms were summed over the ranks by position, mixing samples")
 
@@ -71,11 +71,11 @@ def _squared(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Susp
     squares = {name: value.flatten(1).square().sum(1) for name, value in wanted.gradients.items()}
     yield from _left_out(wanted, squares)
     yield from _cast(wanted, squares)
-    for suspect, delta in definitions.suspected(answer, step):
+    for suspect, delta in norm_rules.suspected(answer, step):
         yield suspect, wanted.squared_norms + delta
     if rank is not None:
-        yield from together.pairs(answer, step, rank)
-        yield from together.norms(answer, step, rank)
+        yield from clipped_as_one.pairs(answer, step, rank)
+        yield from clipped_as_one.norms(answer, step, rank)
         yield from shards.own_squares(answer, step, rank)
     if answer.case.world_size > 1:
         yield from _complete_again(answer, wanted, squares)

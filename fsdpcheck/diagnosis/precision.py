@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis import bits, contributed, shards
+from fsdpcheck.diagnosis import bits, contributions, shards
 from fsdpcheck.diagnosis.fitting import chunks, rows
+from fsdpcheck.findings.cause import Suspect
 from fsdpcheck.oracle import Answer, Named
-from fsdpcheck.suspects import Suspect
 
 Explains = Callable[[Named], bool]
 
@@ -79,7 +79,7 @@ def _accumulated(case: Case, step: int, answer: Answer, count: int) -> Named:
 
 def _of(answer: Answer, step: int, own: list[int], scale: float) -> Named:
     """Released gradient of these rows alone, times ``scale``."""
-    share = contributed.of_rows(answer, step, own) * scale
+    share = contributions.of_rows(answer, step, own) * scale
     return {name: torch.tensordot(share, g, dims=1) for name, g in answer.steps[step].gradients.items()}
 
 

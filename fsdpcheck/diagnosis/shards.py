@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from fsdpcheck import models
 from fsdpcheck.case import Case
-from fsdpcheck.clipping_groups import is_instrument
-from fsdpcheck.diagnosis import contributed
+from fsdpcheck.diagnosis import contributions
+from fsdpcheck.findings.cause import PATTERN, Suspect
 from fsdpcheck.oracle import Answer, Named
-from fsdpcheck.suspects import PATTERN, Suspect
+from fsdpcheck.workload import models
+from fsdpcheck.workload.clip_groups import is_instrument
 
 ROOT = "(root)"
 
@@ -86,7 +86,7 @@ def unreduced(answer: Answer, step: int) -> Iterator[tuple[Suspect, Named]]:
     case, wanted = answer.case, answer.steps[step]
     if case.world_size == 1:
         return
-    local = [contributed.of_rank(answer, step, rank) for rank in range(case.world_size)]
+    local = [contributions.of_rank(answer, step, rank) for rank in range(case.world_size)]
     right = {name: value.double() for name, value in wanted.released.items()}
     sums = {name: [torch.tensordot(own, g, dims=1) for own in local] for name, g in wanted.gradients.items()}
     by_unit = units(case, list(right))

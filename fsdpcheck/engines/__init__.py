@@ -6,8 +6,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsdpcheck import spelling
-from fsdpcheck.errors import UsageError
+from fsdpcheck.errors import UsageError, spelling
 
 if TYPE_CHECKING:
     from fsdpcheck.engines.base import Engine

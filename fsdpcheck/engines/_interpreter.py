@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from functools import cache
 
-from fsdpcheck import triton_private
+from fsdpcheck.compat import triton_private
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.execution import Execution, RunRequest
 

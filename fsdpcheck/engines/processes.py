@@ -6,18 +6,18 @@ import atexit
 import weakref
 
 from fsdpcheck import adapters
-from fsdpcheck.engines import _installs
-from fsdpcheck.engines._links import LocalLink
-from fsdpcheck.engines._pool import Pool
-from fsdpcheck.engines._spent import LIMIT_SECONDS, Limit
+from fsdpcheck.engines._common import patches
+from fsdpcheck.engines._real.pool import Pool
+from fsdpcheck.engines._real.transport import LocalLink
 from fsdpcheck.execution import Execution, RunRequest
+from fsdpcheck.processes.limit import LIMIT_SECONDS, Limit
 
 
 class ProcessesEngine:
     """Runs requests on real gloo processes; one pool of workers a world size, replaced after any failure.
 
     ``budget_seconds``: a limit the user sets on one run, for ranks that never stop computing; the failure is then
-    "no progress", and never a deadlock. ``limit_seconds``: what a run may use up when nobody set one (_spent.py).
+    "no progress", and never a deadlock. ``limit_seconds``: what a run may use up when nobody set one.
     ``start_method``: "forkserver" starts a worker in tens of milliseconds from a server that has imported torch,
     "spawn" in seconds from nothing. A request's schedule is ignored: the machine's is taken.
     """
@@ -37,7 +37,7 @@ class ProcessesEngine:
     def run(self, request: RunRequest) -> Execution:
         """Run ``request`` on its world size of processes. See engines/base.py for the guarantee."""
         adapters.load(request.adapter)
-        _installs.check(request.installs)
+        patches.check(request.installs)
         world_size = request.case.world_size
         if world_size not in self._pools:
             self._pools[world_size] = Pool(

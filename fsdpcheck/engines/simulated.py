@@ -16,17 +16,19 @@ from functools import partial
 
 import torch
 
-from fsdpcheck import adapters, arithmetic, process_state
-from fsdpcheck.engines import _installs, _patches, _poison
-from fsdpcheck.engines._rank_threads import Pool
-from fsdpcheck.engines._rendezvous import current_rank
-from fsdpcheck.engines._shared_locks import set_apart
-from fsdpcheck.engines._shared_state import SharedState
-from fsdpcheck.engines._simulated_run import SimulatedRun
-from fsdpcheck.engines._spent import LIMIT_SECONDS, Limit
+from fsdpcheck import adapters, process_state
+from fsdpcheck.engines._common import patches, poison
+from fsdpcheck.engines._simulated import import_patches
+from fsdpcheck.engines._simulated.rendezvous import current_rank
+from fsdpcheck.engines._simulated.run import SimulatedRun
+from fsdpcheck.engines._simulated.shared_locks import set_apart
+from fsdpcheck.engines._simulated.shared_state import SharedState
+from fsdpcheck.engines._simulated.threads import Pool
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest
+from fsdpcheck.processes.limit import LIMIT_SECONDS, Limit
 from fsdpcheck.program import rank_program
+from fsdpcheck.workload import numerics
 
 Program = Callable[[RunRequest, int, torch.device, RankResult], None]
 
@@ -42,7 +44,7 @@ class SimulatedEngine:
 
     ``budget_seconds``: a limit the user sets on one run for ranks that never stop computing; the failure is then
     "no progress" with every rank's stack, and never a deadlock. ``limit_seconds``: what a run may use up when nobody
-    set one (_spent.py). ``program`` is what each rank runs.
+    set one (processes/limit.py). ``program`` is what each rank runs.
     """
 
     name = "simulated"
@@ -71,7 +73,7 @@ class SimulatedEngine:
         if not adapters.is_builtin(request.adapter):
             set_apart(adapters.canonical(request.adapter), world_size)
             shared = self._shared_by(request.adapter) if world_size > 1 else None
-        own = _patches.of(request)
+        own = import_patches.of(request)
         pool = self._pools.get(world_size)
         if pool is None:
             pool = self._pools[world_size] = Pool(world_size)
@@ -79,9 +81,9 @@ class SimulatedEngine:
             with ExitStack() as stack:
                 stack.enter_context(_quiet_collector(self._sweep))
                 kept = stack.enter_context(process_state.Kept(own, world_size))
-                stack.enter_context(_poison.of_ranks(request.memory))
-                stack.enter_context(arithmetic.of(request.case))
-                hits = stack.enter_context(_installs.installed(request.installs))
+                stack.enter_context(poison.of_ranks(request.memory))
+                stack.enter_context(numerics.of(request.case))
+                hits = stack.enter_context(patches.installed(request.installs))
                 job = partial(self._on_rank, kept, request)
                 begun = SimulatedRun(request, rank_local, shared.begin(request) if shared is not None else None)
                 run = pool.run(begun, job, self._device, self._budget, self._limit)

@@ -21,14 +21,14 @@ import torch._C._distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
 from fsdpcheck import adapters
-from fsdpcheck.engines import _installs
-from fsdpcheck.engines._follower import Place
-from fsdpcheck.engines._links import Link, LocalLink
-from fsdpcheck.engines._pool import Pool
-from fsdpcheck.engines._spent import Limit
+from fsdpcheck.engines._common import patches
+from fsdpcheck.engines._real.follower import Place
+from fsdpcheck.engines._real.pool import Pool
+from fsdpcheck.engines._real.transport import Link, LocalLink
 from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import OtherWorldSize, UsageError
 from fsdpcheck.execution import Execution, RunRequest
+from fsdpcheck.processes.limit import Limit
 
 _NEVER = timedelta(days=30)
 _STOP = b"stop"
@@ -73,7 +73,7 @@ class TorchrunEngine:
                 world_size(),
             )
         adapters.load(request.adapter)
-        _installs.check(request.installs)
+        patches.check(request.installs)
         pool = self._pool = self._pool or self._new_pool()
         try:
             execution = pool.run(self.name, request, self._budget, self._limit)

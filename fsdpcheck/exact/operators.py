@@ -2,8 +2,8 @@
 
 A rule takes the operands' magnitudes (absolute values, or bounds on them) and grid exponents, and gives for each result
 the largest sum of absolute terms that any order of computing it can meet, and the exponent of the grid that all its
-partial sums lie on. The theorem behind it stands in ``fsdpcheck.proof``. An operator that is not in the table has
-no rule, and whoever met it must refuse: that is a limit of the table, never a pass.
+partial sums lie on. The theorem behind it stands in ``fsdpcheck.oracle.certificate``. An operator that is not in the
+table has no rule, and whoever met it must refuse: that is a limit of the table, never a pass.
 
 Kinds: ``MOVES`` only copy, drop or zero values; ``LOGICAL`` give no floating-point values; ``RULES`` compute.
 """

@@ -2,8 +2,8 @@
 
 Ranks, judge and certifier may share a process. Settings of torch and Python (settings.py), containers of hooks
 (containers.py) and what names of modules and classes stand for (names.py) are compared before and after a run of ranks;
-what an implementation changes when it is imported (imports.py) is in place on its ranks alone. What code of one process
-cannot be kept from is stated in docs/threat-model.md.
+what an implementation changes when it is imported (loading/import_patches.py) is in place on its ranks alone. What code
+of one process cannot be kept from is stated in docs/threat-model.md.
 """
 
 from __future__ import annotations

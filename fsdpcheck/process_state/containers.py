@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Final
 
-from fsdpcheck import torch_private
+from fsdpcheck.compat import torch_private
 from fsdpcheck.process_state.settings import Scope, Setting
 
 _HOOKED: Final = ("torch.nn.modules.module", "torch.optim.optimizer")
-"""Modules of which each rank has the hooks that it registered: swapped at each hand-over (engines/_globals.py)."""
+"""Modules of which each rank has the hooks that it registered: swapped at each hand-over of the baton."""
 
 
 def table() -> Iterator[Setting]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import CellType, MappingProxyType, ModuleType
 from typing import Any, Final
 
-from fsdpcheck import torch_private
+from fsdpcheck.compat import torch_private
 
 _OFTEN: Final = (
     "fsdpcheck.checks.", "fsdpcheck.exact.", "fsdpcheck.properties.", "fsdpcheck.case.", "torch.nn.functional.",
@@ -29,8 +29,10 @@ _OFTEN_ALONE: Final = (
     "hypothesis._settings", "hypothesis.control", *(
         f"fsdpcheck.{name}"
         for name in (
-            "arithmetic", "check", "clipping_groups", "deadlock", "errors", "judging", "layers", "layouts", "losses",
-            "low_precision", "matching", "models", "oracle", "proof", "runner", "tiers", "values", "verdict",
+            "errors", "execution.deadlock", "execution.matching", "findings.verdict", "judging.check",
+            "judging.exploration", "judging.run", "oracle", "oracle.certificate", "oracle.low_precision",
+            "oracle.standards", "workload.batches", "workload.clip_groups", "workload.layers", "workload.losses",
+            "workload.models", "workload.numerics",
         )
     ),
 )  # fmt: skip

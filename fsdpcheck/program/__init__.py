@@ -14,18 +14,19 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import adapters, clipping_groups, layouts, models
-from fsdpcheck.adapters._base import Adapter, Batch, MicroBatch, Observed, Setup, Trainer
+from fsdpcheck import adapters
+from fsdpcheck.adapters.contract import Adapter, Batch, MicroBatch, Observed, Setup, Trainer
 from fsdpcheck.case import Case
 from fsdpcheck.errors import AdapterError, Interrupted
 from fsdpcheck.execution import RankResult, RunRequest, StepRecord
-from fsdpcheck.optimizer import CACHE_LINE, make_optimizer, project_, resume_
 from fsdpcheck.program import kernels as kernel_program
+from fsdpcheck.program import nonfinite
 from fsdpcheck.program import samplers as sampler_program
-from fsdpcheck.program import spoiling
 from fsdpcheck.program.allocations import Allocations
 from fsdpcheck.program.methods import methods_for
-from fsdpcheck.program.watch import Watch
+from fsdpcheck.program.probe import Watch
+from fsdpcheck.workload import batches, clip_groups, models
+from fsdpcheck.workload.optimizer import CACHE_LINE, make_optimizer, project_, resume_
 
 NO_VALUE = 0.7
 """What every parameter is before a checkpoint is loaded. Not NaN: where that is refused nothing would be compared."""
@@ -63,8 +64,8 @@ def _run(request: RunRequest, rank: int, device: torch.device, result: RankResul
             made.clear()
             trainer = _built(request, adapter, setup, made, watch, _without_values(models.build(case)))
             loaded = _loaded(trainer, adapter, f"{request.load_from}/{step - 1}")
-        batch = spoiling.batch_of(layouts.batch(case, step, rank, request.instrument), request)
-        with spoiling.refusal(request, result, lambda trainer=trainer: _held(trainer, made)):  # type: ignore[misc]
+        batch = nonfinite.batch_of(batches.batch(case, step, rank, request.instrument), request)
+        with nonfinite.refusal(request, result, lambda trainer=trainer: _held(trainer, made)):  # type: ignore[misc]
             _take(trainer, _on(device, batch), watch)
         unseen = request.late and step < case.step.steps - 1
         result.steps.append(StepRecord({}) if unseen else _record(trainer, adapter, request))
@@ -215,7 +216,7 @@ def _setup(
         units=models.unit_names(case),
         loss=loss,
         clip_norm=request.clip_norm,
-        clip_bounds=clipping_groups.bounds(case, request.clip_norm),
+        clip_bounds=clip_groups.bounds(case, request.clip_norm),
         optimizer=functools.partial(_noted, case, made, watch),
         device=device,
         notify=watch.moment,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fsdpcheck import torch_private
+from fsdpcheck.compat import torch_private
 
 _ALLOCATE = {
     torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted,

@@ -10,7 +10,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from fsdpcheck import values
+from fsdpcheck.case import prng
 from fsdpcheck.case.kernel import KernelDtype, KernelSpec, MemoryLayout
 
 DTYPES: dict[KernelDtype, torch.dtype] = {
@@ -41,11 +41,11 @@ def spoiled(spec: KernelSpec, seed: int) -> tuple[int, int, int, int] | None:
     """(which of the two tensors, sample, position, feature) of the element that is replaced, if one is."""
     if spec.spoil == "none":
         return None
-    which = int(values.integers(seed, "spoiled tensor", (1,), 0, 1)[0])
+    which = int(prng.integers(seed, "spoiled tensor", (1,), 0, 1)[0])
     features = (spec.inputs, spec.outputs)[which]
     extents = (spec.samples, spec.positions, features)
     sample, position, feature = (
-        int(values.integers(seed, f"spoiled {n}", (1,), 0, size - 1)[0]) for n, size in enumerate(extents)
+        int(prng.integers(seed, f"spoiled {n}", (1,), 0, size - 1)[0]) for n, size in enumerate(extents)
     )
     return which, sample, position, feature
 
@@ -114,8 +114,8 @@ def _numbers(spec: KernelSpec, seed: int, which: int, features: int) -> Tensor:
     """[B, T, features] float64."""
     shape, stream = (spec.samples, spec.positions, features), ("activations", "backprops")[which]
     if spec.numbers == "real":
-        return torch.from_numpy(values.fractions(seed, stream, shape, _BITS))
-    return torch.from_numpy(values.symmetric(seed, stream, shape, spec.bound)).double() * 2.0 ** spec.exponents[which]
+        return torch.from_numpy(prng.fractions(seed, stream, shape, _BITS))
+    return torch.from_numpy(prng.symmetric(seed, stream, shape, spec.bound)).double() * 2.0 ** spec.exponents[which]
 
 
 def _integers(value: Tensor, exponent: int) -> Tensor:

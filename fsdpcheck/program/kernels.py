@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpcheck import triton_private
-from fsdpcheck.adapters._base import Adapter
-from fsdpcheck.adapters._plugs import Kernel, Kernels
+from fsdpcheck.adapters.contract import Adapter
+from fsdpcheck.adapters.contract_extras import Kernel, Kernels
 from fsdpcheck.case import Case
 from fsdpcheck.case.kernel import KernelSpec
+from fsdpcheck.compat import triton_private
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.execution import RankResult
 from fsdpcheck.program import kernel_data

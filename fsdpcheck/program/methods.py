@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fsdpcheck.adapters._base import Observable
+from fsdpcheck.adapters.contract import Observable
 from fsdpcheck.execution import RunRequest
 
 SHOWN: dict[Observable, str] = {
@@ -20,11 +20,11 @@ SHOWN: dict[Observable, str] = {
 
 
 ASKED_BY: dict[str, str] = {
-    "fsdpcheck.observers:padding": "shards",
-    "fsdpcheck.observers:poison_padding": "shards",
-    "fsdpcheck.observers:units": "units",
-    "fsdpcheck.observers:held": "local_tensors",
-    "fsdpcheck.observers:ordered_norms": "ordered_norms",
+    "fsdpcheck.program.observers:padding": "shards",
+    "fsdpcheck.program.observers:poison_padding": "shards",
+    "fsdpcheck.program.observers:units": "units",
+    "fsdpcheck.program.observers:held": "local_tensors",
+    "fsdpcheck.program.observers:ordered_norms": "ordered_norms",
 }
 """Observer -> the method of a trainer that it calls."""
 

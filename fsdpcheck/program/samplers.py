@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from fsdpcheck.adapters._base import Adapter
-from fsdpcheck.adapters._plugs import Drawn, Sampler, SamplerSetup, Sampling
+from fsdpcheck.adapters.contract import Adapter
+from fsdpcheck.adapters.contract_extras import Drawn, Sampler, SamplerSetup, Sampling
 from fsdpcheck.case import Case
-from fsdpcheck.case.sampling import SamplingSpec
+from fsdpcheck.case.sampler import SamplingSpec
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.execution import RankResult
 

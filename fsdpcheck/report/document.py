@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any, Final
 
 from fsdpcheck import __version__
-from fsdpcheck.journal import digest_of_document, digest_of_verdict
-from fsdpcheck.ledger import Ledger, Origin
+from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.report.conditional import conditions
-from fsdpcheck.verdict import Verdict
+from fsdpcheck.session.journal import digest_of_document, digest_of_verdict
+from fsdpcheck.session.ledger import Ledger, Origin
 
 SCHEMA: Final = 4
 """Version of the document; it grows with every change that a reader could notice."""

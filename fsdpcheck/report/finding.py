@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from typing import get_args
 
 from fsdpcheck.case import Trait
-from fsdpcheck.replay import command
+from fsdpcheck.findings.tokens import command
+from fsdpcheck.findings.verdict import Finding, Verdict
 from fsdpcheck.report.colour import Paint
-from fsdpcheck.verdict import Finding, Verdict
 
 
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:

@@ -9,12 +9,12 @@ from fsdpcheck import adapters, engines
 from fsdpcheck.case import Trait
 from fsdpcheck.case.trait_words import MEANINGS
 from fsdpcheck.errors import AdapterError
-from fsdpcheck.excerpt import visible
+from fsdpcheck.errors.excerpt import visible
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.report.table import aligned
 
 if TYPE_CHECKING:
-    from fsdpcheck.law import Law
+    from fsdpcheck.judging.law import Law
 
 
 def text(what: str, heading: bool) -> str:
@@ -28,9 +28,9 @@ def statements(globs: tuple[str, ...]) -> str:
 
     Raises UsageError for a glob that no law matches.
     """
-    from fsdpcheck import session
+    from fsdpcheck.session import run
 
-    return "\n\n".join(_statement(found) for found in session.chosen_laws(globs))
+    return "\n\n".join(_statement(found) for found in run.chosen_laws(globs))
 
 
 def _statement(found: Law) -> str:
@@ -68,19 +68,19 @@ def _promises(name: str) -> str:
 
 
 def _laws() -> str:
-    from fsdpcheck import law
+    from fsdpcheck.judging import registry
 
     rows = [
         (found.name, ", ".join((found.promise, *sorted(found.needs_promises))), found.guarantee)
-        for found in law.chapters().values()
+        for found in registry.chapters().values()
     ]
     return _columns([("law", "promise", "guarantee"), *rows]) if rows else "none"
 
 
 def _faults() -> str:
-    from fsdpcheck import planted
+    from fsdpcheck.session import faults
 
-    rows = [(name, fault.caught_by, fault.plants) for name, fault in sorted(planted.faults().items())]
+    rows = [(name, fault.caught_by, fault.plants) for name, fault in sorted(faults.faults().items())]
     return _columns([("fault", "caught by", "what it plants"), *rows]) if rows else "none"
 
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from fsdpcheck.excerpt import visible
-from fsdpcheck.ledger import Ledger
+from fsdpcheck.errors.excerpt import visible
+from fsdpcheck.session.ledger import Ledger
 
 
 class Progress(Protocol):

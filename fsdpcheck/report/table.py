@@ -8,9 +8,9 @@ from collections.abc import Container, Sequence
 from typing import Final
 
 from fsdpcheck.errors import HOLDS
-from fsdpcheck.ledger import Ledger
+from fsdpcheck.findings.verdict import NOT_CHECKED, Status, Verdict
 from fsdpcheck.report.colour import Paint
-from fsdpcheck.verdict import NOT_CHECKED, Status, Verdict
+from fsdpcheck.session.ledger import Ledger
 
 _HEAD = ("adapter", "law", "verdict", "cases", "rejected", "time", "tier", "")
 _RIGHT = {3, 4, 5}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from fsdpcheck.ledger import Ledger
+from fsdpcheck.session.ledger import Ledger
 
 _NAMED: Final = 3
 """Laws that a line names; more are counted."""

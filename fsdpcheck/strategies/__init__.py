@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from fsdpcheck.adapters._base import Features
+from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import (
     Arithmetic,
     Averaging,
@@ -31,7 +31,7 @@ from fsdpcheck.case import (
     StepSpec,
     Trait,
 )
-from fsdpcheck.case.rules import is_power_of_two, whole_or_float
+from fsdpcheck.case.validation import is_power_of_two, whole_or_float
 from fsdpcheck.exact.grid import premultiplies_exactly
 from fsdpcheck.strategies import model as strategies_model
 from fsdpcheck.strategies.model import Allowed

@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from contextlib import AbstractContextManager
 
-from ..fault import Fault
+from ._fault import Fault
 
 
 def _collect() -> dict[str, Fault]:

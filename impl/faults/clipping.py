@@ -6,14 +6,15 @@ from typing import Any
 
 import torch
 
-from .. import clip, collectives
-from ..fault import Function, Hit, fault
+from ..clipping import clip_factors
+from ..sharding import collectives
+from ._fault import Function, Hit, fault
 
 # -- clip factors -----------------------------------------------------------------------------------------------------
 
 
 @fault(
-    "step:Trainer.scale",
+    "trainer:Trainer.scale",
     "an expected batch size cut to a whole number, https://github.com/meta-pytorch/opacus/pull/280",
     "clipping.coefficients",
     cause="taken for a whole number",
@@ -31,18 +32,20 @@ def whole_normaliser(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("clip:factors", "eps outside the quotient", "clipping.*", cause="added to the quotient")
+@fault("clipping.clip_factors:factors", "eps outside the quotient", "clipping.*", cause="added to the quotient")
 def eps_outside_the_quotient(original: Function, hit: Hit) -> Function:
     """factor = min(1, C / n + eps), which may exceed C / n."""
 
     def planted(squared_norms: torch.Tensor, clip_norm: float) -> Any:
         hit()
-        return (torch.div(torch.full_like(squared_norms, clip_norm), squared_norms.sqrt()) + clip.EPS).clamp(max=1.0)
+        return (torch.div(torch.full_like(squared_norms, clip_norm), squared_norms.sqrt()) + clip_factors.EPS).clamp(
+            max=1.0
+        )
 
     return planted
 
 
-@fault("clip:factors", "eps omitted", "clipping.*", cause="eps = 0 stands beside")
+@fault("clipping.clip_factors:factors", "eps omitted", "clipping.*", cause="eps = 0 stands beside")
 def eps_omitted(original: Function, hit: Hit) -> Function:
     """factor = min(1, C / n): a sample without gradient has factor C / 0."""
 
@@ -53,7 +56,12 @@ def eps_omitted(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("clip:factors", "factor formed from the squared norm", "clipping.factors", cause="squared norms stand in")
+@fault(
+    "clipping.clip_factors:factors",
+    "factor formed from the squared norm",
+    "clipping.factors",
+    cause="squared norms stand in",
+)
 def factors_from_squared_norms(original: Function, hit: Hit) -> Function:
     """The square root is forgotten: factor = min(1, C / (n^2 + eps))."""
 
@@ -64,7 +72,7 @@ def factors_from_squared_norms(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("clip:factors", "clipping switched off", "rounding.clip-factors", cause="nothing is clipped")
+@fault("clipping.clip_factors:factors", "clipping switched off", "rounding.clip-factors", cause="nothing is clipped")
 def nothing_is_clipped(original: Function, hit: Hit) -> Function:
     """Every factor is 1, and reported so."""
 
@@ -76,7 +84,7 @@ def nothing_is_clipped(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:PrivateBackward.clip_factors",
+    "clipping.private_backward:PrivateBackward.clip_factors",
     "clipping switched off behind right reports",
     "rounding.clipped-sum",
     cause="nothing is clipped",
@@ -93,7 +101,7 @@ def factors_reported_and_not_used(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:PrivateBackward.clip_factors",
+    "clipping.private_backward:PrivateBackward.clip_factors",
     "a scale applied twice, https://github.com/NVIDIA/apex/pull/1512",
     "*clip*",
     cause="square of their clip factor",
@@ -109,7 +117,7 @@ def factor_applied_twice(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "hooks:Recorder._refuse_unsound",
+    "clipping.recorder:Recorder._refuse_unsound",
     "unclipped gradient of the first pass leaks, https://github.com/meta-pytorch/opacus/pull/734",
     "training.private-unclipped",
     cause="unclipped gradient leaked",
@@ -127,7 +135,7 @@ def first_backward_leaks(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "hooks:Recorder.squared_norm_terms",
+    "clipping.recorder:Recorder.squared_norm_terms",
     "norms from the wrong activations, https://github.com/meta-pytorch/opacus/pull/738",
     "deferred.equals-immediate",
     cause="micro-batch before",
@@ -151,7 +159,7 @@ def deferred_norms_are_stale(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "clip:global_squared_norm",
+    "clipping.clip_factors:global_squared_norm",
     "own shard's norm taken for the whole, https://github.com/areal-project/AReaL/issues/312",
     "global-norm.returned",
     cause="shard alone",
@@ -161,14 +169,14 @@ def global_norm_of_own_shard(original: Function, hit: Hit) -> Function:
 
     def planted(model: Any) -> Any:
         hit()
-        squares = [clip.own_gradient(piece).square().sum() for piece in model.pieces()]
+        squares = [clip_factors.own_gradient(piece).square().sum() for piece in model.pieces()]
         return torch.stack(squares).sum() if squares else torch.zeros(())
 
     return planted
 
 
 @fault(
-    "clip:clip_global_norm",
+    "clipping.clip_factors:clip_global_norm",
     "only the reported norm is local, https://github.com/radixark/miles_diffusion/pull/35",
     "global-norm.returned",
     cause="shard alone",
@@ -178,7 +186,7 @@ def own_norm_reported(original: Function, hit: Hit) -> Function:
 
     def planted(model: Any, max_norm: float) -> Any:
         hit()
-        squares = [clip.own_gradient(piece).square().sum() for piece in model.pieces()]
+        squares = [clip_factors.own_gradient(piece).square().sum() for piece in model.pieces()]
         own = torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
         original(model, max_norm)
         return own
@@ -187,7 +195,7 @@ def own_norm_reported(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "clip:clip_global_norm",
+    "clipping.clip_factors:clip_global_norm",
     "clipped tensor by tensor, https://github.com/fedbiomed/fedbiomed/issues/1443",
     "global-norm.update",
     cause="each unit's gradient is clipped",
@@ -197,19 +205,21 @@ def clipped_unit_by_unit(original: Function, hit: Hit) -> Function:
 
     def planted(model: Any, max_norm: float) -> Any:
         hit()
-        norm = clip.global_squared_norm(model).sqrt()
+        norm = clip_factors.global_squared_norm(model).sqrt()
         for unit in model.units:
             if unit.trainable is not None and unit.trainable.shard.grad is not None:
                 gradient = unit.trainable.shard.grad
                 squared = gradient[: unit.trainable.real].square().sum()
-                own = collectives.all_reduce_sum(clip.GLOBAL_NORM, squared, model.axis).sqrt()
-                gradient.mul_(clip.global_factor(own, max_norm))
+                own = collectives.all_reduce_sum(clip_factors.GLOBAL_NORM, squared, model.axis).sqrt()
+                gradient.mul_(clip_factors.global_factor(own, max_norm))
         return norm
 
     return planted
 
 
-@fault("clip:global_squared_norm", "padding read", "padding.unread-global-norm", cause="padding is read")
+@fault(
+    "clipping.clip_factors:global_squared_norm", "padding read", "padding.unread-global-norm", cause="padding is read"
+)
 def padding_read_by_global_norm(original: Function, hit: Hit) -> Function:
     """The global norm sums over whole shards; it is right only while padding happens to be zero."""
 
@@ -217,6 +227,6 @@ def padding_read_by_global_norm(original: Function, hit: Hit) -> Function:
         hit()
         squares = [torch.zeros(()) if s.grad is None else s.grad.square().sum() for s in model.shards()]
         total = torch.stack(squares).sum() if squares else torch.zeros(())
-        return collectives.all_reduce_sum(clip.GLOBAL_NORM, total, model.axis)
+        return collectives.all_reduce_sum(clip_factors.GLOBAL_NORM, total, model.axis)
 
     return planted

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..fault import Fault, Function, Hit, Plant, fault
+from ._fault import Fault, Function, Hit, Plant, fault
 
 _DROPPED = "dropped without a word"
 _fsdp2_fault = partial(fault, subject="fully_shard")
@@ -161,7 +161,7 @@ def filled_in_reverse(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "module_states:sync_parameters",
+    "sharding.initial_sync:sync_parameters",
     "models that are never made equal, https://github.com/pytorch/torchtitan/issues/166",
     "features.broadcast",
     cause="and only the rest is broadcast from rank 0",
@@ -179,7 +179,7 @@ def only_the_root_is_broadcast(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "collectives:broadcast",
+    "sharding.collectives:broadcast",
     "weights that rank 0 has read, overwritten by another's, https://github.com/pytorch/torchtitan/issues/166",
     "features.broadcast",
     cause="all ranks start from what rank .* has built",

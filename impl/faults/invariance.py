@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from .. import collectives
-from ..fault import Function, Hit, fault
+from ..sharding import collectives
+from ._fault import Function, Hit, fault
 
 
 @fault(
-    "step:Trainer.scale",
+    "trainer:Trainer.scale",
     "linear scaling on top of an average, https://github.com/pytorch/torchtitan/pull/2206",
     "invariance.*world",
     cause="exactly [WS] = ",
@@ -28,7 +28,7 @@ def weighed_for_the_ranks_that_are_there(original: Function, hit: Hit) -> Functi
 
 
 @fault(
-    "shard:FlatUnit.accumulate",
+    "sharding.flat_unit:FlatUnit.accumulate",
     "a parameter's size rule applied to the unit's, https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2081",
     "invariance.*units",
     cause="gradients of .* rounded to 4 bits.* when they are reduced",
@@ -47,7 +47,7 @@ def large_units_in_low_precision(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "wrap:ShardedModel.reshard",
+    "sharding.flat_model:ShardedModel.reshard",
     "a unit that stays unsharded, https://github.com/pytorch/pytorch/issues/83129",
     "invariance.*reshard",
     cause="first step's parameters",
@@ -65,7 +65,7 @@ def kept_parameters_never_freed(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "step:Trainer.micro_step",
+    "trainer:Trainer.micro_step",
     "rows cut off to make a batch even, https://github.com/pytorch/pytorch/issues/25162",
     "invariance.*samples",
     cause="last sample of each micro-batch of 3, 5, .* is left out",
@@ -84,7 +84,7 @@ def odd_row_dropped(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "shard:FlatUnit.reduce_gradients",
+    "sharding.flat_unit:FlatUnit.reduce_gradients",
     "a gradient buffer used for two reductions, https://github.com/pytorch/pytorch/pull/73535",
     "invariance.*micro-batches",
     cause="not cleared when they are reduced",
@@ -106,7 +106,7 @@ def local_gradients_survive_their_reduction(original: Function, hit: Hit) -> Fun
 
 
 @fault(
-    "shard:FlatUnit.__init__",
+    "sharding.flat_unit:FlatUnit.__init__",
     "no broadcast of initial parameters, https://github.com/pytorch/torchtitan/issues/166",
     "invariance.*initial",
     cause="those of replica 0 are not broadcast",
@@ -130,7 +130,7 @@ _WARM_UP = 7
 
 
 @fault(
-    "step:Trainer.scale",
+    "trainer:Trainer.scale",
     "state of one training found by the next, https://github.com/facebookresearch/fairscale/issues/780",
     "invariance.*repeated",
     cause="state of an earlier training outlives it",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..fault import Function, Hit, fault
+from ._fault import Function, Hit, fault
 
 
 @fault(

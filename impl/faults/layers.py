@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..fault import Function, Hit, fault
 from ..norms import _terms, conv, embedding_bag, fallback
+from ._fault import Function, Hit, fault
 
 
 @fault(

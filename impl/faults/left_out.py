@@ -9,17 +9,17 @@ from typing import Any
 
 from torch import Tensor
 
-from .. import sharing
-from ..collectives import ALONE
-from ..fault import Function, Hit, fault
-from ..modes import Mode
-from ..records import Layer, Use
+from ..clipping import tied
+from ..clipping.modes import Mode
+from ..clipping.records import Layer, Use
+from ..sharding.collectives import ALONE
+from ._fault import Function, Hit, fault
 
 _ignored_fault = partial(fault, subject="reference_fsdp2")
 
 
 @_ignored_fault(
-    "left_out:LeftOut.average",
+    "sharding.ignored:LeftOut.average",
     "nobody averages the gradients of ignored parameters, https://github.com/pytorch/pytorch/issues/98281",
     "features.ignored",
     cause="right without ignored",
@@ -40,7 +40,7 @@ def ignored_gradients_stay_local(original: Function, hit: Hit) -> Function:
 
 
 @_ignored_fault(
-    "hooks:term",
+    "clipping.recorder:term",
     "norms of what is sharded alone, https://github.com/pytorch/pytorch/issues/98281",
     "privacy.ignored",
     cause="left out of the norm",
@@ -48,11 +48,11 @@ def ignored_gradients_stay_local(original: Function, hit: Hit) -> Function:
 def ignored_parameters_left_out_of_norms(original: Function, hit: Hit) -> Function:
     """Per-sample norms are over the sharded parameters alone."""
 
-    def planted(together: Sequence[Use], mode: Mode, group_of: sharing.GroupOf) -> Any:
+    def planted(together: Sequence[Use], mode: Mode, group_of: tied.GroupOf) -> Any:
         if not any(_ignored(use.record.layer) for use in together):
             return original(together, mode, group_of)
         hit()
-        terms = sharing.squared_terms([_of_sharded(use) for use in together], group_of)
+        terms = tied.squared_terms([_of_sharded(use) for use in together], group_of)
         return terms or {(0, "complete"): together[0].raw.new_zeros(len(together[0].raw))}
 
     return planted
@@ -70,7 +70,7 @@ def _of_sharded(use: Use) -> Use:
 
 
 @_ignored_fault(
-    "left_out:LeftOut.pieces",
+    "sharding.ignored:LeftOut.pieces",
     "noise on what the wrapper holds alone, https://github.com/pytorch/pytorch/issues/98281",
     "noise.ignored",
     cause="no noise is added to them",
@@ -86,7 +86,7 @@ def ignored_parameters_have_no_noise(original: Function, hit: Hit) -> Function:
 
 
 @_ignored_fault(
-    "left_out:LeftOut.pieces",
+    "sharding.ignored:LeftOut.pieces",
     "each rank draws for itself, https://github.com/meta-pytorch/opacus/pull/761",
     "noise.ignored",
     cause="noise of its own",

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from ..fault import Function, Hit, fault
+from ._fault import Function, Hit, fault
 
 
 @fault(
-    "wrap:ShardedModel._free_unless_kept",
+    "sharding.flat_model:ShardedModel._free_unless_kept",
     "units that stay unsharded, https://github.com/pytorch/pytorch/issues/83129",
     "lifecycle.gathered",
     cause="not freed when its forward",
@@ -26,7 +26,7 @@ def forward_frees_nothing(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "flat:FlatBuffer.drop_local_gradients",
+    "sharding.flat_buffer:FlatBuffer.drop_local_gradients",
     "gradients set to zero, not to None, https://github.com/pytorch/pytorch/pull/92731",
     "lifecycle.released",
     cause="not released when it is reduced",
@@ -46,7 +46,7 @@ def gradients_zeroed_not_released(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "flat:FlatBuffer.__init__",
+    "sharding.flat_buffer:FlatBuffer.__init__",
     "one rank that holds shard and whole apart",
     "lifecycle.aliased",
     cause="shard is a copy",
@@ -64,7 +64,7 @@ def shard_copied_on_one_rank(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "wrap:ShardedModel.__call__",
+    "sharding.flat_model:ShardedModel.__call__",
     "a recomputation taken for a second use, https://github.com/meta-pytorch/opacus/pull/738",
     "lifecycle.hooks",
     cause="computed more than once",
@@ -81,7 +81,7 @@ def forward_computed_twice(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "wrap:ShardedModel.reshard",
+    "sharding.flat_model:ShardedModel.reshard",
     "units that stay unsharded, https://github.com/pytorch/pytorch/issues/83129",
     "lifecycle.memory",
     cause="not freed when the step is over",
@@ -96,7 +96,7 @@ def nothing_freed_after_a_step(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "wrap:ShardedModel._free_unless_kept",
+    "sharding.flat_model:ShardedModel._free_unless_kept",
     "one layer that is never freed, https://github.com/pytorch/pytorch/issues/83129",
     "lifecycle.memory",
     cause="not freed when its forward",
@@ -114,7 +114,7 @@ def one_unit_outlives_its_forward(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "wrap:ShardedModel.full_values",
+    "sharding.flat_model:ShardedModel.full_values",
     "DTensor.full_tensor, which gives away live memory on one rank",
     "lifecycle.copies",
     cause="live memory",
@@ -134,7 +134,7 @@ def live_parameters_given_away(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "wrap:ShardedModel.zero_grad",
+    "sharding.flat_model:ShardedModel.zero_grad",
     "reset_iter_state, which keeps gradients of micro-batches that were not reduced",
     "lifecycle.interrupted",
     cause="right where nothing is interrupted",
@@ -151,7 +151,7 @@ def unreduced_gradients_outlive_an_exception(original: Function, hit: Hit) -> Fu
 
 
 @fault(
-    "step:Trainer.abandon",
+    "trainer:Trainer.abandon",
     "clipping switched off for a pass and not on again when it raises, as of a context without a finally",
     "lifecycle.interrupted",
     cause="right where nothing is interrupted",
@@ -170,7 +170,7 @@ def nothing_is_clipped_after_an_exception(original: Function, hit: Hit) -> Funct
 
 
 @fault(
-    "step:Trainer.abandon",
+    "trainer:Trainer.abandon",
     "noise switched off for a pass and not on again when it raises, as of a context without a finally",
     "lifecycle.interrupted",
     cause="right where nothing is interrupted",

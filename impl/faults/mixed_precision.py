@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..fault import Function, Hit, fault
-from ..records import HALF
+from ..clipping.records import HALF
+from ._fault import Function, Hit, fault
 
 
 @fault(
-    "collectives:reduce_scatter_average",
+    "sharding.collectives:reduce_scatter_average",
     "a reduction in the dtype that the model computes in, https://github.com/pytorch/pytorch/issues/186998",
     "precision.gradients",
     cause="gradients of .* rounded to 8 bits, the precision of bfloat16, when they are reduced",
@@ -35,7 +35,7 @@ def reduced_in_half_precision(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "step:Trainer.update",
+    "trainer:Trainer.update",
     "a model trained in bfloat16 without float32 copies: updates below its rounding are lost",
     "precision.*r*a*",
     cause="parameters of .* rounded to 8 bits, the precision of bfloat16",
@@ -55,7 +55,7 @@ def parameters_kept_in_half_precision(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "records:lifted",
+    "clipping.records:lifted",
     "squares of half-precision gradients summed in half precision, or a Gram product that returns it",
     "precision.norms",
     cause="squared norms are rounded to 8 bits, the precision of bfloat16",
@@ -73,7 +73,7 @@ def norms_summed_in_half_precision(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "shard:FlatUnit.lift_gradients",
+    "sharding.flat_unit:FlatUnit.lift_gradients",
     "gradients of several backwards added up in the dtype of the copies that the model computes with, as"
     " FullyShardedDataParallel does under no_sync (torch 2.13)",
     "precision.gradients",
@@ -92,7 +92,7 @@ def micro_batches_added_up_in_half_precision(original: Function, hit: Hit) -> Fu
 
 
 @fault(
-    "private:PrivateBackward._factors",
+    "clipping.private_backward:PrivateBackward._factors",
     "a path of its own for mixed precision, in which clipping was forgotten",
     "precision.c*",
     cause="not clipped at all|nothing is clipped",
@@ -111,7 +111,7 @@ def nothing_clipped_in_half_precision(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:PrivateBackward._report",
+    "clipping.private_backward:PrivateBackward._report",
     "clip factors cast to the dtype of the losses they multiply",
     "precision.factors",
     cause="clip factors are rounded to 8 bits, the precision of bfloat16",
@@ -130,7 +130,7 @@ def factors_rounded_to_half_precision(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:PrivateBackward._contract",
+    "clipping.private_backward:PrivateBackward._contract",
     "weights cast to the dtype of the losses before gradients are contracted",
     "precision.bookkeeping",
     cause="clip factors are rounded to 8 bits, the precision of bfloat16",
@@ -150,7 +150,7 @@ def weights_rounded_to_half_precision(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:PrivateBackward.add_noise",
+    "clipping.private_backward:PrivateBackward.add_noise",
     "noise drawn in the dtype that the model computes in",
     "precision.noise",
     cause="noise: rounded to 8 bits, the precision of bfloat16",
@@ -174,7 +174,7 @@ def noise_rounded_to_half_precision(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:PrivateBackward.add_noise",
+    "clipping.private_backward:PrivateBackward.add_noise",
     "noise added to gradients of one dtype only",
     "precision.noise",
     cause="no noise is added at all",
@@ -192,7 +192,7 @@ def no_noise_in_half_precision(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "clip:clip_global_norm",
+    "clipping.clip_factors:clip_global_norm",
     "a loop for mixed precision that takes the norm for its log and clips nothing",
     "precision.global-norm",
     cause="the gradient is not clipped at all",
@@ -212,7 +212,7 @@ def global_norm_ignored_in_half_precision(original: Function, hit: Hit) -> Funct
 
 
 @fault(
-    "shard:FlatUnit.accumulate",
+    "sharding.flat_unit:FlatUnit.accumulate",
     "gradients rounded to TF32 on their way, as a product with a matrix of ones does",
     "precision.tf32-training",
     cause="gradients of .* rounded to 11 bits, the precision of .*TF32, when they are reduced",
@@ -227,7 +227,7 @@ def gradients_rounded_to_tf32(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "aggregate:squared_norms",
+    "clipping.aggregate:squared_norms",
     "a sum of squares as a product of matrices, in TF32",
     "precision.tf32-norms",
     cause="squared norms are rounded to 11 bits, the precision of .*TF32",

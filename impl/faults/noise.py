@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ..fault import Function, Hit, fault
+from ._fault import Function, Hit, fault
 
 
 @fault(
-    "private:Privacy.deviation",
+    "clipping.private_backward:Privacy.deviation",
     "an expected batch size that is a whole number for the noise alone, https://github.com/meta-pytorch/opacus/pull/280",
     "noise.scale",
     cause="taken for a whole number",
@@ -29,7 +29,7 @@ def noise_of_a_whole_normaliser(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:PrivateBackward.add_noise",
+    "clipping.private_backward:PrivateBackward.add_noise",
     "noise divided by the number of ranks that share a batch, https://github.com/meta-pytorch/opacus/pull/761",
     "noise.scale",
     cause="1/W: noise is divided by the number of ranks",
@@ -48,7 +48,7 @@ def noise_divided_among_ranks_of_one_batch(original: Function, hit: Hit) -> Func
 
 
 @fault(
-    "noise:Noise.add_",
+    "noise.gaussian:Noise.add_",
     "each worker seeds alike and draws for its shard, https://github.com/meta-pytorch/opacus/pull/166",
     "noise.world",
     cause="for its shard from the beginning",
@@ -65,7 +65,7 @@ def noise_by_place_in_the_shard(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:PrivateBackward.add_noise",
+    "clipping.private_backward:PrivateBackward.add_noise",
     "replicas draw for themselves, https://github.com/meta-pytorch/opacus/pull/761",
     "noise.once",
     cause="replicas draw noise",
@@ -83,7 +83,7 @@ def replicas_draw_for_themselves(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:PrivateBackward.add_noise",
+    "clipping.private_backward:PrivateBackward.add_noise",
     "the key of a step used again, https://github.com/jax-ml/jax/pull/3646",
     "noise.once",
     cause="draw of step 0",
@@ -100,7 +100,7 @@ def every_step_has_the_noise_of_the_first(original: Function, hit: Hit) -> Funct
 
 
 @fault(
-    "noise:Noise.add_",
+    "noise.gaussian:Noise.add_",
     "the key of a draw used again, https://github.com/jax-ml/jax/pull/3646",
     "noise.once",
     cause="which parameter it is for",
@@ -116,7 +116,7 @@ def every_parameter_has_the_same_noise(original: Function, hit: Hit) -> Function
 
 
 @fault(
-    "private:PrivateBackward.add_noise",
+    "clipping.private_backward:PrivateBackward.add_noise",
     "noise added in every micro-batch, https://github.com/google-deepmind/optax/issues/527",
     "noise.micro-batches",
     cause="drawn in every micro-batch",
@@ -135,7 +135,7 @@ def noise_in_every_micro_batch(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:PrivateBackward.add_noise",
+    "clipping.private_backward:PrivateBackward.add_noise",
     "noise on the whole flat buffer, https://github.com/pytorch/pytorch/pull/113106",
     "noise.padding",
     cause="padding becomes non-zero",
@@ -154,7 +154,7 @@ def noise_on_padding(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:Privacy.deviation",
+    "clipping.private_backward:Privacy.deviation",
     "a scale that is a little off, https://github.com/google-deepmind/jax_privacy/issues/383",
     "noise.scale",
     cause=r"0\.99\d* times|0\.98[5-9]\d* times",
@@ -170,7 +170,7 @@ def noise_one_percent_too_small(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "noise:Noise.add_",
+    "noise.gaussian:Noise.add_",
     "noise left to the weights, https://github.com/google-deepmind/jax_privacy/issues/383",
     "noise.scale",
     cause=r"the noise of .*bias.* is 0\.(1|09)\d* times as large",
@@ -190,7 +190,7 @@ def biases_have_a_tenth_of_the_noise(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "noise:Noise.add_",
+    "noise.gaussian:Noise.add_",
     "noise that the first step alone has whole, https://github.com/meta-pytorch/opacus/pull/530",
     "noise.scale",
     cause=r"the noise of step 1 is 0\.(1|09)\d* times as large",
@@ -207,7 +207,7 @@ def later_steps_have_a_tenth_of_the_noise(original: Function, hit: Hit) -> Funct
 
 
 @fault(
-    "noise:Noise.add_",
+    "noise.gaussian:Noise.add_",
     "a key used in two steps, https://github.com/jax-ml/jax/pull/3646",
     "noise.once",
     cause="draw of step 0, .*, negated",
@@ -229,7 +229,7 @@ def noise_is_taken_back_in_the_next_step(original: Function, hit: Hit) -> Functi
 
 
 @fault(
-    "noise:Noise.normal",
+    "noise.gaussian:Noise.normal",
     "one draw shared by all steps, https://github.com/jax-ml/jax/pull/3646",
     "noise.independent",
     cause="the same in every step",
@@ -246,7 +246,7 @@ def steps_share_most_of_their_noise(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "noise:Noise.normal",
+    "noise.gaussian:Noise.normal",
     "noise that tells of itself, https://github.com/meta-pytorch/opacus/pull/761",
     "noise.independent",
     cause="the same in neighbouring elements",
@@ -264,7 +264,7 @@ def neighbours_share_half_of_their_noise(original: Function, hit: Hit) -> Functi
 
 
 @fault(
-    "noise:Noise.normal",
+    "noise.gaussian:Noise.normal",
     "a sampler of another distribution, https://github.com/meta-pytorch/opacus/issues/616",
     "noise.scale",
     cause="draws are uniform, not Gaussian",
@@ -283,7 +283,7 @@ def noise_is_uniform(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "clipping:PerLayer.sensitivity",
+    "clipping.rules:PerLayer.sensitivity",
     "noise for one group of several, https://arxiv.org/abs/1812.06210",
     "noise.scale",
     cause="the largest C_l",
@@ -300,7 +300,7 @@ def sensitivity_is_the_largest_bound(original: property, hit: Hit) -> property:
 
 
 @fault(
-    "noise:philox_words",
+    "noise.gaussian:philox_words",
     "a counter that wraps around too soon, as of a key or a step cut to few bits",
     "noise.once",
     cause="draw of step 0",

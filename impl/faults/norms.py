@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from .. import aggregate, collectives
-from ..collectives import Axis
-from ..fault import Function, Hit, fault
+from ..clipping import aggregate
 from ..norms import embedding
+from ..sharding import collectives
+from ..sharding.collectives import Axis
+from ._fault import Function, Hit, fault
 
 
 def _by_position(squared: torch.Tensor, axis: Axis, add: Function) -> Any:
@@ -21,11 +22,11 @@ def _by_position(squared: torch.Tensor, axis: Axis, add: Function) -> Any:
     return add(padded, axis)[..., :own]
 
 
-# -- aggregation over ranks: the table of aggregate.py ----------------------------------------------------------------
+# -- aggregation over ranks: the table of clipping/aggregate.py -------------------------------------------------------
 
 
 @fault(
-    "aggregate:squared_norms",
+    "clipping.aggregate:squared_norms",
     "complete norms reduced once more, https://github.com/modelscope/twinkle/pull/290",
     "norms.replicated-complete",
     cause=r"exactly sqrt\([WS]\) = |complete on every rank are counted [WS] = ",
@@ -44,7 +45,7 @@ def complete_norms_summed(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "aggregate:squared_norms",
+    "clipping.aggregate:squared_norms",
     "tensor-parallel norm code used under FSDP, https://github.com/meta-pytorch/opacus/pull/761",
     "norms.distributed-complete",
     cause="by position",
@@ -63,7 +64,7 @@ def norms_summed_by_position(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "aggregate:sum_over",
+    "clipping.aggregate:sum_over",
     "own shard's norm taken for the whole, https://github.com/pytorch/pytorch/issues/72548",
     "norms.replicated-partial",
     cause="own shard of rank",
@@ -79,7 +80,7 @@ def partial_norms_not_summed(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "aggregate:sum_over",
+    "clipping.aggregate:sum_over",
     "norms of shards summed over replicas too, https://github.com/ByteDance-Seed/VeOmni/issues/184",
     "norms.one-axis",
     cause="by position",
@@ -97,8 +98,8 @@ def partial_norms_summed_over_the_world(original: Function, hit: Hit) -> Functio
 
 
 @fault(
-    "aggregate:refuse_impossible",
-    "no check of the layout, row 5 of the table of aggregate.py",
+    "clipping.aggregate:refuse_impossible",
+    "no check of the layout, row 5 of the table of impl/clipping/aggregate.py",
     "norms.refused",
     cause="partial contributions are taken although the samples are split",
 )
@@ -113,7 +114,7 @@ def impossible_norms_summed(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "aggregate:squared_norms",
+    "clipping.aggregate:squared_norms",
     "one flag for a group of sharded and replicated parameters, https://github.com/deepspeedai/DeepSpeed/pull/5411",
     "norms.mixed",
     cause=r"\(root\) that are complete on every rank are counted [WS] = ",
@@ -131,7 +132,7 @@ def complete_terms_counted_by_every_rank(original: Function, hit: Hit) -> Functi
 
 
 @fault(
-    "aggregate:in_dataset_order",
+    "clipping.aggregate:in_dataset_order",
     "missing reorder after the gather, claim A3 of the claims ledger",
     "norms.dataset-order",
     cause="order of the ranks",
@@ -148,7 +149,7 @@ def gathered_norms_left_in_rank_order(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "flat:FlatBuffer.owned",
+    "sharding.flat_buffer:FlatBuffer.owned",
     "bounded at its start but not its end, https://github.com/NVIDIA/Megatron-LM/pull/5898",
     "norms.replicated-partial",
     cause="last element of each",
@@ -165,7 +166,7 @@ def owned_part_off_by_one(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "hooks:term",
+    "clipping.recorder:term",
     "squared norms cast down, https://github.com/facebookresearch/fairscale/issues/1092",
     "clipping.norms",
     cause="bfloat16",
@@ -270,7 +271,7 @@ def frozen_weight_counted(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "hooks:Recorder._summed",
+    "clipping.recorder:Recorder._summed",
     "layers' norms added, not their squares",
     "norms.additive",
     cause="norms of parameters are added",

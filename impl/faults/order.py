@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from ..fault import Function, Hit, fault
+from ._fault import Function, Hit, fault
 
 # -- deadlocks and order ----------------------------------------------------------------------------------------------
 
 
 @fault(
-    "step:Trainer.micro_step",
+    "trainer:Trainer.micro_step",
     "nothing done for an empty batch, https://github.com/meta-pytorch/opacus/pull/530",
     "collectives.plain",
     cause="without a sample",
@@ -31,7 +31,7 @@ def empty_rank_skips_its_collectives(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "step:Trainer.update",
+    "trainer:Trainer.update",
     "rank 0 gathers for its log, https://github.com/Lightning-AI/pytorch-lightning/issues/17600",
     "collectives.plain",
     cause="rank 0 alone",
@@ -49,7 +49,7 @@ def rank_zero_gathers_for_its_log(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "wrap:reduction_order",
+    "sharding.flat_model:reduction_order",
     "same shape, other order, https://github.com/pytorch/pytorch/pull/75902",
     "collectives.plain",
     cause="last rank .*another order",
@@ -74,7 +74,7 @@ def reduction_order_differs_on_last_rank(original: Function, hit: Hit) -> Functi
 
 
 @fault(
-    "shard:FlatUnit.reduce_gradients",
+    "sharding.flat_unit:FlatUnit.reduce_gradients",
     "only used parameters reduced, https://github.com/pytorch/pytorch/issues/158719",
     "collectives.plain",
     cause="unit without gradient",
@@ -94,7 +94,7 @@ def only_used_units_reduced(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "hooks:Recorder._immediate",
+    "clipping.recorder:Recorder._immediate",
     "a parameter touched inside the norm hook, claim C1 of the claims ledger",
     "collectives.private",
     cause="without a sample",
@@ -117,7 +117,7 @@ def norm_hook_gathers(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "hooks:Recorder._deferred",
+    "clipping.recorder:Recorder._deferred",
     "work keyed to the local batch between two collectives, https://github.com/meta-pytorch/opacus/issues/516",
     "deferred.completes",
     cause="without a sample",

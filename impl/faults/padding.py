@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from ..fault import Function, Hit, fault
+from ._fault import Function, Hit, fault
 
 
 @fault(
-    "flat:FlatBuffer.__init__",
+    "sharding.flat_buffer:FlatBuffer.__init__",
     "padding value 42, https://github.com/pytorch/pytorch/pull/113106",
     "padding.zero",
     cause="when the parameters are sharded",
@@ -28,7 +28,7 @@ def padding_garbage_after_init(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "shard:FlatUnit.accumulate",
+    "sharding.flat_unit:FlatUnit.accumulate",
     "bucket tail not cleared, https://github.com/NVIDIA/Megatron-LM/pull/5077",
     "padding.zero",
     cause="when gradients are reduced",
@@ -46,7 +46,7 @@ def padding_garbage_after_reduce(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "step:Trainer.accumulate",
+    "trainer:Trainer.accumulate",
     "bucket tail cleared too late, https://github.com/NVIDIA/Megatron-LM/pull/5077",
     "padding.zero",
     cause="when gradients are reduced",
@@ -77,7 +77,7 @@ def padding_cleared_before_the_update(original: Function, hit: Hit) -> Function:
     return planted
 
 
-@fault("step:Trainer.update", "an update that does not map zero to zero", "padding.zero", cause="optimizer's update")
+@fault("trainer:Trainer.update", "an update that does not map zero to zero", "padding.zero", cause="optimizer's update")
 def padding_grows_at_update(original: Function, hit: Hit) -> Function:
     """The optimizer's step adds 1 to the padding of every trainable shard."""
 
@@ -92,7 +92,7 @@ def padding_grows_at_update(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "flat:FlatBuffer.attach",
+    "sharding.flat_buffer:FlatBuffer.attach",
     "padded offsets used on real data, https://github.com/NVIDIA/Megatron-LM/pull/5077",
     "padding.unread",
     cause="padding is read",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..fault import Fault, Function, Hit, fault
+from ._fault import Fault, Function, Hit, fault
 
 
 def _factor_off(exponent: int) -> Fault:
@@ -18,7 +18,7 @@ def _factor_off(exponent: int) -> Fault:
     plant.__name__ = f"factor_off_by_1e_{exponent}"
     plant.__doc__ = f"The clip factor of a micro-batch's first sample is too small by a part in 10**{exponent}."
     return fault(
-        "clip:factors",
+        "clipping.clip_factors:factors",
         "a small numerical error in one factor",
         "clipping.coefficients",
         cause=f"factor of the first sample .* -1.0e-{exponent:02d}",
@@ -34,7 +34,7 @@ def _norm_off(exponent: int) -> Fault:
     plant.__name__ = f"squared_norm_off_by_1e_{exponent}"
     plant.__doc__ = f"The squared norm of a micro-batch's first sample is too small by a part in 10**{exponent}."
     return fault(
-        "aggregate:squared_norms",
+        "clipping.aggregate:squared_norms",
         "an under-estimated norm breaks the guarantee",
         "clipping.norms",
         cause=f" norm of the first sample .* -5.0e-{exponent + 1:02d}",
@@ -55,7 +55,7 @@ def _first_sample_times(factor: float, original: Function, hit: Hit) -> Function
 
 
 @fault(
-    "aggregate:squared_norms",
+    "clipping.aggregate:squared_norms",
     "squared norms in half precision, https://github.com/google-deepmind/jax_privacy/pull/309",
     "norms.one-sided",
     cause="squared norms are rounded to 24 bits, the precision of float32",
@@ -74,7 +74,7 @@ def squared_norms_in_float32(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "aggregate:squared_norms",
+    "clipping.aggregate:squared_norms",
     "squared norms that underflow, https://github.com/google-deepmind/jax_privacy/pull/309",
     "norms.scaling",
     cause="small norms are replaced by",
@@ -97,7 +97,7 @@ squared_norm_off_by_1e_9, squared_norm_off_by_1e_12 = map(_norm_off, (9, 12))
 
 
 @fault(
-    "private:PrivateBackward.clip_factors",
+    "clipping.private_backward:PrivateBackward.clip_factors",
     "a sample lost between the passes",
     "training.private-gradients",
     cause="first sample of each micro-batch is left out",
@@ -108,7 +108,7 @@ def sample_dropped_in_second_pass(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:PrivateBackward.clip_factors",
+    "clipping.private_backward:PrivateBackward.clip_factors",
     "a sample counted twice",
     "rounding.private-gradients",
     cause="first sample of each micro-batch is counted twice",
@@ -119,7 +119,7 @@ def sample_doubled_in_second_pass(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:PrivateBackward.clip_factors",
+    "clipping.private_backward:PrivateBackward.clip_factors",
     "factors in another order than the losses",
     "clipping.coefficients",
     cause="first two samples .* exchanged",

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from .. import aggregate, clip, collectives
-from ..collectives import Subject
-from ..fault import Function, Hit, fault
+from ..clipping import aggregate, clip_factors
+from ..sharding import collectives
+from ..sharding.collectives import Subject
+from ._fault import Function, Hit, fault
 
 
 @fault(
-    "clip:factors",
+    "clipping.clip_factors:factors",
     "micro-batches averaged before they are clipped, https://github.com/tensorflow/privacy/issues/81",
     "privacy.sensitivity",
     cause="two samples .* share",
@@ -32,7 +33,7 @@ def pairs_share_a_norm(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "clipping:PerLayer.factors",
+    "clipping.rules:PerLayer.factors",
     "per-layer clipping whose groups do not combine to C, https://github.com/google-deepmind/jax_privacy/issues/385",
     "privacy.sensitivity",
     cause="bound of all of them",
@@ -43,13 +44,13 @@ def each_group_has_the_whole_bound(original: Function, hit: Hit) -> Function:
 
     def planted(self: Any, squared_norms: torch.Tensor) -> torch.Tensor:
         hit()
-        return torch.stack([clip.factors(row, self.sensitivity) for row in squared_norms.unbind(0)])
+        return torch.stack([clip_factors.factors(row, self.sensitivity) for row in squared_norms.unbind(0)])
 
     return planted
 
 
 @fault(
-    "clip:factors",
+    "clipping.clip_factors:factors",
     "a clip norm that follows the batch, https://github.com/meta-pytorch/opacus/pull/779",
     "privacy.independence",
     cause="median norm",
@@ -67,7 +68,7 @@ def clip_norm_follows_the_batch(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "nonfinite:found_in",
+    "clipping.nonfinite:found_in",
     "a norm that is infinite passes, https://github.com/deepspeedai/DeepSpeed/pull/7171",
     "clipping.nonfinite",
     cause="a weight of zero does not leave it out",
@@ -83,7 +84,7 @@ def nonfinite_norms_pass(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:PrivateBackward.finish",
+    "clipping.private_backward:PrivateBackward.finish",
     "earlier parameters updated when a later gradient is found out, ooples/AiDotNet.Tensors#972",
     "clipping.nonfinite",
     cause="updated before the step is refused",
@@ -106,7 +107,7 @@ def updated_before_the_refusal(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:PrivateBackward.add_noise",
+    "clipping.private_backward:PrivateBackward.add_noise",
     "noise of a mean where a sum is released, https://github.com/tensorflow/privacy/issues/153",
     "privacy.noise",
     cause="noise is divided by the number of samples that each rank has",
@@ -122,7 +123,7 @@ def noise_of_the_mean_drawn(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "private:PrivateBackward.add_noise",
+    "clipping.private_backward:PrivateBackward.add_noise",
     "a counter of draws that goes on with the batches",
     "privacy.noise",
     cause="counted by their records",
@@ -145,7 +146,7 @@ _LOGGED = Subject("(norms, for a log)")
 
 
 @fault(
-    "step:Trainer.update",
+    "trainer:Trainer.update",
     "a message as long as the largest local batch, https://github.com/meta-pytorch/opacus/issues/516",
     "privacy.collectives",
     cause="that of the largest local batch",

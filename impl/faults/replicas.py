@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from ..collectives import ALONE, Axis
-from ..fault import Function, Hit, fault
+from ..sharding.collectives import ALONE, Axis
+from ._fault import Function, Hit, fault
 
 
 @fault(
-    "collectives:all_reduce_average",
+    "sharding.collectives:all_reduce_average",
     "the replica group lost, https://github.com/NVIDIA-NeMo/Automodel/pull/3135",
     "training.plain",
     cause="not reduced over the replicas",
@@ -28,7 +28,7 @@ def replicas_not_reduced(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "collectives:all_reduce_average",
+    "sharding.collectives:all_reduce_average",
     "a factor that means something else on two axes, https://github.com/pytorch/pytorch/issues/155903",
     "training.plain",
     cause="exactly R = ",
@@ -45,7 +45,7 @@ def replicas_summed_not_averaged(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "module_states:sync_parameters",
+    "sharding.initial_sync:sync_parameters",
     "models that are never made equal, https://github.com/pytorch/torchtitan/issues/166",
     "features.broadcast",
     cause="replicas other than the first start from what",
@@ -62,7 +62,7 @@ def broadcast_leaves_replicas_out(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "clip:global_squared_norm",
+    "clipping.clip_factors:global_squared_norm",
     "shard norms summed over replicas too, https://github.com/ByteDance-Seed/VeOmni/pull/862",
     "global-norm.returned",
     cause=r"exactly sqrt\(R\) = ",

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from .. import sampling
-from ..fault import Function, Hit, fault
+from ..sampling import poisson
+from ._fault import Function, Hit, fault
 
 
 @fault(
-    "epochs:EpochSampler.order",
+    "sampling.epochs:EpochSampler.order",
     "no global seed: every process shuffles by itself, https://github.com/Lightning-AI/pytorch-lightning/pull/17713",
     "samplers.dealt",
     cause="ranks do not split one and the same order",
@@ -29,7 +29,7 @@ def every_rank_shuffles_by_itself(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "layout:Layouts.share",
+    "clipping.batch_layout:Layouts.share",
     "the data-parallel rank taken from the wrong mesh axis, https://github.com/pytorch/torchtitan/issues/1842",
     "samplers.dealt",
     cause="axis is not the one that the samples are replicated over",
@@ -49,7 +49,7 @@ def share_by_the_other_axis(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "epochs:EpochSampler.share",
+    "sampling.epochs:EpochSampler.share",
     "a loader without padding, https://github.com/pytorch/torchtitan/issues/1618",
     "samplers.steps",
     cause="shares are not made equally long",
@@ -67,7 +67,7 @@ def rest_dealt_out(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "epochs:EpochSampler.order",
+    "sampling.epochs:EpochSampler.order",
     "set_epoch forgotten; calls DistributedSampler's documentation warns of",
     "samplers.epochs",
     cause="its number does not reach the shuffle",
@@ -84,7 +84,7 @@ def epoch_never_told(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "epochs:EpochSampler.order",
+    "sampling.epochs:EpochSampler.order",
     "a data set cut to a multiple of the ranks before it is shuffled, so that its last records are never trained with",
     "samplers.shuffled",
     cause="left out of every epoch",
@@ -105,7 +105,7 @@ def same_records_left_out(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "epochs:EpochSampler.order",
+    "sampling.epochs:EpochSampler.order",
     "a data set split among the ranks once, and shuffled by each of them within its part",
     "samplers.shuffled",
     cause="shuffled within shares",
@@ -130,7 +130,7 @@ def shares_keep_their_records(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "epochs:EpochSampler.steps",
+    "sampling.epochs:EpochSampler.steps",
     "a resumed loader that begins at iteration 0, https://github.com/huggingface/accelerate/pull/4071",
     "samplers.resumed",
     cause="the epoch begins again after a stop",
@@ -147,7 +147,7 @@ def resumed_from_the_start(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "sampling:PoissonSampler.draw",
+    "sampling.poisson:PoissonSampler.draw",
     "every rank draws from the whole data set, https://github.com/meta-pytorch/opacus/issues/444",
     "samplers.poisson-once",
     cause=r"record \d+ belongs to shares",
@@ -169,7 +169,7 @@ def neighbours_record_drawn_too(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "sampling:PoissonSampler.draw",
+    "sampling.poisson:PoissonSampler.draw",
     "a distributed sampler that yields nothing for an empty draw, https://github.com/meta-pytorch/opacus/pull/164",
     "samplers.poisson-steps",
     cause="empty micro-batches are left out",
@@ -187,7 +187,7 @@ def empty_draws_left_out(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "sampling:PoissonSampler.draw",
+    "sampling.poisson:PoissonSampler.draw",
     "ranks seeded alike, https://github.com/meta-pytorch/opacus/pull/271",
     "samplers.poisson-law",
     cause="ranks draw the same stream",
@@ -206,7 +206,7 @@ def ranks_draw_one_stream(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "sampling:PoissonSampler.draw",
+    "sampling.poisson:PoissonSampler.draw",
     "shuffled batches of one size, https://github.com/lxuechen/private-transformers/issues/7",
     "samplers.poisson-law",
     cause="size of a batch is fixed",
@@ -225,7 +225,7 @@ def batches_of_one_size(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "sampling:PoissonSampler.draw",
+    "sampling.poisson:PoissonSampler.draw",
     "a rate from another count than was drawn with, https://github.com/meta-pytorch/opacus/issues/813",
     "samplers.poisson-rate",
     cause=r"probability is not 0\.5: 0\.49\d* of all",
@@ -243,7 +243,7 @@ def rate_one_percent_low(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "sampling:PoissonSampler.draw",
+    "sampling.poisson:PoissonSampler.draw",
     "draws from the generator of each rank, https://github.com/meta-pytorch/opacus/pull/271",
     "samplers.poisson-world",
     cause="stay on their rank are drawn otherwise among other ranks",
@@ -262,7 +262,7 @@ def draws_keyed_by_rank(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "sampling:PoissonSampler.dealt_out",
+    "sampling.poisson:PoissonSampler.dealt_out",
     "batches cut off at a largest size, https://github.com/google-deepmind/jax_privacy/issues/121",
     "samplers.poisson-room",
     cause="draws many records leaves some out",
@@ -271,7 +271,7 @@ def large_draws_cut_off(original: Function, hit: Hit) -> Function:
     """A rank has room for all but one in 256 of its draws; records beyond it are left out."""
 
     def planted(self: Any, joined: list[int]) -> list[list[int]]:
-        room = max(1, sampling._quantile(-(-self.dataset_size // self.axis.size), self.rate, 2.0**-8))
+        room = max(1, poisson._quantile(-(-self.dataset_size // self.axis.size), self.rate, 2.0**-8))
         if len(joined) > room:
             hit()
         return original(self, joined[:room])  # type: ignore[no-any-return]
@@ -280,7 +280,7 @@ def large_draws_cut_off(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "sampling:PoissonSampler.draw",
+    "sampling.poisson:PoissonSampler.draw",
     "a resumed loader that begins at iteration 0, https://github.com/huggingface/accelerate/pull/4203",
     "samplers.poisson-resumed",
     cause="the epoch begins again after a stop",

@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 
-from .. import aggregate, collectives
-from ..collectives import Axis
-from ..fault import Function, Hit, fault
-from ..layout import REPLICATED
+from ..clipping import aggregate
+from ..clipping.batch_layout import REPLICATED
+from ..sharding import collectives
+from ..sharding.collectives import Axis
+from ._fault import Function, Hit, fault
 
 # -- averaging --------------------------------------------------------------------------------------------------------
 
 
 @fault(
-    "collectives:reduce_scatter_average",
+    "sharding.collectives:reduce_scatter_average",
     "AVG on top of a global mean, https://github.com/meta-pytorch/torchtune/pull/2172",
     "rounding.gradients",
     cause="exactly 1/[WS] = ",
@@ -32,7 +33,7 @@ def averaged_twice(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "collectives:reduce_scatter_average",
+    "sharding.collectives:reduce_scatter_average",
     "divisor forgotten, https://github.com/meta-pytorch/opacus/issues/324",
     "training.plain",
     cause="exactly [WS] = ",
@@ -48,7 +49,7 @@ def summed_not_averaged(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "step:Trainer.scale",
+    "trainer:Trainer.scale",
     "local means of uneven batches averaged, https://github.com/pytorch/torchtitan/pull/2206",
     "training.plain",
     cause="local means",
@@ -64,7 +65,7 @@ def local_means(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "step:Trainer.step",
+    "trainer:Trainer.step",
     "normalised by micro-batches too, https://github.com/ml-explore/mlx-lm/pull/1413",
     "training.plain",
     cause="exactly 1/K = ",
@@ -85,7 +86,7 @@ def divided_by_micro_batches(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "step:Trainer.micro_step",
+    "trainer:Trainer.micro_step",
     "wrap-around rows, https://github.com/pytorch/pytorch/issues/25162",
     "training.*",
     cause="duplicates are dropped",
@@ -121,7 +122,7 @@ def _indices_by_rank(indices: Any, axis: Axis) -> list[list[int]]:
 
 
 @fault(
-    "flat:FlatBuffer.start",
+    "sharding.flat_buffer:FlatBuffer.start",
     "offsets right only where W divides n, https://github.com/deepspeedai/DeepSpeed/pull/1380",
     "training.plain",
     cause=r"start at rank \* floor",
@@ -138,7 +139,7 @@ def shard_starts_rounded_down(original: Any, hit: Hit) -> Any:
 
 
 @fault(
-    "collectives:all_gather",
+    "sharding.collectives:all_gather",
     "stale tail after an update, https://github.com/pytorch/torchtitan/issues/1136",
     "training.plain",
     cause="shard of the last rank .*stale",
@@ -160,7 +161,7 @@ def last_shard_stale(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "shard:FlatUnit.reshard",
+    "sharding.flat_unit:FlatUnit.reshard",
     "a unit stays unsharded, https://github.com/pytorch/pytorch/issues/83129",
     "training.*",
     cause="first step's parameters",
@@ -175,7 +176,7 @@ def units_never_resharded(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "shard:FlatUnit.reduce_gradients",
+    "sharding.flat_unit:FlatUnit.reduce_gradients",
     "parameters outside units not synchronised, https://github.com/pytorch/pytorch/issues/98281",
     "training.plain",
     cause=r"\(root\) are not reduced",
@@ -196,7 +197,7 @@ def root_gradients_not_reduced(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "step:Trainer.update",
+    "trainer:Trainer.update",
     "the update of one rank skipped, https://github.com/facebookresearch/fairscale/issues/180",
     "rounding.update",
     cause="last rank .*did not move",
@@ -214,7 +215,7 @@ def update_skipped_on_last_rank(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "wrap:ShardedModel.__init__",
+    "sharding.flat_model:ShardedModel.__init__",
     "one shard a replica: nothing is sharded, https://github.com/pytorch/pytorch/issues/154888",
     "shards.cover",
     cause="nothing is sharded",
@@ -237,7 +238,7 @@ def replicated_instead_of_sharded(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "step:Trainer.micro_step",
+    "trainer:Trainer.micro_step",
     "only the last micro-batch survives, https://github.com/allenai/open-instruct/pull/1498",
     "training.plain",
     cause="only the last micro-batch counts",
@@ -256,7 +257,7 @@ def no_sync_drops_micro_batches(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "shard:FlatUnit.accumulate",
+    "sharding.flat_unit:FlatUnit.accumulate",
     "the saved shard is overwritten, https://github.com/pytorch/pytorch/pull/73535",
     "training.plain",
     cause="only the last micro-batch counts",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..fault import Function, Hit, fault
+from ._fault import Function, Hit, fault
 
 
 @fault(

@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 
-from .. import clip, collectives
-from ..fault import Function, Hit, fault
+from ..clipping import clip_factors
+from ..sharding import collectives
+from ._fault import Function, Hit, fault
 
 _ALIGNMENT = 8
 """Elements to a multiple of which a bucket is rounded up."""
 
 
 @fault(
-    "clip:global_squared_norm",
+    "clipping.clip_factors:global_squared_norm",
     "alignment padding of a bucket counted in the norm, https://github.com/NVIDIA/Megatron-LM/pull/5077",
     "global-norm.returned",
     cause=r"uninitialised memory: .*uninitialised\.py:\d+ got from",
@@ -23,18 +24,18 @@ def norm_over_an_unwritten_tail(original: Function, hit: Hit) -> Function:
     """The global norm is taken over a bucket rounded up to eight elements, whose tail nobody has written."""
 
     def planted(model: Any) -> torch.Tensor:
-        own = torch.cat([clip.own_gradient(piece).flatten() for piece in model.pieces() if not piece.copied])
+        own = torch.cat([clip_factors.own_gradient(piece).flatten() for piece in model.pieces() if not piece.copied])
         bucket = torch.empty(-(-len(own) // _ALIGNMENT) * _ALIGNMENT, dtype=own.dtype)
         bucket[: len(own)] = own
         if len(bucket) > len(own):
             hit()
-        return collectives.all_reduce_sum(clip.GLOBAL_NORM, bucket.square().sum(), model.axis)
+        return collectives.all_reduce_sum(clip_factors.GLOBAL_NORM, bucket.square().sum(), model.axis)
 
     return planted
 
 
 @fault(
-    "shard:FlatUnit.accumulate",
+    "sharding.flat_unit:FlatUnit.accumulate",
     "an accumulator made by torch.empty where zeros were meant",
     "training.*",
     cause=r"uninitialised memory: .*uninitialised\.py:\d+ got from",

@@ -30,9 +30,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from .. import collectives
-from ..sharded import Sharded
-from ..spans import Span
+from ..sharding import collectives
+from ..sharding.protocol import Sharded
+from ..sharding.spans import Span
 from . import checkpoint, optimizer_state, plain
 from .optimizer_state import Described, short
 from .planners import StateError

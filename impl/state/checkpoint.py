@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from ..spans import Span
+from ..sharding.spans import Span
 from . import planners
 from .planners import StateError, Wanted
 

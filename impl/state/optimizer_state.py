@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..sharded import Sharded
-from ..spans import Span
+from ..sharding.protocol import Sharded
+from ..sharding.spans import Span
 from . import plain
 from .planners import StateError
 

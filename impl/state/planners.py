@@ -38,7 +38,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from ..spans import Box, Span
+from ..sharding.spans import Box, Span
 from . import plain
 
 HEADER = "header"

@@ -11,8 +11,8 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from fsdpcheck import adapters, torch_private, watchers
-from fsdpcheck.adapters._base import Promise
+from fsdpcheck import adapters
+from fsdpcheck.adapters.contract import Promise
 from fsdpcheck.case import (
     Arithmetic,
     BatchLayout,
@@ -25,20 +25,22 @@ from fsdpcheck.case import (
     StepSpec,
     Trait,
 )
-from fsdpcheck.checks.bounded import assert_global_norm, assert_norms_exact
+from fsdpcheck.checks.clipping import assert_global_norm, assert_norms_exact
+from fsdpcheck.checks.hooks_and_memory import assert_hooks_fire
 from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal, assert_ranks_agree
-from fsdpcheck.checks.watched import assert_hooks_fire
+from fsdpcheck.compat import torch_private
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import AdapterError, MissingDependency
-from fsdpcheck.runner import Run
-from fsdpcheck.violation import Violation
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging.run import Run
+from fsdpcheck.program import watchers
 
 W = 2
 with_opacus = pytest.mark.skipif(importlib.util.find_spec("opacus") is None, reason="the extra opacus is missing")
 
 PLAIN = ["reference", "reference_fsdp2", "fully_shard", "fsdp1"]
-PRIVATE = ["reference", pytest.param("fsdpcheck.adapters.opacus:sound", marks=with_opacus)]
+PRIVATE = ["reference", pytest.param("fsdpcheck.adapters.builtin.opacus:sound", marks=with_opacus)]
 ALL = [*PLAIN, pytest.param("opacus", marks=with_opacus)]
 
 TWO = (LayerSpec(2, activation="relu"), LayerSpec(4))
@@ -204,7 +206,7 @@ def test_a_promise_not_made_has_a_reason(ref: str) -> None:
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "opacus", None)
-    monkeypatch.delitem(__import__("sys").modules, "fsdpcheck.adapters.opacus", raising=False)
+    monkeypatch.delitem(__import__("sys").modules, "fsdpcheck.adapters.builtin.opacus", raising=False)
     monkeypatch.setattr(adapters, "_loaded", {})
     with pytest.raises(MissingDependency, match=r"fsdpcheck\[opacus\]"):
         adapters.load("opacus")
@@ -277,7 +279,7 @@ def test_fsdp1_cannot_clip_a_float64_model(engine: Engine) -> None:
 def test_fsdp1_does_not_reduce_over_replicas_that_do_not_shard(engine: Engine) -> None:
     """pytorch#154888: HYBRID_SHARD on an (n, 1) mesh. The adapter says NO_SHARD there instead."""
     case = dataclasses.replace(BASE, mesh=MeshSpec(dp_shard=1, dp_replicate=2))
-    known, worked_around = Run(engine, "fsdpcheck.adapters.fsdp1:hybrid_of_one"), Run(engine, "fsdp1")
+    known, worked_around = Run(engine, "fsdpcheck.adapters.builtin.fsdp1:hybrid_of_one"), Run(engine, "fsdp1")
     execution = known(case)
     assert {call.group for result in execution.ranks for call in result.trace} == {(0,), (1,)}
     with pytest.raises(Violation, match="the parameters are not the single device's"):
@@ -290,7 +292,7 @@ def test_fsdp1_gives_a_frozen_module_beside_a_trained_one_a_backward(engine: Eng
     """torch 2.13: its weight is a view of the flat parameter, which needs a gradient. So fsdp1 promises no hooks."""
     first = LayerSpec(2, frozen="all" if frozen else "none")
     case = dataclasses.replace(BASE, model=ModelSpec((first, LayerSpec(1)), features=2))
-    execution = Run(engine, "fsdpcheck.adapters.fsdp1:hooked")(case, watchers=(watchers.CALLS,))
+    execution = Run(engine, "fsdpcheck.adapters.builtin.fsdp1:hooked")(case, watchers=(watchers.CALLS,))
     if not frozen:
         assert_hooks_fire(execution)
         return
@@ -307,7 +309,7 @@ def test_fsdp1_adds_up_micro_batches_in_bfloat16_under_no_sync(engine: Engine) -
         arithmetic=Arithmetic("float32", project=False, compute="bfloat16", inputs=255),
         seed=7,
     )
-    known = Run(engine, "fsdpcheck.adapters.fsdp1:unsynced").watching(["grads"])
+    known = Run(engine, "fsdpcheck.adapters.builtin.fsdp1:unsynced").watching(["grads"])
     with pytest.raises(Violation, match="the gradient is not the single device's") as caught:
         assert_gradients_equal(known(case), known.answer(case))
     assert (caught.value.got, caught.value.wanted) == ("264.0", "265.0")  # 140 - 10 + 135, and 265 takes 9 bits
@@ -325,7 +327,7 @@ def test_fsdp1_cannot_put_off_the_reduction_of_tied_parameters_in_mixed_precisio
         step=dataclasses.replace(tied.step, micro_batches=2, sync_every=False),
         arithmetic=CASES["bfloat16"].arithmetic,
     )
-    known, worked_around = Run(engine, "fsdpcheck.adapters.fsdp1:unsynced"), Run(engine, "fsdp1")
+    known, worked_around = Run(engine, "fsdpcheck.adapters.builtin.fsdp1:unsynced"), Run(engine, "fsdp1")
     failure = known(case).failure
     assert failure is not None
     assert "attempting to assign a gradient with dtype 'c10::BFloat16'" in failure.text

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from fsdpcheck import adapters, strategies
-from fsdpcheck.adapters._base import ArithmeticRule, FactorRule, Features, GlobalNormRule, NormRule
+from fsdpcheck.adapters.contract import ArithmeticRule, FactorRule, Features, GlobalNormRule, NormRule
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec
-from fsdpcheck.check import check_law
-from fsdpcheck.checks.bounded import assert_factors, assert_norms_exact
+from fsdpcheck.checks.clipping import assert_factors, assert_norms_exact
 from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import AdapterError, InvalidCase, NotExact, NotOnRanks
-from fsdpcheck.own import inspection as own_inspection
-from fsdpcheck.registry import chapters
-from fsdpcheck.runner import Run
-from fsdpcheck.strategies import drawing
-from fsdpcheck.violation import Violation
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import enumeration
+from fsdpcheck.workload.user_model import inspection as own_inspection
 
 HERE = Path(__file__).parent.parent / "toys"
 TOYS, MODELS = str(HERE / "conventions.py"), str(HERE / "own_models.py")
@@ -94,18 +94,18 @@ def test_averages_of_averages_take_one_factor_a_reduction(engine: SimulatedEngin
 def test_what_divides_before_the_sum_is_drawn_where_it_is_exact() -> None:
     """float32 on 7 and 13 ranks, 49 ranks, and fewer factors of W than reductions are not."""
     features = adapters.load("ddp").features
-    drawn = drawing.distinct(strategies.plain_of_any_sum(features, (3, 7, 13, 49)), 40)
+    drawn = enumeration.distinct(strategies.plain_of_any_sum(features, (3, 7, 13, 49)), 40)
     assert {case.world_size for case in drawn} == {3, 7, 13}
     assert all(case.world_size == 3 for case in drawn if case.arithmetic.dtype == "float32")
     assert all(case.arithmetic.world_factors == case.step.reductions for case in drawn)
     assert any(case.step.reductions == 3 for case in drawn)
-    after = drawing.distinct(strategies.plain_of_any_sum(adapters.load("fully_shard").features, (3,)), 10)
+    after = enumeration.distinct(strategies.plain_of_any_sum(adapters.load("fully_shard").features, (3,)), 10)
     assert {case.arithmetic.world_factors for case in after} == {0, 1}
 
 
 def test_float32_alone_is_declared_and_drawn() -> None:
     features = replace(adapters.load("reference").features, arithmetic=ArithmeticRule(dtypes=("float32",)))
-    drawn = drawing.distinct(strategies.of_equal_bits(features, (1, 2)), 10)
+    drawn = enumeration.distinct(strategies.of_equal_bits(features, (1, 2)), 10)
     assert {case.arithmetic.dtype for case in drawn} == {"float32"}
 
 
@@ -174,7 +174,7 @@ def test_an_eps_in_the_norm_is_right_where_it_is_declared(engine: SimulatedEngin
 
 
 def test_rules_that_contradict_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fsdpcheck.adapters._contract import require_consistent
+    from fsdpcheck.adapters.promises import require_consistent
 
     adapter, norm = adapters.load("ddp"), NormRule(1e-6)
     wrong: list[dict[str, object]] = [

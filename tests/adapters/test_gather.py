@@ -9,7 +9,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from fsdpcheck.adapters._gather import full_values, local_tensors
+from fsdpcheck.adapters.builtin._gather import full_values, local_tensors
 from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.execution import Execution, RankResult, RunRequest

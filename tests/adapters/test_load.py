@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from fsdpcheck import adapters, engines, law
-from fsdpcheck.check import check_law
+from fsdpcheck import adapters, engines
 from fsdpcheck.errors import AdapterError, MissingDependency
-from fsdpcheck.runner import Run
+from fsdpcheck.judging import registry
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.run import Run
 
 SOURCE = """
-from fsdpcheck.adapters._base import Features
+from fsdpcheck.adapters.contract import Features
 
 class Mine:
     name = "mine"
@@ -177,7 +178,7 @@ def test_a_missing_package_is_told_from_a_missing_module(tmp_path: Path) -> None
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opacus", None)
-    monkeypatch.delitem(sys.modules, "fsdpcheck.adapters.opacus", raising=False)
+    monkeypatch.delitem(sys.modules, "fsdpcheck.adapters.builtin.opacus", raising=False)
     monkeypatch.setattr(adapters, "_loaded", {})
     with pytest.raises(MissingDependency, match=r"pip install 'fsdpcheck\[opacus\]'"):
         adapters.load("opacus")
@@ -189,7 +190,7 @@ def test_the_adapter_of_the_readme_holds_what_it_promises(tmp_path: Path) -> Non
     (tmp_path / "train_adapter.py").write_text(source)
     with closing(engines.open_engine("simulated")) as engine:
         run = Run(engine, f"{tmp_path / 'train_adapter.py'}:adapter")
-        verdict = check_law(law.chapters()["training.plain"], run, world_sizes=(1, 2))
+        verdict = check_law(registry.chapters()["training.plain"], run, world_sizes=(1, 2))
     assert (verdict.status, verdict.reason) == ("holds", "")
 
 
@@ -197,7 +198,7 @@ def test_the_adapter_of_the_readme_holds_what_it_promises(tmp_path: Path) -> Non
 def test_a_global_of_a_second_copy_of_the_file_is_refused(tmp_path: Path, module: str, accepted: bool) -> None:
     path = tmp_path / "counting.py"
     path.write_text(
-        "from fsdpcheck.adapters._base import Features\nCOUNT = 0\n\nclass Mine:\n    name = 'counting'\n"
+        "from fsdpcheck.adapters.contract import Features\nCOUNT = 0\n\nclass Mine:\n    name = 'counting'\n"
         f"    features = Features(frozenset(), rank_local=({module} + ':COUNT',))\n"
         "    def build(self, model, setup): ...\n"
     )

@@ -9,17 +9,17 @@ from typing import get_args
 import pytest
 
 from fsdpcheck import cli
-from fsdpcheck.adapters import _base
-from fsdpcheck.adapters._base import Moment
-from fsdpcheck.adapters._contract import NEEDS
+from fsdpcheck.adapters import contract
+from fsdpcheck.adapters.contract import Moment
+from fsdpcheck.adapters.promises import NEEDS
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
-from fsdpcheck.check import check_case
 from fsdpcheck.checks.lifecycle import assert_aliased
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import USAGE, AdapterError
-from fsdpcheck.observers import UNITS
-from fsdpcheck.registry import chapters
-from fsdpcheck.runner import Run
+from fsdpcheck.judging.check import check_case
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
+from fsdpcheck.program.observers import UNITS
 from tests.toys import silent
 
 TOY = str(Path(silent.__file__))
@@ -159,6 +159,6 @@ def test_the_documentation_says_which_promise_needs_which_moment() -> None:
         **dict.fromkeys(("padding.zero", "padding.unread", "noise"), OF_PADDING),
         "lifecycle": set(MOMENTS),
     }
-    said = Path(_base.__file__).read_text(encoding="utf-8").split("Moment = Literal[")[1].split("WITHOUT_MODEL")[0]
+    said = Path(contract.__file__).read_text(encoding="utf-8").split("Moment = Literal[")[1].split("WITHOUT_MODEL")[0]
     for words in (*(f"{moment}: " for moment in MOMENTS), "need after_reduce and before_step", "lifecycle\nneeds all"):
         assert words in said

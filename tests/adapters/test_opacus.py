@@ -17,9 +17,9 @@ import torch
 from fsdpcheck import strategies
 from fsdpcheck.adapters import load
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, Clipping, LayerSpec, MeshSpec, ModelSpec, StepSpec, of_sampler
-from fsdpcheck.case.rules import is_power_of_two
-from fsdpcheck.case.sampling import SamplingSpec
-from fsdpcheck.checks.bounded import assert_norms_exact
+from fsdpcheck.case.sampler import SamplingSpec
+from fsdpcheck.case.validation import is_power_of_two
+from fsdpcheck.checks.clipping import assert_norms_exact
 from fsdpcheck.checks.noise_distribution import assert_noise_independent, assert_noise_scale, large
 from fsdpcheck.checks.poisson import assert_poisson
 from fsdpcheck.checks.samplers import assert_equal_steps
@@ -27,16 +27,16 @@ from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
-from fsdpcheck.registry import chapters
-from fsdpcheck.runner import Run
-from fsdpcheck.strategies import drawing
-from fsdpcheck.violation import Violation
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import enumeration
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("opacus") is None or importlib.metadata.version("opacus") != "1.6.0",
     reason="the findings are those of opacus 1.6.0",
 )
-HERE = "fsdpcheck.adapters.opacus"
+HERE = "fsdpcheck.adapters.builtin.opacus"
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_no_bit_is_asked_of_a_quotient_that_rounds(engine: Engine) -> None:
         run.answer(one_each)
     for ranks, normaliser in ((7, 14), (4, 1), (1, 8)):
         run.answer(case(ModelSpec((LayerSpec(7),)), (1,) * ranks, normaliser=normaliser))
-    drawn = drawing.distinct(strategies.private_unclipped(run.features, (3, 4, 7)), 60)
+    drawn = enumeration.distinct(strategies.private_unclipped(run.features, (3, 4, 7)), 60)
     shares = {Fraction(each.step.normaliser, each.world_size).denominator for each in drawn}
     assert 1 in shares
     assert all(is_power_of_two(denominator) for denominator in shares)

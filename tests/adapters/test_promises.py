@@ -8,15 +8,16 @@ from typing import get_args
 
 import pytest
 
-from fsdpcheck import adapters, cli, observers
-from fsdpcheck.adapters._base import Observable, Promise
-from fsdpcheck.adapters._contract import NEEDS
-from fsdpcheck.check import check_law
+from fsdpcheck import adapters, cli
+from fsdpcheck.adapters.contract import Observable, Promise
+from fsdpcheck.adapters.promises import NEEDS
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import USAGE, AdapterError
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
+from fsdpcheck.program import observers
 from fsdpcheck.program.methods import ASKED_BY, SHOWN
-from fsdpcheck.registry import chapters
-from fsdpcheck.runner import Run
 from tests.toys import lacking
 
 TOY = str(Path(lacking.__file__))
@@ -73,7 +74,7 @@ def test_an_adapter_without_what_is_promised_is_refused(method: str) -> None:
 def test_a_promise_about_clipping_alone_is_refused(tmp_path: Path, promise: str) -> None:
     path = tmp_path / "alone.py"
     path.write_text(
-        "from fsdpcheck.adapters._base import Features\n\nclass Alone:\n"
+        "from fsdpcheck.adapters.contract import Features\n\nclass Alone:\n"
         f"    name, features = 'alone', Features(promises=frozenset({{{promise!r}, 'plain'}}))\n"
         "    def build(self, model, setup): ...\n"
     )

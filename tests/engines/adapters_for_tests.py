@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from fsdpcheck.adapters._base import Batch, Features, Setup
+from fsdpcheck.adapters.contract import Batch, Features, Setup
 
 WRONG_RANK = 1
 Trouble = Callable[[int], None]

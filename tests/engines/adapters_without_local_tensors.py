@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fsdpcheck import adapters
-from fsdpcheck.adapters._base import Adapter, Setup, Trainer
+from fsdpcheck.adapters.contract import Adapter, Setup, Trainer
 
 
 class _Hidden:

@@ -1,6 +1,7 @@
 """Simulated ranks do with one call what gloo does with it, where programs are careless too: bits, or a refusal.
 
-Without the checks of engines/_tensors.py each program of a form that does not fit runs through in simulation.
+Without the checks of engines/_common/tensor_rules.py each program of a form that does not fit runs through in
+simulation.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from fsdpcheck import adapters
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
-from fsdpcheck.engines._tensors import as_memory
+from fsdpcheck.engines._common.tensor_rules import as_memory
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
-from fsdpcheck.engines._recording import OFFERED
+from fsdpcheck.engines._common.recording import OFFERED
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -206,7 +206,7 @@ def test_a_request_for_no_adapter_is_refused(engine: Engine, adapter: str) -> No
 
 def test_a_request_for_no_install_is_refused(engine: Engine) -> None:
     with pytest.raises(UsageError, match="no install"):
-        engine.run(own("honest", installs=("fsdpcheck.trace:no_such_thing",)))
+        engine.run(own("honest", installs=("fsdpcheck.execution.trace:no_such_thing",)))
 
 
 @pytest.mark.parametrize("attribute", ["sends", "receives_in_a_batch"])

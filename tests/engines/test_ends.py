@@ -13,14 +13,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fsdpcheck.engines import _shared_locks, _spent
-from fsdpcheck.engines._baton import Baton
-from fsdpcheck.engines._rendezvous import set_current_rank
-from fsdpcheck.engines._shared_locks import LockApart
-from fsdpcheck.engines._spent import Limit, Spent
+from fsdpcheck.engines._simulated import shared_locks
+from fsdpcheck.engines._simulated.rendezvous import set_current_rank
+from fsdpcheck.engines._simulated.scheduler import Baton
+from fsdpcheck.engines._simulated.shared_locks import LockApart
 from fsdpcheck.errors import NotSupported
 from fsdpcheck.execution import RankResult
-from fsdpcheck.runner import _raise_what_is_no_finding
+from fsdpcheck.judging.run import _raise_what_is_no_finding
+from fsdpcheck.processes import limit as _spent
+from fsdpcheck.processes.limit import Limit, Spent
 from tests.engines.simulator import Simulator, failure_of
 
 
@@ -144,7 +145,7 @@ def test_a_wait_that_nobody_can_end_is_known_without_a_clock(
 def test_a_wait_that_ends_by_itself_is_no_failure(simulate: Simulator) -> None:
     """A thread that will wake the rank is asleep with a time-out; then all threads but one are in endless waits."""
     looked = threading.Event()
-    nobody_moves = _shared_locks.nobody_moves
+    nobody_moves = shared_locks.nobody_moves
 
     def look() -> bool:
         found = nobody_moves()
@@ -160,7 +161,7 @@ def test_a_wait_that_ends_by_itself_is_no_failure(simulate: Simulator) -> None:
         dist.barrier()
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(_shared_locks, "nobody_moves", look)
+        patched.setattr(shared_locks, "nobody_moves", look)
         assert simulate(body).failure is None
     assert looked.is_set()
 
@@ -170,7 +171,7 @@ def test_a_run_that_ends_while_it_is_looked_at_is_no_failure(
     simulate: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The threads of ranks that have all ended are in endless waits, for the next run."""
-    nobody_moves, end = _shared_locks.nobody_moves, Baton.end
+    nobody_moves, end = shared_locks.nobody_moves, Baton.end
     looking, ended, found = threading.Event(), threading.Event(), []
 
     def look() -> bool:
@@ -190,7 +191,7 @@ def test_a_run_that_ends_while_it_is_looked_at_is_no_failure(
         looking.wait()
         dist.barrier()
 
-    monkeypatch.setattr(_shared_locks, "nobody_moves", look)
+    monkeypatch.setattr(shared_locks, "nobody_moves", look)
     monkeypatch.setattr(Baton, "end", tell)
     monkeypatch.setattr(Spent, "look", lambda spent: True)
     assert simulate(body).failure is None
@@ -259,6 +260,6 @@ def test_only_locks_that_names_alone_hold_are_put_apart() -> None:
     module.held, module.condition = held, threading.Condition(held)  # type: ignore[attr-defined]
     module.taken = taken  # type: ignore[attr-defined]
     del held, taken
-    _shared_locks._replace([module])
+    shared_locks._replace([module])
     apart = {name for name, value in vars(module).items() if isinstance(value, LockApart)}
     assert apart == {"free", "also"}

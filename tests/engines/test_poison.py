@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fsdpcheck import torch_private
-from fsdpcheck.engines import _poison
+from fsdpcheck.compat import torch_private
+from fsdpcheck.engines._common import poison
 from fsdpcheck.execution import RankResult
 from tests.engines.simulator import Simulator, keep
 
@@ -44,7 +44,7 @@ def settings_are_as_before() -> Iterator[None]:
 
 @pytest.mark.parametrize("memory", ["poison", "noted"])
 def test_every_way_to_memory_without_values_gives_nan(memory: str) -> None:
-    with _poison.of_ranks(memory):
+    with poison.of_ranks(memory):
         for name, allocate in ALLOCATIONS.items():
             assert allocate().isnan().all(), name
         assert (torch.empty(3, dtype=torch.int64) == torch.iinfo(torch.int64).max).all()
@@ -54,7 +54,7 @@ def test_every_way_to_memory_without_values_gives_nan(memory: str) -> None:
 def test_memory_that_torch_gives_no_nan_is_filled_by_the_allocator() -> None:
     """Of float64 no NaN, but nothing that a right number could be; and as float32 one."""
     assert torch_private.allocator_fills() is not None
-    with _poison.of_ranks("poison"):
+    with poison.of_ranks("poison"):
         storage = torch.ones(2, dtype=torch.float64).untyped_storage()
         storage.resize_(0)
         storage.resize_(64)
@@ -65,13 +65,13 @@ def test_memory_that_torch_gives_no_nan_is_filled_by_the_allocator() -> None:
 
 
 def test_zeros_are_given_where_a_finding_is_looked_into() -> None:
-    with _poison.of_ranks("zeros"):
+    with poison.of_ranks("zeros"):
         for name, allocate in ALLOCATIONS.items():
             assert not allocate().any(), name
 
 
 def test_a_program_is_answered_as_if_it_alone_had_set_anything() -> None:
-    with _poison.of_ranks("poison"):
+    with poison.of_ranks("poison"):
         assert not torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(True)
         assert (torch.are_deterministic_algorithms_enabled(), torch.get_deterministic_debug_mode()) == (True, 2)
@@ -82,7 +82,7 @@ def test_a_program_is_answered_as_if_it_alone_had_set_anything() -> None:
 
 
 def test_a_program_that_switches_the_fill_off_keeps_it_and_reads_what_it_has_set() -> None:
-    with _poison.of_ranks("poison"):
+    with poison.of_ranks("poison"):
         torch.use_deterministic_algorithms(False)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         assert not torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ def test_what_has_no_deterministic_form_on_a_cpu_runs_and_gives_the_same() -> No
         ]
 
     wanted = results()
-    with warnings.catch_warnings(), _poison.of_ranks("poison"):
+    with warnings.catch_warnings(), poison.of_ranks("poison"):
         warnings.simplefilter("ignore")
         for got, right in zip(results(), wanted, strict=True):
             assert torch.equal(got, right)

@@ -14,15 +14,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from fsdpcheck import leftovers
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
-from fsdpcheck.engines import _pool, _watch
-from fsdpcheck.engines._follower import Place
-from fsdpcheck.engines._links import LocalLink
-from fsdpcheck.engines._spent import Limit
+from fsdpcheck.engines._real import monitor
+from fsdpcheck.engines._real import pool as _pool
+from fsdpcheck.engines._real.follower import Place
+from fsdpcheck.engines._real.transport import LocalLink
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.execution import Execution, Failure, RunRequest
+from fsdpcheck.processes import leftovers
+from fsdpcheck.processes.limit import Limit
 
 ADAPTERS = Path(__file__).with_name("adapters_for_tests.py")
 
@@ -107,7 +108,7 @@ def test_a_deadlock_is_proved_from_the_table_and_by_no_clock(
     engine: ProcessesEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the clock standing still there is no time that could run out, not even a budget's."""
-    monkeypatch.setattr(_watch, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(monotonic=lambda: 0.0))
     assert failed(engine.run(request_for("late_alone"))).kind == "deadlock"
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from fsdpcheck import session
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.execution import Execution, Failure, RunRequest
-from fsdpcheck.plan import Plan
-from fsdpcheck.runner import Run
+from fsdpcheck.judging.run import Run
+from fsdpcheck.session import run as session
+from fsdpcheck.session.plan import Plan
 
 TOYS = Path(__file__).parent.parent / "toys" / "narrowly_wrong.py"
 TWO = Case(ModelSpec((LayerSpec(1),)), MeshSpec(2), BatchLayout("contiguous", 2), arithmetic=Arithmetic(project=False))

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-from fsdpcheck import torch_private
+from fsdpcheck.compat import torch_private
 from fsdpcheck.execution import RankResult
 from tests.engines.simulator import Simulator, keep
 from tests.engines.test_simulated_programs import values

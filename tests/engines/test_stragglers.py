@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fsdpcheck.engines._spent import Limit
-from fsdpcheck.engines._stragglers import Stragglers
+from fsdpcheck.engines._simulated.stragglers import Stragglers
 from fsdpcheck.execution import RankResult
+from fsdpcheck.processes.limit import Limit
 from tests.engines.simulator import Simulator, failure_of
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="reads /proc")

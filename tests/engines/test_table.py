@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fsdpcheck.engines import _table
-from fsdpcheck.engines._table import Row, Table
+from fsdpcheck.engines._real import shared_table
+from fsdpcheck.engines._real.shared_table import Row, Table
 from fsdpcheck.errors import FsdpcheckError
-from fsdpcheck.trace import Collective
+from fsdpcheck.execution.trace import Collective
 
 
 def call(sequence: int) -> Collective:
@@ -18,7 +18,7 @@ def call(sequence: int) -> Collective:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    _table.create(tmp_path / "table", 2)
+    shared_table.create(tmp_path / "table", 2)
     return Table(tmp_path / "table", 2)
 
 
@@ -88,7 +88,7 @@ def test_a_snapshot_is_refused_when_a_rank_moved_between_its_readings(
 ) -> None:
     read = table.read
 
-    def read_and_move() -> tuple[_table.Header, ...]:
+    def read_and_move() -> tuple[shared_table.Header, ...]:
         headers = read()
         rows[0].issue(call(0))
         return headers
@@ -98,8 +98,8 @@ def test_a_snapshot_is_refused_when_a_rank_moved_between_its_readings(
 
 
 def test_a_full_row_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_table, "ROW", 4096)
-    _table.create(tmp_path / "small", 1)
+    monkeypatch.setattr(shared_table, "ROW", 4096)
+    shared_table.create(tmp_path / "small", 1)
     row = Row(tmp_path / "small", 0)
     row.begin(1)
     fill = (row.issue(call(sequence)) for sequence in range(4096))

@@ -6,11 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fsdpcheck.impl.modes import Mode
-from fsdpcheck.impl.private import Privacy
-from fsdpcheck.impl.step import MicroBatch, Options, Trainer
-
-from .ways import WAYS, integers, sgd
+from fsdpcheck.impl.clipping.modes import Mode
+from fsdpcheck.impl.clipping.private_backward import Privacy
+from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.impl.ways import WAYS, integers, sgd
 
 BOOKKEEPING = Mode(passes="bookkeeping")
 SIZES = {1: [4], 2: [3, 1], 3: [2, 0, 2]}

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from fsdpcheck.adapters._gather import local_tensors
-from fsdpcheck.impl import collectives
-from fsdpcheck.impl.collectives import Axis
-from fsdpcheck.impl.layout import REPLICATED
-from fsdpcheck.impl.per_parameter import PerParameterModel
-from fsdpcheck.impl.private import Norms
-from fsdpcheck.impl.step import MicroBatch, Options, Trainer
-from fsdpcheck.impl.wrap import ShardedModel
+from fsdpcheck.adapters.builtin._gather import local_tensors
+from fsdpcheck.impl.clipping.batch_layout import REPLICATED
+from fsdpcheck.impl.clipping.private_backward import Norms
+from fsdpcheck.impl.sharding import collectives
+from fsdpcheck.impl.sharding.collectives import Axis
+from fsdpcheck.impl.sharding.flat_model import ShardedModel
+from fsdpcheck.impl.sharding.fsdp2_model import PerParameterModel
+from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
 
 SIZES = {1: [4], 2: [3, 1], 3: [2, 0, 2], 4: [1, 0, 3, 0]}
 """Samples of each rank, by world size; four in all."""

@@ -15,17 +15,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from fsdpcheck.impl import independence
-from fsdpcheck.impl.clipping import Flat
-from fsdpcheck.impl.modes import parse
-from fsdpcheck.impl.private import Privacy
-from fsdpcheck.impl.step import MicroBatch, Options, Trainer
-
-from .network import X, Y, loss, network
-from .ways import WAYS, integers, sgd
+from fsdpcheck.impl.clipping import independence
+from fsdpcheck.impl.clipping.modes import parse
+from fsdpcheck.impl.clipping.private_backward import Privacy
+from fsdpcheck.impl.clipping.rules import Flat
+from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.impl.network import X, Y, loss, network
+from tests.impl.ways import WAYS, integers, sgd
 
 if TYPE_CHECKING:
-    from .conftest import Ranks
+    from tests.impl.conftest import Ranks
 
 WORLDS = (1, 3)
 SEQUENCE = integers(4, 5, 3, seed=3)

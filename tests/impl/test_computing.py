@@ -10,16 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fsdpcheck.impl.clipping import Flat
-from fsdpcheck.impl.modes import Mode
-from fsdpcheck.impl.private import Privacy
-from fsdpcheck.impl.step import MicroBatch, Options, Trainer
-
-from .network import BOOKKEEPING, X, Y, loss, network, per_sample, squared_norm
-from .ways import WAYS, sgd
+from fsdpcheck.impl.clipping.modes import Mode
+from fsdpcheck.impl.clipping.private_backward import Privacy
+from fsdpcheck.impl.clipping.rules import Flat
+from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.impl.network import BOOKKEEPING, X, Y, loss, network, per_sample, squared_norm
+from tests.impl.ways import WAYS, sgd
 
 if TYPE_CHECKING:
-    from .conftest import Ranks
+    from tests.impl.conftest import Ranks
 
 
 def on_ranks(ranks: Ranks, way: str, world_size: int, make: Any, privacy: Privacy | None, **more: Any) -> list[Any]:

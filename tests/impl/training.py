@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from fsdpcheck.adapters._gather import local_tensors
-from fsdpcheck.impl import collectives, noise, state
-from fsdpcheck.impl.per_parameter import PerParameterModel
-from fsdpcheck.impl.sharded import Sharded
-from fsdpcheck.impl.spans import Span
+from fsdpcheck.adapters.builtin._gather import local_tensors
+from fsdpcheck.impl import state
+from fsdpcheck.impl.noise import gaussian
+from fsdpcheck.impl.sharding import collectives
+from fsdpcheck.impl.sharding.flat_model import ShardedModel
+from fsdpcheck.impl.sharding.fsdp2_model import PerParameterModel
+from fsdpcheck.impl.sharding.protocol import Sharded
+from fsdpcheck.impl.sharding.spans import Span
 from fsdpcheck.impl.state import optimizer_state, plain
-from fsdpcheck.impl.step import MicroBatch, Options, Trainer
-from fsdpcheck.impl.wrap import ShardedModel
+from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
 
 UNITS = ["units.0", "units.1"]
 WORLDS = [1, 2, 3, 4]
@@ -123,7 +125,7 @@ class Training:
 
     def add_noise(self) -> None:
         """To the reduced gradients, as the counters say."""
-        noise.seeded(self.noise.seed).add_(self.model.pieces(), self.noise.step, 0.5)
+        gaussian.seeded(self.noise.seed).add_(self.model.pieces(), self.noise.step, 0.5)
 
     def step(self) -> dict[str, Any]:
         """One step, what it left, and weights back to small integers, so that the next one is exact again."""

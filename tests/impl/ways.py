@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from fsdpcheck.impl import collectives
-from fsdpcheck.impl.per_parameter import PerParameterModel
-from fsdpcheck.impl.sharded import Sharded
-from fsdpcheck.impl.wrap import ShardedModel
+from fsdpcheck.impl.sharding import collectives
+from fsdpcheck.impl.sharding.flat_model import ShardedModel
+from fsdpcheck.impl.sharding.fsdp2_model import PerParameterModel
+from fsdpcheck.impl.sharding.protocol import Sharded
 
 
 def flat(module: nn.Module, units: Sequence[str], reshard: bool, **more: Any) -> Sharded:

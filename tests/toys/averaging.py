@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fsdpcheck.adapters._base import Batch, Features, Setup
+from fsdpcheck.adapters.contract import Batch, Features, Setup
 
 
 class Trainer:

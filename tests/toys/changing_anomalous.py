@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fsdpcheck.adapters._base import Batch
+from fsdpcheck.adapters.contract import Batch
 from tests.toys.averaging import Averaging, Trainer
 
 

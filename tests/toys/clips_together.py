@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fsdpcheck.adapters._base import Batch, FactorRule, Features, Setup
+from fsdpcheck.adapters.contract import Batch, FactorRule, Features, Setup
 
 
 class Training:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fsdpcheck.adapter import ArithmeticRule, Batch, FactorRule, Features, NormRule, Setup
-from fsdpcheck.adapters import ddp
+from fsdpcheck.adapters.builtin import ddp
 
 ACCEPTS = ddp.adapter.features.accepts - {"real", "tf32"}
 

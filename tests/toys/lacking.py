@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from fsdpcheck.adapters._base import Setup
-from fsdpcheck.adapters._contract import NEEDS
-from fsdpcheck.adapters.reference import Reference, ReferenceTrainer
+from fsdpcheck.adapters.builtin.reference import Reference, ReferenceTrainer
+from fsdpcheck.adapters.contract import Setup
+from fsdpcheck.adapters.promises import NEEDS
 
 OF_TRAINERS = (
     "parameters", "gradients", "norms", "factors", "grad_norm", "shards", "units", "ordered_norms", "local_tensors",

@@ -13,11 +13,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fsdpcheck.adapters._base import Batch, Features, Setup
+from fsdpcheck.adapters.contract import Batch, Features, Setup
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
-from fsdpcheck.registry import law
-from fsdpcheck.runner import Run
-from fsdpcheck.violation import Violation
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging.registry import law
+from fsdpcheck.judging.run import Run
 
 
 class Unsharded:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from fsdpcheck import errors
-from fsdpcheck.adapters._base import Batch, Setup
+from fsdpcheck.adapters.contract import Batch, Setup
 from tests.toys.refusing import Refusing, Replicas
 
 

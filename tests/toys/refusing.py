@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fsdpcheck.adapters._base import Batch, Features, Setup
+from fsdpcheck.adapters.contract import Batch, Features, Setup
 
 _REFUSED_FROM = 4
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from fsdpcheck.adapter import Drawn, Features, SamplerSetup
-from fsdpcheck.adapters import _torch_sampler
+from fsdpcheck.adapters.builtin import _torch_sampler
 
 
 class Toy:

@@ -8,8 +8,8 @@ from typing import cast, get_args
 
 from torch import nn
 
-from fsdpcheck.adapters._base import Moment, Setup, Shard
-from fsdpcheck.adapters.reference import Reference, ReferenceTrainer
+from fsdpcheck.adapters.builtin.reference import Reference, ReferenceTrainer
+from fsdpcheck.adapters.contract import Moment, Setup, Shard
 
 Left = Callable[[str, int, int], bool]
 """Whether a moment is left out, of its name, the step and the rank."""

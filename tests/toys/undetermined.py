@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from fsdpcheck.adapters._base import Setup
-from fsdpcheck.adapters.reference import Reference, ReferenceTrainer
+from fsdpcheck.adapters.builtin.reference import Reference, ReferenceTrainer
+from fsdpcheck.adapters.contract import Setup
 
 
 class Shifted(Reference):

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch import library as dispatcher
 
+from fsdpcheck.compat.torch_private import remove_kernels
 from fsdpcheck.exact.surrogates import elementwise, normalisation, softmax
 from fsdpcheck.exact.surrogates.grid_rounding import doubts as doubts
-from fsdpcheck.torch_private import remove_kernels
 
 
 @dispatcher.custom_op("fsdpcheck::rms_xhat", mutates_args=())

@@ -1,0 +1,61 @@
+"""The samplers of the reference implementation, behind the adapter protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fsdpcheck.adapters.contract_extras import Drawn, SamplerSetup
+
+if TYPE_CHECKING:
+    from fsdpcheck.impl.clipping.batch_layout import Layouts
+    from fsdpcheck.impl.sampling.epochs import EpochSampler
+    from fsdpcheck.impl.sampling.poisson import PoissonSampler
+    from fsdpcheck.impl.sharding.collectives import Axis
+
+
+class Shares:
+    """``impl.epochs.EpochSampler``: one micro-batch a step."""
+
+    def __init__(self, sampler: EpochSampler) -> None:
+        self._sampler = sampler
+
+    def steps(self, epoch: int, start: int = 0) -> Iterator[Drawn]:
+        for local in self._sampler.steps(epoch, start):
+            yield Drawn((local.records,), local.repeats)
+
+
+class Poisson:
+    """``impl.sampling.PoissonSampler``: steps are numbered through all epochs."""
+
+    def __init__(self, sampler: PoissonSampler, steps: int) -> None:
+        self._sampler, self._steps = sampler, steps
+
+    def steps(self, epoch: int, start: int = 0) -> Iterator[Drawn]:
+        for step in range(start, self._steps):
+            yield Drawn(tuple(map(tuple, self._sampler.draw(epoch * self._steps + step))))
+
+
+def sampler(setup: SamplerSetup) -> Shares | Poisson:
+    """The sampler that a case asks for, under a key made from its seed."""
+    from fsdpcheck.impl.noise import gaussian
+    from fsdpcheck.impl.sampling import epochs, poisson
+    from fsdpcheck.impl.sharding.collectives import Axis
+
+    spec, key = setup.sampling, gaussian.seeded(setup.seed)
+    layouts, axis, replicas = _layouts(setup)
+    if spec.kind == "poisson":
+        share = Axis(None, *layouts.share(axis, replicas))
+        return Poisson(poisson.PoissonSampler(spec.records, spec.rate, spec.batch_size, key, share), spec.steps)
+    options = (spec.shuffle, spec.drop_last)
+    return Shares(epochs.EpochSampler(spec.records, spec.batch_size, key, layouts, axis, replicas, *options))
+
+
+def _layouts(setup: SamplerSetup) -> tuple[Layouts, Axis, Axis]:
+    """Layouts over both axes of the mesh, and this rank's place on them; samplers need no process group."""
+    from fsdpcheck.impl.clipping.batch_layout import Layouts
+    from fsdpcheck.impl.sharding.collectives import Axis
+
+    replica, place = divmod(setup.rank, setup.mesh.dp_shard)
+    layouts = Layouts(setup.sampling.shards, setup.sampling.replicas)
+    return layouts, Axis(None, place, setup.mesh.dp_shard), Axis(None, replica, setup.mesh.dp_replicate)

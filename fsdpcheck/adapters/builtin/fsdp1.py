@@ -1,0 +1,165 @@
+"""PyTorch FSDP1: ``FullyShardedDataParallel``, each unit one flat parameter; HYBRID_SHARD with replicas."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp.wrap import CustomPolicy
+
+from fsdpcheck.adapters.builtin._mesh import mesh_of
+from fsdpcheck.adapters.builtin._torch_common import ACCEPTS, PLAIN_REASONS, local_loss
+from fsdpcheck.adapters.contract import ArithmeticRule, Batch, Features, GlobalNormRule, Setup
+from fsdpcheck.case import MeshSpec
+
+_WRAPPER = "_fsdp_wrapped_module."
+
+
+def _strategy(mesh: MeshSpec, hybrid_of_one: bool) -> ShardingStrategy:
+    """Replicas that do not shard are NO_SHARD over all ranks, unless ``hybrid_of_one``."""
+    if mesh.dp_replicate > 1 and mesh.dp_shard == 1 and not hybrid_of_one:
+        return ShardingStrategy.NO_SHARD
+    if mesh.dp_replicate > 1:
+        hybrid = ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2
+        return hybrid[0] if mesh.reshard_after_forward else hybrid[1]
+    return ShardingStrategy.FULL_SHARD if mesh.reshard_after_forward else ShardingStrategy.SHARD_GRAD_OP
+
+
+class _Trainer:
+    """An ordinary FSDP1 training loop, one step at a time.
+
+    ``use_orig_params=True`` throughout: it is what PyTorch recommends, the only mode in which a unit may mix frozen and
+    trainable parameters, and the one whose optimizer sees parameters (False lets the optimizer update padding too).
+    """
+
+    def __init__(self, model: FullyShardedDataParallel, setup: Setup, sync_every: bool) -> None:
+        self._model, self._setup, self._sync_every = model, setup, sync_every
+        self._optimizer = setup.optimizer(model.parameters())
+        self._grad_norm: Tensor | None = None
+
+    def step(self, batch: Batch) -> None:
+        self._optimizer.zero_grad()
+        last = len(batch.micro_batches) - 1
+        for number, micro in enumerate(batch.micro_batches):
+            sync = self._setup.step.sync_every or number == last or self._sync_every
+            with nullcontext() if sync else self._model.no_sync():
+                loss = local_loss(self._model, micro, batch, self._setup)
+                self._setup.notify("after_forward", self)
+                loss.backward()  # type: ignore[no-untyped-call]
+        self._setup.notify("after_reduce", self)
+        if self._setup.step.max_grad_norm is not None:
+            self._grad_norm = self._model.clip_grad_norm_(self._setup.step.max_grad_norm).detach().clone()
+        self._setup.notify("before_step", self)
+        self._optimizer.step()
+
+    def parameters(self) -> dict[str, Tensor]:
+        with FullyShardedDataParallel.summon_full_params(self._model, writeback=False):
+            return {_canonical(name): value.detach().clone() for name, value in self._model.named_parameters()}
+
+    def gradients(self) -> dict[str, Tensor]:
+        dtype = next(self._model.parameters()).dtype
+        with (
+            _default_dtype(dtype),
+            FullyShardedDataParallel.summon_full_params(self._model, writeback=False, with_grads=True),
+        ):
+            trained = [(name, value) for name, value in self._model.named_parameters() if value.requires_grad]
+            return {_canonical(name): value.grad.detach().clone() for name, value in trained if value.grad is not None}
+
+    def grad_norm(self) -> Tensor:
+        assert self._grad_norm is not None, "asked for a gradient norm in a step that does not clip"
+        return self._grad_norm
+
+    def local_tensors(self) -> list[Tensor]:
+        return [parameter.detach() for parameter in self._model.parameters()]
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Around a gather of gradients: a rank whose shard has none sends ``torch.zeros`` of the *default* dtype.
+
+    That is FlatParamHandle.unshard_grad in torch 2.13; other ranks send the parameters' dtype, and in a float64 model
+    the all-gather is torn. A unit that mixes frozen and trainable parameters has such ranks.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _canonical(name: str) -> str:
+    return name.replace(_WRAPPER, "")
+
+
+def _precision(setup: Setup) -> MixedPrecision | None:
+    """None, or the usual mixed precision: gradients reduced in float32."""
+    if setup.compute_dtype is None:
+        return None
+    return MixedPrecision(param_dtype=setup.compute_dtype, reduce_dtype=torch.float32)
+
+
+class FullyShardedDataParallelAdapter:
+    """Units wrapped through a CustomPolicy, then the root. Tied layers must be in one unit (see fsdp.wrap)."""
+
+    features = Features(
+        promises=frozenset({"plain", "global-norm", "sharded", "memory", "copies"}),
+        accepts=ACCEPTS,
+        observables=frozenset({"params", "grads", "grad_norm"}),
+        arithmetic=ArithmeticRule(unused="zero-in-used-unit"),
+        global_norm=GlobalNormRule(nested=True, dtype="float32", eps=1e-6),
+        reasons={
+            **PLAIN_REASONS,
+            "padding.zero": "fills its padding with 42 on purpose (_FLAT_PARAM_PADDING_VALUE), so that a leak is seen",
+            "padding.unread": "has no public view of its padding",
+            "epochs": "has torch's DistributedSampler, which is checked with fully_shard",
+            "lifecycle": "gathers the next unit ahead, and has no public view of what is gathered",
+            "hooks": "gives frozen modules beside trained ones a backward: hooks fire; fsdp1:hooked promises it",
+            "parameter-hooks": "sets gradients of the views that the optimizer has by itself",
+            "interrupts": "has no way back from a forward or backward that raised",
+            "features": "the features are those of FSDP2",
+            "features.broadcast": "its sync_module_states=True refuses parameters on the CPU, where this runs (2.13)",
+        },
+    )
+
+    def __init__(self, name: str, hybrid_of_one: bool = False, unsynced: bool = False, hooked: bool = False) -> None:
+        self.name, self._hybrid_of_one, self._unsynced = name, hybrid_of_one, unsynced
+        if hooked:
+            self.features = replace(self.features, promises=self.features.promises | {"hooks"})
+
+    def build(self, model: nn.Module, setup: Setup) -> _Trainer:
+        strategy = _strategy(setup.mesh, self._hybrid_of_one)
+        hybrid = setup.mesh.dp_replicate > 1 and strategy is not ShardingStrategy.NO_SHARD
+        reduces = setup.compute_dtype is not None and not self._unsynced
+        units = {id(model.get_submodule(name)) for names in setup.units for name in names}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"\s*.* has both parameters with requires_grad=True and False")
+            wrapped = FullyShardedDataParallel(
+                model,
+                sharding_strategy=strategy,
+                device_mesh=mesh_of(setup) if hybrid else None,
+                auto_wrap_policy=CustomPolicy(lambda module: id(module) in units),
+                device_id=setup.device,
+                use_orig_params=True,
+                mixed_precision=_precision(setup),
+            )
+        return _Trainer(wrapped, setup, sync_every=reduces)
+
+
+adapter = FullyShardedDataParallelAdapter("fsdp1")
+hybrid_of_one = FullyShardedDataParallelAdapter("fsdp1, HYBRID_SHARD of one", hybrid_of_one=True)
+"""A known finding: with one shard a replica a hybrid strategy becomes NO_SHARD *inside* the replica and never reduces
+over replicas (_init_core_state and _reduce_grad_no_shard in torch 2.13; pytorch#154888)."""
+hooked = FullyShardedDataParallelAdapter("fsdp1, with hooks", hooked=True)
+"""A known finding: a frozen parameter in one unit with trained ones is a view of the one flat parameter, so its module
+has a backward, and the user's backward hooks on it fire where a single device has none to fire."""
+unsynced = FullyShardedDataParallelAdapter("fsdp1, no_sync in mixed precision", unsynced=True)
+"""Two known findings of ``no_sync`` in mixed precision, torch 2.13. Micro-batches are added up in bfloat16, which
+fully_shard does in ``reduce_dtype``. With one shard it raises RuntimeError where parameters are tied: the gradient it
+left in bfloat16 is given to the second name without the detour that the first takes
+(FlatParamHandle._use_sharded_grad_views). ``adapter`` reduces after every micro-batch in mixed precision."""

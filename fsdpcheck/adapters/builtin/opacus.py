@@ -1,0 +1,222 @@
+"""Opacus' ghost clipping over FSDP2 (``grad_sample_mode="ghost_fsdp"``), wired by ``PrivacyEngine.make_private``.
+
+Needs the extra ``fsdpcheck[opacus]``. Noise is that of the case, from a generator seeded alike on all ranks.
+What is wired is what Opacus' own examples do (fsdp_example.py, fsdp_llama3.py): FSDP2Wrapper around every layer, an
+ordinary optimizer, make_private, then zero_grad, forward, criterion, backward, step; virtual steps are signalled as its
+BatchMemoryManager signals them. Tried with opacus 1.6.0.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from opacus import PrivacyEngine  # type: ignore[import-untyped,import-not-found,unused-ignore]
+from opacus.utils.fsdp_utils import FSDP2Wrapper  # type: ignore[import-untyped,import-not-found,unused-ignore]
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fsdpcheck.adapters.builtin import _opacus_sampler
+from fsdpcheck.adapters.builtin._gather import full_values, local_tensors
+from fsdpcheck.adapters.contract import ArithmeticRule, Batch, FactorRule, Features, Promise, Setup, Trait
+from fsdpcheck.adapters.contract_extras import Sampler, SamplerSetup
+
+_REASONS = {
+    "exact-factors": "forms a norm of per-parameter norms, whose rounding is in its clip factors",
+    "plain": "clips every step: it has no plain training",
+    "padding.zero": "shards by FSDP2, which hides the padding of a last shard",
+    "padding.unread": "shards by FSDP2, which hides the padding of a last shard",
+    "nonfinite": "documents nothing about samples whose norm is NaN or infinite",
+    "deferred": "computes norms inside the first backward",
+    "global-norm": "clips per sample: it has no global gradient norm",
+    "partial-norms": "every rank forms whole norms of its own samples",
+    "second-backward": "its factors carry the rounding of nested norms; the exact-norm tiers judge it",
+    "bookkeeping": "takes a second backward through the re-weighted losses",
+    "noise": "asked of the variants opacus and opacus:sound",
+    "noise-of-seed": "draws parameter by parameter from one generator a rank: its bits hang on what was drawn before",
+    "state": "has no checkpoint of its own: what is saved is up to its user",
+    "lifecycle": "shards by FSDP2, which gathers the next unit ahead and has no public view of what is gathered",
+    "epochs": "leaves the order of epochs to the data loader it is given",
+    "poisson": "asked of the variants opacus, opacus:poisson and opacus:one_stream",
+    "same-draws": "every rank draws from a generator of its own",
+    "kernels": "forms norms by einsum, layer by layer: it has no kernels",
+    "hooks": "runs each layer's norm in hooks of its own and two backwards, so that a user's fire twice",
+    "parameter-hooks": "sets gradients that autograd does not see",
+    "memory": "shards by FSDP2; nothing is asked of private training",
+    "copies": "shows nothing by itself: what is shown is the adapter's copy",
+    "interrupts": "documents no way back from a backward that raised",
+    "features": "clips every step: features are asked of plain training",
+    "features.broadcast": "its FSDP2Wrapper shards what each rank has built; only its data-parallel wrapper sends it",
+    "dataset-order": "leaves each rank with the norms of its own samples",
+}
+_ACCEPTS: frozenset[Trait] = frozenset(
+    {
+        "bias", "tokens", "sequence", "padding_idx", "layer-norm", "frozen", "root-parameters", "keep-unsharded",
+        "ragged", "empty-rank", "wrap-around", "micro-batches", "momentum", "weight-decay", "adamw", "float32",
+        "rows<ranks", "uneven-rows", "project", "conv-private", "group-norm-private", "rms-norm-private",
+        "attention-private", "bags-private", "layer-norm-without-bias", "surrogates", "adam", "schedule", "resume",
+        "real",
+    }
+)  # fmt: skip
+"""What Opacus documents, or its examples do, so that what then fails is a finding. Not "tied-private": "Parameter
+tying is not supported with FSDP" (GradSampleHooksFastGradientClippingFSDP). Not "fractional-normaliser": make_private
+takes N off a data loader, as an int. Not "no-sync", "replicated" and "mean": nowhere documented; its data loaders are
+sharded, and it normalises by itself."""
+
+KNOWN: dict[Trait, str] = {
+    "padding_idx": "compute_embedding_norm_sample counts the gradient of the padding row, which nn.Embedding drops",
+    "rows<ranks": "add_noise reshapes gradients by view_as, which replicates those with fewer rows than ranks; the"
+    " optimizer's in-place update of the sharded parameter then raises",
+    "empty-rank": "norms of an Embedding or LayerNorm reshape 0 samples to (0, -1), which raises on that rank alone",
+    "bags-private": "compute_embeddingbag_gradsampler unpacks (input, offsets): bags without offsets raise ValueError",
+    "layer-norm-without-bias": "compute_layer_norm_grad_sample asks None for requires_grad: AttributeError",
+}
+"""Traits that Opacus 1.6.0 accepts and gets wrong, with the cause; each was seen on real gloo processes too."""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Opacus' reminders (secure RNG, backward hooks of a first layer), which are no findings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+Poisson = Literal["no", "as released", "repaired", "seeded alike, repaired"]
+"""What is promised of Poisson sampling: nothing, or of Opacus' sampler as it is, or with empty draws put back, its
+ranks seeded apart or alike."""
+
+
+class _Trainer:
+    """Opacus' documented training loop, one logical batch at a time."""
+
+    def __init__(self, module: nn.Module, private: Any, optimizer: Any, criterion: Any, setup: Setup) -> None:
+        self._module, self._private, self._optimizer, self._criterion = module, private, optimizer, criterion
+        self._setup = setup
+        self._norms: list[Tensor] = []
+        self._factors: list[Tensor] = []
+
+    def step(self, batch: Batch) -> None:
+        with _quiet():
+            self._step(batch)
+
+    def _step(self, batch: Batch) -> None:
+        self._norms, self._factors = [], []
+        last = len(batch.micro_batches) - 1
+        for number, micro in enumerate(batch.micro_batches):
+            if last:
+                self._optimizer.signal_skip_step(do_skip=number < last)
+            self._optimizer.zero_grad()
+            loss = self._criterion(self._private(micro.inputs), micro.targets)
+            self._setup.notify("after_forward", self)
+            loss.backward()
+            self._factors.append(self._private.get_clipping_coef().detach().clone())
+            self._norms.append(self._private.per_sample_gradient_norms.detach().clone())
+            self._optimizer.step()
+
+    def parameters(self) -> dict[str, Tensor]:
+        return full_values(dict(self._module.named_parameters()))
+
+    def gradients(self) -> dict[str, Tensor]:
+        named = self._module.named_parameters()
+        shown = ((name, value.grad) for name, value in named if value.requires_grad)
+        return full_values({name: gradient for name, gradient in shown if gradient is not None})
+
+    def norms(self) -> Tensor:
+        return torch.cat(self._norms)
+
+    def factors(self) -> Tensor:
+        return torch.cat(self._factors)
+
+    def local_tensors(self) -> list[Tensor]:
+        return local_tensors(self._module.parameters())
+
+
+class GhostFsdp:
+    """Every layer a unit of its own: FSDP2Wrapper decides, ``Setup.units`` has no say.
+
+    ``loss_reduction`` is Opacus' word for how it normalises. "mean" (its default): FSDP averages the ranks' clipped
+    sums, the optimizer divides by ``expected_batch_size``, which is *per worker* (a comment in make_private), so
+    N = W * expected_batch_size. "sum": documented as no division at all, so what it sums a user divides by N.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        accepts: frozenset[Trait],
+        loss_reduction: Literal["mean", "sum"] = "mean",
+        poisson: Poisson = "no",
+        noise: bool = False,
+    ) -> None:
+        self.name, self._reduction, self._poisson = name, loss_reduction, poisson
+        promised: frozenset[Promise] = frozenset({"private", "sharded"})
+        promised |= {"poisson"} if poisson != "no" else set()
+        promised |= {"noise"} if noise else set()
+        self.features = Features(
+            promises=promised,
+            accepts=accepts,
+            observables=frozenset({"params", "grads", "norms", "factors"}),
+            owns_loss_scale=True,
+            arithmetic=ArithmeticRule(
+                divides_by_share=loss_reduction == "mean"
+            ),  # DPOptimizerFastGradientClipping.scale_grad
+            factor=FactorRule(eps=1e-6, expression="reciprocal", nested=True),
+            reasons={promise: reason for promise, reason in _REASONS.items() if promise not in promised},
+        )
+
+    def sampler(self, setup: SamplerSetup) -> Sampler:
+        alike, repaired = self._poisson == "seeded alike, repaired", self._poisson.endswith("repaired")
+        return _opacus_sampler.Poisson(setup, alike, repaired)
+
+    def build(self, model: nn.Module, setup: Setup) -> _Trainer:
+        module: Any = FSDP2Wrapper(model)
+        module.set_reshard_after_forward(setup.mesh.reshard_after_forward)  # the wrapper has no such option
+        loss: Any = setup.loss
+        with _quiet():
+            private, optimizer, criterion, _ = PrivacyEngine().make_private(
+                module=module,
+                optimizer=setup.optimizer(module.parameters()),
+                criterion=loss.with_reduction(self._reduction),
+                data_loader=_loader(setup.step.normaliser),
+                noise_multiplier=setup.step.noise_multiplier,
+                noise_generator=torch.Generator(setup.device).manual_seed(setup.seed),
+                max_grad_norm=setup.clip_norm,
+                loss_reduction=self._reduction,
+                poisson_sampling=False,
+                grad_sample_mode="ghost_fsdp",
+            )
+        if self._reduction == "sum":
+            optimizer.attach_step_hook(partial(_divide, setup.step.normaliser))
+        return _Trainer(module, private, optimizer, criterion, setup)
+
+
+def _loader(normaliser: float) -> DataLoader[Any]:
+    """A loader that is never iterated: make_private reads N off it, as len(dataset) / len(loader), a whole number."""
+    return DataLoader(TensorDataset(torch.zeros(int(normaliser))), batch_size=int(normaliser))
+
+
+def _divide(normaliser: float, optimizer: Any) -> None:
+    """What a user of loss_reduction "sum" does to a step's gradients. The accountant is not asked."""
+    for parameter in optimizer.params:
+        parameter.grad.div_(normaliser)
+
+
+_SOUND = frozenset(_ACCEPTS - KNOWN.keys())
+
+adapter = GhostFsdp("opacus", _ACCEPTS, poisson="as released", noise=True)
+"""All that Opacus documents."""
+sound = GhostFsdp("opacus without known findings", _SOUND, poisson="repaired", noise=True)
+"""Whatever is found here is new, or a false alarm."""
+padding_idx = GhostFsdp("opacus, padding_idx", _SOUND | {"padding_idx"})
+few_rows = GhostFsdp("opacus, rows<ranks", _SOUND | {"rows<ranks", "uneven-rows"})
+empty_ranks = GhostFsdp("opacus, empty-rank", _SOUND | {"empty-rank"})
+bags = GhostFsdp("opacus, bags", _SOUND | {"bags-private"})
+unbiased = GhostFsdp("opacus, layer-norm-without-bias", _SOUND | {"layer-norm-without-bias"})
+summing = GhostFsdp("opacus, loss_reduction sum", _SOUND, "sum")
+poisson = GhostFsdp("opacus, Poisson sampling", _SOUND, poisson="as released")
+one_stream = GhostFsdp("opacus, ranks seeded alike", _SOUND, poisson="seeded alike, repaired")
+"""One known finding each, so that none hides another. ``summing`` releases 1/W of the sum: FSDP still averages."""

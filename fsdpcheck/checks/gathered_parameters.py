@@ -1,0 +1,110 @@
+"""Which units a step may hold gathered, at each layer's forward and backward (see watchers.gathered).
+
+The bound is the schedule's: the unit at work, and the next one at work in the same direction, which may be gathered
+ahead. Without ``reshard_after_forward`` also those whose backward in this pass is still to come. The root is always
+allowed: FSDP2 keeps it gathered between forward and backward unless it is told otherwise.
+
+Source: ``reshard_after_forward`` of ``fully_shard``,
+https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html; prefetching: PyTorch FSDP, arXiv:2304.11277,
+section 3.3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from fsdpcheck.checks._read import completed
+from fsdpcheck.errors import NotApplicable, UsageError
+from fsdpcheck.execution import Execution
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.program import watchers
+from fsdpcheck.workload import batches, models
+
+_ROOT = ""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A layer's forward or backward: its unit ("" for the root), and which inner units hold gathered parameters."""
+
+    kind: str
+    layer: str
+    unit: str
+    gathered: frozenset[str]
+
+
+def assert_scheduled(execution: Execution) -> None:
+    """At each layer no inner unit is gathered but those that the schedule has gathered then.
+
+    Raises NotApplicable for a case of several shards and inner units in which no unit is ever seen gathered: then
+    modules do not show what is, and nothing can be said.
+    """
+    case, seen = execution.request.case, False
+    for where, events in _passes(execution):
+        backward = next((place for place, event in enumerate(events) if event.kind == "backward"), len(events))
+        for place, event in enumerate(events):
+            seen = seen or bool(event.gathered)
+            phase = events[place:backward] if place < backward else events[place:]
+            allowed = {event.unit, _next(event.unit, phase)}
+            if not case.mesh.reshard_after_forward:
+                allowed |= _kept(events, place) if place >= backward else {e.unit for e in events[:place]}
+            if extra := event.gathered - allowed:
+                raise _held(event, extra, allowed, where, case.mesh.reshard_after_forward)
+    if not seen and case.mesh.dp_shard > 1 and case.model.unit_count:
+        raise NotApplicable("no unit is seen gathered: the model's own modules do not show it")
+
+
+def _next(unit: str, phase: list[Event]) -> str:
+    """The inner unit whose turn is next in this direction; the root's name if there is none."""
+    return next((event.unit for event in phase if event.unit not in (unit, _ROOT)), _ROOT)
+
+
+def _kept(events: list[Event], place: int) -> set[str]:
+    """Units kept for a backward that is still to come, or of which no layer has one."""
+    done = {event.unit for event in events[:place] if event.kind == "backward"}
+    coming = {event.unit for event in events[place:] if event.kind == "backward"}
+    return {event.unit for event in events} - (done - coming)
+
+
+def _held(event: Event, extra: frozenset[str], allowed: set[str], where: str, freed: bool) -> Violation:
+    over = "forward" if event.kind == "forward" or freed else "backward"
+    return Violation(
+        "units stay gathered",
+        got=f"{', '.join(sorted(extra))} gathered in the {event.kind} of {event.layer}",
+        wanted=f"of inner units at most {', '.join(sorted(allowed - {_ROOT})) or 'none'}: at work, or next",
+        where=where,
+        cause=f"a unit is not freed when its {over} is over",
+    )
+
+
+def _passes(execution: Execution) -> Iterator[tuple[str, list[Event]]]:
+    """(where in words, the events of one call of the model and what follows it), of every step of every rank."""
+    case = execution.request.case
+    units = [name for names in models.unit_names(case) for name in names]
+    for rank in completed(execution):
+        for step in range(len(rank.steps)):
+            noted = [note for name, _, at, note in rank.observations if name == watchers.GATHERED and at == step]
+            calls = [place for place, (kind, *_) in enumerate(noted) if kind == "call"]
+            if not calls and not any(batches.indices(case, step)[rank.rank]):
+                continue  # without samples a rank may leave its model alone
+            if not calls:
+                raise UsageError("the run noted no calls of the model; next: run it with watchers.GATHERED")
+            for number, (first, after) in enumerate(pairwise([*calls, len(noted)])):
+                yield (
+                    f"call {number} of the model in step {step}, rank {rank.rank}",
+                    [
+                        Event(kind, layer, _unit(layer, units), _units_of(more, units))
+                        for kind, layer, more in noted[first + 1 : after]
+                    ],
+                )
+
+
+def _units_of(parameters: list[str], units: list[str]) -> frozenset[str]:
+    return frozenset(_unit(name, units) for name in parameters) - {_ROOT}
+
+
+def _unit(name: str, units: list[str]) -> str:
+    """The inner unit that a layer or parameter stands in, or the root's name."""
+    return next((unit for unit in units if name == unit or name.startswith(f"{unit}.")), _ROOT)

@@ -1,0 +1,172 @@
+"""Checks of what watchers and observers noted of hooks, memory, copies and interruptions (see program/watchers.py)."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fsdpcheck.checks._compare import require_equal
+from fsdpcheck.checks._read import completed
+from fsdpcheck.checks.training import assert_parameters_equal
+from fsdpcheck.errors import UsageError
+from fsdpcheck.execution import Execution
+from fsdpcheck.findings.cause import Suspect
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.oracle import Answer
+from fsdpcheck.program import watchers
+from fsdpcheck.program.observers import SCRIBBLED
+from fsdpcheck.program.probe import Notes
+from fsdpcheck.workload import batches, models
+
+_UNSEEN = "gradients are put where autograd does not see them"
+_LEFT_BEHIND = "the training is right where nothing is interrupted: a step that raised leaves something behind"
+Hook = tuple[str, str]
+"""(kind, module)."""
+
+
+def assert_hooks_fire(execution: Execution) -> None:
+    """In every step, on every rank, each hook of each module fires as often as on a single device."""
+    for rank, step, noted in _by_step(execution, watchers.CALLS):
+        got, wanted = Counter(noted), _hooks_of_one_device(execution, step, rank)
+        for kind, module in sorted({*got, *wanted}):
+            if got[kind, module] != wanted[kind, module]:
+                raise Violation(
+                    "hooks do not fire as on a single device",
+                    got=f"the {kind} hook of {module or 'the model'} fired {got[kind, module]} times",
+                    wanted=f"{wanted[kind, module]} times",
+                    where=f"step {step}, rank {rank}",
+                    cause=_of_calls(got[kind, module], wanted[kind, module]),
+                )
+
+
+def assert_parameter_hooks_fire(execution: Execution) -> None:
+    """Post-accumulate hooks of each trained parameter fire once for every reduction of gradients."""
+    spec = execution.request.case.step
+    wanted = spec.micro_batches if spec.sync_every else 1
+    for result in completed(execution):
+        if not (counts := [v for name, _, at, v in result.observations if name == watchers.ACCUMULATIONS and at < 0]):
+            raise UsageError("the run noted no parameters; next: run it with watchers.ACCUMULATIONS")
+        if not sum(counts):
+            raise Violation("no optimizer has a trained parameter", got="0 parameters", wanted="at least one",
+                            where=f"rank {result.rank}", cause="gradients are put where autograd does not see them",
+                            )  # fmt: skip
+        for step in range(len(result.steps)):
+            noted = [v for name, _, at, v in result.observations if name == watchers.ACCUMULATIONS and at == step]
+            fired = Counter(noted)
+            for number in range(sum(counts)):
+                if fired[number] != wanted:
+                    raise Violation("hooks on parameters do not fire once a reduction",
+                                    got=f"the hook of parameter {number} of the optimizer fired {fired[number]} times",
+                                    wanted=f"{wanted} times", where=f"step {step}, rank {result.rank}",
+                                    cause="" if fired[number] else _UNSEEN)  # fmt: skip
+
+
+def assert_steady_memory(execution: Execution) -> None:
+    """Between steps parameters lie in as many bytes as before the first; each step has the same peak.
+
+    A step in which a rank runs no layer has none.
+    """
+    for rank in completed(execution):
+        noted = [(step, *value) for name, _, step, value in rank.observations if name == watchers.HELD]
+        rests = [(step, held) for step, when, held in noted if when == "at rest"]
+        if not rests:
+            raise UsageError("the run noted no memory; next: run it with watchers.HELD")
+        for step, held in rests:
+            if held != rests[0][1]:
+                raise Violation("memory is held between steps", got=f"{held} bytes of parameters",
+                                wanted=f"{rests[0][1]}, as before the first step",
+                                where=f"after step {step}, rank {rank.rank}",
+                                cause="a unit is not freed when the step is over")  # fmt: skip
+        peaks: dict[int, int] = {}  # none of a step in which the rank, without samples, runs no layer
+        for step, when, held in noted:
+            if when == "in a step":
+                peaks[step] = max(held, peaks.get(step, 0))
+        for step, peak in peaks.items():
+            if peak != (first := next(iter(peaks.values()))):
+                raise Violation("memory changes from step to step", got=f"{peak} bytes of parameters at most",
+                                wanted=f"{first}, as in the first step", where=f"step {step}, rank {rank.rank}",
+                                cause="a unit is not freed, or not always at the same time")  # fmt: skip
+
+
+def assert_copies(execution: Execution) -> None:
+    """Writing into what the trainer has shown changes nothing that it shows next."""
+    for rank in completed(execution):
+        seen = [(step, changed) for name, _, step, changed in rank.observations if name == SCRIBBLED]
+        if len(seen) != len(rank.steps):
+            raise UsageError(f"rank {rank.rank} was written into after {len(seen)} of {len(rank.steps)} steps;"
+                             " next: run it with observers.SCRIBBLED")  # fmt: skip
+        for step, changed in seen:
+            if changed:
+                raise Violation("what the trainer shows is what it trains", got=f"writing into it changes {changed[0]}",
+                                wanted="copies", where=f"step {step}, rank {rank.rank}",
+                                cause="live memory is given away")  # fmt: skip
+
+
+def interruptions(execution: Execution, watcher: str) -> int:
+    """How often all ranks together were interrupted."""
+    return sum(name == watcher for rank in completed(execution) for name, *_ in rank.observations)
+
+
+def right(execution: Execution, answer: Answer) -> bool:
+    """Whether a run shows the single device's parameters."""
+    try:
+        assert_parameters_equal(execution, answer)
+    except Violation:
+        return False
+    return True
+
+
+def assert_undisturbed(interrupted: Execution, answer: Answer, whole: Callable[[], Execution]) -> None:
+    """An interrupted run shows the single device's parameters. If not, ``whole()`` runs it without interruption."""
+    try:
+        assert_parameters_equal(interrupted, answer)
+    except Violation as found:
+        if interrupted.failure is not None or not right(whole(), answer):
+            raise
+        raise Violation(found.what, got=found.got, wanted=found.wanted, where=found.where, cause=_LEFT_BEHIND) from None
+
+
+def assert_noise_undisturbed(interrupted: Execution, whole: Execution) -> None:
+    """An interrupted run with noise shows the parameters of the run that nothing interrupted, bit for bit."""
+    for mine, theirs in zip(completed(interrupted), completed(whole), strict=True):
+        for step, (got, wanted) in enumerate(zip(mine.steps, theirs.steps, strict=True)):
+            what, where = "a step that raised changes what is released with noise", f"step {step}, rank {mine.rank}"
+            require_equal(what, got.params, wanted.params, where, _of_interruption)
+
+
+def _of_interruption() -> list[Suspect]:
+    return [Suspect("interrupted", _LEFT_BEHIND)]
+
+
+def _of_calls(got: int, wanted: int) -> str:
+    """Why a hook of a module fires another number of times."""
+    if got < wanted:
+        return "a module is computed past its hooks"
+    if not wanted:
+        return "a module in which nothing needs a gradient has a backward"
+    return "a module is computed more than once" if got % wanted == 0 else ""
+
+
+def _hooks_of_one_device(execution: Execution, step: int, rank: int) -> Counter[Hook]:
+    """What fires on a single device that takes a rank's micro-batches."""
+    case, fired = execution.request.case, list[Any]()
+    watchers.calls(
+        model := models.build(case), Notes(rank, fired.append, lambda: step, lambda told: None, lambda shown: None)
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
+        for micro in batches.batch(case, step, rank, execution.request.instrument).micro_batches:
+            torch.autograd.backward(models.loss_for(case)(model(micro.inputs), micro.targets).sum())
+    return Counter(fired)
+
+
+def _by_step(execution: Execution, watcher: str) -> Iterator[tuple[int, int, list[Any]]]:
+    """(rank, step, notes)."""
+    for rank in completed(execution):
+        for step in range(len(rank.steps)):
+            noted = [value for name, _, at, value in rank.observations if name == watcher and at == step]
+            yield rank.rank, step, noted

@@ -1,0 +1,371 @@
+"""The command line: parse, call, print. Nothing here imports torch or hypothesis before a command needs it."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fsdpcheck import __version__, adapters
+from fsdpcheck.case import Trait
+from fsdpcheck.case.profiles import PROFILES
+from fsdpcheck.cli import claims as claims_command
+from fsdpcheck.cli import listing
+from fsdpcheck.cli import power as power_command
+from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError, spelling
+from fsdpcheck.errors.excerpt import WHOLE, excerpt, shown, visible
+from fsdpcheck.report import colour, document, finding, summary
+from fsdpcheck.report.progress import progress
+from fsdpcheck.session import journal as journals
+from fsdpcheck.session import resume
+from fsdpcheck.session.ledger import INTERRUPTED, Ledger
+from fsdpcheck.session.plan import Plan, parse_globs, parse_traits, parse_world_sizes
+from fsdpcheck.session.supervisor import Listen, replayed, supervise
+
+_HINTS = {"processes": "processes", "torchrun": "processes"}  # engine of a token -> the one that replays it
+
+MOST_JOBS = 8
+"""Processes that ``--jobs auto`` starts at most: each takes about half a gigabyte."""
+
+_WORDLESS = """fsdpcheck: a command is missing; next:
+  fsdpcheck run --adapter reference --law 'training.*'              laws on an implementation, on simulated ranks
+  torchrun --nproc-per-node 4 -m fsdpcheck run --adapter reference  the same on torchrun's ranks
+  fsdpcheck --help                                                  all commands"""
+
+_EPILOG = """exit codes:
+  0 every promised law holds   1 a finding   2 usage or adapter error   3 internal error   4 no progress
+  130 interrupted; findings so far are printed and kept"""
+
+RUN_EPILOG = """examples:
+  fsdpcheck run                                        the built-in implementations, quick profile
+  fsdpcheck run --adapter reference --law 'norms.*'    one adapter, one chapter
+  fsdpcheck run --adapter train.py:MyAdapter           your own (see README.md: an adapter is one file)
+  fsdpcheck run --world-size 2,4 --profile ci --json report.json
+  fsdpcheck run --adapter fully_shard --avoid tied     no case with a trait; `fsdpcheck list traits` names all
+  fsdpcheck run --adapter opacus:sound                 a gate on Opacus, around its known defects
+  fsdpcheck run --model train.py:build --batch train.py:batch      the laws on your own model
+  torchrun --nproc-per-node 4 -m fsdpcheck run         real ranks, world size 4; torchrun itself exits with 1
+                                                       whenever a rank's exit code is not 0
+"""
+
+_REPLAY_EPILOG = """examples:
+  fsdpcheck replay 'v2:AAAA...'                        the case of a finding, on simulated ranks
+  fsdpcheck replay 'v2:AAAA...' --engine processes     the same on real gloo processes
+  fsdpcheck replay report.json                         every finding of a report, a journal or a log
+A token only names things; what is not part of fsdpcheck is imported only if you repeat it: --adapter,
+--install, --model, --batch, --loss.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    if not words:
+        _say(f"{_parser().format_usage().rstrip()}\n{_WORDLESS}")
+        return USAGE
+    options = _parsed(words)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except UsageError as error:
+        _say(f"fsdpcheck: {visible(excerpt(str(error), WHOLE))}")
+        return error.exit_code
+    except FsdpcheckError as error:
+        print(f"fsdpcheck: {visible(excerpt(str(error), WHOLE))}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("fsdpcheck: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `fsdpcheck list | head`
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return USAGE
+
+
+def _serves() -> bool:
+    """Whether this process is a rank of torchrun that another drives, and that says the same."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+
+
+def _say(text: str) -> None:
+    """On stderr, once however many ranks meet it."""
+    if not _serves():
+        print(text, file=sys.stderr)
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The options; what argparse prints by itself comes from one rank."""
+    out, err = (io.StringIO(), io.StringIO()) if _serves() else (sys.stdout, sys.stderr)
+    with redirect_stdout(out), redirect_stderr(err):
+        return _parser().parse_args(words)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fsdpcheck",
+        description="Does a sharded, private training step compute exactly what one device would, and can it hang?",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"fsdpcheck {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="{run,replay,power,claims,list}")
+    _add_run(commands)
+    _add_replay(commands)
+    power_command.add(commands, _world_sizes)
+    claims_command.add(commands)
+    listing.add(commands, _one_of)
+    return parser
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = commands.add_parser(
+        "run",
+        help="check laws on implementations",
+        epilog=RUN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.set_defaults(command=_run)
+    several = partial(run.add_argument, action="append", default=[])
+    several(
+        "--adapter",
+        metavar="NAME",
+        help=f"a built-in name, pkg.mod:attr or file.py:attr; repeatable (default: {_defaults()})",
+    )
+    _one_of(run, "--engine", ("simulated", "processes"), "how ranks are had (default: simulated)", "simulated")
+    sizes = "numbers of ranks: 3, 1-5 or 2,13 (default: the profile's; quick: 1-5)"
+    run.add_argument("--world-size", type=_world_sizes, default=(), metavar="1-5", help=sizes)
+    several("--law", metavar="GLOBS", help="only laws that match, such as 'norms.*,state.*'; repeatable (default: all)")
+    _one_of(run, "--profile", tuple(PROFILES), f"cases a law: {_profiles()} (default: quick)", "quick")
+    run.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the whole session as JSON, after Ctrl-C too (default: none)"
+    )
+    run.add_argument(
+        "--resume", action="store_true", help="check only what FILE, of an interrupted session, does not hold yet"
+    )
+    several("--install", metavar="NAME", help="plant a fault, by name or as pkg.mod:attr; repeatable (default: none)")
+    run.add_argument(
+        "--avoid", type=_traits, default=(), metavar="TRAITS", help="draw no such case: tied,frozen (default: none)"
+    )
+    run.add_argument("--seed", type=int, default=0, metavar="N", help="draw other cases than everybody's (default: 0)")
+    run.add_argument("--no-confirm", action="store_true", help="do not run findings again on real gloo processes")
+    run.add_argument(
+        "--budget", type=_seconds, metavar="SECONDS", help="draw no further case after so long (default: none)"
+    )
+    jobs = f"processes that check at once: a number, or auto, the usable cores up to {MOST_JOBS} (default: auto)"
+    run.add_argument("--jobs", "-j", type=_jobs, default="auto", metavar="N", help=jobs)
+    _add_own(run)
+    run.add_argument("--units", type=_names, metavar="NAMES", help="modules of it to shard: a,b (default: the blocks)")
+    run.add_argument("--real", action="store_true", help="your model as it is, own weights, by the rounding laws")
+
+
+def _add_own(parser: argparse.ArgumentParser) -> None:
+    """References to a user's own model; a replay imports them only when they are given here."""
+    parser.add_argument(
+        "--model", default="", metavar="NAME", help="cases on your own model: build() -> nn.Module (default: none)"
+    )
+    parser.add_argument(
+        "--batch", default="", metavar="NAME", help="its data: batch(n) -> (inputs, targets) (default: none)"
+    )
+    parser.add_argument(
+        "--loss", default="", metavar="NAME", help="its loss: loss(outputs, targets) -> [n] (default: built in)"
+    )
+
+
+def _require_own(options: argparse.Namespace) -> None:
+    if options.model and not options.batch:
+        raise UsageError("--model needs --batch: pkg.mod:batch or file.py:batch, called as batch(n)")
+    given = [name for name in ("batch", "loss", "units", "real") if getattr(options, name, None)]
+    if given and not options.model:
+        raise UsageError(f"--{given[0]} is about a model of your own; next: name it with --model")
+
+
+def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="run the case of a finding again",
+        epilog=_REPLAY_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    replay.set_defaults(command=_replay)
+    replay.add_argument("what", metavar="TOKEN|FILE", help="a token (v2:...) or a file that holds tokens")
+    engine = "how ranks are had (default: as the token says)"
+    _one_of(replay, "--engine", ("simulated", "processes"), engine)
+    replay.add_argument("--adapter", metavar="NAME", help="run this implementation (default: the token's)")
+    replay.add_argument(
+        "--install", action="append", default=[], metavar="NAME", help="allow or add an install (default: none)"
+    )
+    replay.add_argument(
+        "--budget", type=_seconds, metavar="SECONDS", help="give up on a run after so long (default: never)"
+    )
+    _add_own(replay)
+
+
+def _run(options: argparse.Namespace) -> int:
+    _require_own(options)
+    plan = _plan(options)
+    if options.resume and not options.json:
+        raise UsageError("--resume goes on with the session of a file; next: name it with --json")
+    known = resume.earlier(options.json, plan) if options.resume else None
+    writes = options.json and not _serves()
+    journal = journals.Journal(options.json, plan, goes_on=known is not None) if writes else None
+    shown = progress()
+
+    def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
+        if journal is not None:
+            journal.note(event)
+        shown(ledger, event)
+
+    try:
+        ledger = _session(plan, listen, options.jobs, known)
+    except BaseException:
+        if journal is not None:
+            journal.leave()
+        raise
+    finally:
+        shown.close()
+    if ledger is None:  # a rank of torchrun that serves
+        return 0
+    try:
+        print(summary.ending(ledger, colour.painter(sys.stdout)), flush=True)
+    finally:  # each of the two is a copy of the findings; failing to give one does not lose the other
+        if journal is not None:
+            journal.close(document.document(ledger))
+    return ledger.exit_code
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    return Plan(
+        adapters=tuple(dict.fromkeys(options.adapter)) or adapters.default_names(),
+        laws=tuple(glob for globs in options.law for glob in parse_globs(globs)) or ("*",),
+        engine=options.engine,
+        world_sizes=options.world_size,
+        profile=options.profile,
+        installs=tuple(options.install),
+        seed=options.seed,
+        budget=options.budget,
+        confirm=not options.no_confirm,
+        avoid=options.avoid,
+        model=options.model,
+        batch=options.batch,
+        loss=options.loss,
+        units=options.units,
+        real=options.real,
+    )
+
+
+def _session(plan: Plan, listen: Listen, jobs: int | None, known: resume.Earlier | None) -> Ledger | None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun owns the processes: this one is a rank
+        from fsdpcheck.session import torchrun
+
+        if jobs is not None and jobs > 1:
+            raise UsageError(f"--jobs {jobs} under torchrun: its ranks are one job; next: leave --jobs out")
+        if known is not None:
+            raise UsageError("--resume under torchrun: it begins anew always; next: leave --resume out")
+        return torchrun.session(plan, listen)
+    if jobs is None:  # ranks that are processes use the cores already
+        jobs = min(MOST_JOBS, _usable_cores()) if plan.engine == "simulated" else 1
+    return supervise(plan, listen, jobs, known)
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from fsdpcheck.findings import tokens as replay
+    from fsdpcheck.findings import verdict
+    from fsdpcheck.session import faults
+
+    texts = [options.what] if replay.looks_like_token(options.what) else replay.tokens_in(Path(options.what))
+    tokens = [replay.decode(text) for text in texts]
+    installs = [faults.resolved(name) for name in options.install]
+    own = (options.model, options.batch, options.loss)
+    tokens = [replay.trusted(token, options.adapter, installs, own) for token in tokens]
+    paint, codes = colour.painter(sys.stdout), []
+    for token in tokens:
+        engine = options.engine or _HINTS.get(token.engine, "simulated")
+        found = shown(replayed(replay.encode(token), engine, options.budget))
+        codes.append(found.exit_code)
+        if found.finding is not None:
+            broken = found.finding
+            if broken.engine != "simulated":
+                broken = replace(broken, confirmed="yes", note=f"run on {broken.engine}")
+            print(finding.render([broken], len(codes), paint, token.installs))
+        elif found.status == "holds":
+            print(f"{paint('holds', 'green')}: {found.law} on {found.adapter}, for the case\n{token.case.describe()}")
+        else:
+            print(finding.trouble(found))
+        for what in found.left:
+            print(f"  {what}; it was put back (docs/threat-model.md)")
+    return verdict.exit_code(codes)
+
+
+def _one_of(
+    parser: argparse.ArgumentParser,
+    name: str,
+    known: tuple[str, ...],
+    help: str,
+    default: str | None = None,
+    nargs: str | None = None,
+) -> None:
+    """An option or argument that takes one of a few words; a slip of the pen gets the nearest of them."""
+
+    def read(text: str) -> str:
+        if text not in known:
+            hint = spelling.hint(text, known)
+            raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(known)}).{hint}")
+        return text
+
+    words = f"{{{','.join(known)}}}" if name.startswith("-") else None
+    parser.add_argument(name, type=read, default=default, nargs=nargs, metavar=words, help=help)
+
+
+def _world_sizes(text: str) -> tuple[int, ...]:
+    try:
+        return parse_world_sizes(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _traits(text: str) -> tuple[Trait, ...]:
+    try:
+        return parse_traits(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _jobs(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise argparse.ArgumentTypeError(f"{text!r}: wanted auto or a number from 1 to 1024")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r}: wanted a number of seconds above 0")
+    return seconds
+
+
+def _defaults() -> str:
+    return ", ".join(adapters.default_names())
+
+
+def _profiles() -> str:
+    return ", ".join(f"{name} {count}" for name, count in PROFILES.items())

@@ -1,0 +1,52 @@
+"""``fsdpcheck list``: what there is, and what laws state in full."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Protocol
+
+from fsdpcheck.errors import HOLDS, UsageError
+from fsdpcheck.session.plan import parse_globs
+
+_LISTED = ("adapters", "laws", "faults", "engines", "traits")
+
+_EPILOG = """examples:
+  fsdpcheck list laws                                  what each law guarantees, in a line
+  fsdpcheck list laws 'norms.*'                        what they ask of an adapter, cannot see, and their sources
+"""
+
+
+class OneOf(Protocol):
+    """Adds an option or argument that takes one of a few words."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, name: str, known: tuple[str, ...], help: str, *, nargs: str
+    ) -> None: ...
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], one_of: OneOf) -> None:
+    """Add the command to a parser; ``one_of`` offers the nearest word to a slip of the pen."""
+    parser = commands.add_parser(
+        "list",
+        help="what there is: adapters, laws, faults, engines, traits",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(command=_list)
+    one_of(parser, "what", _LISTED, f"{', '.join(_LISTED)} (default: all)", nargs="?")
+    whole = "laws to state in full, such as 'norms.*,state.*' (default: all, a line each)"
+    parser.add_argument("globs", nargs="?", metavar="GLOBS", help=whole)
+
+
+def _list(options: argparse.Namespace) -> int:
+    from fsdpcheck.report import listing
+
+    what, globs = options.what, options.globs
+    if globs is None:
+        print("\n\n".join(listing.text(each, heading=not what) for each in ([what] if what else _LISTED)))
+    elif what == "laws":
+        print(listing.statements(parse_globs(globs)))
+    else:
+        got = f"got {globs!r} behind {what!r}"
+        raise UsageError(f"{got}; wanted GLOBS behind 'laws' alone; next: leave them out")
+    return HOLDS

@@ -1,0 +1,173 @@
+"""Suspicions about a training that went on from a checkpoint: what of its state did not come back.
+
+Legend: k the step that went wrong, the first after a stop that did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fsdpcheck.case import Case
+from fsdpcheck.diagnosis import shards, stale_state
+from fsdpcheck.diagnosis.fitting import fits
+from fsdpcheck.findings.cause import EXACT, PATTERN, Suspect, Suspects
+from fsdpcheck.oracle import Answer, Named
+from fsdpcheck.program import NO_VALUE
+from fsdpcheck.workload.clip_groups import is_instrument
+from fsdpcheck.workload.optimizer import at_step, make_optimizer, project_
+
+_Change = Callable[[torch.optim.Optimizer], None]
+
+
+def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects:
+    """Suspects of parameters after step k, whose gradients and parameters before are right."""
+    found = [suspect for suspect, value in _updates(answer, step) if _fits(answer, step, value, got)]
+    return found or [
+        Suspect(
+            "state not restored",
+            "the optimizer's state, with its hyperparameters, did not come back as it was saved",
+            PATTERN,
+        )
+    ]
+
+
+def of_noise(
+    answer: Answer,
+    step: int,
+    never: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
+    got: Mapping[str, Tensor],
+) -> Suspects:
+    """Suspects of noisy gradients ``got`` after a stop before step k; ``never``: (gradients, parameters) by step of a
+    training that never stopped.
+    """
+    clean = stale_state.at(answer, step, _projected(answer.case, answer.steps[0].before, never[step - 1][1]))
+    first = {name: never[0][0][name].double() - value.double() for name, value in answer.steps[0].used.items()}
+    drawn = {name: got[name].double() - value for name, value in clean.items()}
+    room = 2.0**-30 if answer.case.arithmetic.dtype == "float64" else 2.0**-12  # of what adding to a gradient rounds
+    if all(bool(((drawn[n] - z).abs() <= room * (z.abs() + clean[n].abs())).all()) for n, z in first.items()):
+        text = "the step counter did not come back: the noise of the first step, an earlier step, is used again"
+        return [Suspect("noise again", text)]
+    if not any(bool(value.any()) for value in _differences(got, never[step][0])):
+        return []
+    return [
+        Suspect(
+            "other noise",
+            "the state of the noise, its key and its counter, did not come back: it is other noise",
+            PATTERN,
+        )
+    ]
+
+
+def of_loaded(loading: Answer, saving: Answer, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Suspects:
+    """Suspects of parameters that are not what ``saving`` wrote when they are loaded, before any step."""
+    wrong = {name: got[name] != value for name, value in wanted.items()}
+    if kept := [name for name, mask in wrong.items() if bool(mask.any())]:
+        blank = {name: torch.full_like(got[name], NO_VALUE) for name in kept}
+        if all(torch.equal(got[name], value) for name, value in blank.items()):
+            frozen = "frozen " * (not {*kept} & {*loading.trainable})
+            return [Suspect("not loaded", f"{frozen}parameters are not loaded: they keep what the new model has")]
+    ways = (shards.owners(own.case, wanted, own.trainable) for own in (saving, loading))
+    strengths = [_only_one_writer(wrong, old, new) for old, new in zip(*ways, strict=True)]
+    text = (
+        "of what a rank loads only the part that one rank wrote is read,"
+        f" although {saving.case.world_size} ranks wrote it"
+    )
+    return [Suspect("one writer read", text, strength) for strength in strengths if strength is not None]
+
+
+def _only_one_writer(wrong: Named, old: Named, new: Named) -> int | None:
+    """EXACT if just the elements are wrong that another rank wrote than the first of their piece's.
+
+    PATTERN if pieces that several ranks wrote are wrong and those that one wrote, of which there are some, are right:
+    a piece of several rows may be read in several parts. Else None.
+    """
+    first_only, several, alone = True, False, 0
+    for name, mask in wrong.items():
+        for piece in (new[name] == shard for shard in set(new[name].flatten().tolist())):
+            others = piece & (old[name] != old[name][piece].min())
+            if bool((mask & piece & ~others).any()):
+                first_only = False
+            if bool(others.any()):
+                several |= bool((mask & piece).any())
+            elif bool((mask & piece).any()):
+                return None
+            else:
+                alone += 1
+    if first_only and several:
+        return EXACT
+    return PATTERN if several and alone else None
+
+
+def _updates(answer: Answer, step: int) -> Iterator[tuple[Suspect, Named]]:
+    """(suspicion, parameters after step k) of an optimizer that lost one part of its state, or all of it."""
+    spec = answer.case.step.optimizer
+    lost: dict[str, tuple[str, _Change]] = {
+        "all": ("the optimizer's state did not come back: the update is that of a new optimizer", _cleared)
+    }
+    for key in {"sgd": ("momentum_buffer",)}.get(spec.kind, ("step", "exp_avg", "exp_avg_sq")):
+        lost[key] = (f"of the optimizer's state {key} did not come back", _zeroed(key))
+    for key, (text, change) in lost.items():
+        yield Suspect(f"state lost: {key}", text), _after(answer, step, change)
+    if spec.schedule != "constant":
+        text = "the learning rate's schedule did not come back: the optimizer's state has the rate of the first step"
+        yield Suspect("schedule lost", text), _after(answer, step, _with_rate(answer))
+
+
+def _after(answer: Answer, step: int, change: _Change) -> Named:
+    """Parameters after step k, if ``change`` happened to the optimizer right before it."""
+    before = answer.steps[0].before
+    parameters = {name: nn.Parameter(before[name].clone()) for name in answer.trainable}
+    optimizer = make_optimizer(answer.case.step.optimizer, parameters.values())
+    for k, own in enumerate(answer.steps[: step + 1]):
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(own.before[name])
+                parameter.grad = own.used[name].clone() if name in own.used else None
+        if k == step:
+            change(optimizer)
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+def _cleared(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state.clear()
+
+
+def _zeroed(key: str) -> _Change:
+    def change(optimizer: torch.optim.Optimizer) -> None:
+        for state in optimizer.state.values():
+            if key in state and state[key] is not None:
+                state[key] = torch.zeros_like(state[key])
+
+    return change
+
+
+def _with_rate(answer: Answer) -> _Change:
+    def change(optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = 2.0 ** -at_step(answer.case.step.optimizer, 0).lr_exponent
+
+    return change
+
+
+def _fits(answer: Answer, step: int, value: Named, got: Mapping[str, Tensor]) -> bool:
+    """Whether that gives the parameters got, and other ones than the right ones."""
+    case, right = answer.case, answer.steps[step].after
+    body = [name for name in value if not is_instrument(name) and name in got and value[name].numel()]
+    told = all(fits(case, got[name], value[name]) for name in body)
+    return told and not all(fits(case, right[name], value[name]) for name in body)
+
+
+def _projected(case: Case, frozen: Named, shown: Mapping[str, Tensor]) -> Named:
+    """The parameters that a step starts from, of those shown after the one before."""
+    found = {name: shown.get(name, value).clone() for name, value in frozen.items()}
+    if case.arithmetic.project:
+        project_(found.values(), case)
+    return found
+
+
+def _differences(got: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    return (got[name] != value for name, value in other.items())

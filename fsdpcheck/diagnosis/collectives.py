@@ -1,0 +1,207 @@
+"""Why ranks came apart: who left the common sequence of collectives, where, and what these ranks have in common."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+from fsdpcheck import oracle
+from fsdpcheck.case import Case
+from fsdpcheck.diagnosis import shards
+from fsdpcheck.diagnosis.fitting import chunks
+from fsdpcheck.errors import FsdpcheckError
+from fsdpcheck.execution import Execution, RankResult
+from fsdpcheck.execution.matching import ranks_text
+from fsdpcheck.execution.trace import Collective
+from fsdpcheck.findings.cause import Suspect, Suspects
+from fsdpcheck.workload import batches
+
+_Parting = tuple[int, list[int], Collective | None, list[int], Collective | None]
+"""Place in the sequence; the ranks of one side and what they call there (None: nothing more); those of the other."""
+
+
+_REDUCTIONS = ("reduce_scatter", "all_reduce")
+
+
+def of_failure(execution: Execution) -> Suspects | None:
+    """Suspects of a deadlock or mismatch; None for other failures, or where more than two sequences are called."""
+    failure = execution.failure
+    if failure is None or failure.kind not in ("deadlock", "mismatch", "unsafe"):
+        return None
+    parting = _parting(execution)
+    if parting is None:
+        return None
+    place, some, theirs, others, common = parting
+    found = list(_suspects(execution, some, theirs, others, common, place))
+    return found + list(_suspects(execution, others, common, some, theirs, place))
+
+
+def of_neighbours(first: Case, second: Case, mine: RankResult, theirs: RankResult, place: int) -> Suspects:
+    """Suspects of collective ``place`` of one rank, which is another in the runs of two neighbouring batches."""
+    one, two = _aligned(mine, theirs, place)
+    call = one or two
+    if call is None:
+        return []
+    found = []
+    for what in _followed(first, second, mine.rank, _sizes(one, call), _sizes(two, call)):
+        text = f"the size of what {call.op} sends is that of {what}"
+        none = "" if one and two else ", and of nothing there is no call"
+        found.append(Suspect(f"size of {what}", f"{text}{none}: make it a public number"))
+    return found
+
+
+def _aligned(mine: RankResult, theirs: RankResult, place: int) -> tuple[Collective | None, Collective | None]:
+    """The two calls at ``place`` if one stands for the other; one and None if only one run has it; else nothing."""
+    one, two = mine.trace[place:], theirs.trace[place:]
+    if one and two and _kind(one[0]) == _kind(two[0]):
+        return one[0], two[0]
+    if len(one) > len(two) and [*map(_label, one[1:2])] == [*map(_label, two[:1])]:
+        return one[0], None
+    if len(two) > len(one) and [*map(_label, two[1:2])] == [*map(_label, one[:1])]:
+        return None, two[0]
+    return None, None
+
+
+def _kind(call: Collective) -> object:
+    return call.op, call.subject, call.group
+
+
+def _sizes(call: Collective | None, like: Collective) -> list[int]:
+    """All extents of what a call takes and gives; 0 for each of ``like``'s if there is no call."""
+    shapes = [size for _, shape in (*like.inputs, *like.outputs) for size in shape]
+    return [0] * len(shapes) if call is None else [s for _, shape in (*call.inputs, *call.outputs) for s in shape]
+
+
+def _followed(first: Case, second: Case, rank: int, one: list[int], two: list[int]) -> Iterator[str]:
+    """What of the two batches has, up to one factor, the size of what is sent."""
+    changed = [(a, b) for a, b in zip(one, two, strict=False) if a != b]
+    counts: dict[str, Callable[[list[list[int]]], int]] = {
+        "the largest local batch": lambda own: max(map(len, own)),
+        "the rank's own batch": lambda own: len(own[rank]),
+        "the whole batch": lambda own: sum(map(len, own)),
+    }
+    for what, count in counts.items():
+        for step in range(first.step.steps):
+            a, b = (
+                count([[i for chunk in own for i in chunk] for own in batches.indices(case, step)])
+                for case in (first, second)
+            )
+            if a != b and changed and all(x * b == y * a for x, y in changed):
+                yield what
+                break
+
+
+def _parting(execution: Execution) -> _Parting | None:
+    """The first place at which members of one group call different things, if they are of two kinds."""
+    groups: dict[tuple[str, tuple[int, ...]], dict[int, list[Collective]]] = defaultdict(dict)
+    for result in execution.ranks:
+        for call in result.trace:
+            groups[call.group_name, call.group].setdefault(result.rank, []).append(call)
+    for (_, members), calls in groups.items():
+        sequences = {rank: calls.get(rank, []) for rank in members}
+        for place in range(max(map(len, sequences.values()))):
+            sides: dict[object, list[int]] = defaultdict(list)
+            for rank, own in sequences.items():
+                sides[_label(own[place]) if place < len(own) else None].append(rank)
+            if len(sides) == 2:
+                first, second = sides.values()
+                return place, first, _at(sequences, first, place), second, _at(sequences, second, place)
+            if len(sides) > 2:
+                return None
+    return None
+
+
+def _suspects(
+    execution: Execution,
+    odd: list[int],
+    theirs: Collective | None,
+    others: list[int],
+    common: Collective | None,
+    place: int,
+) -> Iterator[Suspect]:
+    """What singles out ``odd`` among the ranks."""
+    case = execution.request.case
+    how = _how(execution, odd, theirs, others, common, place)
+    for chunk in range(case.step.micro_batches):
+        empty = [rank for rank, own in enumerate(batches.indices(case, 0)) if not own[chunk]]
+        if empty and set(empty).intersection(odd + others) == set(odd):
+            text = f"the collectives depend on whether a rank has samples: {ranks_text(odd)}, without a sample, {how}"
+            yield Suspect("rank without samples", text)
+            break
+    if common is not None and common.op in _REDUCTIONS and _alone(odd, others, _without_gradient(case, common.subject)):
+        unit = common.subject
+        text = f"a unit without gradient is not reduced: {ranks_text(odd)}, where all gradients of {unit} are 0, {how}"
+        yield Suspect("rank without gradient", text)
+    if len(odd) == 1:
+        yield from _of_one(odd[0], others, theirs, common, how)
+
+
+def _alone(odd: list[int], others: list[int], zero: list[set[int]]) -> bool:
+    """Whether exactly ``odd`` of the ranks of a group are among ``zero``, in some step or micro-batch."""
+    return any(set(odd) == ranks.intersection(odd + others) for ranks in zero)
+
+
+def _of_one(
+    rank: int, others: list[int], theirs: Collective | None, common: Collective | None, how: str
+) -> Iterator[Suspect]:
+    """``rank`` left the calls of ``others``, the rest of its group: does it stand at an end of the group?"""
+    if theirs is not None and common is not None and theirs.op == common.op:
+        how = f"{how}: the same collectives in another order"
+    elif common is None:
+        how = f"{how}: a collective under a condition on the rank"
+    for key, end in (("the first rank", min), ("the last rank", max)):
+        if rank == end(rank, *others):
+            who = "rank 0" if rank == 0 else f"{key} ({rank})"
+            yield Suspect(f"{key} alone", f"{who} alone {how}")
+
+
+def _how(
+    execution: Execution,
+    odd: list[int],
+    theirs: Collective | None,
+    others: list[int],
+    common: Collective | None,
+    place: int,
+) -> str:
+    failure = execution.failure
+    where = {state.rank: state.where for state in failure.ranks if state.where} if failure is not None else {}
+    at = f" at {where[odd[0]]}" if where.get(odd[0]) else ""
+    return f"{_named(theirs, len(odd))}{at} as call {place}, where {ranks_text(others)} {_named(common, len(others))}"
+
+
+def _named(call: Collective | None, count: int) -> str:
+    if call is None:
+        return "makes no further call" if count == 1 else "make no further call"
+    return f"{'calls' if count == 1 else 'call'} {call.op}" + (f" of {call.subject}" if call.subject else "")
+
+
+def _label(call: Collective) -> object:
+    return (*call.fingerprint, call.subject)
+
+
+def _at(sequences: dict[int, list[Collective]], ranks: Sequence[int], place: int) -> Collective | None:
+    own = sequences[ranks[0]]
+    return own[place] if place < len(own) else None
+
+
+def _without_gradient(case: Case, unit: str) -> list[set[int]]:
+    """Ranks whose own gradient of a unit vanishes, in each step and in each micro-batch."""
+    try:
+        answer = oracle.answer(case)
+    except FsdpcheckError:
+        return []
+    names = shards.units(case, list(answer.trainable)).get(unit, [])
+    if not names:
+        return []
+    found = []
+    for step, wanted in enumerate(answer.steps):
+        everyone = chunks(case, step, wanted)
+        times = [[row for chunk in own for row in chunk] for own in everyone]
+        for chosen in (times, *([own[i] for own in everyone] for i in range(case.step.micro_batches))):
+            zero = {
+                rank
+                for rank, own in enumerate(chosen)
+                if not any(bool(wanted.gradients[n][own].sum(0).any()) for n in names if own)
+            }
+            found.append(zero)
+    return found

@@ -1,0 +1,1 @@
+"""Parts of simulated and of real ranks: what is recorded, patched and noticed on each."""

@@ -1,0 +1,1 @@
+"""Real ranks: gloo processes on loopback, started, watched and ended."""

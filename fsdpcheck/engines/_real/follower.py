@@ -1,0 +1,140 @@
+"""A follower: one process that is one real rank, and serves runs until its driver goes away."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing import connection, parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch._C._distributed_c10d as c10d
+
+from fsdpcheck import adapters, process_state
+from fsdpcheck.engines._common import patches, poison
+from fsdpcheck.engines._common.outcomes import adapter_failure, ending
+from fsdpcheck.engines._real.gloo import World
+from fsdpcheck.engines._real.shared_table import Row
+from fsdpcheck.engines._simulated import import_patches
+from fsdpcheck.engines._simulated.globals import RankGlobals
+from fsdpcheck.execution import Failure, RankResult, RunRequest, deadlock
+from fsdpcheck.loading import provenance
+from fsdpcheck.program import rank_program
+from fsdpcheck.workload import numerics
+
+STACK_SIGNAL = signal.SIGUSR1
+"""On it a follower writes the stacks of its threads to its stack file, whatever it is doing."""
+
+
+@dataclass
+class Reply:
+    """What a follower sends when its program has ended. ``adapter``: set when the adapter is at fault."""
+
+    state: deadlock.State
+    result: RankResult
+    hits: dict[str, int] = field(default_factory=dict)
+    adapter: Failure | None = None
+    files: dict[str, str] = field(default_factory=dict)
+    """See Execution.files."""
+    left: tuple[str, ...] = ()
+    """What the rank left changed of its process, in words; it was put back."""
+    spent: bool = False
+    """Whether something could not be put back, so that the process must run nothing more."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a follower finds the others. ``folder`` holds the table and each rank's stack and stderr files."""
+
+    rank: int
+    world_size: int
+    port: int
+    folder: Path
+
+    @property
+    def table(self) -> Path:
+        return self.folder / "table"
+
+    @property
+    def stack(self) -> Path:
+        return self.folder / f"stack.{self.rank}"
+
+    @property
+    def stderr(self) -> Path:
+        return self.folder / f"stderr.{self.rank}"
+
+
+def serve(place: Place, pipe: Connection) -> None:
+    """The whole life of a worker process: say "ready", then answer each request with a Reply."""
+    os.setpgid(0, 0)  # what a rank forks is in its group, and ends with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle: it ends its workers itself
+    _follow_parent_into_death(place.folder)
+    _keep_own_stderr(place)
+    loaded: provenance.Loaded | None = None
+    with place.stack.open("w") as stack_file:
+        faulthandler.register(STACK_SIGNAL, stack_file, all_threads=False)
+        store = c10d.TCPStore("127.0.0.1", place.port, is_master=False)
+        row = Row(place.table, place.rank)
+        world = World(place.rank, place.world_size, store, row)
+        pipe.send_bytes(b"ready")
+        for run in range(1, sys.maxsize):
+            request = pickle.loads(pipe.recv_bytes())
+            loaded = loaded or provenance.Loaded([request.adapter, *request.installs])
+            reply = follow(request, run, world)
+            reply.files = loaded.files()
+            pipe.send_bytes(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
+
+
+def follow(request: RunRequest, run: int, world: World) -> Reply:
+    """Be one rank of one run. Never raises for what the program does."""
+    rank = world.rank
+    reply = Reply(deadlock.Finished(rank), RankResult(rank))
+    torch.set_num_threads(1)
+    try:
+        with ExitStack() as stack:
+            kept = stack.enter_context(process_state.Kept(import_patches.of(request)))
+            stack.enter_context(poison.of_ranks(request.memory))
+            own = RankGlobals(world.size, adapters.features(request.adapter).rank_local)
+            stack.callback(own.restore)
+            own.enter(rank)
+            stack.enter_context(numerics.of(request.case))
+            hits = stack.enter_context(patches.installed(request.installs))
+            stack.callback(lambda: reply.hits.update(hits.read()))
+            stack.callback(world.close)
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            world.open(run)
+            with kept.on_rank(rank):
+                rank_program(request, rank, torch.device("cpu"), reply.result)
+    except BaseException as error:
+        reply.state, reply.adapter = ending(rank, error), adapter_failure(rank, error)
+    else:
+        reply.left, reply.spent = tuple(kept.left), kept.spent
+    return reply
+
+
+def _follow_parent_into_death(folder: Path) -> None:
+    """A driver that is killed takes its workers along, even those that hang in a collective."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        shutil.rmtree(folder, ignore_errors=True)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="watch parent", daemon=True).start()
+
+
+def _keep_own_stderr(place: Place) -> None:
+    """Last words (gloo's abort message, Python's fatal errors) go to a file that the driver quotes."""
+    descriptor = os.open(place.stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

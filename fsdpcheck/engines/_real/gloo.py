@@ -1,0 +1,143 @@
+"""Recorded process groups that perform their calls on real gloo, over loopback, and publish every wait to a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch._C._distributed_c10d as c10d
+import torch.distributed as dist
+from torch import Tensor
+
+from fsdpcheck.compat import torch_private
+from fsdpcheck.engines._common.recording import Call, RecordingGroup
+from fsdpcheck.engines._real.shared_table import Row
+
+_NEVER = timedelta(days=30)
+"""gloo's own time-out, out of the way: a hang is proved from the table, long before."""
+
+
+def native_group(store: c10d.Store, rank: int, size: int) -> c10d.ProcessGroupGloo:
+    """A real gloo group on 127.0.0.1. Blocks until all members have come."""
+    options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = _NEVER
+    options._threads = 2
+    return c10d.ProcessGroupGloo(store, rank, size, options)
+
+
+class GlooGroup(RecordingGroup):
+    """Publishes a call, then has gloo perform it."""
+
+    def __init__(self, rank: int, size: int, native: c10d.ProcessGroupGloo, row: Row) -> None:
+        super().__init__(rank, size)
+        self._native, self._row = native, row
+
+    def _perform(self, call: Call) -> GlooWork:
+        index = self._row.issue(call.collective)
+        work: GlooWork = call.native(_Waits(self._native, self._row, index))
+        work.outputs = call.outputs
+        return work
+
+
+class _Waits:
+    """gloo, with works that publish when they are waited for."""
+
+    def __init__(self, native: c10d.ProcessGroupGloo, row: Row, index: int) -> None:
+        self._native, self._row, self._index = native, row, index
+
+    def barrier(self, opts: Any) -> GlooWork:
+        native: Any = self._native
+        return self._work(native.barrier(opts if opts is not None else c10d.BarrierOptions()))
+
+    def __getattr__(self, method: str) -> Callable[..., GlooWork]:
+        native = getattr(self._native, method)
+        return lambda *arguments: self._work(native(*arguments))
+
+    def _work(self, native: Any) -> GlooWork:
+        return GlooWork(native, self._row, self._index)
+
+
+class GlooWork(c10d.Work):
+    """A gloo call under way. Futures wait for the call first: what C++ waits for could not be published."""
+
+    def __init__(self, native: Any, row: Row, index: int) -> None:
+        super().__init__()
+        self._native, self._row, self._index = native, row, index
+        self._done = False
+        self.outputs: list[Tensor] = []
+
+    def wait(self, timeout: Any = None) -> bool:
+        if not self._done:
+            with self._row.blocked(self._index):
+                self._native.wait()
+            self._done = True
+        return True
+
+    def is_completed(self) -> bool:
+        return bool(self._native.is_completed())
+
+    def is_success(self) -> bool:
+        return bool(self._native.is_success())
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        self.wait()
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        future.set_result(self.outputs)
+        return future
+
+    def result(self) -> list[Tensor]:
+        self.wait()
+        return self.outputs
+
+
+class World:
+    """What one process needs to be ``rank`` of ``size`` again and again: a store, a row, and a gloo group of all.
+
+    Every ``open`` makes torch.distributed's world new (names, counters), on the gloo connections that already exist.
+    """
+
+    def __init__(self, rank: int, size: int, store: c10d.Store, row: Row) -> None:
+        self.rank, self.size = rank, size
+        self._store, self._row = store, row
+        self._native = native_group(c10d.PrefixStore("world", store), rank, size)
+        self._is_open = False
+        _register(self._create)
+
+    def open(self, run: int) -> None:
+        """Initialise the default group of run number ``run``; groups the program makes get connections of their own."""
+        self._row.begin(run)
+        store = c10d.PrefixStore(f"run {run}", self._store)
+        dist.init_process_group(torch_private.BACKEND, rank=self.rank, world_size=self.size, store=store)
+
+    def close(self) -> None:
+        """End the run's groups."""
+        self._row.end()
+        self._is_open = False
+        if dist.is_initialized():
+            several = len(torch_private.groups_of_this_thread()) > 1
+            dist.destroy_process_group()
+            if several:
+                torch_private.forget_meshes()
+
+    def _create(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> GlooGroup:
+        native = native_group(store, rank, size) if self._is_open else self._native
+        self._is_open = True
+        return GlooGroup(rank, size, native, self._row)
+
+
+_create: list[Callable[..., GlooGroup]] = []
+
+
+def _register(create: Callable[..., GlooGroup]) -> None:
+    """torch.distributed keeps a backend's creator for the life of the process, so it looks up the newest one."""
+    if not _create:
+        dist.Backend.register_backend(
+            torch_private.BACKEND, lambda *arguments: _create[-1](*arguments), devices=["cpu", "cuda"]
+        )
+    _create[:] = [create]

@@ -1,0 +1,180 @@
+"""Watch: follows one run of real ranks from outside until it is over, and says what ended it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fsdpcheck import process_state
+from fsdpcheck.engines._real import shared_table
+from fsdpcheck.engines._real import stacks as _stacks
+from fsdpcheck.engines._real.follower import Reply
+from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest, deadlock
+from fsdpcheck.execution.trace import Trace
+from fsdpcheck.processes.limit import Limit, Spent, processor_seconds, sleep_of
+
+if TYPE_CHECKING:
+    from fsdpcheck.engines._real.pool import Pool
+
+
+class Watch:
+    """One run, number ``run`` of ``pool``."""
+
+    def __init__(self, pool: Pool, run: int, budget: float | None, limit: Limit) -> None:
+        self._pool, self._run, self._budget, self._limit = pool, run, budget, limit
+        self._ranks = range(pool.world_size)
+        self._began = time.monotonic()
+        self._seen: tuple[shared_table.Header, ...] = ()
+        self.replies: dict[int, Reply] = {}
+        self.dead: set[int] = set()
+        self._spent = Spent(limit, self._processor, self._sleeps)
+
+    def until_over(self) -> Failure | None:
+        """Wait for the end; None when every rank finished and their calls match."""
+        while len(self.replies) < len(self._ranks):
+            self._pool.wait()
+            self._collect()
+            if self.dead:
+                return self._lost()
+            if (failure := self._stuck()) is not None:
+                return failure
+            if self._budget is not None and time.monotonic() - self._began > self._budget:
+                return self._no_progress(f"the budget of {self._budget} s ran out while a rank could still run")
+            if self._spent.is_due:
+                self._spent.look()
+                if why := self._spent.exceeded:
+                    return self._no_progress(why)
+        self._limit.learn(self._spent.seconds)
+        return self._ended()
+
+    def execution(self, engine: str, request: RunRequest, failure: Failure | None) -> Execution:
+        """What the run gave back; a rank that sent nothing has its trace only."""
+        traces = self._traces(self._pool.table.read())
+        results = [self.replies[rank].result if rank in self.replies else RankResult(rank) for rank in self._ranks]
+        for rank, result in enumerate(results):
+            result.trace = traces[rank]
+        hits = [reply.hits for reply in self.replies.values()]
+        summed = {name: sum(one.get(name, 0) for one in hits) for name in request.installs}
+        files = {path: hashed for reply in self.replies.values() for path, hashed in reply.files.items()}
+        return Execution(engine, request, results, failure, summed, files=files, left=self._left())
+
+    @property
+    def spent(self) -> bool:
+        """Whether a worker cannot be used again."""
+        return any(reply.spent for reply in self.replies.values())
+
+    def _left(self) -> tuple[str, ...]:
+        left: dict[str, frozenset[int]] = {}
+        for rank, reply in sorted(self.replies.items()):
+            left.update({what: left.get(what, frozenset()) | {rank} for what in reply.left})
+        return process_state.sentences(left, len(self._ranks))
+
+    def _collect(self) -> None:
+        for rank in self._ranks:
+            if rank not in self.replies and (reply := self._pool.collect(rank)) is not None:
+                self.replies[rank] = reply
+        self.dead |= {rank for rank in self._ranks if self._pool.links[rank].exit_code() is not None}
+
+    def _ended(self) -> Failure | None:
+        states = self._states(())
+        if all(isinstance(state, deadlock.Finished) for state in states.values()):
+            return deadlock.analyse(self._traces(self._pool.table.read()))
+        return self._adapter() or deadlock.explain(states, self._traces(self._pool.table.read()))
+
+    def _stuck(self) -> Failure | None:
+        """A failure once it is proved that no rank can move; the proof is one consistent snapshot."""
+        headers = self._pool.table.snapshot()
+        settled, self._seen = headers is not None and headers == self._seen, headers or ()
+        if headers is None or not settled:
+            return None
+        states, traces = self._states(headers), self._traces(headers)
+        if not deadlock.nobody_can_move(states, traces):
+            return None
+        seconds = time.monotonic() - max(header.moved for header in headers) / 1e9
+        stacks = self._pool.stacks([rank for rank, state in states.items() if isinstance(state, deadlock.Blocked)])
+        self._collect()
+        if self.dead:
+            return self._lost()
+        return self._adapter() or deadlock.explain(_placed(states, stacks), traces, seconds)
+
+    def _lost(self) -> Failure:
+        headers = self._pool.table.read()
+        failure = deadlock.explain(self._states(headers), self._traces(headers))
+        words = {rank: self._pool.last_words(rank) for rank in sorted(self.dead)}
+        said = [f"rank {rank} wrote last:\n{text}" for rank, text in words.items() if text]
+        return Failure(failure.kind, "\n".join([failure.text, *said]), failure.ranks, failure.exception)
+
+    def _processor(self) -> float:
+        """Seconds of processor time of the rank that has used most of it, in all runs of this pool."""
+        return max((processor_seconds(link.pid) for link in self._pool.links), default=0.0)
+
+    def _sleeps(self) -> tuple[str, ...]:
+        pids = (link.pid for rank, link in enumerate(self._pool.links) if rank not in self.replies)
+        return tuple(sleep_of(f"/proc/{pid}/task/{pid}") for pid in pids)
+
+    def _no_progress(self, why: str) -> Failure:
+        states = self._states(self._pool.table.read())
+        alive = [rank for rank, state in states.items() if isinstance(state, deadlock.Running | deadlock.Blocked)]
+        placed = _placed(states, self._pool.stacks(alive))
+        shown = deadlock.explain(placed, self._traces(self._pool.table.read()))
+        if shown.kind in ("raised", "exited"):  # that is what went wrong first
+            return self._adapter() or shown
+        lines = [f"no progress: {why}"]
+        lines += [f"  rank {rank}: {_brief(placed[rank])}" for rank in self._ranks]
+        return Failure("no progress", "\n".join(lines), shown.ranks)
+
+    def _adapter(self) -> Failure | None:
+        found = (self.replies[rank].adapter for rank in sorted(self.replies))
+        return next((failure for failure in found if failure is not None), None)
+
+    def _states(self, headers: tuple[shared_table.Header, ...]) -> dict[int, deadlock.State]:
+        states: dict[int, deadlock.State] = {}
+        for rank in self._ranks:
+            if rank in self.replies:
+                states[rank] = self.replies[rank].state
+            elif rank in self.dead:
+                states[rank] = _death(rank, self._pool.links[rank].exit_code())
+            else:
+                states[rank] = self._live(rank, headers[rank])
+        return states
+
+    def _live(self, rank: int, header: shared_table.Header) -> deadlock.State:
+        if header.run != self._run or header.blocked_in is None:
+            return deadlock.Running(rank)
+        return deadlock.Blocked(rank, self._pool.table.trace(rank, header)[header.blocked_in])
+
+    def _traces(self, headers: tuple[shared_table.Header, ...]) -> dict[int, Trace]:
+        current = {rank: header for rank, header in enumerate(headers) if header.run == self._run}
+        return {rank: self._pool.table.trace(rank, current[rank]) if rank in current else () for rank in self._ranks}
+
+
+def _death(rank: int, code: int | None) -> deadlock.Exited | deadlock.Lost:
+    if code is not None and code < 0:
+        known = {number.value: number.name for number in signal.Signals}  # real-time signals have no name
+        return deadlock.Lost(rank, known.get(-code, f"signal {-code}"))
+    return deadlock.Exited(rank, code or 0)
+
+
+def _placed(states: Mapping[int, deadlock.State], stacks: Mapping[int, _stacks.Stack]) -> dict[int, deadlock.State]:
+    """The states, with where each rank stands where that is known."""
+    placed = dict(states)
+    for rank, stack in stacks.items():
+        match states[rank]:
+            case deadlock.Blocked(_, collective):
+                placed[rank] = deadlock.Blocked(rank, collective, stack.where, stack.lines)
+            case deadlock.Running():
+                placed[rank] = deadlock.Running(rank, stack.where, stack.lines)
+    return placed
+
+
+def _brief(state: deadlock.State) -> str:
+    name = type(state).__name__.lower()
+    match state:
+        case deadlock.Blocked():
+            return f"{name} in {state.collective}, at {state.where or 'an unknown place'}"
+        case deadlock.Running():
+            return f"{name}, at {state.where or 'an unknown place'}"
+        case _:
+            return name

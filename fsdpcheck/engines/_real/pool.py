@@ -1,0 +1,108 @@
+"""Pool: W persistent workers, each one real rank, that a driver feeds requests.
+
+Nothing in the data path knows of a hang: the driver proves it from the table where ranks publish (see
+engines/_real/monitor.py), in milliseconds. A worker that dies is a failure of the run, known from the operating system.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable
+from multiprocessing import connection
+from pathlib import Path
+
+import torch._C._distributed_c10d as c10d
+
+from fsdpcheck.engines._real import shared_table
+from fsdpcheck.engines._real import stacks as _stacks
+from fsdpcheck.engines._real.follower import Place, Reply
+from fsdpcheck.engines._real.monitor import Watch
+from fsdpcheck.engines._real.transport import Link
+from fsdpcheck.errors import FsdpcheckError, excerpt
+from fsdpcheck.execution import Execution, RunRequest
+from fsdpcheck.processes import leftovers
+from fsdpcheck.processes.limit import Limit
+
+_POLL_SECONDS = 0.002
+"""How often the driver looks at the table while it waits for replies; no verdict depends on it."""
+
+
+class Pool:
+    """W workers and what they share. After a failure it must be closed, never reused.
+
+    ``link(place)`` starts a worker; all workers are on this machine.
+    """
+
+    def __init__(self, world_size: int, link: Callable[[Place], Link]) -> None:
+        self.world_size, self._runs, self.spent = world_size, 0, False
+        self.folder = Path(tempfile.mkdtemp(prefix=leftovers.folder_prefix()))
+        self.links: list[Link] = []
+        try:
+            self._store = c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            self.places = [Place(rank, world_size, self._store.port, self.folder) for rank in range(world_size)]
+            shared_table.create(self.places[0].table, world_size)
+            self.table = shared_table.Table(self.places[0].table, world_size)
+            for place in self.places:
+                self.links.append(link(place))
+            self._await_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, engine: str, request: RunRequest, budget: float | None, limit: Limit) -> Execution:
+        """One run to its end or failure. Raises only what the driver itself meets (KeyboardInterrupt)."""
+        self._runs += 1
+        watch = Watch(self, self._runs, budget, limit)
+        payload = pickle.dumps(request, pickle.HIGHEST_PROTOCOL)
+        for link in self.links:
+            link.send(payload)
+        execution = watch.execution(engine, request, watch.until_over())
+        self.spent = watch.spent
+        return execution
+
+    def collect(self, rank: int) -> Reply | None:
+        """The reply of a rank, if it has sent one."""
+        payload = self.links[rank].receive()
+        return pickle.loads(payload) if payload is not None else None
+
+    def wait(self) -> None:
+        """Return when some rank has replied or died, or when it is time to look at the table."""
+        connection.wait([source for link in self.links for source in link.sources()], timeout=_POLL_SECONDS)
+
+    def stacks(self, ranks: list[int]) -> dict[int, _stacks.Stack]:
+        """Where the programs of these ranks stand. A rank that dies meanwhile has none."""
+        files = {rank: self.places[rank].stack for rank in ranks}
+        pids = {rank: self.links[rank].pid for rank in ranks}
+        return _stacks.collect(files, pids, lambda rank: self.links[rank].exit_code() is None)
+
+    def last_words(self, rank: int) -> str:
+        """The end of what a worker wrote to stderr."""
+        path = self.places[rank].stderr
+        return excerpt.excerpt("\n".join(_end(path).splitlines()[-10:])) if path.exists() else ""
+
+    def close(self) -> None:
+        """Kill and reap every worker, and remove what they shared. May be called twice."""
+        for link in self.links:
+            link.end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _await_ready(self) -> None:
+        """Wait for all: none of them is ready before all have come, so whoever died is not waited for."""
+        waiting = set(range(self.world_size))
+        while waiting:
+            self.wait()
+            waiting -= {rank for rank in waiting if self.links[rank].receive() is not None}
+            for rank in sorted(waiting):
+                if (code := self.links[rank].exit_code()) is not None:
+                    words = self.last_words(rank)
+                    raise FsdpcheckError(f"the worker of rank {rank} ended with {code} before its first run\n{words}")
+
+
+def _end(path: Path) -> str:
+    """The end of a file, more of it than is told."""
+    with path.open("rb") as file:
+        file.seek(-min(8 * excerpt.MOST, path.stat().st_size), os.SEEK_END)
+        return file.read().decode(errors="replace")

@@ -1,0 +1,121 @@
+"""Link: how the driver of real ranks reaches one of them. A link to a worker of this process is a pipe."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import connection, forkserver
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from fsdpcheck import adapters
+from fsdpcheck.engines._real.follower import Place, serve
+from fsdpcheck.processes import leftovers
+
+_PRELOADED = [
+    "fsdpcheck.engines._real.follower",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.distributed._functional_collectives",
+    "torch._dynamo",
+    "torch.onnx",
+]
+"""Imported once by the server that workers are forked from, before it runs anything."""
+
+
+class Link(Protocol):
+    """One worker as its driver sees it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send(self, payload: bytes) -> None:
+        """Give it a request. A worker that has died meanwhile is no error here: ``exit_code`` tells."""
+
+    def receive(self) -> bytes | None:
+        """What it has sent, if anything. Never blocks."""
+
+    def exit_code(self) -> int | None:
+        """None while it lives; negative: minus the signal that killed it."""
+
+    def sources(self) -> list[Any]:
+        """What to wait on for news of it (multiprocessing.connection.wait); may be empty."""
+
+    def end(self) -> None:
+        """Kill it, if it lives, with the processes it has forked, and reap it. May be called twice."""
+
+
+class LocalLink:
+    """A worker started by this process. ``start_method``: see ProcessesEngine.
+
+    A built-in ``adapter`` is imported before the first worker is forked, so that each does not import it again (Opacus:
+    5 s). What runs from then on is the server of the first link.
+    """
+
+    def __init__(self, place: Place, start_method: str = "forkserver", adapter: str = "") -> None:
+        context: Any = multiprocessing.get_context(start_method)
+        if start_method == "forkserver":
+            its_module = [adapters.module_of(adapter)] if adapters.is_builtin(adapter) else []
+            context.set_forkserver_preload(_PRELOADED + its_module)
+            with _our_path():
+                forkserver.ensure_running()
+        self._pipe: Connection
+        self._pipe, theirs = context.Pipe()
+        self._worker = context.Process(target=serve, args=(place, theirs), name=f"rank {place.rank}", daemon=True)
+        self._worker.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return int(self._worker.pid)
+
+    def send(self, payload: bytes) -> None:
+        try:
+            self._pipe.send_bytes(payload)
+        except ConnectionError:
+            self._worker.join()
+
+    def receive(self) -> bytes | None:
+        try:
+            return self._pipe.recv_bytes() if self._pipe.poll() else None
+        except (EOFError, ConnectionError):
+            return None
+
+    def exit_code(self) -> int | None:
+        code: int | None = self._worker.exitcode
+        if code is None and connection.wait([self._worker.sentinel], 0):
+            code = self._worker.exitcode  # it has ended since; None still if another has reaped it
+            return -signal.SIGKILL if code is None else code
+        return code
+
+    def sources(self) -> list[Any]:
+        return [self._pipe, self._worker.sentinel]
+
+    def end(self) -> None:
+        self._worker.kill()
+        leftovers.end_group(self.pid)
+        self._worker.join()
+        self._pipe.close()
+
+
+@contextmanager
+def _our_path() -> Iterator[None]:
+    """Let the fork server preload from where this process imports (CPython drops the path it is given, gh-126631).
+
+    It would look in the working folder first, and in a checkout find another copy of what is installed.
+    """
+    names = {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path), "PYTHONSAFEPATH": "1"}
+    kept = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,1 @@
+"""Simulated ranks: threads of one process under a deterministic scheduler."""

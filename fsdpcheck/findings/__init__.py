@@ -1,0 +1,1 @@
+"""Findings: what broke (violation), why (cause), what is said of a law (verdict), and how it is replayed (tokens)."""

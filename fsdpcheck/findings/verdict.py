@@ -1,0 +1,132 @@
+"""Verdict and Finding: what became of one law on one adapter, as plain data that goes through JSON unchanged."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fsdpcheck.errors import FINDING, HOLDS, INTERNAL, NO_PROGRESS, USAGE
+from fsdpcheck.errors.excerpt import WHOLE, excerpt
+from fsdpcheck.findings.violation import Violation
+
+Status = Literal["holds", "finding", "not promised", "not asked", "no case", "too few cases", "not supported", "error"]
+Confirmation = Literal["yes", "no", "not tried"]
+
+NOT_CHECKED = "not checked"
+"""How the reason begins of a law that was left out because of what another one met."""
+
+_QUOTING = ("place", "what", "got", "wanted", "where", "cause", "note", "when", "stage")
+"""Fields of a finding; the others are fsdpcheck's own, and of bounded length."""
+
+_WORST_FIRST = (INTERNAL, USAGE, FINDING, NO_PROGRESS)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken law, with the smallest case that breaks it.
+
+    ``what, got, wanted, where, cause`` are those of the Violation. ``kind`` is the Execution's failure kind,
+    "value" when all ranks finished with a wrong number, "undetermined" when the same case gives other results.
+    ``place`` is file:line of the innermost frame outside torch, when a failure has one. ``case`` is the case as JSON,
+    ``words`` the same for people. ``confirmed``: did real gloo processes break the same law on the same case; ``note``
+    says why not, or what else must be known.
+    ``when``: which kind of case alone breaks the law; ``stage``: what of a step differs first. Both may be empty.
+    """
+
+    law: str
+    guarantee: str
+    adapter: str
+    engine: str
+    kind: str
+    place: str
+    what: str
+    got: str
+    wanted: str
+    where: str
+    cause: str
+    case: Mapping[str, Any]
+    words: str
+    token: str
+    confirmed: Confirmation = "not tried"
+    note: str = ""
+    when: str = ""
+    stage: str = ""
+
+    @property
+    def root(self) -> tuple[str, ...]:
+        """Findings with one root are one defect seen by several laws."""
+        if self.kind in ("value", "undetermined"):
+            return (self.adapter, self.kind, self.cause or self.what)
+        return (self.adapter, self.kind, self.place or self.got)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one law on one adapter.
+
+    ``cases`` distinct cases were judged, ``rejected`` distinct cases were outside the exact domain. ``reason``: why a
+    law is not promised, ran no case, stopped with an error, is not supported (the adapter refuses a user's model), or
+    is not asked: no error and no pass, on ranks whose number is given (torchrun's) and which the law needs otherwise.
+    ``exit_code`` is what this verdict alone asks for. ``census`` counts the judged cases by what they demand;
+    ``undrawn``: traits that the adapter accepts and that none of them demanded, so that nothing is said of them;
+    ``never``: so of kinds of cases that the law names and that none of them was, in words (see judging/coverage.py).
+    ``left``: what ranks, or importing the adapter, left changed of the process, a sentence each; it was put back.
+    """
+
+    law: str
+    adapter: str
+    status: Status
+    cases: int = 0
+    rejected: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+    census: Mapping[str, int] = field(default_factory=dict)
+    undrawn: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    finding: Finding | None = None
+    exit_code: int = HOLDS
+    left: tuple[str, ...] = ()
+
+    @property
+    def root(self) -> tuple[str, ...]:
+        """Errors with one root are one error, met by several laws: what was got, without the case and what is next."""
+        told = self.reason.split("\nin case ")[0].splitlines()
+        if told and told[0].startswith("Traceback"):
+            return (self.adapter, self.status, told[-1])
+        return (self.adapter, self.status, *itertools.takewhile(lambda line: not line.startswith("  wanted"), told))
+
+    def raise_if_broken(self) -> None:
+        """Raise Violation for a finding, AssertionError for anything else that is neither a pass nor unpromised."""
+        if self.finding is not None:
+            found = self.finding
+            where = f"{found.where}; replay with: fsdpcheck replay '{found.token}'"
+            raise Violation(found.what, got=found.got, wanted=found.wanted, where=where, cause=found.cause)
+        if self.exit_code != HOLDS:
+            raise AssertionError(f"{self.law} on {self.adapter}: {self.status}: {self.reason}")
+
+    def bounded(self) -> Verdict:
+        """The verdict with excerpts of its texts: they may quote what an implementation says (errors/excerpt.py)."""
+        finding = self.finding
+        if finding is not None:
+            quoted: dict[str, Any] = {name: excerpt(getattr(finding, name), WHOLE) for name in _QUOTING}
+            finding = dataclasses.replace(finding, **quoted)
+        return dataclasses.replace(self, reason=excerpt(self.reason, WHOLE), finding=finding)
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON data; ``from_data`` is its inverse."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> Verdict:
+        finding = data["finding"]
+        several = {name: tuple(data.get(name, ())) for name in ("undrawn", "never", "left")}
+        return Verdict(**{**data, **several, "finding": Finding(**finding) if finding else None})
+
+
+def exit_code(codes: Iterable[int]) -> int:
+    """The code of a session: an internal error before a usage error before a finding before no progress."""
+    seen = set(codes)
+    return next((code for code in _WORST_FIRST if code in seen), HOLDS)

@@ -1,0 +1,52 @@
+"""Violation: a law broke. What was got, what was wanted, where, and the probable cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import ClassVar
+
+from fsdpcheck.errors import FINDING, FsdpcheckError
+from fsdpcheck.findings.cause import Suspects, named
+
+Diagnose = Callable[[], Suspects | None]
+
+
+class Violation(FsdpcheckError, AssertionError):
+    """A law broke.
+
+    ``got`` and ``wanted`` are values as text, ``where`` names step, rank, parameter, sample or element. ``cause``: the
+    probable cause in words, or a function that looks for suspects, which is called when somebody asks and once at most.
+    ``despite``: the run failed as it should have, and what broke are the values that it left.
+    The law's name and the replay token are added at the edge.
+    """
+
+    exit_code: ClassVar[int] = FINDING
+
+    def __init__(
+        self, what: str, *, got: str, wanted: str, where: str, cause: str | Diagnose = "", despite: bool = False
+    ) -> None:
+        super().__init__(what, got, wanted, where)
+        self.what, self.got, self.wanted, self.where = what, got, wanted, where
+        self.despite, self._cause = despite, cause
+
+    @cached_property
+    def suspects(self) -> Suspects | None:
+        """The known mistakes that fit; None when nothing looked for any, or the case cannot tell."""
+        return None if isinstance(self._cause, str) else self._cause()
+
+    @property
+    def cause(self) -> str:
+        """A probable cause in words, or empty when nothing names one."""
+        return self._cause if isinstance(self._cause, str) else named(self.suspects)
+
+    def __str__(self) -> str:
+        lines = [self.what, f"  got     {self.got}", f"  wanted  {self.wanted}", f"  where   {self.where}"]
+        return "\n".join(lines + ([f"  cause   probably: {self.cause}"] if self.cause else []))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _violation, (self.what, self.got, self.wanted, self.where, self.cause, self.despite)
+
+
+def _violation(what: str, got: str, wanted: str, where: str, cause: str, despite: bool) -> Violation:
+    return Violation(what, got=got, wanted=wanted, where=where, cause=cause, despite=despite)

@@ -1,0 +1,50 @@
+"""Census: what the judged cases were like, so that a pass on trivial cases cannot look like a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fsdpcheck.case import Case
+from fsdpcheck.errors import NotExact
+from fsdpcheck.judging import coverage
+from fsdpcheck.judging.run import Run
+from fsdpcheck.oracle import Answer
+from fsdpcheck.workload.clip_groups import is_instrument
+
+
+def labels(case: Case, run: Run) -> tuple[str, ...]:
+    """Everything that one judged case of ``run`` is counted under.
+
+    A law may have judged other cases made from it; what is computed of it is left out where it is not exact itself.
+    """
+    tier = run.tier(case)
+    told = (f"W={case.world_size}", f"tier {tier}", *sorted(case.requires()), *coverage.facts(case))
+    if not case.trains:
+        return told
+    try:
+        computed = _shown(run) if tier == "replay" else _computed(run.answer(case))
+        return (*told, *computed)
+    except NotExact:
+        return told
+
+
+def _computed(answer: Answer) -> Iterator[str]:
+    if any((step.factors < 1).any() for step in answer.steps):
+        yield coverage.CLIPPED
+    if answer.case.step.private and any((step.factors == 1).any() for step in answer.steps):
+        yield coverage.UNCLIPPED
+    if any(g.any() for step in answer.steps for name, g in step.released.items() if not is_instrument(name)):
+        yield coverage.GRADIENT
+    bound = answer.case.step.max_grad_norm
+    if bound is not None and any(step.grad_norm > bound for step in answer.steps):
+        yield coverage.CLIPPED_NORM
+
+
+def _shown(run: Run) -> Iterator[str]:
+    """Of real numbers there is no answer: what the ranks reported in the newest run."""
+    ranks = run.ran.newest.ranks if run.ran.newest else []
+    factors = [step.factors for rank in ranks for step in rank.steps if step.factors is not None]
+    if any((own < 1).any() for own in factors):
+        yield coverage.CLIPPED
+    if any((own == 1).any() for own in factors):
+        yield coverage.UNCLIPPED

@@ -1,0 +1,223 @@
+"""Run: one engine and one adapter, bound; the only glue between a case and what came of it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from torch import Tensor
+
+from fsdpcheck import adapters, oracle
+from fsdpcheck.adapters.contract import Adapter, ArithmeticRule, FactorRule, Features, Observable, Trait, Use
+from fsdpcheck.case import Case, OwnModel
+from fsdpcheck.case.validation import is_power_of_two
+from fsdpcheck.engines._interpreter import interpreter
+from fsdpcheck.engines.base import Engine
+from fsdpcheck.errors import AdapterError, NoProgress, NotApplicable, NotSupported, Refused, UsageError, qualified
+from fsdpcheck.execution import Execution, Failure, RunRequest, SchedulePolicy
+from fsdpcheck.judging import unsupported_model
+from fsdpcheck.loading import import_patches
+from fsdpcheck.oracle import batched_step, certificate, standards
+from fsdpcheck.workload import models
+
+_REMEMBERED = 1024  # answers kept; one is a few small tensors
+
+
+@dataclass
+class Ran:
+    """What came of the runs since it was last cleared: the newest execution, and how often each install was hit in all.
+
+    A law may run several times, and a fault act in one of them alone. Failures are read from the newest. ``files``, of
+    what ranks that are processes have loaded (see Execution.files), is never cleared.
+    """
+
+    newest: Execution | None = None
+    hits: Counter[str] = field(default_factory=Counter)
+    files: dict[str, str] = field(default_factory=dict)
+    left: dict[str, None] = field(default_factory=dict)
+    """What ranks or imports left changed of the process, a sentence each, in the order it was seen."""
+    shared: dict[str, None] = field(default_factory=dict)
+    """What simulated ranks share and write to (Execution.shared); never cleared."""
+
+    def note(self, execution: Execution) -> None:
+        self.newest = execution
+        self.hits.update(execution.install_hits)
+        self.files |= execution.files
+        self.left.update(dict.fromkeys(execution.left))
+        self.shared.update(dict.fromkeys(execution.shared))
+
+    def clear(self) -> None:
+        self.newest = None
+        self.hits.clear()
+        self.left.clear()
+
+
+@dataclass(frozen=True)
+class Run:
+    """Runs cases of one adapter on one engine: ``run(case) -> Execution``, ``run.answer(case) -> oracle.Answer``.
+
+    ``installs`` are in place in every run; ``observe`` is what a run records when its caller names nothing.
+    Cheap to copy; copies share the engine. Session-scoped in pytest.
+    """
+
+    engine: Engine
+    adapter_ref: str
+    installs: tuple[str, ...] = ()
+    observe: frozenset[Observable] = frozenset({"params"})
+    schedule: SchedulePolicy = "forward"
+    avoid: frozenset[Trait] = frozenset()
+    """Traits that no case may demand although the adapter accepts them: ways around known defects."""
+    own: OwnModel | None = None
+    """The model of all cases, where it is a user's own."""
+    memory: str = "poison"
+    """What new memory of the ranks holds (RunRequest.memory)."""
+    ran: Ran = field(default_factory=Ran, compare=False, repr=False)
+    """What came of the runs; shared by copies."""
+
+    def __call__(
+        self,
+        case: Case,
+        observe: Iterable[Observable] | None = None,
+        observers: tuple[str, ...] = (),
+        installs: tuple[str, ...] = (),
+        schedule: SchedulePolicy | None = None,
+        save_to: str = "",
+        load_from: str = "",
+        spoiled: tuple[tuple[int, float], ...] = (),
+        loss_times: float = 1.0,
+        given_for: Case | None = None,
+        using: tuple[Use, ...] = (),
+        watchers: tuple[str, ...] = (),
+        late: bool = False,
+    ) -> Execution:
+        """One execution of ``case`` on all its ranks. From ``save_to`` on see RunRequest, but for ``given_for``.
+
+        ``given_for``: the case for which targets of the instrument and C are computed, if that is another.
+
+        Raises NotExact (the case is outside the exact domain), AdapterError (the adapter breaks its protocol),
+        NotSupported, NoProgress, Refused (of a user's model). What the implementation itself does wrong is in
+        ``Execution.failure``.
+        """
+        instrument, clip_norm = self._given(given_for or case)
+        request = RunRequest(
+            case=case,
+            adapter=adapters.canonical(self.adapter_ref),
+            observe=self.observe if observe is None else frozenset(observe) | {"params"},
+            observers=observers,
+            installs=self.installs + installs,
+            instrument=instrument,
+            clip_norm=clip_norm,
+            schedule=schedule or self.schedule,
+            save_to=save_to,
+            load_from=load_from,
+            spoiled=spoiled,
+            loss_times=loss_times,
+            using=using,
+            watchers=watchers,
+            late=late,
+            memory=self.memory,
+        )
+        execution = (self.engine if case.kernel is None else interpreter()).run(request)
+        self.ran.note(execution)
+        self.ran.left.update(dict.fromkeys(import_patches.told(_imported(case, request.adapter))))
+        _raise_what_is_no_finding(execution.failure)
+        if report := unsupported_model.refused(execution) or unsupported_model.raised_alone(execution):
+            raise Refused(report)
+        return execution
+
+    def answer(self, case: Case) -> oracle.Answer:
+        """The single device's answer, proved exact. Computed once a case. Raises NotExact, UsageError."""
+        if not case.trains:
+            raise UsageError("a case that trains nothing has no answer; next: look at what its ranks observed")
+        if self.tier(case) == "replay":
+            raise UsageError(
+                "a case of real numbers has no exact answer; next: judge it by replay (checks/shape_matched.py)"
+            )
+        share = Fraction(case.step.normaliser) / case.world_size
+        if self.features.arithmetic.divides_by_share and not is_power_of_two(share.denominator):
+            raise NotApplicable(f"{self.adapter.name} divides by N / W = {share}, which rounds")
+        return _answer(case, self.features.factor, self.features.arithmetic)
+
+    def tier(self, case: Case) -> standards.Tier:
+        """The standard of equality the case is judged by."""
+        return standards.of(case, self.features.factor)
+
+    def _given(self, case: Case) -> tuple[Tensor | None, float]:
+        """(targets of the instrument, C in the units of the losses) that the ranks are given."""
+        if not case.trains:
+            return None, math.inf
+        if self.tier(case) != "replay":
+            answer = self.answer(case)
+            return answer.instrument, answer.clip_norm
+        if case.step.private:
+            return None, case.step.clip_norm * models.loss_scale(case)
+        return oracle.plain_rows(case), math.inf
+
+    def watching(self, observe: Iterable[Observable]) -> Run:
+        """This run, recording ``observe`` (beside the parameters) unless a call says otherwise."""
+        return replace(self, observe=frozenset(observe) | {"params"})
+
+    def on(self, engine: Engine) -> Run:
+        """This run on another engine."""
+        return replace(self, engine=engine, ran=Ran())
+
+    @property
+    def adapter(self) -> Adapter:
+        return adapters.load(self.adapter_ref)
+
+    @property
+    def features(self) -> Features:
+        """The adapter's, without the traits to avoid."""
+        features = adapters.features(self.adapter_ref)
+        return replace(features, accepts=features.accepts - self.avoid) if self.avoid else features
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the newest execution did not complete, if it did not."""
+        return self.ran.newest.failure if self.ran.newest else None
+
+    @property
+    def asked(self) -> RunRequest | None:
+        """What the newest execution was asked for."""
+        return self.ran.newest.request if self.ran.newest else None
+
+
+def _imported(case: Case, adapter: str) -> tuple[str, ...]:
+    own = case.model.own
+    return (adapter,) if own is None else (adapter, own.build, own.batch, own.loss)
+
+
+def _answer(case: Case, factor: FactorRule, conventions: ArithmeticRule) -> oracle.Answer:
+    """The proved answer, one for all adapters whose conventions come to the same in this case."""
+    factor = factor if case.step.private else FactorRule(norm=factor.norm)
+    unused = conventions.unused
+    if unused == "zero-if-private":
+        unused = "zero" if case.step.private else "none"
+    answer = _proved(case, factor, ArithmeticRule(conventions.averaging))
+    if unused == "none" or not answer.leaves_unused:
+        return answer
+    return _proved(case, factor, ArithmeticRule(conventions.averaging, unused=unused))
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _proved(case: Case, factor: FactorRule, conventions: ArithmeticRule) -> oracle.Answer:
+    answer = oracle.answer(case, factor, conventions)
+    certificate.prove(case, answer)
+    if case.model.own is not None and case.model.own.names:
+        batched_step.require_same_alone(case, answer)
+    return answer
+
+
+def _raise_what_is_no_finding(failure: Failure | None) -> None:
+    if failure is None:
+        return
+    if failure.kind == "adapter":
+        raise (NotSupported if failure.exception == qualified(NotSupported) else AdapterError)(failure.text)
+    if failure.kind == "no progress":
+        raise NoProgress(failure.text)
+    if failure.kind == "shared lock":
+        raise NotSupported(failure.text)

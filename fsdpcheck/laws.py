@@ -1,0 +1,13 @@
+"""What a law of one's own needs, in one place that stays: ``from fsdpcheck.laws import law``.
+
+A law is a function ``body(case, run)`` that returns or raises ``Violation``; ``run(case)`` gives an ``Execution``.
+"""
+
+from fsdpcheck.execution import Execution
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.law import Law
+from fsdpcheck.judging.registry import chapters, law
+from fsdpcheck.judging.run import Run
+
+__all__ = ["Execution", "Law", "Run", "Violation", "chapters", "check_law", "law"]

@@ -1,0 +1,191 @@
+"""Provenance: the files and packages that a verdict was found out with, as hashes and versions. Imports no torch.
+
+A verdict depends on the code that the process which judged it had loaded by then. Of fsdpcheck itself that is one hash
+over all its sources; of installed packages their versions; of every other module, the adapter's file and what it
+imports among them, the content of its file. Data that a module reads, and what its environment holds, is not seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import site
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from fsdpcheck.loading import references
+
+GONE: Final = "gone"
+"""Stands for the content of a file, or the version of a package, that is no longer there."""
+
+_UNKNOWN: Final = "written while the process ran"
+"""Stands for the content of a file that may have been written after its import; it is like no other's."""
+
+_DIGITS: Final = 32  # of a hash in hexadecimal: 128 bits, of which no two files of a project share
+
+
+@dataclass(frozen=True)
+class Sources:
+    """``own``: hash of fsdpcheck's sources. ``files``: path -> hash of its content. ``packages``: name -> version."""
+
+    own: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """A hash of all of it: equal keys, equal sources."""
+        return digest(self.to_data())
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON data; ``Sources(**data)`` is its inverse."""
+        return {"own": self.own, "files": dict(self.files), "packages": dict(self.packages)}
+
+    def changed(self, now: Sources) -> str:
+        """What a process that loads ``now`` has otherwise, by name; "" where it has all the same.
+
+        Of files and packages that it has not loaded yet, what lies on disk counts.
+        """
+        if self.own != now.own:
+            return "fsdpcheck itself changed"
+        files = {path: now.files.get(path) or content(path) for path in self.files}
+        told = [_became(Path(path).name, then, files[path]) for path, then in self.files.items()]
+        told += [f"{Path(path).name} is new" for path in now.files if path not in self.files]
+        versions = {name: now.packages.get(name) or installed().get(name, GONE) for name in self.packages}
+        told += [_became(name, then, versions[name], shown=True) for name, then in self.packages.items()]
+        return ", ".join(dict.fromkeys(filter(None, told)))
+
+
+class Loaded:
+    """What this process has loaded so far. To be made before the first of it is imported.
+
+    ``refs``: references (see loading/references.py) to what is under test; files of their packages count by content
+    wherever they lie.
+    """
+
+    def __init__(self, refs: Iterable[str] = ()) -> None:
+        self._roots = frozenset(ref.partition(":")[0].partition(".")[0] for ref in refs)
+        self._begun = time.time_ns()
+        self._files: dict[str, str] = {}
+        self._packages: dict[str, str] = {}
+        self._seen: set[str] = set()
+        self._looked_at = 0
+
+    def sources(self) -> Sources:
+        """Of everything that is loaded now, or was before."""
+        return Sources(own(), self.files(), dict(sorted(self._packages.items())))
+
+    def files(self) -> dict[str, str]:
+        """Path -> hash of its content, of what is loaded now, or was before."""
+        if len(sys.modules) != self._looked_at:
+            for top, path in _modules():
+                if path not in self._seen:
+                    self._seen.add(path)
+                    self._note(top, path)
+            self._looked_at = len(sys.modules)
+        return dict(sorted(self._files.items()))
+
+    def add(self, files: Mapping[str, str]) -> None:
+        """Note ``files`` that another process of the run has loaded, path -> hash of its content."""
+        self._files = {**files, **self._files}
+
+    def _note(self, top: str, path: str) -> None:
+        folder = next((folder for folder in _sites() if path.startswith(folder)), None)
+        if folder is not None:
+            package = _normal(path[len(folder) :].partition(os.sep)[0].removesuffix(".py"))
+            if package in installed() and top not in self._roots and not top.startswith(references.FILE):
+                self._packages[package] = installed()[package]
+                return
+        elif path.startswith(_interpreters()):
+            return
+        path = os.path.realpath(path)
+        with suppress(OSError):
+            written = os.stat(path).st_mtime_ns
+            self._files[path] = content(path) if written < self._begun else _UNKNOWN
+
+
+def digest(data: object) -> str:
+    """A checksum of JSON data, whatever the order of its keys. Whoever edits the data can compute it anew."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def content(path: str) -> str:
+    """The hash of a file's content; GONE where it cannot be read."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:_DIGITS]
+    except OSError:
+        return GONE
+
+
+@cache
+def own() -> str:
+    """The hash over every source file of fsdpcheck, fsdpcheck.impl and fsdpcheck.properties."""
+    found = hashlib.sha256()
+    for name in ("fsdpcheck", "fsdpcheck.impl", "fsdpcheck.properties"):
+        spec = importlib.util.find_spec(name)
+        for folder in map(Path, (spec.submodule_search_locations or ()) if spec else ()):
+            for path in sorted(folder.rglob("*.py")):
+                found.update(f"{name}/{path.relative_to(folder).as_posix()}\n{content(str(path))}\n".encode())
+    return found.hexdigest()[:_DIGITS]
+
+
+@cache
+def installed() -> Mapping[str, str]:
+    """Distribution, by normalised name -> version, of what is installed in the folders for it."""
+    folders = [folder for folder in _sites() if os.path.isdir(folder)]
+    names = (re.fullmatch(r"(.+)-([^-]+)\.dist-info", name) for folder in folders for name in os.listdir(folder))
+    return {_normal(name[1]): name[2] for name in names if name}
+
+
+def _modules() -> Iterator[tuple[str, str]]:
+    """(top package, file) of each loaded module that has a file; not of fsdpcheck, nor of what started the process."""
+    for name, module in list(sys.modules.items()):
+        found = getattr(module, "__dict__", {}).get("__file__")  # not by getattr: a lazy module would be loaded
+        top = name.partition(".")[0]
+        if isinstance(found, str) and top not in ("fsdpcheck", "__main__", "__mp_main__"):
+            yield top, found
+
+
+@cache
+def _interpreters() -> tuple[str, ...]:
+    """Prefixes of Python's own files, whose version is compared. Installed packages lie in folders inside them."""
+    names = ("stdlib", "platstdlib")
+    return _prefixes(map(sysconfig.get_path, names))
+
+
+@cache
+def _sites() -> tuple[str, ...]:
+    """Prefixes of the files of installed packages."""
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    return _prefixes([*folders, site.getusersitepackages()])
+
+
+def _prefixes(folders: Iterable[str]) -> tuple[str, ...]:
+    """Of paths in ``folders``, with links in their names or without."""
+    both = (spelt for folder in folders for spelt in (folder, os.path.realpath(folder)))
+    return tuple(f"{folder}{os.sep}" for folder in dict.fromkeys(both))
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def _became(name: str, then: str, now: str, shown: bool = False) -> str:
+    if then == _UNKNOWN:
+        return f"{name} was written while the process ran that judged"
+    if now == GONE:
+        return f"{name} is gone"
+    if then == now:
+        return ""
+    return f"{name} {then} became {now}" if shown else f"{name} changed"

@@ -1,0 +1,131 @@
+"""References: a user's object as a string, "pkg.mod:attr" or "file.py:attr", which crosses process borders.
+
+A file is imported as a module under a name of its own, once in a process. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import sysconfig
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from fsdpcheck.errors import MissingDependency, UsageError, excerpt, spelling
+
+_OTHERS: Final = (str(Path(__file__).parent.parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+"""Where code lies that is no user's own: fsdpcheck, Python, and what is installed."""
+
+FILE: Final = "fsdpcheck_file_"
+"""How the names of modules begin that are a user's files."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a reference stands for, in messages ("adapter"), and the error raised when it cannot be had.
+
+    ``extras``: package -> extra of fsdpcheck that installs it.
+    """
+
+    word: str
+    error: type[UsageError] = UsageError
+    extras: Mapping[str, str] = field(default_factory=dict)
+
+
+def canonical(ref: str) -> str:
+    """``ref`` with the path of "file.py:attr" made absolute, so that it means the same in every working directory."""
+    target, colon, attr = ref.rpartition(":")
+    return f"{Path(target).expanduser().resolve()}:{attr}" if colon and target.endswith(".py") else ref
+
+
+def load(ref: str, kind: Kind) -> Any:
+    """What ``ref`` names. Raises ``kind.error`` (form, import, no such attribute) or MissingDependency."""
+    target, colon, attr = canonical(ref).rpartition(":")
+    if not colon or not target or not attr:
+        raise kind.error(f"{kind.word} {ref!r} is not of the form pkg.mod:attr or file.py:attr")
+    module = _file_module(Path(target), ref, kind) if target.endswith(".py") else _dotted_module(target, ref, kind)
+    return attribute(module, attr, ref, kind)
+
+
+def imported(dotted: str, ref: str, kind: Kind) -> ModuleType:
+    """The module ``dotted``; an import that fails is a ``kind.error`` that says why."""
+    try:
+        return importlib.import_module(dotted)
+    except (Exception, SystemExit) as error:
+        raise _import_error(error, ref, dotted, kind) from error
+
+
+def attribute(module: ModuleType, attr: str, ref: str, kind: Kind) -> Any:
+    """``module.attr``, or a ``kind.error`` with the nearest name."""
+    try:
+        return getattr(module, attr)
+    except AttributeError:
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise kind.error(
+            f"{kind.word} {ref!r}: {module.__file__} has no {attr!r}.{spelling.hint(attr, public)}"
+        ) from None
+
+
+def _dotted_module(dotted: str, ref: str, kind: Kind) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; the console script does not
+    return imported(dotted, ref, kind)
+
+
+def _file_module(path: Path, ref: str, kind: Kind) -> ModuleType:
+    name = f"{FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise kind.error(f"{kind.word} {ref!r}: there is no file {path}")
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise kind.error(f"{kind.word} {ref!r}: {path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # last, so that a file beside it shadows nothing
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _import_error(error, ref, name, kind) from error
+    return module
+
+
+def _import_error(error: BaseException, ref: str, dotted: str, kind: Kind) -> UsageError:
+    missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
+    if missing.startswith("fsdpcheck."):  # the message says where it has moved to
+        return kind.error(f"{kind.word} {ref!r} cannot be imported: {error}{_place(error)}")
+    if missing and dotted != missing and not dotted.startswith(f"{missing}."):
+        package = missing.partition(".")[0]
+        what = f"needs {missing!r}, which is not installed"
+        if package in kind.extras:
+            return MissingDependency(f"{kind.word} {ref!r} {what}: pip install 'fsdpcheck[{kind.extras[package]}]'")
+        meant = spelling.hint(package, {*sys.stdlib_module_names, *metadata.packages_distributions()})
+        then = f".{meant}" if meant else f"; if that is a package: pip install {package}"
+        return MissingDependency(f"{kind.word} {ref!r} {what}{then}{_place(error)}")
+    if missing:
+        here = Path.cwd()
+        return kind.error(f"{kind.word} {ref!r}: no module {missing!r} on the import path (working folder: {here})")
+    what = f"{excerpt.kind(error)}: {excerpt.said(error)}"
+    return kind.error(f"{kind.word} {ref!r} cannot be imported: {what}{_place(error)}")
+
+
+def _place(error: BaseException) -> str:
+    """A line that says where the user's own code raised, and what stands there; "" where nothing of it was running."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"\n  where   {error.filename}:{error.lineno}: {(error.text or '').strip()}"
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith(("<", _OTHERS[0]))]
+    theirs = [frame for frame in outside if not frame.filename.startswith(_OTHERS)] or outside
+    if not theirs:
+        return ""
+    return f"\n  where   {theirs[-1].filename}:{theirs[-1].lineno}: {theirs[-1].line}"

@@ -1,0 +1,93 @@
+"""One step of the single device taken again by many samples at once, in float64: what the proofs watch.
+
+Legend: n samples of a step, F flattened body output, G clipping groups, R rows of an instrument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+
+from fsdpcheck.case import Case
+from fsdpcheck.errors import NotExact
+from fsdpcheck.oracle import Answer, StepAnswer
+from fsdpcheck.workload import batches, models, numerics
+from fsdpcheck.workload.clip_groups import is_instrument
+from fsdpcheck.workload.losses import PerSampleLoss
+
+
+def load(model: nn.Module, step: StepAnswer) -> None:
+    """Give ``model`` the parameters that the single device had at the start of ``step``."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(step.before[name])
+
+
+def data(case: Case, step: StepAnswer, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Inputs and packed targets [n, F + G * R] of some samples, float64, with a silent instrument."""
+    samples = [step.samples[row] for row in rows]
+    inputs, targets_nF = batches.inputs(case)[samples], batches.targets(case)[samples].double()
+    silent = torch.zeros(len(samples), models.instrument_width(case), dtype=torch.float64)
+    return inputs.double() if inputs.is_floating_point() else inputs, torch.cat([targets_nF, silent], 1)
+
+
+def loss(case: Case) -> PerSampleLoss:
+    """The case's loss at loss scale 1."""
+    loss = models.loss_for(case)
+    loss.scale = 1.0
+    return loss
+
+
+def trained(model: models.CaseModel) -> dict[str, nn.Parameter]:
+    """The body's trained parameters."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad and not is_instrument(name)}
+
+
+def gradients(outputs: Tensor, trained: dict[str, nn.Parameter], weights: Tensor, keep: bool) -> tuple[Tensor, ...]:
+    """Gradients of <weights, outputs> with respect to each of ``trained``; zeros for one that no output depends on."""
+    if not trained:
+        return ()
+    return torch.autograd.grad(
+        outputs, list(trained.values()), weights, retain_graph=keep, allow_unused=True, materialize_grads=True
+    )
+
+
+def loss_scalar(case: Case) -> float:
+    """What a sample's loss is multiplied by besides its factor: the loss scale times W/N (1/N when replicated).
+
+    Raises NotExact where that is no dyadic number.
+    """
+    share = Fraction(case.shares) / Fraction(case.step.normaliser)
+    if share.denominator & (share.denominator - 1):
+        raise NotExact(f"case, normaliser: losses times {share}, which is no dyadic number")
+    return models.loss_scale(case) * float(share)
+
+
+def reduces_exactly(answer: Answer, step: StepAnswer) -> bool:
+    """Whether the sums over weighted samples are promised to be exact."""
+    if answer.case.step.clipping == "probe":
+        return False
+    return not answer.rule.nested or not bool((step.factors != 1).any())
+
+
+def require_same_alone(case: Case, answer: Answer) -> None:
+    """In the case's own dtype the model gives each sample's gradient, alone, as ``answer`` has it from float64.
+
+    One that names a dtype may compute something else there. Raises NotExact where it does.
+    """
+    model, dtype = models.build(case), models.DTYPES[case.arithmetic.dtype]
+    own = trained(model)
+    with numerics.of(case):
+        for k, step in enumerate(answer.steps):
+            load(model, step)
+            for row in range(len(step.samples)):
+                inputs, targets = data(case, step, [row])
+                inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+                losses = models.loss_for(case)(model(inputs), targets.to(dtype))
+                found = gradients(losses, own, torch.ones_like(losses), keep=False)
+                for name, gradient in zip(own, found, strict=True):
+                    if not torch.equal(gradient.double(), step.gradients[name][row]):
+                        raise NotExact(f"step {k}, {name}: in {case.arithmetic.dtype} the model gives other bits alone")

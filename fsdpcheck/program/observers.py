@@ -1,0 +1,105 @@
+"""Observers that the laws use: importable functions called at named moments inside each rank (see program.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fsdpcheck.adapters.contract import Shard, UnitState
+
+PADDING = "fsdpcheck.program.observers:padding"
+ORDERED_NORMS = "fsdpcheck.program.observers:ordered_norms"
+POISON_PADDING = "fsdpcheck.program.observers:poison_padding"
+SCRIBBLED = "fsdpcheck.program.observers:scribbled"
+UNITS = "fsdpcheck.program.observers:units"
+HELD = "fsdpcheck.program.observers:held"
+
+_WITH_GRADIENTS = ("after_reduce", "before_step")
+_OF_PADDING = ("after_init", *_WITH_GRADIENTS, "after_step")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Elements of the gradients and of the trained pieces that shards() showed, where they are not the same."""
+
+    gradients: tuple[int, ...]
+    trained: tuple[int, ...]
+
+
+def padding(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | Missing | None:
+    """Copies of all padding, by shard name, at the four moments at which it is promised to be zero.
+
+    A rank without padding gives empty slices, so a law can tell "none" from "not looked"; one that does not show the
+    gradient of everything that is trained, where gradients are reduced, gives what is Missing.
+    """
+    if moment not in _OF_PADDING:
+        return None
+    shards = _present(trainer.shards())
+    return _missing(moment, shards) or {shard.name: shard.data[shard.padding].clone() for shard in shards}
+
+
+def poison_padding(moment: str, trainer: Any, rank: int) -> int | Missing | None:
+    """Writes NaN into all padding before everything that has no business with it: forward, clipping, the optimizer.
+
+    Into how many elements; or what is Missing, as ``padding`` says.
+    """
+    if moment not in _OF_PADDING:
+        return None
+    shards = _present(trainer.shards())
+    if missing := _missing(moment, shards):
+        return missing
+    with torch.no_grad():
+        for shard in shards:
+            shard.data[shard.padding] = float("nan")
+    return sum(int(shard.data[shard.padding].numel()) for shard in shards)
+
+
+def _present(shards: list[Shard]) -> list[Shard]:
+    """Without gradients that are None."""
+    return [shard for shard in shards if shard.data is not None]
+
+
+def _missing(moment: str, shards: list[Shard]) -> Missing | None:
+    """What is missing where gradients are reduced: of everything that is trained there has to be one."""
+    if moment not in _WITH_GRADIENTS:
+        return None
+    trained, gradients = (
+        sorted(shard.data.numel() for shard in shards if shard.holds == what) for what in ("trained", "gradient")
+    )
+    return None if trained == gradients else Missing(tuple(gradients), tuple(trained))
+
+
+def units(moment: str, trainer: Any, rank: int) -> list[UnitState]:
+    """What every unit holds, at every moment that is announced."""
+    return list(trainer.units())
+
+
+def held(moment: str, trainer: Any, rank: int) -> list[Tensor] | None:
+    """Copies of the local tensors that the optimizer updates, after construction and after each step."""
+    if moment not in ("after_init", "after_step"):
+        return None
+    return [tensor.detach().to("cpu", copy=True) for tensor in trainer.local_tensors()]
+
+
+def scribbled(moment: str, trainer: Any, rank: int) -> list[str] | None:
+    """After each step, names of what the trainer shows otherwise once NaN is written into all it has shown before."""
+    if moment != "after_step":
+        return None
+    methods = [name for name in ("parameters", "gradients") if callable(getattr(trainer, name, None))]
+    given = {method: getattr(trainer, method)() for method in methods}
+    before = {method: {name: value.detach().clone() for name, value in given[method].items()} for method in methods}
+    with torch.no_grad():
+        for shown in given.values():
+            for value in shown.values():
+                value.fill_(float("nan"))
+    again = {method: getattr(trainer, method)() for method in methods}
+    pairs = [(method, name, value) for method in methods for name, value in before[method].items()]
+    return [f"{method}()[{name!r}]" for method, name, value in pairs if not torch.equal(again[method][name], value)]
+
+
+def ordered_norms(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | None:
+    """After each step, the norms of the whole logical batch by global sample index, as this rank reports them."""
+    return trainer.ordered_norms() if moment == "after_step" else None

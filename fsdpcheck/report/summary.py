@@ -1,0 +1,29 @@
+"""How a session ends on paper: the table, the findings by root, what went wrong, one line that sums it up."""
+
+from __future__ import annotations
+
+from fsdpcheck.errors.excerpt import shown
+from fsdpcheck.findings.verdict import NOT_CHECKED
+from fsdpcheck.report import conditional, finding, table, unjudged
+from fsdpcheck.report.colour import Paint
+from fsdpcheck.session.ledger import Ledger
+
+
+def ending(ledger: Ledger, paint: Paint) -> str:
+    """All that ``fsdpcheck run`` prints on stdout; of what others wrote nothing that a terminal obeys."""
+    ledger = shown(ledger)
+    parts = ["\n".join(ledger.notes), table.table(ledger, paint)]
+    parts += conditional.sentences(verdict.law for verdict in ledger.verdicts.values() if verdict.cases)
+    groups = finding.grouped(ledger.findings)
+    parts += [finding.render(group, number, paint, ledger.plan.installs) for number, group in enumerate(groups, 1)]
+    parts += finding.troubles(
+        verdict
+        for verdict in ledger.verdicts.values()
+        if verdict.status in ("error", "no case", "too few cases", "not supported")
+        and not verdict.reason.startswith(NOT_CHECKED)
+    )
+    parts += [f"ERROR: {text}" for text, _ in ledger.errors]
+    parts += [table.left(ledger), unjudged.of_session(ledger), table.undrawn(ledger), table.unaccepted(ledger)]
+    if ledger.laws:
+        parts.append(("interrupted: " if ledger.interrupted else "") + table.summary(ledger))
+    return "\n\n".join(part for part in parts if part)

@@ -1,0 +1,285 @@
+"""One session: laws on adapters of a Plan, told as events. Draws and runs; prints nothing.
+
+Events are dicts of JSON data, in this order: one "plan"; for each law and adapter a "law", a "case" before each case,
+the "sources" that it was judged with, a "verdict" and, for a finding, a "confirmation"; one "end". Whoever listens sees
+what was running when a process died.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import platform
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, get_args
+
+import hypothesis
+import numpy
+import torch
+
+from fsdpcheck import adapters, engines
+from fsdpcheck.adapters.contract import WITHOUT_MODEL
+from fsdpcheck.case import Case, Trait
+from fsdpcheck.case.traits import OF_MODELS
+from fsdpcheck.engines.base import Engine
+from fsdpcheck.errors import FINDING, FsdpcheckError, UsageError, spelling
+from fsdpcheck.findings import tokens
+from fsdpcheck.findings.verdict import Confirmation, Finding, Verdict
+from fsdpcheck.judging import registry, undetermined
+from fsdpcheck.judging.check import check_case, check_law
+from fsdpcheck.judging.law import Law
+from fsdpcheck.judging.run import Ran, Run
+from fsdpcheck.loading import provenance
+from fsdpcheck.session import faults
+from fsdpcheck.session.plan import Plan
+from fsdpcheck.session.work_queue import Agenda, Pair
+from fsdpcheck.workload.user_model import inspection as own_inspection
+
+Emit = Callable[[dict[str, Any]], None]
+CONFIRMING = "processes"
+TRIED = 3
+"""Most cases of a law that are run again on processes because simulated ranks share what they write to."""
+_NAMED = 3
+"""Most names of such that are told."""
+_SHARED = "; simulated ranks share module globals: name those that real ranks have apiece in Features.rank_local"
+
+
+def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, engine: Engine | None = None) -> None:
+    """Check ``pairs`` of ``plan`` as they come, by default each law on each adapter, emitting every event.
+
+    Raises UsageError for a plan that cannot begin; everything later is a verdict. ``engine`` overrules the plan's name;
+    the caller closes it.
+    """
+    torch.set_num_threads(1)
+    loaded = provenance.Loaded((*plan.adapters, *plan.installs, plan.model, plan.batch, plan.loss))
+    for ref in plan.adapters:
+        adapters.load(ref)  # first: a user's file may hold laws of its own
+    seen = own_inspection.inspect(plan.model, plan.batch, plan.loss, plan.units) if plan.model else None
+    registry.chapters()
+    for ref in plan.adapters:
+        registry.require_shown(ref, adapters.features(ref))
+    laws = chosen_laws(plan.laws) if seen is None else _of_tier(chosen_laws(plan.laws), plan.real)
+    avoid = frozenset(plan.avoid) | (seen.left_out(plan.real) if seen else frozenset())
+    plan = replace(plan, installs=tuple(faults.resolved(name) for name in plan.installs))
+    emit({**_plan_event(plan, laws), "notes": seen.notes if seen else (), "sources": loaded.sources().to_data()})
+    with ExitStack() as stack:
+        used = engine or _opened(stack, plan.engine, plan.budget)
+        run = Run(used, plan.adapters[0], plan.installs, avoid=avoid, own=seen.own if seen else None)
+        check = _Check(plan, run, emit, _Confirmation(stack, plan, used), loaded)
+        if pairs is None:
+            _all(laws, plan, check, emit)
+        for name, ref in pairs or ():
+            check(registry.chapters()[name], ref)
+
+
+def _all(laws: list[Law], plan: Plan, check: _Check, emit: Emit) -> None:
+    """Each law on each adapter, in the order of the agenda."""
+    agenda = Agenda(((one.name, ref) for ref in plan.adapters for one in laws), _needing(laws, plan))
+    while (pair := agenda.take()) is not None:
+        for vain in agenda.hear(check(registry.chapters()[pair[0]], pair[1])):
+            emit({"event": "verdict", **vain.to_data()})
+
+
+def _needing(laws: list[Law], plan: Plan) -> dict[str, list[str]]:
+    """Of each adapter the laws that it promises and that train a model."""
+    promised = {ref: [one for one in laws if not one.not_promised(adapters.features(ref))] for ref in plan.adapters}
+    return {ref: [one.name for one in found if one.promise not in WITHOUT_MODEL] for ref, found in promised.items()}
+
+
+def replayed(token: tokens.Token, engine_name: str, budget: float | None = None) -> Verdict:
+    """Run the one case of ``token`` on an engine, and others on simulated ranks that tell the cause of what it finds.
+
+    The token has passed ``replay.trusted``. Raises UsageError.
+    """
+    torch.set_num_threads(1)
+    adapters.load(token.adapter)
+    known = registry.chapters()
+    if token.law not in known:
+        raise UsageError(f"the token is about the law {token.law!r}, which this release does not have")
+    for name in token.installs:
+        faults.resolved(name)
+    with ExitStack() as stack:
+        used = _opened(stack, engine_name, budget)
+        deadline = None if budget is None else time.monotonic() + budget
+        own, real = token.case.model.own, token.case.arithmetic.numbers == "real"
+        avoid = own_inspection.inspect(own.build, own.batch, own.loss, own.units).left_out(real) if own else frozenset()
+        run = Run(used, token.adapter, token.installs, schedule=token.schedule, avoid=avoid, own=own)
+        return check_case(known[token.law], run, token.case, deadline=deadline)
+
+
+def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
+    """The laws that any of ``globs`` matches, in the order of their chapters. Raises UsageError for an empty glob."""
+    known = registry.chapters()
+    for glob in globs:
+        if not fnmatch.filter(known, glob):
+            chapter = any(name.startswith(f"{glob}.") for name in known)
+            hint = f" Did you mean '{glob}.*'?" if glob and chapter else spelling.hint(glob, known)
+            names = ", ".join(known) or "none"
+            raise UsageError(f"no law matches {glob!r};{hint} known: {names}; next: see `fsdpcheck list laws`")
+    return [found for name, found in known.items() if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+
+
+def _of_tier(laws: list[Law], real: bool) -> list[Law]:
+    """The laws on real numbers, or all that can do without. Raises UsageError when none is left."""
+    found = [one for one in laws if ("real" in one.needs_traits) == real or one.any_numbers]
+    if not found:
+        names, other = ", ".join(one.name for one in laws), "without --real" if real else "with --real"
+        raise UsageError(f"of the chosen laws none is for this tier; got {names}, which run {other}")
+    return found
+
+
+def _plan_event(plan: Plan, laws: list[Law]) -> dict[str, Any]:
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "hypothesis": hypothesis.__version__}
+    versions["numpy"] = numpy.__version__
+    guarantees = {found.name: found.guarantee for found in laws}
+    features = [adapters.features(ref) for ref in plan.adapters]
+    known = frozenset(get_args(Trait)) - (OF_MODELS if plan.model else frozenset())
+    refused = (sorted(known - has.accepts) for has in features)
+    return {
+        "event": "plan",
+        "at": datetime.now().astimezone().isoformat(timespec="minutes"),
+        "laws": [found.name for found in laws],
+        "promised": sum(not found.not_promised(has) for found in laws for has in features),
+        "installs": plan.installs,
+        "unaccepted": dict(zip(plan.adapters, refused, strict=True)),
+        "guarantees": guarantees,
+        "needing": _needing(laws, plan),
+        "versions": versions,
+    }
+
+
+def _opened(stack: ExitStack, name: str, budget: float | None) -> Engine:
+    engine = engines.open_engine(name, budget)
+    stack.callback(engine.close)
+    return engine
+
+
+class _Check:
+    """Checks one law on one adapter and tells it: ``check(law, adapter's reference) -> Verdict``."""
+
+    def __init__(self, plan: Plan, run: Run, emit: Emit, confirm: _Confirmation, loaded: provenance.Loaded) -> None:
+        self._plan, self._run, self._emit, self._confirm = plan, run, emit, confirm
+        self._loaded, self._told = loaded, ""
+        self._deadline = None if plan.budget is None else time.monotonic() + plan.budget
+
+    def __call__(self, found: Law, ref: str) -> Verdict:
+        plan, run, pair = (
+            self._plan,
+            replace(self._run, adapter_ref=ref, ran=Ran()),
+            {"law": found.name, "adapter": ref},
+        )
+        self._emit({"event": "law", **pair})
+        seen: list[Case] = []
+        verdict = check_law(
+            found,
+            run,
+            plan.profile,
+            plan.world_sizes,
+            seed=plan.seed,
+            deadline=self._deadline,
+            on_case=_telling(self._emit, seen),
+        )
+        if verdict.status == "holds" and run.ran.shared:
+            verdict = self._confirm.held(found, run, verdict, seen)
+        self._loaded.add(run.ran.files)
+        self._tell_sources(pair)
+        self._emit({"event": "verdict", **verdict.to_data()})
+        if verdict.finding is not None:
+            self._emit({"event": "confirmation", **pair, **self._confirm(found, verdict)})
+        return verdict
+
+    def _tell_sources(self, pair: dict[str, str]) -> None:
+        """With what the pair was judged: in full where it is not as told last, by its key otherwise."""
+        sources = self._loaded.sources()
+        whole = None if sources.key == self._told else sources.to_data()
+        self._emit({"event": "sources", **pair, "key": sources.key, "sources": whole})
+        self._told = sources.key
+
+
+def _telling(emit: Emit, seen: list[Case]) -> Callable[[Law, Run, Case], None]:
+    def tell(found: Law, run: Run, case: Case) -> None:
+        seen.append(case)
+        emit({"event": "case", "law": found.name, "adapter": run.adapter_ref, "case": case.to_json()})
+
+    return tell
+
+
+class _Confirmation:
+    """Runs cases again on real gloo processes, which start when the first needs them: minimal ones that break a law,
+    and some that hold where simulated ranks share what they write to."""
+
+    def __init__(self, stack: ExitStack, plan: Plan, used: Engine) -> None:
+        self._stack, self._plan, self._used = stack, plan, used
+        self._engine: Engine | None = None
+
+    def __call__(self, found: Law, verdict: Verdict) -> dict[str, str]:
+        assert verdict.finding is not None
+        confirmed, note = self._confirm(found, verdict.finding)
+        notes = [text for text in (verdict.finding.note, note) if text]
+        return {"confirmed": confirmed, "note": "; ".join(notes)}
+
+    def _confirm(self, found: Law, finding: Finding) -> tuple[Confirmation, str]:
+        case = Case.from_json(json.dumps(finding.case))
+        if case.kernel is not None:
+            return "not tried", "kernels run in a process of their own, without ranks"
+        if finding.kind == "undetermined" or finding.engine == CONFIRMING:
+            return "yes", "found on gloo processes"
+        if self._used.name != "simulated":
+            return "yes", f"found on {self._used.name}"
+        if not self._plan.confirm:
+            return "not tried", "--no-confirm"
+        try:
+            run = Run(self._real, finding.adapter, self._plan.installs)
+            verdict = check_case(found, run, case, diagnose=False)
+            varies = verdict.finding is None and run.asked is not None and undetermined.varies(run, run.asked)
+        except FsdpcheckError as error:
+            return "not tried", str(error)
+        return _compared(finding, verdict, varies)
+
+    @property
+    def _real(self) -> Engine:
+        if self._engine is None:
+            self._engine = _opened(self._stack, CONFIRMING, self._plan.budget)
+        return self._engine
+
+    def held(self, found: Law, run: Run, verdict: Verdict, cases: list[Case]) -> Verdict:
+        """``verdict``, that ``found`` holds, with what real ranks say of it where simulated ones share what they write.
+
+        Cases on the fewest of several ranks are run again, ``TRIED`` at most. One that breaks the law is its finding.
+        """
+        shared = ", ".join(list(run.ran.shared)[:_NAMED]) + ", ..." * (len(run.ran.shared) > _NAMED)
+        several = [case for case in dict.fromkeys(cases) if case.world_size > 1 and case.kernel is None]
+        fewest = min((case.world_size for case in several), default=0)
+        chosen = [case for case in several if case.world_size == fewest][:TRIED]
+        tried, untried = 0, "" if self._plan.confirm else "--no-confirm"
+        for case in chosen if not untried else ():
+            try:
+                there = check_case(found, replace(run.on(self._real), avoid=run.avoid), case, diagnose=False)
+            except FsdpcheckError as error:
+                untried = str(error)
+                break
+            if there.finding is not None:
+                cause = f"holds on simulated ranks alone, which share {shared}: real ranks have one each"
+                broken = replace(there.finding, cause=cause, note="not made smaller")
+                return replace(verdict, status="finding", finding=broken, exit_code=FINDING).bounded()
+            tried += there.status == "holds"
+        told = f"simulated ranks share {shared}, and write to it"
+        told += f"; {tried} of these cases held on gloo processes too" if tried else "; not tried on real ranks"
+        told += f": {untried}" if untried else ""
+        return replace(verdict, reason="; ".join(text for text in (verdict.reason, told) if text)).bounded()
+
+
+def _compared(finding: Finding, verdict: Verdict, varies: bool) -> tuple[Confirmation, str]:
+    there = verdict.finding
+    if there is None and varies:
+        return "no", f"on gloo: {verdict.status}, but run again in the same processes it gives other results"
+    if there is None:
+        told = f"on gloo: {verdict.status} {verdict.reason}".rstrip()
+        return "no", told + (_SHARED if verdict.status == "holds" else "")
+    if there.kind == "value" and there.got != finding.got:
+        return "yes", f"the law breaks on gloo too, with other numbers: got {there.got}"
+    return "yes", "" if there.kind == finding.kind else f"on gloo it fails as: {there.kind}"

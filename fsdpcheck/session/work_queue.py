@@ -1,0 +1,77 @@
+"""Agenda: what is left of a session to check, handed out pair by pair, to one process or to several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from fsdpcheck.errors import NO_PROGRESS, USAGE
+from fsdpcheck.findings.verdict import NOT_CHECKED, Verdict
+
+Pair = tuple[str, str]
+"""(law, adapter), both by name."""
+
+LEADERS: Final = ("training.plain", "collectives.plain")
+"""Laws that each adapter is asked first: they need nothing of it but what every law on a model needs."""
+
+
+class Agenda:
+    """Gives each pair once, in order, those of LEADERS first of their adapter; no other before their verdicts are here.
+
+    ``needing``: of each adapter the laws that need it to build, to step and to show its parameters.
+    """
+
+    def __init__(self, pairs: Iterable[Pair], needing: Mapping[str, Iterable[str]]) -> None:
+        self._left = sorted(pairs, key=lambda pair: LEADERS.index(pair[0]) if pair[0] in LEADERS else len(LEADERS))
+        adapters = list(dict.fromkeys(adapter for _, adapter in self._left))
+        self._left.sort(key=lambda pair: adapters.index(pair[1]))
+        self._awaited = {pair for pair in self._left if pair[0] in LEADERS}
+        self._needing = {adapter: frozenset(laws) for adapter, laws in needing.items()}
+        self._led: dict[str, list[Verdict]] = {}
+
+    def take(self) -> Pair | None:
+        """The next pair; None where none is left, or none before a verdict comes."""
+        closed = {adapter for _, adapter in self._awaited}
+        found = next((pair for pair in self._left if pair in self._awaited or pair[1] not in closed), None)
+        if found is not None:
+            self._left.remove(found)
+        return found
+
+    def __len__(self) -> int:
+        """How many are left."""
+        return len(self._left)
+
+    def give_up(self) -> None:
+        """Nothing is left."""
+        self._left.clear()
+
+    def hear(self, verdict: Verdict) -> list[Verdict]:
+        """Take in a verdict; returns those on what it leaves out: errors that say so.
+
+        An adapter whose ranks never came back is asked nothing more: each law would take its whole budget. One that
+        met one error in its first case of every leader (it breaks its protocol, say, or calls what no engine offers) is
+        asked no law that would meet it again. Any other error ends the law that met it, and no other.
+        """
+        self._awaited.discard(pair := (verdict.law, verdict.adapter))
+        own = [left for left in self._left if left[1] == verdict.adapter]
+        if verdict.status == "error" and verdict.exit_code == NO_PROGRESS:
+            return self._leave_out(own, f"its ranks made no progress in {verdict.law}", NO_PROGRESS)
+        if pair[0] not in LEADERS:
+            return []
+        led = self._led.setdefault(verdict.adapter, [])
+        led += [verdict] if verdict.status not in ("not promised", "not asked") else []
+        if any(adapter == verdict.adapter for _, adapter in self._awaited) or not _is_of_all(led):
+            return []
+        needing = [left for left in own if left[0] in self._needing.get(left[1], ())]
+        return self._leave_out(needing, f"the error of {led[0].law} ends every case", USAGE)
+
+    def _leave_out(self, vain: list[Pair], why: str, code: int) -> list[Verdict]:
+        self._left = [pair for pair in self._left if pair not in vain]
+        self._awaited.difference_update(vain)
+        return [Verdict(*pair, "error", reason=f"{NOT_CHECKED}: {why}", exit_code=code) for pair in vain]
+
+
+def _is_of_all(led: list[Verdict]) -> bool:
+    """Whether these verdicts are one error, met before anything could be judged."""
+    broken = all(one.status == "error" and one.exit_code == USAGE and not one.cases for one in led)
+    return bool(led) and broken and len({one.root for one in led}) == 1

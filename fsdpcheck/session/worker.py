@@ -1,0 +1,167 @@
+"""A process that a supervised session runs in: arguments FD FEED BEATS PLAN, events as lines of JSON to the pipe FD.
+
+What it is to check comes from the pipe FEED, a line [law, adapter] at a time; the end of FEED is the end of its work.
+
+Everything that may crash, hang or print happens here; the parent (session/supervisor.py) stays light and survives.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import json
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+from contextlib import suppress
+from os import _exit  # now, whatever an implementation makes of it
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+from fsdpcheck.errors import INTERNAL, FsdpcheckError
+from fsdpcheck.errors.excerpt import WHOLE, excerpt
+from fsdpcheck.processes import leftovers
+from fsdpcheck.session.plan import Plan
+
+if TYPE_CHECKING:
+    from fsdpcheck.engines.base import Engine
+    from fsdpcheck.session.run import Emit
+    from fsdpcheck.session.work_queue import Pair
+
+
+def main() -> int:
+    """Run the session; returns the process's exit code, which the parent only needs when the pipe ended early."""
+    faulthandler.enable(all_threads=False)
+    interrupt = _Interrupt()
+    _follow_parent_into_death(int(sys.argv[1]))
+    with (
+        suppress(BrokenPipeError),  # when the pipe is closed and the parent is gone
+        os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as pipe,
+        os.fdopen(int(sys.argv[2]), encoding="utf-8") as feed,
+    ):
+        return _served(pipe, feed, interrupt)
+    return 130
+
+
+def _served(pipe: TextIO, feed: TextIO, interrupt: _Interrupt) -> int:
+    """The session of the plan in the arguments, told through ``pipe``; the pairs come from ``feed``."""
+    pairs = ((law, adapter) for law, adapter in map(json.loads, feed))
+
+    me = os.getpid()
+
+    def tell(event: dict[str, Any]) -> None:
+        if os.getpid() != me:  # a forked child of the implementation came back to us
+            _exit(1)
+        try:
+            pipe.write(json.dumps(event) + "\n")
+        except BrokenPipeError:  # the parent is gone, and so is everybody who would read on
+            raise KeyboardInterrupt from None
+
+    def emit(event: dict[str, Any]) -> None:
+        tell(event)
+        interrupt.again()
+
+    try:
+        _beat_into(int(sys.argv[3]))
+        tell(told_session(Plan.from_json(sys.argv[4]), emit, pairs))
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def replay() -> int:
+    """Run the case of one trusted token: arguments FD FEED BEATS TOKEN ENGINE BUDGET; one event, a verdict or error."""
+    faulthandler.enable(all_threads=False)
+    _Interrupt()
+    _follow_parent_into_death(int(sys.argv[1]))
+    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as pipe:
+        try:
+            from fsdpcheck.findings import tokens
+            from fsdpcheck.session import run
+
+            _beat_into(int(sys.argv[3]))
+            verdict = run.replayed(tokens.decode(sys.argv[4]), sys.argv[5], json.loads(sys.argv[6]))
+            event: dict[str, Any] = {"event": "verdict", **verdict.to_data()}
+        except KeyboardInterrupt:
+            return 130
+        except FsdpcheckError as error:
+            event = {"event": "error", "text": excerpt(str(error), WHOLE), "exit_code": error.exit_code}
+        except Exception:
+            event = {"event": "error", "text": excerpt(traceback.format_exc().rstrip(), WHOLE), "exit_code": INTERNAL}
+        pipe.write(json.dumps(event) + "\n")
+    return 0
+
+
+def _beat_into(descriptor: int) -> None:
+    """Note there that this process goes on, when its engines look whether their ranks do."""
+    from fsdpcheck.processes.limit import beat_into
+
+    beat_into(descriptor)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with what is registered for its exit, and without waiting for threads that somebody left."""
+    for process in multiprocessing.active_children():
+        process.kill()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    _exit(code)
+
+
+def told_session(
+    plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, engine: Engine | None = None
+) -> dict[str, Any]:
+    """Run a session (see session.run_session), errors as events; returns the last event, for the caller to emit."""
+    interrupted = False
+    try:
+        from fsdpcheck.session import run  # here, so that a broken torch is reported like any other error
+
+        run.run_session(plan, emit, pairs, engine)
+    except KeyboardInterrupt:
+        interrupted = True
+    except FsdpcheckError as error:
+        emit({"event": "error", "text": excerpt(str(error), WHOLE), "exit_code": error.exit_code})
+    except Exception:
+        emit({"event": "error", "text": excerpt(traceback.format_exc().rstrip(), WHOLE), "exit_code": INTERNAL})
+    return {"event": "end", "interrupted": interrupted}
+
+
+def _follow_parent_into_death(pipe: int) -> None:
+    """End, with all that was started, when nobody is left to read from ``pipe``, even in a case that never ends."""
+    poll = select.poll()
+    poll.register(pipe, 0)  # errors are always told
+
+    def watch() -> None:
+        poll.poll()
+        leftovers.clear(os.getpid(), os.environ.get(leftovers.MARK, ""))
+        _exit(1)
+
+    threading.Thread(target=watch, name="watch parent", daemon=True).start()
+
+
+class _Interrupt:
+    """SIGINT raises KeyboardInterrupt once: the terminal and the parent both send it, and cleaning up is not redone.
+
+    Where Python calls something by itself (a callback of the collector, __del__) it swallows what is raised there, and
+    the session would go on; hence ``again``.
+    """
+
+    def __init__(self) -> None:
+        self._came = False
+        signal.signal(signal.SIGINT, self._raise)
+
+    def again(self) -> None:
+        """Raise KeyboardInterrupt if it was raised before."""
+        if self._came:
+            raise KeyboardInterrupt
+
+    def _raise(self, number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._came = True
+        raise KeyboardInterrupt

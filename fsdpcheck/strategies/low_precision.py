@@ -1,0 +1,134 @@
+"""Drawing cases that compute in low precision: small models, numbers as large as most likely fit the bits there are.
+
+Large ones, for what is wrong with a bit is seen only where it is needed: a micro-batch's gradient shall take nearly all
+of 8 bits, so that the sum over micro-batches and ranks takes more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from fsdpcheck import strategies
+from fsdpcheck.adapters.contract import Features
+from fsdpcheck.case import BatchLayout, Case, Clipping, Compute, LayerSpec, ModelSpec, Trait
+from fsdpcheck.case.traits import NOT_IN_LOW_PRECISION
+
+_LEFT_OUT: frozenset[Trait] = NOT_IN_LOW_PRECISION | {"per-layer-clipping", "real"}
+_EXCESS = (1, 2)
+"""How often the bits are exceeded by what no draw is likely to reach: terms of one sign and full size everywhere."""
+_SLOWER = (0, 3, 6)
+"""What learning rates are divided by, as powers of two: parameters and their updates shall take more than 8 bits."""
+_WIDEST = 255
+
+
+@st.composite
+def low_precision(
+    draw: st.DrawFn,
+    features: Features,
+    world_sizes: Sequence[int] = strategies.WORLD_SIZES,
+    clipping: Clipping = "none",
+    compute: Compute = "bfloat16",
+    global_norm: bool = False,
+) -> Case:
+    """float32 cases of Linear and Embedding layers whose model computes in ``compute``; most are exact there.
+
+    Half have the loss whose derivative is +-1, and many one sample a rank: then an input may take all the bits of a
+    gradient. A third have one feature besides, and some of these several micro-batches, reduced after the last. Others
+    have the rest of what is drawn for any law.
+    N is a power of two times W where the batch is distributed: W/N would take a rank's gradients the bits of W.
+    """
+    simple = replace(features, accepts=features.accepts - _LEFT_OUT)
+    drawn = strategies.cases(
+        simple, clipping=(clipping,), world_sizes=world_sizes, global_norm=global_norm, tiny_only=True
+    )
+    case = draw(drawn)
+    distributed = case.layout.kind != "replicated"  # only a replicated batch may have partial norms
+    if draw(st.booleans()) and distributed and case.step.micro_batches == 1 and case.step.reduction == "sum":
+        case = replace(case, layout=BatchLayout("contiguous", case.world_size))
+    full = draw(st.sampled_from((False, False, True))) and distributed and case.step.reduction == "sum"
+    counts = (1, 2, 3, 4) if {"micro-batches", "no-sync"} <= features.accepts else (1,)
+    micro_batches = draw(st.sampled_from(counts))
+    case = _of_one_feature(case, micro_batches) if full else case
+    excess, slower = draw(st.sampled_from(_EXCESS)), draw(st.sampled_from(_SLOWER))
+    step = replace(case.step, loss=draw(st.sampled_from((case.step.loss, "l1"))))
+    if distributed and step.normaliser % case.world_size:
+        step = replace(step, normaliser=step.normaliser * case.world_size)
+    step = replace(step, optimizer=replace(step.optimizer, lr_exponent=step.optimizer.lr_exponent + slower))
+    if clipping == "exact":
+        step, excess = replace(step, clip_norm=min(step.clip_norm, _largest_clip_norm(case))), 1
+    inputs = _largest_input(case, 1 if full else excess, _most(compute, clipping))
+    return replace(case, step=step, arithmetic=replace(case.arithmetic, inputs=inputs, compute=compute))
+
+
+def _of_one_feature(case: Case, micro_batches: int) -> Case:
+    """One Linear on one feature, one sample a micro-batch, derivatives of +-1: gradients are inputs of all 8 bits.
+
+    Then their sum over micro-batches and ranks needs more, and where one of them is taken in ``compute`` it shows.
+    """
+    model = ModelSpec((LayerSpec(case.model.layers[0].width),), features=1, units=(1,) if case.model.units else ())
+    layout = BatchLayout("contiguous", case.world_size * micro_batches)
+    step = replace(case.step, micro_batches=micro_batches, sync_every=micro_batches == 1, loss="l1")
+    return replace(case, model=model, layout=layout, step=step)
+
+
+def _most(compute: Compute, clipping: Clipping) -> int:
+    """The largest entry of a micro-batch's gradient, at least roughly: 8 bits, or half of the 24 of its square or it.
+
+    Where the instrument makes up for what its square lacks of a power of four, there must be room above.
+    """
+    if compute != "bfloat16":
+        return 1 << (14 if clipping == "none" else 11)
+    return 1 << (5 if clipping == "exact" else 8)
+
+
+def _largest_clip_norm(case: Case) -> int:
+    """The largest C, a power of two, for which the instrument's targets times the loss scale most likely fit 8 bits."""
+    largest = 64
+    while largest > 1 and largest * _odd(case) > 64:  # 13 replicas of one shard have an odd factor of 169
+        largest //= 2
+    return largest
+
+
+def _odd(case: Case) -> int:
+    """The odd factor of the loss scale."""
+    scale: int = case.world_size**case.arithmetic.world_factors * case.mesh.dp_replicate
+    return scale // (scale & -scale)
+
+
+def _largest_input(case: Case, excess: int, most: int) -> int:
+    """The largest input and target such that gradients of Linear layers with weights of +-1 stay below ``most``.
+
+    A gradient is an input, grown by the layers before, times the loss's derivative, grown by the layers behind: with
+    losses that are linear in the outputs it grows with the input, with others with its square.
+    """
+    growth = math.prod(layer.width for layer in case.model.layers[:-1]) * case.model.features
+    terms = -(-max(case.local_sizes) // case.step.micro_batches) * case.model.length * _odd(case)
+    room, loss = most * excess // (terms * growth), case.step.loss
+    if case.model.input == "tokens":
+        largest = room  # only targets are drawn as large as that
+    elif loss in ("hinge", "l1"):
+        largest = room
+    else:
+        largest = math.isqrt(room // (growth + 1 if loss == "mse" else 1))
+    return min(max(largest, 1), _WIDEST)
+
+
+_UNCOUNTABLE: frozenset[Trait] = frozenset({"surrogates", "layer-norm", "float32", "per-layer-clipping"})
+
+
+def countable(features: Features, world_sizes: Sequence[int] = strategies.WORLD_SIZES) -> st.SearchStrategy[Case]:
+    """Float64, on real numbers, of functions whose roundings can be counted: no normalisation, softmax or GELU.
+
+    Private, with any C. In one step: in each further one, norms are formed as in the first.
+    """
+    simple = replace(features, accepts=features.accepts - _UNCOUNTABLE)
+    return strategies.cases(simple, clipping=("probe",), world_sizes=world_sizes).map(_of_real_numbers)
+
+
+def _of_real_numbers(case: Case) -> Case:
+    arithmetic = replace(case.arithmetic, numbers="real", project=False, averaging="divide")
+    return replace(case, step=replace(case.step, steps=1, resume=False), arithmetic=arithmetic)

@@ -1,0 +1,228 @@
+"""Siblings: cases derived from a drawn one that must have the same answer, or one that is told in advance.
+
+Each is a function of the case alone and takes the implementation's features, so that it stays within what is accepted.
+A case that has no such sibling raises NotExact, is counted as rejected, and nothing is claimed of it.
+
+Legend: W ranks, S shards, R replicas, N the normaliser, K micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Literal
+
+from fsdpcheck.adapters.contract import Features
+from fsdpcheck.case import BatchLayout, Case, MeshSpec, ModelSpec, OwnModel, Trait, prng
+from fsdpcheck.case.shapes import item_units
+from fsdpcheck.case.validation import is_power_of_two, whole_or_float
+from fsdpcheck.errors import InvalidCase, NotApplicable, NotExact
+from fsdpcheck.workload import batches, models
+
+_LARGEST_WORLD = 6
+
+Pair = tuple[Case, Case]
+_Piece = tuple[int, Literal["weight", "bias"]]
+"""(layer, which of its parameters)."""
+
+
+def listed(case: Case) -> Case:
+    """The case with the samples of its first step written out, rank by rank, and used at every step."""
+    if case.layout.kind == "by-replica":
+        return case
+    own = [[i for chunk in rank for i in chunk] for rank in batches.indices(case, 0)]
+    lists = tuple(tuple(rank) for rank in own)
+    if case.layout.kind == "replicated":
+        return replace(case, layout=BatchLayout("replicated", case.layout.batch_size, lists=lists[:1]))
+    step = case.step if case.step.reduction == "sum" else replace(case.step, reduction="sum")
+    return replace(case, layout=BatchLayout("listed", case.layout.batch_size, lists=lists), step=step)
+
+
+def at_another_world_size(case: Case, features: Features) -> Pair:
+    """The case, and the same logical batch on another number of ranks, or another split of them into replicas.
+
+    Both release the same gradient: losses carry the factor W R (see models.loss_scale), so N grows with it.
+    """
+    first = _with_lists(case)
+    return first, _chosen(case, features, _worlds(first), "number of ranks")
+
+
+def for_resharding(case: Case, features: Features) -> Pair:
+    """The same, with parameters of the same shapes: at W ranks for which the instrument has as many rows."""
+    first = _with_lists(case)
+    alike = (other for other in _worlds(first) if models.instrument_rows(other) == models.instrument_rows(first))
+    return first, _chosen(first, features, alike, "number of ranks and the same shapes")
+
+
+def with_other_units(case: Case, features: Features) -> Pair:
+    """The case, and one whose layers are grouped into other sharding units: all in the root, or each its own."""
+    if case.step.clip_groups == "units":
+        raise NotExact("what is clipped together are the units, so others have another right answer")
+    return case, _chosen(case, features, _groupings(case), "grouping into units")
+
+
+def with_other_reshard(case: Case, features: Features) -> Pair:
+    """The case, and one that keeps parameters unsharded after the forward where it frees them, or the reverse."""
+    kept = replace(case.mesh, reshard_after_forward=not case.mesh.reshard_after_forward)
+    return case, _chosen(case, features, [replace(case, mesh=kept)], "way to reshard")
+
+
+def at_half_the_rate(case: Case) -> Case | None:
+    """The case at half its learning rate, which trains the same parameters where losses are doubled; None where it
+    does not: with weight decay or Adam the update is not linear in the gradients."""
+    rule = case.step.optimizer
+    if rule.kind != "sgd" or rule.weight_decay:
+        return None
+    return replace(case, step=replace(case.step, optimizer=replace(rule, lr_exponent=rule.lr_exponent + 1)))
+
+
+def with_samples_reordered(case: Case, features: Features) -> Pair:
+    """The case, and one in which every rank has its samples in the opposite order, or those of the next rank."""
+    first = listed(case)
+    lists = first.layout.lists
+    orders = tuple(own[::-1] for own in lists), lists[1:] + lists[:1]
+    cases = (replace(first, layout=replace(first.layout, lists=order)) for order in orders)
+    return first, _chosen(first, features, cases, "order of samples")
+
+
+def with_other_micro_batches(case: Case, features: Features) -> Pair:
+    """The case, and one that takes each rank's samples in another number of micro-batches: one, or several."""
+    counts = (1,) if case.step.micro_batches > 1 else (3, 2)
+    if features.arithmetic.averaging == "before":  # both have the factors that the one with more reductions needs
+        case = replace(case, arithmetic=replace(case.arithmetic, world_factors=max(*counts, case.step.reductions)))
+    step = case.step if case.step.reduction == "sum" else replace(case.step, reduction="sum")
+    cases = (replace(case, step=replace(step, micro_batches=count, sync_every=True)) for count in counts)
+    return case, _chosen(case, features, cases, "number of micro-batches")
+
+
+def in_replicas(case: Case) -> Case:
+    """The case of a replicated batch with a part of it for each of several replicas, whose ranks all have that part.
+
+    Samples are dealt out to the replicas in turn; how many replicas there are hangs on the seed. The case itself where
+    its ranks are no replicas of several.
+    """
+    counts = [count for count in range(2, case.world_size) if case.world_size % count == 0]
+    if not counts:
+        return case
+    replicas, every = counts[case.seed % len(counts)], tuple(range(case.layout.batch_size))
+    layout = BatchLayout("by-replica", len(every), lists=tuple(every[first::replicas] for first in range(replicas)))
+    mesh = MeshSpec(case.world_size // replicas, replicas, case.mesh.reshard_after_forward)
+    return replace(case, mesh=mesh, layout=layout, arithmetic=replace(case.arithmetic, averaging="divide"))
+
+
+def partly_frozen(case: Case, features: Features) -> list[Case]:
+    """The case, with some of its layers' parameters frozen, with the others frozen and, if it has a front, with all.
+
+    Squares of its samples' norms are told in advance: that of the case and the last add up to those of the others.
+    """
+    pieces = list(_freezable(case.model))
+    if len(pieces) < 2:
+        raise NotExact("the case trains no two parameters that could be frozen")
+    order = [pieces[place] for place in prng.permutation(case.seed, "frozen parts", len(pieces))]
+    cut = (len(order) + 1) // 2
+    parts = [order[:cut], order[cut:]]
+    if case.model.has_front:  # what a case does not freeze
+        parts.append(order)
+    found = [_with_frozen(case, [one for piece in part for one in piece]) for part in parts]
+    if not all(other.requires() <= features.accepts for other in found):
+        raise NotApplicable("the adapter does not accept the case with these parameters frozen")
+    return [case, *found]
+
+
+def _freezable(spec: ModelSpec) -> Iterator[list[_Piece]]:
+    """What can be frozen by itself: a layer's weight, or the one that two share, or its bias."""
+    for index, layer in enumerate(spec.layers):
+        shared = spec.tied is not None and index in spec.tied
+        if layer.frozen in ("none", "bias") and not shared:
+            yield [(index, "weight")]
+        if layer.bias and layer.frozen in ("none", "weight"):
+            yield [(index, "bias")]
+    if spec.tied is not None and spec.tied[0] >= 0 and spec.layers[spec.tied[0]].frozen in ("none", "bias"):
+        yield [(index, "weight") for index in spec.tied]
+
+
+def _with_frozen(case: Case, parameters: Sequence[_Piece]) -> Case:
+    layers = list(case.model.layers)
+    for index, name in parameters:
+        layer = layers[index]
+        layers[index] = replace(layer, frozen=name if layer.frozen in ("none", name) else "all")
+    return replace(case, model=replace(case.model, layers=tuple(layers)))
+
+
+def _chosen(case: Case, features: Features, candidates: Iterable[Case], what: str) -> Case:
+    """The first candidate that is another case and accepted."""
+    for candidate in candidates:
+        limit = features.max_world_size or candidate.world_size
+        if candidate != case and candidate.requires() <= features.accepts and candidate.world_size <= limit:
+            return candidate
+    raise NotApplicable(f"no sibling of this case with another {what} is accepted by the adapter")
+
+
+def _with_lists(case: Case) -> Case:
+    """The case with its samples listed, N such that other numbers of ranks have one too, and losses that carry W once:
+    with several micro-batches, averages that were averaged again are reduced together."""
+    one = listed(case)
+    step = replace(one.step, normaliser=_times_world(case))
+    if case.arithmetic.world_factors > 1:
+        step = replace(step, micro_batches=1, sync_every=True)
+    return replace(one, step=step, arithmetic=replace(one.arithmetic, world_factors=1))
+
+
+def _times_world(case: Case) -> int | float:
+    """N as a power of two times W, where it is not; a power of two for a replicated batch."""
+    n, world = case.step.normaliser, case.world_size
+    if case.layout.kind == "replicated" or is_power_of_two(Fraction(n) / world):
+        return n
+    return whole_or_float(Fraction(n) * world)
+
+
+def _worlds(case: Case) -> Iterator[Case]:
+    """The case on other meshes of at most six ranks, in an order that hangs on its seed, the ranks of all lists dealt
+    out again in turn."""
+    meshes = [(s, r) for s in range(1, _LARGEST_WORLD + 1) for r in (1, 2, 3) if s * r <= _LARGEST_WORLD]
+    for place in prng.permutation(case.seed, "another world size", len(meshes)):
+        shards, replicas = meshes[place]
+        if (shards, replicas) == (case.mesh.dp_shard, case.mesh.dp_replicate):
+            continue
+        mesh = MeshSpec(shards, replicas, case.mesh.reshard_after_forward)
+        scale = Fraction(shards * replicas * replicas, case.world_size * case.mesh.dp_replicate)
+        normaliser = Fraction(case.step.normaliser) * scale
+        if not is_power_of_two(normaliser.denominator):
+            continue
+        step = replace(case.step, normaliser=whole_or_float(normaliser))
+        if step.micro_batches > 1:  # on more ranks each has fewer samples, perhaps fewer than micro-batches
+            step = replace(step, micro_batches=1, sync_every=True)
+        arithmetic = replace(case.arithmetic, averaging="divide")
+        try:
+            yield replace(case, mesh=mesh, layout=_dealt(case.layout, mesh), step=step, arithmetic=arithmetic)
+        except InvalidCase:  # N is neither a power of two nor one times the other W
+            continue
+
+
+def _dealt(layout: BatchLayout, mesh: MeshSpec) -> BatchLayout:
+    """The samples of all lists, dealt out in turn to the ranks, or replicas; a replicated batch stays as it is."""
+    if layout.kind == "replicated":
+        return layout
+    samples = [sample for own in layout.lists for sample in own]
+    shares = mesh.dp_replicate if layout.kind == "by-replica" else mesh.world_size
+    return replace(layout, lists=tuple(tuple(samples[share::shares]) for share in range(shares)))
+
+
+def _without_units(case: Case, own: OwnModel) -> Iterator[Case]:
+    """The case with none of its model's units, all but the first, or all but the last; the root has the rest."""
+    traits: tuple[Trait, ...] = tuple(sorted({*own.traits, "root-parameters"}))
+    for units in ((), own.units[1:], own.units[:-1]):
+        yield replace(case, model=replace(case.model, own=replace(own, units=units, traits=traits)))
+
+
+def _groupings(case: Case) -> Iterator[Case]:
+    spec = case.model
+    if spec.own is not None:
+        yield from _without_units(case, spec.own)
+        return
+    items = len(spec.layers) + spec.has_front
+    for units in ((1,) * items, (items,), (), (items - 1,) if items > 1 else ()):
+        other = replace(spec, units=units)
+        if spec.tied is None or len({item_units(other)[place + spec.has_front] for place in spec.tied}) == 1:
+            yield replace(case, model=other)

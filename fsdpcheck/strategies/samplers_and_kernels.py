@@ -1,0 +1,152 @@
+"""Strategies of the cases that train nothing: samplers and kernels. Shrinking goes to one rank and the smallest shape.
+
+Legend: D records, P shares, B samples, T positions, d input and p output features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
+
+from hypothesis import strategies as st
+
+from fsdpcheck.adapters.contract import Features
+from fsdpcheck.case import Case, MeshSpec, of_kernel, of_sampler
+from fsdpcheck.case.kernel import KernelDtype, KernelNumbers, KernelSpec, MemoryLayout, Spoil
+from fsdpcheck.case.sampler import AxisLayout, SamplingSpec, mixing_epochs, repeated, share_count
+
+_SEEDS = st.integers(0, (1 << 32) - 1)
+_EXTENTS = (1, 2, 3, 5, 15, 16, 17, 18, 1, 2, 3, 33)
+"""Sizes around those of the smallest tile, 16, and of two of them."""
+_WIDE = (3, 33, 49, 65)
+"""Sizes that take three tiles or more: sums of two partials are the same in both orders."""
+_RATES = (0.5, 0.25, 0.125, 0.75)
+
+
+@st.composite
+def shares(draw: st.DrawFn, features: Features, world_sizes: Sequence[int], *, several: bool = False) -> Case:
+    """Epochs dealt out in shares. ``several``: two or three epochs of 16 records or more and two steps or more."""
+    mesh, (along_shards, along_replicas) = _mesh(draw, features, world_sizes)
+    spec = SamplingSpec(shards=along_shards, replicas=along_replicas)
+    count, batch_size = share_count(spec, mesh), draw(st.integers(1, 5))
+    fewest = max(16, count * (batch_size + 1)) if several else 1
+    wrap = "wrap-around" in features.accepts
+    spec = SamplingSpec(
+        records=fewest + draw(st.integers(0, 24)),
+        batch_size=batch_size,
+        epochs=draw(st.integers(2, 3)) if several else draw(st.integers(1, 2)),
+        shuffle=draw(st.booleans()),
+        drop_last=draw(st.booleans()),
+        shards=along_shards,
+        replicas=along_replicas,
+    )
+    if repeated(spec, mesh) and not wrap:
+        spec = replace(spec, drop_last=True)
+    return of_sampler(spec, mesh, draw(_SEEDS))
+
+
+def many_epochs(world_sizes: Sequence[int], chance: float) -> Case:
+    """Shuffled epochs of 4 P + 1 records, so many that every record comes to every share but by ``chance``."""
+    world = min(size for size in world_sizes if size > 1)
+    records = 4 * world + 1
+    epochs = mixing_epochs(records, world, chance)
+    spec = SamplingSpec(records=records, batch_size=records, epochs=epochs, shuffle=True, drop_last=True)
+    return of_sampler(spec, MeshSpec(world), seed=1)
+
+
+@st.composite
+def draws(
+    draw: st.DrawFn,
+    features: Features,
+    world_sizes: Sequence[int],
+    *,
+    steps: tuple[int, int] = (2, 12),
+    certain: bool = True,
+) -> Case:
+    """Poisson draws of few records, so that some ranks draw none. ``certain``: also with probability 1."""
+    mesh, (along_shards, along_replicas) = _mesh(draw, features, world_sizes)
+    spec = SamplingSpec(
+        kind="poisson",
+        records=draw(st.integers(1, 24)),
+        batch_size=draw(st.integers(1, 4)),
+        epochs=draw(st.integers(1, 2)),
+        steps=draw(st.integers(*steps)),
+        rate=draw(st.sampled_from((*_RATES, 1.0) if certain else _RATES)),
+        shards=along_shards,
+        replicas=along_replicas,
+    )
+    return of_sampler(spec, mesh, draw(_SEEDS))
+
+
+def long_draws(features: Features, world_sizes: Sequence[int]) -> st.SearchStrategy[Case]:
+    """Poisson draws of 256 steps: two records that always agree then do so by chance below 1e-27."""
+    return draws(features, world_sizes, steps=(128, 128), certain=False).map(_in_two_epochs)
+
+
+def _in_two_epochs(case: Case) -> Case:
+    assert case.sampling is not None
+    return replace(case, sampling=replace(case.sampling, epochs=2))
+
+
+def many_draws(world_sizes: Sequence[int]) -> Case:
+    """2^20 draws with probability 1/2, on 4 ranks if asked for."""
+    world = max((size for size in world_sizes if size <= 4), default=min(world_sizes))
+    spec = SamplingSpec("poisson", records=1 << 16, batch_size=1 << 12, steps=16, rate=0.5)
+    return of_sampler(spec, MeshSpec(world), seed=1)
+
+
+def seldom_large(world_sizes: Sequence[int]) -> Case:
+    """1024 steps of 32 records on average, on up to 4 ranks: so many that some draws of a rank are seldom large."""
+    world = max((size for size in world_sizes if 1 < size <= 4), default=min(size for size in world_sizes if size > 1))
+    spec = SamplingSpec("poisson", records=64, batch_size=64, steps=1024, rate=0.5)
+    return of_sampler(spec, MeshSpec(world), seed=1)
+
+
+@st.composite
+def kernels(
+    draw: st.DrawFn,
+    features: Features,
+    *,
+    numbers: KernelNumbers = "grid",
+    spoil: Sequence[Spoil] = ("none",),
+    repeated: bool = False,
+) -> Case:
+    """Shapes with every remainder of the tile sizes, no sample, one or several, any strides, any accepted dtypes."""
+    spoiled = draw(st.sampled_from(spoil))
+    least = 0 if spoiled == "none" else 1
+    dtypes: tuple[KernelDtype, ...] = features.kernel_dtypes
+    exponents = st.one_of(st.just(0), st.integers(-24, 8)) if numbers == "grid" else st.just(0)
+    extent = st.sampled_from(_EXTENTS if least else (*_EXTENTS, 0))
+    features_of = st.sampled_from(_WIDE) if repeated else extent
+    spec = KernelSpec(
+        samples=draw(st.sampled_from((1, 1, 2) if repeated else (1, 2, 2, 3) if least else (1, 2, 2, 3, 0))),
+        positions=draw(extent),
+        inputs=draw(features_of),
+        outputs=draw(features_of),
+        activations=draw(st.sampled_from(dtypes)),
+        backprops=draw(st.sampled_from(dtypes)),
+        memory=(draw(_MEMORY), draw(_MEMORY)),
+        numbers=numbers,
+        bound=draw(st.integers(1, 3)),
+        exponents=(draw(exponents), draw(exponents)),
+        spoil=spoiled,
+        repeated=repeated,
+    )
+    return of_kernel(spec, draw(_SEEDS))
+
+
+_MEMORY: st.SearchStrategy[MemoryLayout] = st.sampled_from(get_args(MemoryLayout))
+
+
+def _mesh(
+    draw: st.DrawFn, features: Features, world_sizes: Sequence[int]
+) -> tuple[MeshSpec, tuple[AxisLayout, AxisLayout]]:
+    """A mesh of one or two axes, and what lies along each."""
+    limit = features.max_world_size or max(world_sizes)
+    world = draw(st.sampled_from([size for size in world_sizes if size <= limit]))
+    several = "hsdp" in features.accepts
+    replicas = draw(st.sampled_from([n for n in range(1, world + 1) if world % n == 0])) if several else 1
+    along: list[AxisLayout] = ["distributed", "distributed"]
+    along += ["replicated"] if "replicated" in features.accepts else []
+    return MeshSpec(world // replicas, replicas), (draw(st.sampled_from(along)), draw(st.sampled_from(along)))

@@ -1,0 +1,47 @@
+"""Cases on a user's own model: everything but the model is drawn as for any law."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from hypothesis.strategies import SearchStrategy
+
+from fsdpcheck.adapters.contract import Features
+from fsdpcheck.case import Case, ModelSpec, OwnModel, Trait
+from fsdpcheck.strategies import enumeration
+from fsdpcheck.workload.user_model import loading as own_model
+
+Draw = Callable[[Features, tuple[int, ...]], SearchStrategy[Case]]
+_TRIED = 20
+"""Cases that are looked at to say which of a model's traits an adapter does not accept."""
+
+
+def cases(draw: Draw, features: Features, world_sizes: Sequence[int], own: OwnModel) -> SearchStrategy[Case]:
+    """The cases of ``draw`` on the user's model, those that ``features`` accepts."""
+    drawn = draw(features, tuple(world_sizes)).map(partial(on_model, own))
+    return drawn.filter(lambda case: case.requires() <= features.accepts)
+
+
+def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own: OwnModel) -> str:
+    """Why no case of a law can be drawn: what the model demands and the adapter does not accept; "" if some can."""
+    drawn = enumeration.distinct(draw(features, tuple(world_sizes)).map(partial(on_model, own)), _TRIED)
+    unmet = [case.requires() - features.accepts for case in drawn]
+    if not unmet or not all(unmet):
+        return ""
+    always: frozenset[Trait] = frozenset.intersection(*unmet) or unmet[0]
+    return f"the adapter does not accept {', '.join(sorted(always))}, which the model demands"
+
+
+def on_model(own: OwnModel, case: Case) -> Case:
+    """``case`` on the user's model. Weights on a grid are the smallest: a deep model needs the bits.
+
+    In float32 where the model names a dtype, which holds for it as for plain PyTorch; then inputs are the smallest too.
+    """
+    integers = own_model.target_form(own)[1] is not None
+    step = replace(case.step, loss="cross_entropy" if integers and not own.loss else "mse")
+    arithmetic = replace(case.arithmetic, weights=1)
+    if own.names:
+        arithmetic = replace(arithmetic, dtype="float32", inputs=1)
+    return replace(case, model=ModelSpec((), own=own), step=step, arithmetic=arithmetic)

@@ -1,0 +1,84 @@
+"""Losses of packed outputs and targets: a case's own kinds, and a user's.
+
+Legend: b samples, F features of the flattened body output, R rows of the instrument, N positions of all samples.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fsdpcheck.case import Loss, OwnModel
+from fsdpcheck.workload.user_model import loading as own_model
+from fsdpcheck.workload.user_model.widening import widened
+
+Reduction = Literal["none", "mean", "sum"]
+
+
+class PerSampleLoss(nn.Module):
+    """Per-sample loss [b] of packed outputs and targets [b, F + R], times ``scale``; sums, never means, over features.
+
+    mse: 0.5 * sum e^2; linear: <y, t>; hinge: sum relu(1 - y * sign t); l1: sum |e|; cross_entropy: sum over positions
+    of the softmax cross-entropy of ``classes`` logits (F / classes positions), the class being floor |t| modulo
+    classes for the position's first target t. And <u, v> for the instrument's targets u and output v. ``reduction`` is
+    over samples.
+    """
+
+    def __init__(
+        self, kind: Loss, features: int, scale: float = 1.0, reduction: Reduction = "none", classes: int | None = None
+    ) -> None:
+        super().__init__()
+        self.kind, self.features, self.scale, self.reduction = kind, features, scale, reduction
+        self.classes = features if classes is None else classes
+        self.target_features = features
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        y_BF, v_BR = outputs[:, : self.features], outputs[:, self.features :]
+        t_BF, u_BR = targets[:, : self.target_features], targets[:, self.target_features :]
+        losses_B = (self._body(y_BF, t_BF) + (u_BR * v_BR).sum(1)) * self.scale
+        if self.reduction == "none":
+            return losses_B
+        return losses_B.mean() if self.reduction == "mean" else losses_B.sum()
+
+    def with_reduction(self, reduction: Reduction) -> PerSampleLoss:
+        """The same loss, reduced over samples as asked."""
+        return PerSampleLoss(self.kind, self.features, self.scale, reduction, self.classes)
+
+    def _body(self, y_BF: Tensor, t_BF: Tensor) -> Tensor:
+        if self.kind == "mse":
+            return 0.5 * (y_BF - t_BF).square().sum(1)
+        if self.kind == "linear":
+            return (y_BF * t_BF).sum(1)
+        if self.kind == "hinge":
+            return F.relu(1 - y_BF * t_BF.sign()).sum(1)
+        if self.kind == "cross_entropy":
+            return self._cross_entropy(y_BF, t_BF)
+        return (y_BF - t_BF).abs().sum(1)
+
+    def _cross_entropy(self, y_BF: Tensor, t_BF: Tensor) -> Tensor:
+        positions = self.features // self.classes
+        logits_NC = y_BF.reshape(-1, self.classes)
+        chosen_N = (t_BF.reshape(-1, self.classes)[:, 0].abs().floor() % self.classes).long()
+        losses_N = F.cross_entropy(logits_NC, chosen_N, reduction="none")
+        return losses_N.reshape(len(y_BF), positions).sum(1)
+
+
+class OwnLoss(PerSampleLoss):
+    """The same of a user's own loss: outputs [b, F + R] and targets [b, F' + R], both flattened, go to it as it knows
+    them; integer targets as integers."""
+
+    def __init__(self, own: OwnModel, scale: float = 1.0, reduction: Reduction = "none") -> None:
+        super().__init__("mse", own.features, scale, reduction)
+        self.own, self.target_features = own, own.targets
+
+    def with_reduction(self, reduction: Reduction) -> OwnLoss:
+        return OwnLoss(self.own, self.scale, reduction)
+
+    def _body(self, y_BF: Tensor, t_BF: Tensor) -> Tensor:
+        shape, dtype = own_model.target_form(self.own)
+        targets = t_BF.reshape(len(t_BF), *shape)
+        outputs = y_BF.reshape(len(y_BF), *own_model.output_shape(self.own))
+        with widened(self.own, y_BF.dtype):
+            return own_model.loss(self.own.loss)(outputs, targets if dtype is None else targets.to(dtype))

@@ -1,0 +1,309 @@
+"""The model a case describes: ordinary layers, filled with the case's integers.
+
+Legend: b samples of a forward, T positions, d and p input and output features, V tokens, F features of the flattened
+body output (T*p, or p without positions), R rows of the instrument, W ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fsdpcheck.case import Case, Dtype, Numbers, OwnModel, prng
+from fsdpcheck.case.shapes import Shape, Stage, StageKind, body_output, stages
+from fsdpcheck.workload import clip_groups, layers
+from fsdpcheck.workload.clip_groups import INSTRUMENT
+from fsdpcheck.workload.losses import OwnLoss, PerSampleLoss
+from fsdpcheck.workload.user_model import loading as own_model
+from fsdpcheck.workload.user_model.widening import widened
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+EXACT_SCALE_EXPONENT = {"float64": 40, "float32": 8}
+"""s of the "exact" clipping family: per-sample losses grow by 2**s, so that an eps beside a norm is absorbed."""
+REAL_BITS = {"float64": 30, "float32": 23}
+"""Bits of a drawn fraction: products of two have more than the dtype holds, so sums round."""
+
+
+class Layer(NamedTuple):
+    """One layer with parameters: canonical module name ("units.0.linear1"), what stands there, its parameters' shapes.
+
+    ``shapes`` by name inside the layer ("weight", "query.bias"). ``tied_to`` is the canonical module name of the
+    earlier layer whose weight this one shares, or empty.
+    """
+
+    name: str
+    stage: Stage
+    tied_to: str = ""
+
+    @property
+    def kind(self) -> StageKind:
+        return self.stage.kind
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return self.stage.shapes
+
+
+class Metered(nn.Sequential):
+    """A unit with an instrument of its own, called "instrument": gives (what the chain gives, [b, R])."""
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = inputs
+        for name, module in self.named_children():
+            hidden = hidden if name == "instrument" else module(hidden)
+        return hidden, _read(self.get_submodule("instrument"), hidden)
+
+
+class CaseModel(nn.Module):
+    """Units to shard, layers left to the root, and the instrument. Forward: inputs [b, ...] -> [b, F + G * R] with G
+    clipping groups, each with an instrument, the root's last; b may be 0.
+
+    The instrument is a Linear(1, R) fed with ones: its per-sample gradient is whatever the loss multiplies its output
+    with, so it measures and shapes clip factors without touching the body (see oracle/certificate.py).
+    """
+
+    def __init__(self, units: list[nn.Sequential], tail: nn.Sequential, instrument: nn.Linear) -> None:
+        super().__init__()
+        self.units = nn.ModuleList(units)
+        self.tail = tail
+        self.instrument = instrument
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden, readings = inputs, []
+        for unit in self.units:
+            hidden = unit(hidden)
+            if isinstance(hidden, tuple):
+                hidden, reading = hidden
+                readings.append(reading)
+        body_BF = self.tail(hidden).flatten(1)
+        return torch.cat([body_BF, *readings, _read(self.instrument, body_BF)], dim=1)
+
+
+def _read(instrument: nn.Module, like: Tensor) -> Tensor:
+    """[b, R]: an instrument's output for the b samples of ``like``."""
+    reading: Tensor = instrument(torch.ones(len(like), 1, dtype=like.dtype, device=like.device))
+    return reading
+
+
+class OwnCaseModel(CaseModel):
+    """The instrument beside a model of the user's own, which stays as it is: inputs [b, ...] -> [b, F + R]."""
+
+    def __init__(self, model: nn.Module, own: OwnModel, instrument: nn.Linear, dtype: torch.dtype) -> None:
+        """``dtype``: the case's, in which the model's output is taken, if it names one."""
+        nn.Module.__init__(self)
+        self.model, self.own, self.instrument, self.dtype = model, own, instrument, dtype
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        body_BF = (self._named if self.own.names else self.model)(inputs).reshape(len(inputs), self.own.features)
+        return torch.cat([body_BF, _read(self.instrument, body_BF)], dim=1)
+
+    def _named(self, inputs: Tensor) -> Tensor:
+        with widened(self.own, self.instrument.weight.dtype):
+            outputs: Tensor = self.model(inputs).to(self.dtype)
+        return outputs
+
+
+def build(case: Case) -> CaseModel:
+    """The case's model on CPU, filled with ``initial_parameters(case)``; torch's random streams are not touched."""
+    parameters = initial_parameters(case)
+    if case.model.own is not None:
+        return _build_own(case, case.model.own, parameters)
+    metered = len(clip_groups.names(case)) > 1
+    groups = [Metered() if metered else nn.Sequential() for _ in case.model.units] + [nn.Sequential()]
+    made: dict[str, nn.Module] = {}
+    for position, layer in enumerate(layer_names(case)):
+        place, local = _split(layer.name)
+        made[layer.name] = layers.module(case.model, layer.stage)
+        _fill(made[layer.name], layer, parameters, made)
+        if layer.stage.flatten:
+            groups[place].add_module("flatten", nn.Flatten())
+        groups[place].add_module(local, made[layer.name])
+        spec = layer.stage.spec
+        if spec is not None and spec.activation != "identity":
+            number = position - case.model.has_front
+            groups[place].add_module(f"activation{number}", layers.activation(spec.activation))
+    *inner, instrument = [_instrument(case, parameters[name]) for name in clip_groups.instruments(case)]
+    for unit, own in zip(groups, inner, strict=False):
+        unit.add_module("instrument", own)
+    return CaseModel(groups[:-1], groups[-1], instrument)
+
+
+def _build_own(case: Case, own: OwnModel, parameters: dict[str, Tensor]) -> CaseModel:
+    instrument = _instrument(case, parameters[INSTRUMENT])
+    dtype = DTYPES[case.arithmetic.dtype]
+    made = OwnCaseModel(own_model.model(own.build).to(dtype), own, instrument, dtype)
+    for name, parameter in made.model.named_parameters():
+        parameter.data = parameters[f"model.{name}"]
+    return made
+
+
+def _instrument(case: Case, value: Tensor) -> nn.Linear:
+    made = layers.linear(1, instrument_rows(case), bias=False)
+    made.weight = nn.Parameter(value)
+    return made
+
+
+def initial_parameters(case: Case) -> dict[str, Tensor]:
+    """Parameters before the first step by canonical name, in [-weights, weights], in the case's dtype.
+
+    Integers, or fractions if the case's numbers are real (a user's model has its own). In the order of
+    ``named_parameters``: a shared weight once,
+    under its first name. Values hang on the layer's position in the chain, not on its unit, so regrouping units keeps
+    them.
+    """
+    bound = case.arithmetic.weights
+    if case.model.own is not None and case.arithmetic.numbers == "real":
+        own = own_model.values(case.model.own.build)
+        made = {f"model.{name}": value.to(DTYPES[case.arithmetic.dtype], copy=True) for name, value in own.items()}
+        return {**made, INSTRUMENT: drawn(case, "parameter " + INSTRUMENT, (instrument_rows(case), 1), bound)}
+    found = {
+        name: drawn(case, "parameter " + _local(name), shape, bound) for name, shape in parameter_shapes(case).items()
+    }
+    return found if case.model.own is None else {name: _thinned(case, name, value) for name, value in found.items()}
+
+
+def _thinned(case: Case, name: str, value: Tensor) -> Tensor:
+    """A matrix with one entry in d kept, so about one a row of d: deep models stay within the bits there are.
+
+    Where an entry is zero, its gradient is not; only fewer paths lead further back.
+    """
+    if value.dim() < 2 or name == INSTRUMENT:
+        return value
+    shape = tuple(value.shape)
+    kept = prng.integers(case.seed, "kept of " + name, shape, 0, math.prod(shape[1:]) - 1) == 0
+    return value * torch.from_numpy(kept)
+
+
+def drawn(case: Case, stream: str, shape: Shape, bound: int) -> Tensor:
+    """New tensor of a stream in [-bound, bound], case dtype: integers, or fractions if the case's numbers are real."""
+    return _drawn(case.seed, stream, shape, bound, case.arithmetic.numbers, case.arithmetic.dtype).clone()
+
+
+@functools.lru_cache(maxsize=64)  # every rank of a simulated run draws the same
+def _drawn(seed: int, stream: str, shape: Shape, bound: int, numbers: Numbers, dtype: Dtype) -> Tensor:
+    if numbers == "real":
+        found = prng.fractions(seed, stream, shape, REAL_BITS[dtype]) * bound
+    else:
+        found = prng.symmetric(seed, stream, shape, bound).astype("float64")
+    return torch.from_numpy(found).to(DTYPES[dtype])
+
+
+def parameter_shapes(case: Case) -> dict[str, Shape]:
+    """Shape of every parameter by canonical name, in the order of ``named_parameters``; a shared weight once."""
+    if case.model.own is not None:
+        own = own_model.values(case.model.own.build)
+        return {**{f"model.{n}": tuple(v.shape) for n, v in own.items()}, INSTRUMENT: (instrument_rows(case), 1)}
+    shapes: dict[str, Shape] = {}
+    for group, instrument in enumerate(clip_groups.instruments(case)):
+        for layer in layer_names(case):
+            if clip_groups.number(case, layer.name) == group:
+                parts = layer.shapes.items()
+                shapes |= {f"{layer.name}.{n}": s for n, s in parts if not (layer.tied_to and n == "weight")}
+        shapes[instrument] = (instrument_rows(case), 1)
+    return shapes
+
+
+def layer_names(case: Case) -> tuple[Layer, ...]:
+    """The layers with parameters in forward order (the instrument, which stands beside the chain, is not among them).
+
+    Before a layer may stand a Flatten, behind it its activation; identity has no module.
+    """
+    spec, chain = case.model, stages(case.model)
+    names = [_name(stage, position - spec.has_front) for position, stage in enumerate(chain)]
+    places = [f"units.{unit}" for unit, size in enumerate(spec.units) for _ in range(size)]
+    places += ["tail"] * (len(names) - len(places))
+    names = [f"{place}.{name}" for place, name in zip(places, names, strict=True)]
+    tied = {} if spec.tied is None else {names[spec.tied[1] + spec.has_front]: names[spec.tied[0] + spec.has_front]}
+    return tuple(Layer(name, stage, tied.get(name, "")) for name, stage in zip(names, chain, strict=True))
+
+
+def unit_names(case: Case) -> tuple[tuple[str, ...], ...]:
+    """Canonical module names of the inner sharding units, one tuple a unit, in forward order; the root is implied."""
+    if case.model.own is not None:
+        return tuple((f"model.{name}",) for name in case.model.own.units)
+    return tuple((f"units.{index}",) for index in range(len(case.model.units)))
+
+
+def unit_of(case: Case, parameter: str) -> str:
+    """Canonical name of the inner sharding unit that a parameter belongs to; "" for the root's."""
+    names = [name for unit in unit_names(case) for name in unit if parameter.startswith(f"{name}.")]
+    return max(names, key=len, default="")
+
+
+def loss_for(case: Case) -> PerSampleLoss:
+    """The case's per-sample loss, scaled by ``loss_scale(case)``."""
+    if case.model.own is not None:
+        return OwnLoss(case.model.own, loss_scale(case))
+    return PerSampleLoss(case.step.loss, body_features(case), loss_scale(case), classes=classes(case))
+
+
+def body_features(case: Case) -> int:
+    """F, the number of features of one sample's flattened body output."""
+    return math.prod(body_output(case.model)) if case.model.own is None else case.model.own.features
+
+
+def classes(case: Case) -> int:
+    """Logits of one position: p of a body output [T, p], all F features otherwise."""
+    return case.model.layers[-1].width if case.model.input in ("sequence", "tokens") else body_features(case)
+
+
+def instrument_rows(case: Case) -> int:
+    """R: at least 4 (four squares), at least B for the coefficient probe, and a multiple of W.
+
+    A multiple of W, so that the instrument never adds a ragged or an empty shard to a case that has none.
+    """
+    wanted = case.layout.batch_size if case.step.clipping == "probe" else 4
+    return -(-wanted // case.world_size) * case.world_size
+
+
+def instrument_width(case: Case) -> int:
+    """G * R, what the instruments of all clipping groups add to a packed output or target."""
+    return len(clip_groups.names(case)) * instrument_rows(case)
+
+
+def loss_scale_exponent(case: Case) -> int:
+    """s in loss_scale = W * 2**s: large in the "exact" clipping family, else 0."""
+    return EXACT_SCALE_EXPONENT[case.arithmetic.dtype] if case.step.clipping == "exact" else 0
+
+
+def loss_scale(case: Case) -> float:
+    """What every per-sample loss is multiplied by: W, so that averaging over ranks is exact, times 2**s.
+
+    W as often as ``Arithmetic.world_factors`` says, which is once unless averages are averaged again. With two axes
+    once more dp_replicate, for implementations that average over each axis by itself.
+    """
+    factors = case.world_size**case.arithmetic.world_factors * case.mesh.dp_replicate
+    return float(factors * 2 ** loss_scale_exponent(case))
+
+
+def _name(stage: Stage, position: int) -> str:
+    """Name of a stage in its group: the input stage's kind, or kind and position of a layer."""
+    return stage.kind if stage.spec is None else f"{stage.kind}{position}"
+
+
+def _local(parameter: str) -> str:
+    """A parameter's name without its unit: "linear0.weight", "attention1.query.weight"."""
+    parts = parameter.split(".")
+    return ".".join(parts[{"units": 2, "tail": 1}.get(parts[0], 0) :])
+
+
+def _split(name: str) -> tuple[int, str]:
+    """Index of the group a layer stands in (-1: the root's tail) and its name there."""
+    place, local = name.rsplit(".", 1)
+    return (-1 if place == "tail" else int(place.removeprefix("units."))), local
+
+
+def _fill(module: nn.Module, layer: Layer, parameters: dict[str, Tensor], made: dict[str, nn.Module]) -> None:
+    """Give a module its parameters, frozen as its spec says; a tied weight is the earlier layer's parameter."""
+    frozen = layer.stage.spec.frozen if layer.stage.spec is not None else "none"
+    for name in layer.shapes:
+        path, _, last = name.rpartition(".")
+        if layer.tied_to and name == "weight":
+            shared = made[layer.tied_to].weight
+        else:
+            shared = nn.Parameter(parameters[f"{layer.name}.{name}"], requires_grad=frozen not in (last, "all"))
+        setattr(module.get_submodule(path), last, shared)

@@ -1,0 +1,1 @@
+"""What a private step costs: bytes held and time spent."""

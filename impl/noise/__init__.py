@@ -1,0 +1,1 @@
+"""Noise by parameter, element and step, from counter-based generators."""

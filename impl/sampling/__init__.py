@@ -1,0 +1,1 @@
+"""Samplers: Poisson sampling, and epochs dealt out to the ranks."""

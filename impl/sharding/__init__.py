@@ -1,0 +1,1 @@
+"""Sharding: flat buffers or ``fully_shard``, and the messages between ranks."""

@@ -1,0 +1,129 @@
+"""What a case demands of an implementation, by the names of traits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from fsdpcheck.case import (
+    Arithmetic,
+    BatchLayout,
+    Case,
+    LayerSpec,
+    MeshSpec,
+    ModelSpec,
+    OptimizerSpec,
+    OwnModel,
+    StepSpec,
+    Trait,
+)
+from tests.common.cases_by_hand import BY_UNIT, ONE_UNIT, SMALLEST, TWO
+
+GROUPED = ModelSpec((LayerSpec(1, True, kind="group_norm"),), "signal", length=2)
+
+
+def private(model: ModelSpec) -> Case:
+    return Case(model, step=StepSpec(clipping="unclipped"))
+
+
+NEEDED: list[tuple[Trait, Case]] = [
+    ("bias", Case(ModelSpec((LayerSpec(1, True),)))),
+    ("tokens", Case(ModelSpec((LayerSpec(1),), "tokens"))),
+    ("sequence", Case(ModelSpec((LayerSpec(1),), "tokens"))),
+    ("sequence", Case(ModelSpec((LayerSpec(1),), "sequence"))),
+    ("padding_idx", Case(ModelSpec((LayerSpec(1),), "tokens", padding_idx=1))),
+    ("layer-norm", Case(ModelSpec((LayerSpec(1),), features=2, layer_norm=True))),
+    ("tied", Case(ModelSpec(TWO, features=2, tied=(0, 1)))),
+    (
+        "tied-private",
+        Case(ModelSpec(TWO, features=2, tied=(0, 1)), step=StepSpec(clipping="probe")),
+    ),
+    ("frozen", Case(ModelSpec((LayerSpec(1), LayerSpec(1, frozen="weight"))))),
+    ("root-parameters", SMALLEST),
+    ("keep-unsharded", replace(SMALLEST, mesh=MeshSpec(reshard_after_forward=False))),
+    (
+        "replicated-shards",
+        replace(SMALLEST, mesh=MeshSpec(2, 1), layout=BatchLayout("by-replica", lists=((0,),))),
+    ),
+    ("replicated", replace(SMALLEST, mesh=MeshSpec(2), layout=BatchLayout("replicated"))),
+    ("ragged", replace(SMALLEST, mesh=MeshSpec(2), layout=BatchLayout(batch_size=3))),
+    ("empty-rank", replace(SMALLEST, mesh=MeshSpec(2))),
+    ("empty-rank", replace(SMALLEST, step=StepSpec(micro_batches=2))),
+    ("wrap-around", replace(SMALLEST, mesh=MeshSpec(2), layout=BatchLayout("sampler"))),
+    ("micro-batches", replace(SMALLEST, step=StepSpec(micro_batches=2))),
+    ("no-sync", replace(SMALLEST, step=StepSpec(micro_batches=2, sync_every=False))),
+    ("mean", replace(SMALLEST, step=StepSpec(reduction="mean"))),
+    ("momentum", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec(momentum=0.5)))),
+    ("weight-decay", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec(weight_decay=0.5)))),
+    ("adamw", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec("adamw")))),
+    ("float32", replace(SMALLEST, arithmetic=Arithmetic("float32"))),
+    ("rows<ranks", replace(SMALLEST, mesh=MeshSpec(2))),
+    ("uneven-rows", Case(ModelSpec((LayerSpec(3),)), MeshSpec(2))),
+    ("uneven-rows", Case(ModelSpec((LayerSpec(2),), "tokens", vocabulary=3), MeshSpec(2))),
+    ("uneven-rows", Case(ModelSpec((LayerSpec(3),), features=2, layer_norm=True), MeshSpec(3))),
+    ("project", SMALLEST),
+    ("conv", Case(ModelSpec((LayerSpec(1, kind="conv"),), "signal"))),
+    ("conv", Case(ModelSpec((LayerSpec(1),), "volume"))),
+    ("conv-private", private(ModelSpec((LayerSpec(1, kind="conv"),), "image"))),
+    ("group-norm", Case(GROUPED)),
+    ("group-norm-private", private(GROUPED)),
+    ("rms-norm", Case(ModelSpec((LayerSpec(1, kind="rms_norm"),)))),
+    ("rms-norm-private", private(ModelSpec((LayerSpec(1, kind="rms_norm"),)))),
+    ("layer-norm", Case(ModelSpec((LayerSpec(1, True, kind="layer_norm"),)))),
+    ("layer-norm-without-bias", Case(ModelSpec((LayerSpec(1, kind="layer_norm"),)))),
+    ("attention", Case(ModelSpec((LayerSpec(1, kind="attention"),), "tokens"))),
+    ("attention-private", private(ModelSpec((LayerSpec(1, kind="attention"),), "sequence"))),
+    ("bags", Case(ModelSpec((LayerSpec(1),), "bags"))),
+    ("bags-private", private(ModelSpec((LayerSpec(1),), "bags"))),
+    ("surrogates", Case(ModelSpec((LayerSpec(1, activation="silu"),)))),
+    ("surrogates", Case(ModelSpec((LayerSpec(1, kind="layer_norm"),)))),
+    ("surrogates", Case(ModelSpec((LayerSpec(1, kind="attention"),), "sequence"))),
+    ("surrogates", replace(SMALLEST, step=StepSpec("cross_entropy"))),
+    ("real", replace(SMALLEST, arithmetic=Arithmetic(project=False, numbers="real"))),
+    ("own-layers", Case(ModelSpec((), own=OwnModel("mine:build", "mine:batch", traits=("own-layers",))))),
+    ("premultiply", replace(SMALLEST, arithmetic=Arithmetic(averaging="premultiply"))),
+    ("bfloat16", replace(SMALLEST, arithmetic=Arithmetic("float32", compute="bfloat16"))),
+    ("tf32", replace(SMALLEST, arithmetic=Arithmetic("float32", compute="tf32"))),
+    ("adam", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec("adam")))),
+    ("schedule", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec(schedule="halving")))),
+    ("resume", replace(SMALLEST, step=StepSpec(resume=True))),
+    ("fractional-normaliser", replace(SMALLEST, step=StepSpec(normaliser=0.5))),
+    ("hsdp", replace(SMALLEST, mesh=MeshSpec(1, 2))),
+    ("per-layer-clipping", Case(ONE_UNIT, step=BY_UNIT)),
+]
+
+
+@pytest.mark.parametrize(("trait", "case"), NEEDED)
+def test_a_demand_is_named(trait: Trait, case: Case) -> None:
+    assert trait in case.requires()
+
+
+def test_plain_and_private_demands_of_a_family_exclude_each_other() -> None:
+    for trait, case in NEEDED:
+        if f"{trait}-private" in get_args(Trait):
+            assert f"{trait}-private" not in case.requires()
+        if trait.endswith("-private"):
+            assert trait.removesuffix("-private") not in case.requires()
+
+
+def test_real_numbers_keep_the_true_functions() -> None:
+    tanh = ModelSpec((LayerSpec(1, activation="tanh"),))
+    real = Case(tanh, arithmetic=Arithmetic(project=False, numbers="real"))
+    assert real.requires() >= {"real"}
+    assert "surrogates" not in real.requires()
+    for polynomial in ("identity", "relu", "leaky_relu", "hardtanh", "abs"):
+        assert "surrogates" not in Case(ModelSpec((LayerSpec(1, activation=polynomial),))).requires()  # type: ignore[arg-type]
+
+
+def test_a_layer_norm_with_a_bias_is_not_one_without() -> None:
+    biased = ModelSpec((LayerSpec(2, True, kind="layer_norm"),), features=2, layer_norm=True)
+    assert "layer-norm-without-bias" not in Case(biased).requires()
+
+
+def test_every_trait_can_be_demanded_and_the_plainest_case_demands_none() -> None:
+    assert {trait for trait, _ in NEEDED} == set(get_args(Trait))
+    assert Case(ModelSpec((LayerSpec(1),), units=(1,)), arithmetic=Arithmetic(project=False)).requires() == frozenset()
+    even = Case(ModelSpec((LayerSpec(4),), units=(1,)), MeshSpec(2), BatchLayout("sampler", 2, drop_last=True))
+    assert even.requires() == {"project"}

@@ -1,0 +1,145 @@
+"""Checks of hooks, memory, copies and interruptions, on made-up notes: each thing that can be wrong is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.checks import hooks_and_memory as watched_checks
+from fsdpcheck.checks.noise import noisy
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import UsageError
+from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging.run import Run
+from fsdpcheck.program import observers, watchers
+from fsdpcheck.program.probe import Notes
+
+CASE = Case(ModelSpec((LayerSpec(1),)))
+
+
+def noted(name: str, *values: tuple[int, Any]) -> Execution:
+    """One rank in which (step, value) were noted; as many steps as there are numbers from 0."""
+    steps = max(step for step, _ in values) + 1
+    case = Case(CASE.model, step=CASE.step.__class__(steps=steps))
+    observations = [(name, "noted", step, value) for step, value in values]
+    return Execution("made up", RunRequest(case, "x"), [RankResult(0, {}, [StepRecord({})] * steps, observations)])
+
+
+def held(*steps: tuple[int, int]) -> Execution:
+    """10 bytes before the first step; in each step (most, left)."""
+    values = [(-1, ("at rest", 10))]
+    for step, (most, left) in enumerate(steps):
+        values += [(step, ("in a step", most)), (step, ("in a step", 12)), (step, ("at rest", left))]
+    return noted(watchers.HELD, *values)
+
+
+def test_equal_steps_that_leave_nothing_are_steady() -> None:
+    watched_checks.assert_steady_memory(held((30, 10), (30, 10)))
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [(((30, 12),), "held between steps"), (((30, 10), (40, 10)), "changes from step to step")],
+    ids=["left behind", "growing"],
+)
+def test_memory_that_is_not_steady_is_found(steps: tuple[tuple[int, int], ...], message: str) -> None:
+    with pytest.raises(Violation, match=message):
+        watched_checks.assert_steady_memory(held(*steps))
+
+
+def test_a_step_in_which_a_rank_runs_no_layer_has_no_peak() -> None:
+    values = [(-1, ("at rest", 10)), (0, ("at rest", 10)), (1, ("in a step", 30)), (1, ("at rest", 10))]
+    watched_checks.assert_steady_memory(noted(watchers.HELD, *values))
+    with pytest.raises(Violation, match="held between steps"):
+        watched_checks.assert_steady_memory(noted(watchers.HELD, *values[:-1], (1, ("at rest", 12))))
+
+
+def test_a_run_without_the_watcher_is_refused() -> None:
+    with pytest.raises(UsageError, match="noted no memory"):
+        watched_checks.assert_steady_memory(noted(watchers.CALLS, (0, ("forward", ""))))
+
+
+def test_hooks_on_parameters_that_do_not_fire_once_a_reduction_are_found() -> None:
+    fired = (-1, 2), (0, 0), (0, 1)
+    watched_checks.assert_parameter_hooks_fire(noted(watchers.ACCUMULATIONS, *fired))
+    for wrong in (fired[:2], (*fired, (0, 1))):
+        with pytest.raises(Violation, match=r"parameter 1 of the optimizer fired [02] times"):
+            watched_checks.assert_parameter_hooks_fire(noted(watchers.ACCUMULATIONS, *wrong))
+    with pytest.raises(Violation, match="no optimizer has a trained parameter"):
+        watched_checks.assert_parameter_hooks_fire(noted(watchers.ACCUMULATIONS, (-1, 0), (0, 0)))
+    with pytest.raises(UsageError, match="noted no parameters"):
+        watched_checks.assert_parameter_hooks_fire(noted(watchers.CALLS, (0, 1)))
+
+
+def test_parameters_of_several_optimizers_have_numbers_of_their_own() -> None:
+    weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(3)]
+    seen: list[int] = []
+    told: list[Callable[[list[torch.nn.Parameter]], None]] = []
+    notes = Notes(0, seen.append, lambda: 0, lambda _: None, told.append)
+    watchers.accumulations(torch.nn.Linear(1, 1), notes)
+    for of_one_optimizer in (weights[:2], weights[2:]):
+        told[0](of_one_optimizer)
+    sum(weights, torch.zeros(1)).backward()  # type: ignore[no-untyped-call]
+    assert (seen[:2], sorted(seen[2:])) == ([2, 1], [0, 1, 2])
+
+
+def test_what_is_given_away_alive_is_found() -> None:
+    watched_checks.assert_copies(noted(observers.SCRIBBLED, (0, [])))
+    with pytest.raises(Violation, match="what the trainer shows is what it trains"):
+        watched_checks.assert_copies(noted(observers.SCRIBBLED, (0, ["parameters()['weight']"])))
+    for seldom in (noted(observers.SCRIBBLED, (1, [])), noted(watchers.CALLS, (0, []))):
+        with pytest.raises(UsageError, match=r"next: run it with observers\.SCRIBBLED"):
+            watched_checks.assert_copies(seldom)
+
+
+@pytest.mark.parametrize("change", ["one more", "one less", "of another module"])
+def test_hooks_that_fire_otherwise_are_found(change: str, engine: SimulatedEngine) -> None:
+    execution = Run(engine, "fully_shard")(CASE, watchers=(watchers.CALLS,))
+    watched_checks.assert_hooks_fire(execution)
+    observations = execution.ranks[0].observations
+    first = next(entry for entry in observations if entry[3] == ("forward", "tail"))
+    if change != "one more":
+        observations.remove(first)
+    if change != "one less":
+        observations.append((*first[:3], ("forward", "tail.linear0" if change == "one more" else "nowhere")))
+    with pytest.raises(Violation, match="hooks do not fire as on a single device"):
+        watched_checks.assert_hooks_fire(execution)
+
+
+def test_an_interruption_is_noted_and_the_step_taken_again(engine: SimulatedEngine) -> None:
+    run = Run(engine, "reference")
+    for watcher in (watchers.INTERRUPT_FORWARD, watchers.INTERRUPT_BACKWARD):
+        execution = run(CASE, watchers=(watcher,))
+        assert watched_checks.interruptions(execution, watcher) == 1
+        assert watched_checks.right(execution, run.answer(CASE))
+
+
+def test_what_an_interruption_leaves_behind_is_named_only_if_the_training_is_right_without(
+    engine: SimulatedEngine,
+) -> None:
+    run = Run(engine, "fully_shard", installs=())
+    answer, wrong = run.answer(CASE), run(CASE)
+    for value in wrong.ranks[0].steps[0].params.values():
+        value += 1
+    with pytest.raises(Violation, match="leaves something behind"):
+        watched_checks.assert_undisturbed(wrong, answer, lambda: run(CASE))
+    with pytest.raises(Violation) as found:
+        watched_checks.assert_undisturbed(wrong, answer, lambda: wrong)
+    assert "leaves something behind" not in str(found.value)
+
+
+def test_noise_that_an_interruption_changes_is_a_violation(engine: SimulatedEngine) -> None:
+    run = Run(engine, "reference")
+    case = noisy(replace(CASE, mesh=MeshSpec(2), step=StepSpec(clipping="exact", steps=2)))
+    whole, other = run(case), run(case)
+    watched_checks.assert_noise_undisturbed(other, whole)
+    next(iter(other.ranks[-1].steps[1].params.values())).flatten()[0] += 1
+    with pytest.raises(Violation, match="leaves something behind") as found:
+        watched_checks.assert_noise_undisturbed(other, whole)
+    assert "step 1, rank 1" in found.value.where

@@ -1,0 +1,263 @@
+"""The command line: its options, its exit codes, what it says to bad input, and what survives a crash or Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from fsdpcheck import adapters, cli
+from fsdpcheck.case import Trait
+from fsdpcheck.case.trait_words import MEANINGS
+from fsdpcheck.judging import registry
+from tests.common.commands import TOY, run
+
+OPTIONS = {
+    "run": {
+        "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law",
+        "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss", "--units",
+        "--real", "--resume",
+    },
+    "replay": {
+        "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--loss", "--model", "-h", "TOKEN|FILE",
+    },
+    "power": {"--adapter", "--cases", "--family", "--help", "--json", "--world-size", "-h"},
+    "claims": {"--help", "--json", "--markdown", "-h", "ID"},
+    "list": {"--help", "-h", "what", "GLOBS"},
+}  # fmt: skip
+"""Options only grow: take none away, for somebody's continuous integration names it."""
+
+
+def _subcommands() -> dict[str, argparse.ArgumentParser]:
+    actions = cli._parser()._actions
+    return next(dict(action.choices) for action in actions if isinstance(action, argparse._SubParsersAction))
+
+
+def test_the_options_are_frozen() -> None:
+    found = {
+        name: {text for action in parser._actions for text in action.option_strings or [action.metavar or action.dest]}
+        for name, parser in _subcommands().items()
+    }
+    assert found == OPTIONS
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["replay", "--help"], ["list", "--help"], ["claims", "--help"]]
+)
+def test_help_ends_well_and_shows_an_example_or_the_codes(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(arguments)
+    assert leaving.value.code == 0
+    assert "fsdpcheck" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "--world-size", "0"], "wanted 1 <= first <= last <= 64, got 0-0"),
+        (["run", "--world-size", "3-1"], "got 3-1"),
+        (["run", "--world-size", "two"], "wanted a number, a range or a list"),
+        (["run", "--avoid", "tied,frosen"], "there is no trait 'frosen'; Did you mean 'frozen'? known: bias, "),
+        (["run", "--engine", "proceses"], "argument --engine: invalid choice: 'proceses' (choose from simulated,"),
+        (["run", "--engine", "proceses"], "Did you mean 'processes'?"),
+        (["run", "--profile", "nigthly"], "Did you mean 'nightly'?"),
+        (["list", "trait"], "Did you mean 'traits'?"),
+        (["run", "--jobs", "0"], "wanted auto or a number from 1 to 1024"),
+        (["run", "--budget", "-1"], "wanted a number of seconds above 0"),
+        (["run", "--profile", "thorough"], "invalid choice: 'thorough'"),
+        (["run", "--engine", "quantum"], "invalid choice: 'quantum'"),
+        (["list", "everything"], "invalid choice: 'everything'"),
+        (["--"], "the following arguments are required"),
+    ],
+)
+def test_usage_errors_have_code_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(arguments)
+    assert leaving.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["replay", "v2:AAAA"], "cut short"),
+        (["replay", "v9:AAAA"], "version 9"),
+        (["replay", "no-such-file"], "wanted a token (v2:...) or a file that holds one, got 'no-such-file'"),
+        (["run", "--json", "/no/such/folder/report.json"], "cannot be written"),
+        (["run", "--json", os.curdir], "is a folder, wanted the name of a file"),
+        (["run", "--resume"], "--resume goes on with the session of a file; next: name it with --json"),
+        (["replay", ""], "wanted a token (v2:...) or a file that holds one"),
+        (["list", "laws", "zzz.*"], "no law matches 'zzz.*'; known: "),
+        (["list", "laws", "norms.*,norms.mixt"], "no law matches 'norms.mixt'; Did you mean 'norms.mixed'? known: "),
+        (["list", "laws", ""], "; next: see `fsdpcheck list laws`"),
+        (
+            ["list", "traits", "ti*"],
+            "got 'ti*' behind 'traits'; wanted GLOBS behind 'laws' alone; next: leave",
+        ),
+    ],
+)
+def test_bad_names_and_files_have_code_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_bad_adapters_have_code_2(tmp_path: Path) -> None:
+    code, out, _ = run(tmp_path, "run", "--adapter", "refrence")
+    assert code == 2
+    assert "unknown adapter 'refrence'. Did you mean 'reference'?" in out
+
+
+def test_every_option_says_what_it_is_and_its_default() -> None:
+    for name, parser in _subcommands().items():
+        for action in parser._actions:
+            told = action.help or ""
+            assert told, f"{name}: {action.option_strings or action.dest}"
+            alone = action.nargs == 0 or (name, action.dest) == ("replay", "what")
+            assert alone or "(default: " in told, f"{name}: {action.option_strings or action.dest}: {told}"
+
+
+def test_traits_are_listed_with_what_they_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(MEANINGS) == set(get_args(Trait))
+    assert cli.main(["list", "traits"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.split("  +", lines[0]) == ["trait", "what it is", "accepted by"]
+    frozen = next(line for line in lines if line.startswith("frozen "))
+    assert re.split("  +", frozen)[1] == "parameters that are not trained"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--law", "trainning.plain"], "no law matches 'trainning.plain'; Did you mean 'training.plain'? known: "),
+        (["--law", "training.plain,"], "no law matches ''"),
+        (["--law", "training"], "no law matches 'training'; Did you mean 'training.*'? known: "),
+        (["--install", "averaged_twise"], "unknown fault 'averaged_twise'. Did you mean 'averaged_twice'?"),
+        (["--model", "{toys}:rihgt", "--batch", "{toys}:tokens"], "has no 'rihgt'. Did you mean 'right'?"),
+    ],
+)
+def test_the_nearest_name_is_offered(tmp_path: Path, arguments: list[str], said: str) -> None:
+    toys = str(Path(__file__).parents[1] / "toys" / "own_models.py")
+    code, out, _ = run(tmp_path, "run", "--adapter", "reference", *(word.format(toys=toys) for word in arguments))
+    assert code == 2
+    assert said in out
+
+
+@pytest.mark.parametrize(("worlds", "ragged"), [("1", True), ("2-3", False)])
+def test_accepted_traits_that_no_case_demanded_are_said(tmp_path: Path, worlds: str, ragged: bool) -> None:
+    arguments = ["--world-size", worlds, "--json", "out.json"]
+    code, out, _ = run(tmp_path, "run", "--adapter", TOY, "--law", "toy.completes", *arguments)
+    (verdict,) = json.loads((tmp_path / "out.json").read_text())["verdicts"]
+    said = next((line for line in out.splitlines() if "accepted, but in no case of these laws" in line), "")
+    assert (code, "ragged" in verdict["undrawn"], "ragged" in said) == (0, ragged, ragged)
+    accepted = {"ragged", "empty-rank", "rows<ranks", "uneven-rows", "root-parameters"}
+    assert set(verdict["undrawn"]) == accepted - set(verdict["census"])
+
+
+def test_a_promise_without_what_its_laws_judge_by_has_code_2(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from fsdpcheck.adapter import Features\n"
+        "class Mine:\n"
+        "    name, features = 'mine', Features(promises=frozenset({'plain', 'padding.zero'}))\n"
+        "    def build(self, model, setup): ...\n"
+    )
+    code, out, _ = run(tmp_path, "run", "--adapter", "mine.py:Mine", "--law", "training.plain")
+    assert code == 2
+    assert "adapter 'mine.py:Mine' promises 'padding.zero' and does not show what its laws judge by" in out
+    assert "wanted  shards as well" in out
+
+
+def test_an_adapter_that_breaks_its_protocol_is_told_once(tmp_path: Path) -> None:
+    stepless = f"{Path(__file__).parents[1] / 'toys' / 'stepless.py'}:Stepless"
+    code, out, _ = run(tmp_path, "run", "--adapter", stepless, "--law", "invariance.world, training.plain")
+    assert code == 2
+    assert out.count("lacks a method") == 1
+    assert "not checked: the error of training.plain ends every case: invariance.world" in out
+    assert out.count("ERROR") == 1
+
+
+def test_the_main_job_is_every_adapter_without_an_extra() -> None:
+    assert adapters.default_names() == ("fsdp1", "fully_shard", "reference", "reference_fsdp2")
+
+
+@pytest.mark.parametrize("what", ["adapters", "engines", "laws", "faults"])
+def test_list_names_what_there_is(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", what]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_variants_of_an_adapter_are_listed_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "adapters"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    own = next(place for place, line in enumerate(lines) if line.startswith("fully_shard "))
+    assert lines[own + 1] == "  fully_shard:by_the_book: fully_shard, recovering as documented"
+    listed = [line.split(": ")[0].strip() for line in lines if line.startswith("  ")]
+    assert all(adapters.load(ref).features.promises for ref in listed)
+
+
+def test_each_law_is_listed_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "laws"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["law", "promise", "guarantee"]
+    for line, found in zip(lines, registry.chapters().values(), strict=True):
+        assert line.startswith(f"{found.name} ")
+        assert line.endswith(found.guarantee)
+
+
+def test_laws_that_match_are_stated_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "laws", "norms.one-*, privacy.noise"]) == 0
+    out = capsys.readouterr().out
+    names = ["norms.one-axis", "norms.one-sided", "privacy.noise"]
+    assert [line for line in out.splitlines() if line and not line.startswith(" ")] == names
+    for name in names:
+        for line in registry.chapters()[name].statement.strip().splitlines():
+            assert f"  {line}".rstrip() in out.splitlines()
+    one_axis, noise = out.split("\n\nnorms.one-sided")[0], out.split("\n\nprivacy.noise")[1]
+    assert "\n  promises     partial-norms\n  observables  grads, norms\n" in one_axis
+    assert "\n  traits       hsdp, replicated, replicated-shards\n  ranks        4 or more\n" in one_axis
+    assert "\n  promises     noise\n" in noise
+    assert "\n  traits       project\n  ranks        1 or more\n" in noise
+
+
+def test_traits_to_avoid_are_in_no_case_and_in_the_report(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    avoided = ["--avoid", "ragged,empty-rank,micro-batches"]
+    arguments = ["run", "--adapter", "reference", "--law", "training.plain", "--world-size", "2", "--json", str(report)]
+    assert cli.main([*arguments, *avoided]) == 0
+    data = json.loads(report.read_text())
+    assert data["plan"]["avoid"] == ["ragged", "empty-rank", "micro-batches"]
+    (verdict,) = data["verdicts"]
+    assert verdict["cases"] > 0
+    assert not {"ragged", "empty-rank", "micro-batches"} & verdict["census"].keys()
+
+
+def test_traits_are_listed_with_who_accepts_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "traits"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "fully_shard" in lines["tied"]
+    assert "fully_shard" not in lines["tied-private"]
+
+
+def test_traits_that_an_extra_brings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("opacus")
+    assert cli.main(["list", "traits"]) == 0
+    assert "opacus" in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("padding_idx"))
+
+
+@pytest.mark.parametrize(
+    "text", [cli.RUN_EPILOG, (Path(__file__).parents[2] / "README.md").read_text()], ids=["help", "README"]
+)
+def test_chapters_that_examples_name_are_promised(text: str) -> None:
+    shown = re.findall(r"fsdpcheck run --adapter (\w+) --law '([^']+)'", text)
+    assert shown
+    for name, glob in shown:
+        features = adapters.load(name).features
+        chosen = [found for law_name, found in registry.chapters().items() if fnmatch(law_name, glob)]
+        assert any(not found.not_promised(features) for found in chosen), (name, glob)

@@ -1,0 +1,207 @@
+"""A planted mistake is named; no mistake, an unknown one, or one that several causes fit, is not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fsdpcheck import diagnosis, oracle
+from fsdpcheck.adapters.contract import FactorRule
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec
+from fsdpcheck.checks._read import local_rows, pick
+from fsdpcheck.diagnosis.fitting import fits
+from fsdpcheck.findings.cause import named
+from fsdpcheck.oracle import Answer, Named
+from fsdpcheck.workload import batches
+from tests.common.fabricated import SMALL, clipped, right_weights, weighted
+
+EPS = FactorRule(eps=1e-6)
+PLAIN = oracle.answer(
+    replace(SMALL, step=replace(SMALL.step, optimizer=OptimizerSpec(momentum=0.5, weight_decay=0.25)))
+)
+PROBE = oracle.answer(clipped("probe"), EPS)
+
+
+def _said(answer: Answer, gradient: Named) -> list[str]:
+    """What is said of a wrong gradient, seen as a gradient and seen through the parameters."""
+    params = oracle.update(answer.case, answer.steps[0].before, gradient)
+    return [named(diagnosis.of_gradient(answer, 0, gradient)), named(diagnosis.of_update(answer, 0, params))]
+
+
+def _all_name(answer: Answer, weights: Tensor, *words: str) -> None:
+    for said in _said(answer, weighted(answer, weights)):
+        assert all(word in said for word in words), (said, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio"),
+    [("W", 3.0), ("1/W", 1 / 3), ("sqrt(W)", math.sqrt(3)), ("1/sqrt(W)", 3**-0.5), ("W^2", 9.0), ("K", 2.0)],
+)
+@pytest.mark.parametrize("answer", [PLAIN, PROBE], ids=["plain", "probe"])
+def test_ratios_are_named(answer: Answer, name: str, ratio: float) -> None:
+    _all_name(answer, right_weights(answer) * ratio, f"exactly {name} =")
+
+
+@pytest.mark.parametrize("answer", [PLAIN, PROBE], ids=["plain", "probe"])
+def test_a_sample_left_out_or_counted_twice_is_named(answer: Answer) -> None:
+    weights = right_weights(answer)
+    for sign, words in ((-1, "sample 4 is left out"), (1, "sample 4 is counted once too often")):
+        changed = weights.clone()
+        changed[4] += sign * weights[4]
+        _all_name(answer, changed, words)
+
+
+def test_micro_batches_ranks_and_local_means_are_named() -> None:
+    weights = right_weights(PLAIN)
+    chunks = batches.indices(SMALL, 0)
+    first = torch.tensor([float(any(row in own[0] for own in chunks)) for row in range(7)])
+    _all_name(PLAIN, weights * first, "only the first micro-batch counts")
+    mine = torch.tensor([float(any(row in chunk for chunk in chunks[1])) for row in range(7)])
+    _all_name(PLAIN, weights * mine, "only the samples of rank 1 count: not reduced")
+    sizes = torch.tensor([3.0 if row % 3 == 0 else 2.0 for row in range(7)])
+    _all_name(PLAIN, weights * 8 / (3 * sizes), "local means are averaged")
+
+
+def test_clipping_gone_wrong_is_named() -> None:
+    step = PROBE.steps[0]
+    share = 1 / PROBE.case.step.normaliser
+    _all_name(PROBE, torch.full((7,), share), "not clipped at all")
+    _all_name(PROBE, right_weights(PROBE) + share, "unclipped gradient leaked")
+    bias = step.gradients["units.1.linear1.bias"].square().sum(1)
+    short = oracle.factors((step.squared_norms - bias).sqrt(), PROBE.clip_norm, EPS)
+    _all_name(PROBE, short * share, "units.1.linear1.bias is left out of the norm")
+    tall = oracle.factors(step.norms * math.sqrt(3), PROBE.clip_norm, EPS)
+    _all_name(PROBE, tall * share, "norms are exactly sqrt(W)")
+
+
+def test_norms_mixed_by_position_are_named_in_gradients_norms_and_factors() -> None:
+    step = PROBE.steps[0]
+    rows = [local_rows(PROBE.case, 0, rank, step.samples) for rank in range(3)]
+    mixed = step.squared_norms.clone()
+    for position in range(3):
+        together = [own[position] for own in rows if position < len(own)]
+        mixed[together] = step.squared_norms[together].sum()
+    factors = oracle.factors(mixed.sqrt(), PROBE.clip_norm, EPS)
+    _all_name(PROBE, factors / 8, "by position")
+    assert "by position" in named(diagnosis.of_norms(PROBE, 0, 0, mixed.sqrt()[rows[0]]))
+    assert "by position" in named(diagnosis.of_factors(PROBE, 0, 0, factors[rows[0]]))
+
+
+def test_norms_mixed_by_position_are_named_where_the_ranks_share_a_sample() -> None:
+    layout = BatchLayout("sampler", 5)
+    answer = oracle.answer(replace(clipped("probe"), layout=layout, mesh=MeshSpec(2)), EPS)
+    rows = [batches.indices(answer.case, 0)[rank] for rank in (0, 1)]
+    first, second = ([row for chunk in own for row in chunk] for own in rows)
+    assert set(first) & set(second), "the sampler wraps around"
+    squares = answer.steps[0].squared_norms
+    assert "by position" in named(diagnosis.of_norms(answer, 0, 0, (squares[first] + squares[second]).sqrt()))
+
+
+def test_right_norms_and_factors_are_no_evidence() -> None:
+    mine = [row for chunk in batches.indices(PROBE.case, 0)[0] for row in chunk]
+    assert diagnosis.of_norms(PROBE, 0, 0, PROBE.steps[0].norms[mine]) is None
+    assert diagnosis.of_factors(PROBE, 0, 0, PROBE.steps[0].factors[mine]) is None
+
+
+def test_eps_gone_wrong_is_named() -> None:
+    step, rows = PROBE.steps[0], local_rows(PROBE.case, 0, 0, PROBE.steps[0].samples)
+    clip = PROBE.clip_norm
+    assert "eps = 0 stands beside" in named(diagnosis.of_factors(PROBE, 0, 0, (clip / step.norms).clamp(max=1)[rows]))
+    inside = (clip / (step.squared_norms + 1e-6).sqrt()).clamp(max=1)
+    assert "eps = 1e-06 is added to the squared norm" in named(diagnosis.of_factors(PROBE, 0, 0, inside[rows]))
+
+
+def test_an_undeclared_expression_of_right_factors_is_named() -> None:
+    case = clipped("probe")
+    case = replace(case, step=replace(case.step, clip_norm=7))  # scaling by a power of two would round nothing
+    right, other = oracle.answer(case), oracle.answer(case, FactorRule(expression="reciprocal"))
+    everywhere = [(rank, local_rows(case, 0, rank, right.steps[0].samples)) for rank in range(case.world_size)]
+    declare = "declare FactorRule(expression='reciprocal')"
+
+    def said(found: Answer) -> list[str]:
+        factors = found.steps[0].factors
+        by_rank = [named(diagnosis.of_factors(right, 0, rank, factors[rows])) for rank, rows in everywhere]
+        return ["".join(by_rank), named(diagnosis.of_gradient(right, 0, found.steps[0].released))]
+
+    assert all(declare in text for text in said(other))
+    assert not any(declare in text for text in said(right))
+
+
+def test_permuted_samples_are_named() -> None:
+    step = PROBE.steps[0]
+    mine, others = (pick(step.norms, local_rows(PROBE.case, 0, rank, step.samples)) for rank in (1, 2))
+    assert "another order" in named(diagnosis.of_norms(PROBE, 0, 1, mine.flip(0)))
+    assert "rank 2's samples" in named(diagnosis.of_norms(PROBE, 0, 1, others))
+
+
+def test_global_norms_gone_wrong_are_named() -> None:
+    step = PLAIN.steps[0]
+    norm = float(step.grad_norm)
+    assert "exactly sqrt(W) =" in named(diagnosis.of_grad_norm(PLAIN, 0, 0, norm * math.sqrt(3)))
+    own = math.sqrt(sum(float(value[: -(-len(value) // 3)].square().sum()) for value in step.released.values()))
+    assert "rank 0's shard alone" in named(diagnosis.of_grad_norm(PLAIN, 0, 0, own))
+    assert diagnosis.of_grad_norm(PLAIN, 0, 0, norm * 1.01) == []
+    assert diagnosis.of_grad_norm(PLAIN, 0, 0, math.nan) == []
+
+
+def test_places_are_named_where_no_ratio_fits() -> None:
+    step = PLAIN.steps[0]
+    noise = torch.Generator().manual_seed(0)
+
+    def noisy(*names: str, rows: slice = slice(None)) -> Named:
+        params = {name: value.clone() for name, value in step.after.items()}
+        for name in names:
+            part = params[name][rows]
+            part += torch.randn(part.shape, generator=noise, dtype=part.dtype)
+        return params
+
+    biases = [name for name in step.after if name.endswith(".bias")]
+    assert "only bias parameters" in named(diagnosis.of_update(PLAIN, 0, noisy(*biases)))
+    assert "last, padded shard" in named(
+        diagnosis.of_update(PLAIN, 0, noisy("units.0.linear0.weight", rows=slice(4, 5)))
+    )
+    still = noisy()
+    still["units.0.linear0.weight"] = step.before["units.0.linear0.weight"].clone()
+    assert "units.0.linear0.weight did not move" in named(diagnosis.of_update(PLAIN, 0, still))
+    assert named(diagnosis.of_update(PLAIN, 0, noisy(*step.after))) == ""
+
+
+def test_silence_about_the_right_answer_the_unknown_and_the_ambiguous() -> None:
+    step = PLAIN.steps[0]
+    assert named(diagnosis.of_update(PLAIN, 0, step.after)) == ""
+    assert named(diagnosis.of_gradient(PLAIN, 0, step.used)) == ""
+    weights = right_weights(PLAIN)
+    odd = torch.linspace(0.5, 1.5, 7)
+    assert _said(PLAIN, weighted(PLAIN, weights * odd)) == ["", ""]
+    nan = {name: torch.full_like(value, math.nan) for name, value in step.used.items()}
+    assert _said(PLAIN, nan) == ["", ""]
+    same = replace(SMALL, mesh=MeshSpec(2), layout=BatchLayout("contiguous", 4))
+    crowded = oracle.answer(replace(same, step=replace(same.step, normaliser=2)))  # W = K = N = B/N = 2
+    assert _said(crowded, weighted(crowded, right_weights(crowded) * 2)) == ["", ""]
+
+
+def test_what_overflows_fits_nothing() -> None:
+    got = torch.tensor([3.0, 1e5], dtype=torch.float64)
+    assert not fits(SMALL, got, torch.tensor([math.inf, math.inf], dtype=torch.float64))
+    assert not fits(SMALL, got, torch.tensor([3.0, math.inf], dtype=torch.float64))
+    assert fits(SMALL, torch.tensor([math.inf]), torch.tensor([math.inf]))
+    assert fits(SMALL, got, got * (1 + 2.0**-52))
+
+
+def test_what_a_case_cannot_tell_from_nothing_or_from_everything_is_not_named() -> None:
+    norm = float(PLAIN.steps[0].grad_norm)
+    assert diagnosis.of_grad_norm(PLAIN, 0, 0, norm * (1 + 2.0**-52)) is None
+    narrow = oracle.answer(replace(SMALL, model=ModelSpec((LayerSpec(1),), features=1), mesh=MeshSpec(2)))
+    step = narrow.steps[0]
+    name = "tail.linear0.weight"  # one element, so the shard of rank 0 is all there is beside the instrument's
+    still = {**step.after, name: step.after[name] + 1}
+    assert not any("shard of" in suspect.text for suspect in diagnosis.of_update(narrow, 0, still) or ())
+    alone = oracle.answer(replace(PROBE.case, mesh=MeshSpec(1)), EPS)
+    squares = alone.steps[0].squared_norms
+    rows = local_rows(alone.case, 0, 0, alone.steps[0].samples)
+    said = diagnosis.of_norms(alone, 0, 0, (squares * 0.5).sqrt()[rows]) or ()
+    assert not any("own shard" in suspect.text for suspect in said)

@@ -1,0 +1,148 @@
+"""Norm rules of single kinds of layers gone wrong: what a mistake adds to squared norms, and that it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fsdpcheck import diagnosis, oracle
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.checks._read import local_rows
+from fsdpcheck.diagnosis import layer_norm_rules
+from fsdpcheck.findings.cause import named
+from fsdpcheck.workload import batches, models
+
+
+def _numbers(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(-3, 4, shape, generator=generator).double()
+
+
+def _told(found: layer_norm_rules.Told) -> dict[str, Tensor]:
+    return {key: delta for key, _, delta in found}
+
+
+def _square(x: Tensor) -> Tensor:
+    return x.square().flatten(1).sum(1)
+
+
+def test_products_without_cross_terms_and_in_halves() -> None:
+    a, g = _numbers(4, 5, 3), _numbers(4, 5, 2)
+    told = _told(layer_norm_rules.of_products(a, g))
+    right = _square(torch.einsum("ntp,ntd->npd", g, a))
+    apart = torch.stack([_square(torch.einsum("np,nd->npd", g[:, t], a[:, t])) for t in range(5)]).sum(0)
+    assert torch.equal(right + told["weight: no cross terms"], apart)
+    halves = [_square(torch.einsum("ntp,ntd->npd", g[:, part], a[:, part])) for part in (slice(0, 2), slice(2, 5))]
+    assert torch.equal(right + told["weight: halves"], halves[0] + halves[1])
+
+
+def _convolved(conv: nn.Conv2d, x: Tensor, g: Tensor) -> Tensor:
+    """Squared norm of the weight's gradient, by autograd."""
+    weight = conv.weight.detach().clone().requires_grad_()
+    out = F.conv2d(x, weight, None, conv.stride, 0, conv.dilation, conv.groups)
+    return torch.stack([
+        torch.autograd.grad(out[i], weight, g[i], retain_graph=True)[0].square().sum() for i in range(len(x))
+    ])  # fmt: skip
+
+
+def test_groups_and_patches_of_a_convolution() -> None:
+    conv = nn.Conv2d(4, 4, 2, padding=1, groups=2, bias=False).double()
+    x, g = _numbers(3, 4, 3, 3), _numbers(3, 4, 4, 4)
+    told = _told(layer_norm_rules.of_convolution(conv, x, g))
+    right = _convolved(conv, F.pad(x, (1, 1, 1, 1)), g)
+    dealt = x[:, [0, 2, 1, 3]]
+    assert torch.equal(right + told["convolution: groups"], _convolved(conv, F.pad(dealt, (1, 1, 1, 1)), g))
+    assert torch.equal(right + told["convolution: padded first"], _convolved(conv, F.pad(x, (2, 0, 2, 0)), g))
+    later = g.flatten(2).roll(-1, 2).reshape(g.shape)
+    assert torch.equal(right + told["convolution: late"], _convolved(conv, F.pad(x, (1, 1, 1, 1)), later))
+
+
+@pytest.mark.parametrize("made", [lambda: nn.LayerNorm(4), lambda: nn.RMSNorm(4), lambda: nn.GroupNorm(2, 4)])
+def test_raw_inputs_and_wrong_groups_of_layers_that_normalise(made: Callable[[], nn.Module]) -> None:
+    norm = made().double()
+    x, g = _numbers(3, 4, 4), _numbers(3, 4, 4)
+    told = _told(layer_norm_rules.of_norm_layer(norm, x, g))
+    positions = 2 if isinstance(norm, nn.GroupNorm) else 1
+    right = _square((norm(x) * g).sum(positions))
+    torch.testing.assert_close(right + told[f"{type(norm).__name__}: raw input"], _square((x * g).sum(positions)))
+    whole = told.get("GroupNorm: all channels")
+    assert (whole is None) != isinstance(norm, nn.GroupNorm)
+    if whole is not None:
+        torch.testing.assert_close(right + whole, _square((F.group_norm(x, 1) * g).sum(2)))
+
+
+def _case(model: ModelSpec) -> Case:
+    step = StepSpec(clipping="probe", clip_norm=16, normaliser=4)
+    return Case(model, MeshSpec(1), BatchLayout("strided", 4), step, Arithmetic("float64", 2, 2), seed=3)
+
+
+TIED = ModelSpec((LayerSpec(3), LayerSpec(3)), features=3, input="sequence", length=2, tied=(0, 1))
+BAGS = ModelSpec((LayerSpec(3),), features=2, input="bags", length=4, vocabulary=3)
+TOKENS = ModelSpec((LayerSpec(3),), features=2, input="tokens", length=4, vocabulary=3)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (TIED, "tied (shared) weight are measured apart"),
+        (BAGS, "a token that occurs twice in a bag"),
+        (TOKENS, "a token that occurs twice in a sample"),
+    ],
+)
+def test_cross_terms_of_tied_weights_and_of_tokens_are_named(model: ModelSpec, words: str) -> None:
+    answer = oracle.answer(_case(model))
+    step, rows = answer.steps[0], local_rows(answer.case, 0, 0, answer.steps[0].samples)
+    missing = _cross_terms(answer)
+    assert bool(missing.any())
+    said = named(diagnosis.of_norms(answer, 0, 0, (step.squared_norms - missing).sqrt()[rows]))
+    assert words in said
+    assert words not in named(diagnosis.of_norms(answer, 0, 0, (step.squared_norms - missing / 2).sqrt()[rows]))
+
+
+def _cross_terms(answer: oracle.Answer) -> Tensor:
+    """[n]: what the squared norm has of products of two uses of the first weight, by autograd, one sample at a time."""
+    case, step = answer.case, answer.steps[0]
+    found = []
+    for sample, target in zip(step.samples, step.targets, strict=True):
+        model = models.build(case).double()
+        uses: list[Tensor] = []
+        packed = torch.cat([batches.targets(case)[sample].double(), target]).unsqueeze(0)
+        _by_use(model, model.tail[0], uses)
+        data = batches.inputs(case)[sample : sample + 1]
+        loss = models.loss_for(case)(model(data if not data.is_floating_point() else data.double()), packed).sum()
+        gradients = [use for use in torch.autograd.grad(loss, uses)]
+        if case.model.tied is None:
+            gradients = _by_token(gradients[0], data, case.model.vocabulary)
+        apart = sum(float(each.square().sum()) for each in gradients)
+        found.append(float(torch.stack(gradients).sum(0).square().sum()) - apart)
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _by_use(model: nn.Module, layer: nn.Module, uses: list[Tensor]) -> None:
+    """Give every layer that shares the weight a copy of its own; ``uses``: what to differentiate by."""
+    shared = layer.weight
+    for module in model.modules():
+        if getattr(module, "weight", None) is shared and isinstance(module, nn.Linear):
+            module.weight = nn.Parameter(shared.detach().clone())
+            uses.append(module.weight)
+        elif module is layer:
+            module.register_forward_hook(lambda m, i, o: uses.append(o))
+
+
+def _by_token(g: Tensor, tokens: Tensor, vocabulary: int) -> list[Tensor]:
+    """The rows that each token adds to an embedding's gradient, of [1, T, p] or of a bag's [1, p]."""
+    hot = F.one_hot(tokens[0], vocabulary).double()
+    rows = g[0] if g.dim() == 3 else g.expand(len(hot), -1)
+    return [torch.outer(hot[t], rows[t]) for t in range(len(hot))]
+
+
+def test_uses_of_one_position_each_do_not_tell_uses_from_positions() -> None:
+    answer = oracle.answer(_case(ModelSpec((LayerSpec(3), LayerSpec(3)), features=3, tied=(0, 1))))
+    step, rows = answer.steps[0], local_rows(answer.case, 0, 0, answer.steps[0].samples)
+    missing = _cross_terms(answer)
+    assert bool(missing.any())
+    assert named(diagnosis.of_norms(answer, 0, 0, (step.squared_norms - missing).sqrt()[rows])) == ""

@@ -1,0 +1,187 @@
+"""Each command that the documents and the help show: by day it is parsed, with names that exist, at night it runs."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from fsdpcheck import adapters, cli, pytest_plugin
+from fsdpcheck.case import BatchLayout, Case, LayerSpec, ModelSpec
+from fsdpcheck.cli import listing
+from fsdpcheck.findings import tokens
+from fsdpcheck.judging import registry
+from tests.common.commands import environment
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+pytestmark = pytest.mark.skipif(not DOCUMENTS[0].is_file(), reason="only a checkout has the documents")
+
+PLACES = {"train_adapter.py", "train.py", "report.json", "night.json"}
+"""Files that the reader is meant to have: the README's adapter, a model, reports of commands before."""
+
+
+def _fenced(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def _shown() -> list[tuple[str, str]]:
+    """(where it stands, command line) of all that documents show in blocks, and of the examples of the help."""
+    found = []
+    for path in DOCUMENTS:
+        for block in _fenced(path.read_text(encoding="utf-8"), "console"):
+            found += [(path.name, line.removeprefix("$ ")) for line in block.splitlines() if line.startswith("$ ")]
+    for text in (cli.RUN_EPILOG, cli._REPLAY_EPILOG, listing._EPILOG, cli._WORDLESS):
+        lines = [line.strip() for line in text.splitlines() if re.match(r"  (fsdpcheck|torchrun) ", line)]
+        found += [("help", re.split(r"\s{2,}", line)[0]) for line in lines]
+    return found
+
+
+def _parts(line: str) -> Iterator[list[str]]:
+    """The commands of a line, each in words, without its comment."""
+    words: list[str] = []
+    for word in [*shlex.split(line, comments=True), "&&"]:
+        if word == "&&":
+            yield words
+            words = []
+        else:
+            words.append(word)
+
+
+def _of_fsdpcheck(words: list[str]) -> None:
+    options = vars(cli._parser().parse_args(words))
+    refs = [ref for ref in [*(options.get("adapter") or ())] if isinstance(ref, str)]
+    for ref in refs:
+        if adapters.is_builtin(ref) and not ref.startswith("opacus"):
+            adapters.load(ref)
+        else:
+            assert adapters.is_builtin(ref) or _file(ref), ref
+    for name in ("model", "batch", "loss"):
+        assert not options.get(name) or _file(options[name]), options[name]
+    globs = [*(options.get("law") or ()), *([options["globs"]] if options.get("globs") else [])]
+    for glob in ",".join(globs).split(",") if globs else ():
+        assert any(fnmatch(known, glob) for known in registry.chapters()), glob
+    if what := options.get("command") is cli._replay and options["what"]:
+        assert tokens.looks_like_token(str(what)) or what in PLACES
+
+
+def _file(ref: str) -> bool:
+    name = ref.rpartition(":")[0]
+    return name in PLACES or (ROOT / name).is_file()
+
+
+def _of_torchrun(words: list[str]) -> None:
+    options = get_args_parser().parse_args(words)
+    assert (options.module, options.training_script) == (True, "fsdpcheck")
+    _of_fsdpcheck(options.training_script_args)
+
+
+def _of_pytest(words: list[str]) -> None:
+    class Group:
+        def __init__(self) -> None:
+            self.names: list[str] = []
+
+        def addoption(self, name: str, **_: Any) -> None:
+            self.names.append(name)
+
+    group = Group()
+    pytest_plugin.pytest_addoption(type("Parser", (), {"getgroup": lambda self, *_: group})())  # type: ignore[arg-type]
+    for word in words:
+        if word.startswith("--fsdpcheck"):
+            assert word in group.names
+        elif word.endswith(".py"):
+            assert (ROOT / word).is_file()
+
+
+def _of_python(words: list[str]) -> None:
+    if words[:2] == ["-m", "tox"]:
+        tox = configparser.ConfigParser()
+        tox.read(ROOT / "tox.ini")
+        assert words[2:4] == ["run", "-e"]
+        assert words[4] == tox["tox"]["env_list"] or f"testenv:{words[4]}" in tox
+    else:
+        assert words == ["-m", "pip", "install", "tox"]
+
+
+KNOWN = {"fsdpcheck": _of_fsdpcheck, "torchrun": _of_torchrun, "pytest": _of_pytest, "python3": _of_python}
+
+
+def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
+    shown = _shown()
+    assert {where for where, _ in shown} == {"README.md", "own-models.md", "help"}
+    assert len(shown) > 30
+    for where, line in shown:
+        for program, *words in _parts(line):
+            if program == "pip":
+                continue
+            try:
+                KNOWN[program](words)
+            except (SystemExit, AssertionError, KeyError) as error:
+                if "--help" not in words:
+                    pytest.fail(f"{where}: {line!r}: {error!r}")
+
+
+def test_what_is_no_command_is_noticed() -> None:
+    for words in (["run", "--adapters", "x"], ["run", "--law", "nrms.*"], ["run", "--adapter", "refrence"], ["replya"]):
+        with pytest.raises((SystemExit, AssertionError)):
+            _of_fsdpcheck(words)
+    with pytest.raises(AssertionError):
+        _of_pytest(["--fsdpcheck-adaptor"])
+
+
+NARROW = {"run": ["--law", "training.plain", "--world-size", "1-2", "--profile", "quick"]}
+"""What is put behind a command that would take hours, so that it takes seconds. It still runs whole otherwise."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the documents suppose it: the README's adapter, a model, a report with a token."""
+    made = tmp_path_factory.mktemp("reader")
+    (adapter,) = _fenced((ROOT / "README.md").read_text(encoding="utf-8"), "python")
+    (made / "train_adapter.py").write_text(adapter)
+    shutil.copy(ROOT / "docs" / "examples" / "small_gpt.py", made / "train.py")
+    shutil.copytree(ROOT / "docs" / "examples", made / "docs" / "examples")
+    (made / "report.json").write_text(_token())
+    return made
+
+
+def _token() -> str:
+    case = Case(model=ModelSpec(layers=(LayerSpec(width=2),)), layout=BatchLayout(batch_size=2))
+    return tokens.encode(tokens.Token("training.plain", "reference", case))
+
+
+def _runs() -> list[tuple[str, ...]]:
+    """Those that a reader can run as they stand, and that no other test runs: without pip, tox and this very suite."""
+    found = {tuple(words) for _, line in _shown() for words in _parts(line) if words[0] in ("fsdpcheck", "torchrun")}
+    return sorted(words for words in found if "train.py:MyAdapter" not in words and words[-1] != "pkg.mod:attr")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("words", _runs(), ids=" ".join)
+def test_every_command_that_is_shown_runs_whole(words: tuple[str, ...], folder: Path) -> None:
+    if any(word.startswith("opacus") for word in words):
+        pytest.importorskip("opacus")
+    if any("gpt2.py" in word for word in words):
+        pytest.importorskip("transformers")
+    if "run" in words and "--law" not in words:
+        law_and_ranks = NARROW["run"] if words[0] == "fsdpcheck" else NARROW["run"][:2]
+        if "--real" in words:
+            law_and_ranks = ["--law", "rounding.gradients", *law_and_ranks[2:]]
+        if any(word.startswith("opacus") for word in words):  # it clips every step: it promises no plain training
+            law_and_ranks = ["--law", "clipping.norms", *law_and_ranks[2:]]
+        words = (*words, *law_and_ranks)
+    words = tuple(_token() if word.startswith("v2:") else word for word in words)
+    start = [sys.executable, "-m", *(["fsdpcheck"] if words[0] == "fsdpcheck" else ["torch.distributed.run"])]
+    done = subprocess.run([*start, *words[1:]], cwd=folder, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, (words, done.stdout[-3000:], done.stderr[-3000:])

@@ -1,0 +1,181 @@
+"""Packaging: what the wheel holds, one module object for each source file, and what a plugin must not import."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+import fsdpcheck
+
+HERE = Path(__file__).parents[2]
+SOURCES = Path(fsdpcheck.__file__).parent
+IN_CHECKOUT = (HERE / "pyproject.toml").is_file()
+checkout = pytest.mark.skipif(not IN_CHECKOUT, reason="needs the files of the checkout")
+
+
+def _declared() -> set[str]:
+    return set(tomllib.loads((HERE / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+
+
+def _folders() -> set[str]:
+    """Every folder with Python files that belongs to the package, by its canonical name."""
+    found = set()
+    for folder, name in (
+        ("fsdpcheck", "fsdpcheck"),
+        ("impl", "fsdpcheck.impl"),
+        ("properties", "fsdpcheck.properties"),
+    ):
+        top = HERE / folder
+        for path in top.rglob("*.py"):
+            found.add(".".join([name, *path.parent.relative_to(top).parts]))
+    return found
+
+
+@checkout
+def test_every_folder_with_python_files_is_listed() -> None:
+    assert _declared() == _folders()
+
+
+@checkout
+def test_every_listed_folder_has_an_init() -> None:
+    for name in _declared():
+        assert importlib.import_module(name).__file__ is not None, f"{name} has no __init__.py"
+
+
+@checkout
+def test_the_entry_point_is_named_like_its_module() -> None:
+    points = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    assert points == {"fsdpcheck.pytest_plugin": "fsdpcheck.pytest_plugin"}
+    assert "fsdpcheck.pytest_plugin" in (HERE / "conftest.py").read_text()
+
+
+@checkout
+def test_the_source_distribution_has_what_its_tests_need() -> None:
+    manifest = (HERE / "MANIFEST.in").read_text()
+    for name in ("conftest.py", "tox.ini", "constraints.txt", "graft tests", "graft impl", "graft properties"):
+        assert name in manifest
+
+
+@checkout
+def test_the_version_is_written_once_in_meaning() -> None:
+    project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+    assert project["version"] == fsdpcheck.__version__
+
+
+@checkout
+@pytest.mark.parametrize("name", ["impl", "properties"])
+def test_a_second_copy_of_the_code_cannot_be_imported(name: str) -> None:
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import {name}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert f"fsdpcheck.{name}" in result.stderr
+
+
+def test_each_source_file_has_one_module() -> None:
+    """After whatever ran before in this process: importing all of it makes no second copy."""
+    for path in SOURCES.rglob("*.py"):
+        parts = path.relative_to(SOURCES.parent).with_suffix("").parts
+        if parts[-1] not in ("__main__", "opacus", "_opacus_sampler", "triton_norms"):  # the last three need extras
+            importlib.import_module(".".join(parts).removesuffix(".__init__"))
+    modules = defaultdict(set)
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        inside = file is not None and any(
+            Path(file).is_relative_to(top) for top in (SOURCES, HERE / "impl", HERE / "properties")
+        )
+        if inside:
+            modules[file].add((name, id(module)))
+    assert modules
+    assert {file: found for file, found in modules.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "fsdpcheck",
+        "fsdpcheck.pytest_plugin",
+        "fsdpcheck.cli",
+        "fsdpcheck.session.supervisor",
+        "fsdpcheck.session.ledger",
+        "fsdpcheck.report.document",
+    ],
+)
+def test_what_must_be_light_imports_neither_torch_nor_hypothesis(module: str) -> None:
+    code = f"import {module}, sys; print([name for name in ('torch', 'hypothesis', 'numpy') if name in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES.parent)}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def decoy(tmp_path: Path) -> Path:
+    """A working folder in which another fsdpcheck lies, as a checkout lies where an installed one is run."""
+    (tmp_path / "fsdpcheck").mkdir()
+    (tmp_path / "fsdpcheck" / "__init__.py").write_text("raise RuntimeError('the copy in the working folder')")
+    return tmp_path
+
+
+_ON_PROCESSES = """
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]
+from fsdpcheck.session.plan import Plan
+from fsdpcheck.session import run
+events = []
+if __name__ == "__main__":
+    run.run_session(Plan(("fully_shard",), ("training.plain",), sys.argv[1], (2,)), events.append)
+    print([event["status"] for event in events if event["event"] == "verdict"])
+"""
+
+
+@pytest.mark.parametrize("engine", [pytest.param("simulated", marks=pytest.mark.nightly), "processes"])
+def test_the_processes_of_a_run_use_the_copy_that_started_them(decoy: Path, engine: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES.parent), "OMP_NUM_THREADS": "1"}
+    supervised = ["-P", "-m", "fsdpcheck", "run", "--adapter", "fully_shard", "--law", "training.plain"]
+    for command in ([*supervised, "--world-size", "2", "--engine", engine], ["-c", _ON_PROCESSES, engine]):
+        result = subprocess.run(
+            [sys.executable, *command], cwd=decoy, env=environment, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stderr
+        assert "holds" in result.stdout
+
+
+@checkout
+def test_the_wheel_holds_only_fsdpcheck(tmp_path: Path) -> None:
+    """Built without isolation, from a copy of the sources, so that nothing is fetched and nothing is left behind."""
+    pytest.importorskip("setuptools")
+    source = tmp_path / "source"
+    _copy(source)
+    code = "from setuptools import build_meta; import sys; print(build_meta.build_wheel(sys.argv[1]))"
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)], cwd=source, check=True, capture_output=True
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names} == {"fsdpcheck", f"fsdpcheck-{fsdpcheck.__version__}.dist-info"}
+    for wanted in (
+        "impl/__init__.py",
+        "impl/norms/__init__.py",
+        "properties/__init__.py",
+        "py.typed",
+        "cli/__init__.py",
+    ):
+        assert f"fsdpcheck/{wanted}" in names
+    assert any("LICENSE" in name for name in names)
+
+
+def _copy(target: Path) -> None:
+    import shutil
+
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("fsdpcheck", "impl", "properties"):
+        shutil.copytree(HERE / name, target / name, ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(HERE / name, target / name)

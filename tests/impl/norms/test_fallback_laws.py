@@ -1,0 +1,39 @@
+"""The laws of private training hold when the fallback takes the place of every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
+
+HERE = Path(__file__).with_name("fallback_everywhere.py")
+"""Loaded by its path; the install beside it is then found by its module's name."""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[SimulatedEngine]:
+    engine = SimulatedEngine()
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        "clipping.norms",
+        "training.private-clipped",
+        pytest.param("norms.mixed", marks=pytest.mark.nightly),
+        pytest.param("deferred.equals-immediate", marks=pytest.mark.nightly),
+    ],
+)
+def test_the_law_holds(engine: SimulatedEngine, law: str) -> None:
+    run = Run(engine, f"{HERE}:adapter", installs=("fallback_everywhere:installed",))
+    verdict = check_law(chapters()[law], run, "ci")
+    assert verdict.status == "holds", verdict.reason or verdict.finding
+    assert verdict.cases > 50

@@ -1,0 +1,190 @@
+"""Further cases decide between causes, say which kind of case fails, and never change a verdict."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+
+import pytest
+
+from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.diagnosis import of_failure
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.execution import Execution, Failure, RankResult, RankState, RunRequest
+from fsdpcheck.execution.trace import Collective
+from fsdpcheck.findings.cause import PATTERN, WEAK, Suspect, common, named
+from fsdpcheck.findings.verdict import Verdict
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.impl import faults
+from fsdpcheck.judging import attribution, coverage, exploration
+from fsdpcheck.judging.attribution import Evidence
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import enumeration
+
+W, K, LEFT = Suspect("W", "W = 2"), Suspect("K", "K = 2"), Suspect("left", "sample 0 is left out")
+SOMEWHERE, SINGLE = Suspect("where", "only biases", PATTERN), Suspect("single", "one is off", WEAK)
+
+
+def test_one_or_two_causes_are_named_and_the_strongest_alone() -> None:
+    assert named([W]) == "W = 2"
+    assert named([W, K]) == "W = 2 or K = 2"
+    assert named([W, K, LEFT]) == named(None) == named([]) == named([SINGLE]) == ""
+    assert named([SOMEWHERE, W, W]) == "W = 2"
+    assert named([SOMEWHERE]) == "only biases"
+
+
+def test_a_cause_has_to_fit_every_case_that_can_tell() -> None:
+    assert common([W, K, LEFT], [[W, LEFT], [W, K], None]) == [W]
+    assert common([W, K], [[K], [W], [W]]) == []
+    assert common([W], [[], [], []]) == []
+    assert common(None, [None]) == []
+    assert common([W, SOMEWHERE], [[W], [SOMEWHERE]]) == [W], "where values stand says nothing against a computation"
+
+
+def test_one_case_in_five_may_speak_against_a_cause() -> None:
+    assert common([W, K], [[W], [W, K], [W], [W], [K]]) == [W]
+    assert common([W, K], [[W], [W, K], [W], [K], [K]]) == []
+
+
+def test_what_fits_for_want_of_samples_needs_a_case_that_has_them() -> None:
+    assert named(common([SINGLE], [[SINGLE], [SINGLE]])) == ""
+    assert named(common([SINGLE], [[SINGLE], [SINGLE._replace(strength=0)]])) == "one is off"
+
+
+def test_a_kind_of_case_that_alone_fails_is_said_with_counts() -> None:
+    assert (
+        Evidence(drawn=_drawn(failing=9, passing=21)).when()
+        == "only cases with bias fail: 9 of them; none of 21 others does"
+    )
+    assert Evidence(drawn=_drawn(failing=2, passing=3)).when() == "", "chance alone does that"
+    spoiled = _drawn(failing=9, passing=21)
+    spoiled[next(case for case in spoiled if not case.model.layers[0].bias)] = True
+    assert Evidence(drawn=spoiled).when() == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "summed_not_averaged",
+        "rank_zero_gathers_for_its_log",
+        pytest.param("frozen_weight_counted", marks=pytest.mark.nightly),
+        pytest.param("factor_off_by_1e_6", marks=pytest.mark.nightly),
+    ],
+)
+def test_the_cause_of_a_planted_fault_is_named(name: str, engine: SimulatedEngine) -> None:
+    found = _verdict(name, engine).finding
+    assert found is not None
+    assert re.search(faults.ALL[name].cause, found.cause), found.cause
+
+
+def test_evidence_changes_nothing_but_what_is_said(engine: SimulatedEngine) -> None:
+    with_evidence, without = (_verdict("complete_norms_summed", engine, shrink=shrink) for shrink in (True, False))
+    assert with_evidence.status == without.status == "finding"
+    assert with_evidence.finding is not None
+    assert with_evidence.finding.stage == "the first to differ, in step 0: the norms"
+    assert with_evidence == replace(_verdict("complete_norms_summed", engine), seconds=with_evidence.seconds)
+
+
+def test_evidence_ends_with_the_budget_and_is_not_counted_as_judged(engine: SimulatedEngine) -> None:
+    law = chapters()["norms.replicated-complete"]
+    run = Run(engine, "reference", installs=("fsdpcheck.impl.faults:complete_norms_summed",)).watching(law.observe)
+    failing = next(iter(enumeration.distinct(law.draw(run.features, (2,)), 1)))
+    seen = {}
+    for deadline in (time.monotonic() - 1, None):
+        checking = exploration.Judging(law, run, None, None, coverage.Limits(run.features.accepts, (2,)))
+        with pytest.raises(Violation):
+            checking.judge(failing)
+        checking.deadline = deadline
+        checking.look_further((2,), 0)
+        seen[deadline is None] = checking
+    assert list(seen[False].evidence.drawn) == [failing]
+    assert len(seen[True].evidence.drawn) > 5
+    assert len(seen[True].judged) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("shard_starts_rounded_down", "the first to differ: the parameters before the first step"),
+        ("squared_norm_off_by_1e_9", "the first to differ, in step 0: the norms"),
+        ("factor_off_by_1e_9", "the first to differ, in step 0: the clip factors; right until then: the norms"),
+        ("summed_not_averaged", "clip factors: so the clipped sum, or its reduction"),
+        ("update_skipped_on_last_rank", "the reduced gradient: so the update, or the gathering of what was updated"),
+    ],
+)
+def test_the_first_stage_that_differs_is_said(name: str, said: str, engine: SimulatedEngine) -> None:
+    model, layout = ModelSpec((LayerSpec(3, bias=True), LayerSpec(3))), BatchLayout("contiguous", 5)
+    case = Case(model, MeshSpec(2), layout, StepSpec(clipping="unclipped"))
+    assert attribution.stage(Run(engine, "reference"), case).startswith(
+        "right, as far as they are compared bit for bit"
+    )
+    assert attribution.stage(Run(engine, "reference", installs=(f"fsdpcheck.impl.faults:{name}",)), case).endswith(said)
+
+
+def test_the_stage_is_that_of_a_run_with_the_features_in_use(engine: SimulatedEngine) -> None:
+    case = Case(ModelSpec((LayerSpec(3),)), MeshSpec(2), BatchLayout("contiguous", 5), StepSpec(clipping="unclipped"))
+    run = Run(engine, "reference_fsdp2", installs=("fsdpcheck.impl.faults:ignored_gradients_stay_local",))
+    assert attribution.stage(run, case).startswith("right, as far as they are compared bit for bit: ")
+    said = "the first to differ, in step 0 (with ignored in use): the reduced gradient; right until then: "
+    asked = RunRequest(case, "reference_fsdp2", using=("ignored",))
+    assert attribution.stage(run, case, asked).startswith(said)
+    assert attribution.stage(run, replace(case, mesh=MeshSpec(3)), asked) == "", "the law used it in another case"
+
+
+def _calls(*ops: str) -> tuple[Collective, ...]:
+    return tuple(Collective(op, (0, 1, 2), "world", i, subject="units.0") for i, op in enumerate(ops))
+
+
+def _failed(traces: list[tuple[Collective, ...]], layout: BatchLayout) -> Execution:
+    case = Case(ModelSpec((LayerSpec(1),)), MeshSpec(3), layout)
+    ranks = [RankResult(rank, trace=trace) for rank, trace in enumerate(traces)]
+    states = tuple(RankState(rank, "blocked", where=f"user.py:{10 + rank}") for rank in range(3))
+    return Execution("made up", RunRequest(case, "made up"), ranks, Failure("deadlock", "stuck", states))
+
+
+def test_the_rank_that_leaves_the_common_calls_is_named() -> None:
+    even = BatchLayout("contiguous", 3)
+    common_calls = _calls("all_gather", "reduce_scatter")
+    alone = named(
+        of_failure(_failed([_calls("all_gather", "reduce_scatter", "all_reduce"), common_calls, common_calls], even))
+    )
+    assert alone.startswith("rank 0 alone calls all_reduce of units.0 at user.py:10 as call 2, where ranks 1, 2 make")
+    last = named(of_failure(_failed([common_calls, common_calls, _calls("all_gather", "all_gather")], even)))
+    assert last.startswith("the last rank (2) alone calls all_gather")
+    empty = BatchLayout("ragged", 2, counts=(1, 0, 1))
+    skipped = named(of_failure(_failed([common_calls, _calls("all_gather", "barrier"), common_calls], empty)))
+    assert "rank 1, without a sample, calls barrier" in skipped
+    assert of_failure(_failed([common_calls] * 3, even)) is None
+    raised = replace(_failed([common_calls] * 3, even), failure=Failure("raised", "no"))
+    assert of_failure(raised) is None
+
+
+def test_what_singles_out_a_rank_is_asked_of_its_group_alone() -> None:
+    mesh = MeshSpec(2, dp_replicate=2)
+    case = Case(ModelSpec((LayerSpec(1),)), mesh, BatchLayout("contiguous", 1))
+    skipped = [Collective(op, (0, 1), "shard", 0, subject="(root)") for op in ("reduce_scatter", "all_gather")]
+    ranks = [RankResult(rank, trace=(call,)) for rank, call in enumerate(skipped)]
+    failed = Execution("made up", RunRequest(case, "made up"), ranks, Failure("deadlock", "stuck", ()))
+    keys = {suspect.key for suspect in of_failure(failed) or ()}
+    assert {"rank without gradient", "the last rank alone", "rank without samples"} <= keys
+
+
+def _drawn(failing: int, passing: int) -> dict[Case, bool]:
+    """Cases with a bias that fail, and others without one that hold, in different seeds and batch sizes."""
+    biased = {
+        Case(ModelSpec((LayerSpec(1, bias=True),)), layout=BatchLayout(batch_size=1 + i % 3), seed=i): True
+        for i in range(failing)
+    }
+    return biased | {
+        Case(ModelSpec((LayerSpec(1),)), layout=BatchLayout(batch_size=1 + i % 3), seed=i): False
+        for i in range(passing)
+    }
+
+
+def _verdict(name: str, engine: SimulatedEngine, shrink: bool = True) -> Verdict:
+    """That of the first law that has to catch a fault."""
+    law = chapters()[faults.ALL[name].caught_by]
+    return check_law(law, Run(engine, "reference", installs=(f"fsdpcheck.impl.faults:{name}",)), "ci", shrink=shrink)

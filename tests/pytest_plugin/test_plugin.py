@@ -1,0 +1,231 @@
+"""The pytest plugin: laws as tests, skips with reasons, and an account that fails a session of too few checks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fsdpcheck
+from fsdpcheck import pytest_plugin
+from fsdpcheck.findings.verdict import Verdict
+from fsdpcheck.processes import leftovers
+from fsdpcheck.report import unjudged
+from fsdpcheck.session import pytest_guard
+from tests.common.commands import environment
+
+TOYS = Path(__file__).parents[1] / "toys"
+TOY = f"{TOYS / 'laws.py'}:adapter"
+
+CHAPTER = f"""
+from fsdpcheck import adapters
+adapters.load({TOY!r})
+from fsdpcheck.judging.registry import LAWS, _test
+
+test_completes = _test(LAWS["toy.completes"])
+test_small = _test(LAWS["toy.small"])
+test_secret = _test(LAWS["toy.secret"])
+"""
+
+
+@pytest.fixture
+def chapter(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A folder with one chapter of toy laws: one holds, one breaks, one is not promised."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(fsdpcheck.__file__).parent.parent))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    pytester.makepyfile(test_chapter=CHAPTER)
+    return pytester
+
+
+def _pytest(where: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    """A session in a process of its own; the plugin by its name, as conftest.py and the entry point have it."""
+    common = ("-p", "fsdpcheck.pytest_plugin", "-p", "no:cacheprovider", "--fsdpcheck-world-size", "1")
+    return where.runpytest_subprocess(*common, *arguments)
+
+
+@pytest.mark.parametrize("parallel", [("-p", "no:xdist"), ("-n", "2")])
+def test_laws_are_tests_and_are_accounted_for(chapter: pytest.Pytester, parallel: tuple[str, ...]) -> None:
+    result = _pytest(chapter, *parallel, "--fsdpcheck-adapter", TOY, "-rs")
+    result.assert_outcomes(passed=1, failed=1, skipped=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "*FINDING 1: *breaks toy.small",
+            "*replay with: fsdpcheck replay 'v2:*",
+            "2 checks promised, 2 ran, * distinct cases (1 finding, 1 holds, 1 not promised)",
+            "*SKIPPED*not promised: no promise 'private': a toy has no secrets*",
+        ]
+    )
+
+
+def test_too_few_cases_fail_and_are_no_check_that_ran() -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"TOO FEW CASES: a\.law on x\n  judged 1 of 15"):
+        pytest_plugin._conclude(Verdict("a.law", "x", "too few cases", 1, reason="judged 1 of 15", exit_code=3))
+    account = pytest_plugin._Account()
+    for status in ("too few cases", "holds"):
+        account.add({"law": "a.law", "adapter": "x", "status": status, "cases": 1, "never": ["several ranks"]})
+    assert (account.verdicts.total(), account.ran) == (2, 1)
+    assert unjudged.never(account.never) == ["x: never judged: several ranks, in a.law"]
+
+
+def test_what_simulated_ranks_share_is_told_once() -> None:
+    account = pytest_plugin._Account()
+    told = {"adapter": "x", "status": "holds", "cases": 1, "never": [], "shared": ["train.TABLE"]}
+    for law in ("a.law", "b.law"):
+        account.add({"law": law, **told})
+    (sentence,) = account.left
+    assert sentence.startswith("x: simulated ranks share train.TABLE, and write to it; `fsdpcheck run` tries")
+
+
+@pytest.mark.parametrize("parallel", [("-p", "no:xdist"), ("-n", "2")])
+def test_the_summary_says_on_what_verdicts_are_conditional(chapter: pytest.Pytester, parallel: tuple[str, ...]) -> None:
+    said = "privacy.* is judged for given lists of records*no amplification by sampling is claimed of them"
+    if parallel != ("-n", "2"):
+        result = _pytest(chapter, *parallel, "--fsdpcheck-adapter", TOY, "-k", "completes")
+        result.stdout.no_fnmatch_line(said)
+    private = "\ntest_private = _test(replace(LAWS['toy.completes'], name='privacy.toy'))\n"
+    chapter.makepyfile(test_chapter=f"from dataclasses import replace\n{CHAPTER}{private}")
+    result = _pytest(chapter, *parallel, "--fsdpcheck-adapter", TOY, "-k", "private or completes")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["2 checks promised, 2 ran, *", said])
+
+
+@pytest.mark.parametrize("parallel", [("-p", "no:xdist"), ("-n", "2")])
+def test_a_session_in_which_nothing_was_promised_is_no_pass(
+    chapter: pytest.Pytester, parallel: tuple[str, ...]
+) -> None:
+    result = _pytest(chapter, *parallel, "--fsdpcheck-adapter", TOY, "-k", "secret")
+    result.assert_outcomes(skipped=1)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(["nothing was checked: none of these laws is promised by an adapter that was named*"])
+
+
+def test_each_adapter_is_a_test(chapter: pytest.Pytester) -> None:
+    result = _pytest(
+        chapter, "-p", "no:xdist", "--fsdpcheck-adapter", TOY, "--fsdpcheck-adapter", "fully_shard", "-k", "completes"
+    )
+    result.assert_outcomes(passed=2, deselected=2 * 2)
+
+
+def test_a_skip_of_a_promised_check_fails_the_session(chapter: pytest.Pytester) -> None:
+    chapter.makeconftest("import pytest\ndef pytest_runtest_setup(item): pytest.skip('a hardware we do not have')")
+    result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", TOY)
+    result.assert_outcomes(skipped=3)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["only 0 of 2 promised checks ran: this is a failure"])
+
+
+def test_collecting_alone_fails_nothing(chapter: pytest.Pytester) -> None:
+    result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", TOY, "--collect-only")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["2 checks promised; none is run to collect them"])
+    result.stdout.no_fnmatch_line("*failure*")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--fsdpcheck-adapter", "no_such"), "unknown adapter 'no_such'"),
+        (("--fsdpcheck-world-size", "0"), "wanted 1 <= first <= last"),
+        (("--fsdpcheck-profile", "huge"), "invalid choice: 'huge'"),
+    ],
+)
+def test_bad_options_are_usage_errors(chapter: pytest.Pytester, arguments: tuple[str, str], said: str) -> None:
+    result = _pytest(chapter, "-p", "no:xdist", *arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{said}*"])
+
+
+def test_a_promise_without_what_its_laws_judge_by_is_a_usage_error(chapter: pytest.Pytester) -> None:
+    """As in ``fsdpcheck run``: a check of it would be skipped, and the session be green."""
+    chapter.makepyfile(
+        mine="from fsdpcheck.adapter import Features\n"
+        "class Mine:\n"
+        "    name, features = 'mine', Features(promises=frozenset({'plain', 'padding.zero'}))\n"
+        "    def build(self, model, setup): ...\n"
+    )
+    result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", "mine.py:Mine")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*adapter 'mine.py:Mine' promises 'padding.zero' and does not show what*"])
+
+
+def test_an_implementation_that_ends_the_process_is_not_green(chapter: pytest.Pytester) -> None:
+    """At its import, by the real os._exit; the session's process is gone, and another one tells."""
+    chapter.makepyfile(mine="import os\nos._exit(0)\n")
+    result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", "mine.py:adapter")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*ended with code 0 before the session was finished", "*its end during the import of mine.py:adapter"]
+    )
+
+
+def test_how_a_session_ended_is_judged_by_what_it_told() -> None:
+    at = ["the import of mine.py:adapter", "test_chapter.py::test_completes"]
+    assert pytest_guard.judged(0, [*at, "finished 0"]) == (0, "")
+    assert pytest_guard.judged(0, [*at, "finished 5"]) == (5, "")
+    assert pytest_guard.judged(1, [*at, "finished 1"]) == (1, "")
+    assert pytest_guard.judged(2, at) == (2, "")
+    for code, told, ending, words in (
+        (0, at[:1], pytest_guard.USAGE, "with code 0"),
+        (0, at, pytest_guard.FAILED, "with code 0"),
+        (-11, at, 139, "by signal 11"),
+    ):
+        got, said = pytest_guard.judged(code, told)
+        assert got == ending
+        assert words in said
+        assert told[-1] in said
+
+
+def test_what_a_session_left_is_ended_in_a_session_of_its_own_too() -> None:
+    """A child of the guard forks a process, which forks one into a session of its own; both wait for the guard."""
+    program = (
+        "import os\n"
+        "from fsdpcheck.processes import leftovers\n"
+        "with leftovers.adopting():\n"
+        "    read, write = os.pipe()\n"
+        "    until, end = os.pipe()\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        os.close(end)\n"
+        "        if os.fork() == 0:\n"
+        "            if os.fork() == 0:\n"
+        "                os.setsid()\n"
+        "            os.write(write, b'.')\n"
+        "            os.read(until, 1)\n"
+        "        os._exit(0)\n"
+        "    for _ in range(2):\n"
+        "        os.read(read, 1)\n"
+        "    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n"
+        "    print(leftovers.end_orphans(child), leftovers.children() - {child})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
+    assert done.stdout == "2 frozenset()\n", done.stderr
+
+
+@pytest.mark.nightly
+def test_a_thread_that_a_law_left_keeps_no_session(chapter: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_LITTER", str(chapter.path / "litter"))
+    chapter.makepyfile(test_chapter=CHAPTER + "\ntest_litters = _test(LAWS['toy.litters'])\n")
+    result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", TOY, "-k", "litters")
+    result.assert_outcomes(passed=1, deselected=3)
+    assert result.ret == 0
+    left = {int(pid) for pid in (chapter.path / "litter").read_text().split()}
+    assert not left & {entry.pid for entry in leftovers.living()}
+
+
+def test_the_plugin_is_silent_where_no_law_is(chapter: pytest.Pytester) -> None:
+    chapter.path.joinpath("test_chapter.py").write_text("def test_nothing(): pass")
+    result = _pytest(chapter, "-p", "no:xdist")
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*fsdpcheck*promised*")
+
+
+def test_the_laws_run_from_anywhere_by_their_canonical_name(chapter: pytest.Pytester) -> None:
+    """One light law of fsdpcheck itself, collected as ``--pyargs fsdpcheck.properties``."""
+    chapter.path.joinpath("test_chapter.py").unlink()
+    chosen = ("--fsdpcheck-adapter", "reference", "-k", "plain_training_is_the_single_device_one")
+    result = _pytest(chapter, "-p", "no:xdist", "--pyargs", "fsdpcheck.properties", *chosen)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["1 checks promised, 1 ran, *"])

@@ -1,0 +1,318 @@
+"""Strategies: what they may draw, how often they must draw it, and where shrinking ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis.internal.conjecture.engine import ConjectureRunner
+from hypothesis.strategies import SearchStrategy
+
+from fsdpcheck import adapters, oracle, strategies
+from fsdpcheck.adapters.contract import Features, Promise
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, Trait
+from fsdpcheck.compat.hypothesis_private import without_mutations
+from fsdpcheck.errors import NotExact
+from fsdpcheck.judging.coverage_minimums import FLOORS, census
+from fsdpcheck.oracle import certificate
+from fsdpcheck.strategies import enumeration
+from fsdpcheck.workload import batches, models
+
+ALL: frozenset[Trait] = frozenset(get_args(Trait))
+EVERYTHING = Features(frozenset(get_args(Promise)), ALL)
+MINIMAL = Features(frozenset({"plain", "private"}))
+Draw = Callable[[Features, Sequence[int]], SearchStrategy[Case]]
+DRAWS: dict[str, Draw] = {
+    "plain": strategies.plain,
+    "global_norm": strategies.global_norm,
+    "private_unclipped": strategies.private_unclipped,
+    "private_exact": strategies.private_exact,
+    "private_probe": strategies.private_probe,
+}
+EVERY = pytest.mark.parametrize("name", DRAWS)
+
+
+def drawn(strategy: SearchStrategy[Case], count: int) -> tuple[Case, ...]:
+    """``count`` draws, the same in every run."""
+    found: list[Case] = []
+
+    @settings(
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+    )
+    @given(strategy)
+    def collect(case: Case) -> None:
+        found.append(case)
+
+    with without_mutations():
+        collect()
+    return tuple(found)
+
+
+def test_the_mutator_is_where_it_is_looked_for_and_comes_back() -> None:
+    name = "generate_mutations_from"
+    before = getattr(ConjectureRunner, name)
+    with without_mutations():
+        assert getattr(ConjectureRunner, name) is not before
+    assert getattr(ConjectureRunner, name) is before
+
+
+@cache
+def from_everything(name: str) -> tuple[Case, ...]:
+    return drawn(DRAWS[name](EVERYTHING, strategies.WORLD_SIZES), 400)
+
+
+@EVERY
+def test_floors_are_reached(name: str) -> None:
+    several = [case for case in from_everything(name) if case.world_size > 1]
+    facts = [census(case) for case in several]
+    shares = {fact: sum(found[fact] for found in facts) / len(facts) for fact in FLOORS}
+    assert {fact: share for fact, share in shares.items() if share < FLOORS[fact]} == {}
+    assert len(several) > 200
+
+
+@EVERY
+def test_everything_else_appears_regularly(name: str) -> None:
+    facts = [census(case) for case in from_everything(name)]
+    counts = {fact: sum(found[fact] for found in facts) for fact in facts[0]}
+    absent = {"mean"} if name.startswith("private") else {"deferred"}
+    absent |= set() if name.startswith("private") else {"clipped by unit"}
+    absent |= {"bfloat16", "TF32"}  # drawn for laws of their own
+    absent |= {"premultiplied averages"} if name == "private_probe" else set()  # its factors are on no grid
+    assert {fact: count for fact, count in counts.items() if count < 4 and fact not in absent} == {}
+    assert {case.world_size for case in from_everything(name)} == set(strategies.WORLD_SIZES)
+
+
+@EVERY
+def test_every_drawn_case_comes_back_from_json(name: str) -> None:
+    for case in from_everything(name):
+        assert Case.from_json(case.to_json()) == case
+        assert case.describe()
+
+
+@EVERY
+def test_every_step_has_a_sample_and_stays_in_its_family(name: str) -> None:
+    for case in from_everything(name):
+        assert sum(case.local_sizes) > 0
+        assert (
+            tuple(len(batches.indices(case, 0)[rank]) for rank in range(case.world_size))
+            == (case.step.micro_batches,) * case.world_size
+        )
+        assert case.step.clipping == (name.removeprefix("private_") if name.startswith("private") else "none")
+        assert (case.step.max_grad_norm is not None) == (name == "global_norm")
+        assert case.step.contribution == "complete" or case.layout.kind == "replicated"
+
+
+@EVERY
+def test_drawing_twice_gives_the_same_cases(name: str) -> None:
+    once = drawn(DRAWS[name](EVERYTHING, strategies.WORLD_SIZES), 30)
+    assert once == drawn(DRAWS[name](EVERYTHING, strategies.WORLD_SIZES), 30)
+
+
+@pytest.mark.parametrize("missing", sorted(ALL))
+def test_what_is_not_accepted_is_never_drawn(missing: Trait) -> None:
+    accepts = ALL - {missing}
+    for case in drawn(strategies.cases(Features(EVERYTHING.promises, accepts)), 40):
+        assert case.requires() <= accepts, case.describe()
+
+
+@pytest.mark.parametrize("accepted", [None, *sorted(ALL)])
+def test_an_adapter_that_accepts_next_to_nothing_has_cases(accepted: Trait | None) -> None:
+    accepts: frozenset[Trait] = frozenset({accepted} if accepted else ())
+    for case in drawn(strategies.cases(Features(MINIMAL.promises, accepts)), 25):
+        assert case.requires() <= accepts, case.describe()
+
+
+REAL = {"real": strategies.real, "real_private": strategies.real_private}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_cases_keep_the_true_functions_and_are_never_projected(name: str) -> None:
+    found = drawn(REAL[name](EVERYTHING, strategies.WORLD_SIZES), 150)
+    for case in found:
+        assert (case.arithmetic.numbers, case.arithmetic.project) == ("real", False)
+        assert case.requires().isdisjoint({"surrogates", "project"})
+        assert case.step.clipping == ("probe" if name == "real_private" else "none")
+    facts = [census(case) for case in found]
+    for fact in ("convolution", "normalisation inside", "attention", "activation off the grid", "cross-entropy"):
+        assert sum(found[fact] for found in facts) > 3, fact
+    accepts = ALL - {"surrogates", "attention", "attention-private"}
+    for case in drawn(REAL[name](Features(EVERYTHING.promises, accepts), (3,)), 40):
+        assert case.requires() <= accepts
+
+
+def test_default_draws_hold_no_real_numbers() -> None:
+    assert {case.arithmetic.numbers for name in DRAWS for case in from_everything(name)} == {"grid"}
+
+
+@pytest.mark.parametrize("world", [6, 7, 8, 13])
+@pytest.mark.parametrize("features", [EVERYTHING, MINIMAL], ids=["everything", "minimal"])
+def test_larger_worlds_have_cases_and_shrink_to_their_smallest(features: Features, world: int) -> None:
+    for draw in DRAWS.values():
+        for case in drawn(draw(features, (world,)), 30):
+            assert case.world_size == world
+            assert case.requires() <= features.accepts
+    case = smallest(strategies.plain(features, (1, world)), lambda case: case.world_size > 1)
+    width = 1 if features is EVERYTHING else world
+    batch = 1 if features is EVERYTHING else world
+    assert case == Case(
+        ModelSpec((LayerSpec(width),), units=() if features is EVERYTHING else (1,)),
+        MeshSpec(world),
+        BatchLayout(batch_size=batch),
+        arithmetic=Arithmetic(project=False),
+    )
+
+
+def test_promises_bound_what_is_drawn() -> None:
+    for case in drawn(strategies.cases(Features(frozenset({"private"}), ALL)), 150):
+        assert (case.step.norms, case.step.contribution) == ("immediate", "complete")
+    every = [case for name in DRAWS if name.startswith("private") for case in from_everything(name)]
+    assert {case.step.norms for case in every} == {"immediate", "deferred"}
+    assert {case.step.contribution for case in every} == {"complete", "partial", "mixed"}
+
+
+def test_arguments_narrow_the_draw() -> None:
+    found = drawn(
+        strategies.cases(
+            EVERYTHING, clipping=("exact",), world_sizes=(3,), norms=("deferred",), contributions=("partial", "mixed")
+        ),
+        60,
+    )
+    assert {case.world_size for case in found} == {3}
+    assert {case.step.norms for case in found} == {"deferred"}
+    assert {case.step.contribution for case in found} == {"partial", "mixed"}
+    limited = Features(EVERYTHING.promises, ALL, max_world_size=2)
+    assert {case.world_size for case in drawn(strategies.plain(limited), 60)} == {1, 2}
+
+
+def smallest(strategy: SearchStrategy[Case], wanted: Callable[[Case], bool]) -> Case:
+    phases = [Phase.generate, Phase.shrink]  # "explain" would vary what was found
+    quiet = settings(max_examples=2000, derandomize=True, database=None, deadline=None, phases=phases)
+    return find(strategy, wanted, settings=quiet)
+
+
+def test_two_units_on_two_ranks_shrink_to_the_smallest_such_case() -> None:
+    case = smallest(strategies.plain(EVERYTHING), lambda case: case.world_size > 1 and len(case.model.units) > 1)
+    assert case.world_size == 2
+    assert case.model.units == (1, 1)
+    assert [(layer.width, layer.bias, layer.activation, layer.frozen) for layer in case.model.layers] == [
+        (1, False, "identity", "none")
+    ] * len(case.model.layers)
+    assert len(case.model.layers) + case.model.has_front == 2
+    assert (case.layout.batch_size, case.step.steps, case.step.micro_batches, case.seed) == (1, 1, 1, 0)
+    assert case.model.features <= 2
+
+
+def test_where_ranks_must_divide_rows_and_batch_two_ranks_are_still_the_smallest() -> None:
+    few = Features(frozenset({"plain"}), frozenset({"bias"}))  # on four ranks, of all widths, only 4 is accepted
+    case = smallest(strategies.plain(few, (1, 2, 3, 4, 5)), lambda case: case.world_size > 1)
+    assert (case.world_size, case.model.layers[0].width, case.layout.batch_size, case.seed) == (2, 2, 2, 0)
+
+
+def test_clipping_with_momentum_shrinks_to_one_layer() -> None:
+    case = smallest(
+        strategies.private_exact(EVERYTHING),
+        lambda case: case.step.optimizer.momentum > 0 and case.step.steps > 1 and "ragged" in case.requires(),
+    )
+    assert (case.world_size, len(case.model.layers), case.model.layers[0].width) == (2, 1, 1)
+    assert (case.layout.batch_size, case.step.steps, case.step.clip_norm) == (1, 2, 1)
+    assert case.step.optimizer.weight_decay == 0
+    assert case.seed == 0
+
+
+def kind_is(kind: str) -> Callable[[Case], bool]:
+    return lambda case: any(layer.kind == kind for layer in case.model.layers)
+
+
+SMALLEST_OF: dict[str, tuple[Callable[[Case], bool], ModelSpec]] = {
+    "conv": (kind_is("conv"), ModelSpec((LayerSpec(1, kind="conv"),), "signal", length=2)),
+    "volume": (lambda case: case.model.input == "volume", ModelSpec((LayerSpec(1, kind="conv"),), "volume", length=2)),
+    "layer_norm": (kind_is("layer_norm"), ModelSpec((LayerSpec(1, kind="layer_norm"),))),
+    "rms_norm": (kind_is("rms_norm"), ModelSpec((LayerSpec(1, kind="rms_norm"),))),
+    "attention": (kind_is("attention"), ModelSpec((LayerSpec(1, kind="attention"),), "sequence")),
+    "bags": (lambda case: case.model.input == "bags", ModelSpec((LayerSpec(1),), "bags")),
+    "silu": (
+        lambda case: any(layer.activation == "silu" for layer in case.model.layers),
+        ModelSpec((LayerSpec(1, activation="silu"),)),
+    ),
+    "group_norm": (
+        kind_is("group_norm"),
+        ModelSpec((LayerSpec(1, True, kind="group_norm"),), "signal", length=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", SMALLEST_OF)
+def test_each_family_shrinks_to_its_smallest_model(family: str) -> None:
+    wanted, model = SMALLEST_OF[family]
+    case = smallest(strategies.plain(EVERYTHING), wanted)
+    assert case == Case(model, arithmetic=Arithmetic(project=False))
+
+
+@EVERY
+def test_every_drawn_model_runs_and_has_finite_gradients(name: str) -> None:
+    for case in from_everything(name)[:60]:
+        model, loss = models.build(case), models.loss_for(case)
+        output = model(batches.inputs(case)[:2])
+        loss(output, torch.zeros_like(output)).sum().backward()
+        assert all(value.grad is None or value.grad.isfinite().all() for value in model.parameters()), case.describe()
+
+
+FAMILIES = (
+    "convolution", "bags", "normalisation inside", "attention", "activation off the grid", "cross-entropy", "float32",
+    "several steps", "tied", "adam", "adamw",
+)  # fmt: skip
+
+
+@pytest.mark.nightly
+def test_at_least_nine_drawn_cases_of_ten_are_proved_exact_in_every_family() -> None:
+    accepted, rejected = Counter[str](), Counter[str]()
+    for case in drawn(strategies.cases(EVERYTHING), 1200):
+        try:
+            certificate.prove(case, oracle.answer(case))
+            counted = accepted
+        except NotExact:
+            counted = rejected
+        counted.update(fact for fact, holds in census(case).items() if holds)
+    assert min(accepted[family] for family in FAMILIES) > 8
+    shares = {family: accepted[family] / (accepted[family] + rejected[family]) for family in FAMILIES}
+    assert {family: share for family, share in shares.items() if share < 0.9} == {}
+
+
+def test_anything_at_all_shrinks_to_the_smallest_case() -> None:
+    case = smallest(strategies.plain(EVERYTHING), lambda case: True)
+    assert case == Case(ModelSpec((LayerSpec(1),)), arithmetic=Arithmetic(project=False))
+
+
+def test_some_cases_of_two_steps_are_not_projected_so_that_what_a_rank_hides_has_an_effect() -> None:
+    features = adapters.load("reference").features
+    several = [case for case in enumeration.distinct(strategies.plain(features), 60) if case.step.steps > 1]
+    hidden = [case for case in several if not case.arithmetic.project]
+    assert 2 <= len(hidden) < len(several) / 2
+    assert all(case.step.optimizer.kind == "sgd" and case.arithmetic.dtype == "float64" for case in hidden)
+
+
+@pytest.mark.parametrize(
+    ("promises", "families"),
+    [
+        (("plain",), {"none"}),
+        (("private",), {"unclipped"}),
+        (("private", "exact-factors"), {"unclipped", "exact"}),
+        (("plain", "private", "exact-factors"), {"none", "unclipped", "exact"}),
+    ],
+)
+def test_equal_bits_are_asked_of_the_families_in_which_they_are_promised(
+    promises: tuple[Promise, ...], families: set[str]
+) -> None:
+    features = Features(frozenset(promises), accepts=MINIMAL.accepts)
+    found = enumeration.distinct(strategies.of_equal_bits(features), 40)
+    assert {case.step.clipping for case in found} == families

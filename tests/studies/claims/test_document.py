@@ -1,0 +1,79 @@
+"""docs/claims.md: every row of the ledger, with the verdict and the numbers that its check measures."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fsdpcheck.report import claims as report
+from fsdpcheck.studies.claims import judging, registry
+from fsdpcheck.studies.claims.judging import Row
+from fsdpcheck.studies.claims.registry import Outcome
+
+LEDGER = (
+    [f"A{n}" for n in range(1, 13)]
+    + ["B1", "B2", "B3", "B4", "B4'", "B5", "B6", "B7", "B8", "B9"]
+    + [f"C{n}" for n in range(1, 7)]
+    + [f"D{n}" for n in range(1, 16)]
+    + ["E1", "E2", "E3"]
+)
+ROUNDED = {"A6", "B2", "E3"}
+"""Rows on real numbers whose sums round as the processor's vector units add: their digits are its own."""
+PROCESSES = {"D15"}
+"""Rows that start processes: seconds, so at night."""
+
+ELSEWHERE = {} if importlib.util.find_spec("triton") else {"E1": "with Triton"}
+ELSEWHERE |= {"E2": "without a GPU"} if torch.cuda.is_available() else {}
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "claims.md"
+pytestmark = pytest.mark.skipif(not DOCUMENT.is_file(), reason="needs the files of the checkout")
+
+_NIGHTLY = [pytest.param(id, marks=pytest.mark.nightly) for id in sorted(PROCESSES)]
+
+
+def _written() -> dict[str, str]:
+    """Each row's line, by its id."""
+    lines = [line for line in DOCUMENT.read_text().splitlines() if re.match(r"\| [A-Z]\d", line)]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+
+
+def _shown(id: str, outcome: Outcome) -> str:
+    """The line that the command writes for a row measured thus."""
+    (row,) = registry.chosen([id])
+    document = report.markdown([Row(id, row.statement, outcome.verdict, outcome.measured)])
+    return next(line for line in document.splitlines() if line.startswith(f"| {id} |"))
+
+
+def _without_digits(line: str) -> str:
+    return re.sub(r"\d[\d.e+-]*", "#", line)
+
+
+def test_every_row_of_the_ledger_has_a_check() -> None:
+    assert [row.id for row in registry.all_claims()] == LEDGER
+
+
+def test_the_document_has_every_row_and_counts_them() -> None:
+    assert list(_written()) == LEDGER
+    rows = [Row(id, "", re.split(r" \| \*|\* \| ", line)[1], "") for id, line in _written().items()]
+    assert report.markdown(rows).splitlines()[:7] == DOCUMENT.read_text().splitlines()[:7]
+
+
+@pytest.mark.parametrize("id", [*(id for id in LEDGER if id not in PROCESSES), *_NIGHTLY])
+def test_the_document_says_what_is_measured(as_it_is: Callable[[str], Outcome], id: str) -> None:
+    if id in ELSEWHERE:
+        pytest.skip(f"the document was measured {ELSEWHERE[id]}")
+    written, shown = _written()[id], _shown(id, as_it_is(id))
+    if id in ROUNDED:
+        written, shown = _without_digits(written), _without_digits(shown)
+    assert shown == written
+
+
+@pytest.mark.nightly
+def test_the_ledger_measures_twice_alike() -> None:
+    rows = [row for row in registry.all_claims() if row.id not in PROCESSES]
+    assert judging.judge(rows) == judging.judge(rows)

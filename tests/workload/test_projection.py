@@ -1,0 +1,45 @@
+"""Projection between steps through the optimizers of the harness: the same bits as through ``local_tensors``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fsdpcheck import program, strategies
+from fsdpcheck.case import Case
+from fsdpcheck.checks.training import assert_parameters_equal
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import NotExact
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import enumeration
+
+NAMES = ("reference", "reference_fsdp2", "fully_shard", "fsdp1")
+
+
+def judged(run: Run, count: int) -> list[Case]:
+    """Cases of several steps that were compared with the single device's answer."""
+    drawn = strategies.plain(run.features, (1, 2, 3)).filter(lambda case: case.step.steps > 1)
+    found = []
+    for case in enumeration.distinct(drawn, count):
+        try:
+            answer = run.answer(case)
+        except NotExact:
+            continue
+        assert_parameters_equal(run(case), answer)
+        found.append(case)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_local_tensors_several_steps_are_the_single_devices(name: str, engine: SimulatedEngine) -> None:
+    assert len(judged(Run(engine, f"tests.engines.adapters_without_local_tensors:{name}"), 12)) > 8
+
+
+def test_a_projection_that_is_left_out_is_seen(engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(made: object) -> list[torch.Tensor]:
+        return []
+
+    monkeypatch.setattr(program, "_updated", nothing)
+    with pytest.raises(Violation, match="the parameters are not the single device's"):
+        judged(Run(engine, "tests.engines.adapters_without_local_tensors:reference"), 40)
