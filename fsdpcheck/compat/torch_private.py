@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
@@ -191,102 +190,6 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-@dataclass
-class _MeshesOfRank:
-    """Of one rank: the state that equal meshes share, by mesh; those of this run; whether two may be mixed up."""
-
-    program: str
-    thread: int
-    states: dict[Any, dict[str, Any]] = field(default_factory=dict)
-    of_this_run: set[Any] = field(default_factory=set)
-    unclear: bool = False
-    runs: int = 0
-
-    def take(self, mesh: Any) -> None:
-        """Have ``mesh``, which is new, share its state with those of earlier runs that equal it."""
-        known, root = self.states.setdefault(mesh, vars(mesh)), getattr(mesh, "_root_mesh", None)
-        slices_alike = root is not None and root is known.get("_root_mesh")
-        if self.thread != threading.get_ident() or (mesh in self.of_this_run and not slices_alike):
-            self.unclear = True
-        elif known is not vars(mesh):
-            state = dict(vars(mesh))
-            known.clear()
-            known.update(state)
-            mesh.__dict__ = known
-        self.of_this_run.add(mesh)
-
-
-class Meshes:
-    """Device meshes of the ranks of one process, run by run: those of a rank equal that rank's only, and live on.
-
-    DTensor keeps what it knows of operators, and plans, by the hash of a mesh; some of it depends on where the rank is
-    in the mesh (what is left of an uneven shard). torch tells the meshes of threads apart only for a backend called
-    "threaded", by ``_thread_id``; here it is the rank, so that equal meshes of later runs stay equal, also those sent
-    from another rank.
-
-    Results get the mesh of the first call like theirs, which is perhaps of an earlier run, whose groups are gone and
-    whose names are other groups'. To forget it all after each run makes an implementation learn again what the one
-    before it learned of the same cases (1.9 s of training.plain instead of 1.0, measured of reference_fsdp2 behind
-    fully_shard); so equal meshes of one rank share one state, that of the newest. Where two of one run are equal and
-    may differ in their groups, a thread of the rank made one, or one was sent, that rank forgets after the run instead.
-    So it does before another program, which may have rules for operators of its own, and after ``_RUNS``, for nothing
-    else bounds what is kept. Tried: 2.13.0.
-    """
-
-    _RUNS = 100
-
-    def __init__(self, rank: Callable[[], int | None]) -> None:
-        self._rank = rank
-        self._of: dict[int, _MeshesOfRank] = {}
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """While open, a mesh made where ``rank()`` is a number belongs to that rank."""
-        from torch.distributed.device_mesh import DeviceMesh
-
-        kind: Any = DeviceMesh
-
-        def made(mesh: Any, *args: Any, **kwargs: Any) -> None:
-            make(mesh, *args, **kwargs)
-            if (of := self._belonging(mesh)) is not None:
-                of.take(mesh)
-
-        def sent(mesh: Any, *args: Any, **kwargs: Any) -> None:
-            get(mesh, *args, **kwargs)
-            if (of := self._belonging(mesh)) is not None:
-                of.unclear = True
-
-        make, get = kind.__init__, kind.__setstate__
-        with replaced(kind, __init__=functools.wraps(make)(made), __setstate__=functools.wraps(get)(sent)):
-            yield
-
-    def begin(self, rank: int, program: str) -> None:
-        """A run begins, in which ``program`` may have rules of its own; called on the rank's own thread."""
-        of = self._of.setdefault(rank, _MeshesOfRank(program, threading.get_ident()))
-        if of.program != program:
-            self._forget(rank, program)
-
-    def end(self, rank: int) -> None:
-        """The run has ended and its groups are gone; called on the same thread."""
-        of = self._of[rank]
-        of.runs += bool(of.of_this_run)
-        of.of_this_run.clear()
-        if of.unclear or of.runs >= self._RUNS:
-            self._forget(rank, of.program)
-
-    def _belonging(self, mesh: Any) -> _MeshesOfRank | None:
-        """Make ``mesh`` that of the rank that this is; what is known of the rank's meshes. None where this is none."""
-        rank = self._rank()
-        if rank is None:
-            return None
-        mesh._thread_id, mesh._hash = rank, None
-        return self._of[rank]
-
-    def _forget(self, rank: int, program: str) -> None:
-        forget_meshes()
-        self._of[rank] = _MeshesOfRank(program, threading.get_ident())
-
-
 @contextmanager
 def groups_of_ranks(
     rank: Callable[[], int | None], meet: Callable[[str, int, int], tuple[Any, int, int]]
@@ -381,17 +284,6 @@ def forget_groups_but(keep: frozenset[Any]) -> None:
     whole = keep <= world.pg_map.keys()  # or the case has destroyed what it found, and the next one starts from nothing
     if made or not whole or world.group_count != len(keep):  # a rank that is no member counts too
         world.group_count = len(keep) if whole else 0
-
-
-def forget_meshes() -> None:
-    """Forget what DTensor remembers on this thread. To be called after groups of a device mesh were destroyed.
-
-    It gives its results the mesh of the first call like theirs, equal to the asked mesh but perhaps from an earlier
-    case; a mesh finds its groups by name, and those names are gone or, worse, another group's. Tried: 2.13.0.
-    """
-    from torch.distributed.tensor import debug
-
-    cast(Any, debug)._clear_sharding_prop_cache()
 
 
 def remove_kernels(registered: dispatcher.Library) -> None:

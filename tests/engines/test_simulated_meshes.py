@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import dtensor_private
 from fsdpcheck.execution import RankResult
 from tests.engines.simulator import Simulator, keep
 from tests.engines.test_simulated_programs import values
@@ -126,6 +126,40 @@ def test_what_dtensor_knows_of_a_mesh_is_kept_from_run_to_run(
     assert counts[0] > 0 == counts[1] == counts[2]
 
 
+def test_ranks_share_what_they_find_out_and_get_answers_on_their_own_mesh(
+    fresh: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    propagations, counts = _Propagations(monkeypatch), []
+
+    def body(rank: int, size: int, result: RankResult) -> None:
+        mesh = init_device_mesh("cpu", (size,))
+        one = distribute_tensor(torch.arange(7.0).view(7, 1), mesh, [Shard(0)])
+        found = [one * 3, one + one, one.t(), one.sum(), torch.cat([one, one])]
+        assert all(each.device_mesh is mesh for each in found)
+        keep(result, value=torch.cat([each.full_tensor().flatten() for each in found]))
+
+    for size in (2, 4):
+        propagations.count = 0
+        wanted = torch.arange(7.0)
+        for value in values(fresh(body, size)):
+            parts = [wanted * 3, wanted * 2, wanted, torch.tensor([21.0]), wanted.repeat(2)]
+            assert torch.equal(value, torch.cat(parts))
+        counts.append(propagations.count)
+    assert counts[0] == counts[1] > 4
+
+
+def test_what_depends_on_the_rank_is_found_out_by_each(fresh: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shape that new memory is asked for with is, on each rank, that of its own shard."""
+    propagations = _Propagations(monkeypatch)
+
+    def body(rank: int, size: int, result: RankResult) -> None:
+        one = distribute_tensor(torch.arange(5.0), init_device_mesh("cpu", (size,)), [Shard(0)])
+        keep(result, value=one.new_zeros(one.shape).to_local())
+
+    assert [len(value) for value in values(fresh(body, 4))] == [2, 2, 1, 0]
+    assert propagations.count == 4
+
+
 def test_two_meshes_that_are_equal_have_their_own_groups_and_are_forgotten(
     fresh: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +195,7 @@ one = Averaging("one")
 
 def test_what_is_known_of_meshes_is_forgotten_in_the_end(fresh: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
     propagations, counts = _Propagations(monkeypatch), []
-    monkeypatch.setattr(torch_private.Meshes, "_RUNS", 2)
+    monkeypatch.setattr(dtensor_private.Meshes, "_RUNS", 2)
     for _ in range(4):
         propagations.count = 0
         values_of = fresh(partial(_column_sum, 0), 4)

@@ -11,7 +11,7 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import dtensor_private, torch_private
 from fsdpcheck.engines._common.recording import Call, RecordingGroup
 from fsdpcheck.engines._real.shared_table import Row
 
@@ -123,7 +123,7 @@ class World:
             several = len(torch_private.groups_of_this_thread()) > 1
             dist.destroy_process_group()
             if several:
-                torch_private.forget_meshes()
+                dtensor_private.forget_meshes()
 
     def _create(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> GlooGroup:
         native = native_group(store, rank, size) if self._is_open else self._native

@@ -14,7 +14,7 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
 from fsdpcheck import adapters
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import dtensor_private, torch_private
 from fsdpcheck.engines._common.outcomes import adapter_failure, ending
 from fsdpcheck.engines._simulated import affinity
 from fsdpcheck.engines._simulated.rendezvous import Meeting, current_rank, require_rank
@@ -35,7 +35,7 @@ class Pool:
         self.world_size = world_size
         self.store = SimulatedStore(lambda: self.current)
         self.current: SimulatedRun | None = None
-        self._meshes = torch_private.Meshes(current_rank)
+        self._meshes = dtensor_private.Meshes(current_rank)
         self._world = torch_private.thread_local_world(lambda: self.current and require_rank())
         self._job: Any = None
         self._go = [threading.Lock() for _ in range(world_size)]
@@ -166,8 +166,9 @@ class Pool:
 def _foreign_code(request: RunRequest) -> str:
     """Names what is not fsdpcheck's own of what ranks run: it may have told DTensor of rules of its own."""
     own = request.case.model.own
-    adapter = "" if adapters.is_builtin(request.adapter) else request.adapter
-    return adapter if own is None else f"{adapter} {own.build}"
+    adapter = [] if adapters.is_builtin(request.adapter) else [request.adapter]
+    installs = [name for name in request.installs if not name.startswith("fsdpcheck.")]
+    return " ".join([*adapter, *([own.build] if own is not None else []), *installs])
 
 
 def _stood_still(run: SimulatedRun, budget: float | None, limit: Limit) -> Failure | None:
