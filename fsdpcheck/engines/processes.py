@@ -7,6 +7,7 @@ import weakref
 
 from fsdpcheck import adapters
 from fsdpcheck.engines._common import patches
+from fsdpcheck.engines._real import monitor
 from fsdpcheck.engines._real.pool import Pool
 from fsdpcheck.engines._real.transport import LocalLink
 from fsdpcheck.execution import Execution, RunRequest
@@ -44,7 +45,7 @@ class ProcessesEngine:
                 world_size, lambda place: LocalLink(place, self._start_method, request.adapter)
             )
         try:
-            execution = self._pools[world_size].run(self.name, request, self._budget, self._limit)
+            execution = monitor.run(self._pools[world_size], self.name, request, self._budget, self._limit)
         except BaseException:
             self._discard(world_size)
             raise

@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from fsdpcheck import adapters
 from fsdpcheck.engines._common import patches
+from fsdpcheck.engines._real import monitor
 from fsdpcheck.engines._real.follower import Place
 from fsdpcheck.engines._real.pool import Pool
 from fsdpcheck.engines._real.transport import Link, LocalLink
@@ -76,7 +77,7 @@ class TorchrunEngine:
         patches.check(request.installs)
         pool = self._pool = self._pool or self._new_pool()
         try:
-            execution = pool.run(self.name, request, self._budget, self._limit)
+            execution = monitor.run(pool, self.name, request, self._budget, self._limit)
         except BaseException:
             self._discard()
             raise

@@ -1,29 +1,35 @@
-"""Watch: follows one run of real ranks from outside until it is over, and says what ended it."""
+"""Follows one run of real ranks from outside until it is over, and says what ended it."""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from fsdpcheck import process_state
 from fsdpcheck.engines._real import shared_table
 from fsdpcheck.engines._real import stacks as _stacks
 from fsdpcheck.engines._real.follower import Reply
+from fsdpcheck.engines._real.pool import Pool
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest, deadlock
 from fsdpcheck.execution.trace import Trace
 from fsdpcheck.processes.limit import Limit, Spent, processor_seconds, sleep_of
 
-if TYPE_CHECKING:
-    from fsdpcheck.engines._real.pool import Pool
+
+def run(pool: Pool, engine: str, request: RunRequest, budget: float | None, limit: Limit) -> Execution:
+    """One run of ``pool`` to its end or failure. Raises only what the driver itself meets (KeyboardInterrupt)."""
+    watch = _Watch(pool, budget, limit)
+    pool.send(request)
+    execution = watch.execution(engine, request, watch.until_over())
+    pool.spent = watch.spent
+    return execution
 
 
-class Watch:
-    """One run, number ``run`` of ``pool``."""
+class _Watch:
+    """The next run of ``pool``."""
 
-    def __init__(self, pool: Pool, run: int, budget: float | None, limit: Limit) -> None:
-        self._pool, self._run, self._budget, self._limit = pool, run, budget, limit
+    def __init__(self, pool: Pool, budget: float | None, limit: Limit) -> None:
+        self._pool, self._run, self._budget, self._limit = pool, pool.runs + 1, budget, limit
         self._ranks = range(pool.world_size)
         self._began = time.monotonic()
         self._seen: tuple[shared_table.Header, ...] = ()

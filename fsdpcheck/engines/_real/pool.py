@@ -19,19 +19,17 @@ import torch._C._distributed_c10d as c10d
 from fsdpcheck.engines._real import shared_table
 from fsdpcheck.engines._real import stacks as _stacks
 from fsdpcheck.engines._real.follower import Place, Reply
-from fsdpcheck.engines._real.monitor import Watch
 from fsdpcheck.engines._real.transport import Link
 from fsdpcheck.errors import FsdpcheckError, excerpt
-from fsdpcheck.execution import Execution, RunRequest
+from fsdpcheck.execution import RunRequest
 from fsdpcheck.processes import leftovers
-from fsdpcheck.processes.limit import Limit
 
 _POLL_SECONDS = 0.002
 """How often the driver looks at the table while it waits for replies; no verdict depends on it."""
 
 
 class Pool:
-    """W workers and what they share. After a failure it must be closed, never reused.
+    """W workers and what they share. After a failure, or when one is ``spent``, it must be closed, never reused.
 
     ``link(place)`` starts a worker; all workers are on this machine.
     """
@@ -52,16 +50,17 @@ class Pool:
             self.close()
             raise
 
-    def run(self, engine: str, request: RunRequest, budget: float | None, limit: Limit) -> Execution:
-        """One run to its end or failure. Raises only what the driver itself meets (KeyboardInterrupt)."""
+    @property
+    def runs(self) -> int:
+        """How many requests it has been sent."""
+        return self._runs
+
+    def send(self, request: RunRequest) -> None:
+        """Give every worker its next request."""
         self._runs += 1
-        watch = Watch(self, self._runs, budget, limit)
         payload = pickle.dumps(request, pickle.HIGHEST_PROTOCOL)
         for link in self.links:
             link.send(payload)
-        execution = watch.execution(engine, request, watch.until_over())
-        self.spent = watch.spent
-        return execution
 
     def collect(self, rank: int) -> Reply | None:
         """The reply of a rank, if it has sent one."""
