@@ -53,7 +53,7 @@ Trait = Literal[
 the body are left to the root unit (the instrument always is). "rows<ranks", "uneven-rows": the number of ranks exceeds,
 or does not divide, the rows of a weight. "conv" and its like stand for plain training, "conv-private" for per-sample
 clipping, which needs a norm rule. "surrogates": a function of the model is replaced by one with values on a grid for
-the length of the run (see exact/surrogates.py). "schedule", "resume": the optimizer is the one ``Setup.optimizer``
+the length of the run (see exact/surrogates/). "schedule", "resume": the optimizer is the one ``Setup.optimizer``
 made, whose learning rate, or state, changes between steps. "per-layer-clipping": a clip factor for each group of
 parameters (``Setup.clip_bounds``). "bfloat16", "tf32": the model computes in a lower precision than its parameters
 have (``Setup.compute``). "fractional-normaliser": N is no whole number, as an expected batch size may be.
