@@ -159,14 +159,14 @@ class Child:
 
     def death(self, known: frozenset[int] | None = None) -> str:
         """End it and all that it has started, and tell its end in words. ``known``: see leftovers.clear."""
+        had_ended = self.has_ended
+        leftovers.clear(self.process.pid, self._mark, known)  # before the pipe closes, which it would follow by itself
+        code = self.process.wait()
         self.dismiss()
-        os.close(self.pipe)
+        for source in (self.pipe, self.exit):
+            os.close(source)
         self._stacks.close()
         self._beats.close()
-        had_ended = self.has_ended
-        leftovers.clear(self.process.pid, self._mark, known)
-        code = self.process.wait()
-        os.close(self.exit)
         if not had_ended:
             return "it closed its pipe to this process, and did not end"
         if code >= 0:
