@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,7 +14,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from fsdpcheck.compat import dtensor_private
-from fsdpcheck.execution import RankResult
+from fsdpcheck.engines._simulated.threads import _foreign_code
+from fsdpcheck.execution import RankResult, RunRequest
+from tests.common.cases_by_hand import SMALLEST
 from tests.engines.simulator import Simulator, keep
 from tests.engines.test_simulated_programs import values
 from tests.toys.averaging import Averaging
@@ -126,8 +129,9 @@ def test_what_dtensor_knows_of_a_mesh_is_kept_from_run_to_run(
     assert counts[0] > 0 == counts[1] == counts[2]
 
 
-def test_ranks_share_what_they_find_out_and_get_answers_on_their_own_mesh(
-    fresh: Simulator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("adapter", ["fully_shard", f"{__file__}:one"])
+def test_ranks_share_what_they_find_out_but_for_foreign_code_and_get_answers_on_their_own_mesh(
+    fresh: Simulator, monkeypatch: pytest.MonkeyPatch, adapter: str
 ) -> None:
     propagations, counts = _Propagations(monkeypatch), []
 
@@ -141,11 +145,19 @@ def test_ranks_share_what_they_find_out_and_get_answers_on_their_own_mesh(
     for size in (2, 4):
         propagations.count = 0
         wanted = torch.arange(7.0)
-        for value in values(fresh(body, size)):
+        for value in values(fresh(body, size, adapter=adapter)):
             parts = [wanted * 3, wanted * 2, wanted, torch.tensor([21.0]), wanted.repeat(2)]
             assert torch.equal(value, torch.cat(parts))
         counts.append(propagations.count)
-    assert counts[0] == counts[1] > 4
+    assert counts[0] > 4
+    assert counts[1] == counts[0] * (1 if adapter == "fully_shard" else 2)
+
+
+def test_what_a_user_installs_is_foreign_code() -> None:
+    request = RunRequest(SMALLEST, "fully_shard", installs=("fsdpcheck.impl.faults:averaged_twice",))
+    assert _foreign_code(request) == ""
+    assert _foreign_code(replace(request, installs=("mine:rules",))) == "mine:rules"
+    assert _foreign_code(replace(request, adapter="mine.py:adapter")) == "mine.py:adapter"
 
 
 def test_what_depends_on_the_rank_is_found_out_by_each(fresh: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
