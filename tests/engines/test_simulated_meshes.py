@@ -129,7 +129,7 @@ def test_what_dtensor_knows_of_a_mesh_is_kept_from_run_to_run(
     assert counts[0] > 0 == counts[1] == counts[2]
 
 
-@pytest.mark.parametrize("adapter", ["fully_shard", f"{__file__}:one"])
+@pytest.mark.parametrize("adapter", ["fully_shard", f"{__file__}:one"], ids=["built-in", "foreign"])
 def test_ranks_share_what_they_find_out_but_for_foreign_code_and_get_answers_on_their_own_mesh(
     fresh: Simulator, monkeypatch: pytest.MonkeyPatch, adapter: str
 ) -> None:
