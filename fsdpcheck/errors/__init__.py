@@ -83,7 +83,7 @@ def qualified(kind: type) -> str:
 
 
 def __getattr__(name: str) -> object:
-    """What has moved is told with its place of today."""
+    """Report where a name that has moved is now."""
     if name == "Violation":
         raise ImportError("cannot import name 'Violation' from 'fsdpcheck.errors': it is in fsdpcheck.laws now")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
