@@ -14,8 +14,8 @@ import torch.distributed as dist
 from benchmarks.paired import Ratio, paired
 from benchmarks.peers import SpawnEngine, ThreadedGroupEngine
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.engines.base import Engine
-from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 
 _ALL_REDUCES = 200
@@ -38,7 +38,7 @@ def _case(world_size: int, units: int, steps: int) -> Case:
 
 def engine_ratios(quick: bool = False) -> Iterator[Ratio]:
     """H2 (reference), H3 (fully_shard) and the cross ratio against torch's threaded group; H1 against mp.spawn."""
-    ours, threaded, spawn = SimulatedEngine(), ThreadedGroupEngine(), SpawnEngine()
+    ours, threaded, spawn = InProcessEngine(), ThreadedGroupEngine(), SpawnEngine()
     for world_size in (2, 4, 8):
         requests = {name: _requests(world_size, name) for name in ("reference", "fully_shard")}
         for name, goal in (("reference", ">= 2 (H2)"), ("fully_shard", ">= 3 (H3)")):
@@ -63,7 +63,7 @@ def rendezvous_ratios() -> Iterator[Ratio]:
     """H5: one all_reduce, fingerprint and trace on, against the threaded group."""
     for world_size in (4, 16):
         request = _requests(world_size, "reference")[0]
-        ours, threaded = SimulatedEngine(program=_all_reduces), ThreadedGroupEngine(_all_reduces)
+        ours, threaded = InProcessEngine(program=_all_reduces), ThreadedGroupEngine(_all_reduces)
         _same_sums(ours.run(request), threaded.run(request))
         arms = partial(_must_run, ours, request), partial(_must_run, threaded, request)
         yield paired(f"{_ALL_REDUCES} all_reduce, W = {world_size}: threaded group", *arms, ">= 2 (H5)")

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from fsdpcheck.engines.simulated import Program
+from fsdpcheck.engines._simulated.in_process import Program
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.program import rank_program
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,15 +23,12 @@ from fsdpcheck.report import colour, conditional, finding, unjudged
 from fsdpcheck.session.plan import Plan, parse_traits, parse_world_sizes
 
 if TYPE_CHECKING:
+    from fsdpcheck.adapters.contract import Features
     from fsdpcheck.findings.verdict import Verdict
     from fsdpcheck.judging.law import Law
     from fsdpcheck.judging.run import Run
-    from fsdpcheck.session.pytest_guard import Guarded
 
 _PLAN = pytest.StashKey[Plan]()
-_LEFT = pytest.StashKey[set[threading.Thread]]()
-"""Threads, no daemons, that were started while laws were checked."""
-_GUARDED = pytest.StashKey["Guarded"]()
 _ACCOUNT = pytest.StashKey["_Account"]()
 _PROPERTY = "fsdpcheck"
 _SHARED = "simulated ranks share {}, and write to it; `fsdpcheck run` tries what holds on real ranks"
@@ -58,44 +54,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fsdpcheck-world-size", default="", metavar="1-5", help="3, 1-5 or 2,13 (default: 1-5 in quick)")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Before anything of an implementation is imported: let another process watch this one."""
-    theirs = [ref for ref in config.getoption("--fsdpcheck-adapter") if not adapters.is_builtin(ref)]
-    if theirs and not hasattr(config, "workerinput"):
-        from fsdpcheck.session.pytest_guard import guarded
-
-        capture: Any = config.pluginmanager.getplugin("capturemanager")
-        session = guarded(lambda: capture and capture.suspend_global_capture(in_=True))
-        if session is not None:
-            session.at(f"the import of {', '.join(theirs)}")
-            config.stash[_GUARDED] = session
-            config.pluginmanager.register(_Told(session))
-
-
-class _Told:
-    """Tells the guard of this session what the session is at, and ends it although threads were left."""
-
-    def __init__(self, session: Guarded) -> None:
-        self._session, self._code = session, 0
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._session.at(nodeid)
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self._code = int(session.exitstatus)
-        self._session.finished(self._code)
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_unconfigure(self, config: pytest.Config) -> None:
-        """Nobody waits for threads that laws have left: what was registered for the exit is run without them."""
-        if any(thread.is_alive() for thread in config.stash.get(_LEFT, ())):
-            from fsdpcheck.session.worker import leave
-
-            leave(self._code)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     asked = tuple(dict.fromkeys(config.getoption("--fsdpcheck-adapter")))
     try:
@@ -119,14 +77,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _require_checkable(asked: tuple[str, ...]) -> None:
     """As ``fsdpcheck run`` does first. Imports torch, which is right where somebody names an adapter."""
-    for ref in asked:
-        adapters.load(ref)
     if asked:
         from fsdpcheck.judging import registry
 
         registry.chapters()
         for ref in asked:
-            registry.require_shown(ref, adapters.features(ref))
+            registry.require_shown(ref, _declared(ref))
+
+
+def _declared(ref: str) -> Features:
+    """What an adapter declares; its code is imported in a process of its own."""
+    from fsdpcheck.engines._common import hosts
+
+    return hosts.declared(ref).features
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -162,12 +125,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     plan = pyfuncitem.config.stash[_PLAN]
     bound: Any = pyfuncitem.funcargs["run"]
-    before = set(threading.enumerate())
-    watched = pyfuncitem.config.stash.get(_GUARDED, None)
-    beat = None if watched is None else lambda *case: watched.at(pyfuncitem.nodeid)
-    verdict = check_law(law, bound, plan.profile, plan.world_sizes, on_case=beat)
-    left = {thread for thread in threading.enumerate() if not thread.daemon} - before
-    pyfuncitem.config.stash.setdefault(_LEFT, set()).update(left)
+    verdict = check_law(law, bound, plan.profile, plan.world_sizes)
     told = {name: getattr(verdict, name) for name in ("law", "status", "cases", "rejected", "adapter", "never", "left")}
     pyfuncitem.user_properties.append((_PROPERTY, {**told, "shared": list(bound.ran.shared)}))
     _conclude(verdict)
@@ -224,7 +182,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         law = _law_of(getattr(item, "obj", None))
         callspec = getattr(item, "callspec", None)
         if law is not None and callspec is not None:
-            promised = not law.not_promised(adapters.features(callspec.params["run"]))
+            promised = not law.not_promised(_declared(callspec.params["run"]))
             session.config.stash[_ACCOUNT].promised += promised
 
 

@@ -18,6 +18,7 @@ from fsdpcheck.loading.references import canonical as canonical
 
 if TYPE_CHECKING:
     from fsdpcheck.adapters.contract import Adapter, Features
+    from fsdpcheck.adapters.declaration import Declaration
 
 _FOLDER = Path(__file__).parent / "builtin"
 _EXTRAS = {"opacus": "opacus"}  # package (and adapter of that name) -> extra of fsdpcheck that installs it
@@ -55,6 +56,11 @@ def module_of(name: str) -> str:
     return f"{__name__}.builtin.{name}"
 
 
+def modules_of(ref: str) -> tuple[str, ...]:
+    """The module of a built-in adapter, which may be imported before anything runs; none of a user's own."""
+    return (module_of(ref.partition(":")[0]),) if is_builtin(ref) else ()
+
+
 def is_builtin(ref: str) -> bool:
     """Whether ``ref`` names code of fsdpcheck itself; only such a name may come from a replay token."""
     name, _, variant = ref.partition(":")
@@ -75,6 +81,13 @@ def features(ref: str) -> Features:
     Raises what ``load`` raises.
     """
     return _once(ref)[1]
+
+
+def declared(ref: str) -> Declaration:
+    """What the adapter declares, as plain data. Raises what ``load`` raises."""
+    from fsdpcheck.adapters.declaration import declaration_of
+
+    return declaration_of(*_once(ref))
 
 
 def _once(ref: str) -> tuple[Adapter, Features]:

@@ -160,6 +160,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     jobs = f"processes that check at once: a number, or auto, the usable cores up to {MOST_JOBS} (default: auto)"
     run.add_argument("--jobs", "-j", type=_jobs, default="auto", metavar="N", help=jobs)
+    _add_laws(run)
     _add_own(run)
     run.add_argument("--units", type=_names, metavar="NAMES", help="modules of it to shard: a,b (default: the blocks)")
     run.add_argument("--real", action="store_true", help="your model as it is, own weights, by the rounding laws")
@@ -204,7 +205,14 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     replay.add_argument(
         "--budget", type=_seconds, metavar="SECONDS", help="give up on a run after so long (default: never)"
     )
+    _add_laws(replay)
     _add_own(replay)
+
+
+def _add_laws(parser: argparse.ArgumentParser) -> None:
+    """Laws of a user's own; a replay imports them only when they are given here."""
+    what = "a file or module with laws of your own; repeatable (default: none)"
+    parser.add_argument("--laws", action="append", default=[], metavar="FILE", help=what)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -257,6 +265,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         loss=options.loss,
         units=options.units,
         real=options.real,
+        laws_from=tuple(options.laws),
     )
 
 
@@ -291,7 +300,7 @@ def _replay(options: argparse.Namespace) -> int:
     paint, codes = colour.painter(sys.stdout), []
     for token in tokens:
         engine = options.engine or _HINTS.get(token.engine, "simulated")
-        found = shown(replayed(replay.encode(token), engine, options.budget))
+        found = shown(replayed(replay.encode(token), engine, options.budget, tuple(options.laws)))
         codes.append(found.exit_code)
         if found.finding is not None:
             broken = found.finding

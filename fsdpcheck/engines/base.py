@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from fsdpcheck.adapters.declaration import Declaration
 from fsdpcheck.execution import Execution, RunRequest
 
 TORCHRUN: Final = "torchrun"
@@ -15,10 +16,16 @@ class Engine(Protocol):
 
     ``run`` never raises for what a rank does (that is ``Execution.failure``); it raises UsageError for a request it
     cannot serve at all, and KeyboardInterrupt after cleaning up. ``close`` ends ranks; it may be called twice.
+    ``declared``: what the implementation that a reference names declares, read where its ranks run; raises what
+    adapters.load raises. ``settle``: what ranks have left changed of their process that no run has told; put back.
     """
 
     name: str
 
     def run(self, request: RunRequest) -> Execution: ...
+
+    def declared(self, reference: str) -> Declaration: ...
+
+    def settle(self) -> tuple[str, ...]: ...
 
     def close(self) -> None: ...

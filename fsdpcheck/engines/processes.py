@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import weakref
 
-from fsdpcheck import adapters
-from fsdpcheck.engines._common import patches
+from fsdpcheck.adapters.declaration import Declaration
+from fsdpcheck.engines._common import hosts
 from fsdpcheck.engines._real import monitor
 from fsdpcheck.engines._real.pool import Pool
 from fsdpcheck.engines._real.transport import LocalLink
@@ -37,8 +37,8 @@ class ProcessesEngine:
 
     def run(self, request: RunRequest) -> Execution:
         """Run ``request`` on its world size of processes. See engines/base.py for the guarantee."""
-        adapters.load(request.adapter)
-        patches.check(request.installs)
+        hosts.declared(request.adapter)
+        hosts.require(request.adapter, request.installs)
         world_size = request.case.world_size
         if world_size not in self._pools:
             self._pools[world_size] = Pool(
@@ -52,6 +52,14 @@ class ProcessesEngine:
         if execution.failure is not None or self._pools[world_size].spent:
             self._discard(world_size)
         return execution
+
+    def declared(self, reference: str) -> Declaration:
+        """See engines/base.py."""
+        return hosts.declared(reference)
+
+    def settle(self) -> tuple[str, ...]:
+        """Each run compares all: nothing is left."""
+        return ()
 
     def close(self) -> None:
         for world_size in list(self._pools):

@@ -20,8 +20,8 @@ from typing import Any
 import torch._C._distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
-from fsdpcheck import adapters
-from fsdpcheck.engines._common import patches
+from fsdpcheck.adapters.declaration import Declaration
+from fsdpcheck.engines._common import hosts
 from fsdpcheck.engines._real import monitor
 from fsdpcheck.engines._real.follower import Place
 from fsdpcheck.engines._real.pool import Pool
@@ -73,8 +73,8 @@ class TorchrunEngine:
                 f"  next    torchrun --nproc-per-node {request.case.world_size}, or --engine processes",
                 world_size(),
             )
-        adapters.load(request.adapter)
-        patches.check(request.installs)
+        hosts.declared(request.adapter)
+        hosts.require(request.adapter, request.installs)
         pool = self._pool = self._pool or self._new_pool()
         try:
             execution = monitor.run(pool, self.name, request, self._budget, self._limit)
@@ -84,6 +84,14 @@ class TorchrunEngine:
         if execution.failure is not None or pool.spent:
             self._discard()
         return execution
+
+    def declared(self, reference: str) -> Declaration:
+        """See engines/base.py."""
+        return hosts.declared(reference)
+
+    def settle(self) -> tuple[str, ...]:
+        """Each run compares all: nothing is left."""
+        return ()
 
     def close(self) -> None:
         """End the workers, and let the other ranks' ``serve`` return."""

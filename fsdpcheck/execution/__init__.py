@@ -156,7 +156,9 @@ class Execution:
     """Why this one schedule is no proof for all (store use after init, poll, wildcard, second group in flight)."""
     hand_overs: int = 0
     files: dict[str, str] = field(default_factory=dict)
-    """What ranks that are processes have loaded (see provenance.Loaded.files): path -> hash of its content."""
+    """What the processes of the ranks have loaded (see provenance.Loaded): path -> hash of its content."""
+    packages: dict[str, str] = field(default_factory=dict)
+    """The same of installed packages: name -> version."""
     left: tuple[str, ...] = ()
     """What ranks left changed of their process, a sentence each; it was put back (process_state)."""
     shared: tuple[str, ...] = ()

@@ -82,8 +82,11 @@ def encode(token: Token) -> str:
     return f"v{VERSION}:{base64.urlsafe_b64encode(body).decode().rstrip('=')}"
 
 
-def command(token: str, adapter: str, installs: Iterable[str] = ()) -> str:
-    """The command line that runs a token's case again; it repeats whatever a token alone may not import."""
+def command(token: str, adapter: str, installs: Iterable[str] = (), laws: Iterable[str] = ()) -> str:
+    """The command line that runs a token's case again; it repeats whatever a token alone may not import.
+
+    ``laws``: files with laws of a user's own.
+    """
     parts = ["fsdpcheck", "replay", f"'{token}'"]
     own = _own(token)
     for option, name in (("--model", own.build), ("--batch", own.batch), ("--loss", own.loss)) if own else ():
@@ -92,6 +95,8 @@ def command(token: str, adapter: str, installs: Iterable[str] = ()) -> str:
         parts += ["--adapter", shlex.quote(adapter)]
     for name in installs:
         parts += [] if name.startswith(FAULTS) else ["--install", shlex.quote(name)]
+    for file in laws:
+        parts += ["--laws", shlex.quote(file)] if file else []
     return " ".join(parts)
 
 

@@ -54,6 +54,8 @@ class Finding:
     note: str = ""
     when: str = ""
     stage: str = ""
+    laws: str = ""
+    """The file of the law, if it is a user's own."""
 
     @property
     def root(self) -> tuple[str, ...]:

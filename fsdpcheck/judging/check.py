@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import hypothesis
 from hypothesis.errors import Unsatisfiable
 
-from fsdpcheck import adapters, process_state
 from fsdpcheck.adapters.contract import WITHOUT_MODEL
 from fsdpcheck.case import Case
 from fsdpcheck.case.profiles import PROFILES, WORLD_SIZES
@@ -61,11 +60,11 @@ def check_law(
     if count >= least:
         check.labels = coverage.demanded(law.must_occur, law.vacuous_without, check.limits)
         check.sought = coverage.sought(law.must_occur, check.limits)
-    with process_state.undisturbed(check.left):
-        stop = _explore(check, count, world_sizes, seed, shrink) or _reach(check, world_sizes, seed, shrink)
-        varied = check.varied(check.violations[-1][0], check.asked, stop) if shrink and check.violations else None
-        if varied is None and shrink and stop is None and check.violations and run.engine.name == "simulated":
-            check.look_further(world_sizes, seed)
+    stop = _explore(check, count, world_sizes, seed, shrink) or _reach(check, world_sizes, seed, shrink)
+    varied = check.varied(check.violations[-1][0], check.asked, stop) if shrink and check.violations else None
+    if varied is None and shrink and stop is None and check.violations and run.engine.name == "simulated":
+        check.look_further(world_sizes, seed)
+    check.left.update(dict.fromkeys(run.engine.settle()))
     verdict = varied or check.verdict(stop)
     return replace(verdict, seconds=time.monotonic() - started).bounded()
 
@@ -101,7 +100,7 @@ def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None,
 def _not_asked(law: Law, run: Run, asked: tuple[int, ...]) -> Verdict | None:
     """What is said of a law of which no case is drawn on the numbers of ranks ``asked``; None where some are."""
     features, sizes, vain = run.features, sizes_for(law, asked), ""
-    reason = law.not_promised(adapters.features(run.adapter_ref)) or _avoided(law, run)
+    reason = law.not_promised(run.declared.features) or _avoided(law, run)
     if not reason:
         vain = law.vain_on(asked)
     if not reason and not vain and features.max_world_size is not None and features.max_world_size < min(sizes):
@@ -122,7 +121,7 @@ def _avoided(law: Law, run: Run) -> str:
 
 
 def _limits(run: Run, world_sizes: tuple[int, ...]) -> coverage.Limits:
-    accepts, all_accepted = run.features.accepts, adapters.features(run.adapter_ref).accepts
+    accepts, all_accepted = run.features.accepts, run.declared.features.accepts
     return coverage.Limits(accepts, world_sizes, all_accepted - accepts, run.own is not None)
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import hypothesis
 from hypothesis.errors import Flaky, HypothesisException, Unsatisfiable
 
-from fsdpcheck import adapters
 from fsdpcheck.case import Case
 from fsdpcheck.case.profiles import WORLD_SIZES
 from fsdpcheck.case.traits import OF_MODELS
@@ -88,6 +87,7 @@ def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:
         case=json.loads(case.to_json()),
         words=case.describe(),
         token=token,
+        laws=law.file,
     )
 
 
@@ -359,7 +359,7 @@ class Judging:
     @property
     def _never(self) -> tuple[str, ...]:
         """What the law names and no judged case was, in words."""
-        accepts = adapters.features(self.run.adapter_ref).accepts  # what it does not accept is told once for all laws
+        accepts = self.run.declared.features.accepts  # what it does not accept is told once for all laws
         labels = dict.fromkeys((*self.law.vacuous_without, *self.law.must_occur))
         named = [label for label in labels if coverage.LABELS[label].traits <= accepts]
         return tuple(coverage.LABELS[label].words for label in coverage.missing(named, self.census))
@@ -405,7 +405,7 @@ class Judging:
         reason = (
             f"the law broke and then held on the same case, so the run is not deterministic ({found.what}); gloo"
             " processes showed no difference: state that simulated ranks share (Features.rank_local), or an error of"
-            f" fsdpcheck; replay with: {command(found.token, found.adapter, self.run.installs)}"
+            f" fsdpcheck; replay with: {command(found.token, found.adapter, self.run.installs, [self.law.file])}"
         )
         return replace(self._held, status="error", reason=reason, exit_code=INTERNAL)
 
@@ -458,7 +458,7 @@ class Judging:
             reason = "".join(traceback.format_exception(error)).rstrip()
         if case is not None:
             token = encode(Token(self.law.name, self.run.adapter_ref, case, self.run.installs))
-            again = command(token, self.run.adapter_ref, self.run.installs)
+            again = command(token, self.run.adapter_ref, self.run.installs, [self.law.file])
             reason += f"\nin case {case.describe()}\nreplay with: {again}"
         return replace(self._held, status="error", reason=reason, exit_code=getattr(error, "exit_code", INTERNAL))
 

@@ -59,6 +59,12 @@ class Law:
     vacuous_without: tuple[str, ...] = ()
 
     @property
+    def file(self) -> str:
+        """The file of a law of a user's own; "" for one of fsdpcheck's."""
+        is_own = self.body.__module__.startswith("fsdpcheck.properties.")
+        return "" if is_own else self.where.rpartition(":")[0]
+
+    @property
     def guarantee(self) -> str:
         """The first paragraph of the statement, on one line."""
         return " ".join(self.statement.split("\n\n")[0].split())

@@ -12,6 +12,7 @@ from fsdpcheck.adapters.contract import Features, Observable, Promise, Trait
 from fsdpcheck.errors import AdapterError, UsageError
 from fsdpcheck.judging import coverage
 from fsdpcheck.judging.law import Law
+from fsdpcheck.loading import references, registered
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -32,6 +33,7 @@ class Collected(Protocol):
 
 
 LAWS: dict[str, Law] = {}
+_LAWS_OF_A_USER = references.Kind("laws")
 
 
 def law(
@@ -81,13 +83,29 @@ def law(
     return decorate
 
 
-def chapters() -> dict[str, Law]:
-    """All laws by name, after importing every chapter of fsdpcheck.properties. Sorted by chapter, as written."""
+def chapters(more: Iterable[str] = ()) -> dict[str, Law]:
+    """All laws by name, after importing every chapter of fsdpcheck.properties. Sorted by chapter, as written.
+
+    ``more``: files or modules with laws of a user's own. Raises UsageError for one that cannot be imported.
+    """
     properties = importlib.import_module("fsdpcheck.properties")
     for module in pkgutil.iter_modules(properties.__path__):
         if module.name.startswith("test_"):
             importlib.import_module(f"{properties.__name__}.{module.name}")
+    for name in more:
+        references.module(name, _LAWS_OF_A_USER)
     return LAWS
+
+
+def require_known(ref: str, laws: Iterable[str]) -> None:
+    """Raise UsageError for laws that the import of an adapter registered in its own process, and nobody has here."""
+    if missing := [name for name in laws if name not in LAWS]:
+        raise UsageError(
+            f"adapter {ref!r} stands in one file with laws, or imports some\n"
+            f"  got     {', '.join(missing)}\n"
+            f"  wanted  laws in files of their own: they judge where no adapter was ever imported\n"
+            f"  next    move them to a file and name it: --laws FILE.py"
+        )
 
 
 def require_shown(ref: str, features: Features) -> None:
@@ -115,6 +133,8 @@ def _register(found: Law) -> None:
     if not found.statement:
         raise UsageError(f"law {found.name!r} at {found.where} has no docstring: say what it guarantees")
     LAWS[found.name] = found
+    if found.file:
+        registered.laws.append(found.name)
 
 
 def _place(body: Body) -> str:

@@ -12,7 +12,8 @@ from fractions import Fraction
 from torch import Tensor
 
 from fsdpcheck import adapters, oracle
-from fsdpcheck.adapters.contract import Adapter, ArithmeticRule, FactorRule, Features, Observable, Trait, Use
+from fsdpcheck.adapters.contract import ArithmeticRule, FactorRule, Features, Observable, Trait, Use
+from fsdpcheck.adapters.declaration import Declaration
 from fsdpcheck.case import Case, OwnModel
 from fsdpcheck.case.validation import is_power_of_two
 from fsdpcheck.engines._interpreter import interpreter
@@ -20,7 +21,6 @@ from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import AdapterError, NoProgress, NotApplicable, NotSupported, Refused, UsageError, qualified
 from fsdpcheck.execution import Execution, Failure, RunRequest, SchedulePolicy
 from fsdpcheck.judging import unsupported_model
-from fsdpcheck.loading import import_patches
 from fsdpcheck.oracle import batched_step, certificate, standards
 from fsdpcheck.workload import models
 
@@ -31,13 +31,14 @@ _REMEMBERED = 1024  # answers kept; one is a few small tensors
 class Ran:
     """What came of the runs since it was last cleared: the newest execution, and how often each install was hit in all.
 
-    A law may run several times, and a fault act in one of them alone. Failures are read from the newest. ``files``, of
-    what ranks that are processes have loaded (see Execution.files), is never cleared.
+    A law may run several times, and a fault act in one of them alone. Failures are read from the newest. ``files`` and
+    ``packages``, of what the processes of the ranks have loaded (see Execution), are never cleared.
     """
 
     newest: Execution | None = None
     hits: Counter[str] = field(default_factory=Counter)
     files: dict[str, str] = field(default_factory=dict)
+    packages: dict[str, str] = field(default_factory=dict)
     left: dict[str, None] = field(default_factory=dict)
     """What ranks or imports left changed of the process, a sentence each, in the order it was seen."""
     shared: dict[str, None] = field(default_factory=dict)
@@ -47,6 +48,7 @@ class Ran:
         self.newest = execution
         self.hits.update(execution.install_hits)
         self.files |= execution.files
+        self.packages |= execution.packages
         self.left.update(dict.fromkeys(execution.left))
         self.shared.update(dict.fromkeys(execution.shared))
 
@@ -123,7 +125,6 @@ class Run:
         )
         execution = (self.engine if case.kernel is None else interpreter()).run(request)
         self.ran.note(execution)
-        self.ran.left.update(dict.fromkeys(import_patches.told(_imported(case, request.adapter))))
         _raise_what_is_no_finding(execution.failure)
         if report := unsupported_model.refused(execution) or unsupported_model.raised_alone(execution):
             raise Refused(report)
@@ -139,7 +140,7 @@ class Run:
             )
         share = Fraction(case.step.normaliser) / case.world_size
         if self.features.arithmetic.divides_by_share and not is_power_of_two(share.denominator):
-            raise NotApplicable(f"{self.adapter.name} divides by N / W = {share}, which rounds")
+            raise NotApplicable(f"{self.declared.name} divides by N / W = {share}, which rounds")
         return _answer(case, self.features.factor, self.features.arithmetic)
 
     def tier(self, case: Case) -> standards.Tier:
@@ -166,13 +167,14 @@ class Run:
         return replace(self, engine=engine, ran=Ran())
 
     @property
-    def adapter(self) -> Adapter:
-        return adapters.load(self.adapter_ref)
+    def declared(self) -> Declaration:
+        """What the adapter declares, as data: its code runs where its ranks do, and not here."""
+        return self.engine.declared(self.adapter_ref)
 
     @property
     def features(self) -> Features:
         """The adapter's, without the traits to avoid."""
-        features = adapters.features(self.adapter_ref)
+        features = self.declared.features
         return replace(features, accepts=features.accepts - self.avoid) if self.avoid else features
 
     @property
@@ -184,11 +186,6 @@ class Run:
     def asked(self) -> RunRequest | None:
         """What the newest execution was asked for."""
         return self.ran.newest.request if self.ran.newest else None
-
-
-def _imported(case: Case, adapter: str) -> tuple[str, ...]:
-    own = case.model.own
-    return (adapter,) if own is None else (adapter, own.build, own.batch, own.loss)
 
 
 def _answer(case: Case, factor: FactorRule, conventions: ArithmeticRule) -> oracle.Answer:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fsdpcheck import adapters, oracle
+from fsdpcheck import oracle
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.findings.violation import Violation
@@ -96,7 +96,7 @@ def _among(executions: Iterator[Execution], what: str, how: str) -> Violation | 
 
 def _is_determined(run: Run, request: RunRequest) -> bool:
     """Whether the reference, or else the single device, gives ``request`` the same results each time."""
-    case, features = request.case, adapters.features(_REFERENCE)
+    case, features = request.case, run.engine.declared(_REFERENCE).features
     known = case.model.own is None and case.requires() <= features.accepts
     if known and request.observe - {"params"} <= features.observables and not request.using:
         plain = replace(request, adapter=_REFERENCE, installs=(), observers=(), watchers=())

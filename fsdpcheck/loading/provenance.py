@@ -74,16 +74,21 @@ class Loaded:
     """
 
     def __init__(self, refs: Iterable[str] = ()) -> None:
-        self._roots = frozenset(ref.partition(":")[0].partition(".")[0] for ref in refs)
+        self._roots: set[str] = set()
+        self.roots(refs)
         self._begun = time.time_ns()
         self._files: dict[str, str] = {}
         self._packages: dict[str, str] = {}
         self._seen: set[str] = set()
         self._looked_at = 0
 
+    def roots(self, refs: Iterable[str]) -> None:
+        """More references to what is under test."""
+        self._roots |= {ref.partition(":")[0].partition(".")[0] for ref in refs}
+
     def sources(self) -> Sources:
         """Of everything that is loaded now, or was before."""
-        return Sources(own(), self.files(), dict(sorted(self._packages.items())))
+        return Sources(own(), self.files(), self.packages())
 
     def files(self) -> dict[str, str]:
         """Path -> hash of its content, of what is loaded now, or was before."""
@@ -95,9 +100,15 @@ class Loaded:
             self._looked_at = len(sys.modules)
         return dict(sorted(self._files.items()))
 
-    def add(self, files: Mapping[str, str]) -> None:
-        """Note ``files`` that another process of the run has loaded, path -> hash of its content."""
+    def packages(self) -> dict[str, str]:
+        """Name -> version, of the same."""
+        self.files()
+        return dict(sorted(self._packages.items()))
+
+    def add(self, files: Mapping[str, str], packages: Mapping[str, str]) -> None:
+        """Note what another process of the run has loaded: path -> hash of its content, and name -> version."""
         self._files = {**files, **self._files}
+        self._packages = {**packages, **self._packages}
 
     def _note(self, top: str, path: str) -> None:
         folder = next((folder for folder in _sites() if path.startswith(folder)), None)

@@ -54,6 +54,12 @@ def load(ref: str, kind: Kind) -> Any:
     return attribute(module, attr, ref, kind)
 
 
+def module(name: str, kind: Kind) -> ModuleType:
+    """The module "pkg.mod" or "file.py". Raises as ``load`` does."""
+    path = Path(name).expanduser().resolve()
+    return _file_module(path, name, kind) if name.endswith(".py") else _dotted_module(name, name, kind)
+
+
 def imported(dotted: str, ref: str, kind: Kind) -> ModuleType:
     """The module ``dotted``; an import that fails is a ``kind.error`` that says why."""
     try:

@@ -1,6 +1,6 @@
 """What a process is set to, and what was left changed of it: noticed after each run, put back, and told.
 
-Ranks, judge and certifier may share a process. Settings of torch and Python (settings.py), containers of hooks
+Simulated ranks share a process, and so do their runs. Settings of torch and Python (settings.py), containers of hooks
 (containers.py) and what names of modules and classes stand for (names.py) are compared before and after a run of ranks;
 what an implementation changes when it is imported (loading/import_patches.py) is in place on its ranks alone. What code
 of one process cannot be kept from is stated in docs/threat-model.md.
@@ -92,24 +92,24 @@ def state() -> ProcessState:
 
 
 @contextmanager
-def undisturbed(left: dict[str, None]) -> Iterator[None]:
-    """While cases of one law run: the judge changes nothing between two runs, and what only ranks use is compared late.
-
-    What is seen then is told in ``left``.
-    """
-    watched = state()
-    if watched.undisturbed:
-        yield
-        return
+def undisturbed(is_so: bool = True) -> Iterator[None]:
+    """Only ranks change what is watched, if ``is_so``: what nobody else computes with is compared by ``settled``."""
+    watched, before = state(), state().undisturbed
     watched.names.save()
-    watched.undisturbed = True
+    watched.undisturbed = is_so
     try:
         yield
     finally:
-        watched.undisturbed = False
-        found = watched.names.changes()
-        put_back(reversed(found))
-        left.update(dict.fromkeys(f"a rank left {change.told()}" for change in found))
+        watched.undisturbed = before
+        watched.names.save()
+
+
+def settled() -> tuple[str, ...]:
+    """Put back what runs have left changed and did not compare, and say it; nothing where runs compare all."""
+    watched = state()
+    found = watched.names.changes() if watched.undisturbed else []
+    put_back(reversed(found))
+    return tuple(f"a rank left {change.told()}" for change in found)
 
 
 def put_back(changes: Iterable[Change]) -> list[Change]:

@@ -77,9 +77,13 @@ def clear(leader: int, mark: str, known: frozenset[int] | None = None) -> int:
     if leader != me:
         _kill(leader)
     ended = _end(lambda entry: entry.pid not in (me, leader) and belongs(entry))
+    _remove_folders(mark)
+    return ended
+
+
+def _remove_folders(mark: str) -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}{mark}-*"):
         shutil.rmtree(folder, ignore_errors=True)
-    return ended
 
 
 def end_group(leader: int) -> int:
@@ -92,13 +96,15 @@ def end_group(leader: int) -> int:
     return _end(lambda entry: entry.group == leader != entry.pid and entry.session == session)
 
 
-def end_orphans(child: int) -> int:
-    """End what ``child``, which is not reaped yet, has left, in sessions of its own too; returns how many.
+def end_marked(mark: str) -> int:
+    """End all that began with the mark in its environment, in sessions of its own too; returns how many.
 
-    This process adopts (see ``adopting``) and has started nothing else.
+    And remove its temporary folders. This process is left alone.
     """
-    me = os.getpid()
-    return _end(lambda entry: entry.parent == me and entry.pid != child)
+    me, sought = os.getpid(), f"{MARK}={mark}\0".encode()
+    ended = _end(lambda entry: entry.pid != me and sought in environment(entry.pid))
+    _remove_folders(mark)
+    return ended
 
 
 @contextmanager

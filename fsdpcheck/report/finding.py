@@ -47,7 +47,7 @@ def _trait(finding: Finding) -> str:
 
 def replay_command(finding: Finding, installs: Iterable[str] = ()) -> str:
     """The command that runs the finding's case again."""
-    return command(finding.token, finding.adapter, installs)
+    return command(finding.token, finding.adapter, installs, [finding.laws])
 
 
 def troubles(verdicts: Iterable[Verdict]) -> list[str]:

@@ -135,7 +135,8 @@ class Ledger:
         if at.case:
             case = Case.from_json(at.case)
             token = encode(Token(at.law, at.adapter, case, self.plan.installs, engine=self.plan.engine))
-            reason += f"\nin case {case.describe()}\nreplay with: {command(token, at.adapter, self.plan.installs)}"
+            again = command(token, at.adapter, self.plan.installs, self.plan.laws_from)
+            reason += f"\nin case {case.describe()}\nreplay with: {again}"
         verdict = Verdict(at.law, at.adapter, "error", at.number, reason=reason, exit_code=NO_PROGRESS)
         self._judge(verdict)
         return verdict

@@ -41,6 +41,8 @@ class Plan:
     loss: str = ""
     units: tuple[str, ...] | None = None
     real: bool = False
+    laws_from: tuple[str, ...] = ()
+    """Files or modules with laws of one's own."""
 
     def to_json(self) -> str:
         """One line of JSON; ``from_json`` is its inverse."""

@@ -11,7 +11,7 @@ import fnmatch
 import json
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -21,8 +21,8 @@ import hypothesis
 import numpy
 import torch
 
-from fsdpcheck import adapters, engines
-from fsdpcheck.adapters.contract import WITHOUT_MODEL
+from fsdpcheck import engines
+from fsdpcheck.adapters.contract import WITHOUT_MODEL, Features
 from fsdpcheck.case import Case, Trait
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.engines.base import Engine
@@ -56,54 +56,67 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
     """
     torch.set_num_threads(1)
     loaded = provenance.Loaded((*plan.adapters, *plan.installs, plan.model, plan.batch, plan.loss))
-    for ref in plan.adapters:
-        adapters.load(ref)  # first: a user's file may hold laws of its own
+    registry.chapters(plan.laws_from)
     seen = own_inspection.inspect(plan.model, plan.batch, plan.loss, plan.units) if plan.model else None
-    registry.chapters()
-    for ref in plan.adapters:
-        registry.require_shown(ref, adapters.features(ref))
     laws = chosen_laws(plan.laws) if seen is None else _of_tier(chosen_laws(plan.laws), plan.real)
     avoid = frozenset(plan.avoid) | (seen.left_out(plan.real) if seen else frozenset())
     plan = replace(plan, installs=tuple(faults.resolved(name) for name in plan.installs))
-    emit({**_plan_event(plan, laws), "notes": seen.notes if seen else (), "sources": loaded.sources().to_data()})
     with ExitStack() as stack:
         used = engine or _opened(stack, plan.engine, plan.budget)
+        declared = _declared(plan.adapters, used, loaded)
+        notes = {"notes": seen.notes if seen else (), "sources": loaded.sources().to_data()}
+        emit({**_plan_event(plan, laws, declared), **notes})
         run = Run(used, plan.adapters[0], plan.installs, avoid=avoid, own=seen.own if seen else None)
         check = _Check(plan, run, emit, _Confirmation(stack, plan, used), loaded)
         if pairs is None:
-            _all(laws, plan, check, emit)
+            _all(laws, declared, check, emit)
         for name, ref in pairs or ():
             check(registry.chapters()[name], ref)
 
 
-def _all(laws: list[Law], plan: Plan, check: _Check, emit: Emit) -> None:
+def _declared(refs: Iterable[str], engine: Engine, loaded: provenance.Loaded) -> dict[str, Features]:
+    """What each adapter declares. Raises AdapterError, also for one that hides what its promises are judged by, and
+    UsageError for laws that stand where nobody judges by them."""
+    found = {}
+    for ref in refs:
+        declared = engine.declared(ref)
+        loaded.add(declared.files, declared.packages)
+        registry.require_shown(ref, declared.features)
+        registry.require_known(ref, declared.laws)
+        found[ref] = declared.features
+    return found
+
+
+def _all(laws: list[Law], declared: Mapping[str, Features], check: _Check, emit: Emit) -> None:
     """Each law on each adapter, in the order of the agenda."""
-    agenda = Agenda(((one.name, ref) for ref in plan.adapters for one in laws), _needing(laws, plan))
+    agenda = Agenda(((one.name, ref) for ref in declared for one in laws), _needing(laws, declared))
     while (pair := agenda.take()) is not None:
         for vain in agenda.hear(check(registry.chapters()[pair[0]], pair[1])):
             emit({"event": "verdict", **vain.to_data()})
 
 
-def _needing(laws: list[Law], plan: Plan) -> dict[str, list[str]]:
+def _needing(laws: list[Law], declared: Mapping[str, Features]) -> dict[str, list[str]]:
     """Of each adapter the laws that it promises and that train a model."""
-    promised = {ref: [one for one in laws if not one.not_promised(adapters.features(ref))] for ref in plan.adapters}
+    promised = {ref: [one for one in laws if not one.not_promised(has)] for ref, has in declared.items()}
     return {ref: [one.name for one in found if one.promise not in WITHOUT_MODEL] for ref, found in promised.items()}
 
 
-def replayed(token: tokens.Token, engine_name: str, budget: float | None = None) -> Verdict:
+def replayed(
+    token: tokens.Token, engine_name: str, budget: float | None = None, laws_from: tuple[str, ...] = ()
+) -> Verdict:
     """Run the one case of ``token`` on an engine, and others on simulated ranks that tell the cause of what it finds.
 
     The token has passed ``replay.trusted``. Raises UsageError.
     """
     torch.set_num_threads(1)
-    adapters.load(token.adapter)
-    known = registry.chapters()
+    known = registry.chapters(laws_from)
     if token.law not in known:
         raise UsageError(f"the token is about the law {token.law!r}, which this release does not have")
     for name in token.installs:
         faults.resolved(name)
     with ExitStack() as stack:
         used = _opened(stack, engine_name, budget)
+        used.declared(token.adapter)
         deadline = None if budget is None else time.monotonic() + budget
         own, real = token.case.model.own, token.case.arithmetic.numbers == "real"
         avoid = own_inspection.inspect(own.build, own.batch, own.loss, own.units).left_out(real) if own else frozenset()
@@ -132,22 +145,20 @@ def _of_tier(laws: list[Law], real: bool) -> list[Law]:
     return found
 
 
-def _plan_event(plan: Plan, laws: list[Law]) -> dict[str, Any]:
+def _plan_event(plan: Plan, laws: list[Law], declared: Mapping[str, Features]) -> dict[str, Any]:
     versions = {"python": platform.python_version(), "torch": torch.__version__, "hypothesis": hypothesis.__version__}
     versions["numpy"] = numpy.__version__
     guarantees = {found.name: found.guarantee for found in laws}
-    features = [adapters.features(ref) for ref in plan.adapters]
     known = frozenset(get_args(Trait)) - (OF_MODELS if plan.model else frozenset())
-    refused = (sorted(known - has.accepts) for has in features)
     return {
         "event": "plan",
         "at": datetime.now().astimezone().isoformat(timespec="minutes"),
         "laws": [found.name for found in laws],
-        "promised": sum(not found.not_promised(has) for found in laws for has in features),
+        "promised": sum(not found.not_promised(has) for found in laws for has in declared.values()),
         "installs": plan.installs,
-        "unaccepted": dict(zip(plan.adapters, refused, strict=True)),
+        "unaccepted": {ref: sorted(known - has.accepts) for ref, has in declared.items()},
         "guarantees": guarantees,
-        "needing": _needing(laws, plan),
+        "needing": _needing(laws, declared),
         "versions": versions,
     }
 
@@ -185,7 +196,7 @@ class _Check:
         )
         if verdict.status == "holds" and run.ran.shared:
             verdict = self._confirm.held(found, run, verdict, seen)
-        self._loaded.add(run.ran.files)
+        self._loaded.add(run.ran.files, run.ran.packages)
         self._tell_sources(pair)
         self._emit({"event": "verdict", **verdict.to_data()})
         if verdict.finding is not None:

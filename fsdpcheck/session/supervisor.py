@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from fsdpcheck.adapters import is_builtin
 from fsdpcheck.errors import INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, NoProgress, UsageError
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.verdict import Verdict
@@ -48,14 +47,14 @@ def supervise(plan: Plan, listen: Listen, jobs: int = 1, known: Earlier | None =
     return ledger
 
 
-def replayed(token: str, engine: str, budget: float | None) -> Verdict:
+def replayed(token: str, engine: str, budget: float | None, laws: tuple[str, ...] = ()) -> Verdict:
     """The verdict on a trusted token's one case, run in a child: a crash of its ranks is a finding.
 
     Raises UsageError, or FsdpcheckError for what went wrong in the child.
     """
     verdict, death = None, ""
     with Crew.forwarding_interrupts() as crew:
-        crew.start("replay", [token, engine, json.dumps(budget)])
+        crew.start("replay", [token, engine, json.dumps(budget), json.dumps(laws)])
         for _, told in crew.told():
             if isinstance(told, str):
                 death = told
@@ -129,8 +128,7 @@ class _Supervised:
         if isinstance(death, Stopped):
             return {"text": str(death), "exit_code": NO_PROGRESS}
         plan = self._ledger.plan
-        theirs = [ref for ref in plan.adapters if not is_builtin(ref)]
-        theirs += [ref for ref in (plan.model, plan.batch, plan.loss) if ref]
+        theirs = [ref for ref in (*plan.laws_from, plan.model, plan.batch, plan.loss) if ref]
         if self._agenda is None and theirs:
             text = f"the checking process died while it imported {', '.join(theirs)}: {death}"
             return {"text": text, "exit_code": USAGE}

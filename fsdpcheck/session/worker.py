@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from fsdpcheck.errors import INTERNAL, FsdpcheckError
 from fsdpcheck.errors.excerpt import WHOLE, excerpt
-from fsdpcheck.processes import leftovers
+from fsdpcheck.processes import fork_server, leftovers
 from fsdpcheck.session.plan import Plan
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ def main() -> int:
     """Run the session; returns the process's exit code, which the parent only needs when the pipe ended early."""
     faulthandler.enable(all_threads=False)
     interrupt = _Interrupt()
+    with suppress(KeyboardInterrupt):  # ``interrupt.again`` raises it where it is told
+        fork_server.fork()
     _follow_parent_into_death(int(sys.argv[1]))
     with (
         suppress(BrokenPipeError),  # when the pipe is closed and the parent is gone
@@ -74,9 +76,10 @@ def _served(pipe: TextIO, feed: TextIO, interrupt: _Interrupt) -> int:
 
 
 def replay() -> int:
-    """Run the case of one trusted token: arguments FD FEED BEATS TOKEN ENGINE BUDGET; one event, a verdict or error."""
+    """Run the case of one trusted token: FD FEED BEATS TOKEN ENGINE BUDGET LAWS; one event, a verdict or error."""
     faulthandler.enable(all_threads=False)
     _Interrupt()
+    fork_server.fork()
     _follow_parent_into_death(int(sys.argv[1]))
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as pipe:
         try:
@@ -84,7 +87,8 @@ def replay() -> int:
             from fsdpcheck.session import run
 
             _beat_into(int(sys.argv[3]))
-            verdict = run.replayed(tokens.decode(sys.argv[4]), sys.argv[5], json.loads(sys.argv[6]))
+            token, engine, (budget, laws) = tokens.decode(sys.argv[4]), sys.argv[5], map(json.loads, sys.argv[6:8])
+            verdict = run.replayed(token, engine, budget, tuple(laws))
             event: dict[str, Any] = {"event": "verdict", **verdict.to_data()}
         except KeyboardInterrupt:
             return 130

@@ -16,6 +16,7 @@ from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.checks.features import assert_right
 from fsdpcheck.checks.initial_parameters import assert_starts_from_rank_0
 from fsdpcheck.diagnosis import of_start
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -136,7 +137,7 @@ def test_fsdp1_broadcasts_nothing_on_a_cpu(engine: SimulatedEngine) -> None:
         with pytest.raises(ValueError, match="CPU parameters or buffers when `sync_module_states=True`"):
             FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"), sync_module_states=True)
 
-    ranks = SimulatedEngine(program=program)
+    ranks = InProcessEngine(program=program)
     try:
         execution = ranks.run(Run(engine, "fsdp1")(FLAT).request)
     finally:

@@ -16,7 +16,7 @@ from fsdpcheck import adapters, cli
 from fsdpcheck.case import Trait
 from fsdpcheck.case.trait_words import MEANINGS
 from fsdpcheck.judging import registry
-from tests.common.commands import TOY, run
+from tests.common.commands import LAWS, TOY, run
 
 OPTIONS = {
     "run": {
@@ -153,7 +153,7 @@ def test_the_nearest_name_is_offered(tmp_path: Path, arguments: list[str], said:
 @pytest.mark.parametrize(("worlds", "ragged"), [("1", True), ("2-3", False)])
 def test_accepted_traits_that_no_case_demanded_are_said(tmp_path: Path, worlds: str, ragged: bool) -> None:
     arguments = ["--world-size", worlds, "--json", "out.json"]
-    code, out, _ = run(tmp_path, "run", "--adapter", TOY, "--law", "toy.completes", *arguments)
+    code, out, _ = run(tmp_path, "run", "--adapter", TOY, "--laws", LAWS, "--law", "toy.completes", *arguments)
     (verdict,) = json.loads((tmp_path / "out.json").read_text())["verdicts"]
     said = next((line for line in out.splitlines() if "accepted, but in no case of these laws" in line), "")
     assert (code, "ragged" in verdict["undrawn"], "ragged" in said) == (0, ragged, ragged)

@@ -18,11 +18,11 @@ from fsdpcheck.report import document
 from fsdpcheck.session import journal as journals
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan
-from tests.common.commands import TOY, environment, run, start
+from tests.common.commands import LAWS, TOY, environment, run, start
 
 
 def test_a_glob_without_a_law_has_code_2(tmp_path: Path) -> None:
-    code, out, _ = run(tmp_path, "run", "--adapter", TOY, "--law", "zzz.*")
+    code, out, _ = run(tmp_path, "run", "--adapter", TOY, "--laws", LAWS, "--law", "zzz.*")
     assert code == 2
     assert "no law matches 'zzz.*'" in out
 
@@ -34,7 +34,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, str, di
     laws = ["completes", "crashes", "small", "secret", "broken", "agrees"]
     chosen = [word for name in laws for word in ("--law", f"toy.{name}")]
     arguments = ["--world-size", "1-2", "--no-confirm", "--json", "out.json"]
-    code, out, err = run(folder, "run", "--adapter", TOY, *chosen, *arguments)
+    code, out, err = run(folder, "run", "--adapter", TOY, "--laws", LAWS, *chosen, *arguments)
     assert sorted(path.name for path in folder.iterdir()) == ["out.json"], err
     return code, out, err, json.loads((folder / "out.json").read_text())
 
@@ -106,7 +106,7 @@ def test_a_report_is_replayed_finding_by_finding(
     data = dict(session[3])
     data["verdicts"] = [verdict for verdict in data["verdicts"] if verdict["law"] in ("toy.small", "toy.agrees")]
     (tmp_path / "report.json").write_text(json.dumps(data))
-    code = cli.main(["replay", str(tmp_path / "report.json"), "--adapter", TOY])
+    code = cli.main(["replay", str(tmp_path / "report.json"), "--adapter", TOY, "--laws", LAWS])
     out = capsys.readouterr().out
     assert code == 1
     assert "breaks toy.small" in out
@@ -129,7 +129,7 @@ def test_a_finding_replayed_on_processes_says_so(
     session: tuple[int, str, str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     token = _verdict(session, "toy.agrees")["finding"]["token"]
-    assert cli.main(["replay", token, "--adapter", TOY, "--engine", "processes"]) == 1
+    assert cli.main(["replay", token, "--adapter", TOY, "--laws", LAWS, "--engine", "processes"]) == 1
     assert "confirmed on gloo: yes (run on processes)" in capsys.readouterr().out
 
 
@@ -137,7 +137,7 @@ def test_replaying_a_crash_is_a_finding_and_not_a_crash(
     session: tuple[int, str, str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     token = _verdict(session, "toy.crashes")["finding"]["token"]
-    assert cli.main(["replay", token, "--adapter", TOY]) == 1
+    assert cli.main(["replay", token, "--adapter", TOY, "--laws", LAWS]) == 1
     assert "the process that ran the ranks died" in capsys.readouterr().out
 
 
@@ -159,7 +159,7 @@ def test_torchrun_hosts_a_session_on_its_own_ranks(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "fsdpcheck"]
     laws = ["--law", "toy.completes,toy.secret,toy.worlds"]
     process = subprocess.run(
-        [*launch, "run", "--adapter", TOY, *laws, "--json", "out.json"],
+        [*launch, "run", "--adapter", TOY, "--laws", LAWS, *laws, "--json", "out.json"],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,
@@ -199,7 +199,7 @@ def test_without_a_command_it_says_once_what_to_type(
 
 def _interrupt(folder: Path, end: Callable[[subprocess.Popen[str]], None]) -> tuple[int, str, str]:
     laws = ["--law", "toy.small", "--law", "toy.waits"]
-    process = start(folder, "run", "--adapter", TOY, *laws, "--no-confirm", "--json", "out.json")
+    process = start(folder, "run", "--adapter", TOY, "--laws", LAWS, *laws, "--no-confirm", "--json", "out.json")
     assert process.stderr is not None
     line = process.stderr.readline()
     while "toy.small: finding" not in line:

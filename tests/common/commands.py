@@ -9,8 +9,9 @@ from pathlib import Path
 
 import fsdpcheck
 
-TOY = f"{Path(__file__).parents[1] / 'toys' / 'laws.py'}:adapter"
-
+TOYS = Path(__file__).parents[1] / "toys"
+TOY, LAWS = f"{TOYS / 'unsharded.py'}:adapter", str(TOYS / "laws.py")
+"""A toy implementation, and laws for it: ("--adapter", TOY, "--laws", LAWS)."""
 
 _SOURCES = str(Path(fsdpcheck.__file__).parent.parent)
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from fsdpcheck import adapters
 from fsdpcheck.adapters.contract import Features
+from fsdpcheck.adapters.declaration import Declaration
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.execution import Execution, Failure, RunRequest
 from fsdpcheck.findings.violation import Violation
@@ -26,6 +28,12 @@ class FakeEngine:
     def run(self, request: RunRequest) -> Execution:
         self.requests.append(request)
         return Execution(self.name, request, [], self.failure, install_hits=dict.fromkeys(request.installs, 0))
+
+    def declared(self, reference: str) -> Declaration:
+        return adapters.declared(reference)
+
+    def settle(self) -> tuple[str, ...]:
+        return ()
 
     def close(self) -> None:
         pass

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec
-from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.execution import Execution, RankResult, RunRequest, SchedulePolicy
 
 Body = Callable[[int, int, RankResult], None]
@@ -18,7 +18,7 @@ class Simulator:
     """Runs a plain function of (rank, world size, result) on simulated ranks."""
 
     def __init__(self) -> None:
-        self.engine = SimulatedEngine(program=self._program)
+        self.engine = InProcessEngine(program=self._program)
         self.body: Body | None = None
 
     def _program(self, request: RunRequest, rank: int, device: torch.device, result: RankResult) -> None:

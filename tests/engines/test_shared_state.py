@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fsdpcheck.adapters.declaration import Declaration
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -60,6 +61,12 @@ class Real(Engine):
         execution = self.simulated.run(request)
         execution.failure = execution.failure or self.failure
         return execution
+
+    def declared(self, reference: str) -> Declaration:
+        return self.simulated.declared(reference)
+
+    def settle(self) -> tuple[str, ...]:
+        return ()
 
     def close(self) -> None:
         self.simulated.close()

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from fsdpcheck.case import Arithmetic, Case, LayerSpec, MeshSpec, ModelSpec
-from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.execution import RankResult, RunRequest
 from tests.engines.simulator import Simulator, failure_of, keep
 
@@ -65,7 +65,7 @@ def test_averages_can_be_premultiplied() -> None:
         dist.reduce_scatter_tensor(piece, values.repeat(7, 1).T[rank].contiguous(), op=dist.ReduceOp.AVG)
         keep(result, own=own, piece=piece, sent=values[rank])
 
-    engine = SimulatedEngine(program=program)
+    engine = InProcessEngine(program=program)
     inverse, found = torch.ones(()) / 7, {}
     for averaging in ("divide", "premultiply"):
         case = Case(ModelSpec((LayerSpec(1),)), MeshSpec(7), arithmetic=Arithmetic(averaging=averaging))

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec
-from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import RankResult, RunRequest
 from tests.engines.simulator import Simulator, failure_of, keep, skips
@@ -69,7 +69,7 @@ def test_a_rank_that_never_stops_computing_is_no_progress_not_a_deadlock() -> No
             pass
         dist.barrier()
 
-    engine = SimulatedEngine(program=program, budget_seconds=0.05)
+    engine = InProcessEngine(program=program, budget_seconds=0.05)
     execution = engine.run(RunRequest(Case(ModelSpec((LayerSpec(1),)), mesh=MeshSpec(dp_shard=2)), "fully_shard"))
     stop = True
     assert "rank 1: running" in failure_of(execution, "no progress")

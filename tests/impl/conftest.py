@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec
-from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 
 
@@ -17,7 +17,7 @@ class Ranks:
     """``ranks(body, world_size)`` calls body(rank) on every rank and returns what each returned, in rank order."""
 
     def __init__(self) -> None:
-        self.engine = SimulatedEngine(program=self._program)
+        self.engine = InProcessEngine(program=self._program)
         self.body: Callable[[int], Any] | None = None
         self.returned: dict[int, Any] = {}
         self.execution: Execution | None = None

@@ -132,7 +132,7 @@ def _settings_on_ranks(simulate: Simulator) -> list[list[Any]]:
 def test_each_setting_that_a_rank_changes_is_named_put_back_and_met_by_nobody(simulate: Simulator) -> None:
     _settings_on_ranks(simulate)
     before, judge = _settings_on_ranks(simulate), process_state.state().mark()
-    with process_state.undisturbed({}):
+    with process_state.undisturbed():
         unchanged, missed = _each_changed(simulate)
     assert process_state.state().changes(judge) == []
     assert [name for name, _ in missed] == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,16 +11,11 @@ from fsdpcheck import pytest_plugin
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.processes import leftovers
 from fsdpcheck.report import unjudged
-from fsdpcheck.session import pytest_guard
-from tests.common.commands import environment
-
-TOYS = Path(__file__).parents[1] / "toys"
-TOY = f"{TOYS / 'laws.py'}:adapter"
+from tests.common.commands import LAWS, TOY, TOYS
 
 CHAPTER = f"""
-from fsdpcheck import adapters
-adapters.load({TOY!r})
-from fsdpcheck.judging.registry import LAWS, _test
+from fsdpcheck.judging.registry import _test, chapters
+LAWS = chapters([{LAWS!r}])
 
 test_completes = _test(LAWS["toy.completes"])
 test_small = _test(LAWS["toy.small"])
@@ -151,68 +144,31 @@ def test_a_promise_without_what_its_laws_judge_by_is_a_usage_error(chapter: pyte
     result.stderr.fnmatch_lines(["*adapter 'mine.py:Mine' promises 'padding.zero' and does not show what*"])
 
 
-def test_an_implementation_that_ends_the_process_is_not_green(chapter: pytest.Pytester) -> None:
-    """At its import, by the real os._exit; the session's process is gone, and another one tells."""
+def test_an_implementation_that_ends_its_process_is_not_green(chapter: pytest.Pytester) -> None:
+    """At its import, by the real os._exit."""
     chapter.makepyfile(mine="import os\nos._exit(0)\n")
     result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", "mine.py:adapter")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        ["*ended with code 0 before the session was finished", "*its end during the import of mine.py:adapter"]
-    )
-
-
-def test_how_a_session_ended_is_judged_by_what_it_told() -> None:
-    at = ["the import of mine.py:adapter", "test_chapter.py::test_completes"]
-    assert pytest_guard.judged(0, [*at, "finished 0"]) == (0, "")
-    assert pytest_guard.judged(0, [*at, "finished 5"]) == (5, "")
-    assert pytest_guard.judged(1, [*at, "finished 1"]) == (1, "")
-    assert pytest_guard.judged(2, at) == (2, "")
-    for code, told, ending, words in (
-        (0, at[:1], pytest_guard.USAGE, "with code 0"),
-        (0, at, pytest_guard.FAILED, "with code 0"),
-        (-11, at, 139, "by signal 11"),
-    ):
-        got, said = pytest_guard.judged(code, told)
-        assert got == ending
-        assert words in said
-        assert told[-1] in said
-
-
-def test_what_a_session_left_is_ended_in_a_session_of_its_own_too() -> None:
-    """A child of the guard forks a process, which forks one into a session of its own; both wait for the guard."""
-    program = (
-        "import os\n"
-        "from fsdpcheck.processes import leftovers\n"
-        "with leftovers.adopting():\n"
-        "    read, write = os.pipe()\n"
-        "    until, end = os.pipe()\n"
-        "    child = os.fork()\n"
-        "    if child == 0:\n"
-        "        os.close(end)\n"
-        "        if os.fork() == 0:\n"
-        "            if os.fork() == 0:\n"
-        "                os.setsid()\n"
-        "            os.write(write, b'.')\n"
-        "            os.read(until, 1)\n"
-        "        os._exit(0)\n"
-        "    for _ in range(2):\n"
-        "        os.read(read, 1)\n"
-        "    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n"
-        "    print(leftovers.end_orphans(child), leftovers.children() - {child})\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
-    assert done.stdout == "2 frozenset()\n", done.stderr
+    result.stderr.fnmatch_lines(["*'mine.py:adapter' ended the process that imported it: it exited with code 0*"])
 
 
 @pytest.mark.nightly
-def test_a_thread_that_a_law_left_keeps_no_session(chapter: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOY_LITTER", str(chapter.path / "litter"))
-    chapter.makepyfile(test_chapter=CHAPTER + "\ntest_litters = _test(LAWS['toy.litters'])\n")
-    result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", TOY, "-k", "litters")
-    result.assert_outcomes(passed=1, deselected=3)
-    assert result.ret == 0
-    left = {int(pid) for pid in (chapter.path / "litter").read_text().split()}
-    assert not left & {entry.pid for entry in leftovers.living()}
+def test_what_an_implementation_left_ends_with_the_session(chapter: pytest.Pytester) -> None:
+    """A thread that never ends, and a process in a session of its own."""
+    chapter.makepyfile(
+        mine=(TOYS / "unsharded.py").read_text()
+        + "import os, threading, time\n"
+        + "threading.Thread(target=threading.Event().wait).start()\n"
+        + "if os.fork() == 0:\n"
+        + "    os.setsid()\n"
+        + "    open('litter', 'w').write(str(os.getpid()))\n"
+        + "    while True: time.sleep(9)\n"
+        + "while not os.path.exists('litter'): pass\n"
+    )
+    result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", "mine.py:adapter", "-k", "completes")
+    result.assert_outcomes(passed=1, deselected=2)
+    left = int((chapter.path / "litter").read_text())
+    assert left not in {entry.pid for entry in leftovers.living()}
 
 
 def test_the_plugin_is_silent_where_no_law_is(chapter: pytest.Pytester) -> None:

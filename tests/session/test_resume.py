@@ -23,10 +23,10 @@ from fsdpcheck.session import supervisor
 from fsdpcheck.session.ledger import Ledger, Origin
 from fsdpcheck.session.plan import Plan
 from fsdpcheck.session.resume import Earlier, earlier
+from tests.common.commands import LAWS, TOY, TOYS
 
-LAWS = Path(__file__).parents[1] / "toys" / "laws.py"
-TOY = f"{LAWS}:adapter"
-PLAN = Plan((TOY,), ("toy.completes", "toy.small", "toy.secret", "toy.broken"), world_sizes=(1,), confirm=False)
+CHOSEN = ("toy.completes", "toy.small", "toy.secret", "toy.broken")
+PLAN = Plan((TOY,), CHOSEN, world_sizes=(1,), confirm=False, laws_from=(LAWS,))
 HELD = Verdict("a.held", "x", "holds", cases=3)
 BROKEN = Verdict("b.broken", "x", "error", reason="a bug", exit_code=3)
 SHORT = Verdict("c.short", "x", "holds", cases=1, reason="the budget ran out")
@@ -79,8 +79,8 @@ def _run(plan: Plan, known: Earlier | None = None) -> tuple[Ledger, list[str]]:
 def test_a_session_goes_on_where_it_was_interrupted_and_judges_anew_what_changed(tmp_path: Path) -> None:
     """The implementation is a file that imports one beside it, and another when it is asked for a case."""
     file, mine = tmp_path / "out.json", tmp_path / "mine.py"
-    late = 'assert __import__("late") and run(case)'
-    mine.write_text(LAWS.read_text().replace("assert run(case)", late) + "\nimport beside\n")
+    late = 'return __import__("late") and Unsharded('
+    mine.write_text((TOYS / "unsharded.py").read_text().replace("return Unsharded(", late) + "\nimport beside\n")
     for name in ("beside.py", "late.py"):
         (tmp_path / name).write_text("one = 1\n")
     for path in tmp_path.iterdir():
@@ -307,7 +307,19 @@ def test_verdicts_of_another_torch_are_refused_and_stay_in_their_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "out.json"
-    arguments = ["run", "--adapter", TOY, "--law", "toy.completes", "--world-size", "1", "--json", str(file)]
+    arguments = [
+        "run",
+        "--adapter",
+        TOY,
+        "--laws",
+        LAWS,
+        "--law",
+        "toy.completes",
+        "--world-size",
+        "1",
+        "--json",
+        str(file),
+    ]
     assert cli.main(arguments) == 0
     data = json.loads(file.read_text())
     other = {**data, "versions": {**data["versions"], "torch": "1.0"}}

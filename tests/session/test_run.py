@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +10,15 @@ from fsdpcheck.errors import UsageError
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.session import run
 from fsdpcheck.session.plan import Plan
-
-TOYS = Path(__file__).parents[1] / "toys"
-TOY = f"{TOYS / 'laws.py'}:adapter"
+from tests.common.commands import LAWS, TOY, TOYS
 
 
 def _events(*laws: str, **more: Any) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     names = tuple(f"toy.{name}" for name in laws)
-    run.run_session(Plan(**{"adapters": (TOY,), "laws": names, "world_sizes": (1, 2), **more}), events.append)
+    run.run_session(
+        Plan(**{"adapters": (TOY,), "laws_from": (LAWS,), "laws": names, "world_sizes": (1, 2), **more}), events.append
+    )
     return events
 
 
@@ -55,7 +54,7 @@ def test_a_finding_is_replayed_from_its_token() -> None:
 
 def test_pairs_that_are_given_are_all_that_is_checked() -> None:
     events: list[dict[str, Any]] = []
-    plan = Plan(adapters=(TOY,), laws=("toy.completes", "toy.secret"), world_sizes=(1,))
+    plan = Plan(adapters=(TOY,), laws=("toy.completes", "toy.secret"), world_sizes=(1,), laws_from=(LAWS,))
     run.run_session(plan, events.append, pairs=iter([("toy.secret", TOY)]))
     assert [event["law"] for event in events if event["event"] == "verdict"] == ["toy.secret"]
 

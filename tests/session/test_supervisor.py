@@ -22,10 +22,10 @@ from fsdpcheck.processes.limit import Limit
 from fsdpcheck.session import child_process, supervisor, worker
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan
-from tests.common.commands import environment
+from tests.common.commands import LAWS as TOY_LAWS
+from tests.common.commands import TOY, TOYS, environment
 
-TOYS = Path(__file__).parents[1] / "toys"
-TOY, STEPLESS = f"{TOYS / 'laws.py'}:adapter", f"{TOYS / 'stepless.py'}:Stepless"
+STEPLESS = f"{TOYS / 'stepless.py'}:Stepless"
 LAWS = tuple(f"toy.{name}" for name in ("completes", "agrees", "small", "crashes", "secret", "broken"))
 
 
@@ -39,13 +39,17 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[child_process.Child]:
     return found
 
 
+def _plan(laws: tuple[str, ...]) -> Plan:
+    return Plan((TOY,), laws, world_sizes=(1, 2), confirm=False, laws_from=(TOY_LAWS,))
+
+
 def _session(laws: tuple[str, ...], jobs: int, adapters: tuple[str, ...] = (TOY,)) -> tuple[Ledger, list[str]]:
     told = []
 
     def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
         told.append(event["event"])
 
-    plan = Plan(adapters, laws, world_sizes=(1, 2), confirm=False)
+    plan = Plan(adapters, laws, world_sizes=(1, 2), confirm=False, laws_from=(TOY_LAWS,))
     return supervisor.supervise(plan, listen, jobs), told
 
 
@@ -114,7 +118,7 @@ def test_a_process_that_never_comes_back_is_no_progress(
         if event["event"] == "case":
             started[0].watched(Limit(0.1))
 
-    plan = Plan((TOY,), ("toy.waits", "toy.litters"), world_sizes=(1, 2), confirm=False)
+    plan = _plan(("toy.waits", "toy.litters"))
     ledger = supervisor.supervise(plan, listen, 1)
     waits, vain = ledger.verdicts.values()
     assert waits.reason.startswith("no progress: 0 s of processor time and ")
@@ -136,7 +140,7 @@ def test_c_code_that_lets_no_python_run_is_asleep_though_others_ask_for_the_inte
         if event["event"] == "case":
             started[0].watched(Limit(0.6))
 
-    ledger = supervisor.supervise(Plan((TOY,), ("toy.keeps",), world_sizes=(1, 2), confirm=False), listen, 1)
+    ledger = supervisor.supervise(_plan(("toy.keeps",)), listen, 1)
     (keeps,) = ledger.verdicts.values()
     assert keeps.reason.startswith("no progress: 0 s of processor time and 1 s in which no rank used any")
     assert keeps.exit_code == 4
@@ -168,7 +172,7 @@ def test_an_adapter_that_ends_its_process_at_its_import_is_at_fault(tmp_path: Pa
     ref = f"{tmp_path / 'leaves.py'}:adapter"
     ledger, _ = _session(("*",), 1, (ref,))
     assert ledger.exit_code == 2
-    assert ledger.errors[0][0].startswith(f"the checking process died while it imported {ref}: it exited with code 0")
+    assert ledger.errors[0][0].startswith(f"adapter {ref!r} ended the process that imported it: it exited with code 0")
 
 
 def test_few_checks_are_no_reason_for_a_second_process(
@@ -214,7 +218,7 @@ def test_an_interrupt_ends_every_process(started: list[child_process.Child]) -> 
         if event["event"] == "case" and event["law"] == "toy.waits":
             os.kill(os.getpid(), signal.SIGINT)
 
-    plan = Plan((TOY,), ("toy.completes", "toy.waits"), world_sizes=(1, 2), confirm=False)
+    plan = _plan(("toy.completes", "toy.waits"))
     ledger = supervisor.supervise(plan, listen, 2)
     assert ledger.interrupted
     assert ledger.exit_code == 130
@@ -247,7 +251,7 @@ def test_an_interrupt_before_the_plan_is_told_starts_nobody(started: list[child_
         if event["event"] == "plan":
             os.kill(os.getpid(), signal.SIGINT)
 
-    ledger = supervisor.supervise(Plan((TOY,), LAWS, world_sizes=(1, 2), confirm=False), listen, 3)
+    ledger = supervisor.supervise(_plan(LAWS), listen, 3)
     assert ledger.exit_code == 130
     assert len(started) == 1
 
@@ -258,7 +262,7 @@ def test_a_listener_that_raises_leaves_no_process_behind(started: list[child_pro
             raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        supervisor.supervise(Plan((TOY,), ("toy.waits",), world_sizes=(1, 2), confirm=False), listen, 1)
+        supervisor.supervise(_plan(("toy.waits",)), listen, 1)
     assert [child.process.returncode for child in started] == [-signal.SIGKILL]
 
 
@@ -271,7 +275,7 @@ def test_a_case_that_never_ends_outlives_its_parent_by_nothing() -> None:
         "def listen(ledger, event):\n"
         "    if event['event'] == 'case':\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"supervise(Plan(({TOY!r},), ('toy.waits',), world_sizes=(1, 2), confirm=False), listen)\n"
+        f"supervise(Plan.from_json({_plan(('toy.waits',)).to_json()!r}), listen)\n"
     )
     read, write = os.pipe()  # a process that inherits the end for writing keeps it open for as long as it lives
     parent = subprocess.run([sys.executable, "-c", program], stderr=write, env=environment(), check=False)

@@ -1,4 +1,4 @@
-"""Toy laws on a toy implementation, named ``laws.py:adapter`` on the command line; each ends in another way."""
+"""Toy laws, named by ``--laws laws.py`` on the command line; each ends in another way."""
 
 from __future__ import annotations
 
@@ -11,46 +11,12 @@ from pathlib import Path
 
 import torch
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
-from fsdpcheck.adapters.contract import Batch, Features, Setup
+from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-
-
-class Unsharded:
-    """The whole model on every rank; right for one rank, wrong for more."""
-
-    def __init__(self, model: nn.Module, setup: Setup) -> None:
-        self.model, self.setup = model, setup
-        self.optimizer = setup.optimizer(model.parameters())
-
-    def step(self, batch: Batch) -> None:
-        self.optimizer.zero_grad()
-        for micro in batch.micro_batches:
-            losses = self.setup.loss(self.model(micro.inputs), micro.targets)
-            (losses.sum() * batch.loss_scale).backward()
-        self.optimizer.step()
-
-    def parameters(self) -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in self.model.named_parameters()}
-
-
-class Toy:
-    name = "toy"
-    features = Features(
-        promises=frozenset({"plain"}),
-        accepts=frozenset({"ragged", "empty-rank", "rows<ranks", "uneven-rows", "root-parameters"}),
-        reasons={"private": "a toy has no secrets"},
-    )
-
-    def build(self, model: nn.Module, setup: Setup) -> Unsharded:
-        return Unsharded(model, setup)
-
-
-adapter = Toy()
 
 
 def draw(features: Features, world_sizes: tuple[int, ...]) -> st.SearchStrategy[Case]:

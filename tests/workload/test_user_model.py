@@ -222,9 +222,8 @@ def test_a_smaller_case_has_the_first_of_the_users_samples() -> None:
 
 
 def test_a_finding_on_a_users_model_is_shrunk_to_the_fewest_of_its_samples() -> None:
-    adapters.load(f"{LAWS}:adapter")
     engine = engines.open_engine("simulated")
-    finding = check_law(chapters()["toy.small"], Run(engine, "fully_shard", own=_own()), world_sizes=(1,)).finding
+    finding = check_law(chapters([LAWS])["toy.small"], Run(engine, "fully_shard", own=_own()), world_sizes=(1,)).finding
     engine.close()
     assert finding is not None
     case = tokens.decode(finding.token).case

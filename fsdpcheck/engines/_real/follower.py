@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import pickle
 import shutil
 import signal
 import sys
@@ -19,14 +18,15 @@ import torch
 import torch._C._distributed_c10d as c10d
 
 from fsdpcheck import adapters, process_state
-from fsdpcheck.engines._common import patches, poison
+from fsdpcheck.engines._common import imports, patches, poison
 from fsdpcheck.engines._common.outcomes import adapter_failure, ending
 from fsdpcheck.engines._real.gloo import World
 from fsdpcheck.engines._real.shared_table import Row
-from fsdpcheck.engines._simulated import import_patches
 from fsdpcheck.engines._simulated.globals import RankGlobals
+from fsdpcheck.errors import AdapterError
 from fsdpcheck.execution import Failure, RankResult, RunRequest, deadlock
 from fsdpcheck.loading import provenance
+from fsdpcheck.processes import messages
 from fsdpcheck.program import rank_program
 from fsdpcheck.workload import numerics
 
@@ -44,8 +44,11 @@ class Reply:
     adapter: Failure | None = None
     files: dict[str, str] = field(default_factory=dict)
     """See Execution.files."""
+    packages: dict[str, str] = field(default_factory=dict)
     left: tuple[str, ...] = ()
     """What the rank left changed of its process, in words; it was put back."""
+    imported: tuple[str, ...] = ()
+    """What imports changed, in words; in place on the rank alone."""
     spent: bool = False
     """Whether something could not be put back, so that the process must run nothing more."""
 
@@ -86,11 +89,22 @@ def serve(place: Place, pipe: Connection) -> None:
         world = World(place.rank, place.world_size, store, row)
         pipe.send_bytes(b"ready")
         for run in range(1, sys.maxsize):
-            request = pickle.loads(pipe.recv_bytes())
+            request = messages.loads(pipe.recv_bytes())
             loaded = loaded or provenance.Loaded([request.adapter, *request.installs])
             reply = follow(request, run, world)
-            reply.files = loaded.files()
-            pipe.send_bytes(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
+            reply.files, reply.packages = loaded.files(), loaded.packages()
+            pipe.send_bytes(_sent(reply))
+
+
+def _sent(reply: Reply) -> bytes:
+    """The reply as a message; where what a rank shows is no plain data, that is the adapter's fault."""
+    try:
+        return messages.dumps(reply)
+    except messages.NotPlain as error:
+        rank = reply.result.rank
+        fault = AdapterError(f"what rank {rank} showed is no plain data: {error}")
+        reply.result, reply.state, reply.adapter = RankResult(rank), ending(rank, fault), adapter_failure(rank, fault)
+        return messages.dumps(reply)
 
 
 def follow(request: RunRequest, run: int, world: World) -> Reply:
@@ -100,7 +114,7 @@ def follow(request: RunRequest, run: int, world: World) -> Reply:
     torch.set_num_threads(1)
     try:
         with ExitStack() as stack:
-            kept = stack.enter_context(process_state.Kept(import_patches.of(request)))
+            kept = stack.enter_context(process_state.Kept(imports.patches(request)))
             stack.enter_context(poison.of_ranks(request.memory))
             own = RankGlobals(world.size, adapters.features(request.adapter).rank_local)
             stack.callback(own.restore)
@@ -116,7 +130,7 @@ def follow(request: RunRequest, run: int, world: World) -> Reply:
     except BaseException as error:
         reply.state, reply.adapter = ending(rank, error), adapter_failure(rank, error)
     else:
-        reply.left, reply.spent = tuple(kept.left), kept.spent
+        reply.left, reply.imported, reply.spent = tuple(kept.left), imports.told(request), kept.spent
     return reply
 
 

@@ -63,8 +63,11 @@ class _Watch:
             result.trace = traces[rank]
         hits = [reply.hits for reply in self.replies.values()]
         summed = {name: sum(one.get(name, 0) for one in hits) for name in request.installs}
-        files = {path: hashed for reply in self.replies.values() for path, hashed in reply.files.items()}
-        return Execution(engine, request, results, failure, summed, files=files, left=self._left())
+        execution = Execution(engine, request, results, failure, summed, left=self._left())
+        for reply in self.replies.values():
+            execution.files |= reply.files
+            execution.packages |= reply.packages
+        return execution
 
     @property
     def spent(self) -> bool:
@@ -75,7 +78,8 @@ class _Watch:
         left: dict[str, frozenset[int]] = {}
         for rank, reply in sorted(self.replies.items()):
             left.update({what: left.get(what, frozenset()) | {rank} for what in reply.left})
-        return process_state.sentences(left, len(self._ranks))
+        imported = dict.fromkeys(said for reply in self.replies.values() for said in reply.imported)
+        return (*process_state.sentences(left, len(self._ranks)), *imported)
 
     def _collect(self) -> None:
         for rank in self._ranks:

@@ -7,7 +7,6 @@ engines/_real/monitor.py), in milliseconds. A worker that dies is a failure of t
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from fsdpcheck.engines._real.follower import Place, Reply
 from fsdpcheck.engines._real.transport import Link
 from fsdpcheck.errors import FsdpcheckError, excerpt
 from fsdpcheck.execution import RunRequest
-from fsdpcheck.processes import leftovers
+from fsdpcheck.processes import leftovers, messages
 
 _POLL_SECONDS = 0.002
 """How often the driver looks at the table while it waits for replies; no verdict depends on it."""
@@ -58,14 +57,14 @@ class Pool:
     def send(self, request: RunRequest) -> None:
         """Give every worker its next request."""
         self._runs += 1
-        payload = pickle.dumps(request, pickle.HIGHEST_PROTOCOL)
+        payload = messages.dumps(request)
         for link in self.links:
             link.send(payload)
 
     def collect(self, rank: int) -> Reply | None:
         """The reply of a rank, if it has sent one."""
         payload = self.links[rank].receive()
-        return pickle.loads(payload) if payload is not None else None
+        return messages.loads(payload) if payload is not None else None
 
     def wait(self) -> None:
         """Return when some rank has replied or died, or when it is time to look at the table."""

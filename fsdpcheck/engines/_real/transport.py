@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from fsdpcheck import adapters
 from fsdpcheck.engines._real.follower import Place, serve
-from fsdpcheck.processes import leftovers
-
-_PRELOADED = [
-    "fsdpcheck.engines._real.follower",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "torch.distributed._functional_collectives",
-    "torch._dynamo",
-    "torch.onnx",
-]
-"""Imported once by the server that workers are forked from, before it runs anything."""
+from fsdpcheck.processes import fork_server, leftovers
 
 
 class Link(Protocol):
@@ -57,16 +42,13 @@ class LocalLink:
     """
 
     def __init__(self, place: Place, start_method: str = "forkserver", adapter: str = "") -> None:
-        context: Any = multiprocessing.get_context(start_method)
-        if start_method == "forkserver":
-            its_module = [adapters.module_of(adapter)] if adapters.is_builtin(adapter) else []
-            context.set_forkserver_preload(_PRELOADED + its_module)
-            with _our_path():
-                forkserver.ensure_running()
+        is_forked = start_method == "forkserver"
+        context: Any = fork_server.context(adapters.modules_of(adapter)) if is_forked else get_context(start_method)
         self._pipe: Connection
         self._pipe, theirs = context.Pipe()
         self._worker = context.Process(target=serve, args=(place, theirs), name=f"rank {place.rank}", daemon=True)
-        self._worker.start()
+        with fork_server.without_main():
+            self._worker.start()
         theirs.close()
 
     @property
@@ -100,22 +82,3 @@ class LocalLink:
         leftovers.end_group(self.pid)
         self._worker.join()
         self._pipe.close()
-
-
-@contextmanager
-def _our_path() -> Iterator[None]:
-    """Let the fork server preload from where this process imports (CPython drops the path it is given, gh-126631).
-
-    It would look in the working folder first, and in a checkout find another copy of what is installed.
-    """
-    names = {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path), "PYTHONSAFEPATH": "1"}
-    kept = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

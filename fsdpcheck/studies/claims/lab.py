@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec
-from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest, SchedulePolicy
 from fsdpcheck.execution.trace import Trace
@@ -30,8 +30,8 @@ class Lab:
     """One for a whole ledger; rank threads persist between checks."""
 
     def __init__(self) -> None:
-        self._programs = SimulatedEngine(program=self._program)
-        self._cases = SimulatedEngine()
+        self._programs = InProcessEngine(program=self._program)
+        self._cases = InProcessEngine()
         self._body: Callable[[int], Any] = lambda rank: None
         self._returned: dict[int, Any] = {}
         self.last: Execution | None = None

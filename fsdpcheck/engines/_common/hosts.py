@@ -1,0 +1,66 @@
+"""Hosts: one process for each implementation, in which alone its code is imported; started when it is first needed."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator
+from typing import Final
+
+from fsdpcheck import adapters
+from fsdpcheck.adapters.declaration import Declaration
+from fsdpcheck.engines._simulated.questions import Declare, Require
+from fsdpcheck.errors import AdapterError
+from fsdpcheck.processes.remote import Died, Remote
+
+_SERVICE: Final = "fsdpcheck.engines._simulated.service"
+_MOST: Final = 3
+"""Processes kept; the one that was asked for least recently is ended. Each has a torch of its own."""
+
+_hosts: dict[str, Remote] = {}
+_declared: dict[str, Declaration] = {}
+_required: set[tuple[str, tuple[str, ...]]] = set()
+
+
+def of(reference: str) -> Remote:
+    """The process of the implementation that ``reference`` names."""
+    key = adapters.canonical(reference)
+    host = _hosts.pop(key, None)
+    if host is None or not host.is_open:
+        host = Remote(_SERVICE, adapters.modules_of(reference))
+    _hosts[key] = host
+    while len(_hosts) > _MOST:
+        _hosts.pop(next(iter(_hosts))).close()
+    return host
+
+
+def running() -> Iterator[Remote]:
+    """The processes that are there."""
+    yield from [host for host in _hosts.values() if host.is_open]
+
+
+def declared(reference: str) -> Declaration:
+    """What an implementation declares: read once, for what is promised does not change while it is judged.
+
+    Raises what ``adapters.load`` raises.
+    """
+    key = adapters.canonical(reference)
+    if key not in _declared:
+        try:
+            _declared[key] = of(reference).ask(Declare(reference))
+        except Died as death:
+            raise AdapterError(f"adapter {reference!r} ended the process that imported it: {death}") from None
+    return _declared[key]
+
+
+def require(reference: str, installs: tuple[str, ...]) -> None:
+    """Raise UsageError for a name among ``installs`` that is none where the implementation runs."""
+    if installs and (reference, installs) not in _required:
+        of(reference).ask(Require(installs))
+        _required.add((reference, installs))
+
+
+@atexit.register
+def close() -> None:
+    """End them all."""
+    while _hosts:
+        _hosts.popitem()[1].close()

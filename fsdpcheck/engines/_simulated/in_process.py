@@ -1,0 +1,153 @@
+"""Simulated ranks: W persistent threads, one running at a time, that meet in memory.
+
+Unmodified torch.distributed programs run. The order in which ranks run is the schedule's, so a run repeats bit for bit,
+and a deadlock is known the moment no rank can move: no time-out anywhere. Deterministic ranks joined by blocking,
+non-wildcard collectives form a Kahn network, whose traces and results do not depend on the schedule (Kahn 1974);
+``Execution.voids`` says what in a run breaks that hypothesis.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import torch
+
+from fsdpcheck import adapters, process_state
+from fsdpcheck.adapters.declaration import Declaration
+from fsdpcheck.engines._common import imports, patches, poison
+from fsdpcheck.engines._simulated.rendezvous import current_rank
+from fsdpcheck.engines._simulated.run import SimulatedRun
+from fsdpcheck.engines._simulated.shared_locks import set_apart
+from fsdpcheck.engines._simulated.shared_state import SharedState
+from fsdpcheck.engines._simulated.threads import Pool
+from fsdpcheck.errors import UsageError
+from fsdpcheck.execution import Execution, RankResult, RunRequest
+from fsdpcheck.processes.limit import LIMIT_SECONDS, Limit
+from fsdpcheck.program import rank_program
+from fsdpcheck.workload import numerics
+
+Program = Callable[[RunRequest, int, torch.device, RankResult], None]
+
+_COLLECT_ALL_EVERY, _COLLECT_MIDDLE_EVERY = 500, 20
+"""Runs between full collections (0.2 s, most of it spent on torch's own modules), and between those of what is younger.
+
+A run leaves no cycles of the harness's own behind; an implementation's are few and small tensors.
+"""
+
+
+class InProcessEngine:
+    """Runs requests on simulated ranks of this very process, where their code is imported.
+
+    One pool of rank threads a world size, replaced after any failure.
+
+    ``budget_seconds``: a limit the user sets on one run for ranks that never stop computing; the failure is then
+    "no progress" with every rank's stack, and never a deadlock. ``limit_seconds``: what a run may use up when nobody
+    set one (processes/limit.py). ``program`` is what each rank runs.
+    """
+
+    name = "simulated"
+
+    def __init__(
+        self,
+        device: str | torch.device = "cpu",
+        budget_seconds: float | None = None,
+        program: Program = rank_program,
+        limit_seconds: float = LIMIT_SECONDS,
+    ) -> None:
+        self._limit = Limit(limit_seconds)
+        self._device, self._budget, self._program = torch.device(device), budget_seconds, program
+        self._pools: dict[int, Pool] = {}
+        weakref.finalize(self, _close_all, self._pools)  # also at the interpreter's exit
+        self._runs = 0
+        self._shared: dict[str, SharedState] = {}
+
+    def run(self, request: RunRequest) -> Execution:
+        """Run ``request`` on its world size of ranks. See engines/base.py for the guarantee."""
+        world_size = request.case.world_size
+        if current_rank() is not None:
+            raise UsageError("a simulated rank cannot start another simulated run")
+        rank_local = adapters.features(request.adapter).rank_local
+        shared = None
+        if not adapters.is_builtin(request.adapter):
+            set_apart(adapters.canonical(request.adapter), world_size)
+            shared = self._shared_by(request.adapter) if world_size > 1 else None
+        own = imports.patches(request)
+        pool = self._pools.get(world_size)
+        if pool is None:
+            pool = self._pools[world_size] = Pool(world_size)
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(_quiet_collector(self._sweep))
+                kept = stack.enter_context(process_state.Kept(own, world_size))
+                stack.enter_context(poison.of_ranks(request.memory))
+                stack.enter_context(numerics.of(request.case))
+                hits = stack.enter_context(patches.installed(request.installs))
+                job = partial(self._on_rank, kept, request)
+                begun = SimulatedRun(request, rank_local, shared.begin(request) if shared is not None else None)
+                run = pool.run(begun, job, self._device, self._budget, self._limit)
+                run.execution.shared = shared.end() if shared is not None else ()
+                run.execution.install_hits = hits.read()
+        except BaseException:
+            self._discard(world_size)
+            raise
+        if run.execution.failure is not None or kept.spent:
+            self._discard(world_size)
+        left = process_state.sentences({**kept.left, **run.lasting}, world_size)
+        run.execution.left = (*left, *imports.told(request))
+        return run.execution
+
+    def declared(self, reference: str) -> Declaration:
+        """See engines/base.py."""
+        return adapters.declared(reference)
+
+    def settle(self) -> tuple[str, ...]:
+        """See engines/base.py."""
+        return process_state.settled()
+
+    def close(self) -> None:
+        _close_all(self._pools)
+
+    def _on_rank(
+        self, kept: process_state.Kept, request: RunRequest, rank: int, device: torch.device, result: RankResult
+    ) -> None:
+        with kept.on_rank(rank):
+            self._program(request, rank, device, result)
+
+    def _shared_by(self, adapter: str) -> SharedState:
+        """What ranks of an implementation share, as far as it was seen."""
+        reference = adapters.canonical(adapter)
+        return self._shared.setdefault(reference, SharedState(reference))
+
+    def _discard(self, world_size: int) -> None:
+        pool = self._pools.pop(world_size, None)
+        if pool is not None:
+            pool.close()
+
+    def _sweep(self) -> None:
+        self._runs += 1
+        if self._runs % _COLLECT_MIDDLE_EVERY:
+            gc.collect(0)
+        else:
+            gc.collect(1 if self._runs % _COLLECT_ALL_EVERY else 2)
+
+
+def _close_all(pools: dict[int, Pool]) -> None:
+    while pools:
+        pools.popitem()[1].close()
+
+
+@contextmanager
+def _quiet_collector(sweep: Callable[[], None]) -> Iterator[None]:
+    """No garbage collection while ranks run (a finaliser would run as whatever rank is on); afterwards ``sweep``."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        sweep()
+        if was_on:
+            gc.enable()

@@ -1,0 +1,50 @@
+"""What is asked of the process of simulated ranks (engines/_simulated/service.py), as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdpcheck.execution import RunRequest
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of an engine: see InProcessEngine."""
+
+    device: str
+    budget_seconds: float | None
+    limit_seconds: float
+
+
+@dataclass(frozen=True)
+class Declare:
+    """Load the adapter; the answer is its Declaration."""
+
+    reference: str
+
+
+@dataclass(frozen=True)
+class Simulate:
+    """Run the request; the answer is its Execution, without the request."""
+
+    request: RunRequest
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Require:
+    """Raise UsageError for a name among ``installs`` that is none."""
+
+    installs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Settle:
+    """The answer is what ranks have left changed that no run has told (process_state.settled)."""
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the ranks of an engine; nothing is answered but None."""
+
+    settings: Settings

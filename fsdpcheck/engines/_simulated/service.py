@@ -1,0 +1,101 @@
+"""The process of simulated ranks: it imports an implementation, says what that declares, and runs its requests.
+
+Whoever judges is in another process and sends what is asked for here; both sides know only plain data.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fsdpcheck import adapters, process_state
+from fsdpcheck.engines._common import imports, patches
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
+from fsdpcheck.engines._simulated.questions import Close, Declare, Require, Settings, Settle, Simulate
+from fsdpcheck.errors import AdapterError
+from fsdpcheck.execution import Execution, RunRequest
+from fsdpcheck.loading import provenance
+from fsdpcheck.loading.registered import laws
+from fsdpcheck.processes import messages
+from fsdpcheck.processes.remote import Answer
+
+process_state.state()  # takes a quarter of a second: once, before processes are forked
+
+
+def make() -> Answer:
+    """What answers all of these, with everything that is to be kept between them."""
+    return _Service()
+
+
+class _Service:
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._loaded: provenance.Loaded | None = None
+        self._engines: dict[Settings, InProcessEngine] = {}
+        self._prepared: set[tuple[str, ...]] = set()
+        self._stack = ExitStack()
+        self._stack.enter_context(process_state.undisturbed())
+
+    def __call__(self, question: Any) -> bytes:
+        match question:
+            case Declare(reference):
+                return self._declared(reference)
+            case Simulate(request, settings):
+                return self._simulated(request, settings)
+            case Require(installs):
+                patches.check(installs)
+            case Settle():
+                return messages.dumps(process_state.settled())
+            case Close(settings) if settings in self._engines:
+                self._engines.pop(settings).close()
+        return messages.dumps(None)
+
+    def _declared(self, reference: str) -> bytes:
+        loaded = self._sources(reference)
+        with process_state.undisturbed(False):
+            found = adapters.declared(reference)
+        try:
+            return messages.dumps(replace(found, laws=tuple(laws), files=loaded.files(), packages=loaded.packages()))
+        except messages.NotPlain as error:
+            raise AdapterError(f"adapter {reference!r}: its name or features are no plain data: {error}") from error
+
+    def _simulated(self, request: RunRequest, settings: Settings) -> bytes:
+        loaded = self._sources(*imports.references(request), *request.installs)
+        if (references := imports.references(request)) not in self._prepared:
+            with process_state.undisturbed(False):
+                imports.patches(request)
+            self._prepared.add(references)
+        engine = self._engines.get(settings)
+        if engine is None:
+            engine = self._engines[settings] = InProcessEngine(
+                settings.device, settings.budget_seconds, limit_seconds=settings.limit_seconds
+            )
+        execution = engine.run(request)
+        execution.files, execution.packages = loaded.files(), loaded.packages()
+        execution.request = None  # type: ignore[assignment] # the other side has it
+        try:
+            return messages.dumps(execution)
+        except messages.NotPlain as error:
+            raise AdapterError(f"{_place(execution)} is no plain data: {error}") from error
+
+    def _sources(self, *references: str) -> provenance.Loaded:
+        """What this process has loaded since before it imported anything of a user's."""
+        self._loaded = self._loaded or provenance.Loaded()
+        self._loaded.roots(references)
+        return self._loaded
+
+
+def _place(execution: Execution) -> str:
+    """Which part of an execution does not travel, in words."""
+    for result in execution.ranks:
+        for name, value in vars(result).items():
+            parts = list(enumerate(value)) if isinstance(value, list) else [("", value)]
+            for number, part in parts:
+                try:
+                    messages.dumps(part)
+                except messages.NotPlain:
+                    return f"what rank {result.rank} showed ({name} {number}".rstrip() + ")"
+    return "what a run gave back"

@@ -1,0 +1,229 @@
+"""Remote: a process of ours that answers questions one at a time, and may die of what it runs for them.
+
+Questions and answers are plain data (processes/messages.py). What the process prints appears in this one's stderr. It
+is killed with its parent, and with it whatever it has started in its process group.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import connection, parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+from fsdpcheck import errors
+from fsdpcheck.compat import torch_private
+from fsdpcheck.errors import FsdpcheckError, NoProgress, excerpt
+from fsdpcheck.processes import fork_server, leftovers, messages
+from fsdpcheck.processes.limit import LIMIT_SECONDS, TIMES_THE_LONGEST, Limit, beat_into
+from fsdpcheck.processes.watch import MORE_THAN_A_RUN, STACKS, Watch
+
+Answer = Callable[[Any], bytes]
+"""What the process runs for each question, which gives a message; ``make()`` of the module that a Remote names has it.
+"""
+
+_LOOK_SECONDS: Final = 1.0
+"""From one look at what the process has used up to the next."""
+_LAST_LINES: Final = 12
+"""Of what it printed, that are told when it dies."""
+_FATAL: Final = "Fatal Python error"
+
+
+class Died(FsdpcheckError):
+    """The process ended in the middle of a question; what it was ended by, and what it wrote last."""
+
+
+class Unexpected(FsdpcheckError):
+    """What answers raised an error that is none of ours; its traceback."""
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """An error of ours that a question met, as data."""
+
+    kind: str
+    text: str
+
+
+class Remote:
+    """One such process: ``ask(question)``, until it dies or is closed.
+
+    ``module``: dotted name of what has ``make() -> Answer``. ``preload``: what the fork server imports besides.
+    """
+
+    def __init__(self, module: str, preload: Sequence[str] = ()) -> None:
+        context = fork_server.context(preload)
+        self._folder = Path(tempfile.mkdtemp(prefix=leftovers.folder_prefix()))
+        self._files = _Files(self._folder)
+        self._read = 0
+        self._log, self._beats, self._stacks = (os.open(path, os.O_RDONLY | os.O_CREAT) for path in self._files.all)
+        self._limit = Limit(MORE_THAN_A_RUN * LIMIT_SECONDS, MORE_THAN_A_RUN * TIMES_THE_LONGEST)
+        self._pipe: Connection
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(module, theirs, self._files), daemon=True)
+        with fork_server.without_main():
+            self._process.start()
+        theirs.close()
+        self.is_open = True
+
+    def ask(self, question: object) -> Any:
+        """What is answered. Raises Died, NoProgress (it was ended, for it never came back), NotPlain, Unexpected, and
+        the errors of ours that the question met. After Died, NoProgress or an interrupt it is closed.
+        """
+        self.send(question)
+        return self.answer()
+
+    def send(self, question: object) -> None:
+        """Ask without waiting; ``answer`` is to be called next."""
+        payload = messages.dumps(question)
+        try:
+            self._pipe.send_bytes(payload)
+        except ConnectionError:  # it has died meanwhile: ``answer`` tells
+            self._process.join()
+
+    def answer(self) -> Any:
+        """Wait for the answer to what was sent. Raises what ``ask`` raises."""
+        try:
+            payload = self._awaited()
+        except BaseException:
+            self.close()
+            raise
+        self._show()
+        found = messages.loads(payload)
+        if isinstance(found, _Raised):
+            raise _error(found)
+        return found
+
+    def close(self) -> None:
+        """Kill it with what it has started, and reap it. May be called twice."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._process.kill()
+        leftovers.end_group(self._process.pid)
+        self._process.join()
+        self._show()
+        self._pipe.close()
+        for descriptor in (self._log, self._beats, self._stacks):
+            os.close(descriptor)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _awaited(self) -> bytes:
+        watch = Watch(self._process.pid, self._limit, self._beats, self._stacks, _LOOK_SECONDS)
+        while True:
+            connection.wait([self._pipe, self._process.sentinel], _LOOK_SECONDS)
+            try:
+                if self._pipe.poll():
+                    payload = self._pipe.recv_bytes()
+                    self._limit.learn(watch.seconds)
+                    return payload
+            except (EOFError, ConnectionError):
+                self._process.join()
+            if self._process.exitcode is not None:
+                raise Died(_death(self._process.exitcode) + self._last_words())
+            if why := watch.never_came_back():
+                raise NoProgress(why)
+
+    def _show(self) -> None:
+        """Pass on what it has printed since the last time."""
+        if printed := self._printed():
+            self._read += len(printed)
+            sys.stderr.write(printed.decode(errors="replace"))
+
+    def _printed(self) -> bytes:
+        return os.pread(self._log, os.fstat(self._log).st_size - self._read, self._read)
+
+    def _last_words(self) -> str:
+        """What it printed when it died, which is not passed on besides: where it was in user's code, and the end."""
+        printed = self._printed()
+        self._read += len(printed)
+        before, fatal, stack = printed[-8 * excerpt.MOST :].decode(errors="replace").rpartition(_FATAL)
+        if not fatal:
+            lines = stack.splitlines()[-_LAST_LINES:]
+        else:
+            lines = [*before.splitlines()[-_LAST_LINES:], *(fatal + stack.partition("\n\nExtension")[0]).splitlines()]
+            lines = [line for line in lines if not _is_plumbing(line)]
+        return excerpt.excerpt("\n".join(["", "it wrote last:", *lines])) if lines else ""
+
+
+def _is_plumbing(line: str) -> bool:
+    """Whether a line of a stack is about the harness, torch or Python's threads."""
+    found = re.match(r'\s*File "(.+)", line \d+ in ', line)
+    return found is not None and (torch_private.is_plumbing(found[1]) or found[1].endswith("threading.py"))
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What both sides know by path: what it prints, its beats and its stacks."""
+
+    folder: Path
+
+    @property
+    def all(self) -> tuple[Path, Path, Path]:
+        return self.folder / "log", self.folder / "beats", self.folder / "stacks"
+
+
+def _death(code: int) -> str:
+    if code >= 0:
+        return f"it exited with code {code} (os._exit, or a library that ends the process)"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"it was ended by {known.get(-code, f'signal {-code}')}"
+
+
+def _error(found: _Raised) -> FsdpcheckError:
+    kind = getattr(errors, found.kind, Unexpected)
+    error: FsdpcheckError = kind(found.text)
+    return error
+
+
+def _serve(module: str, pipe: Connection, files: _Files) -> None:
+    """The whole life of the process."""
+    os.setpgid(0, 0)  # what it forks is in its group, and ends with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    _follow_parent_into_death(files.folder)
+    log, beats, stacks = (os.open(path, os.O_WRONLY | os.O_APPEND * (path == files.all[0])) for path in files.all)
+    for standard in (1, 2):
+        os.dup2(log, standard)
+    faulthandler.enable(all_threads=False)
+    faulthandler.register(STACKS, stacks)
+    beat_into(beats)
+    answer: Answer = importlib.import_module(module).make()
+    while True:
+        payload = _answered(answer, messages.loads(pipe.recv_bytes()))
+        sys.stdout.flush()
+        pipe.send_bytes(payload)
+
+
+def _answered(answer: Answer, question: object) -> bytes:
+    try:
+        return answer(question)
+    except FsdpcheckError as error:
+        kind = type(error).__name__ if getattr(errors, type(error).__name__, None) is type(error) else ""
+        return messages.dumps(_Raised(kind, str(error)))
+    except Exception:
+        return messages.dumps(_Raised("", excerpt.excerpt(traceback.format_exc().rstrip(), excerpt.WHOLE)))
+
+
+def _follow_parent_into_death(folder: Path) -> None:
+    """A parent that is killed takes the process along, whatever it is in."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        shutil.rmtree(folder, ignore_errors=True)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="watch parent", daemon=True).start()
