@@ -17,8 +17,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from os import _exit  # now, whatever an implementation makes of it
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -37,7 +37,7 @@ def main() -> int:
     """Run the session; returns the process's exit code, which the parent only needs when the pipe ended early."""
     faulthandler.enable(all_threads=False)
     interrupt = _Interrupt()
-    with suppress(KeyboardInterrupt):  # ``interrupt.again`` raises it where it is told
+    with interrupt.deferred():
         fork_server.fork()
     _follow_parent_into_death(int(sys.argv[1]))
     with (
@@ -157,7 +157,7 @@ class _Interrupt:
     """
 
     def __init__(self) -> None:
-        self._came = False
+        self._came = self._is_deferred = False
         signal.signal(signal.SIGINT, self._raise)
 
     def again(self) -> None:
@@ -165,7 +165,15 @@ class _Interrupt:
         if self._came:
             raise KeyboardInterrupt
 
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """What comes within it is raised by ``again``: imports that it cuts short would fail later."""
+        self._is_deferred = True
+        yield
+        self._is_deferred = False
+
     def _raise(self, number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._came = True
-        raise KeyboardInterrupt
+        if not self._is_deferred:
+            raise KeyboardInterrupt
