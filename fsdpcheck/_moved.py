@@ -28,6 +28,7 @@ MOVED = {
     "case.rules": "case.validation",
     "case.sampling": "case.sampler",
     "case.text": "case.serialization",
+    "case.trait_words": "case.vocabulary",
     "census": "judging.census",
     "check": "judging.check",
     "checks.alone": "checks.per_sample_replay",

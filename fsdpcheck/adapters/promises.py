@@ -1,85 +1,22 @@
-"""What each promise and each observable needs, in one table; who promises and has it not breaks the protocol.
+"""Whether an adapter has what its promises need (``vocabulary.PROMISES``); who has it not breaks the protocol.
 
-Without it the missing method would be called, raise, and be taken for a finding.
+Otherwise the missing method would be called, raise, and be taken for a finding.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import get_args
 
-from fsdpcheck.adapters.contract import Adapter, Features, Moment, Promise
+from fsdpcheck.adapters.contract import Adapter, Features
+from fsdpcheck.adapters.vocabulary import PROMISES
 from fsdpcheck.case import Dtype
 from fsdpcheck.errors import AdapterError
-
-
-@dataclass(frozen=True)
-class Needs:
-    """Of a promise: methods of the adapter, other promises without which it says nothing, moments it is judged at.
-
-    Moments are asked for by the laws that look at them: those of "noise" only of adapters that show "shards".
-    """
-
-    adapter: tuple[str, ...] = ()
-    promises: tuple[Promise, ...] = ()
-    moments: tuple[Moment, ...] = ()
-
-
-_NOTHING, _PRIVATE, _SAMPLER = Needs(), Needs(promises=("private",)), Needs(adapter=("sampler",))
-
-_PADDING: tuple[Moment, ...] = ("after_reduce", "before_step")
-
-NEEDS: dict[Promise, Needs] = {
-    "plain": _NOTHING,
-    "private": _NOTHING,
-    "exact-factors": _PRIVATE,
-    "padding.zero": Needs(moments=_PADDING),
-    "padding.unread": Needs(moments=_PADDING),
-    "deferred": _PRIVATE,
-    "global-norm": _NOTHING,
-    "partial-norms": _PRIVATE,
-    "dataset-order": _PRIVATE,
-    "second-backward": _PRIVATE,
-    "bookkeeping": _PRIVATE,
-    "noise": Needs(promises=("private",), moments=_PADDING),
-    "noise-of-seed": _PRIVATE,
-    "state": Needs(adapter=("stored", "read")),
-    "lifecycle": Needs(moments=get_args(Moment)),
-    "sharded": _NOTHING,
-    "nonfinite": _PRIVATE,
-    "epochs": _SAMPLER,
-    "poisson": _SAMPLER,
-    "same-draws": _SAMPLER,
-    "kernels": Needs(adapter=("kernels",)),
-    "hooks": _NOTHING,
-    "parameter-hooks": _NOTHING,
-    "memory": _NOTHING,
-    "copies": _NOTHING,
-    "interrupts": _NOTHING,
-    "features.unshard": _NOTHING,
-    "features.prefetch": _NOTHING,
-    "features.some-sync": _NOTHING,
-    "features.late-all-reduce": _NOTHING,
-    "features.divide-factor": _NOTHING,
-    "features.no-gather": _NOTHING,
-    "features.checkpointing": _NOTHING,
-    "features.meta": _NOTHING,
-    "features.state-dict": _NOTHING,
-    "features.ignored": _NOTHING,
-    "features.columns": _NOTHING,
-    "features.compiled": _NOTHING,
-    "features.bare-root": _NOTHING,
-    "features.groups-of-two": _NOTHING,
-    "features.broadcast": _NOTHING,
-}
-"""Every promise. What must be shown for one to be judged follows from its laws: see judging.registry; methods of
-trainers are asked for by what a run calls, since a trainer may have other ones in a private training."""
 
 
 def require_consistent(ref: str, adapter: Adapter) -> None:
     """Raise AdapterError where promises contradict each other, the rules declared, or the methods an adapter has."""
     for promise in sorted(adapter.features.promises):
-        needs = NEEDS[promise]
+        needs = PROMISES[promise]
         lacking = [name for name in needs.adapter if not callable(getattr(adapter, name, None))]
         if lacking:
             got = f"{type(adapter).__name__} without {', '.join(lacking)}"

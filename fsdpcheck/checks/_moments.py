@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import get_args
 
-from fsdpcheck.adapters.contract import Moment
-from fsdpcheck.adapters.promises import NEEDS
+from fsdpcheck.adapters.vocabulary import MOMENTS, PROMISES, Moment
 from fsdpcheck.case import Case
 from fsdpcheck.checks._read import completed
 from fsdpcheck.errors import AdapterError
@@ -18,8 +16,8 @@ from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.program.observers import Missing
 
-OF_PADDING: tuple[Moment, ...] = NEEDS["padding.zero"].moments
-OF_UNITS: tuple[Moment, ...] = NEEDS["lifecycle"].moments
+OF_PADDING: tuple[Moment, ...] = PROMISES["padding.zero"].moments
+OF_UNITS: tuple[Moment, ...] = PROMISES["lifecycle"].moments
 
 
 def require_announced(execution: Execution, observer: str, moments: Sequence[Moment]) -> None:
@@ -74,12 +72,11 @@ def _reductions(seen: Sequence[tuple[int, str, int, object]]) -> int:
 
 def _times(case: Case, moment: Moment) -> int:
     """How often a step has this moment at least; 0 for what only a private step has, in a plain one."""
-    step = case.step
-    if moment in ("after_first_backward", "after_norms") and not step.private:
+    step, row = case.step, MOMENTS[moment]
+    if row.private and not step.private:
         return 0
-    if moment == "after_reduce":
-        return step.micro_batches if step.sync_every else 1
-    return 1 if moment in ("after_norms", "before_step") else step.micro_batches
+    of_reductions = step.micro_batches if step.sync_every else 1
+    return {"micro-batch": step.micro_batches, "reduction": of_reductions, "step": 1}[row.once]
 
 
 def _missing(
@@ -87,7 +84,7 @@ def _missing(
 ) -> AdapterError:
     """``counts``: got, wanted; ``told``: what the rank has announced, (moment, step)."""
     announced = ", ".join(dict.fromkeys(name for name, _ in told))
-    if moment not in get_args(Moment):
+    if moment not in MOMENTS:
         then = "this is an error of fsdpcheck, which announces it by itself: report it"
     else:
         then = f"call setup.notify({moment!r}, trainer) there (see fsdpcheck.adapter.Moment), or take the promise away"
