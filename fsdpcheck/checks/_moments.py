@@ -14,14 +14,15 @@ from fsdpcheck.checks._read import completed
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.program.observers import Missing
+from fsdpcheck.program import probes
+from fsdpcheck.program.probe import Probe
 
 OF_PADDING: tuple[Moment, ...] = PROMISES["padding.zero"].moments
 OF_UNITS: tuple[Moment, ...] = PROMISES["lifecycle"].moments
 
 
-def require_announced(execution: Execution, observer: str, moments: Sequence[Moment]) -> None:
-    """Every step of every rank announced ``moments`` as often as the case has them. ``observer`` speaks at each.
+def require_announced(execution: Execution, probe: Probe, moments: Sequence[Moment]) -> None:
+    """Every step of every rank announced ``moments`` as often as the case has them. ``probe`` speaks at each.
 
     So do after_init, before the first step, and after_step, which the harness itself announces. More often is allowed.
     Raises AdapterError where one is missing.
@@ -29,7 +30,7 @@ def require_announced(execution: Execution, observer: str, moments: Sequence[Mom
     case, steps = execution.request.case, execution.request.case.step.steps
     due = {moment: _times(case, moment) for moment in moments}
     for result in completed(execution):
-        told = Counter((moment, step) for name, moment, step, _ in result.observations if name == observer)
+        told = Counter((moment, step) for moment, step, _ in probe.saw(result))
         wanted = {("after_init", -1): 1, **{("after_step", step): 1 for step in range(steps)}}
         wanted |= {(moment, step): count for step in range(steps) for moment, count in due.items()}
         for (moment, step), count in wanted.items():
@@ -38,13 +39,13 @@ def require_announced(execution: Execution, observer: str, moments: Sequence[Mom
                 raise _missing(execution.request.adapter, moment, (told[moment, step], count), where, told)
 
 
-def require_gradients(execution: Execution, observer: str) -> None:
+def require_gradients(execution: Execution, probe: Probe) -> None:
     """Wherever gradients are reduced, shards() showed one for everything that is trained.
 
     Raises Violation for one that is missing, and AdapterError where no rank ever shows any.
     """
-    seen = [(rank.rank, *own[1:]) for rank in completed(execution) for own in rank.observations if own[0] == observer]
-    missing = [entry for entry in seen if isinstance(entry[-1], Missing)]
+    seen = [(rank.rank, *own) for rank in completed(execution) for own in probe.saw(rank)]
+    missing = [entry for entry in seen if isinstance(entry[-1], probes.Missing)]
     for rank, moment, step, found in missing:
         got, wanted = f"gradients of {list(found.gradients)} elements", f"of {list(found.trained)} elements"
         where = f"at {moment}, step {step}, rank {rank}"
@@ -66,7 +67,7 @@ def require_gradients(execution: Execution, observer: str) -> None:
 
 
 def _reductions(seen: Sequence[tuple[int, str, int, object]]) -> int:
-    """Of what an observer of padding said, how often that was where gradients are reduced."""
+    """Of what a probe of padding saw, how often that was where gradients are reduced."""
     return sum(moment in OF_PADDING for _, moment, _, _ in seen)
 
 

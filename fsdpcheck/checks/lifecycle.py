@@ -1,4 +1,4 @@
-"""Checks of what sharding units hold at the moments that an implementation announces (see observers.units).
+"""Checks of what sharding units hold at the moments that an implementation announces (see probes.units).
 
 All raise AdapterError where a moment of which they say something was not announced, in any step on any rank.
 """
@@ -13,7 +13,7 @@ from fsdpcheck.checks._read import completed
 from fsdpcheck.errors import AdapterError, UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.program.observers import UNITS
+from fsdpcheck.program import probes
 
 _AFTER_BACKWARD = ("after_init", "after_reshard", "before_step", "after_step")
 """Moments at which nothing may be kept for a backward."""
@@ -64,13 +64,11 @@ def _seen(execution: Execution, moments: Sequence[Moment]) -> Iterator[tuple[str
     """
     wanted = execution.request.case.model.unit_count + 1
     for result in completed(execution):
-        if not any(name == UNITS for name, *_ in result.observations):
-            raise UsageError("the run observed no units; next: run it with the observer observers.UNITS")
-    require_announced(execution, UNITS, moments)
+        if not probes.units.saw(result):
+            raise UsageError("the run observed no units; next: run it with probes.units")
+    require_announced(execution, probes.units, moments)
     for result in execution.ranks:
-        for name, moment, step, units in result.observations:
-            if name != UNITS:
-                continue
+        for moment, step, units in probes.units.saw(result):
             if len(units) != wanted:
                 raise AdapterError(
                     f"units() of adapter {execution.request.adapter!r} does not show every unit\n"

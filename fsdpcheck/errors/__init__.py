@@ -74,7 +74,7 @@ class NoProgress(FsdpcheckError):
 
 
 class Interrupted(FsdpcheckError):
-    """What a watcher raises in the middle of a step, on every rank, to see what becomes of the training."""
+    """What a probe raises in the middle of a step, on every rank, to see what becomes of the training."""
 
 
 def qualified(kind: type) -> str:

@@ -1,8 +1,7 @@
 """What every rank runs, on every engine: build the model a case describes, shard it, take its steps, record.
 
 Moments: after_init, then in each step those the implementation announces (Setup.notify), then after_step.
-An observer "pkg.mod:function" is called as function(moment, trainer, rank) and returns plain data, or None for nothing.
-A watcher is called once as function(model, notes), before the model is sharded, and hangs hooks into it.
+Probes look at the model before it is sharded, and at the trainer at these moments: see probe.py.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def _without_values(model: nn.Module) -> nn.Module:
 
 
 def _take(trainer: Trainer, batch: Batch, watch: Watch) -> None:
-    """One step; once more if a watcher has interrupted it. What is raised by others stands."""
+    """One step; once more if a probe has interrupted it. What is raised by others stands."""
     try:
         trainer.step(batch)
     except Interrupted:
@@ -230,7 +229,7 @@ def _setup(
 def _noted(
     case: Case, made: list[torch.optim.Optimizer], watch: Watch, parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """``_own_optimizer``, noted in ``made``; its parameters are shown to the watchers."""
+    """``_own_optimizer``, noted in ``made``; its parameters are shown to the probes."""
     made.append(_own_optimizer(case, parameters))
     watch.parameters([parameter for group in made[-1].param_groups for parameter in group["params"]])
     return made[-1]

@@ -23,7 +23,7 @@ from fsdpcheck.execution import RankResult
 from fsdpcheck.program import kernel_data
 from fsdpcheck.program.kernel_data import MARGIN, Guarded
 
-OBSERVER = "kernel"
+KERNEL = "kernel"
 """Who observed ("kernel", name of the kernel, 0, ``Computed``)."""
 _SENTINEL = 77
 """What guards memory of integers."""
@@ -48,7 +48,7 @@ def compute(case: Case, spec: KernelSpec, adapter: Adapter, result: RankResult) 
     given = _given(case, spec)
     for name, kernel in cast(Kernels, adapter).kernels().items():
         try:
-            result.observations.append((OBSERVER, name, 0, _computed(kernel, given, spec, adapter)))
+            result.observations.append((KERNEL, name, 0, _computed(kernel, given, spec, adapter)))
         except Exception as error:
             error.add_note(f"in the kernel {name!r}")
             raise

@@ -11,7 +11,7 @@ from fsdpcheck.case.sampler import SamplingSpec
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.execution import RankResult
 
-OBSERVER = "sampler"
+SAMPLER = "sampler"
 """Who observed ("sampler", "epoch", epoch, the list of ``Drawn`` of its steps)."""
 
 
@@ -26,7 +26,7 @@ def draw(case: Case, spec: SamplingSpec, adapter: Adapter, rank: int, result: Ra
         if spec.start:
             sampler = _sampler(adapter, setup)
         drawn = [_checked(step, adapter, spec) for step in sampler.steps(epoch, spec.start)]
-        result.observations.append((OBSERVER, "epoch", epoch, drawn))
+        result.observations.append((SAMPLER, "epoch", epoch, drawn))
 
 
 def _sampler(adapter: Adapter, setup: SamplerSetup) -> Sampler:

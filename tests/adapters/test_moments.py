@@ -16,7 +16,7 @@ from fsdpcheck.errors import USAGE, AdapterError
 from fsdpcheck.judging.check import check_case
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
-from fsdpcheck.program.observers import UNITS
+from fsdpcheck.program import probes
 from tests.toys import silent
 
 TOY = str(Path(silent.__file__))
@@ -130,7 +130,7 @@ def test_a_plain_step_has_no_moments_of_norms(engine: SimulatedEngine) -> None:
 
 
 def test_what_the_harness_itself_did_not_see_is_its_own_error(engine: SimulatedEngine) -> None:
-    seen = Run(engine, "reference")(ALONE, observers=(UNITS,))
+    seen = Run(engine, "reference")(ALONE, probes=(probes.units,))
     assert_aliased(seen)
     own = seen.ranks[0].observations
     for lost in ("after_init", "after_step"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,8 @@ from fsdpcheck.errors import USAGE, AdapterError
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
-from fsdpcheck.program import observers
-from fsdpcheck.program.methods import ASKED_BY
+from fsdpcheck.program import probes
+from fsdpcheck.program.probe import Probe
 from tests.toys import lacking
 
 TOY = str(Path(lacking.__file__))
@@ -33,20 +35,20 @@ LAWS = {
     "load": "state.resumed",
 }
 """A method of trainers -> a law that calls it."""
+PROBES = [one for one in vars(probes).values() if isinstance(one, Probe)]
+ASKED = {one.calls for one in PROBES} - {""}
 
 
-def test_the_table_names_every_observer() -> None:
-    source = ast.parse(Path(observers.__file__).read_text(encoding="utf-8"))
-    asking = {}
-    for function in (node for node in source.body if isinstance(node, ast.FunctionDef)):
-        calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+def test_every_probe_names_the_method_that_it_calls() -> None:
+    for one in PROBES:
+        source = ast.parse(textwrap.dedent(inspect.getsource(one.function)))
+        calls = [node.func for node in ast.walk(source) if isinstance(node, ast.Call)]
         found = {f.attr for f in calls if isinstance(f, ast.Attribute) and ast.unparse(f.value) == "trainer"}
-        asking.update({f"{observers.__name__}:{function.name}": method for method in found})
-    assert asking == ASKED_BY
+        assert found == {one.calls} - {""}, one.name
 
 
 def test_every_method_is_tried() -> None:
-    assert set(LAWS) == set(lacking.OF_TRAINERS) == {*OBSERVABLES.values(), *ASKED_BY.values(), "save", "load"}
+    assert set(LAWS) == set(lacking.OF_TRAINERS) == {*OBSERVABLES.values(), *ASKED, "save", "load"}
     assert set(lacking.OF_ADAPTERS) == {name for row in PROMISES.values() for name in row.adapter}
 
 
