@@ -10,7 +10,9 @@ from typing import get_args
 from fsdpcheck.adapters.contract import Adapter, Features
 from fsdpcheck.adapters.vocabulary import PROMISES
 from fsdpcheck.case import Dtype
-from fsdpcheck.errors import AdapterError
+from fsdpcheck.errors import AdapterError, explain
+
+_RULE = "declares a rule"
 
 
 def require_consistent(ref: str, adapter: Adapter) -> None:
@@ -20,14 +22,14 @@ def require_consistent(ref: str, adapter: Adapter) -> None:
         lacking = [name for name in needs.adapter if not callable(getattr(adapter, name, None))]
         if lacking:
             got = f"{type(adapter).__name__} without {', '.join(lacking)}"
-            _refuse(ref, promise, got, f"methods {', '.join(needs.adapter)}", "add them (see fsdpcheck.adapter)")
+            raise _refusal(ref, promise, got, f"methods {', '.join(needs.adapter)}", "add them (see fsdpcheck.adapter)")
         missing = sorted(set(needs.promises) - adapter.features.promises)
         if missing:
             got = f"promises without {', '.join(missing)}, on which its laws train"
-            _refuse(ref, promise, got, f"{', '.join(missing)} as well", "promise it too")
+            raise _refusal(ref, promise, got, f"{', '.join(missing)} as well", "promise it too")
     if "exact-factors" in adapter.features.promises and adapter.features.factor.nested:
         got = "Features.factor with nested=True: factors that carry the rounding of a norm of norms"
-        _refuse(ref, "exact-factors", got, "factors of the root of one squared norm", "declare nested=False")
+        raise _refusal(ref, "exact-factors", got, "factors of the root of one squared norm", "declare nested=False")
     _require_rules(ref, adapter.features)
 
 
@@ -36,24 +38,20 @@ def _require_rules(ref: str, features: Features) -> None:
     for name, rule in (("factor", features.factor), ("global_norm", features.global_norm)):
         if rule.nested and rule.norm.eps:
             got = f"Features.{name} with nested=True and NormRule(eps={rule.norm.eps}): no one root that it is added at"
-            raise AdapterError(_contradiction(ref, "a rule", got, "nested=False, or no eps", "declare one of the two"))
+            raise _contradiction(ref, _RULE, got, "nested=False, or no eps", "declare one of the two")
     dtypes, accepted = features.arithmetic.dtypes, "float32" in features.accepts
     if not dtypes or not set(dtypes) <= {*get_args(Dtype)} or (dtypes == ("float32",) and not accepted):
         got = f"Features.arithmetic.dtypes = {dtypes!r}{'' if accepted else ' without the trait float32'}"
         wanted = 'one of "float64" and "float32" at least, float32 alone with the trait "float32"'
-        raise AdapterError(_contradiction(ref, "a rule", got, wanted, "add what is missing"))
+        raise _contradiction(ref, _RULE, got, wanted, "add what is missing")
     if "float32" not in dtypes and accepted:
         got = f'the trait "float32", and Features.arithmetic.dtypes = {dtypes!r}'
-        raise AdapterError(
-            _contradiction(ref, "a rule", got, "both or neither", 'add "float32", or take the trait away')
-        )
+        raise _contradiction(ref, _RULE, got, "both or neither", 'add "float32", or take the trait away')
 
 
-def _refuse(ref: str, promise: str, got: str, wanted: str, then: str) -> None:
-    raise AdapterError(_contradiction(ref, repr(promise), got, wanted, f"{then}, or take the promise away"))
+def _refusal(ref: str, promise: str, got: str, wanted: str, then: str) -> AdapterError:
+    return _contradiction(ref, f"promises {promise!r}", got, wanted, f"{then}, or take the promise away")
 
 
-def _contradiction(ref: str, what: str, got: str, wanted: str, then: str) -> str:
-    verb = "declares" if what == "a rule" else "promises"
-    lines = f"adapter {ref!r} {verb} {what}, which it contradicts", f"  got     {got}", f"  wanted  {wanted}"
-    return "\n".join((*lines, f"  next    {then}"))
+def _contradiction(ref: str, said: str, got: str, wanted: str, then: str) -> AdapterError:
+    return AdapterError(explain(f"adapter {ref!r} {said}, which it contradicts", got=got, wanted=wanted, then=then))

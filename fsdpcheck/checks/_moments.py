@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from fsdpcheck.adapters.vocabulary import MOMENTS, PROMISES, Moment
 from fsdpcheck.case import Case
 from fsdpcheck.checks._read import completed
-from fsdpcheck.errors import AdapterError
+from fsdpcheck.errors import AdapterError, explain
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.program import probes
@@ -50,13 +50,16 @@ def require_gradients(execution: Execution, probe: Probe) -> None:
         got, wanted = f"gradients of {list(found.gradients)} elements", f"of {list(found.trained)} elements"
         where = f"at {moment}, step {step}, rank {rank}"
         if len(missing) == _reductions(seen) and not any(entry[-1].gradients for entry in missing):
+            what = "the trainer does not show the gradient of every shard that is trained, at whose padding laws look"
+            then = "show each reduced gradient as Shard(..., holds='gradient') and what is frozen as holds='frozen'"
             raise AdapterError(
-                "the trainer does not show the gradient of every shard that is trained, at whose padding laws look\n"
-                f"  got     {got}, from shards()\n"
-                f"  wanted  {wanted}, as the shards that are trained have\n"
-                f"  where   {where}\n"
-                "  next    show each reduced gradient as Shard(..., holds='gradient') and what is frozen as"
-                " holds='frozen', or take the promises padding.* away"
+                explain(
+                    what,
+                    got=f"{got}, from shards()",
+                    wanted=f"{wanted}, as the shards that are trained have",
+                    where=where,
+                    then=f"{then}, or take the promises padding.* away",
+                )
             )
         raise Violation(
             "the gradient of a shard that is trained is missing",
@@ -89,10 +92,7 @@ def _missing(
         then = "this is an error of fsdpcheck, which announces it by itself: report it"
     else:
         then = f"call setup.notify({moment!r}, trainer) there (see fsdpcheck.adapter.Moment), or take the promise away"
-    return AdapterError(
-        f"adapter {adapter!r} does not announce every moment at which a law that it promises looks\n"
-        f"  got     announcements of {moment}: {counts[0]}; in the whole run this rank announced {announced}\n"
-        f"  wanted  announcements of {moment}: {counts[1]} or more, since the law looks at nothing else\n"
-        f"  where   {where}\n"
-        f"  next    {then}"
-    )
+    what = f"adapter {adapter!r} does not announce every moment at which a law that it promises looks"
+    got = f"announcements of {moment}: {counts[0]}; in the whole run this rank announced {announced}"
+    wanted = f"announcements of {moment}: {counts[1]} or more, since the law looks at nothing else"
+    return AdapterError(explain(what, got=got, wanted=wanted, where=where, then=then))

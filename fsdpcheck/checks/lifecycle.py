@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from fsdpcheck.adapters.contract import Moment, UnitState
 from fsdpcheck.checks._moments import OF_UNITS, require_announced
 from fsdpcheck.checks._read import completed
-from fsdpcheck.errors import AdapterError, UsageError
+from fsdpcheck.errors import AdapterError, UsageError, explain
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.program import probes
@@ -69,11 +69,10 @@ def _seen(execution: Execution, moments: Sequence[Moment]) -> Iterator[tuple[str
     require_announced(execution, probes.units, moments)
     for result in execution.ranks:
         for moment, step, units in probes.units.saw(result):
+            where = f"{moment}, step {step}, rank {result.rank}"
             if len(units) != wanted:
-                raise AdapterError(
-                    f"units() of adapter {execution.request.adapter!r} does not show every unit\n"
-                    f"  got     {len(units)} units at {moment}, step {step}, rank {result.rank}\n"
-                    f"  wanted  {wanted}: the root, then the {wanted - 1} of Setup.units\n"
-                    f"  next    list one UnitState for each"
-                )
-            yield moment, f"{moment}, step {step}, rank {result.rank}", units
+                what = f"units() of adapter {execution.request.adapter!r} does not show every unit"
+                said = f"{wanted}: the root, then the {wanted - 1} of Setup.units"
+                then = "list one UnitState for each"
+                raise AdapterError(explain(what, got=f"{len(units)} units", wanted=said, where=where, then=then))
+            yield moment, where, units

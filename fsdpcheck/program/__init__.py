@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fsdpcheck import adapters
 from fsdpcheck.adapters.contract import Adapter, Batch, MicroBatch, Observed, Setup, Trainer
 from fsdpcheck.case import Case
-from fsdpcheck.errors import AdapterError, Interrupted
+from fsdpcheck.errors import AdapterError, Interrupted, explain
 from fsdpcheck.execution import RankResult, RunRequest, StepRecord
 from fsdpcheck.program import kernels as kernel_program
 from fsdpcheck.program import nonfinite
@@ -135,12 +135,11 @@ def _project(held: list[Tensor], trainer: Trainer, adapter: Adapter, case: Case)
         return
     again = cast(Observed, trainer).local_tensors()
     if any(one.data_ptr() != two.data_ptr() for one, two in zip(held, again, strict=True)):
-        raise AdapterError(
-            f"local_tensors() of adapter {adapter.name!r} returned copies\n"
-            f"  got     tensors at other addresses in a second call\n"
-            f"  wanted  the live tensors this rank trains, which are changed in place between steps\n"
-            f"  next    return them without clone(), or do not accept 'project'"
-        )
+        what = f"local_tensors() of adapter {adapter.name!r} returned copies"
+        got = "tensors at other addresses in a second call"
+        wanted = "the live tensors this rank trains, which are changed in place between steps"
+        then = "return them without clone(), or do not accept 'project'"
+        raise AdapterError(explain(what, got=got, wanted=wanted, then=then))
 
 
 def _hidden(shown: dict[str, Tensor], held: Iterable[Tensor]) -> str:
@@ -250,12 +249,10 @@ def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest, made: Sequ
         needed.append("local_tensors")
     missing = [name for name in needed if not callable(getattr(trainer, name, None))]
     if missing:
-        raise AdapterError(
-            f"the trainer that adapter {adapter.name!r} built lacks a method\n"
-            f"  got     {type(trainer).__qualname__} without {', '.join(missing)}\n"
-            f"  wanted  {', '.join(needed)}\n"
-            f"  next    add it (see fsdpcheck.adapter.Observed), or list neither its observable nor its promise"
-        )
+        what = f"the trainer that adapter {adapter.name!r} built lacks a method"
+        got = f"{type(trainer).__qualname__} without {', '.join(missing)}"
+        then = "add it (see fsdpcheck.adapter.Observed), or list neither its observable nor its promise"
+        raise AdapterError(explain(what, got=got, wanted=", ".join(needed), then=then))
     return trainer
 
 
@@ -283,12 +280,8 @@ def _that_are(gradients: object) -> object:
 def _tensor(value: object, method: str, adapter: Adapter) -> Tensor:
     """A plain tensor, copied, or AdapterError."""
     if type(value) not in (Tensor, nn.Parameter):
-        raise AdapterError(
-            f"{method}() of adapter {adapter.name!r} returned no tensor\n"
-            f"  got     {type(value).__name__}\n"
-            f"  wanted  torch.Tensor\n"
-            f"  next    see fsdpcheck.adapter.Observed"
-        )
+        what, then = f"{method}() of adapter {adapter.name!r} returned no tensor", "see fsdpcheck.adapter.Observed"
+        raise AdapterError(explain(what, got=type(value).__name__, wanted="torch.Tensor", then=then))
     return cast(Tensor, value).detach().clone()
 
 
@@ -296,10 +289,7 @@ def _named_tensors(values: object, method: str, adapter: Adapter) -> dict[str, T
     """Plain tensors by name, copied, or AdapterError: what leaves a rank is plain data and does not change any more."""
     if not isinstance(values, dict) or not all(type(value) in (Tensor, nn.Parameter) for value in values.values()):
         kinds = sorted({type(v).__name__ for v in values.values()}) if isinstance(values, dict) else type(values)
-        raise AdapterError(
-            f"{method}() of adapter {adapter.name!r} returned something else than plain tensors by name\n"
-            f"  got     {kinds}\n"
-            f"  wanted  dict[str, torch.Tensor]\n"
-            f"  next    return full values (DTensor.full_tensor()) by canonical parameter name"
-        )
+        what = f"{method}() of adapter {adapter.name!r} returned something else than plain tensors by name"
+        then = "return full values (DTensor.full_tensor()) by canonical parameter name"
+        raise AdapterError(explain(what, got=kinds, wanted="dict[str, torch.Tensor]", then=then))
     return {name: value.detach().to("cpu", copy=True) for name, value in values.items()}

@@ -18,7 +18,7 @@ from fsdpcheck.adapters.contract_extras import Kernel, Kernels
 from fsdpcheck.case import Case
 from fsdpcheck.case.kernel import KernelSpec
 from fsdpcheck.compat import triton_private
-from fsdpcheck.errors import AdapterError
+from fsdpcheck.errors import AdapterError, explain
 from fsdpcheck.execution import RankResult
 from fsdpcheck.program import kernel_data
 from fsdpcheck.program.kernel_data import MARGIN, Guarded
@@ -81,10 +81,9 @@ def _checked(value: Any, adapter: Adapter) -> Tensor:
     if type(value) is Tensor and value.dim() == 1 and value.dtype in (torch.float32, torch.float64):
         return value.detach().clone()
     got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise AdapterError(
-        f"a kernel of adapter {adapter.name!r} returned something else than norms\n"
-        f"  got     {got}\n  wanted  a tensor [B], float32 or float64\n  next    see fsdpcheck.adapter.Kernel"
-    )
+    what = f"a kernel of adapter {adapter.name!r} returned something else than norms"
+    wanted, then = "a tensor [B], float32 or float64", "see fsdpcheck.adapter.Kernel"
+    raise AdapterError(explain(what, got=got, wanted=wanted, then=then))
 
 
 class _Workspace(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fsdpcheck.compat import torch_private
-from fsdpcheck.errors import AdapterError, Interrupted
+from fsdpcheck.errors import AdapterError, Interrupted, explain
 from fsdpcheck.execution import RankResult, RunRequest
 from fsdpcheck.loading import references
 
@@ -91,12 +91,9 @@ def load(name: str) -> Probe:
     """The probe of a dotted name. Raises AdapterError for what cannot be imported, and for what is no probe."""
     found = references.load(name, _KIND)
     if not isinstance(found, Probe):
-        raise AdapterError(
-            f"{name!r} is no probe\n"
-            f"  got     {type(found).__name__}\n"
-            f"  wanted  a function below @fsdpcheck.program.probe.probe(...)\n"
-            f"  next    say at which moments it looks, and which method of trainers it calls"
-        )
+        wanted = "a function below @fsdpcheck.laws.probe(...)"
+        then = "say at which moments it looks, and which method of trainers it calls"
+        raise AdapterError(explain(f"{name!r} is no probe", got=type(found).__name__, wanted=wanted, then=then))
     return found
 
 

@@ -49,7 +49,10 @@ def test_a_probe_that_looks_at_every_moment_is_not_called_with_the_model() -> No
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (f"{HERE}:no_probe", "no_probe' is no probe\n  got     function\n  wanted  a function below @"),
+        (
+            f"{HERE}:no_probe",
+            "is no probe\n  got     function\n  wanted  a function below @fsdpcheck.laws.probe",
+        ),
         (f"{HERE}:wher", "has no 'wher'. Did you mean 'where'?"),
         ("fsdpcheck.program.watchers:held", "it is fsdpcheck.program.probes.hooks now"),
         (f"{HERE}:asking", "got     ReferenceTrainer without levitates"),
