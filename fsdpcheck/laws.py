@@ -9,5 +9,6 @@ from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.registry import chapters, law
 from fsdpcheck.judging.run import Run
+from fsdpcheck.program.probe import Notes, Probe, probe
 
-__all__ = ["Execution", "Law", "Run", "Violation", "chapters", "check_law", "law"]
+__all__ = ["Execution", "Law", "Notes", "Probe", "Run", "Violation", "chapters", "check_law", "law", "probe"]

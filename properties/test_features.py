@@ -33,7 +33,7 @@ from fsdpcheck.errors import InvalidCase, NotApplicable, NotExact
 from fsdpcheck.execution import Execution
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-from fsdpcheck.program import watchers
+from fsdpcheck.program import probes
 from fsdpcheck.workload.models import parameter_shapes
 
 Sizes = tuple[int, ...]
@@ -110,11 +110,11 @@ def _in_replicas(case: Case, run: Run) -> Case:
 def _ran(case: Case, run: Run, use: Use) -> tuple[Execution, Execution]:
     """(without, with) the feature; the latter is right."""
     answer, observe = run.answer(case), run.features.observables & {"grads"}
-    hooks = () if use == "compiled" else (watchers.FOOTPRINT,)  # they would be compiled too
-    seen = (watchers.SET_UP, *hooks)
-    without = run(case, observe, watchers=seen)
+    hooks = () if use == "compiled" else (probes.footprint,)  # they would be compiled too
+    seen = (probes.set_up, *hooks)
+    without = run(case, observe, probes=seen)
     assert_right(without, answer)
-    using = run(case, observe, using=(use,), watchers=seen)
+    using = run(case, observe, using=(use,), probes=seen)
     assert_right_with(use, using, answer)
     return without, using
 
@@ -414,7 +414,7 @@ def test_ranks_that_built_other_models_all_start_from_rank_0s(case: Case, run: R
     Source: torchtitan#166; ``sync_module_states`` of FSDP1; claim D14 of docs/claims.md.
     """
     answer, observe = run.answer(case), run.features.observables & {"grads"}
-    using = run(case, observe, using=("broadcast",), watchers=(watchers.START_APART,))
+    using = run(case, observe, using=("broadcast",), probes=(probes.start_apart,))
     assert_starts_from_rank_0(using, answer)
     assert_right(using, answer)
 

@@ -28,7 +28,7 @@ from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.errors import NotExact
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-from fsdpcheck.program import observers, watchers
+from fsdpcheck.program import probes
 
 
 def _any(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
@@ -73,7 +73,7 @@ def test_the_root_and_one_inner_unit_at_most_are_gathered(case: Case, run: Run) 
     Not seen: what is gathered between two announced moments, and what a unit does not tell of itself.
     Source: pytorch#83129.
     """
-    assert_few_gathered(run(case, observers=(observers.UNITS,)))
+    assert_few_gathered(run(case, probes=(probes.units,)))
 
 
 @law(
@@ -90,7 +90,7 @@ def test_a_step_leaves_nothing_gathered_and_no_local_gradient(case: Case, run: R
     Not seen: memory that belongs to no unit, such as buffers of collectives.
     Source: pytorch#83129, pytorch#92731.
     """
-    assert_released(run(case, observers=(observers.UNITS,)))
+    assert_released(run(case, probes=(probes.units,)))
 
 
 @law("lifecycle.aliased", promise="lifecycle", draw=_alone, observe=("units",), must_occur=("several units", "frozen"))
@@ -101,7 +101,7 @@ def test_on_one_rank_the_shard_is_the_whole(case: Case, run: Run) -> None:
     Not seen: copies that a unit does not tell of; replicas of one shard, which hold the whole as well.
     Source: FlatParameter of FSDP, arXiv:2304.11277; claim B7; no public report known.
     """
-    assert_aliased(run(case, observers=(observers.UNITS,)))
+    assert_aliased(run(case, probes=(probes.units,)))
 
 
 @law(
@@ -117,7 +117,7 @@ def test_hooks_of_the_user_fire_as_on_a_single_device(case: Case, run: Run) -> N
     Not seen: hooks on parameters, and what hooks are given.
     Source: torchrec#4268, Opacus#738; claim D8 of docs/claims.md.
     """
-    assert_hooks_fire(run(case, watchers=(watchers.CALLS,)))
+    assert_hooks_fire(run(case, probes=(probes.hook_calls,)))
 
 
 @law(
@@ -133,7 +133,7 @@ def test_hooks_on_parameters_fire_once_a_reduction(case: Case, run: Run) -> None
     Not seen: what the gradient is when they fire; private training.
     Source: torchrec#4268.
     """
-    assert_parameter_hooks_fire(run(case, watchers=(watchers.ACCUMULATIONS,)))
+    assert_parameter_hooks_fire(run(case, probes=(probes.accumulations,)))
 
 
 @law(
@@ -154,7 +154,7 @@ def test_every_step_gathers_what_its_schedule_has(case: Case, run: Run) -> None:
     Source: ``reshard_after_forward`` of ``fully_shard``; arXiv:2304.11277, section 3.3.2; pytorch#83129,
     ROCm/pytorch#3501.
     """
-    execution = run(case, watchers=(watchers.HELD, watchers.GATHERED))
+    execution = run(case, probes=(probes.memory, probes.gathered))
     assert_steady_memory(execution)
     assert_scheduled(execution)
 
@@ -167,7 +167,7 @@ def test_what_is_shown_is_a_copy(case: Case, run: Run) -> None:
     Not seen: norms, factors and optimizer states that are shown.
     Source: ``DTensor.full_tensor``, which gives away live memory there; no public report known.
     """
-    execution, answer = run(case, observers=(observers.SCRIBBLED,)), run.answer(case)
+    execution, answer = run(case, probes=(probes.scribbled,)), run.answer(case)
     assert_copies(execution)
     assert_parameters_equal(execution, answer)
 
@@ -187,12 +187,12 @@ def test_a_step_that_raised_leaves_a_trainer_that_goes_on(case: Case, run: Run) 
     Not seen: a rank that raises alone and leaves the others waiting, which no implementation can help.
     Source: pytorch#82203, pytorch#73535, and ``FSDPModule.reset_iter_state``.
     """
-    kinds = [watchers.INTERRUPT_FORWARD, watchers.INTERRUPT_BACKWARD]
-    kinds += [watchers.INTERRUPT_LATER] * (case.step.micro_batches > 1)
+    kinds = [probes.interrupt_forward, probes.interrupt_backward]
+    kinds += [probes.interrupt_later] * (case.step.micro_batches > 1)
     chosen = kinds[case.seed % len(kinds)]
     with_noise = case.step.clipping == "exact" and "noise" in run.features.promises
     case = noisy(case) if with_noise else case
-    execution = run(case, watchers=(watchers.HELD, chosen))
+    execution = run(case, probes=(probes.memory, chosen))
     if not interruptions(execution, chosen):
         raise NotExact("the layer in the middle has no backward")
     if with_noise:

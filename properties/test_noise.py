@@ -20,7 +20,7 @@ from fsdpcheck.checks.noise_distribution import assert_noise_independent, assert
 from fsdpcheck.checks.training import assert_padding_zero
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-from fsdpcheck.program import observers
+from fsdpcheck.program import probes
 from fsdpcheck.strategies import metamorphic
 
 
@@ -130,7 +130,7 @@ def test_padding_has_no_noise(case: Case, run: Run) -> None:
     Not seen: padding that the adapter does not show; moments between those that it announces.
     Source: pytorch#121509, padding that was not zero; no public report known of noise on it.
     """
-    assert_padding_zero(run(noisy(case), observers=(observers.PADDING,)))
+    assert_padding_zero(run(noisy(case), probes=(probes.padding,)))
 
 
 @law("noise.scale", promise="noise", draw=_large, observe=("grads",), own_models=False, must_occur=("several ranks",))

@@ -23,7 +23,7 @@ from fsdpcheck.judging import coverage
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.oracle import bounds
-from fsdpcheck.program import observers
+from fsdpcheck.program import probes
 from fsdpcheck.strategies import low_precision, metamorphic
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def test_norms_are_reported_by_global_sample_index(case: Case, run: Run) -> None
     Not seen: whether the sizes of what is gathered tell of the batch (privacy.collectives).
     Source: claim A3; mmpretrain#173, results of several ranks in another order than the data set's.
     """
-    assert_norms_in_dataset_order(run(case, observers=(observers.ORDERED_NORMS,)), run.answer(case))
+    assert_norms_in_dataset_order(run(case, probes=(probes.ordered_norms,)), run.answer(case))
 
 
 @law(

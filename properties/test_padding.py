@@ -18,7 +18,7 @@ from fsdpcheck.checks.shards import assert_covered
 from fsdpcheck.checks.training import assert_padding_poisoned, assert_padding_zero, assert_parameters_equal
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-from fsdpcheck.program import observers
+from fsdpcheck.program import probes
 
 
 def _different_numbers(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
@@ -44,8 +44,8 @@ def test_every_element_lies_on_one_rank(case: Case, run: Run) -> None:
     Not seen: where in a shard an element lies; which of several equal values is missing.
     Source: ZeRO, arXiv:1910.02054; DeepSpeed#8277, Megatron-LM#5898, pytorch#154888.
     """
-    watched = (observers.HELD, *[observers.PADDING] * ("shards" in run.features.observables))
-    assert_covered(run(case, observers=watched))
+    watched = (probes.local_tensors, *[probes.padding] * ("shards" in run.features.observables))
+    assert_covered(run(case, probes=watched))
 
 
 @law(
@@ -64,7 +64,7 @@ def test_padding_stays_zero(case: Case, run: Run) -> None:
     Not seen: padding that the adapter does not show; moments between those that it announces.
     Source: claim B4; pytorch#121509, where padding was what the memory held.
     """
-    assert_padding_zero(run(case, observers=(observers.PADDING,)))
+    assert_padding_zero(run(case, probes=(probes.padding,)))
 
 
 @law(
@@ -82,7 +82,7 @@ def test_padding_is_never_read(case: Case, run: Run) -> None:
     Not seen: reads between other moments, and values of NaN that are read and masked away.
     Source: claim B4'; DeepSpeed#1380, Megatron-LM#5077.
     """
-    execution = run(case, observers=(observers.POISON_PADDING,))
+    execution = run(case, probes=(probes.poison_padding,))
     assert_padding_poisoned(execution)
     assert_parameters_equal(execution, run.answer(case))
 
@@ -103,7 +103,7 @@ def test_padding_does_not_enter_the_global_norm(case: Case, run: Run) -> None:
     Not seen: values of NaN that are read and masked away; reads of the padding of parameters (padding.unread).
     Source: pytorch#121509, where padding that nobody had written gave false NaN.
     """
-    poisoned, answer = run(case, observers=(observers.POISON_PADDING,)), run.answer(case)
+    poisoned, answer = run(case, probes=(probes.poison_padding,)), run.answer(case)
     assert_padding_poisoned(poisoned)
     assert_global_norm(poisoned, answer, run.features.global_norm)
     assert_clipped_update(poisoned, answer, run.features.global_norm)

@@ -1,7 +1,8 @@
 """What an adapter is: how one implementation shards a model and takes a step, and what it promises.
 
 A minimal adapter needs ``name``, ``features`` and ``build``; its trainer needs ``step`` and ``parameters``. Everything
-else is optional and declared in ``Features.observables``. Arithmetic conventions are declared, not guessed.
+else is optional and declared in ``Features.observables``. Arithmetic conventions are declared, not guessed. What each
+promise, feature, moment and observable means stands in ``vocabulary``; `fsdpcheck list promises` prints it.
 """
 
 from __future__ import annotations
@@ -13,98 +14,15 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from fsdpcheck.adapters.vocabulary import WITHOUT_MODEL as WITHOUT_MODEL
+from fsdpcheck.adapters.vocabulary import Moment as Moment
+from fsdpcheck.adapters.vocabulary import Observable as Observable
+from fsdpcheck.adapters.vocabulary import Promise as Promise
+from fsdpcheck.adapters.vocabulary import Use as Use
 from fsdpcheck.case import Compute as Compute
 from fsdpcheck.case import Dtype, MeshSpec, StepSpec
 from fsdpcheck.case import Trait as Trait
 from fsdpcheck.case.kernel import KernelDtype
-
-Observable = Literal["params", "grads", "norms", "factors", "shards", "grad_norm", "units"]
-
-
-Use = Literal[
-    "unshard", "prefetch", "some-sync", "late-all-reduce", "divide-factor", "no-gather", "checkpointing", "meta",
-    "state-dict", "ignored", "columns", "compiled", "bare-root", "groups-of-two", "broadcast",
-]  # fmt: skip
-"""A feature, most of FSDP2, that a training may use (``Setup.using``), and none of which may change a bit.
-
-unshard: units are gathered by hand before the forward (``unshard(async_op=True)``, then ``wait``). prefetch: each unit
-gathers the two that come after it, in the forward and in the backward. some-sync: of the micro-batches between two
-reductions the first is reduced too. late-all-reduce: with replicas, gradients are reduce-scattered after each
-micro-batch and all-reduced after the last. divide-factor: reductions divide by 2 W, and losses are doubled. no-gather:
-units of Embeddings, whose backward needs no weight, are not gathered for it. checkpointing: units compute their forward
-again in the backward. meta: the model is sharded on the meta device and filled afterwards. state-dict: after each step
-the parameters are taken out as a full state dict, spoilt, and come back from rank 0's. ignored: one parameter is left
-out of sharding, its gradient averaged by its user. columns: weights whose second dimension the ranks divide are sharded
-on it. compiled: the forward of each unit goes through ``Setup.compile``. bare-root: what the units leave is a unit too,
-and the root has no parameters. groups-of-two: after the forward parameters stay sharded over pairs of ranks.
-broadcast: all ranks and replicas start from the model that rank 0 has built, whatever they have built themselves.
-"""
-Promise = Literal[
-    "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms",
-    "dataset-order", "second-backward", "bookkeeping", "noise", "noise-of-seed", "state", "lifecycle", "sharded",
-    "nonfinite", "epochs", "poisson", "same-draws", "kernels",
-    "hooks", "parameter-hooks", "memory", "copies", "interrupts",
-    "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",
-    "features.divide-factor", "features.no-gather", "features.checkpointing", "features.meta", "features.state-dict",
-    "features.ignored", "features.columns", "features.compiled", "features.bare-root", "features.groups-of-two",
-    "features.broadcast",
-]  # fmt: skip
-"""What an adapter can promise; each law names one.
-
-plain: a non-private step equals the single device. private: a per-sample-clipped step does, within the rounding of its
-own clip factors. exact-factors: factors are a function of the one squared norm of a sample, so clipped steps are equal
-bit for bit. padding.zero: padding is zero after init, after reduce-scatter, before and after the optimizer step.
-padding.unread: padding is never read. deferred: norms may be computed after the first backward. global-norm: clips and
-returns the global gradient norm. partial-norms: can form each rank's own share of the squared norms of a replicated
-batch.
-second-backward: clipped gradients come of one backward through the re-weighted losses, so that on real numbers a rank's
-own gradient can be replayed bit for bit. bookkeeping: they are contracted from what the one backward left, in the
-parameters' precision, so that no clip factor is rounded to what the model computes in (arXiv:2210.00038).
-dataset-order: can report the norms of the whole logical batch on every rank, by global sample index.
-noise: adds Gaussian noise with ``StepSpec.noise_multiplier``, independent in each element and step, equal on all ranks;
-the same trainer on the same ranks and batches draws the same. noise-of-seed: which noise is a function of
-``Setup.seed``, parameter, element and step alone.
-state: a training is saved and goes on in a new trainer, at any number of ranks, with the bits of one that never
-stopped (``Observed.save``, ``Observed.load``, ``Keeping``).
-lifecycle: gathers one inner unit at a time, frees it when it has been used, and leaves no gradient unreduced
-(``Observed.units``).
-sharded: each element of a trained parameter lies on one rank of the shards' axis, and replicas hold the same; the
-trainer has ``local_tensors``.
-nonfinite: a sample whose gradient norm is NaN or infinite is refused by all ranks together, by an exception that names
-its global number and leaves parameters as they were, or it is left out, as if the batch had come without it.
-epochs: has a sampler that deals each epoch out to the ranks in shares of equal length (``Sampling``). poisson: has one
-whose steps are Poisson draws: each record joins by itself, with the same probability, on one rank alone. same-draws:
-which records a Poisson draw takes is a function of seed, record and step alone, so that it is the same at any number of
-ranks and after a stop. kernels: has kernels that compute per-sample squared norms of a Linear (``Kernels``).
-hooks: hooks that the user registered on modules before ``build`` fire as on a single device. parameter-hooks: so do
-post-accumulate hooks on the parameters that the optimizer is given, once a reduction. memory: ``build`` shards the
-model's own modules in place, and between steps they hold no more than before the first; each step gathers as much
-as the one before: the root, the unit at work and the next one at most, unless units are kept for their backward.
-copies: what the trainer shows shares no memory with what it trains. interrupts: a step that raised
-on every rank in its forward or backward leaves a trainer whose next step is right.
-features.X: a plain step is the same bits with the feature X of FSDP2 in use (``Setup.using``, ``Use``).
-Some promises are judged at moments that the adapter has to announce: see ``Moment``.
-"""
-Moment = Literal[
-    "after_forward", "after_first_backward", "after_norms", "after_reduce", "after_reshard", "before_step"
-]  # fmt: skip
-"""A moment of a step, announced on every rank by ``Setup.notify(moment, trainer)``, so that the laws look there.
-
-after_forward: behind the forward of each micro-batch. after_first_backward: behind the backward that per-sample norms
-come of, of each micro-batch of a private step. after_norms: when they and the clip factors are there, before clipped
-gradients are, at least once in a private step. after_reduce: when gradients are reduced, of each micro-batch or with
-``StepSpec.sync_every`` off of the last, before they are clipped by their global norm. after_reshard: behind the
-backward of each micro-batch, when its units are freed. before_step: behind clipping and noise, before the optimizer.
-A micro-batch of no samples has them too.
-
-padding.zero, padding.unread, and noise of adapters that show "shards", need after_reduce and before_step; lifecycle
-needs all that the step has. No other promise needs any. Where one that is needed is missing, in any step on any rank,
-its laws end in AdapterError, exit code 2, and hold of nothing. The harness itself looks after ``build`` and after each
-``Trainer.step`` ("after_init", "after_step").
-"""
-WITHOUT_MODEL: frozenset[Promise] = frozenset({"epochs", "poisson", "same-draws", "kernels"})
-"""Promises whose laws train no model."""
-
 
 Unused = Literal["none", "zero", "zero-in-used-unit", "zero-if-private"]
 

@@ -1,96 +1,35 @@
-"""What each promise and each observable needs, in one table; who promises and has it not breaks the protocol.
+"""Whether an adapter has what its promises need (``vocabulary.PROMISES``); who has it not breaks the protocol.
 
-Without it the missing method would be called, raise, and be taken for a finding.
+Otherwise the missing method would be called, raise, and be taken for a finding.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import get_args
 
-from fsdpcheck.adapters.contract import Adapter, Features, Moment, Promise
+from fsdpcheck.adapters.contract import Adapter, Features
+from fsdpcheck.adapters.vocabulary import PROMISES
 from fsdpcheck.case import Dtype
-from fsdpcheck.errors import AdapterError
+from fsdpcheck.errors import AdapterError, explain
 
-
-@dataclass(frozen=True)
-class Needs:
-    """Of a promise: methods of the adapter, other promises without which it says nothing, moments it is judged at.
-
-    Moments are asked for by the laws that look at them: those of "noise" only of adapters that show "shards".
-    """
-
-    adapter: tuple[str, ...] = ()
-    promises: tuple[Promise, ...] = ()
-    moments: tuple[Moment, ...] = ()
-
-
-_NOTHING, _PRIVATE, _SAMPLER = Needs(), Needs(promises=("private",)), Needs(adapter=("sampler",))
-
-_PADDING: tuple[Moment, ...] = ("after_reduce", "before_step")
-
-NEEDS: dict[Promise, Needs] = {
-    "plain": _NOTHING,
-    "private": _NOTHING,
-    "exact-factors": _PRIVATE,
-    "padding.zero": Needs(moments=_PADDING),
-    "padding.unread": Needs(moments=_PADDING),
-    "deferred": _PRIVATE,
-    "global-norm": _NOTHING,
-    "partial-norms": _PRIVATE,
-    "dataset-order": _PRIVATE,
-    "second-backward": _PRIVATE,
-    "bookkeeping": _PRIVATE,
-    "noise": Needs(promises=("private",), moments=_PADDING),
-    "noise-of-seed": _PRIVATE,
-    "state": Needs(adapter=("stored", "read")),
-    "lifecycle": Needs(moments=get_args(Moment)),
-    "sharded": _NOTHING,
-    "nonfinite": _PRIVATE,
-    "epochs": _SAMPLER,
-    "poisson": _SAMPLER,
-    "same-draws": _SAMPLER,
-    "kernels": Needs(adapter=("kernels",)),
-    "hooks": _NOTHING,
-    "parameter-hooks": _NOTHING,
-    "memory": _NOTHING,
-    "copies": _NOTHING,
-    "interrupts": _NOTHING,
-    "features.unshard": _NOTHING,
-    "features.prefetch": _NOTHING,
-    "features.some-sync": _NOTHING,
-    "features.late-all-reduce": _NOTHING,
-    "features.divide-factor": _NOTHING,
-    "features.no-gather": _NOTHING,
-    "features.checkpointing": _NOTHING,
-    "features.meta": _NOTHING,
-    "features.state-dict": _NOTHING,
-    "features.ignored": _NOTHING,
-    "features.columns": _NOTHING,
-    "features.compiled": _NOTHING,
-    "features.bare-root": _NOTHING,
-    "features.groups-of-two": _NOTHING,
-    "features.broadcast": _NOTHING,
-}
-"""Every promise. What must be shown for one to be judged follows from its laws: see judging.registry; methods of
-trainers are asked for by what a run calls, since a trainer may have other ones in a private training."""
+_RULE = "declares a rule"
 
 
 def require_consistent(ref: str, adapter: Adapter) -> None:
     """Raise AdapterError where promises contradict each other, the rules declared, or the methods an adapter has."""
     for promise in sorted(adapter.features.promises):
-        needs = NEEDS[promise]
+        needs = PROMISES[promise]
         lacking = [name for name in needs.adapter if not callable(getattr(adapter, name, None))]
         if lacking:
             got = f"{type(adapter).__name__} without {', '.join(lacking)}"
-            _refuse(ref, promise, got, f"methods {', '.join(needs.adapter)}", "add them (see fsdpcheck.adapter)")
+            raise _refusal(ref, promise, got, f"methods {', '.join(needs.adapter)}", "add them (see fsdpcheck.adapter)")
         missing = sorted(set(needs.promises) - adapter.features.promises)
         if missing:
             got = f"promises without {', '.join(missing)}, on which its laws train"
-            _refuse(ref, promise, got, f"{', '.join(missing)} as well", "promise it too")
+            raise _refusal(ref, promise, got, f"{', '.join(missing)} as well", "promise it too")
     if "exact-factors" in adapter.features.promises and adapter.features.factor.nested:
         got = "Features.factor with nested=True: factors that carry the rounding of a norm of norms"
-        _refuse(ref, "exact-factors", got, "factors of the root of one squared norm", "declare nested=False")
+        raise _refusal(ref, "exact-factors", got, "factors of the root of one squared norm", "declare nested=False")
     _require_rules(ref, adapter.features)
 
 
@@ -99,24 +38,20 @@ def _require_rules(ref: str, features: Features) -> None:
     for name, rule in (("factor", features.factor), ("global_norm", features.global_norm)):
         if rule.nested and rule.norm.eps:
             got = f"Features.{name} with nested=True and NormRule(eps={rule.norm.eps}): no one root that it is added at"
-            raise AdapterError(_contradiction(ref, "a rule", got, "nested=False, or no eps", "declare one of the two"))
+            raise _contradiction(ref, _RULE, got, "nested=False, or no eps", "declare one of the two")
     dtypes, accepted = features.arithmetic.dtypes, "float32" in features.accepts
     if not dtypes or not set(dtypes) <= {*get_args(Dtype)} or (dtypes == ("float32",) and not accepted):
         got = f"Features.arithmetic.dtypes = {dtypes!r}{'' if accepted else ' without the trait float32'}"
         wanted = 'one of "float64" and "float32" at least, float32 alone with the trait "float32"'
-        raise AdapterError(_contradiction(ref, "a rule", got, wanted, "add what is missing"))
+        raise _contradiction(ref, _RULE, got, wanted, "add what is missing")
     if "float32" not in dtypes and accepted:
         got = f'the trait "float32", and Features.arithmetic.dtypes = {dtypes!r}'
-        raise AdapterError(
-            _contradiction(ref, "a rule", got, "both or neither", 'add "float32", or take the trait away')
-        )
+        raise _contradiction(ref, _RULE, got, "both or neither", 'add "float32", or take the trait away')
 
 
-def _refuse(ref: str, promise: str, got: str, wanted: str, then: str) -> None:
-    raise AdapterError(_contradiction(ref, repr(promise), got, wanted, f"{then}, or take the promise away"))
+def _refusal(ref: str, promise: str, got: str, wanted: str, then: str) -> AdapterError:
+    return _contradiction(ref, f"promises {promise!r}", got, wanted, f"{then}, or take the promise away")
 
 
-def _contradiction(ref: str, what: str, got: str, wanted: str, then: str) -> str:
-    verb = "declares" if what == "a rule" else "promises"
-    lines = f"adapter {ref!r} {verb} {what}, which it contradicts", f"  got     {got}", f"  wanted  {wanted}"
-    return "\n".join((*lines, f"  next    {then}"))
+def _contradiction(ref: str, said: str, got: str, wanted: str, then: str) -> AdapterError:
+    return AdapterError(explain(f"adapter {ref!r} {said}, which it contradicts", got=got, wanted=wanted, then=then))

@@ -14,6 +14,7 @@ from fsdpcheck.case import traits as case_traits
 from fsdpcheck.case import validation as case_rules
 from fsdpcheck.case.kernel import KernelSpec
 from fsdpcheck.case.sampler import SamplingSpec
+from fsdpcheck.case.vocabulary import Trait as Trait
 
 VERSION = 2
 
@@ -36,29 +37,6 @@ Averaging = Literal["divide", "premultiply"]
 Compute = Literal["dtype", "bfloat16", "tf32"]
 OptimizerKind = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "halving"]
-
-Trait = Literal[
-    "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "tied-private", "frozen", "root-parameters",
-    "keep-unsharded", "replicated", "replicated-shards", "ragged", "empty-rank", "wrap-around", "micro-batches",
-    "no-sync", "mean", "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project", "hsdp",
-    "layer-norm-without-bias", "conv", "group-norm", "rms-norm", "attention", "bags",
-    "conv-private", "group-norm-private", "rms-norm-private", "attention-private", "bags-private",
-    "surrogates", "real", "adam", "schedule", "resume", "premultiply", "per-layer-clipping", "own-layers",
-    "bfloat16", "tf32", "fractional-normaliser",
-]  # fmt: skip
-"""What a case can demand of an implementation; ``Case.requires()`` gives the set, ``Features.accepts`` must cover it.
-
-"sequence": Linear layers see [b, T, d], so tokens need it too. "empty-rank": some forward of some rank sees no sample.
-"project": parameters are projected between steps, so the trainer has ``local_tensors``. "root-parameters": layers of
-the body are left to the root unit (the instrument always is). "rows<ranks", "uneven-rows": the number of ranks exceeds,
-or does not divide, the rows of a weight. "conv" and its like stand for plain training, "conv-private" for per-sample
-clipping, which needs a norm rule. "surrogates": a function of the model is replaced by one with values on a grid for
-the length of the run (see exact/surrogates/). "schedule", "resume": the optimizer is the one ``Setup.optimizer``
-made, whose learning rate, or state, changes between steps. "per-layer-clipping": a clip factor for each group of
-parameters (``Setup.clip_bounds``). "bfloat16", "tf32": the model computes in a lower precision than its parameters
-have (``Setup.compute``). "fractional-normaliser": N is no whole number, as an expected batch size may be.
-"own-layers": parameters in modules of a kind that no other word here names, which only a user's own model has.
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fsdpcheck.case import kernel as case_kernel
 from fsdpcheck.case import sampler as case_sampling
+from fsdpcheck.case.refusal import refuse
 from fsdpcheck.case.shapes import SPATIAL, Stage, body_input, stages
 from fsdpcheck.errors import InvalidCase
 
@@ -47,16 +48,16 @@ def encode(case: Case, version: int) -> str:
 def decode(kind: type[Case], text: str, version: int) -> Case:
     """The inverse of ``encode``. Any text gives a valid case or InvalidCase; nothing of it is ever run."""
     if not isinstance(text, str) or len(text) > _LONGEST:
-        _refuse("the text", "not a string, or a very long one", f"a string of at most {_LONGEST} characters")
+        refuse("the text", "not a string, or a very long one", f"a string of at most {_LONGEST} characters")
     try:
         data = json.loads(text, object_pairs_hook=_unique, parse_constant=_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidCase(f"the case: got text that is no JSON ({error}); was it cut short? copy it whole") from None
     if not isinstance(data, dict) or type(data.get("version")) is not int:
-        _refuse("the case", type(data).__name__ + " without a version", f'an object with "version": {version}')
+        refuse("the case", type(data).__name__ + " without a version", f'an object with "version": {version}')
     found = data.pop("version")
     if found != version:
-        _refuse("the case's version", found, f"{version}, the one this release reads; use a matching release")
+        refuse("the case's version", found, f"{version}, the one this release reads; use a matching release")
     case: Case = _value(kind, data, "case")
     return case
 
@@ -69,11 +70,6 @@ def describe(case: Case) -> str:
         return case_kernel.describe(case.kernel, case.seed)
     lines = _describe_model(case.model), _describe_ranks(case), _describe_step(case), _describe_numbers(case)
     return "\n".join(lines)
-
-
-def _refuse(where: str, got: object, wanted: str) -> NoReturn:
-    text = repr(got)
-    raise InvalidCase(f"{where}: got {text[:80] + '...' if len(text) > 80 else text}, wanted {wanted}")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -94,38 +90,38 @@ def _value(kind: Any, data: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         if type(data) is not str or data not in arguments:
-            _refuse(where, data, f"one of {', '.join(arguments)}")
+            refuse(where, data, f"one of {', '.join(arguments)}")
         return data
     if origin is types.UnionType and types.NoneType not in arguments:
         if type(data) not in arguments or (type(data) is float and not math.isfinite(data)):
-            _refuse(where, data, "a finite number")
+            refuse(where, data, "a finite number")
         return data
     if origin is types.UnionType:
         return None if data is None else _value(arguments[0], data, where)
     if origin is tuple:
         return _tuple(arguments, data, where)
     if type(data) is not kind or (kind is float and not math.isfinite(data)):
-        _refuse(where, data, f"a value of type {kind.__name__}")
+        refuse(where, data, f"a value of type {kind.__name__}")
     return data
 
 
 def _object(kind: Any, data: Any, where: str) -> Any:
     fields = typing.get_type_hints(kind)
     if not isinstance(data, dict):
-        _refuse(where, data, "an object")
+        refuse(where, data, "an object")
     later = _LATER.get(kind.__name__, {}).keys()
     if data.keys() | later != fields.keys():
         unknown, missing = sorted(data.keys() - fields.keys()), sorted(fields.keys() - data.keys() - later)
-        _refuse(where, f"unknown keys {unknown}, missing keys {missing}", f"exactly {', '.join(fields)}")
+        refuse(where, f"unknown keys {unknown}, missing keys {missing}", f"exactly {', '.join(fields)}")
     return kind(**{name: _value(fields[name], data[name], f"{where}.{name}") for name in fields if name in data})
 
 
 def _tuple(arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(data, list):
-        _refuse(where, data, "a list")
+        refuse(where, data, "a list")
     kinds = [arguments[0]] * len(data) if arguments[-1] is Ellipsis else list(arguments)
     if len(kinds) != len(data):
-        _refuse(where, data, f"a list of {len(kinds)}")
+        refuse(where, data, f"a list of {len(kinds)}")
     return tuple(_value(kinds[index], item, f"{where}[{index}]") for index, item in enumerate(data))
 
 

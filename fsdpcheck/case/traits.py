@@ -7,28 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from fsdpcheck.case import sampler as case_sampling
 from fsdpcheck.case.shapes import SPATIAL, row_counts
+from fsdpcheck.case.vocabulary import TRAITS, Trait
 
 if TYPE_CHECKING:
-    from fsdpcheck.case import Case, OwnModel, Trait
+    from fsdpcheck.case import Case, OwnModel
 
-OWN_TRAITS: frozenset[Trait] = frozenset(
-    {
-        "bias", "tokens", "sequence", "padding_idx", "layer-norm", "layer-norm-without-bias", "frozen", "tied",
-        "root-parameters", "conv", "group-norm", "rms-norm", "attention", "bags", "own-layers", "surrogates",
-    }
-)  # fmt: skip
+OWN_TRAITS: frozenset[Trait] = frozenset(trait for trait, row in TRAITS.items() if row.own)
 """What a user's model can demand by itself; "surrogates" means: when numbers are on a grid."""
-NOT_IN_LOW_PRECISION: frozenset[Trait] = frozenset(
-    {
-        "surrogates", "conv", "conv-private", "bags", "bags-private", "layer-norm", "layer-norm-without-bias",
-        "own-layers",
-    }
-)  # fmt: skip
-"""What is on no grid of few bits, or has kernels for bfloat16 whose sums are not promised to be float32's."""
-_PRIVATE: dict[Trait, Trait] = {
-    "tied": "tied-private", "conv": "conv-private", "group-norm": "group-norm-private",
-    "rms-norm": "rms-norm-private", "attention": "attention-private", "bags": "bags-private",
-}  # fmt: skip
+NOT_IN_LOW_PRECISION: frozenset[Trait] = frozenset(trait for trait, row in TRAITS.items() if not row.low_precision)
+_PRIVATE: dict[Trait, Trait] = {trait: row.private for trait, row in TRAITS.items() if row.private is not None}
 """Families of layers that private training asks more of: trait in plain training -> trait under privacy."""
 
 OF_MODELS = OWN_TRAITS | frozenset(_PRIVATE.values())

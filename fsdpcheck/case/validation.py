@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fsdpcheck.case import kernel as case_kernel
 from fsdpcheck.case import sampler as case_sampling
+from fsdpcheck.case.refusal import refuse
 from fsdpcheck.case.shapes import SPATIAL, Stage, item_units, stages
 from fsdpcheck.case.traits import OWN_TRAITS
-from fsdpcheck.errors import InvalidCase
 
 if TYPE_CHECKING:
     from fsdpcheck.case import Case, LayerSpec, ModelSpec, OwnModel
@@ -34,7 +34,7 @@ def validate(case: Case, without_model: ModelSpec) -> None:
         _validate_without_model(case, without_model)
     for where, value, low, high in _ranges(case):
         if not low <= value <= high:
-            _refuse(where, value, f"a number from {low} to {high}", "choose one in the range")
+            refuse(where, value, f"a number from {low} to {high}", "choose one in the range")
     _validate_model(case.model)
     _validate_layout(case)
     _validate_step(case)
@@ -54,10 +54,6 @@ def whole_or_float(value: Fraction) -> int | float:
     return int(value) if value.denominator == 1 else float(value)
 
 
-def _refuse(where: str, got: object, wanted: str, then: str) -> None:
-    raise InvalidCase(f"{where}: got {got!r}, wanted {wanted}; {then}")
-
-
 @cache
 def _words(kind: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(field, its words) of every field of a dataclass whose type is a Literal."""
@@ -74,7 +70,7 @@ def _validate_words(case: Case) -> None:
     for where, part in parts:
         for name, words in _words(cast(Hashable, type(part))):
             if getattr(part, name) not in words:
-                _refuse(f"{where}.{name}", getattr(part, name), f"one of {', '.join(words)}", "choose one of them")
+                refuse(f"{where}.{name}", getattr(part, name), f"one of {', '.join(words)}", "choose one of them")
 
 
 def _ranges(case: Case) -> Iterator[tuple[str, float, float, float]]:
@@ -129,16 +125,16 @@ def _validate_model(spec: ModelSpec) -> None:
         return
     items = len(spec.layers) + spec.has_front
     if sum(spec.units) > items:
-        _refuse("model.units", spec.units, f"sizes that add up to at most {items} layers", "make units smaller")
+        refuse("model.units", spec.units, f"sizes that add up to at most {items} layers", "make units smaller")
     if spec.padding_idx is not None and spec.input not in ("tokens", "bags"):
-        _refuse("model.padding_idx", spec.padding_idx, "None without an Embedding", 'set input to "tokens"')
+        refuse("model.padding_idx", spec.padding_idx, "None without an Embedding", 'set input to "tokens"')
     if spec.padding_idx is not None and not 0 <= spec.padding_idx < spec.vocabulary:
-        _refuse("model.padding_idx", spec.padding_idx, f"a row of the {spec.vocabulary}", "choose a smaller row")
+        refuse("model.padding_idx", spec.padding_idx, f"a row of the {spec.vocabulary}", "choose a smaller row")
     if spec.layer_norm and spec.input not in ("vector", "sequence"):
         then = "a LayerNorm stands on raw vectors or sequences"
-        _refuse("model.layer_norm", True, f"False with {spec.input}", then)
+        refuse("model.layer_norm", True, f"False with {spec.input}", then)
     if spec.layer_norm and (spec.features < 2 or not is_power_of_two(spec.features)):
-        _refuse("model.features", spec.features, "an even power of two under a LayerNorm", "use 2, 4 or 8")
+        refuse("model.features", spec.features, "an even power of two under a LayerNorm", "use 2, 4 or 8")
     for index, stage in enumerate(stages(spec)[spec.has_front :]):
         assert stage.spec is not None
         _validate_layer(f"model.layers[{index}]", stage, stage.spec)
@@ -149,28 +145,28 @@ def _validate_model(spec: ModelSpec) -> None:
 def _validate_own(spec: ModelSpec, own: OwnModel) -> None:
     """A user's model: nothing of the chain, and no trait that belongs to another part of the case."""
     if spec != type(spec)(layers=(), own=own):
-        _refuse("model", "layers or other fields of a chain", "none beside a model of your own", "leave them out")
+        refuse("model", "layers or other fields of a chain", "none beside a model of your own", "leave them out")
     for name, reference in (("build", own.build), ("batch", own.batch)):
         if ":" not in reference:
-            _refuse(f"model.own.{name}", reference, "pkg.mod:attr or file.py:attr", "name an object")
+            refuse(f"model.own.{name}", reference, "pkg.mod:attr or file.py:attr", "name an object")
     for name, value in (("features", own.features), ("targets", own.targets), *(("rows", rows) for rows in own.rows)):
         if not 0 <= value <= _MAX_ELEMENTS:
-            _refuse(f"model.own.{name}", value, f"a number from 0 to {_MAX_ELEMENTS}", "choose one in the range")
+            refuse(f"model.own.{name}", value, f"a number from 0 to {_MAX_ELEMENTS}", "choose one in the range")
     if unknown := sorted(set(own.traits) - OWN_TRAITS):
-        _refuse("model.own.traits", unknown[0], f"traits among {', '.join(sorted(OWN_TRAITS))}", "leave it out")
+        refuse("model.own.traits", unknown[0], f"traits among {', '.join(sorted(OWN_TRAITS))}", "leave it out")
 
 
 def _validate_without_model(case: Case, without_model: ModelSpec) -> None:
     """A case of a sampler or a kernel: nothing beside it that would say nothing."""
     if case.sampling is not None and case.kernel is not None:
-        _refuse("sampling, kernel", "both", "one of them", "make two cases")
+        refuse("sampling, kernel", "both", "one of them", "make two cases")
     kind = type(case.mesh)
     mesh = kind(case.mesh.dp_shard, case.mesh.dp_replicate) if case.sampling is not None else kind()
     defaults = {field.name: field.default for field in dataclasses.fields(case) if field.name in _TRAINING}
     defaults |= {"model": without_model, "mesh": mesh}
     for name, default in defaults.items():
         if getattr(case, name) != default:
-            _refuse(name, getattr(case, name), f"{default} where nothing is trained", "leave it out")
+            refuse(name, getattr(case, name), f"{default} where nothing is trained", "leave it out")
 
 
 _COPIED = ("replicated", "by-replica")
@@ -183,15 +179,15 @@ def _validate_layer(where: str, stage: Stage, layer: LayerSpec) -> None:
     used = {"conv": _WINDOW.keys(), "group_norm": {"groups"}}.get(layer.kind, ())
     for name, default in _WINDOW.items():
         if name not in used and getattr(layer, name) != default:
-            _refuse(f"{where}.{name}", getattr(layer, name), f"{default} for {layer.kind}", "leave it out")
+            refuse(f"{where}.{name}", getattr(layer, name), f"{default} for {layer.kind}", "leave it out")
     if layer.kind in ("conv", "group_norm"):
         _validate_channels(where, stage, layer)
     elif layer.kind != "linear" and layer.width != stage.entering[-1]:
-        _refuse(f"{where}.width", layer.width, f"{stage.entering[-1]}, the width that reaches it", "set it")
+        refuse(f"{where}.width", layer.width, f"{stage.entering[-1]}, the width that reaches it", "set it")
     if layer.kind == "attention" and len(stage.entering) != 2:
-        _refuse(f"{where}.kind", layer.kind, "positions to attend to", 'set input to "sequence" or "tokens"')
+        refuse(f"{where}.kind", layer.kind, "positions to attend to", 'set input to "sequence" or "tokens"')
     if layer.kind == "rms_norm" and layer.bias:
-        _refuse(f"{where}.bias", True, "False: a RMSNorm has none", "leave it out")
+        refuse(f"{where}.bias", True, "False: a RMSNorm has none", "leave it out")
 
 
 _WINDOW = {"kernel": 1, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
@@ -202,74 +198,74 @@ def _validate_channels(where: str, stage: Stage, layer: LayerSpec) -> None:
     """A convolution or a GroupNorm."""
     if not stage.channels_first:
         wanted = f"an input among {', '.join(SPATIAL)} and no layer on rows before it"
-        _refuse(f"{where}.kind", layer.kind, wanted, "move it to the front")
+        refuse(f"{where}.kind", layer.kind, wanted, "move it to the front")
     channels = stage.entering[0]
     if layer.kind == "group_norm" and (layer.width != channels or not layer.bias):
         wanted = f"width {channels}, the channels that reach it, and a bias"
-        _refuse(f"{where}.width, bias", (layer.width, layer.bias), wanted, "set them")
+        refuse(f"{where}.width, bias", (layer.width, layer.bias), wanted, "set them")
     if channels % layer.groups or layer.width % layer.groups:
         wanted = f"a number that divides {channels} and {layer.width} channels"
-        _refuse(f"{where}.groups", layer.groups, wanted, "use fewer groups")
+        refuse(f"{where}.groups", layer.groups, wanted, "use fewer groups")
     if layer.kind == "group_norm" and math.prod(stage.entering) == layer.groups:
-        _refuse(f"{where}.groups", layer.groups, "groups of several values: one alone has no variance", "use fewer")
+        refuse(f"{where}.groups", layer.groups, "groups of several values: one alone has no variance", "use fewer")
     if min(stage.leaving) < 1:
         got = f"an output of shape {stage.leaving} from {stage.entering}"
-        _refuse(f"{where}.kernel", got, "at least 1 in every direction", "use a smaller kernel or more padding")
+        refuse(f"{where}.kernel", got, "at least 1 in every direction", "use a smaller kernel or more padding")
 
 
 def _validate_tied(spec: ModelSpec, first: int, second: int) -> None:
     lowest = -1 if spec.input == "tokens" else 0
     if not lowest <= first < second < len(spec.layers):
-        _refuse("model.tied", (first, second), f"{lowest} <= first < second < {len(spec.layers)}", "name two layers")
+        refuse("model.tied", (first, second), f"{lowest} <= first < second < {len(spec.layers)}", "name two layers")
     one, two = stages(spec)[first + spec.has_front], stages(spec)[second + spec.has_front]
     if one.kind not in ("linear", "embedding") or two.kind != "linear":
-        _refuse("model.tied", f"layers of kinds {one.kind} and {two.kind}", "linear layers or an Embedding", "name two")
+        refuse("model.tied", f"layers of kinds {one.kind} and {two.kind}", "linear layers or an Embedding", "name two")
     if one.weights != two.weights:
         got = f"weights of shapes {one.weights[0]} and {two.weights[0]}"
-        _refuse("model.tied", got, "equal shapes", "make the two layers alike")
+        refuse("model.tied", got, "equal shapes", "make the two layers alike")
     frozen = [stage.spec is not None and stage.spec.frozen in ("weight", "all") for stage in (one, two)]
     if frozen[0] != frozen[1]:
-        _refuse("model.tied", "one layer with a frozen weight", "both or neither frozen", "freeze the shared weight")
+        refuse("model.tied", "one layer with a frozen weight", "both or neither frozen", "freeze the shared weight")
     units = item_units(spec)
     if units[first + spec.has_front] != units[second + spec.has_front]:
-        _refuse("model.tied", "layers of two sharding units", "layers of one unit", "join the units")
+        refuse("model.tied", "layers of two sharding units", "layers of one unit", "join the units")
 
 
 def _validate_layout(case: Case) -> None:
     layout, world = case.layout, case.world_size
     if layout.kind == "ragged" and (len(layout.counts) != world or sum(layout.counts) != layout.batch_size):
         wanted = f"{world} counts that add up to {layout.batch_size}"
-        _refuse("layout.counts", layout.counts, wanted, "one count a rank of the mesh")
+        refuse("layout.counts", layout.counts, wanted, "one count a rank of the mesh")
     if layout.kind != "ragged" and layout.counts:
-        _refuse("layout.counts", layout.counts, f"none for a {layout.kind} layout", 'only "ragged" has counts')
+        refuse("layout.counts", layout.counts, f"none for a {layout.kind} layout", 'only "ragged" has counts')
     one_each = {"listed": (world,), "replicated": (0, 1), "by-replica": (case.mesh.dp_replicate,)}
     wanted_lists = one_each.get(layout.kind, (0,))
     if len(layout.lists) not in wanted_lists:
         wanted = f"{' or '.join(map(str, wanted_lists))} lists for a {layout.kind} layout"
         said = 'one a rank if "listed", one a replica if "by-replica", one in all if "replicated"'
-        _refuse("layout.lists", layout.lists, wanted, said)
+        refuse("layout.lists", layout.lists, wanted, said)
     if layout.kind != "sampler" and (layout.shuffle or layout.drop_last):
-        _refuse("layout.shuffle, drop_last", (layout.shuffle, layout.drop_last), "False", 'only "sampler" has them')
+        refuse("layout.shuffle, drop_last", (layout.shuffle, layout.drop_last), "False", 'only "sampler" has them')
 
 
 def _validate_step(case: Case) -> None:
     step, world = case.step, case.world_size
     if isinstance(step.normaliser, float) and step.normaliser.is_integer():
-        _refuse("step.normaliser", step.normaliser, f"the int {int(step.normaliser)}", "whole numbers are ints")
+        refuse("step.normaliser", step.normaliser, f"the int {int(step.normaliser)}", "whole numbers are ints")
     if not (is_power_of_two(step.normaliser) or is_power_of_two(Fraction(step.normaliser) / world)):
-        _refuse("step.normaliser", step.normaliser, f"a power of two, or one times W = {world}", "choose such an N")
+        refuse("step.normaliser", step.normaliser, f"a power of two, or one times W = {world}", "choose such an N")
     if step.reduction == "mean":
         _validate_mean(case)
     if step.noise_multiplier and not step.private:
-        _refuse("step.noise_multiplier", step.noise_multiplier, "0.0 without per-sample clipping", "clip, or add none")
+        refuse("step.noise_multiplier", step.noise_multiplier, "0.0 without per-sample clipping", "clip, or add none")
     if step.private and step.max_grad_norm is not None:
-        _refuse("step.max_grad_norm", step.max_grad_norm, "None with per-sample clipping", "clip one way")
+        refuse("step.max_grad_norm", step.max_grad_norm, "None with per-sample clipping", "clip one way")
     if step.clip_groups != "all" and not (step.private and case.model.units and case.arithmetic.numbers == "grid"):
         wanted = '"all" without clipping, without inner units, and with real numbers'
-        _refuse("step.clip_groups", step.clip_groups, wanted, "set it")
+        refuse("step.clip_groups", step.clip_groups, wanted, "set it")
     if not step.private and (step.norms, step.contribution) != ("immediate", "complete"):
         got = (step.norms, step.contribution)
-        _refuse("step.norms, contribution", got, "the defaults without clipping", "there are no per-sample norms")
+        refuse("step.norms, contribution", got, "the defaults without clipping", "there are no per-sample norms")
 
 
 def _validate_mean(case: Case) -> None:
@@ -278,32 +274,32 @@ def _validate_mean(case: Case) -> None:
     size = min(sizes)
     if len(sizes) > 1 or not is_power_of_two(size) or step.micro_batches > 1 or case.layout.kind in _COPIED:
         got = f"local sizes {case.local_sizes} of a {case.layout.kind} batch in {step.micro_batches} micro-batches"
-        _refuse("step.reduction", f'"mean" with {got}', "equal powers of two in one micro-batch", 'or use "sum"')
+        refuse("step.reduction", f'"mean" with {got}', "equal powers of two in one micro-batch", 'or use "sum"')
     if step.normaliser != case.world_size * size:
-        _refuse("step.normaliser", step.normaliser, f"W * local size = {case.world_size * size} with a mean", "set it")
+        refuse("step.normaliser", step.normaliser, f"W * local size = {case.world_size * size} with a mean", "set it")
 
 
 def _validate_optimizer(case: Case) -> None:
     optimizer = case.step.optimizer
     for name, value in (("momentum", optimizer.momentum), ("weight_decay", optimizer.weight_decay)):
         if not (value * 2.0**16).is_integer():
-            _refuse(f"step.optimizer.{name}", value, "a multiple of 2**-16", "use 0.5 or 0.25")
+            refuse(f"step.optimizer.{name}", value, "a multiple of 2**-16", "use 0.5 or 0.25")
     if optimizer.kind != "sgd" and optimizer.momentum:
-        _refuse("step.optimizer.momentum", optimizer.momentum, f"0.0 with {optimizer.kind}", "its betas are fixed")
+        refuse("step.optimizer.momentum", optimizer.momentum, f"0.0 with {optimizer.kind}", "its betas are fixed")
 
 
 def _validate_numbers(case: Case) -> None:
     """Real numbers are on no grid: there is nothing to project to, and no integer to be a sum of four squares."""
     if case.arithmetic.numbers == "real" and case.arithmetic.project:
-        _refuse("arithmetic.project", True, "False with real numbers", "set it")
+        refuse("arithmetic.project", True, "False with real numbers", "set it")
     if case.arithmetic.numbers == "real" and case.step.clipping == "exact":
-        _refuse("step.clipping", "exact", "another family with real numbers", 'use "unclipped" or "probe"')
+        refuse("step.clipping", "exact", "another family with real numbers", 'use "unclipped" or "probe"')
     if case.arithmetic.compute != "dtype":
         _validate_compute(case)
     names = case.model.own.names if case.model.own is not None else ""
     if names and case.arithmetic.dtype != "float32":
         wanted = f"float32 for a model that names {names}: beside float64 it would raise or round"
-        _refuse("arithmetic.dtype", case.arithmetic.dtype, wanted, "set it")
+        refuse("arithmetic.dtype", case.arithmetic.dtype, wanted, "set it")
     if case.arithmetic.world_factors == 0:
         _validate_any_sum(case)
 
@@ -313,7 +309,7 @@ def _validate_any_sum(case: Case) -> None:
     step, arithmetic = case.step, case.arithmetic
     if step.reductions > 1 or step.private or case.mesh.dp_replicate > 1 or arithmetic.averaging != "divide":
         wanted = "1 or more where averages are taken twice, before a sum, or of clipped gradients"
-        _refuse("arithmetic.world_factors", 0, wanted, "losses carry the factor W for these")
+        refuse("arithmetic.world_factors", 0, wanted, "losses carry the factor W for these")
 
 
 def _validate_compute(case: Case) -> None:
@@ -321,9 +317,9 @@ def _validate_compute(case: Case) -> None:
     arithmetic = case.arithmetic
     if arithmetic.dtype != "float32" or arithmetic.numbers != "grid":
         got = f"{arithmetic.compute!r} under {arithmetic.dtype} on {arithmetic.numbers} numbers"
-        _refuse("arithmetic.compute", got, '"dtype", or float32 on a grid', "set dtype and numbers")
+        refuse("arithmetic.compute", got, '"dtype", or float32 on a grid', "set dtype and numbers")
     if case.step.clip_groups != "all":
-        _refuse("step.clip_groups", case.step.clip_groups, f'"all", computing in {arithmetic.compute}', "set it")
+        refuse("step.clip_groups", case.step.clip_groups, f'"all", computing in {arithmetic.compute}', "set it")
 
 
 def _validate_size(case: Case) -> None:
@@ -336,4 +332,4 @@ def _validate_size(case: Case) -> None:
     samples = case.layout.batch_size * case.step.steps
     for where, size in (("the model", parameters), ("the data set", samples * widest)):
         if size > _MAX_ELEMENTS:
-            _refuse(f"the size of {where}", size, f"at most {_MAX_ELEMENTS} elements", "make the case smaller")
+            refuse(f"the size of {where}", size, f"at most {_MAX_ELEMENTS} elements", "make the case smaller")

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import get_args
 
-from fsdpcheck.adapters.contract import Moment
-from fsdpcheck.adapters.promises import NEEDS
+from fsdpcheck.adapters.vocabulary import MOMENTS, PROMISES, Moment
 from fsdpcheck.case import Case
 from fsdpcheck.checks._read import completed
-from fsdpcheck.errors import AdapterError
+from fsdpcheck.errors import AdapterError, explain
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.program.observers import Missing
+from fsdpcheck.program import probes
+from fsdpcheck.program.probe import Probe
 
-OF_PADDING: tuple[Moment, ...] = NEEDS["padding.zero"].moments
-OF_UNITS: tuple[Moment, ...] = NEEDS["lifecycle"].moments
+OF_PADDING: tuple[Moment, ...] = PROMISES["padding.zero"].moments
+OF_UNITS: tuple[Moment, ...] = PROMISES["lifecycle"].moments
 
 
-def require_announced(execution: Execution, observer: str, moments: Sequence[Moment]) -> None:
-    """Every step of every rank announced ``moments`` as often as the case has them. ``observer`` speaks at each.
+def require_announced(execution: Execution, probe: Probe, moments: Sequence[Moment]) -> None:
+    """Every step of every rank announced ``moments`` as often as the case has them. ``probe`` speaks at each.
 
     So do after_init, before the first step, and after_step, which the harness itself announces. More often is allowed.
     Raises AdapterError where one is missing.
@@ -31,7 +30,7 @@ def require_announced(execution: Execution, observer: str, moments: Sequence[Mom
     case, steps = execution.request.case, execution.request.case.step.steps
     due = {moment: _times(case, moment) for moment in moments}
     for result in completed(execution):
-        told = Counter((moment, step) for name, moment, step, _ in result.observations if name == observer)
+        told = Counter((moment, step) for moment, step, _ in probe.saw(result))
         wanted = {("after_init", -1): 1, **{("after_step", step): 1 for step in range(steps)}}
         wanted |= {(moment, step): count for step in range(steps) for moment, count in due.items()}
         for (moment, step), count in wanted.items():
@@ -40,24 +39,27 @@ def require_announced(execution: Execution, observer: str, moments: Sequence[Mom
                 raise _missing(execution.request.adapter, moment, (told[moment, step], count), where, told)
 
 
-def require_gradients(execution: Execution, observer: str) -> None:
+def require_gradients(execution: Execution, probe: Probe) -> None:
     """Wherever gradients are reduced, shards() showed one for everything that is trained.
 
     Raises Violation for one that is missing, and AdapterError where no rank ever shows any.
     """
-    seen = [(rank.rank, *own[1:]) for rank in completed(execution) for own in rank.observations if own[0] == observer]
-    missing = [entry for entry in seen if isinstance(entry[-1], Missing)]
+    seen = [(rank.rank, *own) for rank in completed(execution) for own in probe.saw(rank)]
+    missing = [entry for entry in seen if isinstance(entry[-1], probes.Missing)]
     for rank, moment, step, found in missing:
         got, wanted = f"gradients of {list(found.gradients)} elements", f"of {list(found.trained)} elements"
         where = f"at {moment}, step {step}, rank {rank}"
         if len(missing) == _reductions(seen) and not any(entry[-1].gradients for entry in missing):
+            what = "the trainer does not show the gradient of every shard that is trained, at whose padding laws look"
+            then = "show each reduced gradient as Shard(..., holds='gradient') and what is frozen as holds='frozen'"
             raise AdapterError(
-                "the trainer does not show the gradient of every shard that is trained, at whose padding laws look\n"
-                f"  got     {got}, from shards()\n"
-                f"  wanted  {wanted}, as the shards that are trained have\n"
-                f"  where   {where}\n"
-                "  next    show each reduced gradient as Shard(..., holds='gradient') and what is frozen as"
-                " holds='frozen', or take the promises padding.* away"
+                explain(
+                    what,
+                    got=f"{got}, from shards()",
+                    wanted=f"{wanted}, as the shards that are trained have",
+                    where=where,
+                    then=f"{then}, or take the promises padding.* away",
+                )
             )
         raise Violation(
             "the gradient of a shard that is trained is missing",
@@ -68,18 +70,17 @@ def require_gradients(execution: Execution, observer: str) -> None:
 
 
 def _reductions(seen: Sequence[tuple[int, str, int, object]]) -> int:
-    """Of what an observer of padding said, how often that was where gradients are reduced."""
+    """Of what a probe of padding saw, how often that was where gradients are reduced."""
     return sum(moment in OF_PADDING for _, moment, _, _ in seen)
 
 
 def _times(case: Case, moment: Moment) -> int:
     """How often a step has this moment at least; 0 for what only a private step has, in a plain one."""
-    step = case.step
-    if moment in ("after_first_backward", "after_norms") and not step.private:
+    step, row = case.step, MOMENTS[moment]
+    if row.private and not step.private:
         return 0
-    if moment == "after_reduce":
-        return step.micro_batches if step.sync_every else 1
-    return 1 if moment in ("after_norms", "before_step") else step.micro_batches
+    of_reductions = step.micro_batches if step.sync_every else 1
+    return {"micro-batch": step.micro_batches, "reduction": of_reductions, "step": 1}[row.once]
 
 
 def _missing(
@@ -87,14 +88,11 @@ def _missing(
 ) -> AdapterError:
     """``counts``: got, wanted; ``told``: what the rank has announced, (moment, step)."""
     announced = ", ".join(dict.fromkeys(name for name, _ in told))
-    if moment not in get_args(Moment):
+    if moment not in MOMENTS:
         then = "this is an error of fsdpcheck, which announces it by itself: report it"
     else:
         then = f"call setup.notify({moment!r}, trainer) there (see fsdpcheck.adapter.Moment), or take the promise away"
-    return AdapterError(
-        f"adapter {adapter!r} does not announce every moment at which a law that it promises looks\n"
-        f"  got     announcements of {moment}: {counts[0]}; in the whole run this rank announced {announced}\n"
-        f"  wanted  announcements of {moment}: {counts[1]} or more, since the law looks at nothing else\n"
-        f"  where   {where}\n"
-        f"  next    {then}"
-    )
+    what = f"adapter {adapter!r} does not announce every moment at which a law that it promises looks"
+    got = f"announcements of {moment}: {counts[0]}; in the whole run this rank announced {announced}"
+    wanted = f"announcements of {moment}: {counts[1]} or more, since the law looks at nothing else"
+    return AdapterError(explain(what, got=got, wanted=wanted, where=where, then=then))

@@ -15,7 +15,7 @@ from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult
 from fsdpcheck.findings.cause import Suspect
 from fsdpcheck.findings.violation import Diagnose, Violation
-from fsdpcheck.program.observers import POISON_PADDING
+from fsdpcheck.program import probes
 from fsdpcheck.workload import batches
 
 Field = Literal["grads", "norms", "factors", "grad_norm"]
@@ -59,7 +59,7 @@ def require_numbers(execution: Execution) -> None:
 
     NaN equals NaN, and infinity itself: a law that compares two runs would hold on runs of nothing else.
     """
-    if POISON_PADDING in execution.request.observers or execution.request.spoiled:
+    if probes.poison_padding.was_in(execution.request) or execution.request.spoiled:
         return
     for result in execution.ranks:
         for where, value in _reported(result):
@@ -104,7 +104,7 @@ def recorded(execution: Execution, step: int, field: Field) -> Iterator[tuple[in
 
 def poisoned(execution: Execution, got: Mapping[str, Tensor], otherwise: Diagnose) -> Diagnose:
     """A diagnosis that knows why there is NaN in ``got``, if the run filled padding with it; else ``otherwise``."""
-    if POISON_PADDING not in execution.request.observers or not any(bool(v.isnan().any()) for v in got.values()):
+    if not probes.poison_padding.was_in(execution.request) or not any(bool(v.isnan().any()) for v in got.values()):
         return otherwise
     text = "padding is read: the NaN that was written into it came out"
     return lambda: [Suspect("padding is read", text)]

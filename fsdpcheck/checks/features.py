@@ -19,8 +19,8 @@ from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer, batched_step
+from fsdpcheck.program import probes
 from fsdpcheck.program.probe import GRAPHS
-from fsdpcheck.program.watchers import FOOTPRINT, SET_UP, SLOPE
 from fsdpcheck.workload import models, numerics
 
 Footprint = tuple[object, ...]
@@ -82,9 +82,9 @@ def assert_same_collectives(without: Execution, using: Execution, use: Use) -> N
 
 
 def has_slopes(execution: Execution) -> bool:
-    """Whether any rank's losses have a gradient that is not zero, in a run with watchers.FOOTPRINT."""
-    noted = (value for rank in execution.ranks for name, _, _, value in rank.observations if name == FOOTPRINT)
-    return any(isinstance(value, tuple) and value[0] == SLOPE and value[1] for value in noted)
+    """Whether any rank's losses have a gradient that is not zero, in a run with probes.footprint."""
+    noted = (value for rank in execution.ranks for _, _, value in probes.footprint.saw(rank))
+    return any(isinstance(value, tuple) and value[0] == probes.SLOPE and value[1] for value in noted)
 
 
 def backward_reads_units(case: Case, answer: Answer) -> bool:
@@ -128,18 +128,18 @@ def count(execution: Execution, op: str) -> list[int]:
 def footprint(result: RankResult, set_up: bool = False) -> Footprint:
     """What a rank's run shows of its features: a function of the case and of what it uses, whatever ran before it.
 
-    Collectives since the trainer was built (with ``set_up``, all), what watchers noted, and how many graphs were made.
-    Raises UsageError for a run without watchers.SET_UP.
+    Collectives since the trainer was built (with ``set_up``, all), what probes noted, and how many graphs were made.
+    Raises UsageError for a run without probes.set_up.
     """
     calls = _calls(result, set_up)
-    notes = tuple(repr(value) for name, _, _, value in result.observations if name in (FOOTPRINT, GRAPHS))
+    notes = tuple(repr(value) for name, _, _, value in result.observations if name in (probes.footprint.name, GRAPHS))
     return calls, notes, sum(name == GRAPHS for name, *_ in result.observations)
 
 
 def _calls(result: RankResult, set_up: bool = False) -> tuple[Footprint, ...]:
     """What a rank called since its trainer was built; with ``set_up``, all."""
-    built = [value for name, _, _, value in result.observations if name == SET_UP]
+    built = [value for _, _, value in probes.set_up.saw(result)]
     if not built:
-        raise UsageError(f"rank {result.rank} noted no end of its set-up; next: run with watchers.SET_UP")
+        raise UsageError(f"rank {result.rank} noted no end of its set-up; next: run with probes.set_up")
     trace = result.trace if set_up else result.trace[built[0] :]
     return tuple((call.op, call.reduce_op, call.group, call.inputs, call.outputs) for call in trace)

@@ -1,4 +1,4 @@
-"""Which units a step may hold gathered, at each layer's forward and backward (see watchers.gathered).
+"""Which units a step may hold gathered, at each layer's forward and backward (see probes.gathered).
 
 The bound is the schedule's: the unit at work, and the next one at work in the same direction, which may be gathered
 ahead. Without ``reshard_after_forward`` also those whose backward in this pass is still to come. The root is always
@@ -19,7 +19,7 @@ from fsdpcheck.checks._read import completed
 from fsdpcheck.errors import NotApplicable, UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.program import watchers
+from fsdpcheck.program import probes
 from fsdpcheck.workload import batches, models
 
 _ROOT = ""
@@ -85,12 +85,12 @@ def _passes(execution: Execution) -> Iterator[tuple[str, list[Event]]]:
     units = [name for names in models.unit_names(case) for name in names]
     for rank in completed(execution):
         for step in range(len(rank.steps)):
-            noted = [note for name, _, at, note in rank.observations if name == watchers.GATHERED and at == step]
+            noted = [note for _, at, note in probes.gathered.saw(rank) if at == step]
             calls = [place for place, (kind, *_) in enumerate(noted) if kind == "call"]
             if not calls and not any(batches.indices(case, step)[rank.rank]):
                 continue  # without samples a rank may leave its model alone
             if not calls:
-                raise UsageError("the run noted no calls of the model; next: run it with watchers.GATHERED")
+                raise UsageError("the run noted no calls of the model; next: run it with probes.gathered")
             for number, (first, after) in enumerate(pairwise([*calls, len(noted)])):
                 yield (
                     f"call {number} of the model in step {step}, rank {rank.rank}",

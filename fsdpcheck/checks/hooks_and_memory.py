@@ -1,4 +1,4 @@
-"""Checks of what watchers and observers noted of hooks, memory, copies and interruptions (see program/watchers.py)."""
+"""Checks of what probes saw of hooks, memory, copies and interruptions (see program/probes)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from fsdpcheck.execution import Execution
 from fsdpcheck.findings.cause import Suspect
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer
-from fsdpcheck.program import watchers
-from fsdpcheck.program.observers import SCRIBBLED
-from fsdpcheck.program.probe import Notes
+from fsdpcheck.program import probes
+from fsdpcheck.program.probe import Notes, Probe
 from fsdpcheck.workload import batches, models
 
 _UNSEEN = "gradients are put where autograd does not see them"
@@ -30,7 +29,7 @@ Hook = tuple[str, str]
 
 def assert_hooks_fire(execution: Execution) -> None:
     """In every step, on every rank, each hook of each module fires as often as on a single device."""
-    for rank, step, noted in _by_step(execution, watchers.CALLS):
+    for rank, step, noted in _by_step(execution, probes.hook_calls):
         got, wanted = Counter(noted), _hooks_of_one_device(execution, step, rank)
         for kind, module in sorted({*got, *wanted}):
             if got[kind, module] != wanted[kind, module]:
@@ -48,15 +47,14 @@ def assert_parameter_hooks_fire(execution: Execution) -> None:
     spec = execution.request.case.step
     wanted = spec.micro_batches if spec.sync_every else 1
     for result in completed(execution):
-        if not (counts := [v for name, _, at, v in result.observations if name == watchers.ACCUMULATIONS and at < 0]):
-            raise UsageError("the run noted no parameters; next: run it with watchers.ACCUMULATIONS")
+        if not (counts := [value for _, at, value in probes.accumulations.saw(result) if at < 0]):
+            raise UsageError("the run noted no parameters; next: run it with probes.accumulations")
         if not sum(counts):
             raise Violation("no optimizer has a trained parameter", got="0 parameters", wanted="at least one",
                             where=f"rank {result.rank}", cause="gradients are put where autograd does not see them",
                             )  # fmt: skip
         for step in range(len(result.steps)):
-            noted = [v for name, _, at, v in result.observations if name == watchers.ACCUMULATIONS and at == step]
-            fired = Counter(noted)
+            fired = Counter(value for _, at, value in probes.accumulations.saw(result) if at == step)
             for number in range(sum(counts)):
                 if fired[number] != wanted:
                     raise Violation("hooks on parameters do not fire once a reduction",
@@ -71,10 +69,10 @@ def assert_steady_memory(execution: Execution) -> None:
     A step in which a rank runs no layer has none.
     """
     for rank in completed(execution):
-        noted = [(step, *value) for name, _, step, value in rank.observations if name == watchers.HELD]
+        noted = [(step, *value) for _, step, value in probes.memory.saw(rank)]
         rests = [(step, held) for step, when, held in noted if when == "at rest"]
         if not rests:
-            raise UsageError("the run noted no memory; next: run it with watchers.HELD")
+            raise UsageError("the run noted no memory; next: run it with probes.memory")
         for step, held in rests:
             if held != rests[0][1]:
                 raise Violation("memory is held between steps", got=f"{held} bytes of parameters",
@@ -95,10 +93,10 @@ def assert_steady_memory(execution: Execution) -> None:
 def assert_copies(execution: Execution) -> None:
     """Writing into what the trainer has shown changes nothing that it shows next."""
     for rank in completed(execution):
-        seen = [(step, changed) for name, _, step, changed in rank.observations if name == SCRIBBLED]
+        seen = [(step, changed) for _, step, changed in probes.scribbled.saw(rank)]
         if len(seen) != len(rank.steps):
             raise UsageError(f"rank {rank.rank} was written into after {len(seen)} of {len(rank.steps)} steps;"
-                             " next: run it with observers.SCRIBBLED")  # fmt: skip
+                             " next: run it with probes.scribbled")  # fmt: skip
         for step, changed in seen:
             if changed:
                 raise Violation("what the trainer shows is what it trains", got=f"writing into it changes {changed[0]}",
@@ -106,9 +104,9 @@ def assert_copies(execution: Execution) -> None:
                                 cause="live memory is given away")  # fmt: skip
 
 
-def interruptions(execution: Execution, watcher: str) -> int:
+def interruptions(execution: Execution, probe: Probe) -> int:
     """How often all ranks together were interrupted."""
-    return sum(name == watcher for rank in completed(execution) for name, *_ in rank.observations)
+    return sum(len(probe.saw(rank)) for rank in completed(execution))
 
 
 def right(execution: Execution, answer: Answer) -> bool:
@@ -154,7 +152,7 @@ def _of_calls(got: int, wanted: int) -> str:
 def _hooks_of_one_device(execution: Execution, step: int, rank: int) -> Counter[Hook]:
     """What fires on a single device that takes a rank's micro-batches."""
     case, fired = execution.request.case, list[Any]()
-    watchers.calls(
+    probes.hook_calls(
         model := models.build(case), Notes(rank, fired.append, lambda: step, lambda told: None, lambda shown: None)
     )
     with warnings.catch_warnings():
@@ -164,9 +162,9 @@ def _hooks_of_one_device(execution: Execution, step: int, rank: int) -> Counter[
     return Counter(fired)
 
 
-def _by_step(execution: Execution, watcher: str) -> Iterator[tuple[int, int, list[Any]]]:
+def _by_step(execution: Execution, probe: Probe) -> Iterator[tuple[int, int, list[Any]]]:
     """(rank, step, notes)."""
     for rank in completed(execution):
         for step in range(len(rank.steps)):
-            noted = [value for name, _, at, value in rank.observations if name == watcher and at == step]
+            noted = [value for _, at, value in probe.saw(rank) if at == step]
             yield rank.rank, step, noted

@@ -10,13 +10,13 @@ from fsdpcheck.checks._read import completed
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.oracle import Answer, Named
-from fsdpcheck.program.watchers import START_APART
+from fsdpcheck.program import probes
 
 
 def assert_starts_from_rank_0(execution: Execution, answer: Answer) -> None:
     """Before the first step every rank, of every replica, shows what rank 0 has built, bit for bit.
 
-    Raises UsageError for a run without watchers.START_APART, or one whose ranks have built an element alike: it would
+    Raises UsageError for a run without probes.start_apart, or one whose ranks have built an element alike: it would
     hold of an implementation that broadcasts nothing.
     """
     ranks = completed(execution)
@@ -30,9 +30,9 @@ def assert_starts_from_rank_0(execution: Execution, answer: Answer) -> None:
 
 def _built(execution: Execution, rank: int) -> Named:
     """The parameters that a rank has built."""
-    noted = [value for name, *_, value in execution.ranks[rank].observations if name == START_APART]
+    noted = [value for _, _, value in probes.start_apart.saw(execution.ranks[rank])]
     if not noted:
-        raise UsageError(f"rank {rank} noted no parameters that it has built; next: run with watchers.START_APART")
+        raise UsageError(f"rank {rank} noted no parameters that it has built; next: run with probes.start_apart")
     found: Named = noted[0]
     return found
 
@@ -40,7 +40,7 @@ def _built(execution: Execution, rank: int) -> Named:
 def _require_apart(built: list[Named], right: Named) -> None:
     """Rank 0 has built the case's model, and every other rank one that differs from it in each element."""
     if built[0].keys() != right.keys() or not all(alike(built[0][name], value) for name, value in right.items()):
-        raise UsageError("rank 0 has not built the case's model; next: let watchers.START_APART change the others only")
+        raise UsageError("rank 0 has not built the case's model; next: let probes.start_apart change the others only")
     for rank, own in enumerate(built[1:], 1):
         for name, value in own.items():
             if not bool(differing(value, right[name]).all()):

@@ -20,7 +20,7 @@ from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.program import kernel_data
-from fsdpcheck.program.kernels import OBSERVER, Computed
+from fsdpcheck.program.kernels import KERNEL, Computed
 
 _UNIT = Fraction(1, 1 << 24)
 """Unit roundoff of float32: kernels that accumulate in float64 round less."""
@@ -39,7 +39,7 @@ def spec_of(execution: Execution) -> KernelSpec:
 
 def computed(execution: Execution) -> Iterator[tuple[str, Computed]]:
     """(name of a kernel, what it gave). Raises Violation with the failure's report if one raised."""
-    found = [(name, value) for observer, name, _, value in completed(execution)[0].observations if observer == OBSERVER]
+    found = [(name, value) for who, name, _, value in completed(execution)[0].observations if who == KERNEL]
     if not found:
         raise UsageError("the adapter has no kernels; next: name some in Kernels.kernels()")
     yield from found

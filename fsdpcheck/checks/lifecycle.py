@@ -1,4 +1,4 @@
-"""Checks of what sharding units hold at the moments that an implementation announces (see observers.units).
+"""Checks of what sharding units hold at the moments that an implementation announces (see probes.units).
 
 All raise AdapterError where a moment of which they say something was not announced, in any step on any rank.
 """
@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from fsdpcheck.adapters.contract import Moment, UnitState
 from fsdpcheck.checks._moments import OF_UNITS, require_announced
 from fsdpcheck.checks._read import completed
-from fsdpcheck.errors import AdapterError, UsageError
+from fsdpcheck.errors import AdapterError, UsageError, explain
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.program.observers import UNITS
+from fsdpcheck.program import probes
 
 _AFTER_BACKWARD = ("after_init", "after_reshard", "before_step", "after_step")
 """Moments at which nothing may be kept for a backward."""
@@ -64,18 +64,15 @@ def _seen(execution: Execution, moments: Sequence[Moment]) -> Iterator[tuple[str
     """
     wanted = execution.request.case.model.unit_count + 1
     for result in completed(execution):
-        if not any(name == UNITS for name, *_ in result.observations):
-            raise UsageError("the run observed no units; next: run it with the observer observers.UNITS")
-    require_announced(execution, UNITS, moments)
+        if not probes.units.saw(result):
+            raise UsageError("the run observed no units; next: run it with probes.units")
+    require_announced(execution, probes.units, moments)
     for result in execution.ranks:
-        for name, moment, step, units in result.observations:
-            if name != UNITS:
-                continue
+        for moment, step, units in probes.units.saw(result):
+            where = f"{moment}, step {step}, rank {result.rank}"
             if len(units) != wanted:
-                raise AdapterError(
-                    f"units() of adapter {execution.request.adapter!r} does not show every unit\n"
-                    f"  got     {len(units)} units at {moment}, step {step}, rank {result.rank}\n"
-                    f"  wanted  {wanted}: the root, then the {wanted - 1} of Setup.units\n"
-                    f"  next    list one UnitState for each"
-                )
-            yield moment, f"{moment}, step {step}, rank {result.rank}", units
+                what = f"units() of adapter {execution.request.adapter!r} does not show every unit"
+                said = f"{wanted}: the root, then the {wanted - 1} of Setup.units"
+                then = "list one UnitState for each"
+                raise AdapterError(explain(what, got=f"{len(units)} units", wanted=said, where=where, then=then))
+            yield moment, where, units

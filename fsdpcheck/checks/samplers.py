@@ -17,7 +17,7 @@ from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.cause import Suspect, Suspects
 from fsdpcheck.findings.violation import Diagnose, Violation
-from fsdpcheck.program.samplers import OBSERVER
+from fsdpcheck.program.samplers import SAMPLER
 
 Epoch = list[Drawn]
 Share = list[Epoch]
@@ -45,7 +45,7 @@ def ranks_of(execution: Execution) -> list[Share]:
     """
     spec, found = spec_of(execution), []
     for result in completed(execution):
-        found.append([drawn for observer, _, _, drawn in result.observations if observer == OBSERVER])
+        found.append([drawn for who, _, _, drawn in result.observations if who == SAMPLER])
         if len(found[-1]) != spec.epochs:
             got = f"{len(found[-1])} of {spec.epochs} epochs were observed on rank {result.rank}"
             raise UsageError(f"{got}; next: have the run draw the whole case (program.samplers)")

@@ -20,7 +20,7 @@ from fsdpcheck.checks.shape_matched import trained_names
 from fsdpcheck.errors import NotApplicable, UsageError
 from fsdpcheck.execution import Execution, RankResult
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.program.observers import HELD, PADDING
+from fsdpcheck.program import probes
 from fsdpcheck.workload import models
 
 Elements = Counter[float]
@@ -30,10 +30,10 @@ Elements = Counter[float]
 def assert_covered(execution: Execution) -> None:
     """In each replica every element of every trained parameter lies on exactly one rank; and replicas hold the same.
 
-    After construction and after every step, as ``observers.held`` saw it. Besides, ranks may hold each frozen element
-    once, and as many zeros as ``observers.padding`` showed padding. What no rank holds, or what one holds too often, is
-    a violation; where in a shard an element lies is not looked at. Raises NotApplicable where no padding is shown and
-    all that is held beyond the elements may be padding: zeros, or values that no parameter has.
+    After construction and after every step, as ``probes.local_tensors`` saw it. Besides, ranks may hold each frozen
+    element once, and as many zeros as ``probes.padding`` showed padding. What no rank holds, or what one holds too
+    often, is a violation; where in a shard an element lies is not looked at. Raises NotApplicable where no padding is
+    shown and all that is held beyond the elements may be padding: zeros, or values that no parameter has.
     """
     ranks = completed(execution)
     size = execution.request.case.mesh.dp_shard
@@ -59,9 +59,9 @@ def _moments(
 
 def _held(result: RankResult) -> dict[tuple[int, str], list[Tensor]]:
     """What a rank held, by step and moment."""
-    found = {(step, moment): value for name, moment, step, value in result.observations if name == HELD}
+    found = {(step, moment): value for moment, step, value in probes.local_tensors.saw(result)}
     if not found:
-        raise UsageError(f"rank {result.rank} showed nothing that it holds; next: run with observers.HELD")
+        raise UsageError(f"rank {result.rank} showed nothing that it holds; next: run with probes.local_tensors")
     return found
 
 
@@ -122,12 +122,7 @@ def _elements(tensors: Iterator[Tensor] | Sequence[Tensor]) -> Elements:
 
 def _padding(ranks: Sequence[RankResult]) -> int | None:
     """How many elements of padding the ranks showed after construction; None if they show none at all."""
-    seen = [
-        value
-        for result in ranks
-        for name, moment, _, value in result.observations
-        if name == PADDING and moment == "after_init"
-    ]
+    seen = [value for result in ranks for moment, _, value in probes.padding.saw(result) if moment == "after_init"]
     return sum(padding.numel() for each in seen for padding in each.values()) if seen else None
 
 

@@ -25,7 +25,8 @@ from fsdpcheck.execution.trace import Collective
 from fsdpcheck.findings.cause import Suspects
 from fsdpcheck.findings.violation import Diagnose, Violation
 from fsdpcheck.oracle import Answer
-from fsdpcheck.program.observers import PADDING, POISON_PADDING
+from fsdpcheck.program import probes
+from fsdpcheck.program.probe import Probe
 
 
 def assert_completed(execution: Execution) -> None:
@@ -72,16 +73,16 @@ def assert_ranks_agree(execution: Execution) -> None:
 
 
 def assert_padding_zero(execution: Execution) -> None:
-    """All padding that observers.PADDING saw was zero: after init, and in each step behind reduction, clipping, update.
+    """All padding that probes.padding saw was zero: after init, and in each step behind reduction, clipping, update.
 
     Raises NotApplicable where no rank has any, AdapterError where one of these moments was not announced, in any step
-    on any rank, and UsageError for a run without the observer.
+    on any rank, and UsageError for a run without the probe.
     """
-    _require_looked_at(execution, PADDING)
+    _require_looked_at(execution, probes.padding)
     elements = 0
     for result in execution.ranks:
-        for observer, moment, step, value in result.observations:
-            for name, padding in value.items() if observer == PADDING else ():
+        for moment, step, value in probes.padding.saw(result):
+            for name, padding in value.items():
                 elements += padding.numel()
                 wrong = (padding != 0) | padding.isnan()
                 if bool(wrong.any()):
@@ -98,23 +99,23 @@ def assert_padding_poisoned(execution: Execution) -> None:
 
     Behind init, and in each step before clipping, before the optimizer and before the next forward. Raises
     NotApplicable where there is none, AdapterError where one of these moments was not announced, in any step on any
-    rank, and UsageError for a run without observers.POISON_PADDING.
+    rank, and UsageError for a run without probes.poison_padding.
     """
-    _require_looked_at(execution, POISON_PADDING)
-    written = [n for rank in execution.ranks for name, _, _, n in rank.observations if name == POISON_PADDING]
+    _require_looked_at(execution, probes.poison_padding)
+    written = [count for rank in execution.ranks for _, _, count in probes.poison_padding.saw(rank)]
     _require_padding(sum(written))
 
 
 def assert_norms_in_dataset_order(execution: Execution, answer: Answer) -> None:
     """On every rank: each entry of the logical batch by ascending sample, with its own norm, bit for bit.
 
-    A sample that occurs twice stands twice, and is listed. Reads what ``observers.ordered_norms`` returned.
+    A sample that occurs twice stands twice, and is listed. Reads what ``probes.ordered_norms`` returned.
     """
     what = "the norms are not reported in dataset order"
     for result in completed(execution):
-        reports = [(step, value) for _, _, step, value in result.observations]
+        reports = [(step, value) for _, step, value in probes.ordered_norms.saw(result)]
         if len(reports) != len(answer.steps):
-            raise UsageError("no ordered norms were observed; next: run with observers.ORDERED_NORMS")
+            raise UsageError("no ordered norms were observed; next: run with probes.ordered_norms")
         for k, got in reports:
             step = answer.steps[k]
             twice = [s for s, count in zip(step.samples, step.multiplicity, strict=True) if count > 1]
@@ -179,12 +180,12 @@ def assert_collectives_equal(execution: Execution) -> None:
             _same_calls(what, mine, theirs, f"group {name!r}, rank {other} against rank {first}")
 
 
-def _require_looked_at(execution: Execution, observer: str) -> None:
+def _require_looked_at(execution: Execution, probe: Probe) -> None:
     """At every moment of which something is said of padding."""
-    if not any(name == observer for rank in completed(execution) for name, *_ in rank.observations):
-        raise UsageError(f"the run did not look at padding; next: run it with the observer {observer}")
-    require_announced(execution, observer, OF_PADDING)
-    require_gradients(execution, observer)
+    if not any(probe.saw(rank) for rank in completed(execution)):
+        raise UsageError(f"the run did not look at padding; next: run it with the probe {probe.name}")
+    require_announced(execution, probe, OF_PADDING)
+    require_gradients(execution, probe)
 
 
 def _require_padding(elements: int) -> None:

@@ -8,11 +8,13 @@ from typing import Protocol
 from fsdpcheck.errors import HOLDS, UsageError
 from fsdpcheck.session.plan import parse_globs
 
-_LISTED = ("adapters", "laws", "faults", "engines", "traits")
+_LISTED = ("adapters", "laws", "promises", "faults", "engines", "traits")
 
 _EPILOG = """examples:
   fsdpcheck list laws                                  what each law guarantees, in a line
   fsdpcheck list laws 'norms.*'                        what they ask of an adapter, cannot see, and their sources
+  fsdpcheck list promises                              what an adapter can promise, and how many laws rest on each
+  fsdpcheck list traits                                what cases demand, and which adapters accept it
 """
 
 
@@ -28,7 +30,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], one_of: O
     """Add the command to a parser; ``one_of`` offers the nearest word to a slip of the pen."""
     parser = commands.add_parser(
         "list",
-        help="what there is: adapters, laws, faults, engines, traits",
+        help=f"what there is: {', '.join(_LISTED)}",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -74,7 +74,16 @@ class NoProgress(FsdpcheckError):
 
 
 class Interrupted(FsdpcheckError):
-    """What a watcher raises in the middle of a step, on every rank, to see what becomes of the training."""
+    """What a probe raises in the middle of a step, on every rank, to see what becomes of the training."""
+
+
+def explain(what: str, *, got: object = "", wanted: object = "", where: object = "", then: object = "") -> str:
+    """The words of an error, a line each: what is wrong, what was got and wanted, where, and what to do next.
+
+    A part that is "" has no line.
+    """
+    parts = {"got": got, "wanted": wanted, "where": where, "next": then}
+    return "\n".join([what, *(f"  {name:<8}{said}" for name, said in parts.items() if said != "")])
 
 
 def qualified(kind: type) -> str:

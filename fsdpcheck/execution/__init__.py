@@ -26,7 +26,7 @@ class RunRequest:
     """One run. Everything but ``case`` that decides it: who, with what planted, watched how, in which order.
 
     ``adapter``: a name, "pkg.mod:attr" or "file.py:attr". ``observe``: what to record beyond "params".
-    ``observers``: dotted names "pkg.mod:function", called at named moments inside each rank (see program).
+    ``probes``: dotted names "pkg.mod:function" of what looks at the run inside each rank (program.probe).
     ``installs``: dotted names "pkg.mod:attr" of context managers put in place inside each process for the run's length.
     ``instrument``: targets u of the instrument, float64 [steps, D, R], D the samples of the dataset (see
     oracle/certificate.py); None means zeros. ``schedule`` is the order in which simulated ranks get to run.
@@ -35,7 +35,7 @@ class RunRequest:
     case: Case
     adapter: str
     observe: frozenset[Observable] = frozenset({"params"})
-    observers: tuple[str, ...] = ()
+    probes: tuple[str, ...] = ()
     installs: tuple[str, ...] = ()
     instrument: Tensor | None = None
     clip_norm: float = float("inf")
@@ -43,8 +43,6 @@ class RunRequest:
     schedule: SchedulePolicy = "forward"
     using: tuple[Use, ...] = ()
     """Features of FSDP2 that the training uses."""
-    watchers: tuple[str, ...] = ()
-    """Dotted names "pkg.mod:function", called with the model of each rank before it is sharded (program.watchers)."""
     save_to: str = ""
     """Folder that all ranks reach: after step k (from 0) its checkpoint is saved there as "k". "" saves nothing."""
     load_from: str = ""
@@ -96,7 +94,7 @@ class Refused:
 
 @dataclass
 class RankResult:
-    """One rank's side of a run. ``observations`` are (observer, moment, step, value) in the order they were made.
+    """One rank's side of a run. ``observations`` are (probe, moment, step, value) in the order they were made.
 
     ``placement``: by parameter, its address in the last forward modulo 64 bytes; for real numbers only, since kernels
     take other paths and round otherwise at other alignments (see checks/shape_matched.py). ``refused``: of a request

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import ClassVar
 
-from fsdpcheck.errors import FINDING, FsdpcheckError
+from fsdpcheck.errors import FINDING, FsdpcheckError, explain
 from fsdpcheck.findings.cause import Suspects, named
 
 Diagnose = Callable[[], Suspects | None]
@@ -41,8 +41,8 @@ class Violation(FsdpcheckError, AssertionError):
         return self._cause if isinstance(self._cause, str) else named(self.suspects)
 
     def __str__(self) -> str:
-        lines = [self.what, f"  got     {self.got}", f"  wanted  {self.wanted}", f"  where   {self.where}"]
-        return "\n".join(lines + ([f"  cause   probably: {self.cause}"] if self.cause else []))
+        told = explain(self.what, got=self.got, wanted=self.wanted, where=self.where)
+        return f"{told}\n  cause   probably: {self.cause}" if self.cause else told
 
     def __reduce__(self) -> tuple[object, ...]:
         return _violation, (self.what, self.got, self.wanted, self.where, self.cause, self.despite)

@@ -101,7 +101,7 @@ def stage(run: Run, case: Case, asked: RunRequest | None = None) -> str:
     looked at: no nested norms, no sums of weighted gradients that round, no replay. Local sums and optimizer states are
     not recorded: where what follows from one is wrong and what leads to it right, it is said to lie in between.
     """
-    using, watchers = (asked.using, asked.watchers) if asked is not None and asked.using else ((), ())
+    using, probes = (asked.using, asked.probes) if asked is not None and asked.using else ((), ())
     if asked is not None and using and asked.case != case:
         return ""
     tier = run.tier(case)
@@ -110,7 +110,7 @@ def stage(run: Run, case: Case, asked: RunRequest | None = None) -> str:
     wanted = {"norms", "factors"} if case.step.private else set()
     whole = standards.every_bit(tier)
     wanted |= {"grads"} if whole else set()
-    answer, execution = run.answer(case), run(case, run.features.observables & wanted, using=using, watchers=watchers)
+    answer, execution = run.answer(case), run(case, run.features.observables & wanted, using=using, probes=probes)
     if execution.failure is not None:
         return ""
     before = answer.steps[0].before

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from fsdpcheck.case import Case, Trait
-from fsdpcheck.case.trait_words import MEANINGS
 from fsdpcheck.case.traits import OF_MODELS
+from fsdpcheck.case.vocabulary import TRAITS
 
 Cause = Literal["budget", "restriction", "ranks", "drawing"]
 """What kept cases out: the user's budget, what adapter or user restrict, the numbers of ranks that were asked for, or
@@ -54,10 +54,6 @@ UNCLIPPED: Final = "unclipped sample"
 CLIPPED_NORM: Final = "clipped by the global norm"
 GRADIENT: Final = "non-zero gradient"
 
-_RANKS: Final[Mapping[Trait, int]] = {
-    "hsdp": 2, "ragged": 2, "replicated": 2, "replicated-shards": 4, "uneven-rows": 2, "rows<ranks": 2,
-}  # fmt: skip
-_NO_PRIME: Final[frozenset[Trait]] = frozenset({"replicated-shards"})
 _OF_SHARDS: Final[frozenset[Trait]] = frozenset({"uneven-rows", "rows<ranks"})
 
 LABELS: Final[Mapping[str, Label]] = {
@@ -74,13 +70,13 @@ LABELS: Final[Mapping[str, Label]] = {
     GRADIENT: Label("a gradient that is not zero", computed=True),
     **{
         trait: Label(
-            MEANINGS[trait],
+            row.meaning,
             frozenset({trait}),
-            _RANKS.get(trait, 1),
+            row.ranks,
             of_model=trait in OF_MODELS | _OF_SHARDS,
-            no_prime=trait in _NO_PRIME,
+            no_prime=row.no_prime,
         )
-        for trait in get_args(Trait)
+        for trait, row in TRAITS.items()
     },
 }
 """Labels that laws name: what a case is like beside its traits, then every trait."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol, get_args
 
 from fsdpcheck.adapters.contract import Features, Observable, Promise, Trait
-from fsdpcheck.errors import AdapterError, UsageError
+from fsdpcheck.errors import AdapterError, UsageError, explain
 from fsdpcheck.judging import coverage
 from fsdpcheck.judging.law import Law
 from fsdpcheck.loading import references, registered
@@ -114,13 +114,10 @@ def require_shown(ref: str, features: Features) -> None:
         hidden = [law.observe - features.observables - {"params"} for law in LAWS.values() if law.promise == promise]
         if hidden and all(hidden):
             fewest = min(hidden, key=len)
-            raise AdapterError(
-                f"adapter {ref!r} promises {promise!r} and does not show what its laws judge by\n"
-                f"  got     observables {sorted(features.observables)}\n"
-                f"  wanted  {', '.join(sorted(fewest))} as well\n"
-                f"  next    add the method of fsdpcheck.adapter.Observed and list it in Features.observables,"
-                " or take the promise away"
-            )
+            what = f"adapter {ref!r} promises {promise!r} and does not show what its laws judge by"
+            got, wanted = f"observables {sorted(features.observables)}", f"{', '.join(sorted(fewest))} as well"
+            then = "add the method of fsdpcheck.adapter.Observed and list it in Features.observables"
+            raise AdapterError(explain(what, got=got, wanted=wanted, then=f"{then}, or take the promise away"))
 
 
 def _register(found: Law) -> None:

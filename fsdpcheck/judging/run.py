@@ -22,6 +22,7 @@ from fsdpcheck.errors import AdapterError, NoProgress, NotApplicable, NotSupport
 from fsdpcheck.execution import Execution, Failure, RunRequest, SchedulePolicy
 from fsdpcheck.judging import unsupported_model
 from fsdpcheck.oracle import batched_step, certificate, standards
+from fsdpcheck.program.probe import Probe, names_of
 from fsdpcheck.workload import models
 
 _REMEMBERED = 1024  # answers kept; one is a few small tensors
@@ -84,7 +85,7 @@ class Run:
         self,
         case: Case,
         observe: Iterable[Observable] | None = None,
-        observers: tuple[str, ...] = (),
+        probes: Iterable[Probe | str] = (),
         installs: tuple[str, ...] = (),
         schedule: SchedulePolicy | None = None,
         save_to: str = "",
@@ -93,7 +94,6 @@ class Run:
         loss_times: float = 1.0,
         given_for: Case | None = None,
         using: tuple[Use, ...] = (),
-        watchers: tuple[str, ...] = (),
         late: bool = False,
     ) -> Execution:
         """One execution of ``case`` on all its ranks. From ``save_to`` on see RunRequest, but for ``given_for``.
@@ -109,7 +109,7 @@ class Run:
             case=case,
             adapter=adapters.canonical(self.adapter_ref),
             observe=self.observe if observe is None else frozenset(observe) | {"params"},
-            observers=observers,
+            probes=names_of(probes),
             installs=self.installs + installs,
             instrument=instrument,
             clip_norm=clip_norm,
@@ -119,7 +119,6 @@ class Run:
             spoiled=spoiled,
             loss_times=loss_times,
             using=using,
-            watchers=watchers,
             late=late,
             memory=self.memory,
         )

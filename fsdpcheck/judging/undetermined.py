@@ -99,7 +99,7 @@ def _is_determined(run: Run, request: RunRequest) -> bool:
     case, features = request.case, run.engine.declared(_REFERENCE).features
     known = case.model.own is None and case.requires() <= features.accepts
     if known and request.observe - {"params"} <= features.observables and not request.using:
-        plain = replace(request, adapter=_REFERENCE, installs=(), observers=(), watchers=())
+        plain = replace(request, adapter=_REFERENCE, installs=(), probes=())
         return _of_fresh_processes(plain, 2) is None and _of_the_same_processes(plain, 2) is None
     if not case.trains or run.tier(case) == "replay":
         return True

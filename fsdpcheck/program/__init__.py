@@ -1,8 +1,7 @@
 """What every rank runs, on every engine: build the model a case describes, shard it, take its steps, record.
 
 Moments: after_init, then in each step those the implementation announces (Setup.notify), then after_step.
-An observer "pkg.mod:function" is called as function(moment, trainer, rank) and returns plain data, or None for nothing.
-A watcher is called once as function(model, notes), before the model is sharded, and hangs hooks into it.
+Probes look at the model before it is sharded, and at the trainer at these moments: see probe.py.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from fsdpcheck import adapters
 from fsdpcheck.adapters.contract import Adapter, Batch, MicroBatch, Observed, Setup, Trainer
 from fsdpcheck.case import Case
-from fsdpcheck.errors import AdapterError, Interrupted
+from fsdpcheck.errors import AdapterError, Interrupted, explain
 from fsdpcheck.execution import RankResult, RunRequest, StepRecord
 from fsdpcheck.program import kernels as kernel_program
 from fsdpcheck.program import nonfinite
@@ -106,7 +105,7 @@ def _without_values(model: nn.Module) -> nn.Module:
 
 
 def _take(trainer: Trainer, batch: Batch, watch: Watch) -> None:
-    """One step; once more if a watcher has interrupted it. What is raised by others stands."""
+    """One step; once more if a probe has interrupted it. What is raised by others stands."""
     try:
         trainer.step(batch)
     except Interrupted:
@@ -136,12 +135,11 @@ def _project(held: list[Tensor], trainer: Trainer, adapter: Adapter, case: Case)
         return
     again = cast(Observed, trainer).local_tensors()
     if any(one.data_ptr() != two.data_ptr() for one, two in zip(held, again, strict=True)):
-        raise AdapterError(
-            f"local_tensors() of adapter {adapter.name!r} returned copies\n"
-            f"  got     tensors at other addresses in a second call\n"
-            f"  wanted  the live tensors this rank trains, which are changed in place between steps\n"
-            f"  next    return them without clone(), or do not accept 'project'"
-        )
+        what = f"local_tensors() of adapter {adapter.name!r} returned copies"
+        got = "tensors at other addresses in a second call"
+        wanted = "the live tensors this rank trains, which are changed in place between steps"
+        then = "return them without clone(), or do not accept 'project'"
+        raise AdapterError(explain(what, got=got, wanted=wanted, then=then))
 
 
 def _hidden(shown: dict[str, Tensor], held: Iterable[Tensor]) -> str:
@@ -230,7 +228,7 @@ def _setup(
 def _noted(
     case: Case, made: list[torch.optim.Optimizer], watch: Watch, parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """``_own_optimizer``, noted in ``made``; its parameters are shown to the watchers."""
+    """``_own_optimizer``, noted in ``made``; its parameters are shown to the probes."""
     made.append(_own_optimizer(case, parameters))
     watch.parameters([parameter for group in made[-1].param_groups for parameter in group["params"]])
     return made[-1]
@@ -251,12 +249,10 @@ def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest, made: Sequ
         needed.append("local_tensors")
     missing = [name for name in needed if not callable(getattr(trainer, name, None))]
     if missing:
-        raise AdapterError(
-            f"the trainer that adapter {adapter.name!r} built lacks a method\n"
-            f"  got     {type(trainer).__qualname__} without {', '.join(missing)}\n"
-            f"  wanted  {', '.join(needed)}\n"
-            f"  next    add it (see fsdpcheck.adapter.Observed), or list neither its observable nor its promise"
-        )
+        what = f"the trainer that adapter {adapter.name!r} built lacks a method"
+        got = f"{type(trainer).__qualname__} without {', '.join(missing)}"
+        then = "add it (see fsdpcheck.adapter.Observed), or list neither its observable nor its promise"
+        raise AdapterError(explain(what, got=got, wanted=", ".join(needed), then=then))
     return trainer
 
 
@@ -284,12 +280,8 @@ def _that_are(gradients: object) -> object:
 def _tensor(value: object, method: str, adapter: Adapter) -> Tensor:
     """A plain tensor, copied, or AdapterError."""
     if type(value) not in (Tensor, nn.Parameter):
-        raise AdapterError(
-            f"{method}() of adapter {adapter.name!r} returned no tensor\n"
-            f"  got     {type(value).__name__}\n"
-            f"  wanted  torch.Tensor\n"
-            f"  next    see fsdpcheck.adapter.Observed"
-        )
+        what, then = f"{method}() of adapter {adapter.name!r} returned no tensor", "see fsdpcheck.adapter.Observed"
+        raise AdapterError(explain(what, got=type(value).__name__, wanted="torch.Tensor", then=then))
     return cast(Tensor, value).detach().clone()
 
 
@@ -297,10 +289,7 @@ def _named_tensors(values: object, method: str, adapter: Adapter) -> dict[str, T
     """Plain tensors by name, copied, or AdapterError: what leaves a rank is plain data and does not change any more."""
     if not isinstance(values, dict) or not all(type(value) in (Tensor, nn.Parameter) for value in values.values()):
         kinds = sorted({type(v).__name__ for v in values.values()}) if isinstance(values, dict) else type(values)
-        raise AdapterError(
-            f"{method}() of adapter {adapter.name!r} returned something else than plain tensors by name\n"
-            f"  got     {kinds}\n"
-            f"  wanted  dict[str, torch.Tensor]\n"
-            f"  next    return full values (DTensor.full_tensor()) by canonical parameter name"
-        )
+        what = f"{method}() of adapter {adapter.name!r} returned something else than plain tensors by name"
+        then = "return full values (DTensor.full_tensor()) by canonical parameter name"
+        raise AdapterError(explain(what, got=kinds, wanted="dict[str, torch.Tensor]", then=then))
     return {name: value.detach().to("cpu", copy=True) for name, value in values.items()}

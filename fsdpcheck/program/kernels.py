@@ -18,12 +18,12 @@ from fsdpcheck.adapters.contract_extras import Kernel, Kernels
 from fsdpcheck.case import Case
 from fsdpcheck.case.kernel import KernelSpec
 from fsdpcheck.compat import triton_private
-from fsdpcheck.errors import AdapterError
+from fsdpcheck.errors import AdapterError, explain
 from fsdpcheck.execution import RankResult
 from fsdpcheck.program import kernel_data
 from fsdpcheck.program.kernel_data import MARGIN, Guarded
 
-OBSERVER = "kernel"
+KERNEL = "kernel"
 """Who observed ("kernel", name of the kernel, 0, ``Computed``)."""
 _SENTINEL = 77
 """What guards memory of integers."""
@@ -48,7 +48,7 @@ def compute(case: Case, spec: KernelSpec, adapter: Adapter, result: RankResult) 
     given = _given(case, spec)
     for name, kernel in cast(Kernels, adapter).kernels().items():
         try:
-            result.observations.append((OBSERVER, name, 0, _computed(kernel, given, spec, adapter)))
+            result.observations.append((KERNEL, name, 0, _computed(kernel, given, spec, adapter)))
         except Exception as error:
             error.add_note(f"in the kernel {name!r}")
             raise
@@ -81,10 +81,9 @@ def _checked(value: Any, adapter: Adapter) -> Tensor:
     if type(value) is Tensor and value.dim() == 1 and value.dtype in (torch.float32, torch.float64):
         return value.detach().clone()
     got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise AdapterError(
-        f"a kernel of adapter {adapter.name!r} returned something else than norms\n"
-        f"  got     {got}\n  wanted  a tensor [B], float32 or float64\n  next    see fsdpcheck.adapter.Kernel"
-    )
+    what = f"a kernel of adapter {adapter.name!r} returned something else than norms"
+    wanted, then = "a tensor [B], float32 or float64", "see fsdpcheck.adapter.Kernel"
+    raise AdapterError(explain(what, got=got, wanted=wanted, then=then))
 
 
 class _Workspace(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -4,35 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fsdpcheck.adapters.contract import Observable
+from fsdpcheck.adapters.vocabulary import OBSERVABLES
 from fsdpcheck.execution import RunRequest
-
-SHOWN: dict[Observable, str] = {
-    "params": "parameters",
-    "grads": "gradients",
-    "norms": "norms",
-    "factors": "factors",
-    "shards": "shards",
-    "grad_norm": "grad_norm",
-    "units": "units",
-}
-"""Observable -> the method of a trainer that gives it."""
-
-
-ASKED_BY: dict[str, str] = {
-    "fsdpcheck.program.observers:padding": "shards",
-    "fsdpcheck.program.observers:poison_padding": "shards",
-    "fsdpcheck.program.observers:units": "units",
-    "fsdpcheck.program.observers:held": "local_tensors",
-    "fsdpcheck.program.observers:ordered_norms": "ordered_norms",
-}
-"""Observer -> the method of a trainer that it calls."""
+from fsdpcheck.program import probe
 
 
 def methods_for(request: RunRequest) -> Iterator[str]:
     """Methods of a trainer that a run calls; one may come twice."""
-    observe, observers = request.observe, request.observers
     yield from ("step", "parameters")
-    yield from (SHOWN[name] for name in SHOWN if name in observe and name != "params")
-    yield from (method for observer, method in ASKED_BY.items() if observer in observers)
+    yield from (method for name, method in OBSERVABLES.items() if name in request.observe and name != "params")
+    yield from filter(None, (probe.load(name).calls for name in request.probes))
     yield from ["save"] * bool(request.save_to) + ["load"] * bool(request.load_from)

@@ -1,33 +1,38 @@
-"""Watch: what is called beside a program to look at it, and where what it sees is kept.
+"""A probe looks at a run from inside each rank: what it is, what it is handed, and who calls it.
 
-Observers look at the trainer, at named moments; watchers hang hooks into the model, before it is sharded.
+A request names probes by dotted names, for it is plain data; a law hands ``run`` the probes themselves.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from fsdpcheck.compat import torch_private
-from fsdpcheck.errors import Interrupted
+from fsdpcheck.errors import AdapterError, Interrupted, explain
 from fsdpcheck.execution import RankResult, RunRequest
+from fsdpcheck.loading import references
 
-Observer = Callable[..., Any]
 GRAPHS = "graphs"
 """Under which the number of operators in each compiled graph is noted."""
+
+BUILD: Final = "before_build"
+"""When the rank has built its model, and the adapter has not seen it."""
+
+_KIND: Final = references.Kind("probe", AdapterError)
 
 
 @dataclass
 class Notes:
-    """Where a watcher writes what it sees in a rank: plain data, kept with the step in which it was seen (from -1).
+    """What a probe is handed beside what it looks at: where it is, and where it writes plain data that it sees.
 
-    ``on_moment(function)``: have function(moment) called at every moment, as observers are.
+    ``add(value)``: keep it, with the step in which it was seen (from -1). ``moment``: the one the run is at.
+    ``on_moment(function)``: have function(moment) called at every moment after ``BUILD``.
     ``on_parameters(function)``: have function(parameters) called with those that an optimizer is made for, live.
     """
 
@@ -38,52 +43,114 @@ class Notes:
     on_parameters: Callable[[Callable[[list[nn.Parameter]], None]], None]
     interrupt: Callable[[], None] = lambda: None
     """Raises Interrupted: the step is then taken again. Does nothing where no step is taken."""
+    moment: Callable[[], str] = lambda: BUILD
+
+
+@dataclass(frozen=True)
+class Probe:
+    """function(model, notes) at ``BUILD``, to hang hooks into the model, or function(trainer, notes) at later moments.
+
+    It returns plain data to be kept with moment and step, or None for nothing. ``at``: the moments; None: each that is
+    announced. ``calls``: the method of trainers that it needs, "" if none.
+    """
+
+    function: Callable[[Any, Notes], Any]
+    at: tuple[str, ...] | None
+    calls: str
+
+    @property
+    def name(self) -> str:
+        """The dotted name under which a request has it, and a result what it saw."""
+        return f"{self.function.__module__}:{self.function.__qualname__}"
+
+    def __call__(self, seen: Any, notes: Notes) -> Any:
+        return self.function(seen, notes)
+
+    def looks_at(self, moment: str) -> bool:
+        return moment != BUILD if self.at is None else moment in self.at
+
+    def saw(self, result: RankResult) -> list[tuple[str, int, Any]]:
+        """(moment, step, value) of all that it returned in a rank; the moment of what it noted is "noted"."""
+        return [(moment, step, value) for name, moment, step, value in result.observations if name == self.name]
+
+    def was_in(self, request: RunRequest) -> bool:
+        return self.name in request.probes
+
+
+def probe(at: Sequence[str] | None = (BUILD,), calls: str = "") -> Callable[[Callable[[Any, Notes], Any]], Probe]:
+    """Make a Probe of a function; see there."""
+    return lambda function: Probe(function, at if at is None else tuple(at), calls)
+
+
+def names_of(probes: Iterable[Probe | str]) -> tuple[str, ...]:
+    """Dotted names of probes."""
+    return tuple(one.name if isinstance(one, Probe) else one for one in probes)
+
+
+def load(name: str) -> Probe:
+    """The probe of a dotted name. Raises AdapterError for what cannot be imported, and for what is no probe."""
+    found = references.load(name, _KIND)
+    if not isinstance(found, Probe):
+        wanted = "a function below @fsdpcheck.laws.probe(...)"
+        then = "say at which moments it looks, and which method of trainers it calls"
+        raise AdapterError(explain(f"{name!r} is no probe", got=type(found).__name__, wanted=wanted, then=then))
+    return found
 
 
 class Watch:
-    """Calls the run's observers at each moment and stores what they return, and what its watchers note."""
+    """Calls the run's probes at their moments and stores what they return and note."""
 
     step: int
     """The step that is being taken, from 0; -1 before the first."""
     has_interrupted: bool
-    """Whether a watcher has interrupted the step."""
+    """Whether a probe has interrupted the step."""
 
     def __init__(self, request: RunRequest, rank: int, result: RankResult) -> None:
-        self.observers = [(name, _resolve(name)) for name in request.observers]
-        self.watchers = [(name, _resolve(name)) for name in request.watchers]
         self.rank, self.result, self.step, self.has_interrupted = rank, result, -1, False
-        self._compiled = False
+        self._moment, self._compiled = BUILD, False
         self._told: list[Callable[[str], None]] = []
         self._shown: list[Callable[[list[nn.Parameter]], None]] = []
+        self._probes = [(name, load(name), self._notes(name)) for name in request.probes]
 
     def note(self, name: str, value: object) -> None:
-        """Keep what a watcher of this name saw."""
+        """Keep what a probe of this name noted."""
         self.result.observations.append((name, "noted", self.step, value))
-
-    def model(self, model: nn.Module) -> None:
-        """Let the watchers hang their hooks into the rank's model."""
-        for name, function in self.watchers:
-            function(model, self._notes(name))
 
     def _notes(self, name: str) -> Notes:
         add = functools.partial(self.note, name)
-        return Notes(self.rank, add, lambda: self.step, self._told.append, self._shown.append, self._interrupt)
+        return Notes(
+            self.rank,
+            add,
+            lambda: self.step,
+            self._told.append,
+            self._shown.append,
+            self._interrupt,
+            lambda: self._moment,
+        )
 
     def _interrupt(self) -> None:
         self.has_interrupted = True
         raise Interrupted("interrupted on purpose")
 
+    def model(self, model: nn.Module) -> None:
+        """Let the probes of ``BUILD`` hang their hooks into the rank's model."""
+        self._look(BUILD, model)
+
     def moment(self, name: str, trainer: object) -> None:
-        """Let the observers look at the trainer, and tell the watchers who asked for it."""
-        for observer, function in self.observers:
-            value = function(name, trainer, self.rank)
-            if value is not None:
-                self.result.observations.append((observer, name, self.step, value))
+        """Let the probes of this moment look at the trainer, and tell those that asked for every moment."""
+        self._look(name, trainer)
         for told in self._told:
             told(name)
 
+    def _look(self, moment: str, seen: object) -> None:
+        self._moment = moment
+        for name, one, notes in self._probes:
+            value = one(seen, notes) if one.looks_at(moment) else None
+            if value is not None:
+                self.result.observations.append((name, moment, self.step, value))
+
     def parameters(self, parameters: list[nn.Parameter]) -> None:
-        """Show the watchers who asked for it what an optimizer is made for."""
+        """Show the probes that asked for it what an optimizer is made for."""
         for shown in self._shown:
             shown(parameters)
 
@@ -98,8 +165,3 @@ class Watch:
             self._compiled = True
             torch_private.forget_graphs()
         return torch.compile(function, backend=backend)
-
-
-def _resolve(dotted: str) -> Observer:
-    module, _, attribute = dotted.partition(":")
-    return cast(Observer, getattr(importlib.import_module(module), attribute))

@@ -8,10 +8,10 @@ from fsdpcheck.adapters.contract import Adapter
 from fsdpcheck.adapters.contract_extras import Drawn, Sampler, SamplerSetup, Sampling
 from fsdpcheck.case import Case
 from fsdpcheck.case.sampler import SamplingSpec
-from fsdpcheck.errors import AdapterError
+from fsdpcheck.errors import AdapterError, explain
 from fsdpcheck.execution import RankResult
 
-OBSERVER = "sampler"
+SAMPLER = "sampler"
 """Who observed ("sampler", "epoch", epoch, the list of ``Drawn`` of its steps)."""
 
 
@@ -26,7 +26,7 @@ def draw(case: Case, spec: SamplingSpec, adapter: Adapter, rank: int, result: Ra
         if spec.start:
             sampler = _sampler(adapter, setup)
         drawn = [_checked(step, adapter, spec) for step in sampler.steps(epoch, spec.start)]
-        result.observations.append((OBSERVER, "epoch", epoch, drawn))
+        result.observations.append((SAMPLER, "epoch", epoch, drawn))
 
 
 def _sampler(adapter: Adapter, setup: SamplerSetup) -> Sampler:
@@ -39,9 +39,6 @@ def _checked(step: Any, adapter: Adapter, spec: SamplingSpec) -> Drawn:
         entries = [*step.records, *(step.repeats or ())]
         if all(type(entry) is int and 0 <= entry < spec.records for entry in entries):
             return step
-    raise AdapterError(
-        f"the sampler of adapter {adapter.name!r} gave a step that is none\n"
-        f"  got     {str(step)[:200]}\n"
-        f"  wanted  Drawn(micro_batches, repeats) of ints from 0 to {spec.records - 1}\n"
-        f"  next    turn tensors into ints (tolist)"
-    )
+    what = f"the sampler of adapter {adapter.name!r} gave a step that is none"
+    wanted = f"Drawn(micro_batches, repeats) of ints from 0 to {spec.records - 1}"
+    raise AdapterError(explain(what, got=str(step)[:200], wanted=wanted, then="turn tensors into ints (tolist)"))

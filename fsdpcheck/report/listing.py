@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, get_args
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from fsdpcheck import adapters, engines
-from fsdpcheck.case import Trait
-from fsdpcheck.case.trait_words import MEANINGS
+from fsdpcheck.adapters.vocabulary import MOMENTS, PROMISES, PromiseRow
+from fsdpcheck.case.vocabulary import TRAITS, Trait
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.errors.excerpt import visible
 from fsdpcheck.report.colour import Paint
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def text(what: str, heading: bool) -> str:
-    """The list of adapters, laws, faults, engines or traits; ``heading`` puts its name above it."""
-    lines = {"adapters": _adapters, "laws": _laws, "faults": _faults, "engines": _engines, "traits": _traits}[what]()
+    """The list of adapters, laws, ...; ``heading`` puts its name above it."""
+    lines = _LISTS[what]()
     return f"{what}:\n{lines}" if heading else lines
 
 
@@ -48,7 +50,7 @@ def _statement(found: Law) -> str:
 def _adapters() -> str:
     lines = []
     for name in adapters.names():
-        lines += [f"{name:<14} {_promises(name)}", *_variants(name)]
+        lines += [f"{name:<14} {_made(name)}", *_variants(name)]
     return "\n".join(lines)
 
 
@@ -59,7 +61,7 @@ def _variants(name: str) -> list[str]:
         return []
 
 
-def _promises(name: str) -> str:
+def _made(name: str) -> str:
     try:
         features = adapters.features(name)
     except AdapterError as error:
@@ -77,6 +79,22 @@ def _laws() -> str:
     return _columns([("law", "promise", "guarantee"), *rows]) if rows else "none"
 
 
+def _promises() -> str:
+    from fsdpcheck.judging import registry
+
+    laws = registry.chapters().values()
+    resting = Counter(name for law in laws for name in {law.promise, *law.needs_promises})
+    rows = [(name, str(resting[name]), _needs(row), row.meaning) for name, row in PROMISES.items()]
+    return _columns([("promise", "laws", "needs", "what the implementation guarantees"), *rows])
+
+
+def _needs(row: PromiseRow) -> str:
+    """What a promise says nothing without, in words."""
+    methods = (f"Adapter.{name}" for name in row.adapter)
+    moments = () if not row.moments else ("all moments",) if len(row.moments) == len(MOMENTS) else row.moments
+    return ", ".join((*row.promises, *methods, *moments)) or "-"
+
+
 def _faults() -> str:
     from fsdpcheck.session import faults
 
@@ -90,9 +108,12 @@ def _engines() -> str:
 
 def _traits() -> str:
     accepted = {name: _accepted(name) for name in adapters.names()}
-    rows = [(trait, ", ".join(n for n, traits in accepted.items() if trait in traits)) for trait in get_args(Trait)]
-    head = ("trait", "what it is", "accepted by")
-    return _columns([head, *((trait, MEANINGS[trait], names or "-") for trait, names in rows)])
+    head = ("trait", "what it is", "needs", "accepted by")
+    rows = [
+        (trait, row.meaning, ", ".join(row.needs) or "-", ", ".join(n for n in accepted if trait in accepted[n]) or "-")
+        for trait, row in TRAITS.items()
+    ]
+    return _columns([head, *rows])
 
 
 def _accepted(name: str) -> frozenset[Trait]:
@@ -105,4 +126,14 @@ def _accepted(name: str) -> frozenset[Trait]:
 
 def _columns(rows: list[tuple[str, ...]]) -> str:
     no_paint: Paint = lambda text, colour: text  # noqa: E731
-    return aligned(rows, no_paint)
+    return aligned(rows, no_paint, right=())
+
+
+_LISTS: dict[str, Callable[[], str]] = {
+    "adapters": _adapters,
+    "laws": _laws,
+    "promises": _promises,
+    "faults": _faults,
+    "engines": _engines,
+    "traits": _traits,
+}

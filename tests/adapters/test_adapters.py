@@ -34,7 +34,7 @@ from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import AdapterError, MissingDependency
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
-from fsdpcheck.program import watchers
+from fsdpcheck.program import probes
 
 W = 2
 with_opacus = pytest.mark.skipif(importlib.util.find_spec("opacus") is None, reason="the extra opacus is missing")
@@ -292,7 +292,7 @@ def test_fsdp1_gives_a_frozen_module_beside_a_trained_one_a_backward(engine: Eng
     """torch 2.13: its weight is a view of the flat parameter, which needs a gradient. So fsdp1 promises no hooks."""
     first = LayerSpec(2, frozen="all" if frozen else "none")
     case = dataclasses.replace(BASE, model=ModelSpec((first, LayerSpec(1)), features=2))
-    execution = Run(engine, "fsdpcheck.adapters.builtin.fsdp1:hooked")(case, watchers=(watchers.CALLS,))
+    execution = Run(engine, "fsdpcheck.adapters.builtin.fsdp1:hooked")(case, probes=(probes.hook_calls,))
     if not frozen:
         assert_hooks_fire(execution)
         return

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import textwrap
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from fsdpcheck import adapters, cli
-from fsdpcheck.adapters.contract import Observable, Promise
-from fsdpcheck.adapters.promises import NEEDS
+from fsdpcheck.adapters.vocabulary import OBSERVABLES, PROMISES
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import USAGE, AdapterError
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
-from fsdpcheck.program import observers
-from fsdpcheck.program.methods import ASKED_BY, SHOWN
+from fsdpcheck.program import probes
+from fsdpcheck.program.probe import Probe
 from tests.toys import lacking
 
 TOY = str(Path(lacking.__file__))
@@ -35,23 +35,21 @@ LAWS = {
     "load": "state.resumed",
 }
 """A method of trainers -> a law that calls it."""
+PROBES = [one for one in vars(probes).values() if isinstance(one, Probe)]
+ASKED = {one.calls for one in PROBES} - {""}
 
 
-def test_the_table_names_every_promise_observable_and_observer() -> None:
-    assert set(NEEDS) == set(get_args(Promise))
-    assert set(SHOWN) == set(get_args(Observable))
-    source = ast.parse(Path(observers.__file__).read_text(encoding="utf-8"))
-    asking = {}
-    for function in (node for node in source.body if isinstance(node, ast.FunctionDef)):
-        calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+def test_every_probe_names_the_method_that_it_calls() -> None:
+    for one in PROBES:
+        source = ast.parse(textwrap.dedent(inspect.getsource(one.function)))
+        calls = [node.func for node in ast.walk(source) if isinstance(node, ast.Call)]
         found = {f.attr for f in calls if isinstance(f, ast.Attribute) and ast.unparse(f.value) == "trainer"}
-        asking.update({f"{observers.__name__}:{function.name}": method for method in found})
-    assert asking == ASKED_BY
+        assert found == {one.calls} - {""}, one.name
 
 
 def test_every_method_is_tried() -> None:
-    assert set(LAWS) == set(lacking.OF_TRAINERS) == {*SHOWN.values(), *ASKED_BY.values(), "save", "load"}
-    assert set(lacking.OF_ADAPTERS) == {name for needs in NEEDS.values() for name in needs.adapter}
+    assert set(LAWS) == set(lacking.OF_TRAINERS) == {*OBSERVABLES.values(), *ASKED, "save", "load"}
+    assert set(lacking.OF_ADAPTERS) == {name for row in PROMISES.values() for name in row.adapter}
 
 
 @pytest.mark.parametrize(("method", "law"), LAWS.items(), ids=LAWS)
@@ -66,11 +64,11 @@ def test_a_trainer_without_what_is_promised_is_no_finding(engine: SimulatedEngin
 def test_an_adapter_without_what_is_promised_is_refused(method: str) -> None:
     with pytest.raises(AdapterError, match=f"got     Lacking without {method}\n  wanted  .*\n  next    ") as refused:
         adapters.load(f"{TOY}:{method}")
-    promise = next(name for name in sorted(NEEDS) if method in NEEDS[name].adapter)
+    promise = next(name for name in sorted(PROMISES) if method in PROMISES[name].adapter)
     assert f"promises {promise!r}, which it contradicts" in str(refused.value)
 
 
-@pytest.mark.parametrize("promise", [name for name, needs in NEEDS.items() if needs.promises])
+@pytest.mark.parametrize("promise", [name for name, row in PROMISES.items() if row.promises])
 def test_a_promise_about_clipping_alone_is_refused(tmp_path: Path, promise: str) -> None:
     path = tmp_path / "alone.py"
     path.write_text(

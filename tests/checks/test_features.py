@@ -21,7 +21,7 @@ from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
-from fsdpcheck.program import watchers
+from fsdpcheck.program import probes
 from fsdpcheck.program.probe import GRAPHS
 
 CASE = Case(ModelSpec((LayerSpec(1),)))
@@ -34,7 +34,7 @@ TWO_MICRO_BATCHES = Case(
 
 def seen(*trace: Collective, noted: tuple[tuple[str, Any], ...] = (), built: int = 0) -> Execution:
     """One step of one rank with these collectives and notes, ``built`` of the former while its trainer was built."""
-    observations = [(name, "noted", 0, value) for name, value in ((watchers.SET_UP, built), *noted)]
+    observations = [(name, "noted", 0, value) for name, value in ((probes.set_up.name, built), *noted)]
     result = RankResult(0, {}, [StepRecord({})], observations, trace)
     return Execution("made up", RunRequest(CASE, "x"), [result])
 
@@ -70,7 +70,7 @@ def test_a_feature_without_effect_is_found() -> None:
     [
         seen(Collective("all_gather", (0, 1), "world", 0), Collective("all_gather", (0, 1), "world", 1)),
         seen(Collective("all_reduce", (0, 1), "world", 0)),
-        seen(Collective("all_gather", (0, 1), "world", 0), noted=((watchers.FOOTPRINT, ("layer", 2)),)),
+        seen(Collective("all_gather", (0, 1), "world", 0), noted=((probes.footprint.name, ("layer", 2)),)),
         seen(Collective("all_gather", (0, 1), "world", 0), noted=((GRAPHS, 3),)),
     ],
     ids=["one more call", "another call", "called later", "a graph"],
@@ -108,17 +108,17 @@ def test_what_is_called_while_the_trainer_is_built_counts_for_meta_alone() -> No
 
 
 def test_a_run_that_does_not_say_where_its_set_up_ends_is_not_compared() -> None:
-    with pytest.raises(UsageError, match="SET_UP"):
+    with pytest.raises(UsageError, match=r"probes\.set_up"):
         feature_checks.footprint(RankResult(0))
 
 
-WATCHED = (watchers.SET_UP, watchers.FOOTPRINT)
+WATCHED = (probes.set_up, probes.footprint)
 REPLICAS = Case(ModelSpec((LayerSpec(2), LayerSpec(2)), units=(1, 1)), MeshSpec(2, 2), BatchLayout(batch_size=1))
 FLAT = Case(ModelSpec((LayerSpec(4), LayerSpec(4), LayerSpec(4)), units=(1, 1)), MeshSpec(4), BatchLayout(batch_size=1))
 
 
 def footprints(engine: Engine, case: Case, *using: Use) -> list[feature_checks.Footprint]:
-    execution = Run(engine, "fully_shard")(case, using=using, watchers=WATCHED)
+    execution = Run(engine, "fully_shard")(case, using=using, probes=WATCHED)
     assert execution.failure is None, execution.failure.text
     return [feature_checks.footprint(result) for result in execution.ranks]
 
@@ -148,19 +148,19 @@ def test_a_footprint_is_that_of_the_case_on_real_ranks_too(engine: SimulatedEngi
 
 def test_a_feature_that_is_dropped_is_seen_whatever_ran_before(engine: SimulatedEngine) -> None:
     run = Run(engine, "fully_shard", installs=("fsdpcheck.impl.faults:unshard_by_hand_dropped",))
-    without = run(FLAT, watchers=WATCHED)
+    without = run(FLAT, probes=WATCHED)
     footprints(engine, REPLICAS, "ignored")
-    using = run(FLAT, using=("unshard",), watchers=WATCHED)
+    using = run(FLAT, using=("unshard",), probes=WATCHED)
     with pytest.raises(Violation, match="unshard has no effect"):
         feature_checks.assert_in_effect(without, using, "unshard")
-    feature_checks.assert_in_effect(without, Run(engine, "fully_shard")(FLAT, using=("unshard",), watchers=WATCHED),
+    feature_checks.assert_in_effect(without, Run(engine, "fully_shard")(FLAT, using=("unshard",), probes=WATCHED),
                                     "unshard")  # fmt: skip
 
 
 def test_losses_have_a_slope_where_a_watcher_noted_one() -> None:
-    assert feature_checks.has_slopes(seen(noted=((watchers.FOOTPRINT, (watchers.SLOPE, 1.0)),)))
-    assert not feature_checks.has_slopes(seen(noted=((watchers.FOOTPRINT, (watchers.SLOPE, 0.0)),)))
-    assert not feature_checks.has_slopes(seen(noted=((watchers.FOOTPRINT, ("layer", 2)),)))
+    assert feature_checks.has_slopes(seen(noted=((probes.footprint.name, (probes.SLOPE, 1.0)),)))
+    assert not feature_checks.has_slopes(seen(noted=((probes.footprint.name, (probes.SLOPE, 0.0)),)))
+    assert not feature_checks.has_slopes(seen(noted=((probes.footprint.name, ("layer", 2)),)))
 
 
 def test_the_cause_is_the_feature_if_the_training_is_right_without_it(engine: SimulatedEngine) -> None:
@@ -183,11 +183,11 @@ def test_a_divide_factor_is_applied_twice_on_replicas_of_one_shard(engine: Simul
 
 def test_what_reset_iter_state_leaves_behind(engine: SimulatedEngine) -> None:
     """Torch 2.13 keeps gradients of micro-batches that were not reduced, although it documents that it drops them."""
-    watched = (watchers.INTERRUPT_LATER,)
+    watched = (probes.interrupt_later,)
     kept = {}
     for name in ("fully_shard", "fully_shard:by_the_book"):
         run = Run(engine, name)
-        execution = run(TWO_MICRO_BATCHES, watchers=watched)
+        execution = run(TWO_MICRO_BATCHES, probes=watched)
         try:
             feature_checks.assert_right(execution, run.answer(TWO_MICRO_BATCHES))
             kept[name] = False
@@ -211,6 +211,6 @@ def test_only_units_that_the_backward_reads_are_computed_again(
     engine: SimulatedEngine, front: LayerSpec, second: LayerSpec, units: tuple[int, ...], reads: bool
 ) -> None:
     case, run = Case(ModelSpec((front, second), units=units)), Run(engine, "reference")
-    without, using = (run(case, using=uses, watchers=WATCHED) for uses in ((), ("checkpointing",)))
+    without, using = (run(case, using=uses, probes=WATCHED) for uses in ((), ("checkpointing",)))
     assert feature_checks.backward_reads_units(case, run.answer(case)) == reads
     assert feature_checks.in_effect(without, using, "checkpointing") == reads

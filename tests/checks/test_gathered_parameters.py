@@ -17,7 +17,7 @@ from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
-from fsdpcheck.program import watchers
+from fsdpcheck.program import probes
 from fsdpcheck.strategies import enumeration
 from fsdpcheck.workload import models
 
@@ -34,7 +34,7 @@ def events(case: Case, *noted: tuple[str, int | None, str]) -> Execution:
     for kind, unit, held in noted:
         layer = ROOT if unit is None else layers[unit]
         notes.append((kind, layer, [f"{ROOT}.weight", *(f"{layers[int(number)]}.weight" for number in held)]))
-    observations = [(watchers.GATHERED, "noted", 0, note) for note in notes]
+    observations = [(probes.gathered.name, "noted", 0, note) for note in notes]
     ranks = [RankResult(rank, {}, [StepRecord({})], observations) for rank in range(case.world_size)]
     return Execution("made up", RunRequest(case, "x"), ranks)
 
@@ -99,7 +99,7 @@ def test_a_run_without_the_watcher_is_refused() -> None:
     seen = events(FREED)
     for rank in seen.ranks:
         rank.observations.clear()
-    with pytest.raises(UsageError, match=r"run it with watchers\.GATHERED"):
+    with pytest.raises(UsageError, match=r"run it with probes\.gathered"):
         assert_scheduled(seen)
 
 
@@ -108,7 +108,7 @@ def test_any_one_unit_of_fully_shard_kept_after_its_forward_is_found(
     number: int, engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, honest = Run(engine, "fully_shard"), _fsdp2.set_up
-    assert_scheduled(run(FREED, watchers=(watchers.GATHERED,)))
+    assert_scheduled(run(FREED, probes=(probes.gathered,)))
 
     def kept(model: Any, setup: Any) -> None:
         honest(model, setup)
@@ -116,7 +116,7 @@ def test_any_one_unit_of_fully_shard_kept_after_its_forward_is_found(
 
     monkeypatch.setattr(_fsdp2, "set_up", kept)
     with pytest.raises(Violation, match=rf"units\.{number} gathered in the forward of"):
-        assert_scheduled(run(FREED, watchers=(watchers.GATHERED,)))
+        assert_scheduled(run(FREED, probes=(probes.gathered,)))
 
 
 @pytest.mark.parametrize(("adapter", "families"), [("fully_shard", {"none"}), ("reference", {"none", "probe"})])

@@ -17,7 +17,7 @@ from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
-from fsdpcheck.program import observers, watchers
+from fsdpcheck.program import probes
 from fsdpcheck.program.probe import Notes
 
 CASE = Case(ModelSpec((LayerSpec(1),)))
@@ -36,7 +36,7 @@ def held(*steps: tuple[int, int]) -> Execution:
     values = [(-1, ("at rest", 10))]
     for step, (most, left) in enumerate(steps):
         values += [(step, ("in a step", most)), (step, ("in a step", 12)), (step, ("at rest", left))]
-    return noted(watchers.HELD, *values)
+    return noted(probes.memory.name, *values)
 
 
 def test_equal_steps_that_leave_nothing_are_steady() -> None:
@@ -55,26 +55,26 @@ def test_memory_that_is_not_steady_is_found(steps: tuple[tuple[int, int], ...], 
 
 def test_a_step_in_which_a_rank_runs_no_layer_has_no_peak() -> None:
     values = [(-1, ("at rest", 10)), (0, ("at rest", 10)), (1, ("in a step", 30)), (1, ("at rest", 10))]
-    watched_checks.assert_steady_memory(noted(watchers.HELD, *values))
+    watched_checks.assert_steady_memory(noted(probes.memory.name, *values))
     with pytest.raises(Violation, match="held between steps"):
-        watched_checks.assert_steady_memory(noted(watchers.HELD, *values[:-1], (1, ("at rest", 12))))
+        watched_checks.assert_steady_memory(noted(probes.memory.name, *values[:-1], (1, ("at rest", 12))))
 
 
 def test_a_run_without_the_watcher_is_refused() -> None:
     with pytest.raises(UsageError, match="noted no memory"):
-        watched_checks.assert_steady_memory(noted(watchers.CALLS, (0, ("forward", ""))))
+        watched_checks.assert_steady_memory(noted(probes.hook_calls.name, (0, ("forward", ""))))
 
 
 def test_hooks_on_parameters_that_do_not_fire_once_a_reduction_are_found() -> None:
     fired = (-1, 2), (0, 0), (0, 1)
-    watched_checks.assert_parameter_hooks_fire(noted(watchers.ACCUMULATIONS, *fired))
+    watched_checks.assert_parameter_hooks_fire(noted(probes.accumulations.name, *fired))
     for wrong in (fired[:2], (*fired, (0, 1))):
         with pytest.raises(Violation, match=r"parameter 1 of the optimizer fired [02] times"):
-            watched_checks.assert_parameter_hooks_fire(noted(watchers.ACCUMULATIONS, *wrong))
+            watched_checks.assert_parameter_hooks_fire(noted(probes.accumulations.name, *wrong))
     with pytest.raises(Violation, match="no optimizer has a trained parameter"):
-        watched_checks.assert_parameter_hooks_fire(noted(watchers.ACCUMULATIONS, (-1, 0), (0, 0)))
+        watched_checks.assert_parameter_hooks_fire(noted(probes.accumulations.name, (-1, 0), (0, 0)))
     with pytest.raises(UsageError, match="noted no parameters"):
-        watched_checks.assert_parameter_hooks_fire(noted(watchers.CALLS, (0, 1)))
+        watched_checks.assert_parameter_hooks_fire(noted(probes.hook_calls.name, (0, 1)))
 
 
 def test_parameters_of_several_optimizers_have_numbers_of_their_own() -> None:
@@ -82,7 +82,7 @@ def test_parameters_of_several_optimizers_have_numbers_of_their_own() -> None:
     seen: list[int] = []
     told: list[Callable[[list[torch.nn.Parameter]], None]] = []
     notes = Notes(0, seen.append, lambda: 0, lambda _: None, told.append)
-    watchers.accumulations(torch.nn.Linear(1, 1), notes)
+    probes.accumulations(torch.nn.Linear(1, 1), notes)
     for of_one_optimizer in (weights[:2], weights[2:]):
         told[0](of_one_optimizer)
     sum(weights, torch.zeros(1)).backward()  # type: ignore[no-untyped-call]
@@ -90,17 +90,17 @@ def test_parameters_of_several_optimizers_have_numbers_of_their_own() -> None:
 
 
 def test_what_is_given_away_alive_is_found() -> None:
-    watched_checks.assert_copies(noted(observers.SCRIBBLED, (0, [])))
+    watched_checks.assert_copies(noted(probes.scribbled.name, (0, [])))
     with pytest.raises(Violation, match="what the trainer shows is what it trains"):
-        watched_checks.assert_copies(noted(observers.SCRIBBLED, (0, ["parameters()['weight']"])))
-    for seldom in (noted(observers.SCRIBBLED, (1, [])), noted(watchers.CALLS, (0, []))):
-        with pytest.raises(UsageError, match=r"next: run it with observers\.SCRIBBLED"):
+        watched_checks.assert_copies(noted(probes.scribbled.name, (0, ["parameters()['weight']"])))
+    for seldom in (noted(probes.scribbled.name, (1, [])), noted(probes.hook_calls.name, (0, []))):
+        with pytest.raises(UsageError, match=r"next: run it with probes\.scribbled"):
             watched_checks.assert_copies(seldom)
 
 
 @pytest.mark.parametrize("change", ["one more", "one less", "of another module"])
 def test_hooks_that_fire_otherwise_are_found(change: str, engine: SimulatedEngine) -> None:
-    execution = Run(engine, "fully_shard")(CASE, watchers=(watchers.CALLS,))
+    execution = Run(engine, "fully_shard")(CASE, probes=(probes.hook_calls,))
     watched_checks.assert_hooks_fire(execution)
     observations = execution.ranks[0].observations
     first = next(entry for entry in observations if entry[3] == ("forward", "tail"))
@@ -114,9 +114,9 @@ def test_hooks_that_fire_otherwise_are_found(change: str, engine: SimulatedEngin
 
 def test_an_interruption_is_noted_and_the_step_taken_again(engine: SimulatedEngine) -> None:
     run = Run(engine, "reference")
-    for watcher in (watchers.INTERRUPT_FORWARD, watchers.INTERRUPT_BACKWARD):
-        execution = run(CASE, watchers=(watcher,))
-        assert watched_checks.interruptions(execution, watcher) == 1
+    for interrupt in (probes.interrupt_forward, probes.interrupt_backward):
+        execution = run(CASE, probes=(interrupt,))
+        assert watched_checks.interruptions(execution, interrupt) == 1
         assert watched_checks.right(execution, run.answer(CASE))
 
 

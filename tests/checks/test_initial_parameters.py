@@ -25,7 +25,7 @@ from fsdpcheck.execution import Execution
 from fsdpcheck.findings.cause import named
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
-from fsdpcheck.program import watchers
+from fsdpcheck.program import probes
 
 MODEL = ModelSpec((LayerSpec(2), LayerSpec(2), LayerSpec(2)), units=(1, 1))
 FLAT = Case(MODEL, MeshSpec(3), BatchLayout(batch_size=1))
@@ -37,7 +37,7 @@ BROADCASTING = ("reference", "reference_fsdp2", "fully_shard")
 
 def ran(engine: Engine, adapter: str, case: Case, *using: Use, fault: str = "") -> Execution:
     installs = (f"fsdpcheck.impl.faults:{fault}",) * bool(fault)
-    return Run(engine, adapter, installs)(case, using=using, watchers=(watchers.START_APART,))
+    return Run(engine, adapter, installs)(case, using=using, probes=(probes.start_apart,))
 
 
 @pytest.mark.parametrize("adapter", BROADCASTING)
@@ -116,14 +116,14 @@ def test_a_unit_that_may_lie_on_rank_0_alone_is_no_evidence() -> None:
 def test_a_run_whose_ranks_built_alike_is_not_judged(engine: SimulatedEngine) -> None:
     answer, execution = Run(engine, "fully_shard").answer(FLAT), ran(engine, "fully_shard", FLAT, "broadcast")
     rank, name = execution.ranks[1], "tail.linear2.weight"
-    at = next(place for place, noted in enumerate(rank.observations) if noted[0] == watchers.START_APART)
+    at = next(place for place, noted in enumerate(rank.observations) if noted[0] == probes.start_apart.name)
     rank.observations[at][3][name][0, 0] = answer.steps[0].before[name][0, 0]
     with pytest.raises(UsageError, match=f"rank 1 has built elements of {name} as rank 0"):
         assert_starts_from_rank_0(execution, answer)
     del rank.observations[at]
-    with pytest.raises(UsageError, match="START_APART"):
+    with pytest.raises(UsageError, match=r"probes\.start_apart"):
         assert_starts_from_rank_0(execution, answer)
-    first = next(noted for noted in execution.ranks[0].observations if noted[0] == watchers.START_APART)
+    first = next(noted for noted in execution.ranks[0].observations if noted[0] == probes.start_apart.name)
     rank.observations.append(first)
     first[3][name][0, 0] += 1
     with pytest.raises(UsageError, match="rank 0 has not built the case's model"):

@@ -24,7 +24,7 @@ from fsdpcheck.checks.shuffling import assert_come_everywhere
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.program.samplers import OBSERVER
+from fsdpcheck.program.samplers import SAMPLER
 from tests.common.fabricated import SMALL
 
 Lists = list[list[list[tuple[int, ...]]]]
@@ -42,7 +42,7 @@ def execution(
             drawn = [Drawn((step,), None if repeats is None else ()) for step in epoch]
             if repeats is not None:
                 drawn[-1] = Drawn((epoch[-1],), repeats.get(rank, ()))
-            result.observations.append((OBSERVER, "epoch", number, drawn))
+            result.observations.append((SAMPLER, "epoch", number, drawn))
         ranks.append(result)
     return Execution("made up", RunRequest(of_sampler(spec, mesh, 1), "made up"), ranks)
 

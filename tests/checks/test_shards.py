@@ -13,7 +13,7 @@ from fsdpcheck.errors import NotApplicable, UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
-from fsdpcheck.program import observers
+from fsdpcheck.program import probes
 
 CASE = Case(
     ModelSpec((LayerSpec(3, bias=True, frozen="bias"), LayerSpec(1)), features=2, units=(1,)),
@@ -24,13 +24,13 @@ CASE = Case(
 
 
 def executed(engine: SimulatedEngine, adapter: str = "reference", padding: bool = True) -> Execution:
-    return Run(engine, adapter)(CASE, observers=(observers.HELD, *[observers.PADDING] * padding))
+    return Run(engine, adapter)(CASE, probes=(probes.local_tensors, *[probes.padding] * padding))
 
 
 def held(execution: Execution, rank: int, moment: str) -> list[Tensor]:
     """What a rank held, live."""
-    seen = execution.ranks[rank].observations
-    value: list[Tensor] = next(v for name, at, _, v in seen if name == observers.HELD and at == moment)
+    seen = probes.local_tensors.saw(execution.ranks[rank])
+    value: list[Tensor] = next(v for at, _, v in seen if at == moment)
     return value
 
 
@@ -93,7 +93,7 @@ def test_whole_copies_are_called_so(engine: SimulatedEngine) -> None:
     run = Run(engine, "reference", installs=("fsdpcheck.impl.faults:replicated_instead_of_sharded",))
     case = Case(CASE.model, MeshSpec(2), CASE.layout, arithmetic=CASE.arithmetic)
     with pytest.raises(Violation, match="lies on several ranks") as caught:
-        assert_covered(run(case, observers=(observers.HELD,)))
+        assert_covered(run(case, probes=(probes.local_tensors,)))
     assert caught.value.cause == "nothing is sharded: every rank holds whole parameters"
 
 
@@ -107,5 +107,5 @@ def test_replicas_hold_the_same(engine: SimulatedEngine) -> None:
 
 
 def test_a_run_that_was_not_watched_is_refused(engine: SimulatedEngine) -> None:
-    with pytest.raises(UsageError, match=r"run with observers\.HELD"):
+    with pytest.raises(UsageError, match=r"run with probes\.local_tensors"):
         assert_covered(Run(engine, "reference")(CASE))

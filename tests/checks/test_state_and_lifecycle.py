@@ -20,7 +20,7 @@ from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.check import check_case
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
-from fsdpcheck.program.observers import UNITS
+from fsdpcheck.program import probes
 
 MODEL = ModelSpec((LayerSpec(1),))
 WHOLE = torch.arange(6.0, dtype=torch.float64).view(2, 3)
@@ -92,7 +92,7 @@ def seen(moment: str, *units: UnitState, reshard: bool = True, world_size: int =
     case = Case(model, MeshSpec(world_size, 1, reshard), step=StepSpec(normaliser=world_size))
     right = [unit() for _ in units]
     moments = [(name, -1 if name == "after_init" else 0) for name in ("after_init", *get_args(Moment), "after_step")]
-    shown = [(UNITS, name, step, list(units) if name == moment else right) for name, step in moments]
+    shown = [(probes.units.name, name, step, list(units) if name == moment else right) for name, step in moments]
     ranks = [RankResult(rank, {}, [StepRecord({})], list(shown) if units else []) for rank in range(world_size)]
     return Execution("made up", RunRequest(case, "x"), ranks)
 
@@ -138,7 +138,7 @@ def test_units_that_are_not_shown_are_asked_for(check: Callable[[Execution], Non
     execution = seen("after_step", unit(), unit())
     check(execution)
     for shown in ([], [unit()]):
-        execution.ranks[0].observations[-1] = (UNITS, "after_step", 0, shown)
+        execution.ranks[0].observations[-1] = (probes.units.name, "after_step", 0, shown)
         with pytest.raises(AdapterError, match=f"(?s)got     {len(shown)} units.*wanted  2: the root, then the 1"):
             check(execution)
 

@@ -34,7 +34,7 @@ from fsdpcheck.errors import AdapterError, NotExact, UsageError
 from fsdpcheck.execution import Execution, Failure, RankState
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer
-from fsdpcheck.program.observers import PADDING, POISON_PADDING
+from fsdpcheck.program import probes
 from tests.common.fabricated import (
     CLIPPED,
     EXACT,
@@ -198,11 +198,12 @@ def test_ranks_must_agree_on_gradients_and_global_norms() -> None:
 
 def test_padding_must_be_zero_and_seen() -> None:
     made = execution(PLAIN)
-    with pytest.raises(UsageError, match=r"next: run it with the observer fsdpcheck\.program\.observers:padding"):
+    with pytest.raises(UsageError, match=r"next: run it with the probe fsdpcheck\.program\.probes\.shown:padding"):
         assert_padding_zero(made)
     for result in made.ranks:
         result.observations = [
-            (PADDING, moment, step, {"units.0": torch.zeros(2), "root": torch.zeros(0)}) for moment, step in MOMENTS
+            (probes.padding.name, moment, step, {"units.0": torch.zeros(2), "root": torch.zeros(0)})
+            for moment, step in MOMENTS
         ]
     assert_padding_zero(made)
     for place, (moment, step) in enumerate(MOMENTS):
@@ -213,14 +214,19 @@ def test_padding_must_be_zero_and_seen() -> None:
         made.ranks[2].observations[place][3]["units.0"] = torch.zeros(2)
 
 
+def padding_seen(zero: bool, count: int) -> list[tuple[str, str, int, Any]]:
+    """What a probe of padding sees at every moment: ``count`` zeros, or into how many elements it wrote NaN."""
+    name, value = (probes.padding.name, {"root": torch.zeros(count)}) if zero else (probes.poison_padding.name, count)
+    return [(name, moment, step, value) for moment, step in MOMENTS]
+
+
 @pytest.mark.parametrize("check", [assert_padding_zero, assert_padding_poisoned])
 @pytest.mark.parametrize("missing", range(9))
 def test_padding_must_be_seen_at_every_moment(check: Callable[[Execution], None], missing: int) -> None:
     """In each of two steps of two micro-batches: after each reduction, before and after the optimizer's step."""
     made = execution(PLAIN)
-    seen: Any = (PADDING, {"root": torch.zeros(1)}) if check is assert_padding_zero else (POISON_PADDING, 1)
     for result in made.ranks:
-        result.observations = [(seen[0], moment, step, seen[1]) for moment, step in MOMENTS]
+        result.observations = padding_seen(check is assert_padding_zero, 1)
     check(made)
     moment, step = MOMENTS[missing]
     del made.ranks[1].observations[missing]
@@ -233,15 +239,13 @@ def test_where_there_is_no_padding_nothing_is_claimed(check: Callable[[Execution
     def padded(*elements: int) -> Execution:
         made = execution(PLAIN)
         for result, count in zip(made.ranks, elements, strict=True):
-            zero = check is assert_padding_zero
-            seen: Any = (PADDING, {"root": torch.zeros(count)}) if zero else (POISON_PADDING, count)
-            result.observations = [(seen[0], moment, step, seen[1]) for moment, step in MOMENTS]
+            result.observations = padding_seen(check is assert_padding_zero, count)
         return made
 
     check(padded(0, 0, 1))
     with pytest.raises(NotExact, match="no rank has padding"):
         check(padded(0, 0, 0))
-    with pytest.raises(UsageError, match="next: run it with the observer"):
+    with pytest.raises(UsageError, match="next: run it with the probe"):
         check(execution(PLAIN))
 
 

@@ -8,13 +8,11 @@ import os
 import re
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from fsdpcheck import adapters, cli
-from fsdpcheck.case import Trait
-from fsdpcheck.case.trait_words import MEANINGS
+from fsdpcheck.adapters.vocabulary import PROMISES
 from fsdpcheck.judging import registry
 from tests.common.commands import LAWS, TOY, run
 
@@ -125,12 +123,30 @@ def test_every_option_says_what_it_is_and_its_default() -> None:
 
 
 def test_traits_are_listed_with_what_they_mean(capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(MEANINGS) == set(get_args(Trait))
     assert cli.main(["list", "traits"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert re.split("  +", lines[0]) == ["trait", "what it is", "accepted by"]
+    assert re.split("  +", lines[0]) == ["trait", "what it is", "needs", "accepted by"]
     frozen = next(line for line in lines if line.startswith("frozen "))
     assert re.split("  +", frozen)[1] == "parameters that are not trained"
+    project = next(line for line in lines if line.startswith("project "))
+    assert re.split("  +", project)[2] == "Observed.local_tensors"
+
+
+def test_promises_are_listed_with_what_they_need_and_the_laws_that_rest_on_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["list", "promises"]) == 0
+    head, *lines = (re.split("  +", line) for line in capsys.readouterr().out.splitlines())
+    assert head == ["promise", "laws", "needs", "what the implementation guarantees"]
+    assert [line[0] for line in lines] == list(PROMISES)
+    needs = {name: asked for name, _, asked, _ in lines}
+    assert needs["noise"] == "private, after_reduce, before_step"
+    assert (needs["state"], needs["lifecycle"]) == ("Adapter.stored, Adapter.read", "all moments")
+    for name, laws, _, meaning in lines:
+        resting = [law for law in registry.chapters().values() if name in {law.promise, *law.needs_promises}]
+        assert laws == str(len(resting))
+        assert resting, f"no law asks for {name}"
+        assert meaning.endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +203,7 @@ def test_the_main_job_is_every_adapter_without_an_extra() -> None:
     assert adapters.default_names() == ("fsdp1", "fully_shard", "reference", "reference_fsdp2")
 
 
-@pytest.mark.parametrize("what", ["adapters", "engines", "laws", "faults"])
+@pytest.mark.parametrize("what", ["adapters", "engines", "laws", "faults", "promises", "traits"])
 def test_list_names_what_there_is(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", what]) == 0
     assert capsys.readouterr().out.strip()

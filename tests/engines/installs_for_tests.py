@@ -1,10 +1,12 @@
-"""An install and an observer, as a user writes them beside an adapter."""
+"""An install and a probe, as a user writes them beside an adapter."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch.distributed as dist
+
+from fsdpcheck.program.probe import Notes, probe
 
 
 class counting:
@@ -26,5 +28,6 @@ class counting:
         dist.all_reduce = self._native  # type: ignore[assignment]
 
 
-def watch(moment: str, trainer: Any, rank: int) -> object:
-    return (rank, len(trainer.parameters())) if moment in ("after_init", "after_step") else None
+@probe(at=("after_init", "after_step"))
+def watch(trainer: Any, notes: Notes) -> object:
+    return notes.rank, len(trainer.parameters())

@@ -101,7 +101,7 @@ def test_a_run_repeats(engine: Engine) -> None:
 
 
 def test_an_execution_is_plain_data(engine: Engine) -> None:
-    execution = engine.run(own("honest", observers=(f"{HERE}:watch",), installs=(f"{HERE}:counting",)))
+    execution = engine.run(own("honest", probes=(f"{HERE}:watch",), installs=(f"{HERE}:counting",)))
     assert contents(pickle.loads(pickle.dumps(execution))) == contents(execution)
 
 
@@ -189,9 +189,9 @@ def test_installs_are_in_place_for_one_run_and_their_hits_are_summed(engine: Eng
     assert engine.run(own("honest")).install_hits == {}
 
 
-def test_observers_are_called_on_every_rank(engine: Engine) -> None:
+def test_probes_are_called_on_every_rank(engine: Engine) -> None:
     name = f"{HERE}:watch"
-    execution = engine.run(own("honest", observers=(name,)))
+    execution = engine.run(own("honest", probes=(name,)))
     parameters = len(execution.ranks[0].initial)
     for rank, result in enumerate(execution.ranks):
         moments = [("after_init", -1), ("after_step", 0), ("after_step", 1)]

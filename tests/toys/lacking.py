@@ -8,7 +8,7 @@ from torch import nn
 
 from fsdpcheck.adapters.builtin.reference import Reference, ReferenceTrainer
 from fsdpcheck.adapters.contract import Setup
-from fsdpcheck.adapters.promises import NEEDS
+from fsdpcheck.adapters.vocabulary import PROMISES
 
 OF_TRAINERS = (
     "parameters", "gradients", "norms", "factors", "grad_norm", "shards", "units", "ordered_norms", "local_tensors",
@@ -25,7 +25,7 @@ class Lacking(Reference):
         self.method = method
         if method in OF_ADAPTERS:
             setattr(self, method, None)
-            needing = {promise for promise, needs in NEEDS.items() if method in needs.adapter}
+            needing = {promise for promise, row in PROMISES.items() if method in row.adapter}
             self.features = replace(self.features, promises=self.features.promises | needing)
 
     def build(self, model: nn.Module, setup: Setup) -> ReferenceTrainer:

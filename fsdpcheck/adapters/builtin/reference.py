@@ -48,7 +48,7 @@ _PUBLIC_BOUND = 4096  # no case has a larger batch
 
 
 class ReferenceTrainer:
-    """``impl.step.Trainer`` behind the adapter protocol, with every observable. ``impl`` is public for observers."""
+    """``impl.step.Trainer`` behind the adapter protocol, with every observable. ``impl`` is public for probes."""
 
     def __init__(self, model: Sharded, setup: Setup, mode: str, nonfinite: Nonfinite) -> None:
         from fsdpcheck.impl import trainer as step

@@ -80,7 +80,7 @@ class SharedState:
         millisecond.
         """
         step = request.case.step
-        kind = (step.private, step.norms, request.using, request.observers, request.watchers, bool(request.save_to))
+        kind = (step.private, step.norms, request.using, request.probes, bool(request.save_to))
         self._runs[kind] += 1
         if self._runs[kind] & (self._runs[kind] - 1):
             return None

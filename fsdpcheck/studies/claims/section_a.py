@@ -8,7 +8,7 @@ from torch import Tensor
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.checks.training import assert_norms_in_dataset_order
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.program import observers
+from fsdpcheck.program import probes
 from fsdpcheck.studies.claims import toys
 from fsdpcheck.studies.claims.lab import Lab, impl
 from fsdpcheck.studies.claims.registry import Outcome, claim, only_if, verdict
@@ -101,7 +101,7 @@ def gathered_in_dataset_order(lab: Lab) -> Outcome:
     wrong, sizes, run = [], set(), lab.run("reference")
     for name, layout in layouts.items():
         case = Case(_MODEL, MeshSpec(dp_shard=4), layout, StepSpec(clipping="unclipped", normaliser=4))
-        execution = run(case, observers=(observers.ORDERED_NORMS,))
+        execution = run(case, probes=(probes.ordered_norms,))
         try:
             assert_norms_in_dataset_order(execution, run.answer(case))
         except Violation:

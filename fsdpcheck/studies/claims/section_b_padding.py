@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec
-from fsdpcheck.program import observers
+from fsdpcheck.program import probes
 from fsdpcheck.studies.claims import toys
 from fsdpcheck.studies.claims.lab import Lab, impl
 from fsdpcheck.studies.claims.registry import Outcome, claim, only_if, verdict
@@ -119,14 +119,14 @@ def padding_is_never_read(lab: Lab) -> Outcome:
         for world_size in worlds:
             case = Case(_MODEL, MeshSpec(dp_shard=world_size), BatchLayout("contiguous", 5), step)
             clean = run(case, observe=("shards",))
-            dirty = run(case, observe=("shards",), observers=(observers.POISON_PADDING, observers.PADDING))
+            dirty = run(case, observe=("shards",), probes=(probes.poison_padding, probes.padding))
             pairs = zip(clean.ranks, dirty.ranks, strict=True)
             changed += sum(
                 toys.different(a.params, b.params)
                 for one, two in pairs
                 for a, b in zip(one.steps, two.steps, strict=True)
             )
-            seen = [value for rank in dirty.ranks for name, *_, value in rank.observations if name == observers.PADDING]
+            seen = [value for rank in dirty.ranks for _, _, value in probes.padding.saw(rank)]
             shown = [tensor for value in seen for tensor in value.values()]
             poisoned += sum(int(tensor.isnan().sum()) for tensor in shown)
     return Outcome(

@@ -1,4 +1,4 @@
-"""Observers that the laws use: importable functions called at named moments inside each rank (see program.py)."""
+"""Probes of what a trainer shows at named moments."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.adapters.contract import Shard, UnitState
-
-PADDING = "fsdpcheck.program.observers:padding"
-ORDERED_NORMS = "fsdpcheck.program.observers:ordered_norms"
-POISON_PADDING = "fsdpcheck.program.observers:poison_padding"
-SCRIBBLED = "fsdpcheck.program.observers:scribbled"
-UNITS = "fsdpcheck.program.observers:units"
-HELD = "fsdpcheck.program.observers:held"
+from fsdpcheck.program.probe import Notes, probe
 
 _WITH_GRADIENTS = ("after_reduce", "before_step")
 _OF_PADDING = ("after_init", *_WITH_GRADIENTS, "after_step")
@@ -29,27 +23,25 @@ class Missing:
     trained: tuple[int, ...]
 
 
-def padding(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | Missing | None:
+@probe(at=_OF_PADDING, calls="shards")
+def padding(trainer: Any, notes: Notes) -> dict[str, Tensor] | Missing:
     """Copies of all padding, by shard name, at the four moments at which it is promised to be zero.
 
     A rank without padding gives empty slices, so a law can tell "none" from "not looked"; one that does not show the
     gradient of everything that is trained, where gradients are reduced, gives what is Missing.
     """
-    if moment not in _OF_PADDING:
-        return None
     shards = _present(trainer.shards())
-    return _missing(moment, shards) or {shard.name: shard.data[shard.padding].clone() for shard in shards}
+    return _missing(notes.moment(), shards) or {shard.name: shard.data[shard.padding].clone() for shard in shards}
 
 
-def poison_padding(moment: str, trainer: Any, rank: int) -> int | Missing | None:
+@probe(at=_OF_PADDING, calls="shards")
+def poison_padding(trainer: Any, notes: Notes) -> int | Missing:
     """Writes NaN into all padding before everything that has no business with it: forward, clipping, the optimizer.
 
     Into how many elements; or what is Missing, as ``padding`` says.
     """
-    if moment not in _OF_PADDING:
-        return None
     shards = _present(trainer.shards())
-    if missing := _missing(moment, shards):
+    if missing := _missing(notes.moment(), shards):
         return missing
     with torch.no_grad():
         for shard in shards:
@@ -72,22 +64,21 @@ def _missing(moment: str, shards: list[Shard]) -> Missing | None:
     return None if trained == gradients else Missing(tuple(gradients), tuple(trained))
 
 
-def units(moment: str, trainer: Any, rank: int) -> list[UnitState]:
+@probe(at=None, calls="units")
+def units(trainer: Any, notes: Notes) -> list[UnitState]:
     """What every unit holds, at every moment that is announced."""
     return list(trainer.units())
 
 
-def held(moment: str, trainer: Any, rank: int) -> list[Tensor] | None:
+@probe(at=("after_init", "after_step"), calls="local_tensors")
+def local_tensors(trainer: Any, notes: Notes) -> list[Tensor]:
     """Copies of the local tensors that the optimizer updates, after construction and after each step."""
-    if moment not in ("after_init", "after_step"):
-        return None
     return [tensor.detach().to("cpu", copy=True) for tensor in trainer.local_tensors()]
 
 
-def scribbled(moment: str, trainer: Any, rank: int) -> list[str] | None:
+@probe(at=("after_step",))
+def scribbled(trainer: Any, notes: Notes) -> list[str]:
     """After each step, names of what the trainer shows otherwise once NaN is written into all it has shown before."""
-    if moment != "after_step":
-        return None
     methods = [name for name in ("parameters", "gradients") if callable(getattr(trainer, name, None))]
     given = {method: getattr(trainer, method)() for method in methods}
     before = {method: {name: value.detach().clone() for name, value in given[method].items()} for method in methods}
@@ -100,6 +91,8 @@ def scribbled(moment: str, trainer: Any, rank: int) -> list[str] | None:
     return [f"{method}()[{name!r}]" for method, name, value in pairs if not torch.equal(again[method][name], value)]
 
 
-def ordered_norms(moment: str, trainer: Any, rank: int) -> dict[str, Tensor] | None:
+@probe(at=("after_step",), calls="ordered_norms")
+def ordered_norms(trainer: Any, notes: Notes) -> dict[str, Tensor]:
     """After each step, the norms of the whole logical batch by global sample index, as this rank reports them."""
-    return trainer.ordered_norms() if moment == "after_step" else None
+    norms: dict[str, Tensor] = trainer.ordered_norms()
+    return norms

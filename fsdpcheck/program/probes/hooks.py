@@ -1,7 +1,7 @@
-"""Watchers that the laws use: each hangs hooks into a rank's model before it is sharded, and notes what they see.
+"""Probes that hang hooks into a rank's model before it is sharded, and note what they see.
 
 They are what a user's own hooks would be, so nothing is asked of an adapter but that it shards the modules it is given.
-Watchers look at what modules hold and when they are called; none changes a value but ``start_apart``.
+They look at what modules hold and when they are called; none changes a value but ``start_apart``.
 """
 
 from __future__ import annotations
@@ -14,21 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.compat import torch_private
-from fsdpcheck.program.probe import Notes
+from fsdpcheck.program.probe import Notes, probe
 
 SLOPE = "slope"
-ACCUMULATIONS = "fsdpcheck.program.watchers:accumulations"
-CALLS = "fsdpcheck.program.watchers:calls"
-FOOTPRINT = "fsdpcheck.program.watchers:footprint"
-GATHERED = "fsdpcheck.program.watchers:gathered"
-HELD = "fsdpcheck.program.watchers:held"
-INTERRUPT_BACKWARD = "fsdpcheck.program.watchers:interrupt_backward"
-INTERRUPT_FORWARD = "fsdpcheck.program.watchers:interrupt_forward"
-INTERRUPT_LATER = "fsdpcheck.program.watchers:interrupt_later"
-SET_UP = "fsdpcheck.program.watchers:set_up"
-START_APART = "fsdpcheck.program.watchers:start_apart"
 
 
+@probe()
 def accumulations(model: nn.Module, notes: Notes) -> None:
     """Notes how many trained parameters an optimizer is made for, then the number of each whose gradient is there.
 
@@ -47,13 +38,15 @@ def accumulations(model: nn.Module, notes: Notes) -> None:
     notes.on_parameters(watch)
 
 
-def calls(model: nn.Module, notes: Notes) -> None:
+@probe()
+def hook_calls(model: nn.Module, notes: Notes) -> None:
     """Notes (kind of hook, module) whenever a hook of any module fires."""
     for name, module in model.named_modules():
         for kind in ("forward_pre", "forward", "full_backward_pre", "full_backward"):
             getattr(module, f"register_{kind}_hook")(partial(_note_call, notes, (kind, name)))
 
 
+@probe()
 def footprint(model: nn.Module, notes: Notes) -> None:
     """Notes when layers run between collectives, how large the losses' gradients are, and how parameters lie.
 
@@ -77,6 +70,7 @@ def footprint(model: nn.Module, notes: Notes) -> None:
     notes.on_moment(lie)
 
 
+@probe()
 def gathered(model: nn.Module, notes: Notes) -> None:
     """Notes (when, layer, the parameters that lie in more bytes than before the first step), in the order of events.
 
@@ -101,11 +95,13 @@ def gathered(model: nn.Module, notes: Notes) -> None:
     notes.on_moment(settle)
 
 
-def set_up(model: nn.Module, notes: Notes) -> None:
-    """Notes how many collectives the rank had called when its trainer was built; hangs no hook."""
-    notes.on_moment(lambda moment: notes.add(_calls_so_far()) if moment == "after_init" else None)
+@probe(at=("after_init",))
+def set_up(trainer: object, notes: Notes) -> int:
+    """How many collectives the rank had called when its trainer was built; hangs no hook."""
+    return _calls_so_far()
 
 
+@probe()
 @torch.no_grad()
 def start_apart(model: nn.Module, notes: Notes) -> None:
     """Adds the rank to each element of each parameter, and notes the values by name: rank 0 keeps the case's.
@@ -117,7 +113,8 @@ def start_apart(model: nn.Module, notes: Notes) -> None:
     notes.add({name: value.detach().to("cpu", copy=True) for name, value in model.named_parameters()})
 
 
-def held(model: nn.Module, notes: Notes) -> None:
+@probe()
+def memory(model: nn.Module, notes: Notes) -> None:
     """Notes (when, bytes) that the modules' parameters lie in: in layers' forwards and backwards, and between steps.
 
     Memory that several parameters share counts once, whole; of a DTensor the local part.
@@ -133,18 +130,21 @@ def held(model: nn.Module, notes: Notes) -> None:
     notes.on_moment(rest)
 
 
+@probe()
 def interrupt_forward(model: nn.Module, notes: Notes) -> None:
     """Raises Interrupted once a step in the forward of the layer in the middle, on every rank, and notes it."""
     once = _Once(notes, 1)
     _middle(model).register_forward_hook(lambda *_: once())
 
 
+@probe()
 def interrupt_later(model: nn.Module, notes: Notes) -> None:
     """Raises Interrupted once a step in the forward of the second micro-batch: gradients of the first are there."""
     once = _Once(notes, 2)
     _middle(model).register_forward_hook(lambda *_: once())
 
 
+@probe()
 def interrupt_backward(model: nn.Module, notes: Notes) -> None:
     """Raises Interrupted once a step in the backward, where it reaches the output of the layer in the middle."""
     once = _Once(notes, 1)

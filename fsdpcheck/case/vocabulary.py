@@ -1,0 +1,95 @@
+"""The words for what a case can demand of an implementation, and all that is known of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Trait = Literal[
+    "bias", "tokens", "sequence", "padding_idx", "layer-norm", "tied", "tied-private", "frozen", "root-parameters",
+    "keep-unsharded", "replicated", "replicated-shards", "ragged", "empty-rank", "wrap-around", "micro-batches",
+    "no-sync", "mean", "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project", "hsdp",
+    "layer-norm-without-bias", "conv", "group-norm", "rms-norm", "attention", "bags",
+    "conv-private", "group-norm-private", "rms-norm-private", "attention-private", "bags-private",
+    "surrogates", "real", "adam", "schedule", "resume", "premultiply", "per-layer-clipping", "own-layers",
+    "bfloat16", "tf32", "fractional-normaliser",
+]  # fmt: skip
+"""A key of TRAITS; ``Case.requires()`` gives a case's set, and ``Features.accepts`` must cover it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraitRow:
+    """What one trait means, in a few words, and what it asks an implementation for: names of ``fsdpcheck.adapter``.
+
+    ``own``: a user's model can demand it by itself. ``low_precision``: False where it is on no grid of few bits, or has
+    kernels for bfloat16 whose sums are not promised to be float32's. ``private``: what a family of layers demands in
+    its place under per-sample clipping. ``ranks``: the fewest on which a case can have it; ``no_prime``: and not on a
+    prime number of them.
+    """
+
+    meaning: str
+    needs: tuple[str, ...] = ()
+    own: bool = False
+    low_precision: bool = True
+    private: Trait | None = None
+    ranks: int = 1
+    no_prime: bool = False
+
+
+_RULE: Final = ("a norm rule of the layer",)
+_OPTIMIZER: Final = ("Setup.optimizer",)
+
+TRAITS: Final[Mapping[Trait, TraitRow]] = {
+    "bias": TraitRow("a layer with a bias", own=True),
+    "tokens": TraitRow("inputs are token numbers, through an Embedding", own=True),
+    "sequence": TraitRow("inputs [n, T, d]: Linear layers see a sequence, as they do behind tokens", own=True),
+    "padding_idx": TraitRow("an Embedding with a padding_idx, whose row has no gradient", own=True),
+    "layer-norm": TraitRow("a LayerNorm", own=True, low_precision=False),
+    "tied": TraitRow("one weight in two layers, in plain training", own=True, private="tied-private"),
+    "tied-private": TraitRow("one weight in two layers, under per-sample clipping"),
+    "frozen": TraitRow("parameters that are not trained", own=True),
+    "root-parameters": TraitRow("layers outside of all units, left to the root", own=True),
+    "keep-unsharded": TraitRow("reshard_after_forward=False"),
+    "replicated": TraitRow("every rank takes the whole batch", ranks=2),
+    "replicated-shards": TraitRow("the ranks that shard one replica take the same samples", ranks=4, no_prime=True),
+    "ragged": TraitRow("ranks have unequal numbers of samples", ranks=2),
+    "empty-rank": TraitRow("some forward of some rank sees no sample"),
+    "wrap-around": TraitRow("a sample occurs twice in a batch, as samplers pad"),
+    "micro-batches": TraitRow("several micro-batches a step"),
+    "no-sync": TraitRow("gradients are reduced after the last micro-batch only"),
+    "mean": TraitRow("the loss is the mean over a rank's samples"),
+    "momentum": TraitRow("SGD with momentum"),
+    "weight-decay": TraitRow("an optimizer with weight decay"),
+    "adamw": TraitRow("AdamW"),
+    "float32": TraitRow("parameters in float32"),
+    "rows<ranks": TraitRow("more ranks than rows of some parameter", ranks=2),
+    "uneven-rows": TraitRow("the ranks do not divide the rows of some parameter", ranks=2),
+    "project": TraitRow("parameters are rounded between steps", needs=("Observed.local_tensors",)),
+    "hsdp": TraitRow("shards on one mesh axis, replicas on another", ranks=2),
+    "layer-norm-without-bias": TraitRow("a LayerNorm without a bias", own=True, low_precision=False),
+    "conv": TraitRow("a convolution, in plain training", own=True, low_precision=False, private="conv-private"),
+    "group-norm": TraitRow("a GroupNorm, in plain training", own=True, private="group-norm-private"),
+    "rms-norm": TraitRow("an RMSNorm, in plain training", own=True, private="rms-norm-private"),
+    "attention": TraitRow("self-attention, in plain training", own=True, private="attention-private"),
+    "bags": TraitRow("an EmbeddingBag, in plain training", own=True, low_precision=False, private="bags-private"),
+    "conv-private": TraitRow("a convolution, under per-sample clipping", _RULE, low_precision=False),
+    "group-norm-private": TraitRow("a GroupNorm, under per-sample clipping", _RULE),
+    "rms-norm-private": TraitRow("an RMSNorm, under per-sample clipping", _RULE),
+    "attention-private": TraitRow("self-attention, under per-sample clipping", _RULE),
+    "bags-private": TraitRow("an EmbeddingBag, under per-sample clipping", _RULE, low_precision=False),
+    "surrogates": TraitRow("functions off the grid run as exact surrogates", own=True, low_precision=False),
+    "real": TraitRow("real numbers, judged by replay"),
+    "adam": TraitRow("Adam"),
+    "schedule": TraitRow("the learning rate changes between steps", _OPTIMIZER),
+    "resume": TraitRow("the optimizer's state is saved and loaded between steps", _OPTIMIZER),
+    "premultiply": TraitRow("averages multiply by 1/W before they sum"),
+    "per-layer-clipping": TraitRow("a clip norm for each group of parameters", ("Setup.clip_bounds",)),
+    "own-layers": TraitRow("modules of the user's own with parameters, of a kind that no other trait names", own=True,
+                           low_precision=False),
+    "bfloat16": TraitRow("the model computes in bfloat16; reductions, norms and parameters are float32",
+                         ("Setup.compute",)),
+    "tf32": TraitRow("products of matrices may round their factors to TF32", ("Setup.compute",)),
+    "fractional-normaliser": TraitRow("the normaliser N is no whole number, as an expected batch size may be"),
+}  # fmt: skip
+"""Every trait."""

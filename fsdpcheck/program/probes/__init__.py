@@ -1,0 +1,45 @@
+"""The probes that laws use: ``run(case, probes=(probes.padding,))``."""
+
+from fsdpcheck.program.probes.hooks import (
+    SLOPE,
+    accumulations,
+    footprint,
+    gathered,
+    hook_calls,
+    interrupt_backward,
+    interrupt_forward,
+    interrupt_later,
+    memory,
+    set_up,
+    start_apart,
+)
+from fsdpcheck.program.probes.shown import (
+    Missing,
+    local_tensors,
+    ordered_norms,
+    padding,
+    poison_padding,
+    scribbled,
+    units,
+)
+
+__all__ = [
+    "SLOPE",
+    "Missing",
+    "accumulations",
+    "footprint",
+    "gathered",
+    "hook_calls",
+    "interrupt_backward",
+    "interrupt_forward",
+    "interrupt_later",
+    "local_tensors",
+    "memory",
+    "ordered_norms",
+    "padding",
+    "poison_padding",
+    "scribbled",
+    "set_up",
+    "start_apart",
+    "units",
+]
