@@ -18,12 +18,13 @@ from tests.common.commands import LAWS, TOY, run
 
 OPTIONS = {
     "run": {
-        "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law",
+        "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
         "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss", "--units",
         "--real", "--resume",
     },
     "replay": {
-        "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--loss", "--model", "-h", "TOKEN|FILE",
+        "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--laws", "--loss", "--model", "-h",
+        "TOKEN|FILE",
     },
     "power": {"--adapter", "--cases", "--family", "--help", "--json", "--world-size", "-h"},
     "claims": {"--help", "--json", "--markdown", "-h", "ID"},
