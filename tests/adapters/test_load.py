@@ -184,12 +184,10 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         adapters.load("opacus")
 
 
-def test_the_adapter_of_the_readme_holds_what_it_promises(tmp_path: Path) -> None:
-    readme = Path(__file__).parents[2] / "README.md"
-    source = readme.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
-    (tmp_path / "train_adapter.py").write_text(source)
+def test_the_least_adapter_holds_what_it_promises() -> None:
+    example = Path(__file__).parents[2] / "docs" / "examples" / "data_parallel.py"
     with closing(engines.open_engine("simulated")) as engine:
-        run = Run(engine, f"{tmp_path / 'train_adapter.py'}:adapter")
+        run = Run(engine, f"{example}:adapter")
         verdict = check_law(registry.chapters()["training.plain"], run, world_sizes=(1, 2))
     assert (verdict.status, verdict.reason) == ("holds", "")
 
