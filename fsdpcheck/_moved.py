@@ -4,7 +4,7 @@ To be deleted with version 0.2.
 """
 
 MOVED = {
-    "adapters._base": "adapters.contract",
+    "adapters._base": "adapter",
     "adapters._checkpoint": "adapters.builtin._checkpoint",
     "adapters._contract": "adapters.promises",
     "adapters._fsdp2": "adapters.builtin._fsdp2_features",
@@ -12,7 +12,7 @@ MOVED = {
     "adapters._mesh": "adapters.builtin._mesh",
     "adapters._opacus_sampler": "adapters.builtin._opacus_sampler",
     "adapters._plain": "adapters.builtin._torch_common",
-    "adapters._plugs": "adapters.contract_extras",
+    "adapters._plugs": "adapter",
     "adapters._reference_kernels": "adapters.builtin._reference_kernels",
     "adapters._reference_samplers": "adapters.builtin._reference_samplers",
     "adapters._torch_sampler": "adapters.builtin._torch_sampler",

@@ -41,6 +41,7 @@ class Drawn:
 
     @property
     def records(self) -> tuple[int, ...]:
+        """The records of all micro-batches, in their order."""
         return tuple(record for chunk in self.micro_batches for record in chunk)
 
 
@@ -58,7 +59,8 @@ class Sampler(Protocol):
 class Sampling(Adapter, Protocol):
     """What an adapter that promises "epochs" or "poisson" has besides."""
 
-    def sampler(self, setup: SamplerSetup) -> Sampler: ...
+    def sampler(self, setup: SamplerSetup) -> Sampler:
+        """What deals records out to this rank. Called on every rank."""
 
 
 class Kernels(Adapter, Protocol):

@@ -157,6 +157,7 @@ class MeshSpec:
 
     @property
     def world_size(self) -> int:
+        """The number of ranks, W."""
         return self.dp_shard * self.dp_replicate
 
 
@@ -245,6 +246,7 @@ class StepSpec:
 
     @property
     def private(self) -> bool:
+        """Whether each sample's gradient is clipped."""
         return self.clipping != "none"
 
     @property
