@@ -62,6 +62,7 @@ The words in sets, each a Literal whose members a typed editor offers:
     Kernel       a function from activations and backprops of a Linear to squared norms of samples
 """
 
+from fsdpcheck.adapters.capabilities import Drawn, Kernel, Kernels, Sampler, SamplerSetup, Sampling
 from fsdpcheck.adapters.contract import (
     Adapter,
     ArithmeticRule,
@@ -86,7 +87,6 @@ from fsdpcheck.adapters.contract import (
     Unused,
     Use,
 )
-from fsdpcheck.adapters.contract_extras import Drawn, Kernel, Kernels, Sampler, SamplerSetup, Sampling
 from fsdpcheck.case import Dtype, MeshSpec, StepSpec
 from fsdpcheck.case.kernel import KernelDtype
 from fsdpcheck.case.sampler import SamplingSpec, share_count, share_of

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 
-from fsdpcheck.adapters.contract_extras import Drawn
+from fsdpcheck.adapters.capabilities import Drawn
 from fsdpcheck.case import Case
 from fsdpcheck.case.sampler import SamplingSpec, epoch_steps, repeated, share_count, share_of
 from fsdpcheck.checks._read import completed

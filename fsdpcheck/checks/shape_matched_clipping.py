@@ -1,9 +1,9 @@
 """Per-sample clipping on real numbers: the factors a rank reported, and what was released, whatever it reported.
 
-Released is (1/N) sum c_i g_i with c_i = min(1, C / (|g_i| + eps)): of g_i and |g_i| alone.py knows how far any
-evaluation may be off, and so of c_i. No reported number is taken as given, so a step that does not clip, or clips by
-norms that are too small, cannot hold. In a batch of one sample that is the sensitivity itself: nothing larger than C is
-released, within what is proved.
+Released is (1/N) sum c_i g_i with c_i = min(1, C / (|g_i| + eps)). checks/per_sample_replay.py bounds how far any
+evaluation of g_i and |g_i| may be off, and so of c_i. No reported number is taken as given, so a step that
+does not clip, or clips by norms that are too small, cannot hold. In a batch of one sample that is the sensitivity
+itself: nothing larger than C is released, within what is proved.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fsdpcheck.case import Case
 from fsdpcheck.checks._compare import differing, require_no_row, require_none, require_row_form, require_same_form
 from fsdpcheck.checks._read import completed, local_samples, recorded
 from fsdpcheck.checks.per_sample_replay import Alone, Seen, require_bounded, samples_of
-from fsdpcheck.checks.shape_matched import trained_names, without_gradient
+from fsdpcheck.checks.shape_matched_replay import trained_names, without_gradient
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.cause import Suspect, Suspects
 from fsdpcheck.oracle import Named, bounds

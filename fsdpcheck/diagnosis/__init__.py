@@ -20,8 +20,8 @@ from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import (
     checkpoint,
     clip_factors,
-    clipped_as_one,
     conventions,
+    joint_clipping,
     noise,
     norms,
     per_layer_clipping,
@@ -30,8 +30,7 @@ from fsdpcheck.diagnosis import (
     shards,
     stale_state,
 )
-from fsdpcheck.diagnosis.collectives import of_failure
-from fsdpcheck.diagnosis.fitting import (
+from fsdpcheck.diagnosis.cause_fit import (
     by_ratio,
     chunks,
     differs,
@@ -43,6 +42,7 @@ from fsdpcheck.diagnosis.fitting import (
     rows,
     singled_out,
 )
+from fsdpcheck.diagnosis.collectives import of_failure
 from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm
 from fsdpcheck.diagnosis.initial_parameters import of_start
 from fsdpcheck.diagnosis.shards import stood_still
@@ -250,7 +250,7 @@ def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
     whole = (
         *shards.unreduced(answer, step),
         *stale_state.gradients(answer, step),
-        *clipped_as_one.clipped(answer, step),
+        *joint_clipping.clipped(answer, step),
     )
     for suspect, value in whole:
         if _explains(case, value, given, slack, magnitude):

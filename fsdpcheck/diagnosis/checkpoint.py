@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import shards, stale_state
-from fsdpcheck.diagnosis.fitting import fits
+from fsdpcheck.diagnosis.cause_fit import fits
 from fsdpcheck.findings.cause import EXACT, PATTERN, Suspect, Suspects
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.program import NO_VALUE

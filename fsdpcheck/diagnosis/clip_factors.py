@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import oracle
-from fsdpcheck.diagnosis import bits, clipped_as_one, norms
-from fsdpcheck.diagnosis.fitting import chunks
+from fsdpcheck.diagnosis import bits, joint_clipping, norms
+from fsdpcheck.diagnosis.cause_fit import chunks
 from fsdpcheck.findings.cause import Suspect
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named
 
@@ -45,7 +45,7 @@ def suspected(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Sus
         yield Suspect(f"eps {eps:g} inside", f"eps = {eps:g} is added to the squared norm"), found
         yield Suspect(f"eps {eps:g} outside", f"eps = {eps:g} is added to the quotient"), (quotient + eps).clamp(max=1)
     yield from of_few_bits(wanted.factors) if rank is not None else ()
-    for suspect, of_chunk in clipped_as_one.factors(answer, step) if rank is not None else ():
+    for suspect, of_chunk in joint_clipping.factors(answer, step) if rank is not None else ():
         found = wanted.factors.clone()
         for own in chunks(answer.case, step, wanted)[rank or 0]:
             found[own] = of_chunk(own)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fsdpcheck import oracle
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import shards
-from fsdpcheck.diagnosis.fitting import chunks
+from fsdpcheck.diagnosis.cause_fit import chunks
 from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.execution import Execution, RankResult
 from fsdpcheck.execution.matching import ranks_text

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis.fitting import rows
+from fsdpcheck.diagnosis.cause_fit import rows
 from fsdpcheck.oracle import Answer, StepAnswer
 
 

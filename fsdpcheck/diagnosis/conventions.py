@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fsdpcheck import oracle
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis.fitting import chunks
+from fsdpcheck.diagnosis.cause_fit import chunks
 from fsdpcheck.findings.cause import Suspect
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.workload import models

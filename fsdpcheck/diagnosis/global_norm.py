@@ -11,7 +11,7 @@ from torch import Tensor
 from fsdpcheck import oracle
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import shards
-from fsdpcheck.diagnosis.fitting import by_ratio, fits, fitting
+from fsdpcheck.diagnosis.cause_fit import by_ratio, fits, fitting
 from fsdpcheck.findings.cause import Suspect, Suspects
 from fsdpcheck.oracle import Answer, Named, StepAnswer
 from fsdpcheck.workload import models

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis.fitting import differs
+from fsdpcheck.diagnosis.cause_fit import differs
 from fsdpcheck.findings.cause import PATTERN, Suspect, Suspects
 from fsdpcheck.oracle import Named
 from fsdpcheck.workload import models

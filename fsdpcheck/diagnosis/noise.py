@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import bits, shards
-from fsdpcheck.diagnosis.fitting import mentions, rounding, whole_numbers
+from fsdpcheck.diagnosis.cause_fit import mentions, rounding, whole_numbers
 from fsdpcheck.findings.cause import PATTERN, Suspect, Suspects
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.workload import batches

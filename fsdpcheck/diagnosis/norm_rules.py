@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import layer_norm_rules
-from fsdpcheck.diagnosis.fitting import mentions
+from fsdpcheck.diagnosis.cause_fit import mentions
 from fsdpcheck.findings.cause import EXACT, WEAK, Suspect
 from fsdpcheck.oracle import Answer
 from fsdpcheck.workload import batches, models, numerics

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fsdpcheck.diagnosis import bits, clipped_as_one, norm_rules, shards
-from fsdpcheck.diagnosis.fitting import by_ratio, chunks, mentions, rows
+from fsdpcheck.diagnosis import bits, joint_clipping, norm_rules, shards
+from fsdpcheck.diagnosis.cause_fit import by_ratio, chunks, mentions, rows
 from fsdpcheck.findings.cause import Suspect
 from fsdpcheck.oracle import INSTRUMENT, Answer, StepAnswer
 
@@ -74,8 +74,8 @@ def _squared(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Susp
     for suspect, delta in norm_rules.suspected(answer, step):
         yield suspect, wanted.squared_norms + delta
     if rank is not None:
-        yield from clipped_as_one.pairs(answer, step, rank)
-        yield from clipped_as_one.norms(answer, step, rank)
+        yield from joint_clipping.pairs(answer, step, rank)
+        yield from joint_clipping.norms(answer, step, rank)
         yield from shards.own_squares(answer, step, rank)
     if answer.case.world_size > 1:
         yield from _complete_again(answer, wanted, squares)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import bits, contributions, shards
-from fsdpcheck.diagnosis.fitting import chunks, rows
+from fsdpcheck.diagnosis.cause_fit import chunks, rows
 from fsdpcheck.findings.cause import Suspect
 from fsdpcheck.oracle import Answer, Named
 

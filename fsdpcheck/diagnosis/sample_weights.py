@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis import clip_factors, clipped_as_one
+from fsdpcheck.diagnosis import clip_factors, joint_clipping
+from fsdpcheck.diagnosis.cause_fit import by_ratio, chunks, rows, whole_numbers
 from fsdpcheck.diagnosis.contributions import of_each, pick
-from fsdpcheck.diagnosis.fitting import by_ratio, chunks, rows, whole_numbers
 from fsdpcheck.findings.cause import Suspect
 from fsdpcheck.oracle import Answer, StepAnswer
 
@@ -40,7 +40,7 @@ def suspected(answer: Answer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
         yield Suspect("sample twice", f"sample {sample} is counted once too often"), right + one
     yield from _by_place(case, wanted, step)
     if case.step.private and case.step.clipping != "unclipped":
-        for suspect, of_chunk in clipped_as_one.factors(answer, step):
+        for suspect, of_chunk in joint_clipping.factors(answer, step):
             yield suspect, _total(case, wanted, step, partial(_of_chunk, of_chunk))
     if case.step.private:
         yield from _clipping(answer, wanted, step, plain)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fsdpcheck import oracle
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import shards
-from fsdpcheck.diagnosis.fitting import rounding
+from fsdpcheck.diagnosis.cause_fit import rounding
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.cause import Suspect, Suspects
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named

@@ -19,7 +19,7 @@ from fsdpcheck.engines._interpreter import interpreter
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import AdapterError, NoProgress, NotApplicable, NotSupported, Refused, UsageError, qualified
 from fsdpcheck.execution import Execution, Failure, RunRequest, SchedulePolicy
-from fsdpcheck.judging import unsupported_model
+from fsdpcheck.judging import model_refusals
 from fsdpcheck.loading import import_patches
 from fsdpcheck.oracle import batched_step, certificate, standards
 from fsdpcheck.workload import models
@@ -125,7 +125,7 @@ class Run:
         self.ran.note(execution)
         self.ran.left.update(dict.fromkeys(import_patches.told(_imported(case, request.adapter))))
         _raise_what_is_no_finding(execution.failure)
-        if report := unsupported_model.refused(execution) or unsupported_model.raised_alone(execution):
+        if report := model_refusals.refused(execution) or model_refusals.raised_alone(execution):
             raise Refused(report)
         return execution
 
@@ -135,7 +135,7 @@ class Run:
             raise UsageError("a case that trains nothing has no answer; next: look at what its ranks observed")
         if self.tier(case) == "replay":
             raise UsageError(
-                "a case of real numbers has no exact answer; next: judge it by replay (checks/shape_matched.py)"
+                "a case of real numbers has no exact answer; next: judge it by replay (checks/shape_matched_replay.py)"
             )
         share = Fraction(case.step.normaliser) / case.world_size
         if self.features.arithmetic.divides_by_share and not is_power_of_two(share.denominator):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fsdpcheck.case import Loss, OwnModel
 from fsdpcheck.workload.user_model import loading as own_model
-from fsdpcheck.workload.user_model.widening import widened
+from fsdpcheck.workload.user_model.dtype_widening import widened
 
 Reduction = Literal["none", "mean", "sum"]
 

@@ -19,7 +19,7 @@ from fsdpcheck.workload import clip_groups, layers
 from fsdpcheck.workload.clip_groups import INSTRUMENT
 from fsdpcheck.workload.losses import OwnLoss, PerSampleLoss
 from fsdpcheck.workload.user_model import loading as own_model
-from fsdpcheck.workload.user_model.widening import widened
+from fsdpcheck.workload.user_model.dtype_widening import widened
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 EXACT_SCALE_EXPONENT = {"float64": 40, "float32": 8}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..sharding import collectives
 from ..sharding.collectives import Axis, Subject
-from .aggregate import Layout
+from .norm_aggregation import Layout
 
 FINGERPRINTS = Subject("(sample fingerprints)")
 

@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import norms
 from ..norms import fallback
-from ..sharding.nested import tensors_in
+from ..sharding.nested_tensors import tensors_in
 from ..sharding.protocol import Sharded
 from .records import Layer
 

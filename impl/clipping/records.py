@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from ..norms import fallback
 from ..norms._products import Products
 from ..norms.fallback import Call
-from ..sharding.nested import tensors_in
+from ..sharding.nested_tensors import tensors_in
 from ..sharding.protocol import Sharded
-from .aggregate import Contribution
+from .norm_aggregation import Contribution
 
 HALF = (torch.bfloat16, torch.float16)
 Edge = tuple[Any, int]

@@ -13,7 +13,7 @@ from fsdpcheck import diagnosis, oracle
 from fsdpcheck.adapters.contract import FactorRule
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec
 from fsdpcheck.checks._read import local_rows, pick
-from fsdpcheck.diagnosis.fitting import fits
+from fsdpcheck.diagnosis.cause_fit import fits
 from fsdpcheck.findings.cause import named
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.workload import batches

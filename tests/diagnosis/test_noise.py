@@ -11,7 +11,7 @@ import torch
 from fsdpcheck import oracle
 from fsdpcheck.adapters import load
 from fsdpcheck.case import BatchLayout, MeshSpec
-from fsdpcheck.checks import gaussian
+from fsdpcheck.checks import gaussian_limits
 from fsdpcheck.checks.noise import FALSE_ALARM, noisy
 from fsdpcheck.checks.noise_distribution import large
 from fsdpcheck.diagnosis import noise, shards
@@ -22,7 +22,7 @@ from tests.common.fabricated import clipped
 
 LARGE, GROUPS, *_ = (oracle.answer(case) for case in large(load("reference:bookkeeping").features, (1, 2, 3, 4, 5)))
 N = 600 * 640
-LIMITS = gaussian.scale_limits(N, float(FALSE_ALARM))
+LIMITS = gaussian_limits.scale_limits(N, float(FALSE_ALARM))
 FEW = oracle.answer(noisy(clipped("exact"), 1))
 ONE = oracle.answer(replace(FEW.case, mesh=MeshSpec(1)))
 SHAPES = {"w": torch.zeros(4, 2), "v": torch.zeros(4, 2)}

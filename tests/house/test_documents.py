@@ -32,6 +32,19 @@ def test_every_link_leads_to_a_file_and_the_index_lists_every_document() -> None
     assert pages - linked["docs/README.md"] == set(), "next: a row in docs/README.md"
 
 
+def test_files_that_are_named_with_their_folder_are_there() -> None:
+    pages = [README, ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")]
+    sources = [
+        page for room in ("fsdpcheck", "impl", "properties", "benchmarks") for page in (ROOT / room).rglob("*.py")
+    ]
+    there = {str(page.relative_to(ROOT)) for page in ROOT.rglob("*.py")}
+    lost = []
+    for page in (*pages, *sources):
+        for named in re.findall(r"(?<![\w./])(?:[a-z_\d]+/)+[a-z_\d]+\.py", page.read_text(encoding="utf-8")):
+            lost += [] if any(f"/{path}".endswith(f"/{named}") for path in there) else [f"{page.name}: {named}"]
+    assert lost == []
+
+
 def test_the_finding_of_the_readme_is_what_is_printed() -> None:
     text = README.read_text(encoding="utf-8")
     ((step,), (shown,)) = (re.findall(rf"^```{kind}\n(.*?)^```", text, re.M | re.S) for kind in ("python", "text"))

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fsdpcheck.adapters.builtin import _opacus_sampler
 from fsdpcheck.adapters.builtin._gather import full_values, local_tensors
+from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
 from fsdpcheck.adapters.contract import ArithmeticRule, Batch, FactorRule, Features, Promise, Setup, Trait
-from fsdpcheck.adapters.contract_extras import Sampler, SamplerSetup
 
 _REASONS = {
     "exact-factors": "forms a norm of per-parameter norms, whose rounding is in its clip factors",

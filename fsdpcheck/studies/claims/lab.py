@@ -77,5 +77,5 @@ class Lab:
 
 
 def impl(name: str) -> Any:
-    """A module of the reference implementation, reached by name like any other: ``impl("clipping.aggregate")``."""
+    """A module of the reference implementation, reached by its name: ``impl("clipping.norm_aggregation")``."""
     return importlib.import_module(f"fsdpcheck.impl.{name}")

@@ -4,7 +4,7 @@ Batches of other numbers of samples run through other kernels, which round other
 What one device computes of a batch in float32 shows how far rounding takes this very model; in float64 it takes it
 2^29 times less far. So a difference in float64 between one batch and another that is larger than that between the two
 dtypes is no rounding. On cases of integers bits are compared, where a finding would be told
-(judging/unsupported_model.py).
+(judging/model_refusals.py).
 """
 
 from __future__ import annotations

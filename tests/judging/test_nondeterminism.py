@@ -13,7 +13,7 @@ from fsdpcheck.adapters import load
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.verdict import Finding, Verdict
-from fsdpcheck.judging import undetermined
+from fsdpcheck.judging import nondeterminism
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
@@ -33,7 +33,7 @@ def _fresh() -> SimulatedEngine:
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Callable[[], SimulatedEngine]:
-    monkeypatch.setattr(undetermined, "ProcessesEngine", _fresh)
+    monkeypatch.setattr(nondeterminism, "ProcessesEngine", _fresh)
     return _fresh
 
 
@@ -72,9 +72,9 @@ def test_nothing_is_said_of_an_implementation_where_the_reference_is_undetermine
     run = Run(engine, f"{TOYS}:random")
     run(SMALLEST)
     assert run.asked is not None
-    assert undetermined.difference(run, run.asked) is not None
-    monkeypatch.setattr(undetermined, "_REFERENCE", f"{TOYS}:random")
-    assert undetermined.difference(run, run.asked) is None
+    assert nondeterminism.difference(run, run.asked) is not None
+    monkeypatch.setattr(nondeterminism, "_REFERENCE", f"{TOYS}:random")
+    assert nondeterminism.difference(run, run.asked) is None
 
 
 @pytest.mark.parametrize("adapter", ["reference", "fully_shard"])
@@ -82,7 +82,7 @@ def test_what_is_right_does_not_vary(adapter: str, engine: SimulatedEngine) -> N
     run = Run(engine, adapter)
     run(SMALLEST)
     assert run.asked is not None
-    assert not undetermined.varies(run, run.asked)
+    assert not nondeterminism.varies(run, run.asked)
 
 
 def test_bits_are_compared_whatever_the_strides_of_a_tensor() -> None:
@@ -92,9 +92,9 @@ def test_bits_are_compared_whatever_the_strides_of_a_tensor() -> None:
     assert apart.is_contiguous()
     for strange in (apart, apart[0], numbers.t(), numbers[:, ::2], numbers[:0].t(), torch.tensor(math.nan)):
         plain = torch.tensor(strange.tolist()).reshape(strange.shape)
-        assert undetermined._plain(strange) == undetermined._plain(plain)
-    assert undetermined._plain(apart) != undetermined._plain(2 * apart)
-    assert undetermined._plain(torch.tensor(0.0)) != undetermined._plain(torch.tensor(-0.0))
+        assert nondeterminism._plain(strange) == nondeterminism._plain(plain)
+    assert nondeterminism._plain(apart) != nondeterminism._plain(2 * apart)
+    assert nondeterminism._plain(torch.tensor(0.0)) != nondeterminism._plain(torch.tensor(-0.0))
 
 
 @pytest.mark.nightly

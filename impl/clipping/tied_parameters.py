@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..norms import _tied, embedding, linear
-from .aggregate import Contribution
+from ..norms import _tied_weights, embedding, linear
+from .norm_aggregation import Contribution
 from .records import Record, Use
 
 GroupOf = Callable[[str], int]
@@ -68,7 +68,7 @@ def whole_squared_norm(own: Sequence[Place]) -> Tensor:
     rules = {use.record.layer.rule for use, _ in own}
     attributes = {attribute for _, attribute in own}
     if rules <= {linear, embedding} and attributes == {"weight"}:
-        return _tied.squared_norm([(use.record.layer.module, use.activations, use.backprop) for use, _ in own])
+        return _tied_weights.squared_norm([(use.record.layer.module, use.activations, use.backprop) for use, _ in own])
     if rules == {linear} and len(own) == 1:
         (use, _), *_ = own
         return linear.bias_squared_norm(linear.as_pair(use.backprop, use.backprop)[0])

@@ -18,7 +18,7 @@ _ALIGNMENT = 8
     "clipping.clip_factors:global_squared_norm",
     "alignment padding of a bucket counted in the norm, https://github.com/NVIDIA/Megatron-LM/pull/5077",
     "global-norm.returned",
-    cause=r"uninitialised memory: .*uninitialised\.py:\d+ got from",
+    cause=r"uninitialised memory: .*uninitialised_memory\.py:\d+ got from",
 )
 def norm_over_an_unwritten_tail(original: Function, hit: Hit) -> Function:
     """The global norm is taken over a bucket rounded up to eight elements, whose tail nobody has written."""
@@ -38,7 +38,7 @@ def norm_over_an_unwritten_tail(original: Function, hit: Hit) -> Function:
     "sharding.flat_unit:FlatUnit.accumulate",
     "an accumulator made by torch.empty where zeros were meant",
     "training.*",
-    cause=r"uninitialised memory: .*uninitialised\.py:\d+ got from",
+    cause=r"uninitialised memory: .*uninitialised_memory\.py:\d+ got from",
 )
 def gradients_added_to_unwritten_memory(original: Function, hit: Hit) -> Function:
     """The first gradient of a step is added to a buffer that nobody has zeroed."""

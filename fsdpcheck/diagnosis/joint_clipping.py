@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fsdpcheck import oracle
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis.fitting import chunks, rows
+from fsdpcheck.diagnosis.cause_fit import chunks, rows
 from fsdpcheck.findings.cause import Suspect
 from fsdpcheck.oracle import Answer, Named, StepAnswer
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from fsdpcheck import diagnosis
 from fsdpcheck.checks._compare import alike, differing, form, require_equal, require_no_row, require_row_form, unknown
 from fsdpcheck.checks._read import completed, local_samples, recorded, shows
-from fsdpcheck.checks.shape_matched import local_gradient, parameters_before
+from fsdpcheck.checks.shape_matched_replay import local_gradient, parameters_before
 from fsdpcheck.checks.training import assert_same_execution
 from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution, StepRecord

@@ -11,13 +11,13 @@ import torch
 from fsdpcheck import strategies
 from fsdpcheck.adapters.builtin.reference import Reference
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
-from fsdpcheck.checks.nonfinite import assert_refused_or_left_out, spoiled
+from fsdpcheck.checks.nonfinite_samples import assert_refused_or_left_out, spoiled
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution, Failure, RankResult, RankState, Refused, RunRequest
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
-from fsdpcheck.program import nonfinite
+from fsdpcheck.program import nonfinite_samples
 from fsdpcheck.strategies import enumeration
 from fsdpcheck.workload import batches
 
@@ -63,11 +63,11 @@ def test_a_batch_of_nobody_has_nobody_to_spoil() -> None:
 
 def test_targets_of_the_sample_are_spoiled_and_no_others() -> None:
     request = RunRequest(CASE, "reference", spoiled=((2, math.inf),))
-    (micro,) = nonfinite.batch_of(batches.batch(CASE, 0, 0), request).micro_batches
+    (micro,) = nonfinite_samples.batch_of(batches.batch(CASE, 0, 0), request).micro_batches
     assert bool((micro.targets[2] == math.inf).all())
     assert bool(micro.targets[[0, 1, 3]].isfinite().all())
     classes = replace(CASE, step=replace(CASE.step, loss="cross_entropy"))
-    (micro,) = nonfinite.batch_of(batches.batch(classes, 0, 0), replace(request, case=classes)).micro_batches
+    (micro,) = nonfinite_samples.batch_of(batches.batch(classes, 0, 0), replace(request, case=classes)).micro_batches
     assert micro.targets[2].isinf().tolist() == [False, False, True, True, True, True]
 
 

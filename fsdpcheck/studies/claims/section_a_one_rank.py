@@ -13,8 +13,13 @@ from fsdpcheck.adapters.contract import Observable
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, Clipping, LayerSpec, ModelSpec, StepSpec
 from fsdpcheck.checks._read import recorded
 from fsdpcheck.checks.clipping import assert_factors, assert_norms_exact
-from fsdpcheck.checks.shape_matched import assert_gradients_sum, assert_updates_follow, local_losses, parameters_before
 from fsdpcheck.checks.shape_matched_norms import assert_norms_near
+from fsdpcheck.checks.shape_matched_replay import (
+    assert_gradients_sum,
+    assert_updates_follow,
+    local_losses,
+    parameters_before,
+)
 from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation

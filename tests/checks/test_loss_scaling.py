@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
-from fsdpcheck.checks.scaling import TIMES, assert_scaled
+from fsdpcheck.checks.loss_scaling import TIMES, assert_scaled
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation

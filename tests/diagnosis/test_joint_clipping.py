@@ -11,7 +11,7 @@ import torch
 from fsdpcheck import diagnosis, oracle
 from fsdpcheck.adapters.contract import FactorRule
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis.fitting import chunks, rows
+from fsdpcheck.diagnosis.cause_fit import chunks, rows
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.findings.cause import named
 from fsdpcheck.findings.tokens import decode

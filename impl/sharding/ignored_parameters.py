@@ -1,4 +1,4 @@
-"""LeftOut: parameters of a sharded model that are not sharded, ``ignored_params`` of ``fully_shard``.
+"""IgnoredParameters: parameters of a sharded model that are not sharded, ``ignored_params`` of ``fully_shard``.
 
 Every rank holds them whole. Nothing else averages their gradients, so it is done here: an all-reduce a parameter over
 each axis, also for one that this rank has no gradient of. With the others they are clipped, noised and updated; noise
@@ -19,7 +19,7 @@ from .row_layout import RowLayout
 from .spans import Span
 
 
-class LeftOut:
+class IgnoredParameters:
     """``parameters`` by canonical name, each whole on every rank of both axes."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], axis: Axis, replicas: Axis) -> None:

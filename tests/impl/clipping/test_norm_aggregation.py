@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fsdpcheck.impl import faults
-from fsdpcheck.impl.clipping import aggregate
-from fsdpcheck.impl.clipping.aggregate import InDatasetOrder, Layout, Terms
+from fsdpcheck.impl.clipping import norm_aggregation
+from fsdpcheck.impl.clipping.norm_aggregation import InDatasetOrder, Layout, Terms
 from fsdpcheck.impl.sharding import collectives
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def per_rank(*rows: list[float]) -> list[torch.Tensor]:
 def aggregated(ranks: Any, layout: Layout, complete: list[torch.Tensor], partial: list[torch.Tensor] | None) -> Any:
     def body(rank: int) -> list[float]:
         terms = Terms(complete[rank], None if partial is None else partial[rank])
-        values: list[float] = aggregate.squared_norms(terms, layout, collectives.axis()).tolist()
+        values: list[float] = norm_aggregation.squared_norms(terms, layout, collectives.axis()).tolist()
         return values
 
     return ranks(body, len(complete))
@@ -58,7 +58,9 @@ def test_a_rank_does_not_change_the_terms_it_was_given(ranks: Ranks) -> None:
 
 def test_distributed_and_partial_is_refused(ranks: Ranks) -> None:
     execution = ranks.run(
-        lambda rank: aggregate.squared_norms(Terms(torch.zeros(1), torch.zeros(1)), "distributed", collectives.axis()),
+        lambda rank: norm_aggregation.squared_norms(
+            Terms(torch.zeros(1), torch.zeros(1)), "distributed", collectives.axis()
+        ),
         2,
     )
     assert execution.failure is not None
@@ -73,7 +75,7 @@ def gathered(ranks: Ranks) -> list[InDatasetOrder]:
     def body(rank: int) -> InDatasetOrder:
         own = INDICES[rank]
         values = torch.tensor([10.0 * index for index in own], dtype=torch.float64)
-        return aggregate.gather_in_dataset_order(values, own, 4, collectives.axis())
+        return norm_aggregation.gather_in_dataset_order(values, own, 4, collectives.axis())
 
     found: list[InDatasetOrder] = ranks(body, len(INDICES))
     return found
@@ -101,9 +103,9 @@ def test_a_missing_reorder_is_seen(ranks: Ranks) -> None:
 
 def test_more_samples_than_the_public_bound_are_refused() -> None:
     with pytest.raises(ValueError, match="3 values and 3 indices do not fit a public bound of 2"):
-        aggregate.gather_in_dataset_order(torch.zeros(3), [1, 2, 3], 2, collectives.Axis(None, 0, 1))
+        norm_aggregation.gather_in_dataset_order(torch.zeros(3), [1, 2, 3], 2, collectives.Axis(None, 0, 1))
 
 
 def test_a_sample_is_not_lost_for_a_negative_index() -> None:
     with pytest.raises(ValueError, match="got the sample index -1, wanted none below 0"):
-        aggregate.gather_in_dataset_order(torch.zeros(3), [1, -1, 2], 4, collectives.Axis(None, 0, 1))
+        norm_aggregation.gather_in_dataset_order(torch.zeros(3), [1, -1, 2], 4, collectives.Axis(None, 0, 1))

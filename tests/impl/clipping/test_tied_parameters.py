@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsdpcheck.impl.clipping import tied
+from fsdpcheck.impl.clipping import tied_parameters
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ from fsdpcheck.impl.clipping import tied
 def test_records_that_share_a_parameter_are_one_group(names: list[str], wanted: list[list[int]]) -> None:
     """Each letter is a parameter, each word a record."""
     records: Any = [SimpleNamespace(layer=SimpleNamespace(names=dict(enumerate(word)))) for word in names]
-    assert tied.groups(records) == wanted
+    assert tied_parameters.groups(records) == wanted

@@ -16,7 +16,7 @@ import torch
 from fsdpcheck.case import Case
 from fsdpcheck.checks._compare import number, require_row_form
 from fsdpcheck.checks._read import completed, local_samples, recorded
-from fsdpcheck.checks.shape_matched import trained_names
+from fsdpcheck.checks.shape_matched_replay import trained_names
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.cause import Suspect, Suspects
 from fsdpcheck.findings.violation import Diagnose, Violation

@@ -12,7 +12,7 @@ from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, St
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.impl import faults
-from fsdpcheck.judging import uninitialised
+from fsdpcheck.judging import uninitialised_memory
 from fsdpcheck.judging.check import check_case
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
@@ -41,7 +41,7 @@ def test_the_cause_names_the_line_that_asked_for_the_memory(
     assert verdict.finding is not None
     with pytest.raises(Violation) as caught:
         chapters()[law].body(case, run)
-    cause = uninitialised.cause(chapters()[law], run, case, caught.value)
+    cause = uninitialised_memory.cause(chapters()[law], run, case, caught.value)
     assert re.search(faults.ALL[fault].cause, cause), cause
     assert cause.endswith("is read before it is written; with zeros there the law holds")
 
@@ -51,7 +51,7 @@ def test_a_mistake_that_memory_has_no_part_in_is_left_to_others(engine: Simulate
     law = chapters()["global-norm.returned"]
     with pytest.raises(Violation) as caught:
         law.body(CLIPPED, run.watching(law.observe))
-    assert uninitialised.cause(law, run.watching(law.observe), CLIPPED, caught.value) == ""
+    assert uninitialised_memory.cause(law, run.watching(law.observe), CLIPPED, caught.value) == ""
 
 
 def test_what_comes_and_goes_by_itself_is_not_said_to_come_from_memory() -> None:
@@ -60,12 +60,14 @@ def test_what_comes_and_goes_by_itself_is_not_said_to_come_from_memory() -> None
     def body(case: Case, run: Run) -> None:
         raise _violation(str(next(count)))
 
-    assert uninitialised.cause(a_law(body), Run(FakeEngine(), "fully_shard"), a_case(1, 1), _violation("7")) == ""
+    assert (
+        uninitialised_memory.cause(a_law(body), Run(FakeEngine(), "fully_shard"), a_case(1, 1), _violation("7")) == ""
+    )
 
 
 def test_a_law_that_breaks_with_zeros_too_is_told_with_both_numbers() -> None:
     def body(case: Case, run: Run) -> None:
         raise _violation("0.5" if run.memory == "zeros" else "nan")
 
-    told = uninitialised.cause(a_law(body), Run(FakeEngine(), "fully_shard"), a_case(1, 1), _violation("nan"))
+    told = uninitialised_memory.cause(a_law(body), Run(FakeEngine(), "fully_shard"), a_case(1, 1), _violation("nan"))
     assert told == "uninitialised memory is read, but with zeros in it the law breaks too: got 0.5"

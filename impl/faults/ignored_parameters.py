@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..clipping import tied
+from ..clipping import tied_parameters
 from ..clipping.modes import Mode
 from ..clipping.records import Layer, Use
 from ..sharding.collectives import ALONE
@@ -19,7 +19,7 @@ _ignored_fault = partial(fault, subject="reference_fsdp2")
 
 
 @_ignored_fault(
-    "sharding.ignored:LeftOut.average",
+    "sharding.ignored_parameters:IgnoredParameters.average",
     "nobody averages the gradients of ignored parameters, https://github.com/pytorch/pytorch/issues/98281",
     "features.ignored",
     cause="right without ignored",
@@ -48,11 +48,11 @@ def ignored_gradients_stay_local(original: Function, hit: Hit) -> Function:
 def ignored_parameters_left_out_of_norms(original: Function, hit: Hit) -> Function:
     """Per-sample norms are over the sharded parameters alone."""
 
-    def planted(together: Sequence[Use], mode: Mode, group_of: tied.GroupOf) -> Any:
+    def planted(together: Sequence[Use], mode: Mode, group_of: tied_parameters.GroupOf) -> Any:
         if not any(_ignored(use.record.layer) for use in together):
             return original(together, mode, group_of)
         hit()
-        terms = tied.squared_terms([_of_sharded(use) for use in together], group_of)
+        terms = tied_parameters.squared_terms([_of_sharded(use) for use in together], group_of)
         return terms or {(0, "complete"): together[0].raw.new_zeros(len(together[0].raw))}
 
     return planted
@@ -70,7 +70,7 @@ def _of_sharded(use: Use) -> Use:
 
 
 @_ignored_fault(
-    "sharding.ignored:LeftOut.pieces",
+    "sharding.ignored_parameters:IgnoredParameters.pieces",
     "noise on what the wrapper holds alone, https://github.com/pytorch/pytorch/issues/98281",
     "noise.ignored",
     cause="no noise is added to them",
@@ -86,7 +86,7 @@ def ignored_parameters_have_no_noise(original: Function, hit: Hit) -> Function:
 
 
 @_ignored_fault(
-    "sharding.ignored:LeftOut.pieces",
+    "sharding.ignored_parameters:IgnoredParameters.pieces",
     "each rank draws for itself, https://github.com/meta-pytorch/opacus/pull/761",
     "noise.ignored",
     cause="noise of its own",

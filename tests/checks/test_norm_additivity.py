@@ -12,7 +12,7 @@ import torch
 from fsdpcheck import oracle, strategies
 from fsdpcheck.adapters.contract import Features, Promise
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec, Trait
-from fsdpcheck.checks.additive import assert_additive
+from fsdpcheck.checks.norm_additivity import assert_additive
 from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
