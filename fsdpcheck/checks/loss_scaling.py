@@ -19,7 +19,7 @@ from fsdpcheck.checks.shape_matched_replay import local_gradient, parameters_bef
 from fsdpcheck.checks.training import assert_same_execution
 from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution, StepRecord
-from fsdpcheck.findings.cause import Suspect
+from fsdpcheck.findings.cause import Cause
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.workload import batches, models
 
@@ -99,9 +99,9 @@ def _normal(value: Tensor) -> bool:
     return not bool(((value != 0) & (value.abs() < kind.tiny / kind.eps)).any())
 
 
-def _of_floor(wanted: Tensor, got: Tensor) -> list[Suspect]:
+def _of_floor(wanted: Tensor, got: Tensor) -> list[Cause]:
     """An absolute constant in the norm shows in small ones: it is a floor, or is added."""
     wrong = differing(got, wanted)
     if bool((got[wrong] > wanted[wrong]).all()) and len(torch.unique(got[wrong])) == 1:
-        return [Suspect("floor", f"small norms are replaced by {float(got[wrong][0])!r}, a constant of its own")]
+        return [Cause("floor", f"small norms are replaced by {float(got[wrong][0])!r}, a constant of its own")]
     return []

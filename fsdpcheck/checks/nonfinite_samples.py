@@ -17,7 +17,7 @@ from fsdpcheck.checks._compare import differing, first_index, number, require_eq
 from fsdpcheck.checks._read import completed
 from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution, RankResult, RankState
-from fsdpcheck.findings.cause import Suspect
+from fsdpcheck.findings.cause import Cause
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer
 from fsdpcheck.strategies import metamorphic
@@ -108,8 +108,8 @@ def _require_untouched(result: RankResult, pair: Spoiled) -> None:
             )
 
 
-def _of_wrong(got: Mapping[str, Tensor]) -> list[Suspect]:
+def _of_wrong(got: Mapping[str, Tensor]) -> list[Cause]:
     if any(not bool(value.isfinite().all()) for value in got.values()):
         text = "the sample came through: 0 * NaN and 0 * inf are NaN, so a weight of zero does not leave it out"
-        return [Suspect("not finite", text)]
+        return [Cause("not finite", text)]
     return []

@@ -18,7 +18,7 @@ from fsdpcheck.checks._compare import number, require_row_form
 from fsdpcheck.checks._read import completed, local_samples, recorded
 from fsdpcheck.checks.shape_matched_replay import trained_names
 from fsdpcheck.execution import Execution
-from fsdpcheck.findings.cause import Suspect, Suspects
+from fsdpcheck.findings.cause import Cause, Causes
 from fsdpcheck.findings.violation import Diagnose, Violation
 from fsdpcheck.oracle.bounds import ROOT, UNIT_ROUNDOFF, gamma
 from fsdpcheck.workload import models
@@ -57,7 +57,7 @@ def assert_additive(runs: Sequence[Execution], bound: Fraction) -> None:
         for place, sample in enumerate(samples):
             own = [float(norms[place]) for _, norms in found]
             four = Norms(*own, *[0.0] * (4 - len(own)))
-            cause = partial(_suspects, four, off, in_layers)
+            cause = partial(_causes, four, off, in_layers)
             _require_sum(four, off, f"{where}, sample {sample} (local {place}); frozen {one}; or {other}", cause)
 
 
@@ -105,7 +105,7 @@ def _meet(a: Range, b: Range) -> bool:
     return a[0] <= b[1] and b[0] <= a[1]
 
 
-def _suspects(norms: Norms, off: Fraction, in_layers: bool) -> Suspects | None:
+def _causes(norms: Norms, off: Fraction, in_layers: bool) -> Causes | None:
     """Norms that add up themselves, or one that does not hang on what is frozen.
 
     What is added may be of layers, which nobody can tell where parts of one are frozen.
@@ -113,7 +113,7 @@ def _suspects(norms: Norms, off: Fraction, in_layers: bool) -> Suspects | None:
     few = gamma(8, off)  # forming a sum of norms rounds some more
     whole, first, second, both = ((Fraction(norm) / (1 + few), Fraction(norm) / (1 - few)) for norm in norms)
     if _meet(_sum(whole, both), _sum(first, second)):
-        return [Suspect("norms added", "the norms of parameters are added, where their squares should be")]
+        return [Cause("norms added", "the norms of parameters are added, where their squares should be")]
     if norms.whole in (norms.first, norms.second):
-        return [Suspect("frozen counts", "frozen parameters count: freezing a part of them leaves the norm as it is")]
+        return [Cause("frozen counts", "frozen parameters count: freezing a part of them leaves the norm as it is")]
     return [] if in_layers else None

@@ -25,11 +25,11 @@ from fsdpcheck.checks._read import completed, local_samples, recorded
 from fsdpcheck.checks.per_sample_replay import Alone, Seen, require_bounded, samples_of
 from fsdpcheck.checks.shape_matched_replay import trained_names, without_gradient
 from fsdpcheck.execution import Execution
-from fsdpcheck.findings.cause import Suspect, Suspects
+from fsdpcheck.findings.cause import Cause, Causes
 from fsdpcheck.oracle import Named, bounds
 from fsdpcheck.workload import batches, models
 
-_UNCLIPPED = Suspect("not clipped", "nothing is clipped: every sample has weight 1")
+_UNCLIPPED = Cause("not clipped", "nothing is clipped: every sample has weight 1")
 
 
 def assert_factors_follow(execution: Execution, rule: FactorRule) -> None:
@@ -59,7 +59,7 @@ def _nested_room(case: Case) -> float:
     return math.nextafter(float((1 + bounds.gamma(6, unit)) * (1 + norm) / (1 - norm) - 1), math.inf)
 
 
-def _of_factors(got: Tensor) -> Suspects:
+def _of_factors(got: Tensor) -> Causes:
     """Whether no sample is clipped although some are to be."""
     return [_UNCLIPPED] if bool((got == 1).all()) else []
 
@@ -133,7 +133,7 @@ def _beyond(got: Named, wanted: Named, room: Named) -> Named:
     return {name: mask for name, mask in masks.items() if bool(mask.any())}
 
 
-def _of_sum(case: Case, parts: list[tuple[float, Alone]], got: Named) -> Suspects:
+def _of_sum(case: Case, parts: list[tuple[float, Alone]], got: Named) -> Causes:
     """Whether the gradient is that of a step that does not clip."""
     unclipped, room = _clipped_sum(case, parts, sys.float_info.max, FactorRule())
     return [] if _beyond(got, unclipped, room) else [_UNCLIPPED]

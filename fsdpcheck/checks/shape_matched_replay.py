@@ -28,7 +28,7 @@ from fsdpcheck.checks._compare import require_equal, require_none, require_row_f
 from fsdpcheck.checks._read import completed, recorded
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, StepRecord
-from fsdpcheck.findings.cause import Suspect, Suspects
+from fsdpcheck.findings.cause import Cause, Causes
 from fsdpcheck.findings.violation import Diagnose
 from fsdpcheck.oracle import Named
 from fsdpcheck.oracle.bounds import UNIT_ROUNDOFF, gamma
@@ -99,7 +99,7 @@ def _take_gradients(parameters: Mapping[str, nn.Parameter], execution: Execution
         parameters[name].grad = shown[name].clone() if name in shown else None
 
 
-def _of_update(case: Case, before: Named, after: Named, got: Named) -> Suspects | None:
+def _of_update(case: Case, before: Named, after: Named, got: Named) -> Causes | None:
     return list(diagnosis.stood_still(case, before, after, got)) or None
 
 
@@ -174,26 +174,26 @@ def _terms(execution: Execution, k: int) -> list[Named]:
     return [term for result in execution.ranks for term in _own(execution, result, k)]
 
 
-def _of_gradient(execution: Execution, k: int, got: Mapping[str, Tensor]) -> Suspects | None:
-    """Suspects of a gradient that is not the average of the ranks' own."""
+def _of_gradient(execution: Execution, k: int, got: Mapping[str, Tensor]) -> Causes | None:
+    """Causes of a gradient that is not the average of the ranks' own."""
     terms = [_own(execution, result, k) for result in execution.ranks]
     return diagnosis.of_terms(execution.request.case, got, terms, _reweighed(execution, k))
 
 
-def _reweighed(execution: Execution, k: int) -> Iterator[tuple[Suspect, Named]]:
-    """(suspicion, gradient) with the first or last sample of each micro-batch left out or counted twice."""
+def _reweighed(execution: Execution, k: int) -> Iterator[tuple[Cause, Named]]:
+    """(cause, gradient) with the first or last sample of each micro-batch left out or counted twice."""
     world = execution.request.case.world_size
     for which, place in (("first", 0), ("last", -1)):
         for said, times in (("left out", 0.0), ("counted twice", 2.0)):
             mine = [term for result in execution.ranks for term in _own(execution, result, k, {place: times})]
             sums = {name: torch.stack([term[name].double() for term in mine]).sum(0) / world for name in mine[0]}
-            yield Suspect(f"{which} {said}", f"the {which} sample of each micro-batch is {said}"), sums
+            yield Cause(f"{which} {said}", f"the {which} sample of each micro-batch is {said}"), sums
 
 
 def _own(execution: Execution, result: RankResult, k: int, times: Mapping[int, float] | None = None) -> list[Named]:
     """One rank's gradients by micro-batch, from the parameters it showed before the step.
 
-    ``times``: what the weights at some places of each micro-batch are multiplied by, to try a suspicion.
+    ``times``: what the weights at some places of each micro-batch are multiplied by, to try a cause.
     """
     case, record = execution.request.case, result.steps[k]
     before = parameters_before(result, k, case)

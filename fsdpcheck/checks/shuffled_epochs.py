@@ -11,7 +11,7 @@ from fsdpcheck.case.sampler import mixing_epochs, repeated, share_count
 from fsdpcheck.checks.samplers import shares_of, spec_of
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution
-from fsdpcheck.findings.cause import PATTERN, Suspect, Suspects
+from fsdpcheck.findings.cause import PATTERN, Cause, Causes
 from fsdpcheck.findings.violation import Violation
 
 FALSE_ALARM = 1e-9
@@ -40,11 +40,11 @@ def assert_come_everywhere(execution: Execution) -> None:
                 got=f"never on shares {missed} of {len(came)}",
                 wanted=f"on every share in some epoch: otherwise with probability {FALSE_ALARM:.0e} at most",
                 where=f"record {record}, {spec.epochs} epochs",
-                cause=partial(_suspects, came, spec.records, repeated(spec, case.mesh)),
+                cause=partial(_causes, came, spec.records, repeated(spec, case.mesh)),
             )
 
 
-def _suspects(came: list[set[int]], records: int, extra: int) -> Suspects | None:
+def _causes(came: list[set[int]], records: int, extra: int) -> Causes | None:
     """What keeps records from shares; ``came``: by share, all its records; ``extra``: entries that repeat a record.
 
     None where entries that repeat a record go from share to share, so that sets say nothing of the others.
@@ -52,8 +52,8 @@ def _suspects(came: list[set[int]], records: int, extra: int) -> Suspects | None
     never = [record for record in range(records) if not any(record in own for own in came)]
     if never:
         text = f"records {', '.join(map(str, never[:_SHOWN]))} are left out of every epoch: they are chosen before the"
-        return [Suspect("left out", f"{text} shuffle", PATTERN)]
+        return [Cause("left out", f"{text} shuffle", PATTERN)]
     if extra:
         return None
     apart = sum(map(len, came)) == len(set().union(*came))
-    return [Suspect("kept", "no record ever changes its share: epochs are shuffled within shares")] if apart else []
+    return [Cause("kept", "no record ever changes its share: epochs are shuffled within shares")] if apart else []

@@ -1,4 +1,4 @@
-"""Whether a suspicion computes what was got, up to the rounding of the suspicion itself. Never part of a verdict."""
+"""Whether a cause computes what was got, up to the rounding of the cause itself. Never part of a verdict."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from torch import Tensor
 
 from fsdpcheck.case import Case
-from fsdpcheck.findings.cause import EXACT, PATTERN, WEAK, Suspect
+from fsdpcheck.findings.cause import EXACT, PATTERN, WEAK, Cause
 from fsdpcheck.oracle import Named, StepAnswer
 from fsdpcheck.workload import batches
 
-_CLOSE = 16  # units in the last place: a suspicion's rounding, not a tolerance of any verdict
+_CLOSE = 16  # units in the last place: a cause's rounding, not a tolerance of any verdict
 
 
 def rounding(case: Case, value: Tensor) -> Tensor:
@@ -29,9 +29,9 @@ def fits(case: Case, got: Tensor, value: Tensor) -> bool:
     return bool(((near & value.isfinite()) | (got == value)).all())
 
 
-def fitting(case: Case, got: Tensor, suspected: Iterable[tuple[Suspect, Tensor]]) -> list[Suspect]:
-    """The suspicions that give ``got``."""
-    return [suspect for suspect, value in suspected if fits(case, got, value)]
+def fitting(case: Case, got: Tensor, candidates: Iterable[tuple[Cause, Tensor]]) -> list[Cause]:
+    """The causes that give ``got``."""
+    return [cause for cause, value in candidates if fits(case, got, value)]
 
 
 def ratios(case: Case, step: int) -> Iterator[tuple[str, float]]:
@@ -56,13 +56,13 @@ def ratios(case: Case, step: int) -> Iterator[tuple[str, float]]:
     yield from ((name, value) for name, value in named if value != 1)
 
 
-def by_ratio(case: Case, step: int, key: str, text: str) -> Iterator[tuple[Suspect, float]]:
-    """(suspicion, ratio); ``text`` with {} for its name and value. With one replica, what is said of W holds for S."""
+def by_ratio(case: Case, step: int, key: str, text: str) -> Iterator[tuple[Cause, float]]:
+    """(cause, ratio); ``text`` with {} for its name and value. With one replica, what is said of W holds for S."""
     for name, ratio in ratios(case, step):
-        suspect = Suspect(f"{key} {name}", text.format(f"{name} = {ratio:.6g}"))
-        yield suspect, ratio
+        cause = Cause(f"{key} {name}", text.format(f"{name} = {ratio:.6g}"))
+        yield cause, ratio
         if "W" in name and case.mesh.dp_replicate == 1:
-            yield suspect._replace(key=suspect.key.replace("W", "S")), ratio
+            yield cause._replace(key=cause.key.replace("W", "S")), ratio
 
 
 def whole_numbers(normaliser: float) -> Iterator[tuple[str, int]]:
@@ -85,7 +85,7 @@ def rows(case: Case, step: int, wanted: StepAnswer) -> list[list[int]]:
 
 def singled_out(
     case: Case, off: Sequence[float], owners: Sequence[int], places: Sequence[Sequence[int]], noun: str
-) -> Iterator[Suspect]:
+) -> Iterator[Cause]:
     """Whether exactly the first (or last) sample of each micro-batch is wrong, all by one relative amount.
 
     ``off``: relative errors, 0 where right; ``places``: indices into it by micro-batch; ``owners``: how often each is
@@ -103,7 +103,7 @@ def singled_out(
         if all(abs(amount - amounts[0]) <= room for amount in amounts) and len(amounts) == sum(map(bool, shares)):
             text = f"the {noun} of the {which} sample of each micro-batch is off by {amounts[0]:+.1e} of it"
             strength = WEAK if not several else EXACT if len(amounts) > 1 else PATTERN
-            yield Suspect(f"{which} of each micro-batch", text, strength)
+            yield Cause(f"{which} of each micro-batch", text, strength)
 
 
 def mentions(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Suspicions that samples were taken together where each has to be taken alone: clipped, or measured, as one sum.
+"""Causes that samples were taken together where each has to be taken alone: clipped, or measured, as one sum.
 
 Legend: n samples of a step, b in a group of them, W ranks, C the clip norm, N the normaliser.
 """
@@ -13,18 +13,18 @@ from torch import Tensor
 from fsdpcheck import oracle
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis.cause_fit import chunks, rows
-from fsdpcheck.findings.cause import Suspect
+from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import Answer, Named, StepAnswer
 
 _EPS = (0.0, 1e-6)  # what implementations add to the norm of a whole gradient
 _STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {"median": torch.median, "mean": torch.mean}
-_PAIRS = Suspect(
+_PAIRS = Cause(
     "pairs share a norm", "two samples that follow each other share the mean of their squared norms: clipped as one"
 )
 _INSTEAD = "clip each sample's gradient, then add them up"
 
 
-def clipped(answer: Answer, step: int) -> Iterator[tuple[Suspect, Named]]:
+def clipped(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
     """Released gradients (float64) of samples that were added up, or averaged, before they were clipped."""
     case, wanted = answer.case, answer.steps[step]
     if not case.step.private or len(answer.clip_norms) > 1 or not wanted.samples:
@@ -38,10 +38,10 @@ def clipped(answer: Answer, step: int) -> Iterator[tuple[Suspect, Named]]:
                     for total, scale, share in zip(sums, scales, shares, strict=True)
                 ]
                 text = f"the {word} gradient of {whose} is clipped, not each sample's: {_INSTEAD}"
-                yield Suspect(f"{key} gradient of {whose} clipped", text), _weighted(sums, weights)
+                yield Cause(f"{key} gradient of {whose} clipped", text), _weighted(sums, weights)
 
 
-def norms(answer: Answer, step: int, rank: int) -> Iterator[tuple[Suspect, Tensor]]:
+def norms(answer: Answer, step: int, rank: int) -> Iterator[tuple[Cause, Tensor]]:
     """Squared norms [n] of the gradient of a whole micro-batch, or of a rank's batch, given to each of its samples."""
     case, wanted = answer.case, answer.steps[step]
     if not wanted.samples:
@@ -54,10 +54,10 @@ def norms(answer: Answer, step: int, rank: int) -> Iterator[tuple[Suspect, Tenso
             squares["sum"][own], squares["mean"][own] = whole, whole / max(len(own), 1) ** 2
         for word, squared in squares.items():
             text = f"each sample is given the norm of the gradient of the whole {whose} (its {word}), not its own"
-            yield Suspect(f"norm of the {word} of a {whose}", text), squared
+            yield Cause(f"norm of the {word} of a {whose}", text), squared
 
 
-def pairs(answer: Answer, step: int, rank: int) -> Iterator[tuple[Suspect, Tensor]]:
+def pairs(answer: Answer, step: int, rank: int) -> Iterator[tuple[Cause, Tensor]]:
     """Squared norms [n] of samples of a rank that share their mean with the sample beside them."""
     wanted = answer.steps[step]
     found = wanted.squared_norms.clone()
@@ -66,8 +66,8 @@ def pairs(answer: Answer, step: int, rank: int) -> Iterator[tuple[Suspect, Tenso
     yield _PAIRS, found
 
 
-def factors(answer: Answer, step: int) -> Iterator[tuple[Suspect, Callable[[list[int]], Tensor]]]:
-    """(suspicion, clip factors [b] of the rows of one micro-batch) that hang on which samples a micro-batch has."""
+def factors(answer: Answer, step: int) -> Iterator[tuple[Cause, Callable[[list[int]], Tensor]]]:
+    """(cause, clip factors [b] of the rows of one micro-batch) that hang on which samples a micro-batch has."""
     wanted, rule = answer.steps[step], answer.rule
 
     def of_pairs(own: list[int]) -> Tensor:
@@ -83,7 +83,7 @@ def factors(answer: Answer, step: int) -> Iterator[tuple[Suspect, Callable[[list
             return (limit / (norms + rule.eps)).clamp(max=1)
 
         text = f"the clip norm follows the batch: C is lowered to the {word} norm of each micro-batch"
-        yield Suspect(f"C of the batch: {word}", text), of_batch
+        yield Cause(f"C of the batch: {word}", text), of_batch
 
 
 def _paired(squares: Tensor) -> Tensor:

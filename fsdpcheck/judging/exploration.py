@@ -249,8 +249,8 @@ class Judging:
                 self.evidence.drawn.setdefault(case, False)
             elif isinstance(violation, Violation) and violation.what == minimal.what:
                 self.evidence.drawn.setdefault(case, True)
-                if len(self.evidence.suspects) < DIAGNOSED:
-                    self.evidence.suspects.append(violation.suspects)
+                if len(self.evidence.causes) < DIAGNOSED:
+                    self.evidence.causes.append(violation.causes)
 
     def _memory(self, case: Case, violation: Violation) -> str:
         """Whether memory that nobody has written is the cause; nothing that goes wrong here changes the verdict."""
@@ -281,12 +281,12 @@ class Judging:
         """The finding with what the minimal case and all evidence say about its cause."""
         first, minimal = self.violations[0][1], self.violations[-1][1]
         if first is not minimal and first.what == minimal.what:
-            self.evidence.suspects.append(first.suspects)
+            self.evidence.causes.append(first.causes)
         if self.memory:
             return replace(found, cause=self.memory, when=self.evidence.when(), stage=self.stage)
         cause = minimal.cause
-        if minimal.suspects is not None or any(self.evidence.suspects):
-            cause = self.evidence.cause(minimal.suspects)
+        if minimal.causes is not None or any(self.evidence.causes):
+            cause = self.evidence.cause(minimal.causes)
         return replace(found, cause=cause, when=self.evidence.when(), stage=self.stage)
 
     def verdict(self, stop: BaseException | None) -> Verdict:

@@ -117,7 +117,7 @@ def test_what_is_not_clipped_is_said_to_be(engine: SimulatedEngine) -> None:
     for check in (assert_factors_follow, assert_clipped_sum_near):
         with pytest.raises(Violation) as caught:
             check(execution, RULE)
-        assert [suspect.key for suspect in caught.value.suspects or ()] == ["not clipped"]
+        assert [cause.key for cause in caught.value.causes or ()] == ["not clipped"]
 
 
 def test_the_range_of_a_factor_holds_what_is_computed() -> None:

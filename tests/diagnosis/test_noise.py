@@ -205,7 +205,7 @@ def test_noise_that_is_missing_is_named_by_where() -> None:
     assert named(noise.of_missing(case, {name: value * 0 for name, value in full.items()}, clean)) == (
         "no noise is added at all"
     )
-    told = {suspect.key for suspect in noise.of_missing(case, {**full, "v": full["v"] * 0}, clean)}
+    told = {cause.key for cause in noise.of_missing(case, {**full, "v": full["v"] * 0}, clean)}
     assert {"noise where gradient", "no noise: parameters"} <= told
     half = {name: torch.cat([value[:2], value[2:] * 0]) for name, value in full.items()}
     assert "the shard of rank 1 gets no noise" in named(noise.of_missing(case, half, clean))
