@@ -1,4 +1,4 @@
-"""What makes a Case consistent. Used by ``Case``."""
+"""Validation: which combinations of a Case's values are consistent. Used by ``Case``."""
 
 from __future__ import annotations
 

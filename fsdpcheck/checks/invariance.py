@@ -1,4 +1,4 @@
-"""Checks of two runs of sibling cases: what must not change has not changed, bit for bit.
+"""Checks of invariance: two variants of a case must give the same bits where the change must not show.
 
 The right answers of both are computed too, each proved exact. They say which of the two runs is wrong, and they are
 compared with each other first: a pair whose right answers differ proves nothing and is rejected.
@@ -33,7 +33,7 @@ def assert_same_training(
 ) -> None:
     """Every rank of both runs shows the same initial parameters, gradients (if recorded) and parameters at every step.
 
-    Parameters are compared by their names without the unit. The instrument, whose size hangs on W, is left out.
+    Parameters are compared by their names without the unit. The instrument, whose size depends on W, is left out.
     ``gradients``: whom to ask where they differ; ``update``: where they are shown and equal, and parameters differ.
     """
     _require_same_answer(first[1], second[1])

@@ -1,4 +1,4 @@
-"""Check of runs of one case that train other parameters: squared norms add up over the parameters.
+"""Additivity of squared norms over parameters: checks of runs of one case that train other parameters.
 
 Freezing some parameters takes their terms from a sample's squared norm, whatever else is trained. No oracle is needed,
 so a mistake that an implementation and the oracle share is seen.
@@ -106,7 +106,7 @@ def _meet(a: Range, b: Range) -> bool:
 
 
 def _causes(norms: Norms, off: Fraction, in_layers: bool) -> Causes | None:
-    """Norms that add up themselves, or one that does not hang on what is frozen.
+    """Norms that add up themselves, or one that does not depend on what is frozen.
 
     What is added may be of layers, which nobody can tell where parts of one are frozen.
     """

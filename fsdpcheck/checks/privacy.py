@@ -216,6 +216,6 @@ def _of_noise(
 def _of_later(step: int) -> Causes:
     """All steps before have the same noise, though their batches differed too."""
     text = (
-        f"the draws of step {step} hang on the batches of the steps before: what is drawn is counted by their records"
+        f"the draws of step {step} depend on the batches of the steps before: what is drawn is counted by their records"
     )
     return [Cause("later draws", text, PATTERN)]

@@ -175,7 +175,7 @@ def _of_other_draws(rate: float, first: Batches, second: Batches) -> Causes | No
     owners = [{record: share for lists in drawn.values() for share, own in enumerate(lists) for record in own}
               for drawn in (first, second)]  # fmt: skip
     if len(first) >= _SEVERAL and _cut_off(first, second, owners[0]) and _cut_off(second, first, owners[1]):
-        return [Cause("cut off", "a rank that draws many records leaves some out, and how many is many hangs on W")]
+        return [Cause("cut off", "a rank that draws many records leaves some out, and how many is many depends on W")]
     stay = {record for record, share in owners[0].items() if owners[1].get(record) == share}
     drawn = [[stay.intersection(*[{r for own in lists for r in own}]) for lists in run.values()]
              for run in (first, second)]  # fmt: skip

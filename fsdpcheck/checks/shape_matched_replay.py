@@ -120,7 +120,7 @@ def local_gradient(
 def local_losses(
     case: Case, before: Mapping[str, Tensor], micro: MicroBatch, placement: Mapping[str, int]
 ) -> tuple[Tensor, dict[str, nn.Parameter]]:
-    """(losses [b] of one micro-batch, with their graph; the trained parameters that they hang on).
+    """(losses [b] of one micro-batch, with their graph; the trained parameters that they depend on).
 
     ``before``: full parameters by canonical name, in the case's dtype. ``placement``: their addresses modulo a cache
     line, 0 where not said.

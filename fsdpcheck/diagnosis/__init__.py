@@ -1,4 +1,4 @@
-"""Names the probable cause of a difference from its ratio or pattern. Never part of a verdict.
+"""Diagnosis: finds the known mistakes that would have computed what was got. Never part of a verdict.
 
 Each cause says what a known mistake would have computed: one weight per sample (a wrong gradient is a wrongly
 weighted sum of per-sample gradients), one vector, or a whole gradient. All that fit are given, with keys that are the
@@ -263,7 +263,7 @@ def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
 
 
 def _of_groups(answer: Answer, step: int, given: Named, slack: Named) -> Causes | None:
-    """Causes about clipping by group; None where none fits, for little is known of such cases."""
+    """Causes of wrong clipping by group; None where none fits, for little is known of such cases."""
     case, wanted = answer.case, answer.steps[step]
     magnitude = {name: value.abs().sum(0) / case.step.normaliser for name, value in wanted.gradients.items()}
     if _within(case, wanted, given, slack):

@@ -1,4 +1,4 @@
-"""Whether a cause computes what was got, up to the rounding of the cause itself. Never part of a verdict."""
+"""Cause fit: whether a mistake computes what was got, up to the mistake's own rounding. Never part of a verdict."""
 
 from __future__ import annotations
 

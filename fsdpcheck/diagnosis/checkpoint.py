@@ -1,4 +1,4 @@
-"""Causes about a training that went on from a checkpoint: what of its state did not come back.
+"""Causes of a wrong training after a checkpoint: the parts of its state that did not come back.
 
 Legend: k the step that went wrong, the first after a stop that did.
 """

@@ -1,4 +1,4 @@
-"""Causes about clip factors [n]: from wrong norms, or from a wrong expression of right norms."""
+"""Causes of wrong clip factors [n]: wrong norms, or a wrong expression of right norms."""
 
 from __future__ import annotations
 

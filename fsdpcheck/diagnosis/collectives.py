@@ -1,4 +1,4 @@
-"""Why ranks came apart: who left the common sequence of collectives, where, and what these ranks have in common."""
+"""Causes of ranks that come apart: who left the common sequence of collectives, where, and what they have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What chosen samples contribute to the released gradient of the right answer. Legend: n samples of a step."""
+"""The contribution of chosen samples to the right released gradient. Legend: n samples of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes about conventions that an adapter does not declare: where it divides by W, and what unused parameters get.
+"""Causes in undeclared conventions: where an implementation divides by W, and what unused parameters get.
 
 Legend: W ranks, K reductions of a step, N the normaliser.
 """

@@ -1,4 +1,4 @@
-"""Causes about clipping by the one norm of the whole released gradient: the norm returned, and the update."""
+"""Causes of a wrong global gradient norm, and of a wrong update that it clips."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def of_clipped_update(answer: Answer, step: int, got: Mapping[str, Tensor], norm
     if case.step.max_grad_norm is None or (step and case.step.optimizer != at_step(case.step.optimizer, 0)):
         return None
     if step and (case.step.optimizer.kind != "sgd" or case.step.optimizer.momentum):
-        return None  # the update hangs on earlier steps
+        return None  # the update depends on earlier steps
     found = []
     for cause, clipped in _clipped(case, wanted, norm, eps):
         if all(fits(case, clipped[name], value) for name, value in wanted.used.items() if value.numel()):

@@ -1,4 +1,4 @@
-"""Causes about a training that does not start from what rank 0 has built, where every rank has built another model.
+"""Causes of a training that does not start from rank 0's model, where every rank has built another one.
 
 No two ranks have built an element alike, so of each wrong value it can be told whose it is.
 """

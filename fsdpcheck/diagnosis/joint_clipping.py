@@ -1,4 +1,4 @@
-"""Causes that samples were taken together where each has to be taken alone: clipped, or measured, as one sum.
+"""Joint clipping: samples that are clipped, or measured, as one sum, where each has to be taken alone.
 
 Legend: n samples of a step, b in a group of them, W ranks, C the clip norm, N the normaliser.
 """
@@ -67,7 +67,7 @@ def pairs(answer: Answer, step: int, rank: int) -> Iterator[tuple[Cause, Tensor]
 
 
 def factors(answer: Answer, step: int) -> Iterator[tuple[Cause, Callable[[list[int]], Tensor]]]:
-    """(cause, clip factors [b] of the rows of one micro-batch) that hang on which samples a micro-batch has."""
+    """(cause, clip factors [b] of the rows of one micro-batch) that depend on which samples a micro-batch has."""
     wanted, rule = answer.steps[step], answer.rule
 
     def of_pairs(own: list[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Causes about noise: of what scale it is, where it lies, and of which other place it is the draw.
+"""Causes of wrong noise: a wrong scale, a wrong place, or the draw of another place.
 
 Seen is noise alone: what a step released, less what it releases without noise. Legend: W ranks, S shards, K
 micro-batches, N the normaliser, C the clip norm, s the noise multiplier, z noise.
@@ -132,7 +132,7 @@ def of_ranks(case: Case, grads: Sequence[Mapping[str, Tensor]]) -> Causes:
     replicas = [grads[first : first + size] for first in range(0, len(grads), size)]
     agree = all(_equal(own[0], other) for own in replicas for other in own)
     if len(replicas) > 1 and agree:
-        text = "replicas draw noise for themselves: its seed hangs on which replica a rank is in, and they drift apart"
+        text = "replicas draw noise for themselves: its seed depends on the replica of a rank, and they drift apart"
         return [Cause("noise by replica", text)]
     if all(not _equal(one, other) for one, other in itertools.combinations(grads, 2)):
         return [Cause("noise by rank", "each rank has noise of its own that the others do not see: they drift apart")]

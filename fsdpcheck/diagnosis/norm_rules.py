@@ -1,4 +1,4 @@
-"""Causes about how a layer's squared norm is formed from its activations and backprops.
+"""Causes of a wrong squared norm of a layer, in how it is formed from activations and backprops.
 
 Legend: n samples, T positions, d and p input and output features, V rows of an embedding.
 """

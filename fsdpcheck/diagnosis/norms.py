@@ -1,4 +1,4 @@
-"""Causes about per-sample norms [n]: ratios, parameters left out, ranks mixed, shards taken for the whole."""
+"""Causes of wrong per-sample norms [n]: ratios, parameters left out, ranks mixed, shards taken for the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes about clipping by group: factors from bounds or norms that are not those of a parameter's own group.
+"""Causes of wrong clipping by group: a parameter's factor comes from another group's bound or norm.
 
 Legend: n samples of a step, G clipping groups, C_l the clip norm of group l.
 """

@@ -1,4 +1,4 @@
-"""Causes about precision: gradients of some units that pass through a type with fewer bits.
+"""Causes in precision: the gradient of some units passes through a type with fewer bits.
 
 Legend: W ranks, N the normaliser.
 """
@@ -21,7 +21,7 @@ Explains = Callable[[Named], bool]
 
 
 def rounded(answer: Answer, step: int, explains: Explains) -> Iterator[Cause]:
-    """Causes that the gradient of each unit is the right one, or the right one with fewer bits.
+    """Causes by which the gradient of each unit is the right one, or the right one with fewer bits.
 
     ``explains``: whether gradients (float64) of some parameters are those got.
     """
@@ -38,7 +38,7 @@ def rounded(answer: Answer, step: int, explains: Explains) -> Iterator[Cause]:
 
 
 def updated(case: Case, after: Named, got: Mapping[str, Tensor]) -> Iterator[Cause]:
-    """Causes that parameters are right up to one rounding; ``after``: the right ones that are trained."""
+    """Causes by which parameters are right up to one rounding; ``after``: the right ones that are trained."""
     wrong = [name for name, value in after.items() if bool((got[name] != value).any())]
     for count in bits.TYPES:
         if wrong and all(torch.equal(bits.rounded(after[name], count), got[name]) for name in wrong):

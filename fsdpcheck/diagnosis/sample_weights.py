@@ -1,4 +1,4 @@
-"""Causes that give every per-sample gradient another weight in the released one.
+"""Causes that give each sample's gradient another weight in the released one.
 
 Legend: n samples of a step, W ranks, R replicas, K micro-batches, B samples of the logical batch, N the normaliser.
 """
@@ -68,7 +68,7 @@ def _of_chunk(factors_of: Callable[[list[int]], Tensor], own: list[int], _: Tens
 
 
 def _by_place(case: Case, wanted: StepAnswer, step: int) -> Iterator[tuple[Cause, Tensor]]:
-    """Causes about the place of a sample in its micro-batch."""
+    """Causes in the place of a sample in its micro-batch."""
 
     def total(weigh: Weighing) -> Tensor:
         return _total(case, wanted, step, weigh)

@@ -1,4 +1,4 @@
-"""Causes about shards: who owns which element, and what follows when one owner alone goes wrong.
+"""Causes in shards: who owns which element, and what follows when one owner alone goes wrong.
 
 Two ways of sharding are tried: *flat*, a unit's parameters end to end in one buffer cut into equal shards, and *rows*,
 each parameter cut along its first axis. Legend: S shards (W ranks, less replicas), n elements or samples.

@@ -1,4 +1,4 @@
-"""Causes about time: gradients of old parameters, norms of an earlier batch, state of an earlier run."""
+"""Causes in stale state: gradients of old parameters, norms of an earlier batch, state of an earlier run."""
 
 from __future__ import annotations
 

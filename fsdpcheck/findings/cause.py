@@ -1,4 +1,4 @@
-"""Cause: one known mistake that would have computed exactly what was got. What diagnoses say, and how it is put."""
+"""Cause: one known mistake that would have computed exactly what was got, and how it is worded."""
 
 from __future__ import annotations
 

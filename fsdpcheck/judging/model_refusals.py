@@ -1,8 +1,8 @@
-"""Refusals: an implementation that says it cannot take a user's own model has trained nothing wrong, nor right.
+"""Model refusals: an implementation may refuse a user's model; that is neither a pass nor a finding.
 
-Of the harness's models it declares what it accepts, so that raising on those is a finding. A user's model may hold what
-no declaration has a word for. And a model that raises on a single device, given the same samples, is nobody's finding;
-nor is what a model gives for a sample, if it depends on the samples beside it.
+An adapter declares which of the harness's models it accepts, so raising on one of those is a finding. A user's model
+may hold what no declaration has a word for. A model that raises on a single device, on the same samples, is no finding
+either. Nor is a model whose output for a sample depends on the samples beside it.
 """
 
 from __future__ import annotations

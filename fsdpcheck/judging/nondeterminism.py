@@ -1,9 +1,9 @@
-"""Whether an implementation gives the same case other results: shown from executions, compared bit for bit.
+"""Nondeterminism: whether an implementation gives other results for the same case, compared bit for bit.
 
-Asked where a law broke and then held on one case. The runs are on real gloo processes, so that nothing of the harness
-that ranks share in memory is in them: several in fresh processes each, then several in the same processes. The
-reference has to be determined on the case, or the single device where the reference does not take the case; otherwise
-nothing is said of the implementation.
+It is asked where a law broke and then held on one case. The runs are on real gloo processes, whose ranks share no
+memory of the harness: several runs in fresh processes each, then several in the same processes. The reference must give
+one result on the case, or the single device must, where the reference does not take the case. Otherwise nothing is said
+of the implementation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether a finding is of memory that was read before it was written, and which line has asked for that memory.
+"""Uninitialised memory: whether a finding comes from reading it, and which line asked for that memory.
 
-No NaN is interpreted: the law is judged on the same case again while all new memory of the ranks holds zeros in place
-of the poison (engines/_common/poison.py). What comes out otherwise is a function of memory that nobody has written.
+No NaN is interpreted. The law is judged on the same case again, while all new memory of the ranks holds zeros in place
+of the poison (engines/_common/poison.py). If the result differs, it depends on memory that nobody has written.
 """
 
 from __future__ import annotations

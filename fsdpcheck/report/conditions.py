@@ -1,4 +1,4 @@
-"""On what verdicts are conditional: every account of a session says it, on paper, as JSON and in pytest."""
+"""Conditions of verdicts: what every account of a session says with them, on paper, as JSON and in pytest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of which cases nothing was judged, and what holds says nothing: told beside the verdicts, here and in pytest."""
+"""Unjudged cases: the kinds of which no case was judged, so that "holds" says nothing of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Siblings: cases derived from a drawn one that must have the same answer, or one that is told in advance.
+"""Metamorphic variants of a case: the answer must stay the same, or change in a way known beforehand.
 
-Each is a function of the case alone and takes the implementation's features, so that it stays within what is accepted.
-A case that has no such sibling raises NotExact, is counted as rejected, and nothing is claimed of it.
+A variant depends on the case alone, and on the implementation's features, so that it stays within what is accepted. A
+case that has no such variant raises NotExact. It is counted as rejected, and nothing is claimed of it.
 
 Legend: W ranks, S shards, R replicas, N the normaliser, K micro-batches.
 """
@@ -99,7 +99,7 @@ def with_other_micro_batches(case: Case, features: Features) -> Pair:
 def in_replicas(case: Case) -> Case:
     """The case of a replicated batch with a part of it for each of several replicas, whose ranks all have that part.
 
-    Samples are dealt out to the replicas in turn; how many replicas there are hangs on the seed. The case itself where
+    Samples are dealt out to the replicas in turn. The seed decides how many replicas there are. The case itself where
     its ranks are no replicas of several.
     """
     counts = [count for count in range(2, case.world_size) if case.world_size % count == 0]
@@ -178,7 +178,7 @@ def _times_world(case: Case) -> int | float:
 
 
 def _worlds(case: Case) -> Iterator[Case]:
-    """The case on other meshes of at most six ranks, in an order that hangs on its seed, the ranks of all lists dealt
+    """The case on other meshes of at most six ranks, in an order that depends on its seed, the ranks of all lists dealt
     out again in turn."""
     meshes = [(s, r) for s in range(1, _LARGEST_WORLD + 1) for r in (1, 2, 3) if s * r <= _LARGEST_WORLD]
     for place in prng.permutation(case.seed, "another world size", len(meshes)):

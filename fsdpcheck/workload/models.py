@@ -18,7 +18,7 @@ from fsdpcheck.case.shapes import Shape, Stage, StageKind, body_output, stages
 from fsdpcheck.workload import clip_groups, layers
 from fsdpcheck.workload.clip_groups import INSTRUMENT
 from fsdpcheck.workload.losses import OwnLoss, PerSampleLoss
-from fsdpcheck.workload.user_model import loading as own_model
+from fsdpcheck.workload.user_model import loading as user_model
 from fsdpcheck.workload.user_model.dtype_widening import widened
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -135,7 +135,7 @@ def build(case: Case) -> CaseModel:
 def _build_own(case: Case, own: OwnModel, parameters: dict[str, Tensor]) -> CaseModel:
     instrument = _instrument(case, parameters[INSTRUMENT])
     dtype = DTYPES[case.arithmetic.dtype]
-    made = OwnCaseModel(own_model.model(own.build).to(dtype), own, instrument, dtype)
+    made = OwnCaseModel(user_model.model(own.build).to(dtype), own, instrument, dtype)
     for name, parameter in made.model.named_parameters():
         parameter.data = parameters[f"model.{name}"]
     return made
@@ -152,12 +152,12 @@ def initial_parameters(case: Case) -> dict[str, Tensor]:
 
     Integers, or fractions if the case's numbers are real (a user's model has its own). In the order of
     ``named_parameters``: a shared weight once,
-    under its first name. Values hang on the layer's position in the chain, not on its unit, so regrouping units keeps
+    under its first name. Values depend on the layer's position in the chain, not on its unit, so regrouping units keeps
     them.
     """
     bound = case.arithmetic.weights
     if case.model.own is not None and case.arithmetic.numbers == "real":
-        own = own_model.values(case.model.own.build)
+        own = user_model.values(case.model.own.build)
         made = {f"model.{name}": value.to(DTYPES[case.arithmetic.dtype], copy=True) for name, value in own.items()}
         return {**made, INSTRUMENT: drawn(case, "parameter " + INSTRUMENT, (instrument_rows(case), 1), bound)}
     found = {
@@ -195,7 +195,7 @@ def _drawn(seed: int, stream: str, shape: Shape, bound: int, numbers: Numbers, d
 def parameter_shapes(case: Case) -> dict[str, Shape]:
     """Shape of every parameter by canonical name, in the order of ``named_parameters``; a shared weight once."""
     if case.model.own is not None:
-        own = own_model.values(case.model.own.build)
+        own = user_model.values(case.model.own.build)
         return {**{f"model.{n}": tuple(v.shape) for n, v in own.items()}, INSTRUMENT: (instrument_rows(case), 1)}
     shapes: dict[str, Shape] = {}
     for group, instrument in enumerate(clip_groups.instruments(case)):

@@ -1,4 +1,4 @@
-"""Whether ranks have the same samples or their own, found out from the samples themselves.
+"""Batch layout: whether ranks have the same samples or their own, found out from the samples.
 
 One small all-gather of a 64-bit fingerprint of each rank's rows. Ranks that differ are certainly "distributed". Ranks
 that agree may be replicated, or distributed with equal rows (a data set that repeats a record, a wrap-around

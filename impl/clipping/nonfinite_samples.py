@@ -1,4 +1,4 @@
-"""A sample whose gradient norm is NaN or infinite: refused on all ranks, or left out.
+"""Samples whose gradient norm is NaN or infinite: refused on all ranks, or left out.
 
 Such a sample has no clip factor, and 0 * NaN is NaN: multiplying it by zero does not remove it. ``Options.nonfinite``
 

@@ -1,4 +1,4 @@
-"""How squared per-sample norms are put together over the ranks of one mesh axis.
+"""Aggregation of squared per-sample norms over the ranks of one mesh axis.
 
 *Layout* belongs to the batch on the axis: "replicated" (every rank has the same samples) or "distributed" (each has its
 own). *Contribution* belongs to a parameter on the axis: "complete" (each rank can form its samples' whole term) or

@@ -1,4 +1,4 @@
-"""Parameters used several times in one forward, by tied layers or by one that runs again: the norm of the sum of uses.
+"""Tied parameters, used several times in one forward: the norm of the sum of their uses' gradients.
 
 A sample's gradient of such a parameter is the sum over its uses, and its squared norm has cross terms. Records are
 therefore grouped by the parameters they share, not by layer: a layer whose weight is tied and whose bias is its own

@@ -1,4 +1,4 @@
-"""Every use of a trainable parameter must lie inside a recorded forward of a layer that counts it.
+"""Coverage of uses: every use of a trained parameter lies inside a recorded forward of a layer that counts it.
 
 A weight that is also used beside its layer (``F.linear(x, embedding.weight)``), or a layer whose forward never runs
 because its parent computes with its weights, would train without counting in the norms: samples would be clipped too

@@ -19,7 +19,7 @@ from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
 from fsdpcheck.oracle import bounds
-from fsdpcheck.workload.user_model import inspection as own_inspection
+from fsdpcheck.workload.user_model import inspection
 
 TOYS = str(Path(__file__).parents[1] / "toys" / "own_models.py")
 REAL = Case(
@@ -30,7 +30,7 @@ REAL = Case(
     Arithmetic(project=False, numbers="real"),
     seed=3,
 )
-OWN = replace(REAL, model=ModelSpec((), own=own_inspection.inspect(f"{TOYS}:with_surrogate", f"{TOYS}:batch").own))
+OWN = replace(REAL, model=ModelSpec((), own=inspection.inspect(f"{TOYS}:with_surrogate", f"{TOYS}:batch").own))
 RULE = FactorRule(eps=1e-6)
 
 

@@ -17,7 +17,7 @@ from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.session import run as session
 from fsdpcheck.session.plan import Plan
-from fsdpcheck.workload.user_model import inspection as own_inspection
+from fsdpcheck.workload.user_model import inspection
 
 TOYS = Path(__file__).parents[1] / "toys"
 REFUSING, MODELS = TOYS / "refusing.py", TOYS / "own_models.py"
@@ -32,7 +32,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def own() -> OwnModel:
-    return own_inspection.inspect(f"{MODELS}:right", f"{MODELS}:batch").own
+    return inspection.inspect(f"{MODELS}:right", f"{MODELS}:batch").own
 
 
 def _verdict(engine: Engine, kind: str, own: OwnModel | None) -> Verdict:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fsdpcheck.case import Named
 from fsdpcheck.compat import torch_private
 from fsdpcheck.errors import UsageError
-from fsdpcheck.workload.user_model import loading as own_model
+from fsdpcheck.workload.user_model import loading as user_model
 from fsdpcheck.workload.user_model.loading import Loss
 
 SIZES: Final = (1, 2, 3, 9)
@@ -62,7 +62,7 @@ class Stepped:
 def stepped(build: str, loss: str, inputs: Tensor, targets: Tensor) -> Stepped:
     """What the model does in each dtype that cases have. Raises UsageError where a single device raises in all."""
     in64, in32 = (
-        steps(own_model.model(build), own_model.loss(loss), inputs, targets, dtype)
+        steps(user_model.model(build), user_model.loss(loss), inputs, targets, dtype)
         for dtype in (torch.float64, torch.float32)
     )
     names, where = _named(in64, in32)
