@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,29 @@ def test_files_that_are_named_with_their_folder_are_there() -> None:
         for named in re.findall(r"(?<![\w./])(?:[a-z_\d]+/)+[a-z_\d]+\.py", page.read_text(encoding="utf-8")):
             lost += [] if any(f"/{path}".endswith(f"/{named}") for path in there) else [f"{page.name}: {named}"]
     assert lost == []
+
+
+REFERENCE = """
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+module = nn.Sequential()
+module.blocks = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+per_sample_loss = lambda outputs, targets: ((outputs - targets) ** 2).sum(1)
+expected_batch_size = 2
+inputs, targets, indices = torch.ones(2, 2), torch.ones(2, 1), (0, 1)
+"""
+
+
+def test_the_reference_is_used_as_its_document_says(tmp_path: Path) -> None:
+    example, checkpoint = re.findall(r"^```python\n(.*?)^```", (DOCS / "reference.md").read_text("utf-8"), re.M | re.S)
+    program = (
+        f"import torch\n{REFERENCE}\n{example}\nfolder = {str(tmp_path / 'saved')!r}\n{checkpoint}\nprint('whole')"
+    )
+    run = [sys.executable, "-c", program]
+    done = subprocess.run(run, cwd=tmp_path, env=commands.environment(), capture_output=True, text=True)
+    assert done.stdout == "whole\n", done.stderr
 
 
 def test_the_finding_of_the_readme_is_what_is_printed() -> None:
