@@ -86,7 +86,7 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnModel:
+class UserModelSpec:
     """A model, a batch and a loss of the user's own, by reference ("pkg.mod:attr"), and what was seen of them.
 
     The references are imported when the case runs, so a case from elsewhere is run only after its reader has repeated
@@ -134,7 +134,7 @@ class ModelSpec:
     layer_norm: bool = False
     tied: tuple[int, int] | None = None
     units: tuple[int, ...] = ()
-    own: OwnModel | None = None
+    own: UserModelSpec | None = None
 
     @property
     def unit_count(self) -> int:

@@ -9,7 +9,7 @@ from fsdpcheck.case import sampler as case_sampling
 from fsdpcheck.case.shapes import SPATIAL, row_counts
 
 if TYPE_CHECKING:
-    from fsdpcheck.case import Case, OwnModel, Trait
+    from fsdpcheck.case import Case, Trait, UserModelSpec
 
 OWN_TRAITS: frozenset[Trait] = frozenset(
     {
@@ -44,7 +44,7 @@ def requires(case: Case) -> frozenset[Trait]:
     return frozenset({*_model_traits(case), *_layout_traits(case), *_step_traits(case), *_number_traits(case)})
 
 
-def _own_traits(case: Case, own: OwnModel) -> Iterator[Trait]:
+def _own_traits(case: Case, own: UserModelSpec) -> Iterator[Trait]:
     ranks = case.mesh.dp_shard
     found = [trait for trait in own.traits if trait != "surrogates"]
     yield from (_PRIVATE.get(trait, trait) if case.step.private else trait for trait in found)

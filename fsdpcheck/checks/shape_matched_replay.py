@@ -171,12 +171,12 @@ def trained_names(case: Case) -> list[str]:
 
 def _terms(execution: Execution, k: int) -> list[Named]:
     """Every rank's gradient of every micro-batch of one step."""
-    return [term for result in execution.ranks for term in _own(execution, result, k)]
+    return [term for result in execution.ranks for term in _of_rank(execution, result, k)]
 
 
 def _of_gradient(execution: Execution, k: int, got: Mapping[str, Tensor]) -> Causes | None:
     """Causes of a gradient that is not the average of the ranks' own."""
-    terms = [_own(execution, result, k) for result in execution.ranks]
+    terms = [_of_rank(execution, result, k) for result in execution.ranks]
     return diagnosis.of_terms(execution.request.case, got, terms, _reweighed(execution, k))
 
 
@@ -185,12 +185,12 @@ def _reweighed(execution: Execution, k: int) -> Iterator[tuple[Cause, Named]]:
     world = execution.request.case.world_size
     for which, place in (("first", 0), ("last", -1)):
         for said, times in (("left out", 0.0), ("counted twice", 2.0)):
-            mine = [term for result in execution.ranks for term in _own(execution, result, k, {place: times})]
+            mine = [term for result in execution.ranks for term in _of_rank(execution, result, k, {place: times})]
             sums = {name: torch.stack([term[name].double() for term in mine]).sum(0) / world for name in mine[0]}
             yield Cause(f"{which} {said}", f"the {which} sample of each micro-batch is {said}"), sums
 
 
-def _own(execution: Execution, result: RankResult, k: int, times: Mapping[int, float] | None = None) -> list[Named]:
+def _of_rank(execution: Execution, result: RankResult, k: int, times: Mapping[int, float] | None = None) -> list[Named]:
     """One rank's gradients by micro-batch, from the parameters it showed before the step.
 
     ``times``: what the weights at some places of each micro-batch are multiplied by, to try a cause.

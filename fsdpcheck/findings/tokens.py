@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from fsdpcheck import adapters
-from fsdpcheck.case import Case, OwnModel
+from fsdpcheck.case import Case, UserModelSpec
 from fsdpcheck.errors import InvalidCase, InvalidToken, reading
 from fsdpcheck.loading import references
 
@@ -85,7 +85,7 @@ def encode(token: Token) -> str:
 def command(token: str, adapter: str, installs: Iterable[str] = ()) -> str:
     """The command line that runs a token's case again; it repeats whatever a token alone may not import."""
     parts = ["fsdpcheck", "replay", f"'{token}'"]
-    own = _own(token)
+    own = _user_model(token)
     for option, name in (("--model", own.build), ("--batch", own.batch), ("--loss", own.loss)) if own else ():
         parts += [option, shlex.quote(name)] if name else []
     if not adapters.is_builtin(adapter):
@@ -95,7 +95,7 @@ def command(token: str, adapter: str, installs: Iterable[str] = ()) -> str:
     return " ".join(parts)
 
 
-def _own(token: str) -> OwnModel | None:
+def _user_model(token: str) -> UserModelSpec | None:
     """The user's model that a token's case is about; none of a token that another release wrote."""
     try:
         return decode(token).case.model.own

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fsdpcheck import adapters, oracle
 from fsdpcheck.adapters.contract import Adapter, ArithmeticRule, FactorRule, Features, Observable, Trait, Use
-from fsdpcheck.case import Case, OwnModel
+from fsdpcheck.case import Case, UserModelSpec
 from fsdpcheck.case.validation import is_power_of_two
 from fsdpcheck.engines._interpreter import interpreter
 from fsdpcheck.engines.base import Engine
@@ -71,7 +71,7 @@ class Run:
     schedule: SchedulePolicy = "forward"
     avoid: frozenset[Trait] = frozenset()
     """Traits that no case may demand although the adapter accepts them: ways around known defects."""
-    own: OwnModel | None = None
+    own: UserModelSpec | None = None
     """The model of all cases, where it is a user's own."""
     memory: str = "poison"
     """What new memory of the ranks holds (RunRequest.memory)."""

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Literal
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import BatchLayout, Case, MeshSpec, ModelSpec, OwnModel, Trait, prng
+from fsdpcheck.case import BatchLayout, Case, MeshSpec, ModelSpec, Trait, UserModelSpec, prng
 from fsdpcheck.case.shapes import item_units
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
 from fsdpcheck.errors import InvalidCase, NotApplicable, NotExact
@@ -209,7 +209,7 @@ def _dealt(layout: BatchLayout, mesh: MeshSpec) -> BatchLayout:
     return replace(layout, lists=tuple(tuple(samples[share::shares]) for share in range(shares)))
 
 
-def _without_units(case: Case, own: OwnModel) -> Iterator[Case]:
+def _without_units(case: Case, own: UserModelSpec) -> Iterator[Case]:
     """The case with none of its model's units, all but the first, or all but the last; the root has the rest."""
     traits: tuple[Trait, ...] = tuple(sorted({*own.traits, "root-parameters"}))
     for units in ((), own.units[1:], own.units[:-1]):

@@ -10,7 +10,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdpcheck.case import Loss, OwnModel
+from fsdpcheck.case import Loss, UserModelSpec
 from fsdpcheck.workload.user_model import loading as user_model
 from fsdpcheck.workload.user_model.dtype_widening import widened
 
@@ -69,7 +69,7 @@ class OwnLoss(PerSampleLoss):
     """The same of a user's own loss: outputs [b, F + R] and targets [b, F' + R], both flattened, go to it as it knows
     them; integer targets as integers."""
 
-    def __init__(self, own: OwnModel, scale: float = 1.0, reduction: Reduction = "none") -> None:
+    def __init__(self, own: UserModelSpec, scale: float = 1.0, reduction: Reduction = "none") -> None:
         super().__init__("mse", own.features, scale, reduction)
         self.own, self.target_features = own, own.targets
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.case import Case, Dtype, Numbers, OwnModel, prng
+from fsdpcheck.case import Case, Dtype, Numbers, UserModelSpec, prng
 from fsdpcheck.case.shapes import Shape, Stage, StageKind, body_output, stages
 from fsdpcheck.workload import clip_groups, layers
 from fsdpcheck.workload.clip_groups import INSTRUMENT
@@ -89,10 +89,10 @@ def _read(instrument: nn.Module, like: Tensor) -> Tensor:
     return reading
 
 
-class OwnCaseModel(CaseModel):
+class UserCaseModel(CaseModel):
     """The instrument beside a model of the user's own, which stays as it is: inputs [b, ...] -> [b, F + R]."""
 
-    def __init__(self, model: nn.Module, own: OwnModel, instrument: nn.Linear, dtype: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, own: UserModelSpec, instrument: nn.Linear, dtype: torch.dtype) -> None:
         """``dtype``: the case's, in which the model's output is taken, if it names one."""
         nn.Module.__init__(self)
         self.model, self.own, self.instrument, self.dtype = model, own, instrument, dtype
@@ -111,7 +111,7 @@ def build(case: Case) -> CaseModel:
     """The case's model on CPU, filled with ``initial_parameters(case)``; torch's random streams are not touched."""
     parameters = initial_parameters(case)
     if case.model.own is not None:
-        return _build_own(case, case.model.own, parameters)
+        return _build_user_model(case, case.model.own, parameters)
     metered = len(clip_groups.names(case)) > 1
     groups = [Metered() if metered else nn.Sequential() for _ in case.model.units] + [nn.Sequential()]
     made: dict[str, nn.Module] = {}
@@ -132,10 +132,10 @@ def build(case: Case) -> CaseModel:
     return CaseModel(groups[:-1], groups[-1], instrument)
 
 
-def _build_own(case: Case, own: OwnModel, parameters: dict[str, Tensor]) -> CaseModel:
+def _build_user_model(case: Case, own: UserModelSpec, parameters: dict[str, Tensor]) -> CaseModel:
     instrument = _instrument(case, parameters[INSTRUMENT])
     dtype = DTYPES[case.arithmetic.dtype]
-    made = OwnCaseModel(user_model.model(own.build).to(dtype), own, instrument, dtype)
+    made = UserCaseModel(user_model.model(own.build).to(dtype), own, instrument, dtype)
     for name, parameter in made.model.named_parameters():
         parameter.data = parameters[f"model.{name}"]
     return made

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fsdpcheck import engines
-from fsdpcheck.case import OwnModel
+from fsdpcheck.case import UserModelSpec
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.verdict import Verdict
@@ -31,28 +31,28 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def own() -> OwnModel:
+def own() -> UserModelSpec:
     return inspection.inspect(f"{MODELS}:right", f"{MODELS}:batch").own
 
 
-def _verdict(engine: Engine, kind: str, own: OwnModel | None) -> Verdict:
+def _verdict(engine: Engine, kind: str, own: UserModelSpec | None) -> Verdict:
     return check_law(chapters()["training.plain"], Run(engine, f"{REFUSING}:{kind}", own=own), world_sizes=(2,))
 
 
-def test_a_refusal_on_every_rank_is_neither_a_finding_nor_a_pass(engine: Engine, own: OwnModel) -> None:
+def test_a_refusal_on_every_rank_is_neither_a_finding_nor_a_pass(engine: Engine, own: UserModelSpec) -> None:
     verdict = _verdict(engine, "every_rank", own)
     assert (verdict.status, verdict.cases, verdict.finding, verdict.exit_code) == ("not supported", 0, None, 2)
     assert "a layer of this kind cannot be taken" in verdict.reason
 
 
-def test_a_law_is_no_pass_where_some_cases_are_refused_and_all_others_hold(engine: Engine, own: OwnModel) -> None:
+def test_a_law_is_no_pass_where_some_cases_are_refused_and_all_others_hold(engine: Engine, own: UserModelSpec) -> None:
     verdict = _verdict(engine, "some", own)
     assert (verdict.status, verdict.exit_code) == ("not supported", 2)
     assert verdict.cases > 0
     assert f"the other {verdict.cases} hold, which is no pass" in verdict.reason
 
 
-def test_refused_cases_hide_no_finding_of_others(engine: Engine, own: OwnModel) -> None:
+def test_refused_cases_hide_no_finding_of_others(engine: Engine, own: UserModelSpec) -> None:
     verdict = _verdict(engine, "some_and_wrong", own)
     assert (verdict.status, verdict.exit_code) == ("finding", 1)
     assert verdict.finding is not None
@@ -60,7 +60,7 @@ def test_refused_cases_hide_no_finding_of_others(engine: Engine, own: OwnModel) 
 
 
 @pytest.mark.parametrize("kind", ["one_rank", "two_errors", "another_error"])
-def test_what_is_no_refusal_stays_a_finding(engine: Engine, own: OwnModel, kind: str) -> None:
+def test_what_is_no_refusal_stays_a_finding(engine: Engine, own: UserModelSpec, kind: str) -> None:
     verdict = _verdict(engine, kind, own)
     assert (verdict.status, verdict.finding is not None and verdict.finding.kind) == ("finding", "raised")
 
@@ -69,7 +69,7 @@ def test_of_a_model_of_ours_that_an_adapter_accepts_a_refusal_is_a_finding(engin
     assert _verdict(engine, "every_rank", None).status == "finding"
 
 
-def test_one_refused_case_is_judged_the_same(engine: Engine, own: OwnModel) -> None:
+def test_one_refused_case_is_judged_the_same(engine: Engine, own: UserModelSpec) -> None:
     found = _verdict(engine, "another_error", own).finding
     assert found is not None
     run = Run(engine, f"{REFUSING}:every_rank", own=own)

@@ -13,7 +13,7 @@ import torch
 from hypothesis.errors import UnsatisfiedAssumption
 
 from fsdpcheck import cli
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OwnModel
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, UserModelSpec
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import InvalidToken
 from fsdpcheck.findings import tokens
@@ -203,7 +203,7 @@ def test_laws_of_the_other_tier_are_a_usage_error(tmp_path: Path, capsys: pytest
 
 
 def test_a_token_is_trusted_with_what_the_reader_repeated_in_its_place() -> None:
-    own = OwnModel("elsewhere:build", "elsewhere:batch")
+    own = UserModelSpec("elsewhere:build", "elsewhere:batch")
     token = tokens.Token("training.plain", "fully_shard", Case(ModelSpec((), own=own)))
     found = tokens.trusted(token, own=("here:build", "here:batch", "")).case.model.own
     assert found is not None
@@ -216,7 +216,7 @@ def test_a_token_is_trusted_with_what_the_reader_repeated_in_its_place() -> None
 
 
 def test_a_token_alone_imports_nothing() -> None:
-    own = OwnModel("nowhere_at_all:build", "nowhere_at_all:batch")
+    own = UserModelSpec("nowhere_at_all:build", "nowhere_at_all:batch")
     text = tokens.encode(tokens.Token("training.plain", "fully_shard", Case(ModelSpec((), own=own))))
     assert tokens.decode(text).case.model.own == own
     assert "nowhere_at_all" not in sys.modules

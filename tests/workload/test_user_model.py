@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fsdpcheck import adapters, engines, oracle
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, ModelSpec, OwnModel, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, ModelSpec, StepSpec, UserModelSpec
 from fsdpcheck.checks import poisson
 from fsdpcheck.errors import InvalidCase, NotExact, UsageError
 from fsdpcheck.exact import binomial
@@ -30,11 +30,11 @@ LAWS = str(Path(__file__).parents[1] / "toys" / "laws.py")
 GPT = str(Path(__file__).parents[2] / "docs" / "examples" / "small_gpt.py")
 
 
-def _own(build: str = "right", batch: str = "batch", loss: str = "", file: str = TOYS) -> OwnModel:
+def _own(build: str = "right", batch: str = "batch", loss: str = "", file: str = TOYS) -> UserModelSpec:
     return inspection.inspect(f"{file}:{build}", f"{file}:{batch}", f"{file}:{loss}" if loss else "").own
 
 
-def _case(own: OwnModel, numbers: str = "grid", loss: str = "mse") -> Case:
+def _case(own: UserModelSpec, numbers: str = "grid", loss: str = "mse") -> Case:
     dtype = "float32" if own.names else "float64"
     arithmetic = Arithmetic(dtype, project=False, numbers=numbers)  # type: ignore[arg-type]
     step = StepSpec(loss)  # type: ignore[arg-type]
@@ -353,7 +353,7 @@ _LAYER = LayerSpec(1)
     "change", [{"traits": ("hsdp",)}, {"build": "no reference"}, {"features": -1}, {"rows": (1 << 30,)}]
 )
 def test_a_users_model_that_contradicts_itself_is_no_case(change: dict[str, object]) -> None:
-    own = OwnModel("mine:build", "mine:batch")
+    own = UserModelSpec("mine:build", "mine:batch")
     with pytest.raises(InvalidCase):
         Case(ModelSpec((), own=replace(own, **change)))  # type: ignore[arg-type]
     with pytest.raises(InvalidCase):

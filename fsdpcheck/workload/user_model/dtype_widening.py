@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpcheck.case import OwnModel
+from fsdpcheck.case import UserModelSpec
 from fsdpcheck.compat import torch_private
 
 _WIDENED = (torch.float32, torch.bfloat16)
 
 
-def widened(own: OwnModel, dtype: torch.dtype) -> AbstractContextManager[object]:
+def widened(own: UserModelSpec, dtype: torch.dtype) -> AbstractContextManager[object]:
     """Where ``own`` names a dtype and computes in ``dtype`` float64, what asks for a narrower one is given float64."""
     return _Widened() if own.names and dtype == torch.float64 else nullcontext()  # type: ignore[no-untyped-call]
 

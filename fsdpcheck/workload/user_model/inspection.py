@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpcheck.case import OwnModel, Trait
+from fsdpcheck.case import Trait, UserModelSpec
 from fsdpcheck.errors import UsageError, excerpt
 from fsdpcheck.exact import surrogates
 from fsdpcheck.loading import references
@@ -41,7 +41,7 @@ _LAYERS: dict[type[nn.Module], Trait | None] = {
 class Seen(NamedTuple):
     """``own`` for cases; ``fails_on_none``: what the model raises on no samples, "" if nothing; what it does alone."""
 
-    own: OwnModel
+    own: UserModelSpec
     fails_on_none: str
     alone: alone.Stepped
 
@@ -89,7 +89,7 @@ def inspect(build: str, batch: str, loss: str = "", units: Sequence[str] | None 
     if not stepped.names and not stepped.fails_in_float32:  # what computes in one dtype only shows no roundings
         batch_dependence.require_separate(build, loss, inputs, targets)
     traits = frozenset(_traits(model, inputs, chosen)) | _of_functions(model, inputs[:2], targets[:2], loss)
-    own = OwnModel(
+    own = UserModelSpec(
         build=build,
         batch=batch,
         loss=loss,

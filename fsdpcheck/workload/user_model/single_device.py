@@ -104,7 +104,7 @@ def watched(model: nn.Module, dtype: torch.dtype, found: Alone) -> Iterator[None
             with seen:
                 yield
         except Exception as error:
-            found.stumble = Stumble(said(error), ", ".join(filter(None, (_module(at), seen.newest, _line(error)))))
+            found.stumble = Stumble(message(error), ", ".join(filter(None, (_module(at), seen.newest, _line(error)))))
 
 
 def _named(in64: Alone, in32: Alone) -> tuple[Named, str]:
@@ -116,7 +116,7 @@ def _named(in64: Alone, in32: Alone) -> tuple[Named, str]:
     return ("float32", in64.stumble.where) if in64.stumble and not in32.stumble else ("", "")
 
 
-def said(error: BaseException) -> str:
+def message(error: BaseException) -> str:
     """Kind and words of an exception, as a traceback ends."""
     return "".join(traceback.format_exception_only(error)).strip()
 
