@@ -1,7 +1,7 @@
 """Study: is the cause that a finding names the right one? Over every planted fault; each says what would be right.
 
 Two controls say what that is worth. Do the patterns of right causes tell faults apart: how many of them fit the cause
-named for another fault? And with the suspicions that are right taken away, as if the mistake were one that nobody has
+named for another fault? And with the causes that are right taken away, as if the mistake were one that nobody has
 thought of: is nothing named, or a wrong cause?
 """
 
@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.findings.cause import Suspects, common, named
+from fsdpcheck.findings.cause import Causes, common, named
 from fsdpcheck.findings.verdict import Finding
 from fsdpcheck.impl import faults
 from fsdpcheck.impl.faults._fault import Fault
 from fsdpcheck.judging import attribution, check, registry
 from fsdpcheck.judging.run import Run
 
-_Told = list[Suspects | None]
+_Told = list[Causes | None]
 _OR = " or "  # between two causes, of which one is right at most
 
 
@@ -33,7 +33,7 @@ class Diagnosed:
     fault: Fault
     finding: Finding | None
     held_out: str
-    """What is named without the suspicions that are right."""
+    """What is named without the causes that are right."""
 
     @property
     def word(self) -> str:
@@ -47,7 +47,7 @@ class Diagnosed:
             return
         found = self.finding
         yield f"{self.word:<7} {self.fault.name}, {found.law}: {found.cause or '-'}"
-        more = {"stage": found.stage, "when": found.when, "without the right suspicion": self.held_out}
+        more = {"stage": found.stage, "when": found.when, "without the right cause": self.held_out}
         yield from (f"          {name}: {text}" for name, text in more.items() if text)
 
 
@@ -87,7 +87,7 @@ def totals(found: Sequence[Diagnosed]) -> Iterator[str]:
     pairs = sum(owner.cause != each.fault.cause for each in found for owner, _ in causes)
     yield f"control: the pattern of a fault fits the cause named for another one: {len(foreign)} of {pairs} pairs"
     wrong = sum(bool(each.held_out) for each in found)
-    yield f"control: without the right suspicion a cause is named, wrongly, in {wrong} of {len(found)}"
+    yield f"control: without the right cause a cause is named, wrongly, in {wrong} of {len(found)}"
 
 
 def _by_chapter(found: Sequence[Diagnosed]) -> Iterator[str]:
@@ -122,12 +122,12 @@ def _found(engine: SimulatedEngine, fault: Fault, seed: int) -> Finding | None:
 
 @contextmanager
 def _listening() -> Iterator[_Told]:
-    """All suspects that the newest finding's cause was chosen from, the minimal case's first."""
+    """All causes that the newest finding's cause was chosen from, the minimal case's first."""
     told: _Told = []
     original = attribution.Evidence.cause
 
-    def cause(self: attribution.Evidence, minimal: Suspects | None) -> str:
-        told[:] = [minimal, *self.suspects]
+    def cause(self: attribution.Evidence, minimal: Causes | None) -> str:
+        told[:] = [minimal, *self.causes]
         return original(self, minimal)
 
     attribution.Evidence.cause = cause  # type: ignore[method-assign]
@@ -138,7 +138,7 @@ def _listening() -> Iterator[_Told]:
 
 
 def _held_out(fault: Fault, told: _Told) -> str:
-    """What would be named if the right suspicions did not exist."""
+    """What would be named if the right causes did not exist."""
     right = {each.key for own in told for each in own or () if re.search(fault.cause, each.text)}
     first, *others = [None if own is None else [s for s in own if s.key not in right] for own in told] or [None]
     return named(common(first, others))

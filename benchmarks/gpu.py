@@ -156,10 +156,10 @@ def _claim(device: str) -> list[str]:
     """Claim E2."""
     if device != "cuda":
         raise Skipped("its ratio of times needs a GPU")
-    from fsdpcheck.studies.claims import judging, registry
+    from fsdpcheck.studies.claims import evaluation, registry
 
-    (row,) = judging.judge(registry.chosen(["E2"]))
-    if row.verdict == judging.ERROR:
+    (row,) = evaluation.judge(registry.chosen(["E2"]))
+    if row.verdict == evaluation.ERROR:
         raise RuntimeError(row.trace)
     return [f"{row.verdict}: {row.measured}"]
 

@@ -1,4 +1,4 @@
-"""What a law of one's own needs, in one place that stays: ``from fsdpcheck.laws import law``.
+"""All that an author of a law needs: ``from fsdpcheck.laws import law``.
 
 A law is a function ``body(case, run)`` that returns or raises ``Violation``; ``run(case)`` gives an ``Execution``.
 """

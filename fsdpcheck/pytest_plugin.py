@@ -19,7 +19,7 @@ import pytest
 from fsdpcheck import adapters, engines
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.errors import FsdpcheckError, excerpt
-from fsdpcheck.report import colour, conditional, finding, unjudged
+from fsdpcheck.report import colour, conditions, finding, unjudged_cases
 from fsdpcheck.session.plan import Plan, parse_traits, parse_world_sizes
 
 if TYPE_CHECKING:
@@ -215,8 +215,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     terminalreporter.section("fsdpcheck")
     terminalreporter.line(str(account))
-    avoided = unjudged.avoided(config.stash[_PLAN].avoid, "--fsdpcheck-avoid")
-    for sentence in (*conditional.sentences(account.judged), *avoided, *unjudged.never(account.never), *account.left):
+    avoided = unjudged_cases.avoided(config.stash[_PLAN].avoid, "--fsdpcheck-avoid")
+    for sentence in (
+        *conditions.sentences(account.judged),
+        *avoided,
+        *unjudged_cases.never(account.never),
+        *account.left,
+    ):
         terminalreporter.line(sentence)
     if account.ran < account.promised:
         terminalreporter.line(

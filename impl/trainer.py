@@ -1,7 +1,7 @@
 """Trainer: one training step, plain or with per-sample clipping, over a sharded model.
 
-How a private step clips is in private.py; here is what every step does, in order: forward and backward of each
-micro-batch, reduction, global clipping or noise, the optimizer's update.
+Every step does, in order: forward and backward of each micro-batch, reduction, global clipping or noise, the
+optimizer's update. How a private step clips is in clipping/private_backward.py.
 
 Loss convention: the released gradient is (1/N) * sum over the logical batch. Reductions average over the W ranks, so a
 rank weighs each of its samples W/N when the batch is distributed and 1/N when it is replicated (in general S/N, with S
@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .clipping import aggregate, clip_factors
+from .clipping import clip_factors, norm_aggregation
 from .clipping.batch_layout import DISTRIBUTED, Layouts
 from .clipping.private_backward import Norms, Privacy, PrivateBackward
 from .costs.profile import OFF, Off, Profile
@@ -191,11 +191,11 @@ class Trainer:
         if self.optimizer is not None:
             self.optimizer.step()
 
-    def norms_in_dataset_order(self, bound: int) -> aggregate.InDatasetOrder:
+    def norms_in_dataset_order(self, bound: int) -> norm_aggregation.InDatasetOrder:
         """The last step's norms of all ranks by global sample index; ``bound`` >= every rank's number of samples."""
         everyone = self.model.axis if self.model.replicas.size == 1 else collectives.axis()
         norms = torch.cat(self.found.norms)
-        return aggregate.gather_in_dataset_order(norms, self.found.indices, bound, everyone)
+        return norm_aggregation.gather_in_dataset_order(norms, self.found.indices, bound, everyone)
 
 
 def _refuse_reduced(losses: Tensor, micro: MicroBatch) -> None:

@@ -13,7 +13,7 @@ from fsdpcheck.checks.clipping import (
     assert_norms_exact,
     assert_probe_coefficients,
 )
-from fsdpcheck.checks.nonfinite import assert_refused_or_left_out, spoiled
+from fsdpcheck.checks.nonfinite_samples import assert_refused_or_left_out, spoiled
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 

@@ -35,7 +35,7 @@ def test_plain_training_never_hangs(case: Case, run: Run) -> None:
 
     Deterministic ranks joined by blocking collectives form a Kahn network: one schedule stands for all, and the second
     run tests the hypothesis.
-    Not seen: what hangs on time, such as streams of a GPU, or communicators that run at once (nccl#195).
+    Not seen: what depends on time, such as streams of a GPU, or communicators that run at once (nccl#195).
     Source: Kahn 1974; pytorch#158719, pytorch#75902.
     """
     _same_calls_in_every_order(case, run)
@@ -52,7 +52,7 @@ def test_private_training_never_hangs(case: Case, run: Run) -> None:
     """Private training finishes on every rank with equal collectives, and ranks run in reverse give the same bits.
 
     Also with ranks that have no sample, as Poisson sampling gives them.
-    Not seen: what hangs on time, as above; whether what is sent tells of a record (privacy.collectives).
+    Not seen: what depends on time, as above; whether what is sent tells of a record (privacy.collectives).
     Source: Opacus#164, Opacus#516.
     """
     _same_calls_in_every_order(case, run)

@@ -1,11 +1,11 @@
 """FSDP2 features: a training that uses one has the bits of one that does not, and the feature is in effect.
 
-Each law runs a case with and without the feature, compares the first with the single device's answer, and the two with
-each other: collectives, when layers run between them, how parameters lie. A feature that does nothing is a finding too,
-so one that shows in what is gathered is asked on flat meshes: replicas of one shard gather nothing.
-In features.broadcast, which is no feature of FSDP2 alone, ranks start from unequal models, which shows its effect.
-Of private training activation checkpointing, compilation, broadcasting and ignored parameters alone are asked. Not
-seen: how fast anything is, what streams of a GPU do.
+Each law runs a case with the feature and without it. It compares the run with the feature with the single device's
+answer, and the two runs with each other: their collectives, when layers run between these, and how parameters lie. A
+feature that does nothing is a finding too. So a feature that shows in what is gathered is asked on flat meshes only:
+replicas of one shard gather nothing. In features.broadcast, which FSDP2 is not alone in having, ranks start from
+unequal models, which shows its effect. In private training four features are asked: activation checkpointing,
+compilation, broadcasting and ignored parameters. Not seen: how fast anything is, what streams of a GPU do.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from fsdpcheck import diagnosis, strategies
 from fsdpcheck.adapters.contract import Features, Observable
 from fsdpcheck.case import Case, Clipping
 from fsdpcheck.checks.invariance import assert_initial_equal, assert_same_training, require_same_placement
-from fsdpcheck.checks.scaling import TWICE, assert_same_in_doubled_losses
+from fsdpcheck.checks.loss_scaling import TWICE, assert_same_in_doubled_losses
 from fsdpcheck.checks.training import assert_same_execution
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run

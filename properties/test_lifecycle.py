@@ -129,7 +129,7 @@ def test_hooks_of_the_user_fire_as_on_a_single_device(case: Case, run: Run) -> N
 def test_hooks_on_parameters_fire_once_a_reduction(case: Case, run: Run) -> None:
     """Post-accumulate hooks on the parameters that the optimizer updates fire once for each reduction of gradients.
 
-    An optimizer that steps inside the backward hangs on them.
+    An optimizer that steps inside the backward depends on them.
     Not seen: what the gradient is when they fire; private training.
     Source: torchrec#4268.
     """

@@ -12,10 +12,10 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck import strategies
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case, Contribution, Numbers
-from fsdpcheck.checks.additive import assert_additive
 from fsdpcheck.checks.clipping import assert_norms_exact, assert_probe_coefficients
+from fsdpcheck.checks.loss_scaling import TIMES, assert_scaled
+from fsdpcheck.checks.norm_additivity import assert_additive
 from fsdpcheck.checks.refused_samples import assert_refused_alike
-from fsdpcheck.checks.scaling import TIMES, assert_scaled
 from fsdpcheck.checks.shape_matched_norms import assert_norms_near
 from fsdpcheck.checks.training import assert_norms_in_dataset_order
 from fsdpcheck.errors import NotApplicable

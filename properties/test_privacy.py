@@ -27,7 +27,7 @@ from fsdpcheck.strategies import neighbours
 
 
 def _clipped(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """Only "probe": in the family "exact" what the instrument sees of a record hangs on the others in its batch.
+    """Only "probe": in the family "exact" what the instrument sees of a record depends on the others in its batch.
 
     Two in three of the models that have units clip them apart, where that is accepted.
     """

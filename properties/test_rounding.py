@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fsdpcheck import strategies
 from fsdpcheck.case import Case
-from fsdpcheck.checks.shape_matched import assert_gradients_sum, assert_updates_follow
 from fsdpcheck.checks.shape_matched_clipping import assert_clipped_sum_near, assert_factors_follow
+from fsdpcheck.checks.shape_matched_replay import assert_gradients_sum, assert_updates_follow
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import low_precision

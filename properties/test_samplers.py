@@ -23,7 +23,7 @@ from fsdpcheck.checks.samplers import (
     assert_same_draws,
     of_case,
 )
-from fsdpcheck.checks.shuffling import FALSE_ALARM, assert_come_everywhere
+from fsdpcheck.checks.shuffled_epochs import FALSE_ALARM, assert_come_everywhere
 from fsdpcheck.checks.training import assert_collectives_equal
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run

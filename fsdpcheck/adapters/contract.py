@@ -149,6 +149,7 @@ class Batch:
 
     @property
     def size(self) -> int:
+        """How many samples this rank has in the step."""
         return sum(len(micro.indices) for micro in self.micro_batches)
 
 
@@ -315,7 +316,8 @@ class Adapter(Protocol):
     name: str
     features: Features
 
-    def build(self, model: nn.Module, setup: Setup) -> Trainer: ...
+    def build(self, model: nn.Module, setup: Setup) -> Trainer:
+        """Shard ``model`` as ``setup`` says, and return what steps it. Called once by all ranks of a training."""
 
 
 class Keeping(Adapter, Protocol):

@@ -64,7 +64,7 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnModel:
+class UserModelSpec:
     """A model, a batch and a loss of the user's own, by reference ("pkg.mod:attr"), and what was seen of them.
 
     The references are imported when the case runs, so a case from elsewhere is run only after its reader has repeated
@@ -112,7 +112,7 @@ class ModelSpec:
     layer_norm: bool = False
     tied: tuple[int, int] | None = None
     units: tuple[int, ...] = ()
-    own: OwnModel | None = None
+    own: UserModelSpec | None = None
 
     @property
     def unit_count(self) -> int:
@@ -135,6 +135,7 @@ class MeshSpec:
 
     @property
     def world_size(self) -> int:
+        """The number of ranks, W."""
         return self.dp_shard * self.dp_replicate
 
 
@@ -223,6 +224,7 @@ class StepSpec:
 
     @property
     def private(self) -> bool:
+        """Whether each sample's gradient is clipped."""
         return self.clipping != "none"
 
     @property

@@ -56,7 +56,7 @@ def share_of(spec: SamplingSpec, mesh: MeshSpec, rank: int) -> int:
 
 
 def share_count(spec: SamplingSpec, mesh: MeshSpec) -> int:
-    """P: into how many shares the records are split."""
+    """Into how many shares the records are split, P."""
     shards = mesh.dp_shard if spec.shards == "distributed" else 1
     return shards * (mesh.dp_replicate if spec.replicas == "distributed" else 1)
 

@@ -16,7 +16,7 @@ from fsdpcheck.case.shapes import SPATIAL, Stage, body_input, stages
 from fsdpcheck.errors import InvalidCase
 
 if TYPE_CHECKING:
-    from fsdpcheck.case import Case, ModelSpec, OwnModel
+    from fsdpcheck.case import Case, ModelSpec, UserModelSpec
 
 _LONGEST = 1 << 20
 """Characters of the longest text that is looked at."""
@@ -25,7 +25,7 @@ _LONGEST = 1 << 20
 _LATER: dict[str, dict[str, Any]] = {
     "Case": {"sampling": None, "kernel": None},
     "ModelSpec": {"own": None},
-    "OwnModel": {"names": ""},
+    "UserModelSpec": {"names": ""},
     "BatchLayout": {"lists": ()},
     "StepSpec": {"noise_multiplier": 0.0, "clip_groups": "all"},
     "Arithmetic": {"compute": "dtype", "world_factors": 1},
@@ -125,7 +125,7 @@ def _tuple(arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]
     return tuple(_value(kinds[index], item, f"{where}[{index}]") for index, item in enumerate(data))
 
 
-def _describe_own(own: OwnModel) -> str:
+def _describe_user_model(own: UserModelSpec) -> str:
     units = f"units {', '.join(own.units)}" if own.units else "no inner unit"
     return (
         f"model: your own {own.build}, {len(own.rows)} parameters, on {own.batch}; {units}, the rest left to the root"
@@ -134,7 +134,7 @@ def _describe_own(own: OwnModel) -> str:
 
 def _describe_model(spec: ModelSpec) -> str:
     if spec.own is not None:
-        return _describe_own(spec.own)
+        return _describe_user_model(spec.own)
     indices = spec.input in ("tokens", "bags")
     shape = (spec.length,) if indices else body_input(spec)
     parts = [f"{spec.input} inputs [{', '.join(map(str, ('B', *shape)))}]"]

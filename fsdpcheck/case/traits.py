@@ -10,7 +10,7 @@ from fsdpcheck.case.shapes import SPATIAL, row_counts
 from fsdpcheck.case.vocabulary import TRAITS, Trait
 
 if TYPE_CHECKING:
-    from fsdpcheck.case import Case, OwnModel
+    from fsdpcheck.case import Case, UserModelSpec
 
 OWN_TRAITS: frozenset[Trait] = frozenset(trait for trait, row in TRAITS.items() if row.own)
 """What a user's model can demand by itself; "surrogates" means: when numbers are on a grid."""
@@ -31,7 +31,7 @@ def requires(case: Case) -> frozenset[Trait]:
     return frozenset({*_model_traits(case), *_layout_traits(case), *_step_traits(case), *_number_traits(case)})
 
 
-def _own_traits(case: Case, own: OwnModel) -> Iterator[Trait]:
+def _own_traits(case: Case, own: UserModelSpec) -> Iterator[Trait]:
     ranks = case.mesh.dp_shard
     found = [trait for trait in own.traits if trait != "surrogates"]
     yield from (_PRIVATE.get(trait, trait) if case.step.private else trait for trait in found)

@@ -1,4 +1,4 @@
-"""What makes a Case consistent. Used by ``Case``."""
+"""Validation: which combinations of a Case's values are consistent. Used by ``Case``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fsdpcheck.case.shapes import SPATIAL, Stage, item_units, stages
 from fsdpcheck.case.traits import OWN_TRAITS
 
 if TYPE_CHECKING:
-    from fsdpcheck.case import Case, LayerSpec, ModelSpec, OwnModel
+    from fsdpcheck.case import Case, LayerSpec, ModelSpec, UserModelSpec
 
 MAX_WORLD_SIZE = 64
 _MAX_ELEMENTS = 1 << 22
@@ -121,7 +121,7 @@ def _ranges(case: Case) -> Iterator[tuple[str, float, float, float]]:
 
 def _validate_model(spec: ModelSpec) -> None:
     if spec.own is not None:
-        _validate_own(spec, spec.own)
+        _validate_user_model(spec, spec.own)
         return
     items = len(spec.layers) + spec.has_front
     if sum(spec.units) > items:
@@ -142,7 +142,7 @@ def _validate_model(spec: ModelSpec) -> None:
         _validate_tied(spec, *spec.tied)
 
 
-def _validate_own(spec: ModelSpec, own: OwnModel) -> None:
+def _validate_user_model(spec: ModelSpec, own: UserModelSpec) -> None:
     """A user's model: nothing of the chain, and no trait that belongs to another part of the case."""
     if spec != type(spec)(layers=(), own=own):
         refuse("model", "layers or other fields of a chain", "none beside a model of your own", "leave them out")

@@ -13,7 +13,7 @@ from fsdpcheck.checks._compare import first_index, number
 from fsdpcheck.diagnosis.collectives import of_failure
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult
-from fsdpcheck.findings.cause import Suspect
+from fsdpcheck.findings.cause import Cause
 from fsdpcheck.findings.violation import Diagnose, Violation
 from fsdpcheck.program import probes
 from fsdpcheck.workload import batches
@@ -107,7 +107,7 @@ def poisoned(execution: Execution, got: Mapping[str, Tensor], otherwise: Diagnos
     if not probes.poison_padding.was_in(execution.request) or not any(bool(v.isnan().any()) for v in got.values()):
         return otherwise
     text = "padding is read: the NaN that was written into it came out"
-    return lambda: [Suspect("padding is read", text)]
+    return lambda: [Cause("padding is read", text)]
 
 
 def local_samples(case: Case, step: int, rank: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from fsdpcheck.checks._read import completed
 from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution
-from fsdpcheck.findings.cause import Suspect
+from fsdpcheck.findings.cause import Cause
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer
 from fsdpcheck.program import probes
@@ -136,8 +136,8 @@ def assert_noise_undisturbed(interrupted: Execution, whole: Execution) -> None:
             require_equal(what, got.params, wanted.params, where, _of_interruption)
 
 
-def _of_interruption() -> list[Suspect]:
-    return [Suspect("interrupted", _LEFT_BEHIND)]
+def _of_interruption() -> list[Cause]:
+    return [Cause("interrupted", _LEFT_BEHIND)]
 
 
 def _of_calls(got: int, wanted: int) -> str:

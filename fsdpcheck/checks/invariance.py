@@ -1,4 +1,4 @@
-"""Checks of two runs of sibling cases: what must not change has not changed, bit for bit.
+"""Checks of invariance: two variants of a case must give the same bits where the change must not show.
 
 The right answers of both are computed too, each proved exact. They say which of the two runs is wrong, and they are
 compared with each other first: a pair whose right answers differ proves nothing and is rejected.
@@ -17,15 +17,15 @@ from fsdpcheck.checks._compare import alike, require_equal
 from fsdpcheck.checks._read import completed, shows
 from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution, StepRecord
-from fsdpcheck.findings.cause import Suspects
+from fsdpcheck.findings.cause import Causes
 from fsdpcheck.findings.violation import Diagnose
 from fsdpcheck.oracle import Answer
 from fsdpcheck.workload.clip_groups import is_instrument
 
 Named = dict[str, Tensor]
 Side = tuple[Execution, Answer]
-Explain = Callable[[int, StepRecord], Suspects | None]
-"""(step, what a rank of the second run recorded at it) -> suspects."""
+Explain = Callable[[int, StepRecord], Causes | None]
+"""(step, what a rank of the second run recorded at it) -> causes."""
 
 
 def assert_same_training(
@@ -33,7 +33,7 @@ def assert_same_training(
 ) -> None:
     """Every rank of both runs shows the same initial parameters, gradients (if recorded) and parameters at every step.
 
-    Parameters are compared by their names without the unit. The instrument, whose size hangs on W, is left out.
+    Parameters are compared by their names without the unit. The instrument, whose size depends on W, is left out.
     ``gradients``: whom to ask where they differ; ``update``: where they are shown and equal, and parameters differ.
     """
     _require_same_answer(first[1], second[1])
@@ -104,8 +104,8 @@ def _called(case: Case) -> str:
     return f"W = {case.world_size}{replicas}{kept}, K = {step.micro_batches}, units {list(case.model.units)}"
 
 
-def _of_wrong(first: Side, second: Side, k: int) -> Suspects | None:
-    """Suspects of the first run that is not its own right answer at step ``k`` (-1: before any).
+def _of_wrong(first: Side, second: Side, k: int) -> Causes | None:
+    """Causes of the first run that is not its own right answer at step ``k`` (-1: before any).
 
     With noise only those of the noise, in the first step: later ones start from other parameters than the answer does.
     """

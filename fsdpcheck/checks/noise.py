@@ -19,7 +19,7 @@ from fsdpcheck.case import Case
 from fsdpcheck.checks._compare import alike, first_index, number, require_same_form
 from fsdpcheck.checks._read import completed, recorded
 from fsdpcheck.checks.noise_draws import used_twice
-from fsdpcheck.checks.shape_matched import trained_names
+from fsdpcheck.checks.shape_matched_replay import trained_names
 from fsdpcheck.diagnosis import bits
 from fsdpcheck.diagnosis.noise import Draw
 from fsdpcheck.errors import NotExact, UsageError

@@ -30,7 +30,7 @@ from fsdpcheck.case import (
     ModelSpec,
     StepSpec,
 )
-from fsdpcheck.checks import gaussian
+from fsdpcheck.checks import gaussian_limits
 from fsdpcheck.checks._compare import require_same_form
 from fsdpcheck.checks._read import completed
 from fsdpcheck.checks.noise import FALSE_ALARM, same_on_all_ranks, standing
@@ -185,18 +185,18 @@ def _all_but_the_largest(parts: list[_Part]) -> _Part | None:
 
 def _scaled(part: _Part, alarm: float) -> Scaled:
     found = math.sqrt(float(part.z.square().sum()) / len(part.z))
-    return Scaled(part.step, part.name, len(part.z), found, *gaussian.scale_limits(len(part.z), alarm))
+    return Scaled(part.step, part.name, len(part.z), found, *gaussian_limits.scale_limits(len(part.z), alarm))
 
 
 def _require_gaussian(part: _Part, alarm: float) -> None:
     """Raise Violation where draws of the right scale are distributed in another way."""
     n, cause = len(part.z), partial(diagnosis.noise.of_shape, part.z)
     where = f"{part}, every rank, {n} draws"
-    away, limit = gaussian.distance(part.z), gaussian.distance_limit(n, alarm)
+    away, limit = gaussian_limits.distance(part.z), gaussian_limits.distance_limit(n, alarm)
     if away > limit:
         raise Violation("the noise is not Gaussian", got=f"a distribution {away!r} away from the normal one",
                         wanted=f"at most {limit!r} anywhere", where=where, cause=cause)  # fmt: skip
-    largest, (low, high) = float(part.z.abs().max()), gaussian.largest_limits(n, alarm)
+    largest, (low, high) = float(part.z.abs().max()), gaussian_limits.largest_limits(n, alarm)
     if not low <= largest <= high:
         raise Violation("the noise is not Gaussian", got=f"{largest!r} * s C / N as the largest draw",
                         wanted=f"between {low!r} and {high!r}", where=where, cause=cause)  # fmt: skip
@@ -224,5 +224,5 @@ def _related(kind: str, one: str, other: str, x: Tensor, y: Tensor, alarm: float
     n = min(len(x), len(y))
     if not n:
         return Related(kind, one, other, 0, 0.0), 1.0
-    found = gaussian.correlation(x[:n], y[:n])
-    return Related(kind, one, other, n, found), gaussian.correlation_limit(n, alarm)
+    found = gaussian_limits.correlation(x[:n], y[:n])
+    return Related(kind, one, other, n, found), gaussian_limits.correlation_limit(n, alarm)

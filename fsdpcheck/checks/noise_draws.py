@@ -30,7 +30,7 @@ def rooms_of(drawn: Tensor, clean: Tensor, deviation: float, unit: float, alarm:
 
     Noise is added to g, or to the sum that g is the quotient of: y has two roundings at most, g one, d one, so that
     |d - z| <= 2u|y| + u|g| + u|d| + O(u^2) < 4u (|g| + |d|). No |z| of n exceeds t = s sqrt(2 ln(2n / alarm)) but with
-    probability alarm / 2, so with at least t in place of |d| r hangs on no draw. Two intervals meet only if the draws
+    probability alarm / 2, so with at least t in place of |d| r depends on no draw. Two intervals meet only if the draws
     are within 2 (r + r') of one another, or their sum is within that of 0; the density of difference and of sum is
     1 / (2 s sqrt(pi)) at most.
     """

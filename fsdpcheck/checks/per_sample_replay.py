@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.case import Case
-from fsdpcheck.checks.shape_matched import local_losses, parameters_before
+from fsdpcheck.checks.shape_matched_replay import local_losses, parameters_before
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.absolute_backward import TruePaths
 from fsdpcheck.execution import Execution, RankResult

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fsdpcheck.checks.samplers import logical, spec_of
 from fsdpcheck.exact import binomial
 from fsdpcheck.execution import Execution
-from fsdpcheck.findings.cause import PATTERN, Suspect
+from fsdpcheck.findings.cause import PATTERN, Cause
 from fsdpcheck.findings.violation import Diagnose, Violation
 
 FALSE_ALARM = 1e-9
@@ -48,7 +48,7 @@ def assert_poisson(execution: Execution) -> None:
     """No count is as far out as it would be with probability FALSE_ALARM in all."""
     joined, q = _joined(execution), spec_of(execution).rate
     counts = [*_rates(joined, q), *_sizes(joined, q), *_records(joined, q), *_steps(joined, q)]
-    _require(counts, lambda: _suspects(joined, q, _owners(execution)))
+    _require(counts, lambda: _causes(joined, q, _owners(execution)))
 
 
 def assert_rate(execution: Execution) -> None:
@@ -123,32 +123,32 @@ def _agree(q: float) -> float:
     return q * q + (1 - q) * (1 - q)
 
 
-def _suspects(joined: Joined, q: float, owners: list[int | None]) -> list[Suspect]:
+def _causes(joined: Joined, q: float, owners: list[int | None]) -> list[Cause]:
     """What else gives ``joined``. ``owners``: the share of each record, None where it is never drawn."""
     found, sizes = list(_of_rate(joined, q)), joined.sum(1)
     if len(joined) >= _SEVERAL and len(set(sizes.tolist())) == 1:
-        found.append(Suspect("fixed size", f"the size of a batch is fixed: every one has {int(sizes[0])} records"))
+        found.append(Cause("fixed size", f"the size of a batch is fixed: every one has {int(sizes[0])} records"))
     elif len(joined) >= _SEVERAL and _cut_off(sizes, joined.shape[1], q):
-        found.append(Suspect("largest size", f"the size of a batch is cut off at {int(sizes.max())} records"))
+        found.append(Cause("largest size", f"the size of a batch is cut off at {int(sizes.max())} records"))
     found += _of_streams(joined, owners)
     for lag in range(1, len(joined) - _SEVERAL):
         if bool((joined[lag:] == joined[:-lag]).all()):
             text = "draws of a step are used again"
-            found.append(Suspect("again", f"{text}: those of the first {lag} steps, over and over"))
+            found.append(Cause("again", f"{text}: those of the first {lag} steps, over and over"))
             break
     return found
 
 
-def _of_rate(joined: Joined, q: float) -> Iterator[Suspect]:
+def _of_rate(joined: Joined, q: float) -> Iterator[Cause]:
     """Whether records join with another probability; of one that never does while others do, that is another's law."""
     total = int(joined.sum())
     if binomial.as_far_out(total, joined.size, q) <= FALSE_ALARM:
         text = f"the probability is not {q}: {total / max(1, joined.size):.4f} of all draws join"
-        yield Suspect("rate", text)
+        yield Cause("rate", text)
     shares = joined.sum(0)
     never = [record for record, count in enumerate(shares.tolist()) if not count]
     if 0 < len(never) < len(shares) and (1 - q) ** len(joined) < FALSE_ALARM / len(shares):
-        yield Suspect("never", f"records {', '.join(map(str, never[:_SHOWN]))} are never drawn, others are", PATTERN)
+        yield Cause("never", f"records {', '.join(map(str, never[:_SHOWN]))} are never drawn, others are", PATTERN)
 
 
 def _cut_off(sizes: NDArray[np.int64], records: int, q: float) -> bool:
@@ -159,7 +159,7 @@ def _cut_off(sizes: NDArray[np.int64], records: int, q: float) -> bool:
     return beyond > 0 and (1 - beyond) ** len(sizes) < FALSE_ALARM and often > FALSE_ALARM
 
 
-def _of_streams(joined: Joined, owners: list[int | None]) -> Iterator[Suspect]:
+def _of_streams(joined: Joined, owners: list[int | None]) -> Iterator[Cause]:
     """Whether records of two shares always join together."""
     if len(joined) < _SEVERAL or joined.shape[1] > _COMPARED:
         return
@@ -167,7 +167,7 @@ def _of_streams(joined: Joined, owners: list[int | None]) -> Iterator[Suspect]:
         apart = None not in (owners[one], owners[other]) and owners[one] != owners[other]
         if apart and bool((joined[:, one] == joined[:, other]).all()) and 0 < joined[:, one].sum() < len(joined):
             text = f"records {one} and {other} of two shares always join together: ranks draw the same stream"
-            yield Suspect("one stream", text)
+            yield Cause("one stream", text)
             return
 
 

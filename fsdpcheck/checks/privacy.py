@@ -23,7 +23,7 @@ from fsdpcheck.diagnosis.collectives import of_neighbours
 from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution
 from fsdpcheck.execution.trace import Trace
-from fsdpcheck.findings.cause import PATTERN, Suspect, Suspects
+from fsdpcheck.findings.cause import PATTERN, Cause, Causes
 from fsdpcheck.findings.violation import Diagnose, Violation
 from fsdpcheck.oracle import Answer, bounds, standards
 from fsdpcheck.strategies.neighbours import Neighbours
@@ -198,8 +198,8 @@ def _shapes(trace: Trace) -> list[tuple[object, ...]]:
     return [(*call.fingerprint, call.group, call.group_name, call.subject) for call in trace]
 
 
-def _of_wrong(first: Side, second: Side) -> Suspects | None:
-    """Suspects of the first of the two released gradients that is not its own right answer."""
+def _of_wrong(first: Side, second: Side) -> Causes | None:
+    """Causes of the first of the two released gradients that is not its own right answer."""
     for execution, answer in (first, second):
         got = next(iter(recorded(execution, 0, "grads")))[1]
         if any(not alike(got.get(name), value) for name, value in answer.steps[0].used.items()):
@@ -209,13 +209,13 @@ def _of_wrong(first: Side, second: Side) -> Suspects | None:
 
 def _of_noise(
     first: Noisy, second: Noisy, rank: int, one: Mapping[str, Tensor], other: Mapping[str, Tensor]
-) -> Suspects | None:
+) -> Causes | None:
     return noise.of_neighbours((first[2], one), (second[2], other), rank)
 
 
-def _of_later(step: int) -> Suspects:
+def _of_later(step: int) -> Causes:
     """All steps before have the same noise, though their batches differed too."""
     text = (
-        f"the draws of step {step} hang on the batches of the steps before: what is drawn is counted by their records"
+        f"the draws of step {step} depend on the batches of the steps before: what is drawn is counted by their records"
     )
-    return [Suspect("later draws", text, PATTERN)]
+    return [Cause("later draws", text, PATTERN)]

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 
-from fsdpcheck.adapters.contract_extras import Drawn
+from fsdpcheck.adapters.capabilities import Drawn
 from fsdpcheck.case import Case
 from fsdpcheck.case.sampler import SamplingSpec, epoch_steps, repeated, share_count, share_of
 from fsdpcheck.checks._read import completed
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution
-from fsdpcheck.findings.cause import Suspect, Suspects
+from fsdpcheck.findings.cause import Cause, Causes
 from fsdpcheck.findings.violation import Diagnose, Violation
 from fsdpcheck.program.samplers import SAMPLER
 
@@ -168,20 +168,20 @@ def assert_same_draws(one: Execution, other: Execution) -> None:
                             cause=partial(_of_other_draws, spec_of(one).rate, first, second))  # fmt: skip
 
 
-def _of_other_draws(rate: float, first: Batches, second: Batches) -> Suspects | None:
+def _of_other_draws(rate: float, first: Batches, second: Batches) -> Causes | None:
     """Whether records that the same rank draws in both runs are drawn alike; None where that says nothing."""
     if first.keys() != second.keys():
         return []
     owners = [{record: share for lists in drawn.values() for share, own in enumerate(lists) for record in own}
               for drawn in (first, second)]  # fmt: skip
     if len(first) >= _SEVERAL and _cut_off(first, second, owners[0]) and _cut_off(second, first, owners[1]):
-        return [Suspect("cut off", "a rank that draws many records leaves some out, and how many is many hangs on W")]
+        return [Cause("cut off", "a rank that draws many records leaves some out, and how many is many depends on W")]
     stay = {record for record, share in owners[0].items() if owners[1].get(record) == share}
     drawn = [[stay.intersection(*[{r for own in lists for r in own}]) for lists in run.values()]
              for run in (first, second)]  # fmt: skip
     alike = (rate * rate + (1 - rate) ** 2) ** (len(stay) * len(first))  # by chance
-    by_rank = Suspect("rank", "the draw of a record depends on which rank makes it")
-    by_number = Suspect("number of ranks", "records that stay on their rank are drawn otherwise among other ranks")
+    by_rank = Cause("rank", "the draw of a record depends on which rank makes it")
+    by_number = Cause("number of ranks", "records that stay on their rank are drawn otherwise among other ranks")
     if drawn[0] != drawn[1]:
         return [by_number]
     return [by_rank] if alike < _CHANCE else None
@@ -233,7 +233,7 @@ def _shown(drawn: Drawn | None, one: Drawn | None, other: Drawn | None) -> str:
     return f"{drawn.micro_batches}" + (f", of which {drawn.repeats} repeat" if alike else "")
 
 
-def _of_axes(case: Case, spec: SamplingSpec, everyone: list[Share]) -> Suspects:
+def _of_axes(case: Case, spec: SamplingSpec, everyone: list[Share]) -> Causes:
     """Whether ranks are dealt to as if the replicated axis were the distributed one, and the reverse."""
     if spec.shards == spec.replicas:
         return []
@@ -241,7 +241,7 @@ def _of_axes(case: Case, spec: SamplingSpec, everyone: list[Share]) -> Suspects:
     numbers = [rank % size if spec.shards == "replicated" else rank // size for rank in range(len(everyone))]
     alike = all(own == everyone[numbers.index(number)] for own, number in zip(everyone, numbers, strict=True))
     text = "the axis is not the one that the samples are replicated over"
-    return [Suspect("axis", text)] if alike else []
+    return [Cause("axis", text)] if alike else []
 
 
 def _require_lengths(lists: list[list[int]], wanted: int, epoch: int) -> None:
@@ -260,8 +260,8 @@ def _require_times(record: int, got: int, low: int, high: int, lists: list[list[
                         where=where, cause=lambda: _of_overlap(lists, extra))  # fmt: skip
 
 
-def _of_overlap(lists: list[list[int]], extra: int) -> Suspects | None:
-    """Suspects of shares (records by share) of which some record is in too many. None: one entry each tells nothing.
+def _of_overlap(lists: list[list[int]], extra: int) -> Causes | None:
+    """Causes of shares (records by share) of which some record is in too many. None: one entry each tells nothing.
 
     ``extra``: how many entries may be in two shares because P does not divide D.
     """
@@ -271,9 +271,9 @@ def _of_overlap(lists: list[list[int]], extra: int) -> Suspects | None:
     pairs = [(one, other) for k, one in enumerate(lists) for other in lists[:k] if set(one) & set(other)]
     told = [(one, other) for one, other in pairs if len(one) > 1]
     if any(one != other for one, other in told):
-        return [Suspect("orders", "shares overlap: ranks do not split one and the same order")]
+        return [Cause("orders", "shares overlap: ranks do not split one and the same order")]
     if told:
-        return [Suspect("numbers", "shares are the same: ranks do not split by their own number")]
+        return [Cause("numbers", "shares are the same: ranks do not split by their own number")]
     return None if pairs else []
 
 

@@ -1,9 +1,9 @@
 """Per-sample clipping on real numbers: the factors a rank reported, and what was released, whatever it reported.
 
-Released is (1/N) sum c_i g_i with c_i = min(1, C / (|g_i| + eps)): of g_i and |g_i| alone.py knows how far any
-evaluation may be off, and so of c_i. No reported number is taken as given, so a step that does not clip, or clips by
-norms that are too small, cannot hold. In a batch of one sample that is the sensitivity itself: nothing larger than C is
-released, within what is proved.
+Released is (1/N) sum c_i g_i with c_i = min(1, C / (|g_i| + eps)). checks/per_sample_replay.py bounds how far any
+evaluation of g_i and |g_i| may be off, and so of c_i. No reported number is taken as given, so a step that
+does not clip, or clips by norms that are too small, cannot hold. In a batch of one sample that is the sensitivity
+itself: nothing larger than C is released, within what is proved.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fsdpcheck.case import Case
 from fsdpcheck.checks._compare import differing, require_no_row, require_none, require_row_form, require_same_form
 from fsdpcheck.checks._read import completed, local_samples, recorded
 from fsdpcheck.checks.per_sample_replay import Alone, Seen, require_bounded, samples_of
-from fsdpcheck.checks.shape_matched import trained_names, without_gradient
+from fsdpcheck.checks.shape_matched_replay import trained_names, without_gradient
 from fsdpcheck.execution import Execution
-from fsdpcheck.findings.cause import Suspect, Suspects
+from fsdpcheck.findings.cause import Cause, Causes
 from fsdpcheck.oracle import Named, bounds
 from fsdpcheck.workload import batches, models
 
-_UNCLIPPED = Suspect("not clipped", "nothing is clipped: every sample has weight 1")
+_UNCLIPPED = Cause("not clipped", "nothing is clipped: every sample has weight 1")
 
 
 def assert_factors_follow(execution: Execution, rule: FactorRule) -> None:
@@ -59,7 +59,7 @@ def _nested_room(case: Case) -> float:
     return math.nextafter(float((1 + bounds.gamma(6, unit)) * (1 + norm) / (1 - norm) - 1), math.inf)
 
 
-def _of_factors(got: Tensor) -> Suspects:
+def _of_factors(got: Tensor) -> Causes:
     """Whether no sample is clipped although some are to be."""
     return [_UNCLIPPED] if bool((got == 1).all()) else []
 
@@ -133,7 +133,7 @@ def _beyond(got: Named, wanted: Named, room: Named) -> Named:
     return {name: mask for name, mask in masks.items() if bool(mask.any())}
 
 
-def _of_sum(case: Case, parts: list[tuple[float, Alone]], got: Named) -> Suspects:
+def _of_sum(case: Case, parts: list[tuple[float, Alone]], got: Named) -> Causes:
     """Whether the gradient is that of a step that does not clip."""
     unclipped, room = _clipped_sum(case, parts, sys.float_info.max, FactorRule())
     return [] if _beyond(got, unclipped, room) else [_UNCLIPPED]

@@ -1,5 +1,5 @@
 """Per-sample norms on real numbers, held against the gradients of a replay in the same shapes (see
-checks/shape_matched.py).
+checks/shape_matched_replay.py).
 
 A norm that is too small is the worse mistake: its sample is clipped too little, and moves the sum by more than C. One
 that is too large costs utility only. The half-Gram form and few bits are what makes norms too small: where the terms of

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fsdpcheck.checks._compare import alike, number
 from fsdpcheck.checks._read import completed
-from fsdpcheck.checks.shape_matched import trained_names
+from fsdpcheck.checks.shape_matched_replay import trained_names
 from fsdpcheck.errors import NotApplicable, UsageError
 from fsdpcheck.execution import Execution, RankResult
 from fsdpcheck.findings.violation import Violation

@@ -18,7 +18,7 @@ from fsdpcheck.checks.invariance import Side, assert_same_training, local_name
 from fsdpcheck.diagnosis import checkpoint
 from fsdpcheck.errors import NotApplicable
 from fsdpcheck.execution import Execution, StepRecord
-from fsdpcheck.findings.cause import Suspects
+from fsdpcheck.findings.cause import Causes
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer
 from fsdpcheck.workload import models
@@ -134,7 +134,7 @@ def _body(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {local_name(name): value for name, value in named.items() if not is_instrument(name)}
 
 
-def _of_noise(never: Side, step: int, got: StepRecord) -> Suspects | None:
+def _of_noise(never: Side, step: int, got: StepRecord) -> Causes | None:
     execution, answer = never
     shown = [(own.grads, own.params) for own in execution.ranks[0].steps]
     whole = [(grads, parameters) for grads, parameters in shown if grads is not None]
@@ -143,5 +143,5 @@ def _of_noise(never: Side, step: int, got: StepRecord) -> Suspects | None:
     return checkpoint.of_noise(answer, step, whole, got.grads)
 
 
-def _of_update(answer: Answer, step: int, got: StepRecord) -> Suspects:
+def _of_update(answer: Answer, step: int, got: StepRecord) -> Causes:
     return checkpoint.of_update(answer, step, got.params)

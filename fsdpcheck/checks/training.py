@@ -22,7 +22,7 @@ from fsdpcheck.checks._read import completed, poisoned, recorded, require_number
 from fsdpcheck.errors import NotApplicable, UsageError
 from fsdpcheck.execution import Execution, RankResult, StepRecord
 from fsdpcheck.execution.trace import Collective
-from fsdpcheck.findings.cause import Suspects
+from fsdpcheck.findings.cause import Causes
 from fsdpcheck.findings.violation import Diagnose, Violation
 from fsdpcheck.oracle import Answer
 from fsdpcheck.program import probes
@@ -155,8 +155,8 @@ def assert_deferred_equals_immediate(deferred: Execution, immediate: Execution) 
         _same_results("deferred norms are not the immediate ones", one, two, cause)
 
 
-def _of_deferred(case: Case, immediate: RankResult, deferred: RankResult) -> Suspects | None:
-    """Suspects of the first norms of a rank that differ; none where the norms are equal or were not recorded."""
+def _of_deferred(case: Case, immediate: RankResult, deferred: RankResult) -> Causes | None:
+    """Causes of the first norms of a rank that differ; none where the norms are equal or were not recorded."""
     seen: list[tuple[Tensor, Tensor]] = []
     for one, two in zip(immediate.steps, deferred.steps, strict=False):
         if one.norms is None or two.norms is None or one.norms.shape != two.norms.shape:

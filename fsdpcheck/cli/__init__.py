@@ -161,12 +161,12 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     jobs = f"processes that check at once: a number, or auto, the usable cores up to {MOST_JOBS} (default: auto)"
     run.add_argument("--jobs", "-j", type=_jobs, default="auto", metavar="N", help=jobs)
     _add_laws(run)
-    _add_own(run)
+    _add_user_model(run)
     run.add_argument("--units", type=_names, metavar="NAMES", help="modules of it to shard: a,b (default: the blocks)")
     run.add_argument("--real", action="store_true", help="your model as it is, own weights, by the rounding laws")
 
 
-def _add_own(parser: argparse.ArgumentParser) -> None:
+def _add_user_model(parser: argparse.ArgumentParser) -> None:
     """References to a user's own model; a replay imports them only when they are given here."""
     parser.add_argument(
         "--model", default="", metavar="NAME", help="cases on your own model: build() -> nn.Module (default: none)"
@@ -179,7 +179,7 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _require_own(options: argparse.Namespace) -> None:
+def _require_user_model(options: argparse.Namespace) -> None:
     if options.model and not options.batch:
         raise UsageError("--model needs --batch: pkg.mod:batch or file.py:batch, called as batch(n)")
     given = [name for name in ("batch", "loss", "units", "real") if getattr(options, name, None)]
@@ -206,7 +206,7 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--budget", type=_seconds, metavar="SECONDS", help="give up on a run after so long (default: never)"
     )
     _add_laws(replay)
-    _add_own(replay)
+    _add_user_model(replay)
 
 
 def _add_laws(parser: argparse.ArgumentParser) -> None:
@@ -216,7 +216,7 @@ def _add_laws(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    _require_own(options)
+    _require_user_model(options)
     plan = _plan(options)
     if options.resume and not options.json:
         raise UsageError("--resume goes on with the session of a file; next: name it with --json")

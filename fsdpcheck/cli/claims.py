@@ -41,12 +41,12 @@ def _claims(options: argparse.Namespace) -> int:
     import torch
 
     from fsdpcheck.report import claims as report
-    from fsdpcheck.studies.claims import judging, registry
+    from fsdpcheck.studies.claims import evaluation, registry
 
     torch.set_num_threads(1)
     wanted = registry.chosen(options.ids)
-    with _progress(len(wanted)) as told:
-        rows = judging.judge(wanted, lambda claim: told(claim.id))
+    with _progress(len(wanted)) as progress:
+        rows = evaluation.judge(wanted, lambda claim: progress(claim.id))
     print(report.text(rows, colour.painter(sys.stdout)), flush=True)
     if options.json:
         options.json.write_text(json.dumps(report.data(rows), indent=1) + "\n", encoding="utf-8")
@@ -55,7 +55,7 @@ def _claims(options: argparse.Namespace) -> int:
     for row in rows:
         if row.trace:
             print(f"\nclaim {row.id}\n{row.trace}", file=sys.stderr)
-    return INTERNAL if any(row.verdict == judging.ERROR for row in rows) else HOLDS
+    return INTERNAL if any(row.verdict == evaluation.ERROR for row in rows) else HOLDS
 
 
 @contextmanager
@@ -70,8 +70,8 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
     console = Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR")), highlight=False, markup=False)
     with console.status("starting") as status:
 
-        def told(id: str) -> None:
+        def report(id: str) -> None:
             done.append(id)
             status.update(f"{len(done)}/{total} claim {id}")
 
-        yield told
+        yield report

@@ -65,13 +65,13 @@ def _power(options: argparse.Namespace) -> int:
         raise UsageError(f"--family {', '.join(sorted(unknown))}: there is none such;{hint} known: {', '.join(known)}")
     engine, paint, figures, alarms = SimulatedEngine(), colour.painter(sys.stdout), {}, 0
 
-    def told(family: Family, number: int) -> None:
+    def report(family: Family, number: int) -> None:
         if number % 10 == 0:
             print(f"{family.name}: case {number + 1} of {options.cases}", file=sys.stderr, flush=True)
 
     try:
         for name in options.adapter or ["reference"]:
-            tallies = measure(Run(engine, name), options.cases, options.world_size, chosen, told)
+            tallies = measure(Run(engine, name), options.cases, options.world_size, chosen, report)
             print(f"adapter {name}\n\n{power.text(tallies, paint)}\n", flush=True)
             figures[name] = power.data(tallies)
             alarms += sum(tally.alarms for tally in tallies if tally.judge == "all laws of the tier")

@@ -1,6 +1,6 @@
-"""Names the probable cause of a difference from its ratio or pattern. Never part of a verdict.
+"""Diagnosis: finds the known mistakes that would have computed what was got. Never part of a verdict.
 
-Each suspicion says what a known mistake would have computed: one weight per sample (a wrong gradient is a wrongly
+Each cause says what a known mistake would have computed: one weight per sample (a wrong gradient is a wrongly
 weighted sum of per-sample gradients), one vector, or a whole gradient. All that fit are given, with keys that are the
 same in every case; judging/attribution.py keeps those that fit every failing case. None instead of a list: the case
 cannot tell.
@@ -20,8 +20,8 @@ from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import (
     checkpoint,
     clip_factors,
-    clipped_as_one,
     conventions,
+    joint_clipping,
     noise,
     norms,
     per_layer_clipping,
@@ -30,8 +30,7 @@ from fsdpcheck.diagnosis import (
     shards,
     stale_state,
 )
-from fsdpcheck.diagnosis.collectives import of_failure
-from fsdpcheck.diagnosis.fitting import (
+from fsdpcheck.diagnosis.cause_fit import (
     by_ratio,
     chunks,
     differs,
@@ -43,10 +42,11 @@ from fsdpcheck.diagnosis.fitting import (
     rows,
     singled_out,
 )
+from fsdpcheck.diagnosis.collectives import of_failure
 from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm
 from fsdpcheck.diagnosis.initial_parameters import of_start
 from fsdpcheck.diagnosis.shards import stood_still
-from fsdpcheck.findings.cause import PATTERN, Suspect, Suspects
+from fsdpcheck.findings.cause import PATTERN, Cause, Causes
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named, StepAnswer
 from fsdpcheck.workload.optimizer import at_step
 
@@ -72,8 +72,8 @@ __all__ = [
 ]
 
 
-def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects | None:
-    """Suspects of wrong parameters after ``step`` (whose parameters before were right)."""
+def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes | None:
+    """Causes of wrong parameters after ``step`` (whose parameters before were right)."""
     case, wanted = answer.case, answer.steps[step]
     if len(answer.clip_norms) > 1:
         return _of_groups(answer, step, *_given(case, wanted, step, got)) if _readable(case) else None
@@ -90,8 +90,8 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects 
     return [*_of_given(answer, step, given, slack), *found]
 
 
-def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects | None:
-    """Suspects of a wrong released gradient."""
+def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes | None:
+    """Causes of a wrong released gradient."""
     wanted = answer.steps[step]
     given = {name: got[name].double() for name in wanted.used}
     slack = {name: torch.zeros_like(value) for name, value in given.items()}
@@ -106,57 +106,57 @@ def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspect
     return [*_of_given(answer, step, given, slack), *found]
 
 
-def of_initial(answer: Answer, got: Mapping[str, Tensor], everyone: Sequence[Mapping[str, Tensor]] = ()) -> Suspects:
-    """Suspects of parameters that are wrong before the first step; ``everyone``: those of all ranks."""
+def of_initial(answer: Answer, got: Mapping[str, Tensor], everyone: Sequence[Mapping[str, Tensor]] = ()) -> Causes:
+    """Causes of parameters that are wrong before the first step; ``everyone``: those of all ranks."""
     case, right = answer.case, answer.steps[0].before
     found = list(shards.shifted(case, right, got, answer.trainable))
     wrong = [rank for rank, own in enumerate(everyone) if differs(own, right)]
     size, world = case.mesh.dp_shard, len(everyone)
     if case.mesh.dp_replicate > 1 and wrong == list(range(size, world)):
         text = "replicas other than the first start from other parameters: those of replica 0 are not broadcast"
-        found.append(Suspect("replicas apart", text))
+        found.append(Cause("replicas apart", text))
     elif size == world > 2 and wrong == list(range(1, world)):
         text = "every rank but rank 0 starts from other parameters: those of rank 0 are not broadcast"
-        found.append(Suspect("ranks apart", text))
+        found.append(Cause("ranks apart", text))
     return found
 
 
-def of_norms(answer: Answer, step: int, rank: int, got: Tensor) -> Suspects | None:
-    """Suspects of wrong per-sample norms [b] of ``rank``."""
+def of_norms(answer: Answer, step: int, rank: int, got: Tensor) -> Causes | None:
+    """Causes of wrong per-sample norms [b] of ``rank``."""
     wanted = answer.steps[step]
     mine = rows(answer.case, step, wanted)[rank]
     if fits(answer.case, got, wanted.norms[mine]):
         return None
-    found = fitting(answer.case, got, ((s, value[mine]) for s, value in norms.suspected(answer, step, rank)))
+    found = fitting(answer.case, got, ((s, value[mine]) for s, value in norms.candidates(answer, step, rank)))
     by_step = [own.norms[rows(answer.case, k, own)[rank]] for k, own in enumerate(answer.steps[: step + 1])]
     found += fitting(answer.case, got, stale_state.norms(answer.case, step, by_step))
     return found + list(_of_vector(answer.case, wanted.norms, wanted, step, rank, got, "norm"))
 
 
-def of_factors(answer: Answer, step: int, rank: int, got: Tensor) -> Suspects | None:
-    """Suspects of wrong clip factors [b] of ``rank``."""
+def of_factors(answer: Answer, step: int, rank: int, got: Tensor) -> Causes | None:
+    """Causes of wrong clip factors [b] of ``rank``."""
     wanted = answer.steps[step]
     mine = rows(answer.case, step, wanted)[rank]
     if fits(answer.case, got, wanted.factors[mine]):
         return clip_factors.undeclared(answer, step, mine, got)
-    found = fitting(answer.case, got, ((s, value[mine]) for s, value in clip_factors.suspected(answer, step, rank)))
+    found = fitting(answer.case, got, ((s, value[mine]) for s, value in clip_factors.candidates(answer, step, rank)))
     return found + list(_of_vector(answer.case, wanted.factors, wanted, step, rank, got, "factor"))
 
 
-def of_order(case: Case, step: int, wanted: StepAnswer, got: Tensor) -> Suspects:
-    """Suspects of norms [B] that are not in dataset order."""
+def of_order(case: Case, step: int, wanted: StepAnswer, got: Tensor) -> Causes:
+    """Causes of norms [B] that are not in dataset order."""
     by_rank = torch.cat([wanted.norms[own] for own in rows(case, step, wanted)])
     right = wanted.norms.repeat_interleave(torch.tensor(wanted.multiplicity))
     if torch.equal(by_rank, got) and not torch.equal(by_rank, right):
         text = "the norms are in the order of the ranks, not of the samples: not sorted by index after the gather"
-        return [Suspect("rank order", text)]
+        return [Cause("rank order", text)]
     if sorted(right.tolist()) == sorted(got.tolist()):
-        return [Suspect("another order", "the norms are right but in another order")]
+        return [Cause("another order", "the norms are right but in another order")]
     return []
 
 
-def of_padding(moment: str, shard: str) -> Suspects:
-    """Suspects of padding that is not zero, first seen at ``moment``."""
+def of_padding(moment: str, shard: str) -> Causes:
+    """Causes of padding that is not zero, first seen at ``moment``."""
     gradient = shard.endswith("gradient")
     said = {
         "after_init": "when the parameters are sharded, before any step",
@@ -164,29 +164,29 @@ def of_padding(moment: str, shard: str) -> Suspects:
         "before_step": "by clipping or noise" if gradient else "in parameters, before the optimizer's step",
         "after_step": "at the optimizer's update",
     }
-    return [Suspect(f"{moment} {gradient}", f"padding becomes non-zero {said.get(moment, moment)}")]
+    return [Cause(f"{moment} {gradient}", f"padding becomes non-zero {said.get(moment, moment)}")]
 
 
-def of_deferred(case: Case, immediate: Sequence[Tensor], deferred: Sequence[Tensor], step: int) -> Suspects | None:
-    """Suspects of deferred norms [b] of one rank that differ at ``step``; both by step, those before ``step`` equal."""
+def of_deferred(case: Case, immediate: Sequence[Tensor], deferred: Sequence[Tensor], step: int) -> Causes | None:
+    """Causes of deferred norms [b] of one rank that differ at ``step``; both by step, those before ``step`` equal."""
     if fits(case, deferred[step], immediate[step]):
         return None
     return fitting(case, deferred[step], stale_state.norms(case, step, immediate))
 
 
 def of_terms(
-    case: Case, got: Mapping[str, Tensor], terms: Sequence[Sequence[Named]], reweighed: Iterator[tuple[Suspect, Named]]
-) -> Suspects | None:
-    """Suspects of a gradient that is not the average of ``terms``, each rank's by micro-batch, sums over samples.
+    case: Case, got: Mapping[str, Tensor], terms: Sequence[Sequence[Named]], reweighed: Iterator[tuple[Cause, Named]]
+) -> Causes | None:
+    """Causes of a gradient that is not the average of ``terms``, each rank's by micro-batch, sums over samples.
 
     ``reweighed``: whole gradients that other weights of samples would give. None for one that is right up to rounding.
     """
-    found: list[Suspect] = []
-    for suspect, value in ((None, _averaged(case, terms)), *_of_ranks(case, terms), *reweighed):
+    found: list[Cause] = []
+    for cause, value in ((None, _averaged(case, terms)), *_of_ranks(case, terms), *reweighed):
         if all(_near(case, got[name], value[name], [own[name] for mine in terms for own in mine]) for name in got):
-            if suspect is None:
+            if cause is None:
                 return None
-            found.append(suspect)
+            found.append(cause)
     return found
 
 
@@ -196,41 +196,41 @@ def _averaged(case: Case, terms: Sequence[Sequence[Named]]) -> Named:
     return {name: torch.stack([own[name].double() for own in every]).sum(0) / case.world_size for name in every[0]}
 
 
-def _of_ranks(case: Case, terms: Sequence[Sequence[Named]]) -> Iterator[tuple[Suspect, Named]]:
-    """(suspicion, gradient) with ranks or micro-batches weighed wrongly."""
+def _of_ranks(case: Case, terms: Sequence[Sequence[Named]]) -> Iterator[tuple[Cause, Named]]:
+    """(cause, gradient) with ranks or micro-batches weighed wrongly."""
     world, names = case.world_size, list(terms[0][0])
     local = [{name: torch.stack([t[name].double() for t in mine]).sum(0) for name in names} for mine in terms]
     total = {name: torch.stack([own[name] for own in local]).sum(0) / world for name in names}
-    for suspect, ratio in by_ratio(case, 0, "ratio", "the gradient is exactly {} times the right one"):
-        yield suspect, {n: value * ratio for n, value in total.items()}
+    for cause, ratio in by_ratio(case, 0, "ratio", "the gradient is exactly {} times the right one"):
+        yield cause, {n: value * ratio for n, value in total.items()}
     if world == 1:
         return
     for rank, own in enumerate(local):
         text = f"only the samples of rank {rank} count: not reduced over the ranks"
-        yield Suspect("one rank", text), {n: value / world for n, value in own.items()}
-        yield Suspect("W times one rank", text), own
+        yield Cause("one rank", text), {n: value / world for n, value in own.items()}
+        yield Cause("W times one rank", text), own
     count = case.step.micro_batches
     for chunk in (0, count - 1) if count > 1 else ():
         kept = {n: torch.stack([mine[chunk][n].double() for mine in terms]).sum(0) / world for n in names}
         which = "first" if chunk == 0 else "last"
-        yield Suspect(f"only the {which} micro-batch", f"only the {which} micro-batch counts, of {count}"), kept
+        yield Cause(f"only the {which} micro-batch", f"only the {which} micro-batch counts, of {count}"), kept
     replicas, size = case.mesh.dp_replicate, case.mesh.dp_shard
     for replica in range(replicas if replicas > 1 else 0):
         group = local[replica * size : (replica + 1) * size]
         kept = {n: torch.stack([own[n] for own in group]).sum(0) / size for n in names}
         text = f"only the samples of replica {replica} count: gradients are not reduced over the replicas"
-        yield Suspect("one replica", text), kept
+        yield Cause("one replica", text), kept
     yield from _local_shards(case, local, total)
 
 
-def _local_shards(case: Case, local: Sequence[Named], total: Named) -> Iterator[tuple[Suspect, Named]]:
+def _local_shards(case: Case, local: Sequence[Named], total: Named) -> Iterator[tuple[Cause, Named]]:
     if case.mesh.dp_replicate > 1:
         return
     for owner in shards.owners(case, total):
         for unit, names in shards.units(case, list(total)).items():
             own = {n: torch.stack([mine[n] for mine in local]).gather(0, owner[n].unsqueeze(0))[0] for n in names}
             text = f"gradients of {unit} are not reduced over the ranks: each shard has its own rank's only"
-            yield Suspect(f"not reduced: {unit}", text), {**total, **own}
+            yield Cause(f"not reduced: {unit}", text), {**total, **own}
 
 
 def _near(case: Case, got: Tensor, value: Tensor, terms: Sequence[Tensor]) -> bool:
@@ -238,23 +238,23 @@ def _near(case: Case, got: Tensor, value: Tensor, terms: Sequence[Tensor]) -> bo
     return bool(((got.double() - value.double()).abs() <= room).all())
 
 
-def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator[Suspect]:
-    """Suspicions that explain a whole gradient ``given``, up to ``slack``."""
+def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator[Cause]:
+    """Causes that explain a whole gradient ``given``, up to ``slack``."""
     case, wanted = answer.case, answer.steps[step]
     magnitude = {name: value.abs().sum(0) / case.step.normaliser for name, value in wanted.gradients.items()}
-    for suspect, share in sample_weights.suspected(answer, step):
+    for cause, share in sample_weights.candidates(answer, step):
         value = {name: torch.tensordot(share, g, dims=1) for name, g in wanted.gradients.items()}
         terms = {name: torch.tensordot(share.abs(), g.abs(), dims=1) for name, g in wanted.gradients.items()}
         if _explains(case, value, given, slack, terms):
-            yield suspect
+            yield cause
     whole = (
         *shards.unreduced(answer, step),
         *stale_state.gradients(answer, step),
-        *clipped_as_one.clipped(answer, step),
+        *joint_clipping.clipped(answer, step),
     )
-    for suspect, value in whole:
+    for cause, value in whole:
         if _explains(case, value, given, slack, magnitude):
-            yield suspect
+            yield cause
     yield from precision.rounded(
         answer, step, lambda value: _explains(case, value, {name: given[name] for name in value}, slack, magnitude)
     )
@@ -262,14 +262,14 @@ def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
         yield from _of_probe(answer, step, given, slack)
 
 
-def _of_groups(answer: Answer, step: int, given: Named, slack: Named) -> Suspects | None:
-    """Suspicions about clipping by group; None where none fits, for little is known of such cases."""
+def _of_groups(answer: Answer, step: int, given: Named, slack: Named) -> Causes | None:
+    """Causes of wrong clipping by group; None where none fits, for little is known of such cases."""
     case, wanted = answer.case, answer.steps[step]
     magnitude = {name: value.abs().sum(0) / case.step.normaliser for name, value in wanted.gradients.items()}
     if _within(case, wanted, given, slack):
         return None
     told = per_layer_clipping.gradients(answer, step)
-    return [suspect for suspect, value in told if _explains(case, value, given, slack, magnitude)] or None
+    return [cause for cause, value in told if _explains(case, value, given, slack, magnitude)] or None
 
 
 def _readable(case: Case) -> bool:
@@ -288,7 +288,7 @@ def _given(case: Case, wanted: StepAnswer, step: int, got: Mapping[str, Tensor])
 
 
 def _within(case: Case, wanted: StepAnswer, given: Named, slack: Named) -> bool:
-    """Whether a gradient is so near the right one that every suspicion which changes little would seem to fit."""
+    """Whether a gradient is so near the right one that every cause which changes little would seem to fit."""
     room = {name: slack[name] + rounding(case, value) for name, value in wanted.used.items()}
     return all(bool(((given[n] - value.double()).abs() <= room[n]).all()) for n, value in wanted.used.items())
 
@@ -301,7 +301,7 @@ def _explains(case: Case, value: Named, given: Named, slack: Named, magnitude: N
     )
 
 
-def _of_probe(answer: Answer, step: int, given: Named, slack: Named) -> Iterator[Suspect]:
+def _of_probe(answer: Answer, step: int, given: Named, slack: Named) -> Iterator[Cause]:
     """The instrument shows each sample's weight: relative errors of single ones."""
     case, wanted = answer.case, answer.steps[step]
     places = [sample - step * case.layout.batch_size for sample in wanted.samples]
@@ -316,7 +316,7 @@ def _of_probe(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
 
 def _of_vector(
     case: Case, right: Tensor, wanted: StepAnswer, step: int, rank: int, got: Tensor, noun: str
-) -> Iterator[Suspect]:
+) -> Iterator[Cause]:
     """Whether ``got`` are right values of other samples, in another order, or single ones wrong."""
     everyone = rows(case, step, wanted)
     mine = right[everyone[rank]].double()
@@ -331,27 +331,27 @@ def _of_vector(
         return
     if sorted(mine.tolist()) == sorted(got.tolist()):
         text = "the values are right but permuted: samples are in another order (a missing reorder)"
-        yield Suspect("permuted", text)
+        yield Cause("permuted", text)
     for other, own in enumerate(everyone):
         if other != rank and len(got) and torch.equal(right[own], got):
-            yield Suspect("another rank's", f"these are the values of rank {other}'s samples")
+            yield Cause("another rank's", f"these are the values of rank {other}'s samples")
 
 
-def _of_places(case: Case, wanted: StepAnswer, got: Mapping[str, Tensor], right: Named) -> list[Suspect]:
+def _of_places(case: Case, wanted: StepAnswer, got: Mapping[str, Tensor], right: Named) -> list[Cause]:
     """A cause read off *where* values differ: parameters that stood still, biases only, the last shard only."""
     wrong, found = differs(got, right), []
     if not wrong:
         return []
     if right is wanted.after and all(bool((got[name] == wanted.before[name]).all()) for name in wrong):
-        found.append(Suspect("did not move", f"{mentions(wrong)} did not move at all", PATTERN))
+        found.append(Cause("did not move", f"{mentions(wrong)} did not move at all", PATTERN))
     if right is not wanted.after and all(not bool(got[name].any()) for name in wrong):
-        found.append(Suspect("no gradient", f"{mentions(wrong)} got no gradient", PATTERN))
+        found.append(Cause("no gradient", f"{mentions(wrong)} got no gradient", PATTERN))
     moving = {name: right[name] != (wanted.before[name] if right is wanted.after else 0) for name in wrong}
     if all(_only_last_shard(got[name] != right[name], moving[name], case.mesh.dp_shard) for name in wrong):
-        found.append(Suspect("last shard", "only rows of the last, padded shard differ: padding", PATTERN))
+        found.append(Cause("last shard", "only rows of the last, padded shard differ: padding", PATTERN))
     others = [name for name in wanted.used if not name.endswith(".bias")]
     if all(name.endswith(".bias") for name in wrong) and any(bool(wanted.used[name].any()) for name in others):
-        found.append(Suspect("biases", "only bias parameters differ", PATTERN))
+        found.append(Cause("biases", "only bias parameters differ", PATTERN))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Suspicions about a training that went on from a checkpoint: what of its state did not come back.
+"""Causes of a wrong training after a checkpoint: the parts of its state that did not come back.
 
 Legend: k the step that went wrong, the first after a stop that did.
 """
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import shards, stale_state
-from fsdpcheck.diagnosis.fitting import fits
-from fsdpcheck.findings.cause import EXACT, PATTERN, Suspect, Suspects
+from fsdpcheck.diagnosis.cause_fit import fits
+from fsdpcheck.findings.cause import EXACT, PATTERN, Cause, Causes
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.program import NO_VALUE
 from fsdpcheck.workload.clip_groups import is_instrument
@@ -22,11 +22,11 @@ from fsdpcheck.workload.optimizer import at_step, make_optimizer, project_
 _Change = Callable[[torch.optim.Optimizer], None]
 
 
-def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Suspects:
-    """Suspects of parameters after step k, whose gradients and parameters before are right."""
-    found = [suspect for suspect, value in _updates(answer, step) if _fits(answer, step, value, got)]
+def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes:
+    """Causes of parameters after step k, whose gradients and parameters before are right."""
+    found = [cause for cause, value in _updates(answer, step) if _fits(answer, step, value, got)]
     return found or [
-        Suspect(
+        Cause(
             "state not restored",
             "the optimizer's state, with its hyperparameters, did not come back as it was saved",
             PATTERN,
@@ -39,8 +39,8 @@ def of_noise(
     step: int,
     never: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
     got: Mapping[str, Tensor],
-) -> Suspects:
-    """Suspects of noisy gradients ``got`` after a stop before step k; ``never``: (gradients, parameters) by step of a
+) -> Causes:
+    """Causes of noisy gradients ``got`` after a stop before step k; ``never``: (gradients, parameters) by step of a
     training that never stopped.
     """
     clean = stale_state.at(answer, step, _projected(answer.case, answer.steps[0].before, never[step - 1][1]))
@@ -49,11 +49,11 @@ def of_noise(
     room = 2.0**-30 if answer.case.arithmetic.dtype == "float64" else 2.0**-12  # of what adding to a gradient rounds
     if all(bool(((drawn[n] - z).abs() <= room * (z.abs() + clean[n].abs())).all()) for n, z in first.items()):
         text = "the step counter did not come back: the noise of the first step, an earlier step, is used again"
-        return [Suspect("noise again", text)]
+        return [Cause("noise again", text)]
     if not any(bool(value.any()) for value in _differences(got, never[step][0])):
         return []
     return [
-        Suspect(
+        Cause(
             "other noise",
             "the state of the noise, its key and its counter, did not come back: it is other noise",
             PATTERN,
@@ -61,21 +61,21 @@ def of_noise(
     ]
 
 
-def of_loaded(loading: Answer, saving: Answer, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Suspects:
-    """Suspects of parameters that are not what ``saving`` wrote when they are loaded, before any step."""
+def of_loaded(loading: Answer, saving: Answer, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Causes:
+    """Causes of parameters that are not what ``saving`` wrote when they are loaded, before any step."""
     wrong = {name: got[name] != value for name, value in wanted.items()}
     if kept := [name for name, mask in wrong.items() if bool(mask.any())]:
         blank = {name: torch.full_like(got[name], NO_VALUE) for name in kept}
         if all(torch.equal(got[name], value) for name, value in blank.items()):
             frozen = "frozen " * (not {*kept} & {*loading.trainable})
-            return [Suspect("not loaded", f"{frozen}parameters are not loaded: they keep what the new model has")]
+            return [Cause("not loaded", f"{frozen}parameters are not loaded: they keep what the new model has")]
     ways = (shards.owners(own.case, wanted, own.trainable) for own in (saving, loading))
     strengths = [_only_one_writer(wrong, old, new) for old, new in zip(*ways, strict=True)]
     text = (
         "of what a rank loads only the part that one rank wrote is read,"
         f" although {saving.case.world_size} ranks wrote it"
     )
-    return [Suspect("one writer read", text, strength) for strength in strengths if strength is not None]
+    return [Cause("one writer read", text, strength) for strength in strengths if strength is not None]
 
 
 def _only_one_writer(wrong: Named, old: Named, new: Named) -> int | None:
@@ -101,8 +101,8 @@ def _only_one_writer(wrong: Named, old: Named, new: Named) -> int | None:
     return PATTERN if several and alone else None
 
 
-def _updates(answer: Answer, step: int) -> Iterator[tuple[Suspect, Named]]:
-    """(suspicion, parameters after step k) of an optimizer that lost one part of its state, or all of it."""
+def _updates(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
+    """(cause, parameters after step k) of an optimizer that lost one part of its state, or all of it."""
     spec = answer.case.step.optimizer
     lost: dict[str, tuple[str, _Change]] = {
         "all": ("the optimizer's state did not come back: the update is that of a new optimizer", _cleared)
@@ -110,10 +110,10 @@ def _updates(answer: Answer, step: int) -> Iterator[tuple[Suspect, Named]]:
     for key in {"sgd": ("momentum_buffer",)}.get(spec.kind, ("step", "exp_avg", "exp_avg_sq")):
         lost[key] = (f"of the optimizer's state {key} did not come back", _zeroed(key))
     for key, (text, change) in lost.items():
-        yield Suspect(f"state lost: {key}", text), _after(answer, step, change)
+        yield Cause(f"state lost: {key}", text), _after(answer, step, change)
     if spec.schedule != "constant":
         text = "the learning rate's schedule did not come back: the optimizer's state has the rate of the first step"
-        yield Suspect("schedule lost", text), _after(answer, step, _with_rate(answer))
+        yield Cause("schedule lost", text), _after(answer, step, _with_rate(answer))
 
 
 def _after(answer: Answer, step: int, change: _Change) -> Named:

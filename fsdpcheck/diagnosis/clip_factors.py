@@ -1,4 +1,4 @@
-"""Suspicions about clip factors [n]: from wrong norms, or from a wrong expression of right norms."""
+"""Causes of wrong clip factors [n]: wrong norms, or a wrong expression of right norms."""
 
 from __future__ import annotations
 
@@ -10,77 +10,77 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import oracle
-from fsdpcheck.diagnosis import bits, clipped_as_one, norms
-from fsdpcheck.diagnosis.fitting import chunks
-from fsdpcheck.findings.cause import Suspect
+from fsdpcheck.diagnosis import bits, joint_clipping, norms
+from fsdpcheck.diagnosis.cause_fit import chunks
+from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named
 
 _EPS = (1e-6, 1e-8)  # what implementations add
 _IN_WORDS = {"divide": "torch.div(C, norm)", "reciprocal": "norm.reciprocal() * C, which C / norm is in PyTorch"}
 
 
-def suspected_everywhere(answer: Answer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
-    """Suspected factors [n] that are wrong alike on all ranks."""
-    yield from suspected(answer, step, None)
+def candidates_everywhere(answer: Answer, step: int) -> Iterator[tuple[Cause, Tensor]]:
+    """Candidates factors [n] that are wrong alike on all ranks."""
+    yield from candidates(answer, step, None)
     if answer.case.step.clipping not in ("none", "unclipped"):
         yield from ((norms.MIXED, _factors(answer, found)) for found in norms.by_position(answer, step))
 
 
-def suspected(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Suspect, Tensor]]:
-    """(suspicion, factors [n]); those of one rank, or if None those that are alike on all."""
+def candidates(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Cause, Tensor]]:
+    """(cause, factors [n]); those of one rank, or if None those that are alike on all."""
     wanted, rule = answer.steps[step], answer.rule
     if answer.case.step.clipping in ("none", "unclipped"):
         return
-    for suspect, found in norms.suspected(answer, step, rank):
-        yield suspect, _factors(answer, found)
+    for cause, found in norms.candidates(answer, step, rank):
+        yield cause, _factors(answer, found)
     right = wanted.norms
     for eps in sorted({0.0, *_EPS} - {rule.eps}):
         text = f"eps = {eps:g} stands beside the norm, not {rule.eps:g}"
-        yield Suspect(f"eps {eps:g}", text), oracle.factors(right, answer.clip_norm, replace(rule, eps=eps))
+        yield Cause(f"eps {eps:g}", text), oracle.factors(right, answer.clip_norm, replace(rule, eps=eps))
     quotient = torch.full_like(right, answer.clip_norm) / right
     for eps in sorted({*_EPS, rule.eps} - {0.0}):
         inside = (wanted.squared_norms.to(right.dtype) + eps).sqrt()
         plain = replace(rule, eps=0.0)
         found = oracle.factors(inside, answer.clip_norm, plain)
-        yield Suspect(f"eps {eps:g} inside", f"eps = {eps:g} is added to the squared norm"), found
-        yield Suspect(f"eps {eps:g} outside", f"eps = {eps:g} is added to the quotient"), (quotient + eps).clamp(max=1)
+        yield Cause(f"eps {eps:g} inside", f"eps = {eps:g} is added to the squared norm"), found
+        yield Cause(f"eps {eps:g} outside", f"eps = {eps:g} is added to the quotient"), (quotient + eps).clamp(max=1)
     yield from of_few_bits(wanted.factors) if rank is not None else ()
-    for suspect, of_chunk in clipped_as_one.factors(answer, step) if rank is not None else ():
+    for cause, of_chunk in joint_clipping.factors(answer, step) if rank is not None else ():
         found = wanted.factors.clone()
         for own in chunks(answer.case, step, wanted)[rank or 0]:
             found[own] = of_chunk(own)
-        yield suspect, found
-    yield Suspect("all one", "every factor is 1: nothing is clipped"), torch.ones_like(right)
-    yield Suspect("not clamped", "factors are not clamped to 1"), quotient
-    yield Suspect("factor squared", "it is the square of the factor"), wanted.factors.square()
+        yield cause, found
+    yield Cause("all one", "every factor is 1: nothing is clipped"), torch.ones_like(right)
+    yield Cause("not clamped", "factors are not clamped to 1"), quotient
+    yield Cause("factor squared", "it is the square of the factor"), wanted.factors.square()
 
 
-def of_few_bits(right: Tensor) -> Iterator[tuple[Suspect, Tensor]]:
-    """(suspicion, factors) of right ones that are rounded to fewer bits."""
+def of_few_bits(right: Tensor) -> Iterator[tuple[Cause, Tensor]]:
+    """(cause, factors) of right ones that are rounded to fewer bits."""
     for count in bits.TYPES:
-        yield Suspect(f"factors of {count} bits", f"clip factors are {bits.words(count)}"), bits.rounded(right, count)
+        yield Cause(f"factors of {count} bits", f"clip factors are {bits.words(count)}"), bits.rounded(right, count)
 
 
-def undeclared(answer: Answer, step: int, mine: list[int], got: Tensor) -> list[Suspect] | None:
+def undeclared(answer: Answer, step: int, mine: list[int], got: Tensor) -> list[Cause] | None:
     """Whether factors [b] of the samples ``mine``, right up to rounding, are those of an expression not declared."""
-    suspect, found = _undeclared(answer, step)
+    cause, found = _undeclared(answer, step)
     right = answer.steps[step].factors[mine]
-    return [suspect] if torch.equal(got, found[mine]) and not torch.equal(got, right) else None
+    return [cause] if torch.equal(got, found[mine]) and not torch.equal(got, right) else None
 
 
-def undeclared_in(answer: Answer, step: int, given: Named) -> list[Suspect]:
+def undeclared_in(answer: Answer, step: int, given: Named) -> list[Cause]:
     """The same of a gradient that is right up to rounding, read off the instrument of a probe."""
     wanted = answer.steps[step]
     if answer.case.step.clipping != "probe" or len(answer.clip_norms) > 1 or not len(wanted.samples):
         return []
     places = [sample - step * answer.case.layout.batch_size for sample in wanted.samples]
     read, right = given[INSTRUMENT][places, 0], wanted.released[INSTRUMENT].double()[places, 0]
-    suspect, found = _undeclared(answer, step)
+    cause, found = _undeclared(answer, step)
     same = torch.equal(read, found.double() * (right / wanted.factors.double()))
-    return [suspect] if same and not torch.equal(read, right) else []
+    return [cause] if same and not torch.equal(read, right) else []
 
 
-def _undeclared(answer: Answer, step: int) -> tuple[Suspect, Tensor]:
+def _undeclared(answer: Answer, step: int) -> tuple[Cause, Tensor]:
     """The factors [n] of the expression that the adapter does not declare: right, but for their rounding."""
     expression: Literal["divide", "reciprocal"] = "divide" if answer.rule.expression == "reciprocal" else "reciprocal"
     rule = replace(answer.rule, expression=expression)
@@ -88,7 +88,7 @@ def _undeclared(answer: Answer, step: int) -> tuple[Suspect, Tensor]:
         f"the factors are, bit for bit, those of {_IN_WORDS[expression]}, and Features.factor declares the other"
         f" expression: if this one is meant, declare FactorRule(expression={expression!r})"
     )
-    return Suspect(f"expression {expression}", text), oracle.factors(answer.steps[step].norms, answer.clip_norm, rule)
+    return Cause(f"expression {expression}", text), oracle.factors(answer.steps[step].norms, answer.clip_norm, rule)
 
 
 def _factors(answer: Answer, found: Tensor) -> Tensor:

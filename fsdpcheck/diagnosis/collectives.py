@@ -1,4 +1,4 @@
-"""Why ranks came apart: who left the common sequence of collectives, where, and what these ranks have in common."""
+"""Causes of ranks that come apart: who left the common sequence of collectives, where, and what they have in common."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from fsdpcheck import oracle
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import shards
-from fsdpcheck.diagnosis.fitting import chunks
+from fsdpcheck.diagnosis.cause_fit import chunks
 from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.execution import Execution, RankResult
 from fsdpcheck.execution.matching import ranks_text
 from fsdpcheck.execution.trace import Collective
-from fsdpcheck.findings.cause import Suspect, Suspects
+from fsdpcheck.findings.cause import Cause, Causes
 from fsdpcheck.workload import batches
 
 _Parting = tuple[int, list[int], Collective | None, list[int], Collective | None]
@@ -23,8 +23,8 @@ _Parting = tuple[int, list[int], Collective | None, list[int], Collective | None
 _REDUCTIONS = ("reduce_scatter", "all_reduce")
 
 
-def of_failure(execution: Execution) -> Suspects | None:
-    """Suspects of a deadlock or mismatch; None for other failures, or where more than two sequences are called."""
+def of_failure(execution: Execution) -> Causes | None:
+    """Causes of a deadlock or mismatch; None for other failures, or where more than two sequences are called."""
     failure = execution.failure
     if failure is None or failure.kind not in ("deadlock", "mismatch", "unsafe"):
         return None
@@ -32,12 +32,12 @@ def of_failure(execution: Execution) -> Suspects | None:
     if parting is None:
         return None
     place, some, theirs, others, common = parting
-    found = list(_suspects(execution, some, theirs, others, common, place))
-    return found + list(_suspects(execution, others, common, some, theirs, place))
+    found = list(_causes(execution, some, theirs, others, common, place))
+    return found + list(_causes(execution, others, common, some, theirs, place))
 
 
-def of_neighbours(first: Case, second: Case, mine: RankResult, theirs: RankResult, place: int) -> Suspects:
-    """Suspects of collective ``place`` of one rank, which is another in the runs of two neighbouring batches."""
+def of_neighbours(first: Case, second: Case, mine: RankResult, theirs: RankResult, place: int) -> Causes:
+    """Causes of collective ``place`` of one rank, which is another in the runs of two neighbouring batches."""
     one, two = _aligned(mine, theirs, place)
     call = one or two
     if call is None:
@@ -46,7 +46,7 @@ def of_neighbours(first: Case, second: Case, mine: RankResult, theirs: RankResul
     for what in _followed(first, second, mine.rank, _sizes(one, call), _sizes(two, call)):
         text = f"the size of what {call.op} sends is that of {what}"
         none = "" if one and two else ", and of nothing there is no call"
-        found.append(Suspect(f"size of {what}", f"{text}{none}: make it a public number"))
+        found.append(Cause(f"size of {what}", f"{text}{none}: make it a public number"))
     return found
 
 
@@ -111,14 +111,14 @@ def _parting(execution: Execution) -> _Parting | None:
     return None
 
 
-def _suspects(
+def _causes(
     execution: Execution,
     odd: list[int],
     theirs: Collective | None,
     others: list[int],
     common: Collective | None,
     place: int,
-) -> Iterator[Suspect]:
+) -> Iterator[Cause]:
     """What singles out ``odd`` among the ranks."""
     case = execution.request.case
     how = _how(execution, odd, theirs, others, common, place)
@@ -126,12 +126,12 @@ def _suspects(
         empty = [rank for rank, own in enumerate(batches.indices(case, 0)) if not own[chunk]]
         if empty and set(empty).intersection(odd + others) == set(odd):
             text = f"the collectives depend on whether a rank has samples: {ranks_text(odd)}, without a sample, {how}"
-            yield Suspect("rank without samples", text)
+            yield Cause("rank without samples", text)
             break
     if common is not None and common.op in _REDUCTIONS and _alone(odd, others, _without_gradient(case, common.subject)):
         unit = common.subject
         text = f"a unit without gradient is not reduced: {ranks_text(odd)}, where all gradients of {unit} are 0, {how}"
-        yield Suspect("rank without gradient", text)
+        yield Cause("rank without gradient", text)
     if len(odd) == 1:
         yield from _of_one(odd[0], others, theirs, common, how)
 
@@ -143,7 +143,7 @@ def _alone(odd: list[int], others: list[int], zero: list[set[int]]) -> bool:
 
 def _of_one(
     rank: int, others: list[int], theirs: Collective | None, common: Collective | None, how: str
-) -> Iterator[Suspect]:
+) -> Iterator[Cause]:
     """``rank`` left the calls of ``others``, the rest of its group: does it stand at an end of the group?"""
     if theirs is not None and common is not None and theirs.op == common.op:
         how = f"{how}: the same collectives in another order"
@@ -152,7 +152,7 @@ def _of_one(
     for key, end in (("the first rank", min), ("the last rank", max)):
         if rank == end(rank, *others):
             who = "rank 0" if rank == 0 else f"{key} ({rank})"
-            yield Suspect(f"{key} alone", f"{who} alone {how}")
+            yield Cause(f"{key} alone", f"{who} alone {how}")
 
 
 def _how(

@@ -1,4 +1,4 @@
-"""What chosen samples contribute to the released gradient of the right answer. Legend: n samples of a step."""
+"""The contribution of chosen samples to the right released gradient. Legend: n samples of a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis.fitting import rows
+from fsdpcheck.diagnosis.cause_fit import rows
 from fsdpcheck.oracle import Answer, StepAnswer
 
 

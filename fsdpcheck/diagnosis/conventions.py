@@ -1,4 +1,4 @@
-"""Suspicions about conventions that an adapter does not declare: where it divides by W, and what unused parameters get.
+"""Causes in undeclared conventions: where an implementation divides by W, and what unused parameters get.
 
 Legend: W ranks, K reductions of a step, N the normaliser.
 """
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fsdpcheck import oracle
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis.fitting import chunks
-from fsdpcheck.findings.cause import Suspect
+from fsdpcheck.diagnosis.cause_fit import chunks
+from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.workload import models
 
@@ -23,21 +23,19 @@ _MULTIPLIED = "every rank's gradient is multiplied by the rounded 1/W before the
 _AFTER = "the sum over the ranks is multiplied by the rounded 1/W"
 
 
-def undeclared(
-    answer: Answer, step: int, got: Mapping[str, Tensor], explains: Callable[[Named], Named]
-) -> list[Suspect]:
+def undeclared(answer: Answer, step: int, got: Mapping[str, Tensor], explains: Callable[[Named], Named]) -> list[Cause]:
     """Conventions not declared that give ``got``, bit for bit. ``explains``: what ``got`` would be for a gradient."""
     found = []
     for text, gradient in _averages(answer, step):
         value = explains(gradient)
         if all(torch.equal(got[name], value[name]) for name in value):
             declare = "Features.arithmetic declares a division of the sum: if this is meant, declare"
-            found.append(Suspect(text, f"{text}, and {declare} ArithmeticRule(averaging='before')"))
+            found.append(Cause(text, f"{text}, and {declare} ArithmeticRule(averaging='before')"))
     wanted = answer.steps[step]
     if len(wanted.used) < len(wanted.released) and answer.case.step.max_grad_norm is None:
         value = explains(wanted.released)
         if len(value) == len(wanted.released) and all(torch.equal(got[name], value[name]) for name in value):
-            found.append(Suspect("unused", _zeros([name for name in wanted.released if name not in wanted.used])))
+            found.append(Cause("unused", _zeros([name for name in wanted.released if name not in wanted.used])))
     return found
 
 

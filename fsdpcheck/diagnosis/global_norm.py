@@ -1,4 +1,4 @@
-"""Suspicions about clipping by the one norm of the whole released gradient: the norm returned, and the update."""
+"""Causes of a wrong global gradient norm, and of a wrong update that it clips."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ from torch import Tensor
 from fsdpcheck import oracle
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import shards
-from fsdpcheck.diagnosis.fitting import by_ratio, fits, fitting
-from fsdpcheck.findings.cause import Suspect, Suspects
+from fsdpcheck.diagnosis.cause_fit import by_ratio, fits, fitting
+from fsdpcheck.findings.cause import Cause, Causes
 from fsdpcheck.oracle import Answer, Named, StepAnswer
 from fsdpcheck.workload import models
 from fsdpcheck.workload.optimizer import at_step
 
 
-def of_grad_norm(answer: Answer, step: int, rank: int, got: float) -> Suspects | None:
-    """Suspects of a wrong global gradient norm that ``rank`` returned."""
+def of_grad_norm(answer: Answer, step: int, rank: int, got: float) -> Causes | None:
+    """Causes of a wrong global gradient norm that ``rank`` returned."""
     wanted, case = answer.steps[step], answer.case
     if math.isnan(got):
         return []
     norm = float(wanted.grad_norm)
     if fits(case, torch.tensor(got, dtype=torch.float64), wanted.grad_norm):
         return None  # what changes little would seem to fit
-    suspected = [
-        (suspect, torch.tensor(norm * ratio, dtype=torch.float64))
-        for suspect, ratio in by_ratio(case, step, "norm ratio", "it is exactly {} times the right one")
+    candidates = [
+        (cause, torch.tensor(norm * ratio, dtype=torch.float64))
+        for cause, ratio in by_ratio(case, step, "norm ratio", "it is exactly {} times the right one")
     ]
     for owner in shards.owners(case, wanted.released):
         for shard in range(case.mesh.dp_shard if case.mesh.dp_shard > 1 else 0):
             parts = [value.double()[owner[name] == shard].square().sum() for name, value in wanted.released.items()]
             own = shard == rank % case.mesh.dp_shard
-            suspect = Suspect("own shard" if own else f"shard {shard}", f"it is the norm of rank {shard}'s shard alone")
-            suspected.append((suspect, torch.stack(parts).sum().sqrt()))
-    return fitting(case, torch.tensor(got, dtype=torch.float64), suspected)
+            cause = Cause("own shard" if own else f"shard {shard}", f"it is the norm of rank {shard}'s shard alone")
+            candidates.append((cause, torch.stack(parts).sum().sqrt()))
+    return fitting(case, torch.tensor(got, dtype=torch.float64), candidates)
 
 
-def of_clipped_update(answer: Answer, step: int, got: Mapping[str, Tensor], norm: float, eps: float) -> Suspects | None:
-    """Suspects of an update with a gradient clipped wrongly by its global norm, of which ``norm`` was returned."""
+def of_clipped_update(answer: Answer, step: int, got: Mapping[str, Tensor], norm: float, eps: float) -> Causes | None:
+    """Causes of an update with a gradient clipped wrongly by its global norm, of which ``norm`` was returned."""
     case, wanted = answer.case, answer.steps[step]
     if case.step.max_grad_norm is None or (step and case.step.optimizer != at_step(case.step.optimizer, 0)):
         return None
     if step and (case.step.optimizer.kind != "sgd" or case.step.optimizer.momentum):
-        return None  # the update hangs on earlier steps
+        return None  # the update depends on earlier steps
     found = []
-    for suspect, clipped in _clipped(case, wanted, norm, eps):
+    for cause, clipped in _clipped(case, wanted, norm, eps):
         if all(fits(case, clipped[name], value) for name, value in wanted.used.items() if value.numel()):
             continue  # here the mistake changes nothing
         params = oracle.update(case, wanted.before, clipped, step)
         if all(fits(case, got[name], value) for name, value in params.items() if value.numel()):
-            found.append(suspect)
+            found.append(cause)
     return found
 
 
-def _clipped(case: Case, wanted: StepAnswer, norm: float, eps: float) -> Iterator[tuple[Suspect, Named]]:
-    """(suspicion, gradient given to the optimizer) when the global norm is not what clips."""
+def _clipped(case: Case, wanted: StepAnswer, norm: float, eps: float) -> Iterator[tuple[Cause, Named]]:
+    """(cause, gradient given to the optimizer) when the global norm is not what clips."""
     limit, released = float(case.step.max_grad_norm or 0.0), wanted.released
     dtype = models.DTYPES[case.arithmetic.dtype]
 
@@ -68,12 +68,12 @@ def _clipped(case: Case, wanted: StepAnswer, norm: float, eps: float) -> Iterato
     by_unit = shards.units(case, list(released))
     own = {name: factor(torch.stack([squares[n] for n in names]).sum()) for names in by_unit.values() for name in names}
     text = "each unit's gradient is clipped by its own norm, not by the global one"
-    yield Suspect("unit by unit", text), {name: value * own[name] for name, value in released.items()}
+    yield Cause("unit by unit", text), {name: value * own[name] for name, value in released.items()}
     text = "each parameter's gradient is clipped by its own norm, not by the global one"
-    yield Suspect("by parameter", text), {name: value * factor(squares[name]) for name, value in released.items()}
-    yield Suspect("not clipped", "the gradient is not clipped at all"), released
+    yield Cause("by parameter", text), {name: value * factor(squares[name]) for name, value in released.items()}
+    yield Cause("not clipped", "the gradient is not clipped at all"), released
     once = oracle.global_factor(torch.tensor(norm, dtype=dtype), limit, eps)
-    yield Suspect("twice", "the gradient is clipped twice"), {n: value * once * once for n, value in released.items()}
+    yield Cause("twice", "the gradient is clipped twice"), {n: value * once * once for n, value in released.items()}
     for owner in shards.owners(case, released):
         parts = [
             sum((value.double()[owner[n] == s].square().sum() for n, value in released.items()), torch.zeros(()))
@@ -81,4 +81,4 @@ def _clipped(case: Case, wanted: StepAnswer, norm: float, eps: float) -> Iterato
         ]
         each = torch.stack([factor(torch.as_tensor(part)) for part in parts])
         text = "each rank clips its shard by the norm of its own shard"
-        yield Suspect("own shard", text), {n: value * each[owner[n]] for n, value in released.items()}
+        yield Cause("own shard", text), {n: value * each[owner[n]] for n, value in released.items()}

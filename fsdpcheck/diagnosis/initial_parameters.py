@@ -1,4 +1,4 @@
-"""Suspicions about a training that does not start from what rank 0 has built, where every rank has built another model.
+"""Causes of a training that does not start from rank 0's model, where every rank has built another one.
 
 No two ranks have built an element alike, so of each wrong value it can be told whose it is.
 """
@@ -12,32 +12,32 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis.fitting import differs
-from fsdpcheck.findings.cause import PATTERN, Suspect, Suspects
+from fsdpcheck.diagnosis.cause_fit import differs
+from fsdpcheck.findings.cause import PATTERN, Cause, Causes
 from fsdpcheck.oracle import Named
 from fsdpcheck.workload import models
 
 
-def of_start(case: Case, built: Sequence[Named], shown: Sequence[Named]) -> Suspects | None:
-    """Suspects of what ranks show before the first step (``shown``, by rank), if not all is what rank 0 has built."""
+def of_start(case: Case, built: Sequence[Named], shown: Sequence[Named]) -> Causes | None:
+    """Causes of what ranks show before the first step (``shown``, by rank), if not all is what rank 0 has built."""
     wrong = [_builders(built, own) for own in shown]
     if any(not ranks for own in wrong for ranks in own.values()):
         return []  # values that no rank has built
     if (other := _same_for_all(built, shown)) is not None:
-        return [Suspect("another rank's", f"all ranks start from what rank {other} has built, not from rank 0's")]
+        return [Cause("another rank's", f"all ranks start from what rank {other} has built, not from rank 0's")]
     names = {name for own in wrong for name in own}
     found = _of_units(case, names)
     if _only_later_replicas(case, wrong):
         text = "replicas other than the first start from what their own ranks have built: rank 0's does not reach them"
-        alone = [] if case.mesh.dp_shard > 1 else [suspect for suspect in found or () if suspect.key == "ranks apart"]
-        return [Suspect("replicas apart", text), *alone]
+        alone = [] if case.mesh.dp_shard > 1 else [cause for cause in found or () if cause.key == "ranks apart"]
+        return [Cause("replicas apart", text), *alone]
     if found is None or names == built[0].keys():
         return found
     text = f"{', '.join(sorted(names))}: each rank keeps what it has built, rank 0's does not reach it"
-    return [*found, Suspect("parameters apart", text, PATTERN)]
+    return [*found, Cause("parameters apart", text, PATTERN)]
 
 
-def _of_units(case: Case, wrong: set[str]) -> Suspects | None:
+def _of_units(case: Case, wrong: set[str]) -> Causes | None:
     """Which units are not broadcast: all, or some. None if the case cannot tell: a unit may lie on rank 0 alone."""
     if case.model.tied is not None:
         return None  # a tied parameter may belong to another unit than its name says
@@ -48,12 +48,12 @@ def _of_units(case: Case, wrong: set[str]) -> Suspects | None:
         by_unit.setdefault(next(inner, "(root)"), []).append(name)
     kept = {unit for unit, names in by_unit.items() if wrong & {*names}}
     if kept == by_unit.keys():
-        return [Suspect("ranks apart", "each rank keeps what it has built: nothing is broadcast from rank 0")]
+        return [Cause("ranks apart", "each rank keeps what it has built: nothing is broadcast from rank 0")]
     rows = {unit: max(math.prod(shapes[name][:1]) for name in names) for unit, names in by_unit.items()}
     if case.mesh.dp_shard > 1 and any(rows[unit] < 2 for unit in rows.keys() - kept):
         return None
     text = f"{', '.join(sorted(kept))}: each rank keeps what it has built, and only the rest is broadcast from rank 0"
-    return [Suspect("units apart", text)]
+    return [Cause("units apart", text)]
 
 
 def _builders(built: Sequence[Named], shown: Mapping[str, Tensor]) -> dict[str, set[int]]:

@@ -1,4 +1,4 @@
-"""Suspicions about the norm rules of single kinds of layers: sums of products, convolutions, layers that normalise.
+"""Causes of a wrong norm of one kind of layer: sums of products, convolutions, layers that normalise.
 
 Each gives what a known mistake adds to the squared gradient norms [n] of one layer's weight.
 

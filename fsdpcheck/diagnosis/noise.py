@@ -1,4 +1,4 @@
-"""Suspicions about noise: of what scale it is, where it lies, and of which other place it is the draw.
+"""Causes of wrong noise: a wrong scale, a wrong place, or the draw of another place.
 
 Seen is noise alone: what a step released, less what it releases without noise. Legend: W ranks, S shards, K
 micro-batches, N the normaliser, C the clip norm, s the noise multiplier, z noise.
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import bits, shards
-from fsdpcheck.diagnosis.fitting import mentions, rounding, whole_numbers
-from fsdpcheck.findings.cause import PATTERN, Suspect, Suspects
+from fsdpcheck.diagnosis.cause_fit import mentions, rounding, whole_numbers
+from fsdpcheck.findings.cause import PATTERN, Cause, Causes
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.workload import batches
 from fsdpcheck.workload.clip_groups import is_instrument
@@ -62,8 +62,8 @@ class Related(NamedTuple):
     found: float
 
 
-def of_scales(answer: Answer, scaled: Sequence[Scaled]) -> Suspects:
-    """Suspects of noise whose scale is not right everywhere: which steps or parameters stand out, and how far."""
+def of_scales(answer: Answer, scaled: Sequence[Scaled]) -> Causes:
+    """Causes of noise whose scale is not right everywhere: which steps or parameters stand out, and how far."""
     told = [each for each in scaled if each.parameter]
     wrong = [each for each in told if not each.right]
     if not wrong:
@@ -76,42 +76,42 @@ def of_scales(answer: Answer, scaled: Sequence[Scaled]) -> Suspects:
     names = list(dict.fromkeys(each.parameter for each in wrong))
     which = f"step {', '.join(map(str, steps))}" if steps else mentions(names)
     key = "scale of steps" if steps else "scale of parameters"
-    return [Suspect(key, f"the noise of {which} is {worst.found:.4g} times as large as s C / N", PATTERN)]
+    return [Cause(key, f"the noise of {which} is {worst.found:.4g} times as large as s C / N", PATTERN)]
 
 
-def of_scale(answer: Answer, found: float, low: float, high: float) -> Suspects:
-    """Suspects of noise ``found`` times as large as s C / N, if right noise lies between ``low`` and ``high``."""
+def of_scale(answer: Answer, found: float, low: float, high: float) -> Causes:
+    """Causes of noise ``found`` times as large as s C / N, if right noise lies between ``low`` and ``high``."""
     if not found:
-        return [Suspect("no noise", "no noise is added at all")]
+        return [Cause("no noise", "no noise is added at all")]
     fact = f"the noise is {found:.4g} times as large as s C / N"
     named = [
-        Suspect(key, f"{fact}, {why}") for key, ratio, why in _scales(answer) if low * ratio <= found <= high * ratio
+        Cause(key, f"{fact}, {why}") for key, ratio, why in _scales(answer) if low * ratio <= found <= high * ratio
     ]
-    return [*named, Suspect("scale", fact, PATTERN)]
+    return [*named, Cause("scale", fact, PATTERN)]
 
 
-def of_shape(z: Tensor) -> Suspects:
-    """Suspects of draws z [n] that have mean square 1 and are not Gaussian."""
+def of_shape(z: Tensor) -> Causes:
+    """Causes of draws z [n] that have mean square 1 and are not Gaussian."""
     bound, largest = math.sqrt(3), float(z.abs().max())
     if largest <= bound * (1 + _NEAR) and len(z) >= _ENOUGH:
         spread = (z.sort().values - torch.linspace(-bound, bound, len(z), dtype=z.dtype)).abs().max()
         if spread < _NEAR * bound:
-            return [Suspect("uniform", "draws are uniform, not Gaussian")]
-    return [Suspect("shape", f"no draw is larger than {largest:.3g} * s C / N", PATTERN)] if largest < _TAIL else []
+            return [Cause("uniform", "draws are uniform, not Gaussian")]
+    return [Cause("shape", f"no draw is larger than {largest:.3g} * s C / N", PATTERN)] if largest < _TAIL else []
 
 
 _NEAR, _ENOUGH, _TAIL = 0.02, 10_000, 4.0
 
 
-def of_related(wrong: Sequence[Related]) -> Suspects:
-    """Suspects of parts of the noise that are correlated, the strongest of what they have in common."""
+def of_related(wrong: Sequence[Related]) -> Causes:
+    """Causes of parts of the noise that are correlated, the strongest of what they have in common."""
     kind = next(kind for kind in _KINDS if any(each.kind == kind for each in wrong))
     first = max((each for each in wrong if each.kind == kind), key=lambda each: (each.draws, abs(each.found)))
     if abs(first.found) > 1 - _ROUNDED:
         text = f"the noise of {first.other} is that of {first.one}{', negated' if first.found < 0 else ''}"
-        return [Suspect(f"{kind} {'negated' if first.found < 0 else 'alike'}", text)]
+        return [Cause(f"{kind} {'negated' if first.found < 0 else 'alike'}", text)]
     shared = f"the noise of {first.one} and {first.other} has a correlation of {first.found:.2g}"
-    return [Suspect(f"{kind} related", f"{shared}: {_KINDS[kind]}", PATTERN)]
+    return [Cause(f"{kind} related", f"{shared}: {_KINDS[kind]}", PATTERN)]
 
 
 _ROUNDED = 1e-6
@@ -126,68 +126,68 @@ _KINDS = {
 """What a pair of related parts differs in, and what follows; the first that is found is named."""
 
 
-def of_ranks(case: Case, grads: Sequence[Mapping[str, Tensor]]) -> Suspects:
-    """Suspects of noisy gradients that are not equal on all ranks; by rank."""
+def of_ranks(case: Case, grads: Sequence[Mapping[str, Tensor]]) -> Causes:
+    """Causes of noisy gradients that are not equal on all ranks; by rank."""
     size = case.mesh.dp_shard
     replicas = [grads[first : first + size] for first in range(0, len(grads), size)]
     agree = all(_equal(own[0], other) for own in replicas for other in own)
     if len(replicas) > 1 and agree:
-        text = "replicas draw noise for themselves: its seed hangs on which replica a rank is in, and they drift apart"
-        return [Suspect("noise by replica", text)]
+        text = "replicas draw noise for themselves: its seed depends on the replica of a rank, and they drift apart"
+        return [Cause("noise by replica", text)]
     if all(not _equal(one, other) for one, other in itertools.combinations(grads, 2)):
-        return [Suspect("noise by rank", "each rank has noise of its own that the others do not see: they drift apart")]
+        return [Cause("noise by rank", "each rank has noise of its own that the others do not see: they drift apart")]
     return []
 
 
-def of_used_twice(case: Case, here: Draw, before: Draw, like: Mapping[str, Tensor], negated: bool = False) -> Suspects:
-    """Suspects of one draw found at two places; ``like``: tensors of the parameters' shapes."""
+def of_used_twice(case: Case, here: Draw, before: Draw, like: Mapping[str, Tensor], negated: bool = False) -> Causes:
+    """Causes of one draw found at two places; ``like``: tensors of the parameters' shapes."""
     fact = f"it is the draw of {before}"
     if negated:
-        return [Suspect("negated", f"{fact}, negated", PATTERN)]
+        return [Cause("negated", f"{fact}, negated", PATTERN)]
     if here.parameter != before.parameter:
         same = here.step == before.step and here.place == before.place
-        return [Suspect("parameters alike", f"{fact}: which parameter it is for does not reach the noise")] * same or [
-            Suspect("used twice", fact, PATTERN)
+        return [Cause("parameters alike", f"{fact}: which parameter it is for does not reach the noise")] * same or [
+            Cause("used twice", fact, PATTERN)
         ]
     if here.step != before.step:
         same = here.place == before.place
-        return [Suspect("steps alike", f"{fact}: the number of the step does not reach the noise")] * same or [
-            Suspect("used twice", fact, PATTERN)
+        return [Cause("steps alike", f"{fact}: the number of the step does not reach the noise")] * same or [
+            Cause("used twice", fact, PATTERN)
         ]
     apart = [flat[here.place] != flat[before.place] for flat in _flat_owners(case, like, here.parameter)]
     if all(apart):
-        return [Suspect("shards alike", f"{fact}: every rank draws for its shard from the beginning")]
-    return [Suspect("elements alike", f"{fact}: noise repeats within a parameter")] if not any(apart) else []
+        return [Cause("shards alike", f"{fact}: every rank draws for its shard from the beginning")]
+    return [Cause("elements alike", f"{fact}: noise repeats within a parameter")] if not any(apart) else []
 
 
-def of_missing(case: Case, drawn: Named, clean: Mapping[str, Tensor]) -> Suspects:
-    """Suspects of noise that is not on every element; ``clean``: the same gradients without noise."""
+def of_missing(case: Case, drawn: Named, clean: Mapping[str, Tensor]) -> Causes:
+    """Causes of noise that is not on every element; ``clean``: the same gradients without noise."""
     missing = {name: value == 0 for name, value in drawn.items()}
     if all(bool(mask.all()) for mask in missing.values()):
-        return [Suspect("no noise", "no noise is added at all")]
+        return [Cause("no noise", "no noise is added at all")]
     found = []
     if all(bool((mask == (clean[name] == 0)).all()) for name, mask in missing.items()):
         text = "noise is added only where the gradient is not zero: what no sample reaches is released without any"
-        found.append(Suspect("noise where gradient", text))
+        found.append(Cause("noise where gradient", text))
     for owner in shards.owners(case, drawn) if case.mesh.dp_shard > 1 else ():
         for shard in range(case.mesh.dp_shard):
             if all(bool((mask == (owner[name] == shard)).all()) for name, mask in missing.items()):
-                found.append(Suspect(f"no noise: shard {shard}", f"the shard of rank {shard} gets no noise"))
+                found.append(Cause(f"no noise: shard {shard}", f"the shard of rank {shard} gets no noise"))
     whole = [name for name, mask in missing.items() if bool(mask.all()) and mask.numel()]
     if whole and not any(bool(mask.any()) for name, mask in missing.items() if name not in whole):
-        found.append(Suspect("no noise: parameters", f"{mentions(whole)}: no noise is added to them at all", PATTERN))
+        found.append(Cause("no noise: parameters", f"{mentions(whole)}: no noise is added to them at all", PATTERN))
     return found
 
 
-def of_few_bits(what: str, count: int) -> Suspects:
+def of_few_bits(what: str, count: int) -> Causes:
     """``what`` has at most ``count`` bits."""
-    return [Suspect(f"noise of {count} bits", f"{what}: {bits.words(count)}")]
+    return [Cause(f"noise of {count} bits", f"{what}: {bits.words(count)}")]
 
 
 def of_siblings(
     first: tuple[Answer, Sequence[Mapping[str, Tensor]]], second: tuple[Answer, Sequence[Mapping[str, Tensor]]]
-) -> Suspects:
-    """Suspects of two runs that must have the same noise in their first step; (answer, gradients by rank) of each."""
+) -> Causes:
+    """Causes of two runs that must have the same noise in their first step; (answer, gradients by rank) of each."""
     for answer, grads in (first, second):
         if found := of_ranks(answer.case, grads) if not all(_equal(grads[0], own) for own in grads) else ():
             return found
@@ -196,14 +196,14 @@ def of_siblings(
     for (answer, _), own in zip((first, second), drawn, strict=True):
         if _repeats(answer, own):
             text = "every shard of a parameter has the same noise: each rank draws for its shard from the beginning"
-            found.append(Suspect("shards alike", text))
+            found.append(Cause("shards alike", text))
     return found or [*_ratios(first[0], second[0], *drawn), *_by_micro_batch(first[0], second[0], *drawn)]
 
 
 def of_neighbours(
     first: tuple[Answer, Mapping[str, Tensor]], second: tuple[Answer, Mapping[str, Tensor]], rank: int
-) -> Suspects | None:
-    """Suspects of noise that is not the same for neighbouring batches; (answer, gradients of ``rank``) of each."""
+) -> Causes | None:
+    """Causes of noise that is not the same for neighbouring batches; (answer, gradients of ``rank``) of each."""
     answer, one, other = first[0], _drawn(*first), _drawn(*second)
     differs = [not _near(answer, name, z, again) for name, z, again in _pairs(one, other)]
     if not any(differs):
@@ -214,9 +214,9 @@ def of_neighbours(
             values = {name: value * ratios[name] ** power for name, value in one.items()}
             if all(_near(answer, name, again, value) for name, value, again in _pairs(values, other)):
                 text = f"the noise is {word} by the number of samples {what}: its scale follows the batch"
-                found.append(Suspect(f"noise {word}: {key}", text))
+                found.append(Cause(f"noise {word}: {key}", text))
     if not found and all(bool((z != again).all()) for _, z, again in _pairs(one, other)):
-        found.append(Suspect("other draws", "all noise is another: what is drawn follows the batch", PATTERN))
+        found.append(Cause("other draws", "all noise is another: what is drawn follows the batch", PATTERN))
     return found
 
 
@@ -292,7 +292,7 @@ def _repeats(answer: Answer, drawn: Named) -> bool:
     return False
 
 
-def _ratios(first: Answer, second: Answer, one: Named, other: Named) -> Iterator[Suspect]:
+def _ratios(first: Answer, second: Answer, one: Named, other: Named) -> Iterator[Cause]:
     """Whether one run's noise is the other's times a power of the number of ranks, or of micro-batches."""
     counts = {
         "W": first.case.world_size / second.case.world_size,
@@ -302,17 +302,17 @@ def _ratios(first: Answer, second: Answer, one: Named, other: Named) -> Iterator
         for word, power in ((name, 1.0), (f"sqrt({name})", 0.5), (f"1/{name}", -1.0), (f"1/sqrt({name})", -0.5)):
             near = (_near(first, key, z, again * ratio**power) for key, z, again in _pairs(one, other))
             if ratio != 1 and all(near):
-                yield Suspect(f"noise by {word}", f"the noise is multiplied by {word}, which must not show in it")
+                yield Cause(f"noise by {word}", f"the noise is multiplied by {word}, which must not show in it")
 
 
-def _by_micro_batch(first: Answer, second: Answer, one: Named, other: Named) -> Iterator[Suspect]:
+def _by_micro_batch(first: Answer, second: Answer, one: Named, other: Named) -> Iterator[Cause]:
     """Where nothing but K differs: whether all noise does."""
     counts = [answer.case.step.micro_batches for answer in (first, second)]
     if counts[0] == counts[1] or first.case.mesh != second.case.mesh:
         return
     if not any(bool((z == again).any()) for _, z, again in _pairs(one, other)):
         text = "noise is drawn in every micro-batch: draw it once a step, after the last one"
-        yield Suspect("noise by micro-batch", text)
+        yield Cause("noise by micro-batch", text)
 
 
 def _pairs(one: Named, other: Named) -> list[tuple[str, Tensor, Tensor]]:

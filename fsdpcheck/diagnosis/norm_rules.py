@@ -1,4 +1,4 @@
-"""Suspicions about how a layer's squared norm is formed from its activations and backprops.
+"""Causes of a wrong squared norm of a layer, in how it is formed from activations and backprops.
 
 Legend: n samples, T positions, d and p input and output features, V rows of an embedding.
 """
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import layer_norm_rules
-from fsdpcheck.diagnosis.fitting import mentions
-from fsdpcheck.findings.cause import EXACT, WEAK, Suspect
+from fsdpcheck.diagnosis.cause_fit import mentions
+from fsdpcheck.findings.cause import EXACT, WEAK, Cause
 from fsdpcheck.oracle import Answer
 from fsdpcheck.workload import batches, models, numerics
 
@@ -39,8 +39,8 @@ class _Seen(NamedTuple):
     """Whether another layer uses the same weight."""
 
 
-def suspected(answer: Answer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
-    """(suspicion, what it adds to the squared norms [n])."""
+def candidates(answer: Answer, step: int) -> Iterator[tuple[Cause, Tensor]]:
+    """(cause, what it adds to the squared norms [n])."""
     own = answer.case.model.own is not None  # whose layers may be called in any way
     if own or not answer.case.step.private or not answer.steps[step].samples:
         return
@@ -60,7 +60,7 @@ def suspected(answer: Answer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
         for names in _chosen(list(deltas), kind):
             delta = torch.stack([deltas[name] for name in names]).sum(0)
             strength = WEAK if key in _CROSS and alike else EXACT
-            yield Suspect(key, f"{text} ({mentions(names)})", strength), delta
+            yield Cause(key, f"{text} ({mentions(names)})", strength), delta
 
 
 def _chosen(names: list[str], kind: Mapping[str, str]) -> Iterator[list[str]]:

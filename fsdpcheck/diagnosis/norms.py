@@ -1,4 +1,4 @@
-"""Suspicions about per-sample norms [n]: ratios, parameters left out, ranks mixed, shards taken for the whole."""
+"""Causes of wrong per-sample norms [n]: ratios, parameters left out, ranks mixed, shards taken for the whole."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fsdpcheck.diagnosis import bits, clipped_as_one, norm_rules, shards
-from fsdpcheck.diagnosis.fitting import by_ratio, chunks, mentions, rows
-from fsdpcheck.findings.cause import Suspect
+from fsdpcheck.diagnosis import bits, joint_clipping, norm_rules, shards
+from fsdpcheck.diagnosis.cause_fit import by_ratio, chunks, mentions, rows
+from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import INSTRUMENT, Answer, StepAnswer
 
-MIXED = Suspect("by position", "squared norms were summed over the ranks by position, mixing samples")
+MIXED = Cause("by position", "squared norms were summed over the ranks by position, mixing samples")
 
 
-def suspected(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Suspect, Tensor]]:
-    """(suspicion, norms [n] in the case's dtype); ``rank`` None leaves out what differs between ranks."""
+def candidates(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Cause, Tensor]]:
+    """(cause, norms [n] in the case's dtype); ``rank`` None leaves out what differs between ranks."""
     case, wanted = answer.case, answer.steps[step]
-    for suspect, ratio in by_ratio(case, step, "norm ratio", "norms are exactly {} times the right ones"):
-        yield suspect, wanted.norms * ratio
-    yield Suspect("squared norms", "squared norms stand in for norms"), wanted.squared_norms.to(wanted.norms.dtype)
-    for suspect, squared in _squared(answer, step, rank):
-        yield suspect, squared.clamp(min=0).to(wanted.norms.dtype).sqrt()
+    for cause, ratio in by_ratio(case, step, "norm ratio", "norms are exactly {} times the right ones"):
+        yield cause, wanted.norms * ratio
+    yield Cause("squared norms", "squared norms stand in for norms"), wanted.squared_norms.to(wanted.norms.dtype)
+    for cause, squared in _squared(answer, step, rank):
+        yield cause, squared.clamp(min=0).to(wanted.norms.dtype).sqrt()
 
 
 def by_position(answer: Answer, step: int, rank: int | None = None) -> Iterator[Tensor]:
@@ -65,17 +65,17 @@ def _positions(group: list[list[list[int]]], member: int) -> Iterator[tuple[int,
             yield row, [other[number][position] for other in group if position < len(other[number])]
 
 
-def _squared(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Suspect, Tensor]]:
-    """(suspicion, squared norms [n], float64)."""
+def _squared(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Cause, Tensor]]:
+    """(cause, squared norms [n], float64)."""
     wanted = answer.steps[step]
     squares = {name: value.flatten(1).square().sum(1) for name, value in wanted.gradients.items()}
     yield from _left_out(wanted, squares)
     yield from _cast(wanted, squares)
-    for suspect, delta in norm_rules.suspected(answer, step):
-        yield suspect, wanted.squared_norms + delta
+    for cause, delta in norm_rules.candidates(answer, step):
+        yield cause, wanted.squared_norms + delta
     if rank is not None:
-        yield from clipped_as_one.pairs(answer, step, rank)
-        yield from clipped_as_one.norms(answer, step, rank)
+        yield from joint_clipping.pairs(answer, step, rank)
+        yield from joint_clipping.norms(answer, step, rank)
         yield from shards.own_squares(answer, step, rank)
     if answer.case.world_size > 1:
         yield from _complete_again(answer, wanted, squares)
@@ -83,7 +83,7 @@ def _squared(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Susp
             yield MIXED, mixed.double().square()
 
 
-def _left_out(wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Suspect, Tensor]]:
+def _left_out(wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Cause, Tensor]]:
     """One parameter, the first, or all of a kind ("bias of linear layers"), missing from the norm."""
     kinds: dict[str, list[str]] = {}
     for name in squares:
@@ -98,7 +98,7 @@ def _left_out(wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[
     for key, names in groups:
         verb = "is" if len(names) == 1 else "are"
         rest = wanted.squared_norms - torch.stack([squares[name] for name in names]).sum(0)
-        yield Suspect(key, f"{mentions(names)} {verb} left out of the norm"), rest
+        yield Cause(key, f"{mentions(names)} {verb} left out of the norm"), rest
 
 
 def _kind(name: str) -> str:
@@ -112,7 +112,7 @@ def _kind(name: str) -> str:
     return f"{'linear' if kind == 'attention' else kind} {rest.rpartition('.')[2]}"
 
 
-def _cast(wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Suspect, Tensor]]:
+def _cast(wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Cause, Tensor]]:
     """Squares rounded to a narrower type, layer by layer or as a whole."""
     layers: dict[str, Tensor] = {}
     for name, square in squares.items():
@@ -120,12 +120,12 @@ def _cast(wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Susp
         layers[layer] = layers.get(layer, torch.zeros_like(square)) + square
     for count in (8, 11, 24) if wanted.norms.dtype == torch.float64 else (8, 11):
         by_layer = sum((bits.rounded(square, count) for square in layers.values()), torch.zeros(()))
-        yield Suspect(f"layers of {count} bits", f"the layers' squared norms are {bits.words(count)}"), by_layer
+        yield Cause(f"layers of {count} bits", f"the layers' squared norms are {bits.words(count)}"), by_layer
         whole = bits.rounded(wanted.squared_norms, count)
-        yield Suspect(f"squares of {count} bits", f"squared norms are {bits.words(count)}"), whole
+        yield Cause(f"squares of {count} bits", f"squared norms are {bits.words(count)}"), whole
 
 
-def _complete_again(answer: Answer, wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Suspect, Tensor]]:
+def _complete_again(answer: Answer, wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Cause, Tensor]]:
     """Terms that every rank has whole, summed over the ranks."""
     for unit, names in shards.units(answer.case, list(squares)).items():
         if len(names) == len(squares):
@@ -135,4 +135,4 @@ def _complete_again(answer: Answer, wanted: StepAnswer, squares: dict[str, Tenso
             text = (
                 f"terms of {unit} that are complete on every rank are counted {word} = {count} times: summed over ranks"
             )
-            yield Suspect(f"counted again: {unit}", text), wanted.squared_norms + whole * (count - 1)
+            yield Cause(f"counted again: {unit}", text), wanted.squared_norms + whole * (count - 1)

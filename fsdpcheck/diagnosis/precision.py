@@ -1,4 +1,4 @@
-"""Suspicions about precision: gradients of some units that pass through a type with fewer bits.
+"""Causes in precision: the gradient of some units passes through a type with fewer bits.
 
 Legend: W ranks, N the normaliser.
 """
@@ -13,15 +13,15 @@ from torch import Tensor
 
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import bits, contributions, shards
-from fsdpcheck.diagnosis.fitting import chunks, rows
-from fsdpcheck.findings.cause import Suspect
+from fsdpcheck.diagnosis.cause_fit import chunks, rows
+from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import Answer, Named
 
 Explains = Callable[[Named], bool]
 
 
-def rounded(answer: Answer, step: int, explains: Explains) -> Iterator[Suspect]:
-    """Suspicions that the gradient of each unit is the right one, or the right one with fewer bits.
+def rounded(answer: Answer, step: int, explains: Explains) -> Iterator[Cause]:
+    """Causes by which the gradient of each unit is the right one, or the right one with fewer bits.
 
     ``explains``: whether gradients (float64) of some parameters are those got.
     """
@@ -34,16 +34,16 @@ def rounded(answer: Answer, step: int, explains: Explains) -> Iterator[Suspect]:
             value = given(count)
             if all(explains({name: value[name] for name in names}) for names in wrong.values()):
                 text = f"gradients of {', '.join(wrong)} are {bits.words(count)}, {words}"
-                yield Suspect(f"rounded to {count} bits {words}", text)
+                yield Cause(f"rounded to {count} bits {words}", text)
 
 
-def updated(case: Case, after: Named, got: Mapping[str, Tensor]) -> Iterator[Suspect]:
-    """Suspicions that parameters are right up to one rounding; ``after``: the right ones that are trained."""
+def updated(case: Case, after: Named, got: Mapping[str, Tensor]) -> Iterator[Cause]:
+    """Causes by which parameters are right up to one rounding; ``after``: the right ones that are trained."""
     wrong = [name for name, value in after.items() if bool((got[name] != value).any())]
     for count in bits.TYPES:
         if wrong and all(torch.equal(bits.rounded(after[name], count), got[name]) for name in wrong):
             where = ", ".join(shards.units(case, wrong))
-            yield Suspect(f"parameters of {count} bits", f"parameters of {where} are {bits.words(count)}, when updated")
+            yield Cause(f"parameters of {count} bits", f"parameters of {where} are {bits.words(count)}, when updated")
 
 
 def _stages(answer: Answer, step: int) -> Iterator[tuple[str, Callable[[int], Named]]]:

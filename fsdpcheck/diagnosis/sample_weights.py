@@ -1,4 +1,4 @@
-"""Suspicions that give every per-sample gradient another weight in the released one.
+"""Causes that give each sample's gradient another weight in the released one.
 
 Legend: n samples of a step, W ranks, R replicas, K micro-batches, B samples of the logical batch, N the normaliser.
 """
@@ -12,63 +12,63 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case import Case
-from fsdpcheck.diagnosis import clip_factors, clipped_as_one
+from fsdpcheck.diagnosis import clip_factors, joint_clipping
+from fsdpcheck.diagnosis.cause_fit import by_ratio, chunks, rows, whole_numbers
 from fsdpcheck.diagnosis.contributions import of_each, pick
-from fsdpcheck.diagnosis.fitting import by_ratio, chunks, rows, whole_numbers
-from fsdpcheck.findings.cause import Suspect
+from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import Answer, StepAnswer
 
 Weighing = Callable[[list[int], Tensor], Tensor]
 """(rows of one micro-batch of one rank, their factors) -> their weights, before division by N."""
 
 
-def suspected(answer: Answer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
-    """(suspicion, weights [n]) of the released gradient: sum of weight * per-sample gradient."""
+def candidates(answer: Answer, step: int) -> Iterator[tuple[Cause, Tensor]]:
+    """(cause, weights [n]) of the released gradient: sum of weight * per-sample gradient."""
     case, wanted = answer.case, answer.steps[step]
     counts = torch.tensor(wanted.multiplicity, dtype=torch.float64)
     plain = counts / case.step.normaliser
     right = wanted.factors.double() * plain
-    for suspect, ratio in by_ratio(case, step, "ratio", "the gradient is exactly {} times the right one"):
-        yield suspect, right * ratio
+    for cause, ratio in by_ratio(case, step, "ratio", "the gradient is exactly {} times the right one"):
+        yield cause, right * ratio
     for key, whole in whole_numbers(case.step.normaliser):
         text = f"the normaliser is taken for a whole number: {whole} in place of N = {case.step.normaliser}"
-        yield Suspect(f"N {key}", text), right * (case.step.normaliser / whole)
+        yield Cause(f"N {key}", text), right * (case.step.normaliser / whole)
     for row, sample in enumerate(wanted.samples):
         one = torch.zeros_like(right)
         one[row] = right[row] / counts[row]
-        yield Suspect("sample left out", f"sample {sample} is left out once"), right - one
-        yield Suspect("sample twice", f"sample {sample} is counted once too often"), right + one
+        yield Cause("sample left out", f"sample {sample} is left out once"), right - one
+        yield Cause("sample twice", f"sample {sample} is counted once too often"), right + one
     yield from _by_place(case, wanted, step)
     if case.step.private and case.step.clipping != "unclipped":
-        for suspect, of_chunk in clipped_as_one.factors(answer, step):
-            yield suspect, _total(case, wanted, step, partial(_of_chunk, of_chunk))
+        for cause, of_chunk in joint_clipping.factors(answer, step):
+            yield cause, _total(case, wanted, step, partial(_of_chunk, of_chunk))
     if case.step.private:
         yield from _clipping(answer, wanted, step, plain)
     yield from _shares(case, wanted, step, right)
 
 
-def _clipping(answer: Answer, wanted: StepAnswer, step: int, plain: Tensor) -> Iterator[tuple[Suspect, Tensor]]:
+def _clipping(answer: Answer, wanted: StepAnswer, step: int, plain: Tensor) -> Iterator[tuple[Cause, Tensor]]:
     right = wanted.factors.double() * plain
-    yield Suspect("not clipped", "the gradient is not clipped at all"), plain
-    leak = Suspect("leak", "the unclipped gradient leaked into the clipped one: their sum")
+    yield Cause("not clipped", "the gradient is not clipped at all"), plain
+    leak = Cause("leak", "the unclipped gradient leaked into the clipped one: their sum")
     yield leak, right + plain
     yield leak, right + plain * answer.case.step.normaliser / answer.case.shares  # by a backward without any scale
-    square = Suspect("factor squared", "samples are clipped twice: weighed by the square of their clip factor")
+    square = Cause("factor squared", "samples are clipped twice: weighed by the square of their clip factor")
     yield square, wanted.factors.double() * right
-    for suspect, found in clip_factors.of_few_bits(wanted.factors):
-        yield suspect, found.double() * plain
-    for suspect, found in clip_factors.suspected_everywhere(answer, step):
-        if suspect.key != "factor squared" and not torch.equal(found, torch.ones_like(found)):  # said above
-            text = f"clipped by factors from wrong norms: {suspect.text}"
-            yield Suspect(f"factors: {suspect.key}", text), found.double() * plain
+    for cause, found in clip_factors.of_few_bits(wanted.factors):
+        yield cause, found.double() * plain
+    for cause, found in clip_factors.candidates_everywhere(answer, step):
+        if cause.key != "factor squared" and not torch.equal(found, torch.ones_like(found)):  # said above
+            text = f"clipped by factors from wrong norms: {cause.text}"
+            yield Cause(f"factors: {cause.key}", text), found.double() * plain
 
 
 def _of_chunk(factors_of: Callable[[list[int]], Tensor], own: list[int], _: Tensor) -> Tensor:
     return factors_of(own).double()
 
 
-def _by_place(case: Case, wanted: StepAnswer, step: int) -> Iterator[tuple[Suspect, Tensor]]:
-    """Suspicions about the place of a sample in its micro-batch."""
+def _by_place(case: Case, wanted: StepAnswer, step: int) -> Iterator[tuple[Cause, Tensor]]:
+    """Causes in the place of a sample in its micro-batch."""
 
     def total(weigh: Weighing) -> Tensor:
         return _total(case, wanted, step, weigh)
@@ -84,18 +84,18 @@ def _by_place(case: Case, wanted: StepAnswer, step: int) -> Iterator[tuple[Suspe
 
     for which, place in (("first", 0), ("last", -1)):
         for said, factor in (("left out", 0.0), ("counted twice", 2.0)):
-            suspect = Suspect(f"{which} {said}", f"the {which} sample of each micro-batch is {said}")
-            yield suspect, total(scaled(place, factor))
-    odd = Suspect("odd last left out", "the last sample of each micro-batch of 3, 5, ... samples is left out")
+            cause = Cause(f"{which} {said}", f"the {which} sample of each micro-batch is {said}")
+            yield cause, total(scaled(place, factor))
+    odd = Cause("odd last left out", "the last sample of each micro-batch of 3, 5, ... samples is left out")
     yield odd, total(lambda _, found: found * (torch.arange(len(found)) < len(found) - _odd(found)))
     if not case.step.private:
         return
-    swapped = Suspect("first two exchanged", "the clip factors of the first two samples of a micro-batch are exchanged")
+    swapped = Cause("first two exchanged", "the clip factors of the first two samples of a micro-batch are exchanged")
     yield swapped, total(lambda _, found: torch.cat([found[:2].flip(0), found[2:]]))
-    yield Suspect("reversed", "clip factors are in reverse order in each micro-batch"), total(lambda _, f: f.flip(0))
+    yield Cause("reversed", "clip factors are in reverse order in each micro-batch"), total(lambda _, f: f.flip(0))
     for shift in (1, -1):
-        suspect = Suspect(f"shifted {shift}", "clip factors are shifted by one sample in each micro-batch")
-        yield suspect, total(lambda _, found, by=shift: found.roll(by))  # type: ignore[misc]
+        cause = Cause(f"shifted {shift}", "clip factors are shifted by one sample in each micro-batch")
+        yield cause, total(lambda _, found, by=shift: found.roll(by))  # type: ignore[misc]
 
 
 def _odd(found: Tensor) -> int:
@@ -113,14 +113,14 @@ def _total(case: Case, wanted: StepAnswer, step: int, weigh: Weighing) -> Tensor
     return weights / case.step.normaliser
 
 
-def _shares(case: Case, wanted: StepAnswer, step: int, right: Tensor) -> Iterator[tuple[Suspect, Tensor]]:
+def _shares(case: Case, wanted: StepAnswer, step: int, right: Tensor) -> Iterator[tuple[Cause, Tensor]]:
     """Whole micro-batches, ranks, or their sizes gone wrong."""
     once = of_each(case, wanted)
     everyone, count = chunks(case, step, wanted)[:: case.copies], case.step.micro_batches
     for number in range(count if count > 1 else 0):
         key = {0: "the first", count - 1: "the last"}.get(number, f"the {number + 1}th")
         weights = pick(once, [row for mine in everyone for row in mine[number]])
-        yield Suspect(f"only {key} micro-batch", f"only {key} micro-batch counts, of {count}"), weights
+        yield Cause(f"only {key} micro-batch", f"only {key} micro-batch counts, of {count}"), weights
     yield from _again(everyone, once)
     yield from _means(case, wanted, everyone, once)
     if len(everyone) == 1:
@@ -128,37 +128,37 @@ def _shares(case: Case, wanted: StepAnswer, step: int, right: Tensor) -> Iterato
     by_rank = rows(case, step, wanted)
     for rank, mine in enumerate(by_rank):
         alone = pick(once, mine)
-        yield Suspect("one rank", f"only the samples of rank {rank} count: not reduced over the ranks"), alone
+        yield Cause("one rank", f"only the samples of rank {rank} count: not reduced over the ranks"), alone
         yield (
-            Suspect(f"W times rank {rank}", f"only the samples of rank {rank} count: W times them"),
+            Cause(f"W times rank {rank}", f"only the samples of rank {rank} count: W times them"),
             alone * len(by_rank),
         )
-        yield Suspect(f"without rank {rank}", f"the samples of rank {rank} are left out"), right - alone
+        yield Cause(f"without rank {rank}", f"the samples of rank {rank} are left out"), right - alone
     yield from _replicas(case, by_rank, once)
     yield from _duplicates(case, wanted, everyone, once)
 
 
-def _again(everyone: list[list[list[int]]], once: Tensor) -> Iterator[tuple[Suspect, Tensor]]:
+def _again(everyone: list[list[list[int]]], once: Tensor) -> Iterator[tuple[Cause, Tensor]]:
     """Local gradients that outlive their reduction: of K micro-batches the first counts K times, the last once."""
     count = len(everyone[0])
     if count > 1:
         rows = [row for mine in everyone for number, own in enumerate(mine) for row in own * (count - number)]
         text = "a micro-batch's local gradients are not cleared when they are reduced: later reductions add them again"
-        yield Suspect("micro-batches again", text), pick(once, rows)
+        yield Cause("micro-batches again", text), pick(once, rows)
 
 
-def _replicas(case: Case, by_rank: list[list[int]], once: Tensor) -> Iterator[tuple[Suspect, Tensor]]:
+def _replicas(case: Case, by_rank: list[list[int]], once: Tensor) -> Iterator[tuple[Cause, Tensor]]:
     replicas, shards = case.mesh.dp_replicate, case.mesh.dp_shard
     for replica in range(replicas if replicas > 1 else 0):
         mine = [row for rank in range(replica * shards, (replica + 1) * shards) for row in by_rank[rank]]
         text = f"only the samples of replica {replica} count: gradients are not reduced over the replicas"
-        yield Suspect("one replica", text), pick(once, mine)
-        yield Suspect("R times one replica", text), pick(once, mine) * replicas
+        yield Cause("one replica", text), pick(once, mine)
+        yield Cause("R times one replica", text), pick(once, mine) * replicas
 
 
 def _means(
     case: Case, wanted: StepAnswer, everyone: list[list[list[int]]], once: Tensor
-) -> Iterator[tuple[Suspect, Tensor]]:
+) -> Iterator[tuple[Cause, Tensor]]:
     means, micro = torch.zeros_like(once), torch.zeros_like(once)
     share = case.step.normaliser / len(everyone)
     for mine in everyone:
@@ -167,14 +167,14 @@ def _means(
             means += pick(once, chunk) * share / max(size, 1)
             micro += pick(once, chunk) * share / max(len(chunk), 1)
     text = "local means are averaged although the ranks hold different numbers of samples"
-    yield Suspect("local means", text), means
+    yield Cause("local means", text), means
     if case.step.micro_batches > 1:
-        yield Suspect("local means", "local means of micro-batches are averaged, whatever their sizes"), micro
+        yield Cause("local means", "local means of micro-batches are averaged, whatever their sizes"), micro
 
 
 def _duplicates(
     case: Case, wanted: StepAnswer, everyone: list[list[list[int]]], once: Tensor
-) -> Iterator[tuple[Suspect, Tensor]]:
+) -> Iterator[tuple[Cause, Tensor]]:
     """Samples that a sampler gave to two ranks, by wrapping around."""
     if max(wanted.multiplicity, default=0) < 2:
         return
@@ -182,5 +182,5 @@ def _duplicates(
     for number in range(case.step.micro_batches):
         same += pick(once, sorted({row for mine in everyone for row in mine[number]}))
     text = "wrap-around duplicates are dropped: a sample that two ranks have counts once"
-    yield Suspect("duplicates once", text), once.clone()
-    yield Suspect("duplicates once", f"{text} in a micro-batch"), same
+    yield Cause("duplicates once", text), once.clone()
+    yield Cause("duplicates once", f"{text} in a micro-batch"), same

@@ -1,4 +1,4 @@
-"""Suspicions about shards: who owns which element, and what follows when one owner alone goes wrong.
+"""Causes in shards: who owns which element, and what follows when one owner alone goes wrong.
 
 Two ways of sharding are tried: *flat*, a unit's parameters end to end in one buffer cut into equal shards, and *rows*,
 each parameter cut along its first axis. Legend: S shards (W ranks, less replicas), n elements or samples.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import contributions
-from fsdpcheck.findings.cause import PATTERN, Suspect
+from fsdpcheck.findings.cause import PATTERN, Cause
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.workload import models
 from fsdpcheck.workload.clip_groups import is_instrument
@@ -62,7 +62,7 @@ def owners(case: Case, like: Mapping[str, Tensor], trained: Collection[str] | No
     yield by_row
 
 
-def own_squares(answer: Answer, step: int, rank: int) -> Iterator[tuple[Suspect, Tensor]]:
+def own_squares(answer: Answer, step: int, rank: int) -> Iterator[tuple[Cause, Tensor]]:
     """Squared norms [n] that a rank gets from its own shard alone, or from shards that end one element too early."""
     case, gradients = answer.case, answer.steps[step].gradients
     if case.mesh.dp_shard == 1:
@@ -72,16 +72,16 @@ def own_squares(answer: Answer, step: int, rank: int) -> Iterator[tuple[Suspect,
     for owner in owners(case, one) if one else ():
         mine = {name: own == rank % case.mesh.dp_shard for name, own in owner.items()}
         text = f"it is the norm of the own shard of rank {rank} alone: not summed over the ranks"
-        yield Suspect("own shard", text), _masked(gradients, mine)
+        yield Cause("own shard", text), _masked(gradients, mine)
         partial = {name: own if name in inner else torch.ones_like(own) for name, own in mine.items()}
-        yield Suspect("own shard of the units", f"{text} (the root's parameters whole)"), _masked(gradients, partial)
+        yield Cause("own shard of the units", f"{text} (the root's parameters whole)"), _masked(gradients, partial)
         text = "the last element of each rank's piece of a parameter is left out of the norm"
-        yield Suspect("last element of a shard", text), _masked(gradients, _without_ends(owner))
+        yield Cause("last element of a shard", text), _masked(gradients, _without_ends(owner))
         short = {n: own if n in inner else torch.ones_like(own) for n, own in _without_ends(owner).items()}
-        yield Suspect("last element of a shard", text), _masked(gradients, short)
+        yield Cause("last element of a shard", text), _masked(gradients, short)
 
 
-def unreduced(answer: Answer, step: int) -> Iterator[tuple[Suspect, Named]]:
+def unreduced(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
     """Gradients (float64) when one unit's, or all, stay local: each shard is its owner's own samples' gradient."""
     case, wanted = answer.case, answer.steps[step]
     if case.world_size == 1:
@@ -97,10 +97,10 @@ def unreduced(answer: Answer, step: int) -> Iterator[tuple[Suspect, Named]]:
             first = replica * case.mesh.dp_shard
             changed = {name: _owned(sums[name][first:], owner[name]) * times for name in names}
             text = f"gradients of {unit} are not reduced over the ranks: each shard has its own rank's only"
-            yield Suspect(f"not reduced: {unit}", text), {**right, **changed}
+            yield Cause(f"not reduced: {unit}", text), {**right, **changed}
 
 
-def stood_still(case: Case, before: Named, after: Named, got: Mapping[str, Tensor]) -> Iterator[Suspect]:
+def stood_still(case: Case, before: Named, after: Named, got: Mapping[str, Tensor]) -> Iterator[Cause]:
     """Whether exactly one rank's shard did not move although the others did; else whether only it differs.
 
     ``after``: parameters that are trained, and no others.
@@ -121,11 +121,11 @@ def stood_still(case: Case, before: Named, after: Named, got: Mapping[str, Tenso
             which = "the last rank" if shard == count - 1 else f"rank {shard}"
             still = all(bool((got[name] == before[name])[mine[name]].all()) for name in after)
             if still:
-                yield Suspect(f"stood still: {which}", f"the shard of {which} (rank {shard}) did not move")
-            yield Suspect(f"only the shard of {which}", f"only the shard of {which} (rank {shard}) differs", PATTERN)
+                yield Cause(f"stood still: {which}", f"the shard of {which} (rank {shard}) did not move")
+            yield Cause(f"only the shard of {which}", f"only the shard of {which} (rank {shard}) differs", PATTERN)
 
 
-def shifted(case: Case, right: Named, got: Mapping[str, Tensor], trained: Collection[str]) -> Iterator[Suspect]:
+def shifted(case: Case, right: Named, got: Mapping[str, Tensor], trained: Collection[str]) -> Iterator[Cause]:
     """Whether the parameters are those of shards that start at rank * floor(n / S), not rank * ceil(n / S)."""
     count = case.mesh.dp_shard
     differing = {name for name in right if bool((got[name] != right[name]).any())}
@@ -142,7 +142,7 @@ def shifted(case: Case, right: Named, got: Mapping[str, Tensor], trained: Collec
     if differing:
         where = ", ".join(units(case, [name for name in right if name in differing]))
         text = f"shards of {where} start at rank * floor(n / W) although they have ceil(n / W) elements"
-        yield Suspect("shard starts", text)
+        yield Cause("shard starts", text)
 
 
 def _masked(gradients: Named, masks: Mapping[str, Tensor]) -> Tensor:

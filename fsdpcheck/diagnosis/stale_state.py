@@ -1,4 +1,4 @@
-"""Suspicions about time: gradients of old parameters, norms of an earlier batch, state of an earlier run."""
+"""Causes in stale state: gradients of old parameters, norms of an earlier batch, state of an earlier run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from fsdpcheck import oracle
 from fsdpcheck.case import Case
 from fsdpcheck.diagnosis import shards
-from fsdpcheck.diagnosis.fitting import rounding
+from fsdpcheck.diagnosis.cause_fit import rounding
 from fsdpcheck.execution import Execution
-from fsdpcheck.findings.cause import Suspect, Suspects
+from fsdpcheck.findings.cause import Cause, Causes
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named
 from fsdpcheck.workload import batches, models, numerics
 
 
-def gradients(answer: Answer, step: int) -> Iterator[tuple[Suspect, Named]]:
+def gradients(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
     """Released gradients (float64) of step >= 1 computed with parameters that are a step, or all steps, old."""
     now = answer.steps[step].before
     sources = [("the first step", answer.steps[0].before)]
@@ -26,12 +26,12 @@ def gradients(answer: Answer, step: int) -> Iterator[tuple[Suspect, Named]]:
         for key, text, mixed in _mixtures(answer.case, now, old, answer.trainable):
             if any(bool((mixed[name] != now[name]).any()) for name in now):
                 yield (
-                    Suspect(f"stale: {key}", f"the gradient is that of {when}'s parameters{text}"),
+                    Cause(f"stale: {key}", f"the gradient is that of {when}'s parameters{text}"),
                     at(answer, step, mixed),
                 )
 
 
-def norms(case: Case, step: int, mine: Sequence[Tensor]) -> Iterator[tuple[Suspect, Tensor]]:
+def norms(case: Case, step: int, mine: Sequence[Tensor]) -> Iterator[tuple[Cause, Tensor]]:
     """Norms [b] of ``step`` that are those of the micro-batch before; ``mine`` one rank's right norms by step."""
     sizes = [len(chunk) for chunk in batches.indices(case, 0)[0]]
     for rank_chunks in batches.indices(case, step):
@@ -45,11 +45,11 @@ def norms(case: Case, step: int, mine: Sequence[Tensor]) -> Iterator[tuple[Suspe
     found = [old if len(old) == len(new) else new for old, new in zip(before, now, strict=True)]
     text = "the norms of the micro-batch before are used again: stale"
     if any(not torch.equal(a, b) for a, b in zip(found, now, strict=True)):
-        yield Suspect("stale norms", text), torch.cat(found)
+        yield Cause("stale norms", text), torch.cat(found)
 
 
-def repeated(first: Execution, second: Execution) -> Suspects:
-    """Suspects of two runs of one case that differ: nothing where they differ by rounding alone."""
+def repeated(first: Execution, second: Execution) -> Causes:
+    """Causes of two runs of one case that differ: nothing where they differ by rounding alone."""
     text = "state of an earlier training outlives it and is found by the next: look for counters, caches, buffers"
     for one, two in zip(first.ranks, second.ranks, strict=True):
         for a, b in zip(one.steps, two.steps, strict=True):
@@ -58,7 +58,7 @@ def repeated(first: Execution, second: Execution) -> Suspects:
                     other = (theirs or {}).get(name)
                     room = rounding(first.request.case, value.abs().max()) if value.numel() else value
                     if other is not None and bool(((value.double() - other.double()).abs() > room).any()):
-                        return [Suspect("outlives", text)]
+                        return [Cause("outlives", text)]
     return []
 
 

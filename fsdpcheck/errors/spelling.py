@@ -1,4 +1,4 @@
-"""Names that somebody may have meant."""
+"""Spelling: the nearest known name to one that nobody knows."""
 
 from __future__ import annotations
 

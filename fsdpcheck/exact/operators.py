@@ -35,7 +35,7 @@ class Bound:
 class Operand:
     """A floating-point operand: its magnitudes and grid exponent.
 
-    ``value`` and ``bits`` are the value itself and the significand of its arithmetic, for the rules that hang on them.
+    ``value`` and ``bits`` are the value itself and the significand of its arithmetic, for rules that depend on them.
     """
 
     magnitude: Tensor

@@ -97,9 +97,9 @@ class RankResult:
     """One rank's side of a run. ``observations`` are (probe, moment, step, value) in the order they were made.
 
     ``placement``: by parameter, its address in the last forward modulo 64 bytes; for real numbers only, since kernels
-    take other paths and round otherwise at other alignments (see checks/shape_matched.py). ``refused``: of a request
-    with ``spoiled`` samples, where the step raised. ``allocations``: file:line of what asked for memory without values,
-    where the request has that noted.
+    take other paths and round otherwise at other alignments (see checks/shape_matched_replay.py). ``refused``: of a
+    request with ``spoiled`` samples, where the step raised. ``allocations``: file:line of what asked for memory without
+    values, where the request has that noted.
     """
 
     rank: int

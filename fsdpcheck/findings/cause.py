@@ -1,4 +1,4 @@
-"""Suspect: one known mistake that would have computed exactly what was got. What diagnoses say, and how it is put."""
+"""Cause: one known mistake that would have computed exactly what was got, and how it is worded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXACT, PATTERN, WEAK = 0, 1, 2
 _AT_MOST = 2  # causes named at once: more name nothing
 
 
-class Suspect(NamedTuple):
+class Cause(NamedTuple):
     """``key`` is the mistake, the same in every case; ``text`` says what it is in this case, with its numbers."""
 
     key: str
@@ -19,54 +19,54 @@ class Suspect(NamedTuple):
     strength: int = EXACT
 
 
-Suspects = Sequence[Suspect]
-"""All suspicions that fit one case. None in its place means that the case cannot tell: it is no evidence."""
+Causes = Sequence[Cause]
+"""All causes that fit one case. None in its place means that the case cannot tell: it is no evidence."""
 
 
-def named(suspects: Suspects | None) -> str:
-    """The strongest suspicions, if one or two remain; "" for none or for more, which name nothing."""
-    certain = [suspect for suspect in _distinct(suspects or ()) if suspect.strength < WEAK]
-    strongest = min((suspect.strength for suspect in certain), default=WEAK)
-    chosen = list(dict.fromkeys(suspect.text for suspect in certain if suspect.strength == strongest))
+def named(causes: Causes | None) -> str:
+    """The strongest causes, if one or two remain; "" for none or for more, which name nothing."""
+    certain = [cause for cause in _distinct(causes or ()) if cause.strength < WEAK]
+    strongest = min((cause.strength for cause in certain), default=WEAK)
+    chosen = list(dict.fromkeys(cause.text for cause in certain if cause.strength == strongest))
     return " or ".join(chosen) if len(chosen) <= _AT_MOST else ""
 
 
-def common(first: Suspects | None, others: Iterable[Suspects | None]) -> list[Suspect]:
-    """The suspicions that fit every case that can tell, each in the words of the first case in which it stands.
+def common(first: Causes | None, others: Iterable[Causes | None]) -> list[Cause]:
+    """The causes that fit every case that can tell, each in the words of the first case in which it stands.
 
     Each as strong as in the case where it is strongest: one case that is large enough speaks for the others. Where none
     fits all, those that fit most, if at most one case in five speaks against them: a mistake may show in two ways.
     """
-    told = [{suspect.key: suspect for suspect in _distinct(own)} for own in (first, *others) if own is not None]
-    words: dict[str, Suspect] = {}
+    told = [{cause.key: cause for cause in _distinct(own)} for own in (first, *others) if own is not None]
+    words: dict[str, Cause] = {}
     for own in told:
-        for key, suspect in own.items():
-            words[key] = suspect._replace(strength=min(suspect.strength, words.get(key, suspect).strength),
-                                          text=words.get(key, suspect).text)  # fmt: skip
-    against = {key: sum(_speaks_against(own, suspect) for own in told) for key, suspect in words.items()}
+        for key, cause in own.items():
+            words[key] = cause._replace(strength=min(cause.strength, words.get(key, cause).strength),
+                                          text=words.get(key, cause).text)  # fmt: skip
+    against = {key: sum(_speaks_against(own, cause) for own in told) for key, cause in words.items()}
     support = {key: sum(key in own for own in told) for key in words}
     best = max((support[key] - _WEIGHT * against[key] for key in words), default=0)
-    full = [suspect for key, suspect in words.items() if len(told) == 1 or (not against[key] and support[key] > 1)]
+    full = [cause for key, cause in words.items() if len(told) == 1 or (not against[key] and support[key] > 1)]
     if full:
-        most = max(support[suspect.key] for suspect in full)
-        return [suspect for suspect in full if 2 * support[suspect.key] > most]
-    return [suspect for key, suspect in words.items() if best > 0 and support[key] - _WEIGHT * against[key] == best]
+        most = max(support[cause.key] for cause in full)
+        return [cause for cause in full if 2 * support[cause.key] > most]
+    return [cause for key, cause in words.items() if best > 0 and support[key] - _WEIGHT * against[key] == best]
 
 
 _WEIGHT = 4  # cases in favour that outweigh one against
 
 
-def _speaks_against(own: dict[str, Suspect], suspect: Suspect) -> bool:
-    """Whether a case can tell, and does not show ``suspect``. Where values stand says nothing against a computation."""
-    if suspect.key in own:
+def _speaks_against(own: dict[str, Cause], cause: Cause) -> bool:
+    """Whether a case can tell, and does not show ``cause``. Where values stand says nothing against a computation."""
+    if cause.key in own:
         return False
-    return suspect.strength == PATTERN or not own or any(each.strength != PATTERN for each in own.values())
+    return cause.strength == PATTERN or not own or any(each.strength != PATTERN for each in own.values())
 
 
-def _distinct(suspects: Suspects) -> Iterable[Suspect]:
-    """One suspect a key: the strongest, else the first."""
-    kept: dict[str, Suspect] = {}
-    for suspect in suspects:
-        if suspect.key not in kept or suspect.strength < kept[suspect.key].strength:
-            kept[suspect.key] = suspect
+def _distinct(causes: Causes) -> Iterable[Cause]:
+    """One cause a key: the strongest, else the first."""
+    kept: dict[str, Cause] = {}
+    for cause in causes:
+        if cause.key not in kept or cause.strength < kept[cause.key].strength:
+            kept[cause.key] = cause
     return kept.values()

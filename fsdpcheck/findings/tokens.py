@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from fsdpcheck import adapters
-from fsdpcheck.case import Case, OwnModel
+from fsdpcheck.case import Case, UserModelSpec
 from fsdpcheck.errors import InvalidCase, InvalidToken, reading
 from fsdpcheck.loading import references
 
@@ -88,7 +88,7 @@ def command(token: str, adapter: str, installs: Iterable[str] = (), laws: Iterab
     ``laws``: files with laws of a user's own.
     """
     parts = ["fsdpcheck", "replay", f"'{token}'"]
-    own = _own(token)
+    own = _user_model(token)
     for option, name in (("--model", own.build), ("--batch", own.batch), ("--loss", own.loss)) if own else ():
         parts += [option, shlex.quote(name)] if name else []
     if not adapters.is_builtin(adapter):
@@ -100,7 +100,7 @@ def command(token: str, adapter: str, installs: Iterable[str] = (), laws: Iterab
     return " ".join(parts)
 
 
-def _own(token: str) -> OwnModel | None:
+def _user_model(token: str) -> UserModelSpec | None:
     """The user's model that a token's case is about; none of a token that another release wrote."""
     try:
         return decode(token).case.model.own

@@ -7,16 +7,16 @@ from functools import cached_property
 from typing import ClassVar
 
 from fsdpcheck.errors import FINDING, FsdpcheckError, explain
-from fsdpcheck.findings.cause import Suspects, named
+from fsdpcheck.findings.cause import Causes, named
 
-Diagnose = Callable[[], Suspects | None]
+Diagnose = Callable[[], Causes | None]
 
 
 class Violation(FsdpcheckError, AssertionError):
     """A law broke.
 
     ``got`` and ``wanted`` are values as text, ``where`` names step, rank, parameter, sample or element. ``cause``: the
-    probable cause in words, or a function that looks for suspects, which is called when somebody asks and once at most.
+    probable cause in words, or a function that looks for causes, which is called when somebody asks and once at most.
     ``despite``: the run failed as it should have, and what broke are the values that it left.
     The law's name and the replay token are added at the edge.
     """
@@ -31,14 +31,14 @@ class Violation(FsdpcheckError, AssertionError):
         self.despite, self._cause = despite, cause
 
     @cached_property
-    def suspects(self) -> Suspects | None:
+    def causes(self) -> Causes | None:
         """The known mistakes that fit; None when nothing looked for any, or the case cannot tell."""
         return None if isinstance(self._cause, str) else self._cause()
 
     @property
     def cause(self) -> str:
         """A probable cause in words, or empty when nothing names one."""
-        return self._cause if isinstance(self._cause, str) else named(self.suspects)
+        return self._cause if isinstance(self._cause, str) else named(self.causes)
 
     def __str__(self) -> str:
         told = explain(self.what, got=self.got, wanted=self.wanted, where=self.where)

@@ -1,7 +1,7 @@
 """Evidence over cases: what further cases say about the cause of a finding. Never part of a verdict.
 
 One minimal case is degenerate: with W = 2 = K = N several mistakes compute the same. So some further cases are drawn
-and judged. A suspicion stays only if it fits every failing case that can tell; and where only cases of one kind fail,
+and judged. A cause stays only if it fits every failing case that can tell; and where only cases of one kind fail,
 that is said.
 """
 
@@ -16,7 +16,7 @@ from fsdpcheck.checks import square_roots
 from fsdpcheck.checks._compare import alike
 from fsdpcheck.checks._read import local_rows
 from fsdpcheck.execution import RunRequest, StepRecord
-from fsdpcheck.findings.cause import Suspects, common, named
+from fsdpcheck.findings.cause import Causes, common, named
 from fsdpcheck.judging import coverage_minimums
 from fsdpcheck.judging.run import Run
 from fsdpcheck.oracle import Answer, StepAnswer, standards
@@ -25,7 +25,7 @@ CASES = 40
 """How many further cases are drawn after a finding."""
 
 DIAGNOSED = 12
-"""Of how many failing cases suspects are looked for: that takes longer than to run them."""
+"""Of how many failing cases causes are looked for: that takes longer than to run them."""
 
 _CHANCE = 0.01
 """A kind of case is named when chance would single it out less often, after allowing for the number of kinds."""
@@ -33,19 +33,19 @@ _CHANCE = 0.01
 
 @dataclass
 class Evidence:
-    """What was seen of one broken law: suspects of failing cases, and which of the drawn cases failed.
+    """What was seen of one broken law: causes of failing cases, and which of the drawn cases failed.
 
     Cases that shrinking visits are not drawn: they are alike, so they tell nothing about kinds of case.
     """
 
-    suspects: list[Suspects | None] = field(default_factory=list)
+    causes: list[Causes | None] = field(default_factory=list)
     """Of at most DIAGNOSED failing cases."""
     drawn: dict[Case, bool] = field(default_factory=dict)
     """Case -> whether it failed."""
 
-    def cause(self, minimal: Suspects | None) -> str:
-        """The cause in the words of the minimal case; "" unless one or two suspicions fit all failing cases."""
-        return named(common(minimal, self.suspects))
+    def cause(self, minimal: Causes | None) -> str:
+        """The cause in the words of the minimal case; "" unless one or two causes fit all failing cases."""
+        return named(common(minimal, self.causes))
 
     def when(self) -> str:
         """Which kind of case fails, with counts; "" if none is singled out beyond chance."""

@@ -1,4 +1,4 @@
-"""Census: what the judged cases were like, so that a pass on trivial cases cannot look like a pass."""
+"""Census: how many judged cases were of each kind, so that a pass on trivial cases does not look like a pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floors: the share of drawn cases that must have what sharding bugs hide behind, or trivia fills the quota."""
+"""Coverage minimums: the least share of drawn cases that has what sharding bugs hide behind."""
 
 from __future__ import annotations
 

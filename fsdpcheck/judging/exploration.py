@@ -35,7 +35,7 @@ from fsdpcheck.findings.tokens import Token, command, encode
 from fsdpcheck.findings.verdict import Finding, Verdict, exit_code
 from fsdpcheck.findings.violation import Violation  # fmt: skip
 from fsdpcheck.judging import attribution as evidence
-from fsdpcheck.judging import census, coverage, undetermined, uninitialised, unsupported_model
+from fsdpcheck.judging import census, coverage, model_refusals, nondeterminism, uninitialised_memory
 from fsdpcheck.judging.attribution import CASES, DIAGNOSED, Evidence
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import enumeration
@@ -183,7 +183,7 @@ class Judging:
     def refused_for_mixing(self, case: Case) -> bool:
         """Whether what broke the law is a user's model that mixes samples, and no implementation; it is noted."""
         try:
-            report = unsupported_model.mixes(case) if self.run.failure is None else ""
+            report = model_refusals.mixes(case) if self.run.failure is None else ""
         except Exception:  # nothing that goes wrong here changes the verdict
             report = ""
         if report:
@@ -249,13 +249,13 @@ class Judging:
                 self.evidence.drawn.setdefault(case, False)
             elif isinstance(violation, Violation) and violation.what == minimal.what:
                 self.evidence.drawn.setdefault(case, True)
-                if len(self.evidence.suspects) < DIAGNOSED:
-                    self.evidence.suspects.append(violation.suspects)
+                if len(self.evidence.causes) < DIAGNOSED:
+                    self.evidence.causes.append(violation.causes)
 
     def _memory(self, case: Case, violation: Violation) -> str:
         """Whether memory that nobody has written is the cause; nothing that goes wrong here changes the verdict."""
         try:
-            return uninitialised.cause(self.law, self.run, case, violation)
+            return uninitialised_memory.cause(self.law, self.run, case, violation)
         except Exception:
             return ""
 
@@ -281,12 +281,12 @@ class Judging:
         """The finding with what the minimal case and all evidence say about its cause."""
         first, minimal = self.violations[0][1], self.violations[-1][1]
         if first is not minimal and first.what == minimal.what:
-            self.evidence.suspects.append(first.suspects)
+            self.evidence.causes.append(first.causes)
         if self.memory:
             return replace(found, cause=self.memory, when=self.evidence.when(), stage=self.stage)
         cause = minimal.cause
-        if minimal.suspects is not None or any(self.evidence.suspects):
-            cause = self.evidence.cause(minimal.suspects)
+        if minimal.causes is not None or any(self.evidence.causes):
+            cause = self.evidence.cause(minimal.causes)
         return replace(found, cause=cause, when=self.evidence.when(), stage=self.stage)
 
     def verdict(self, stop: BaseException | None) -> Verdict:
@@ -368,7 +368,7 @@ class Judging:
     def not_supported(self) -> Verdict:
         """What is said of a model that the adapter refuses, if only in some cases: no pass."""
         reports = (text for text, _ in Counter(self.refused.values()).most_common())
-        reason = unsupported_model.verdict_text(reports, len(self.refused), len(self.judged))
+        reason = model_refusals.verdict_text(reports, len(self.refused), len(self.judged))
         return replace(self._held, status="not supported", reason=reason, exit_code=USAGE)
 
     @property
@@ -414,9 +414,9 @@ class Judging:
 
         It is looked for on processes if it varies on the engine of the run, or if the law did (``stop``).
         """
-        if asked is None or not (isinstance(stop, Flaky) or undetermined.varies(self.run, asked)):
+        if asked is None or not (isinstance(stop, Flaky) or nondeterminism.varies(self.run, asked)):
             return None
-        violation = undetermined.difference(self.run, asked)
+        violation = nondeterminism.difference(self.run, asked)
         if violation is None:
             return None
         self._count(case)

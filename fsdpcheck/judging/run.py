@@ -14,13 +14,13 @@ from torch import Tensor
 from fsdpcheck import adapters, oracle
 from fsdpcheck.adapters.contract import ArithmeticRule, FactorRule, Features, Observable, Trait, Use
 from fsdpcheck.adapters.declaration import Declaration
-from fsdpcheck.case import Case, OwnModel
+from fsdpcheck.case import Case, UserModelSpec
 from fsdpcheck.case.validation import is_power_of_two
 from fsdpcheck.engines._interpreter import interpreter
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import AdapterError, NoProgress, NotApplicable, NotSupported, Refused, UsageError, qualified
 from fsdpcheck.execution import Execution, Failure, RunRequest, SchedulePolicy
-from fsdpcheck.judging import unsupported_model
+from fsdpcheck.judging import model_refusals
 from fsdpcheck.oracle import batched_step, certificate, standards
 from fsdpcheck.program.probe import Probe, names_of
 from fsdpcheck.workload import models
@@ -74,7 +74,7 @@ class Run:
     schedule: SchedulePolicy = "forward"
     avoid: frozenset[Trait] = frozenset()
     """Traits that no case may demand although the adapter accepts them: ways around known defects."""
-    own: OwnModel | None = None
+    own: UserModelSpec | None = None
     """The model of all cases, where it is a user's own."""
     memory: str = "poison"
     """What new memory of the ranks holds (RunRequest.memory)."""
@@ -125,7 +125,7 @@ class Run:
         execution = (self.engine if case.kernel is None else interpreter()).run(request)
         self.ran.note(execution)
         _raise_what_is_no_finding(execution.failure)
-        if report := unsupported_model.refused(execution) or unsupported_model.raised_alone(execution):
+        if report := model_refusals.refused(execution) or model_refusals.raised_alone(execution):
             raise Refused(report)
         return execution
 
@@ -135,7 +135,7 @@ class Run:
             raise UsageError("a case that trains nothing has no answer; next: look at what its ranks observed")
         if self.tier(case) == "replay":
             raise UsageError(
-                "a case of real numbers has no exact answer; next: judge it by replay (checks/shape_matched.py)"
+                "a case of real numbers has no exact answer; next: judge it by replay (checks/shape_matched_replay.py)"
             )
         share = Fraction(case.step.normaliser) / case.world_size
         if self.features.arithmetic.divides_by_share and not is_power_of_two(share.denominator):

@@ -19,7 +19,7 @@ from fsdpcheck.case import Case
 from fsdpcheck.errors import AdapterError, Interrupted, explain
 from fsdpcheck.execution import RankResult, RunRequest, StepRecord
 from fsdpcheck.program import kernels as kernel_program
-from fsdpcheck.program import nonfinite
+from fsdpcheck.program import nonfinite_samples
 from fsdpcheck.program import samplers as sampler_program
 from fsdpcheck.program.allocations import Allocations
 from fsdpcheck.program.methods import methods_for
@@ -63,8 +63,8 @@ def _run(request: RunRequest, rank: int, device: torch.device, result: RankResul
             made.clear()
             trainer = _built(request, adapter, setup, made, watch, _without_values(models.build(case)))
             loaded = _loaded(trainer, adapter, f"{request.load_from}/{step - 1}")
-        batch = nonfinite.batch_of(batches.batch(case, step, rank, request.instrument), request)
-        with nonfinite.refusal(request, result, lambda trainer=trainer: _held(trainer, made)):  # type: ignore[misc]
+        batch = nonfinite_samples.batch_of(batches.batch(case, step, rank, request.instrument), request)
+        with nonfinite_samples.refusal(request, result, lambda trainer=trainer: _held(trainer, made)):  # type: ignore[misc]
             _take(trainer, _on(device, batch), watch)
         unseen = request.late and step < case.step.steps - 1
         result.steps.append(StepRecord({}) if unseen else _record(trainer, adapter, request))

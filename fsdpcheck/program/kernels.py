@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fsdpcheck.adapters.capabilities import Kernel, Kernels
 from fsdpcheck.adapters.contract import Adapter
-from fsdpcheck.adapters.contract_extras import Kernel, Kernels
 from fsdpcheck.case import Case
 from fsdpcheck.case.kernel import KernelSpec
 from fsdpcheck.compat import triton_private

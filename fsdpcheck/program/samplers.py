@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from fsdpcheck.adapters.capabilities import Drawn, Sampler, SamplerSetup, Sampling
 from fsdpcheck.adapters.contract import Adapter
-from fsdpcheck.adapters.contract_extras import Drawn, Sampler, SamplerSetup, Sampling
 from fsdpcheck.case import Case
 from fsdpcheck.case.sampler import SamplingSpec
 from fsdpcheck.errors import AdapterError, explain

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from fsdpcheck import __version__
 from fsdpcheck.findings.verdict import Verdict
-from fsdpcheck.report.conditional import conditions
+from fsdpcheck.report.conditions import conditions
 from fsdpcheck.session.journal import digest_of_document, digest_of_verdict
 from fsdpcheck.session.ledger import Ledger, Origin
 

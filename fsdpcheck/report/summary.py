@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fsdpcheck.errors.excerpt import shown
 from fsdpcheck.findings.verdict import NOT_CHECKED
-from fsdpcheck.report import conditional, finding, table, unjudged
+from fsdpcheck.report import conditions, finding, table, unjudged_cases
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.session.ledger import Ledger
 
@@ -13,7 +13,7 @@ def ending(ledger: Ledger, paint: Paint) -> str:
     """All that ``fsdpcheck run`` prints on stdout; of what others wrote nothing that a terminal obeys."""
     ledger = shown(ledger)
     parts = ["\n".join(ledger.notes), table.table(ledger, paint)]
-    parts += conditional.sentences(verdict.law for verdict in ledger.verdicts.values() if verdict.cases)
+    parts += conditions.sentences(verdict.law for verdict in ledger.verdicts.values() if verdict.cases)
     groups = finding.grouped(ledger.findings)
     parts += [finding.render(group, number, paint, ledger.plan.installs) for number, group in enumerate(groups, 1)]
     parts += finding.troubles(
@@ -23,7 +23,7 @@ def ending(ledger: Ledger, paint: Paint) -> str:
         and not verdict.reason.startswith(NOT_CHECKED)
     )
     parts += [f"ERROR: {text}" for text, _ in ledger.errors]
-    parts += [table.left(ledger), unjudged.of_session(ledger), table.undrawn(ledger), table.unaccepted(ledger)]
+    parts += [table.left(ledger), unjudged_cases.of_session(ledger), table.undrawn(ledger), table.unaccepted(ledger)]
     if ledger.laws:
         parts.append(("interrupted: " if ledger.interrupted else "") + table.summary(ledger))
     return "\n\n".join(part for part in parts if part)

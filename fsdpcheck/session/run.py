@@ -29,7 +29,7 @@ from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import FINDING, FsdpcheckError, UsageError, spelling
 from fsdpcheck.findings import tokens
 from fsdpcheck.findings.verdict import Confirmation, Finding, Verdict
-from fsdpcheck.judging import registry, undetermined
+from fsdpcheck.judging import nondeterminism, registry
 from fsdpcheck.judging.check import check_case, check_law
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.run import Ran, Run
@@ -246,7 +246,7 @@ class _Confirmation:
         try:
             run = Run(self._real, finding.adapter, self._plan.installs)
             verdict = check_case(found, run, case, diagnose=False)
-            varies = verdict.finding is None and run.asked is not None and undetermined.varies(run, run.asked)
+            varies = verdict.finding is None and run.asked is not None and nondeterminism.varies(run, run.asked)
         except FsdpcheckError as error:
             return "not tried", str(error)
         return _compared(finding, verdict, varies)

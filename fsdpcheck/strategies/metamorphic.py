@@ -1,7 +1,7 @@
-"""Siblings: cases derived from a drawn one that must have the same answer, or one that is told in advance.
+"""Metamorphic variants of a case: the answer must stay the same, or change in a way known beforehand.
 
-Each is a function of the case alone and takes the implementation's features, so that it stays within what is accepted.
-A case that has no such sibling raises NotExact, is counted as rejected, and nothing is claimed of it.
+A variant depends on the case alone, and on the implementation's features, so that it stays within what is accepted. A
+case that has no such variant raises NotExact. It is counted as rejected, and nothing is claimed of it.
 
 Legend: W ranks, S shards, R replicas, N the normaliser, K micro-batches.
 """
@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Literal
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import BatchLayout, Case, MeshSpec, ModelSpec, OwnModel, Trait, prng
+from fsdpcheck.case import BatchLayout, Case, MeshSpec, ModelSpec, Trait, UserModelSpec, prng
 from fsdpcheck.case.shapes import item_units
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
 from fsdpcheck.errors import InvalidCase, NotApplicable, NotExact
@@ -99,7 +99,7 @@ def with_other_micro_batches(case: Case, features: Features) -> Pair:
 def in_replicas(case: Case) -> Case:
     """The case of a replicated batch with a part of it for each of several replicas, whose ranks all have that part.
 
-    Samples are dealt out to the replicas in turn; how many replicas there are hangs on the seed. The case itself where
+    Samples are dealt out to the replicas in turn. The seed decides how many replicas there are. The case itself where
     its ranks are no replicas of several.
     """
     counts = [count for count in range(2, case.world_size) if case.world_size % count == 0]
@@ -178,7 +178,7 @@ def _times_world(case: Case) -> int | float:
 
 
 def _worlds(case: Case) -> Iterator[Case]:
-    """The case on other meshes of at most six ranks, in an order that hangs on its seed, the ranks of all lists dealt
+    """The case on other meshes of at most six ranks, in an order that depends on its seed, the ranks of all lists dealt
     out again in turn."""
     meshes = [(s, r) for s in range(1, _LARGEST_WORLD + 1) for r in (1, 2, 3) if s * r <= _LARGEST_WORLD]
     for place in prng.permutation(case.seed, "another world size", len(meshes)):
@@ -209,7 +209,7 @@ def _dealt(layout: BatchLayout, mesh: MeshSpec) -> BatchLayout:
     return replace(layout, lists=tuple(tuple(samples[share::shares]) for share in range(shares)))
 
 
-def _without_units(case: Case, own: OwnModel) -> Iterator[Case]:
+def _without_units(case: Case, own: UserModelSpec) -> Iterator[Case]:
     """The case with none of its model's units, all but the first, or all but the last; the root has the rest."""
     traits: tuple[Trait, ...] = tuple(sorted({*own.traits, "root-parameters"}))
     for units in ((), own.units[1:], own.units[:-1]):

@@ -1,9 +1,9 @@
-"""Neighbours: two cases whose batches differ in one record, which is in one and not in the other, or is exchanged.
+"""Neighbouring cases: their batches differ in one record, which one of them lacks, or which is exchanged.
 
 A batch is a list of indices for each rank, and neighbours are the same lists with one entry removed, added or pointed
 at another record, or with all k entries of one record removed. They are never drawn anew: what is proved of a step is
 conditional on its lists, and what a sampler may add to privacy is no part of it. "Add" and "remove" are one relation
-read from both sides; which side is the first case hangs on the seed.
+read from both sides; which side is the first case depends on the seed.
 
 Source: Dwork, Roth 2014, section 2.3 (neighbouring data sets); Abadi et al. 2016, arXiv:1607.00133.
 """
@@ -39,7 +39,7 @@ class Neighbours:
 def of(case: Case, features: Features) -> Neighbours:
     """Neighbours made from the batch of the case's first step, both accepted by the implementation.
 
-    The first of the relations, in an order that hangs on the seed, that gives such a pair. Raises NotApplicable
+    The first of the relations, in an order that depends on the seed, that gives such a pair. Raises NotApplicable
     where none does.
     """
     listed = metamorphic.listed(case)
@@ -90,7 +90,7 @@ def _withdrawn(case: Case, lists: Lists) -> _Found:
 
 
 def _places(case: Case, lists: Lists) -> list[tuple[int, int]]:
-    """(rank, place) of every entry, in an order that hangs on the seed."""
+    """(rank, place) of every entry, in an order that depends on the seed."""
     every = [(rank, place) for rank, own in enumerate(lists) for place in range(len(own))]
     return [every[k] for k in prng.permutation(case.seed, "entries", len(every))]
 

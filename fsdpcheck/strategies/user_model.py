@@ -9,7 +9,7 @@ from functools import partial
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case, ModelSpec, OwnModel, Trait
+from fsdpcheck.case import Case, ModelSpec, Trait, UserModelSpec
 from fsdpcheck.strategies import enumeration
 from fsdpcheck.workload.user_model import loading as own_model
 
@@ -18,13 +18,13 @@ _TRIED = 20
 """Cases that are looked at to say which of a model's traits an adapter does not accept."""
 
 
-def cases(draw: Draw, features: Features, world_sizes: Sequence[int], own: OwnModel) -> SearchStrategy[Case]:
+def cases(draw: Draw, features: Features, world_sizes: Sequence[int], own: UserModelSpec) -> SearchStrategy[Case]:
     """The cases of ``draw`` on the user's model, those that ``features`` accepts."""
     drawn = draw(features, tuple(world_sizes)).map(partial(on_model, own))
     return drawn.filter(lambda case: case.requires() <= features.accepts)
 
 
-def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own: OwnModel) -> str:
+def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own: UserModelSpec) -> str:
     """Why no case of a law can be drawn: what the model demands and the adapter does not accept; "" if some can."""
     drawn = enumeration.distinct(draw(features, tuple(world_sizes)).map(partial(on_model, own)), _TRIED)
     unmet = [case.requires() - features.accepts for case in drawn]
@@ -34,7 +34,7 @@ def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own
     return f"the adapter does not accept {', '.join(sorted(always))}, which the model demands"
 
 
-def on_model(own: OwnModel, case: Case) -> Case:
+def on_model(own: UserModelSpec, case: Case) -> Case:
     """``case`` on the user's model. Weights on a grid are the smallest: a deep model needs the bits.
 
     In float32 where the model names a dtype, which holds for it as for plain PyTorch; then inputs are the smallest too.

@@ -17,7 +17,7 @@ from fsdpcheck.adapters.contract import Batch, MicroBatch
 from fsdpcheck.case import Case, prng
 from fsdpcheck.case.shapes import body_input
 from fsdpcheck.workload import models
-from fsdpcheck.workload.user_model import loading as own_model
+from fsdpcheck.workload.user_model import loading as user_model
 
 Indices = tuple[tuple[tuple[int, ...], ...], ...]
 
@@ -43,7 +43,7 @@ def inputs(case: Case) -> Tensor:
     """
     spec, samples = case.model, _samples(case)
     if spec.own is not None:
-        return _own(case, "inputs", own_model.samples(spec.own.batch, samples)[0], case.arithmetic.inputs)
+        return _user_values(case, "inputs", user_model.samples(spec.own.batch, samples)[0], case.arithmetic.inputs)
     if spec.input in ("tokens", "bags"):
         shape: tuple[int, ...] = (samples, spec.length)
         return torch.from_numpy(prng.integers(case.seed, "tokens", shape, 0, spec.vocabulary - 1))
@@ -59,8 +59,8 @@ def targets(case: Case) -> Tensor:
     Integers, or fractions if the case's numbers are real.
     """
     if case.model.own is not None:
-        given = own_model.samples(case.model.own.batch, _samples(case))[1]
-        return _own(case, "targets", given.reshape(len(given), -1), case.arithmetic.inputs + 1).to(
+        given = user_model.samples(case.model.own.batch, _samples(case))[1]
+        return _user_values(case, "targets", given.reshape(len(given), -1), case.arithmetic.inputs + 1).to(
             models.DTYPES[case.arithmetic.dtype]
         )
     shape = (_samples(case), models.body_features(case))
@@ -89,7 +89,7 @@ def batch(
     return Batch(micro_batches, case.shares / case.step.normaliser)
 
 
-def _own(case: Case, stream: str, given: Tensor, bound: int) -> Tensor:
+def _user_values(case: Case, stream: str, given: Tensor, bound: int) -> Tensor:
     """A user's own data: integers as they are; fractions in the case's dtype, or integers drawn in their place."""
     if not given.is_floating_point():
         return given.clone()

@@ -10,9 +10,9 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsdpcheck.case import Loss, OwnModel
-from fsdpcheck.workload.user_model import loading as own_model
-from fsdpcheck.workload.user_model.widening import widened
+from fsdpcheck.case import Loss, UserModelSpec
+from fsdpcheck.workload.user_model import loading as user_model
+from fsdpcheck.workload.user_model.dtype_widening import widened
 
 Reduction = Literal["none", "mean", "sum"]
 
@@ -69,7 +69,7 @@ class OwnLoss(PerSampleLoss):
     """The same of a user's own loss: outputs [b, F + R] and targets [b, F' + R], both flattened, go to it as it knows
     them; integer targets as integers."""
 
-    def __init__(self, own: OwnModel, scale: float = 1.0, reduction: Reduction = "none") -> None:
+    def __init__(self, own: UserModelSpec, scale: float = 1.0, reduction: Reduction = "none") -> None:
         super().__init__("mse", own.features, scale, reduction)
         self.own, self.target_features = own, own.targets
 
@@ -77,8 +77,8 @@ class OwnLoss(PerSampleLoss):
         return OwnLoss(self.own, self.scale, reduction)
 
     def _body(self, y_BF: Tensor, t_BF: Tensor) -> Tensor:
-        shape, dtype = own_model.target_form(self.own)
+        shape, dtype = user_model.target_form(self.own)
         targets = t_BF.reshape(len(t_BF), *shape)
-        outputs = y_BF.reshape(len(y_BF), *own_model.output_shape(self.own))
+        outputs = y_BF.reshape(len(y_BF), *user_model.output_shape(self.own))
         with widened(self.own, y_BF.dtype):
-            return own_model.loss(self.own.loss)(outputs, targets if dtype is None else targets.to(dtype))
+            return user_model.loss(self.own.loss)(outputs, targets if dtype is None else targets.to(dtype))

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.case import Case, Dtype, Numbers, OwnModel, prng
+from fsdpcheck.case import Case, Dtype, Numbers, UserModelSpec, prng
 from fsdpcheck.case.shapes import Shape, Stage, StageKind, body_output, stages
 from fsdpcheck.workload import clip_groups, layers
 from fsdpcheck.workload.clip_groups import INSTRUMENT
 from fsdpcheck.workload.losses import OwnLoss, PerSampleLoss
-from fsdpcheck.workload.user_model import loading as own_model
-from fsdpcheck.workload.user_model.widening import widened
+from fsdpcheck.workload.user_model import loading as user_model
+from fsdpcheck.workload.user_model.dtype_widening import widened
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 EXACT_SCALE_EXPONENT = {"float64": 40, "float32": 8}
@@ -89,10 +89,10 @@ def _read(instrument: nn.Module, like: Tensor) -> Tensor:
     return reading
 
 
-class OwnCaseModel(CaseModel):
+class UserCaseModel(CaseModel):
     """The instrument beside a model of the user's own, which stays as it is: inputs [b, ...] -> [b, F + R]."""
 
-    def __init__(self, model: nn.Module, own: OwnModel, instrument: nn.Linear, dtype: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, own: UserModelSpec, instrument: nn.Linear, dtype: torch.dtype) -> None:
         """``dtype``: the case's, in which the model's output is taken, if it names one."""
         nn.Module.__init__(self)
         self.model, self.own, self.instrument, self.dtype = model, own, instrument, dtype
@@ -111,7 +111,7 @@ def build(case: Case) -> CaseModel:
     """The case's model on CPU, filled with ``initial_parameters(case)``; torch's random streams are not touched."""
     parameters = initial_parameters(case)
     if case.model.own is not None:
-        return _build_own(case, case.model.own, parameters)
+        return _build_user_model(case, case.model.own, parameters)
     metered = len(clip_groups.names(case)) > 1
     groups = [Metered() if metered else nn.Sequential() for _ in case.model.units] + [nn.Sequential()]
     made: dict[str, nn.Module] = {}
@@ -132,10 +132,10 @@ def build(case: Case) -> CaseModel:
     return CaseModel(groups[:-1], groups[-1], instrument)
 
 
-def _build_own(case: Case, own: OwnModel, parameters: dict[str, Tensor]) -> CaseModel:
+def _build_user_model(case: Case, own: UserModelSpec, parameters: dict[str, Tensor]) -> CaseModel:
     instrument = _instrument(case, parameters[INSTRUMENT])
     dtype = DTYPES[case.arithmetic.dtype]
-    made = OwnCaseModel(own_model.model(own.build).to(dtype), own, instrument, dtype)
+    made = UserCaseModel(user_model.model(own.build).to(dtype), own, instrument, dtype)
     for name, parameter in made.model.named_parameters():
         parameter.data = parameters[f"model.{name}"]
     return made
@@ -152,12 +152,12 @@ def initial_parameters(case: Case) -> dict[str, Tensor]:
 
     Integers, or fractions if the case's numbers are real (a user's model has its own). In the order of
     ``named_parameters``: a shared weight once,
-    under its first name. Values hang on the layer's position in the chain, not on its unit, so regrouping units keeps
+    under its first name. Values depend on the layer's position in the chain, not on its unit, so regrouping units keeps
     them.
     """
     bound = case.arithmetic.weights
     if case.model.own is not None and case.arithmetic.numbers == "real":
-        own = own_model.values(case.model.own.build)
+        own = user_model.values(case.model.own.build)
         made = {f"model.{name}": value.to(DTYPES[case.arithmetic.dtype], copy=True) for name, value in own.items()}
         return {**made, INSTRUMENT: drawn(case, "parameter " + INSTRUMENT, (instrument_rows(case), 1), bound)}
     found = {
@@ -195,7 +195,7 @@ def _drawn(seed: int, stream: str, shape: Shape, bound: int, numbers: Numbers, d
 def parameter_shapes(case: Case) -> dict[str, Shape]:
     """Shape of every parameter by canonical name, in the order of ``named_parameters``; a shared weight once."""
     if case.model.own is not None:
-        own = own_model.values(case.model.own.build)
+        own = user_model.values(case.model.own.build)
         return {**{f"model.{n}": tuple(v.shape) for n, v in own.items()}, INSTRUMENT: (instrument_rows(case), 1)}
     shapes: dict[str, Shape] = {}
     for group, instrument in enumerate(clip_groups.instruments(case)):

@@ -1,4 +1,4 @@
-"""Whether ranks have the same samples or their own, found out from the samples themselves.
+"""Batch layout: whether ranks have the same samples or their own, found out from the samples.
 
 One small all-gather of a 64-bit fingerprint of each rank's rows. Ranks that differ are certainly "distributed". Ranks
 that agree may be replicated, or distributed with equal rows (a data set that repeats a record, a wrap-around
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..sharding import collectives
 from ..sharding.collectives import Axis, Subject
-from .aggregate import Layout
+from .norm_aggregation import Layout
 
 FINGERPRINTS = Subject("(sample fingerprints)")
 

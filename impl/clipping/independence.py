@@ -1,4 +1,4 @@
-"""Whether a sample's loss depends on that sample alone, asked once before the first private step.
+"""Independence of samples: whether a sample's loss depends on it alone, asked once before the first private step.
 
 A sample's gradient exists only if no other sample's row reaches its loss. Where one does - a normalisation over the
 batch, a loss that compares samples, an axis that is not the samples' - the norms are those of mixtures, clipping bounds
@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import norms
 from ..norms import fallback
-from ..sharding.nested import tensors_in
+from ..sharding.nested_tensors import tensors_in
 from ..sharding.protocol import Sharded
 from .records import Layer
 

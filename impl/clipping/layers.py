@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from .. import norms
 from ..norms import fallback
 from ..sharding.protocol import Sharded
-from .aggregate import Contribution
+from .norm_aggregation import Contribution
 from .records import Layer
 
 _IN_FORWARD = (

@@ -22,11 +22,11 @@ from torch import Tensor
 from ..costs.profile import OFF, Off, Profile
 from ..noise.gaussian import Noise
 from ..sharding.protocol import Sharded
-from . import aggregate, independence, layers, modes, nonfinite, tied
 from . import clip_factors as clip
+from . import independence, layers, modes, nonfinite_samples, norm_aggregation, tied_parameters
 from . import recorder as hooks
-from .aggregate import Layout, Terms
 from .modes import Mode
+from .norm_aggregation import Layout, Terms
 from .records import Use
 from .rules import Clipping
 
@@ -36,8 +36,8 @@ class Privacy:
     """How a sample's contribution is bounded.
 
     ``contribution`` is "complete", "partial" or "mixed" and needs a replicated batch unless complete. ``mode`` may be
-    overridden for a step: see impl/clipping/modes.py. ``nonfinite``: see nonfinite.py. ``fuse_norms`` puts the norms of
-    all micro-batches of a step together by one collective, before any of them is weighted.
+    overridden for a step: see impl/clipping/modes.py. ``nonfinite``: see nonfinite_samples.py. ``fuse_norms`` puts the
+    norms of all micro-batches of a step together by one collective, before any of them is weighted.
 
     ``noise_multiplier`` is the noise's standard deviation over the sensitivity of the clipped sum. A sample that occurs
     k times in a logical batch moves the sum by k times the bound; ``duplicates`` on one rank are refused unless they
@@ -125,7 +125,7 @@ class PrivateBackward:
     ) -> None:
         self.model, self.privacy, self.layout, self.notify, self.profile = model, privacy, layout, notify, profile
         found = layers.layers_of(model, privacy.contribution)
-        aggregate.refuse_impossible(layout, [layer.contribution for layer in found])
+        norm_aggregation.refuse_impossible(layout, [layer.contribution for layer in found])
         self.recorder = hooks.Recorder(found, privacy.clipping, profile)
         self.mode = privacy.mode_in_force()
         self.found = Norms()
@@ -179,7 +179,7 @@ class PrivateBackward:
 
     def _factors(self, terms: Terms, indices: Sequence[int]) -> Tensor:
         with self.profile.part("aggregation"):
-            squared = aggregate.squared_norms(terms, self.layout, self.model.axis)
+            squared = norm_aggregation.squared_norms(terms, self.layout, self.model.axis)
         with self.profile.part("clip factors"):
             factors = self.privacy.clipping.factors(squared)
             self._report(squared, factors, indices)
@@ -188,11 +188,11 @@ class PrivateBackward:
 
     def _contract(self, kept: Sequence[Use], weights: Tensor, norms: Tensor, *, sync: bool) -> None:
         """Clipped gradients from what bookkeeping kept; samples whose norm [b] is not finite are cut out if asked."""
-        if self.privacy.nonfinite == "drop" and bool((bad := nonfinite.found_in(norms)).any()):
+        if self.privacy.nonfinite == "drop" and bool((bad := nonfinite_samples.found_in(norms)).any()):
             rows = (~bad).nonzero().flatten()
             kept, weights = [use.only(rows) for use in kept], weights[..., rows]
         with self.profile.part("weighted gradients"):
-            gradients = partial(tied.weighted_gradients, kept, weights, self.privacy.clipping.group_of)
+            gradients = partial(tied_parameters.weighted_gradients, kept, weights, self.privacy.clipping.group_of)
             self.model.add_gradients(gradients, sync=sync)
 
     def _fused(self, losses: Tensor, indices: Sequence[int], scale: float, *, sync: bool) -> None:
@@ -202,7 +202,7 @@ class PrivateBackward:
             return
         waiting, self._waiting = self._waiting, []
         every = [index for one in waiting for index in one.indices]
-        factors = self._factors(aggregate.joined([one.terms for one in waiting]), every)
+        factors = self._factors(norm_aggregation.joined([one.terms for one in waiting]), every)
         sizes = [len(one.indices) for one in waiting]
         parts = zip(waiting, torch.split(factors, sizes, -1), torch.split(self.found.norms[-1], sizes), strict=True)
         for one, own, norms in parts:
@@ -212,7 +212,7 @@ class PrivateBackward:
         """Raise NonFiniteNorm on all ranks if any rank met such a sample, unless they are to be left out."""
         if self.privacy.nonfinite == "raise":
             device = self.found.norms[0].device
-            nonfinite.refuse(self.found.nonfinite, device, self.model.axis, self.model.replicas)
+            nonfinite_samples.refuse(self.found.nonfinite, device, self.model.axis, self.model.replicas)
 
     def add_noise(self, step: int, normaliser: float) -> None:
         """Noise on every reduced gradient element, once, after the last reduction.
@@ -240,5 +240,5 @@ class PrivateBackward:
                 f"sample {twice} occurs more than once in this step on this rank: it would move the sum by more than"
                 " the clip norm; sample without duplicates, or say duplicates='count' and account for it"
             )
-        bad = nonfinite.found_in(norms).nonzero().flatten().tolist()
+        bad = nonfinite_samples.found_in(norms).nonzero().flatten().tolist()
         self.found.nonfinite.extend(indices[row] for row in bad)

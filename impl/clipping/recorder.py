@@ -12,7 +12,7 @@ backward. Both add the same terms in the same order, so they agree bit for bit. 
 * layers whose rule needs parameters' values (``fallback``) form their per-sample gradients inside the backward, while
   their unit is gathered for it; if it is not, that is an error, the same on every rank;
 * layers that share parameters with others, or run again, wait for the whole backward: they are one term
-(impl/clipping/tied.py).
+(impl/clipping/tied_parameters.py).
 
 No hook ever gathers anything, so no rank can be made to issue a collective that others do not.
 """
@@ -31,10 +31,10 @@ from .. import norms
 from ..costs.profile import OFF, Off, Profile
 from ..norms import fallback
 from ..norms._products import Products
-from . import coverage, independence, records, tied
+from . import independence, records, tied_parameters, use_coverage
 from . import layers as covered
-from .aggregate import Contribution, Terms
 from .modes import Mode
+from .norm_aggregation import Contribution, Terms
 from .records import Layer, Record, Use
 from .rules import Clipping
 
@@ -69,7 +69,7 @@ class Recorder:
         self.kept = []
         self._refuse_unsound(found, losses)
         backward = self._deferred if mode.timing == "deferred" else self._immediate
-        with coverage.refused_gradients(ran):
+        with use_coverage.refused_gradients(ran):
             squares = backward(found, losses, mode)
         self.profile.count("layers with norms", len(squares))
         with self.profile.part("stack"):
@@ -97,7 +97,7 @@ class Recorder:
         return self._backward(found, losses, mode, at_once=frozenset())
 
     def _immediate(self, found: Sequence[Record], losses: Tensor, mode: Mode) -> list[Squares]:
-        alone = frozenset(group[0] for group in tied.groups(found) if len(group) == 1)
+        alone = frozenset(group[0] for group in tied_parameters.groups(found) if len(group) == 1)
         return self._backward(found, losses, mode, at_once=alone)
 
     def _backward(self, found: Sequence[Record], losses: Tensor, mode: Mode, at_once: frozenset[int]) -> list[Squares]:
@@ -125,7 +125,7 @@ class Recorder:
         if mode.passes == "bookkeeping":
             self.kept = list(arrivals.values())
         squares = []
-        for group in tied.groups(found):
+        for group in tied_parameters.groups(found):
             present = [arrivals[position] for position in group if position in arrivals]
             if present:
                 squares.append(early[group[0]] if group[0] in early else self._term(present, mode))
@@ -208,9 +208,9 @@ class Recorder:
                 f"got losses in {losses.dtype}: clip factors would be rounded to it, and factor times norm exceed C;"
                 " compute the loss from outputs cast to float32"
             )
-        coverage.refuse_hooks(found)
+        use_coverage.refuse_hooks(found)
         if self.layers:
-            coverage.refuse_unrecorded(self.layers[0].model, found, losses)
+            use_coverage.refuse_unrecorded(self.layers[0].model, found, losses)
 
 
 def backprops(found: Sequence[Record], losses: Tensor, mode: Mode) -> Sequence[Tensor | None]:
@@ -242,7 +242,7 @@ def term(together: Sequence[Use], mode: Mode, group_of: Callable[[str], int]) ->
     groups = {group_of(name) for name in layer.names.values()}
     with torch.no_grad():
         if len(together) > 1 or together[0].held is not None or layer.contribution != "complete" or len(groups) > 1:
-            return tied.squared_terms(together, group_of)
+            return tied_parameters.squared_terms(together, group_of)
         use, group = together[0], groups.pop()
         if mode.norms == "flash" and hasattr(layer.rule, "flash_squared_norm"):  # kernels add up in float32 themselves
             return {(group, "complete"): layer.rule.flash_squared_norm(layer.module, use.record.activations, use.raw)}

@@ -1,4 +1,4 @@
-"""What is known of a layer, and what one forward of it leaves for the norms."""
+"""Records: what is known of a layer, and what one forward of it leaves for the norms."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from ..norms import fallback
 from ..norms._products import Products
 from ..norms.fallback import Call
-from ..sharding.nested import tensors_in
+from ..sharding.nested_tensors import tensors_in
 from ..sharding.protocol import Sharded
-from .aggregate import Contribution
+from .norm_aggregation import Contribution
 
 HALF = (torch.bfloat16, torch.float16)
 Edge = tuple[Any, int]
-"""Where a tensor hangs on the autograd graph: the node that made it, and which of the node's outputs it is."""
+"""Where a tensor is attached to the autograd graph: the node that made it, and which of the node's outputs it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +56,10 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One layer in one forward: ``activations`` is its input, or what was made of it; ``output`` hangs on the graph.
+    """One layer in one forward: ``activations`` is its input, or what was made of it; ``output`` is in the graph.
 
     ``others``: further tensors of its output, nested ones too, which no loss may depend on. ``parameters`` are the
-    trainable ones as they were then, gathered, and ``inputs`` where its inputs, nested ones too, hang on the graph.
+    trainable ones as they were then, gathered, and ``inputs`` where its inputs, nested ones too, are in the graph.
     ``version`` and ``given`` tell changes in place: of the output, and of each input.
     """
 
@@ -185,7 +185,7 @@ def refuse_freed(record: Record) -> None:
     if any(p is not q or not p.numel() for p, q in zip(now, record.parameters, strict=True)):
         raise RuntimeError(
             f"{layer.name}: its norm rule needs its parameters, and its sharding unit was freed before its output's "
-            "gradient arrived (its input does not hang on the unit's input): keep units gathered after forward "
+            "gradient arrived (its input does not depend on the unit's input): keep units gathered after forward "
             "(reshard_after_forward=False), or give it a sharding unit of its own"
         )
 

@@ -41,7 +41,7 @@ def unshard_by_hand_dropped(original: Function, hit: Hit) -> Function:
 
 @_fsdp2_fault(
     "torch.distributed.fsdp:FSDPModule.set_modules_to_backward_prefetch",
-    "an order of collectives that hangs on the rank, https://github.com/ROCm/pytorch/pull/3501",
+    "an order of collectives that depends on the rank, https://github.com/ROCm/pytorch/pull/3501",
     "features.prefetch",
     cause="rank 0 alone calls all_gather.* in another order",
 )

@@ -1,4 +1,4 @@
-"""Planted bugs that hang on what must not matter: how many ranks, units, micro-batches, and in which order."""
+"""Planted bugs that depend on what must not matter: how many ranks, units, micro-batches, and in which order."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ._fault import Function, Hit, fault
 
 
 @fault(
-    "norms._tied:squared_norm",
+    "norms._tied_weights:squared_norm",
     "tied uses' norms added, https://github.com/meta-pytorch/opacus/pull/738",
     "clipping.norms",
     cause=r"(tied|shared).* cross term",
@@ -30,7 +30,7 @@ def tied_cross_terms_left_out(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "norms._tied:cross",
+    "norms._tied_weights:cross",
     "tied uses' norms added, https://github.com/meta-pytorch/opacus/pull/738",
     "clipping.norms",
     cause=r"(tied|shared).* cross term",

@@ -227,7 +227,7 @@ def gradients_rounded_to_tf32(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "clipping.aggregate:squared_norms",
+    "clipping.norm_aggregation:squared_norms",
     "a sum of squares as a product of matrices, in TF32",
     "precision.tf32-norms",
     cause="squared norms are rounded to 11 bits, the precision of .*TF32",

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..clipping import aggregate
+from ..clipping import norm_aggregation
 from ..norms import embedding
 from ..sharding import collectives
 from ..sharding.collectives import Axis
@@ -17,16 +17,16 @@ from ._fault import Function, Hit, fault
 def _by_position(squared: torch.Tensor, axis: Axis, add: Function) -> Any:
     """``squared`` [..., b] added up over ranks of unequal b, each as long as its own."""
     own, counts = squared.shape[-1], torch.empty(axis.size, dtype=torch.int64)
-    collectives.all_gather(aggregate.INDICES, counts, torch.tensor([own]), axis)
+    collectives.all_gather(norm_aggregation.INDICES, counts, torch.tensor([own]), axis)
     padded = torch.nn.functional.pad(squared, (0, int(counts.max()) - own))
     return add(padded, axis)[..., :own]
 
 
-# -- aggregation over ranks: the table of clipping/aggregate.py -------------------------------------------------------
+# -- aggregation over ranks: the table of clipping/norm_aggregation.py ----------------------------------------------
 
 
 @fault(
-    "clipping.aggregate:squared_norms",
+    "clipping.norm_aggregation:squared_norms",
     "complete norms reduced once more, https://github.com/modelscope/twinkle/pull/290",
     "norms.replicated-complete",
     cause=r"exactly sqrt\([WS]\) = |complete on every rank are counted [WS] = ",
@@ -34,18 +34,18 @@ def _by_position(squared: torch.Tensor, axis: Axis, add: Function) -> Any:
 def complete_norms_summed(original: Function, hit: Hit) -> Function:
     """Replicated batch: squared norms that are complete on every rank are summed over the ranks."""
 
-    def planted(terms: aggregate.Terms, layout: aggregate.Layout, axis: Axis) -> Any:
+    def planted(terms: norm_aggregation.Terms, layout: norm_aggregation.Layout, axis: Axis) -> Any:
         squared = original(terms, layout, axis)
         if layout == "distributed":
             return squared
         hit()
-        return aggregate.sum_over(squared, axis)
+        return norm_aggregation.sum_over(squared, axis)
 
     return planted
 
 
 @fault(
-    "clipping.aggregate:squared_norms",
+    "clipping.norm_aggregation:squared_norms",
     "tensor-parallel norm code used under FSDP, https://github.com/meta-pytorch/opacus/pull/761",
     "norms.distributed-complete",
     cause="by position",
@@ -53,18 +53,18 @@ def complete_norms_summed(original: Function, hit: Hit) -> Function:
 def norms_summed_by_position(original: Function, hit: Hit) -> Function:
     """Distributed batch: squared norms of different samples at the same local position are summed over the ranks."""
 
-    def planted(terms: aggregate.Terms, layout: aggregate.Layout, axis: Axis) -> Any:
+    def planted(terms: norm_aggregation.Terms, layout: norm_aggregation.Layout, axis: Axis) -> Any:
         squared = original(terms, layout, axis)
         if layout == "replicated":
             return squared
         hit()
-        return _by_position(squared, axis, aggregate.sum_over)
+        return _by_position(squared, axis, norm_aggregation.sum_over)
 
     return planted
 
 
 @fault(
-    "clipping.aggregate:sum_over",
+    "clipping.norm_aggregation:sum_over",
     "own shard's norm taken for the whole, https://github.com/pytorch/pytorch/issues/72548",
     "norms.replicated-partial",
     cause="own shard of rank",
@@ -80,7 +80,7 @@ def partial_norms_not_summed(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "clipping.aggregate:sum_over",
+    "clipping.norm_aggregation:sum_over",
     "norms of shards summed over replicas too, https://github.com/ByteDance-Seed/VeOmni/issues/184",
     "norms.one-axis",
     cause="by position",
@@ -98,15 +98,15 @@ def partial_norms_summed_over_the_world(original: Function, hit: Hit) -> Functio
 
 
 @fault(
-    "clipping.aggregate:refuse_impossible",
-    "no check of the layout, row 5 of the table of impl/clipping/aggregate.py",
+    "clipping.norm_aggregation:refuse_impossible",
+    "no check of the layout, row 5 of the table of impl/clipping/norm_aggregation.py",
     "norms.refused",
     cause="partial contributions are taken although the samples are split",
 )
 def impossible_norms_summed(original: Function, hit: Hit) -> Function:
     """Partial terms of a distributed batch are not refused."""
 
-    def planted(layout: aggregate.Layout, contributions: Sequence[aggregate.Contribution]) -> None:
+    def planted(layout: norm_aggregation.Layout, contributions: Sequence[norm_aggregation.Contribution]) -> None:
         if layout == "distributed" and "partial" in contributions:
             hit()
 
@@ -114,7 +114,7 @@ def impossible_norms_summed(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "clipping.aggregate:squared_norms",
+    "clipping.norm_aggregation:squared_norms",
     "one flag for a group of sharded and replicated parameters, https://github.com/deepspeedai/DeepSpeed/pull/5411",
     "norms.mixed",
     cause=r"\(root\) that are complete on every rank are counted [WS] = ",
@@ -122,17 +122,17 @@ def impossible_norms_summed(original: Function, hit: Hit) -> Function:
 def complete_terms_counted_by_every_rank(original: Function, hit: Hit) -> Function:
     """Mixed contributions: the complete terms go into the all-reduce together with the partial ones."""
 
-    def planted(terms: aggregate.Terms, layout: aggregate.Layout, axis: Axis) -> Any:
+    def planted(terms: norm_aggregation.Terms, layout: norm_aggregation.Layout, axis: Axis) -> Any:
         if terms.partial is None:
             return original(terms, layout, axis)
         hit()
-        return aggregate.sum_over(terms.complete + terms.partial, axis)
+        return norm_aggregation.sum_over(terms.complete + terms.partial, axis)
 
     return planted
 
 
 @fault(
-    "clipping.aggregate:in_dataset_order",
+    "clipping.norm_aggregation:in_dataset_order",
     "missing reorder after the gather, claim A3 of the claims ledger",
     "norms.dataset-order",
     cause="order of the ranks",
@@ -143,7 +143,7 @@ def gathered_norms_left_in_rank_order(original: Function, hit: Hit) -> Function:
     def planted(indices: torch.Tensor, values: torch.Tensor) -> Any:
         hit()
         ordered = original(indices, values)
-        return aggregate.InDatasetOrder(ordered.indices, values, ordered.duplicates)
+        return norm_aggregation.InDatasetOrder(ordered.indices, values, ordered.duplicates)
 
     return planted
 
@@ -285,7 +285,7 @@ def norms_of_layers_added(original: Function, hit: Hit) -> Function:
             return found
         hit()
         norms = torch.stack([term for own in squares for term in own.values()]).sqrt()
-        return aggregate.Terms(norms.sum(0).square())
+        return norm_aggregation.Terms(norms.sum(0).square())
 
     return planted
 

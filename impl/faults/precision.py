@@ -34,7 +34,7 @@ def _norm_off(exponent: int) -> Fault:
     plant.__name__ = f"squared_norm_off_by_1e_{exponent}"
     plant.__doc__ = f"The squared norm of a micro-batch's first sample is too small by a part in 10**{exponent}."
     return fault(
-        "clipping.aggregate:squared_norms",
+        "clipping.norm_aggregation:squared_norms",
         "an under-estimated norm breaks the guarantee",
         "clipping.norms",
         cause=f" norm of the first sample .* -5.0e-{exponent + 1:02d}",
@@ -55,7 +55,7 @@ def _first_sample_times(factor: float, original: Function, hit: Hit) -> Function
 
 
 @fault(
-    "clipping.aggregate:squared_norms",
+    "clipping.norm_aggregation:squared_norms",
     "squared norms in half precision, https://github.com/google-deepmind/jax_privacy/pull/309",
     "norms.one-sided",
     cause="squared norms are rounded to 24 bits, the precision of float32",
@@ -74,7 +74,7 @@ def squared_norms_in_float32(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "clipping.aggregate:squared_norms",
+    "clipping.norm_aggregation:squared_norms",
     "squared norms that underflow, https://github.com/google-deepmind/jax_privacy/pull/309",
     "norms.scaling",
     cause="small norms are replaced by",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..clipping import aggregate, clip_factors
+from ..clipping import clip_factors, norm_aggregation
 from ..sharding import collectives
 from ..sharding.collectives import Subject
 from ._fault import Function, Hit, fault
@@ -68,7 +68,7 @@ def clip_norm_follows_the_batch(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "clipping.nonfinite:found_in",
+    "clipping.nonfinite_samples:found_in",
     "a norm that is infinite passes, https://github.com/deepspeedai/DeepSpeed/pull/7171",
     "clipping.nonfinite",
     cause="a weight of zero does not leave it out",
@@ -137,7 +137,7 @@ def draws_counted_by_records(original: Function, hit: Hit) -> Function:
             hit()
         original(self, step * 4096 + before, normaliser)
         own = torch.tensor([float(len(self.found.indices))])
-        self.records = before + int(aggregate.sum_over(own, collectives.axis()))
+        self.records = before + int(norm_aggregation.sum_over(own, collectives.axis()))
 
     return planted
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..clipping import aggregate
+from ..clipping import norm_aggregation
 from ..clipping.batch_layout import REPLICATED
 from ..sharding import collectives
 from ..sharding.collectives import Axis
@@ -110,11 +110,11 @@ def wrapped_rows_dropped(original: Function, hit: Hit) -> Function:
 
 def _indices_by_rank(indices: Any, axis: Axis) -> list[list[int]]:
     counts = torch.empty(axis.size, dtype=torch.int64)
-    collectives.all_gather(aggregate.INDICES, counts, torch.tensor([len(indices)]), axis)
+    collectives.all_gather(norm_aggregation.INDICES, counts, torch.tensor([len(indices)]), axis)
     most = int(counts.max())
     padded = torch.tensor([*indices, *[-1] * (most - len(indices))], dtype=torch.int64)
     everyone = torch.empty(axis.size * most, dtype=torch.int64)
-    collectives.all_gather(aggregate.INDICES, everyone, padded, axis)
+    collectives.all_gather(norm_aggregation.INDICES, everyone, padded, axis)
     return [rows[: int(count)] for rows, count in zip(everyone.view(axis.size, most).tolist(), counts, strict=True)]
 
 

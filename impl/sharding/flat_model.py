@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from . import initial_sync
 from .collectives import ALONE, Axis
 from .flat_unit import FlatUnit, gather_whole
-from .nested import tensors_in
+from .nested_tensors import tensors_in
 from .parameter_slots import (
     Initial,
     Slot,

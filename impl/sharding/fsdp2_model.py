@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from . import collectives, fsdp2_units, initial_sync
 from .collectives import ALONE
 from .fsdp2_units import Unit
-from .ignored import LeftOut
+from .ignored_parameters import IgnoredParameters
 from .parameter_slots import Initial, by_unit, change, materialise, parameter_at, placed, refuse_sharded, shared_slots
 from .protocol import Gradients, Piece
 from .row_layout import RowLayout
@@ -35,7 +35,7 @@ class PerParameterModel:
     """``module`` sharded in place: a ``fully_shard`` group for each module named in ``unit_names``, then the root.
 
     ``mesh`` has one axis, or two for HSDP: (replicas, shards). The root stays gathered between forward and backward: it
-    is needed again at once. ``ignored`` parameters, by canonical name, are left out of sharding (left_out.py).
+    is needed again at once. ``ignored`` parameters, by canonical name, are not sharded (ignored_parameters.py).
     PyTorch's optimizers update them together with DTensors only with ``foreach=False``, their default on a CPU.
 
     Raises ValueError for a parameter that is used in two units, which ``fully_shard`` would quietly untie, for one
@@ -81,7 +81,7 @@ class PerParameterModel:
         self._root: FSDPModule = module
         self._parameters = {uses[0].name: parameter_at(uses[0]) for uses in self.places}
         whole = {name: parameter for name, parameter in self._parameters.items() if name in ignored}
-        self._left_out = LeftOut(whole, self.axis, self.replicas)
+        self._left_out = IgnoredParameters(whole, self.axis, self.replicas)
         self._placed = placed(self.places)
         self._added: dict[str, Tensor] = {}
         self._pending: Gradients | None = None

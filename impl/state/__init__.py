@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from ..sharding import collectives
 from ..sharding.protocol import Sharded
 from ..sharding.spans import Span
-from . import checkpoint, optimizer_state, plain
+from . import checkpoint, optimizer_state, plain_data
 from .optimizer_state import Described, short
 from .planners import StateError
 
@@ -98,7 +98,7 @@ def save(
         header["optimizer"] = asdict(optimizer_state.describe(model, optimizer))
     for name, stateful in extra.items():
         header["extra"][name] = stateful.state_dict()
-        plain.check(header["extra"][name], f"extra[{name!r}].state_dict()")
+        plain_data.check(header["extra"][name], f"extra[{name!r}].state_dict()")
     checkpoint.write(folder, spans, header, _group(model))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..sharding.protocol import Sharded
 from ..sharding.spans import Span
-from . import plain
+from . import plain_data
 from .planners import StateError
 
 Plain = dict[str, Any]
@@ -64,7 +64,7 @@ def describe(model: Sharded, optimizer: torch.optim.Optimizer) -> Described:
     _shards(model, optimizer)
     for group in optimizer.param_groups:
         options = {option: value for option, value in group.items() if option not in ("params", "param_names")}
-        plain.check(options, "a parameter group of the optimizer")
+        plain_data.check(options, "a parameter group of the optimizer")
         for shard in group["params"]:
             state = optimizer.state.get(shard, {})
             alike = [name for name, value in state.items() if _is_elementwise(shard, name, value)]
@@ -156,7 +156,7 @@ def _alike(what: str, of: Mapping[str, Any]) -> Any:
     """The one value that all parameters of a shard or a group were saved with."""
     first = next(iter(of))
     for name, value in of.items():
-        if different := plain.difference(of[first], value):
+        if different := plain_data.difference(of[first], value):
             raise StateError(
                 f"parameters that are updated together were saved with different {what}\n"
                 f"  got     {first} and {name} differ in {different}\n  wanted  equal {what} of {short(of)}\n"
@@ -183,5 +183,5 @@ def _scalar(name: str, value: Any) -> Any:
             f"only elementwise optimizer state can be saved\n  got     {name} of shape {list(value.shape)}\n"
             f"  wanted  the parameter's own shape, or one number\n  next    save at the same world size with torch.save"
         )
-    plain.check(value, f"optimizer state {name!r}")
+    plain_data.check(value, f"optimizer state {name!r}")
     return value.detach().cpu().clone() if isinstance(value, Tensor) else value

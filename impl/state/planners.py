@@ -39,7 +39,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from ..sharding.spans import Box, Span
-from . import plain
+from . import plain_data
 
 HEADER = "header"
 Wanted = Callable[[Metadata], Mapping[str, Span]]
@@ -157,7 +157,7 @@ def _check_empty(folder: str | os.PathLike[str]) -> None:
 
 def _check_equal(headers: Sequence[object], sizes: Sequence[object]) -> None:
     for rank in range(1, len(headers)):
-        difference = plain.difference(headers[0], headers[rank]) or plain.difference(sizes[0], sizes[rank])
+        difference = plain_data.difference(headers[0], headers[rank]) or plain_data.difference(sizes[0], sizes[rank])
         if difference:
             raise StateError(
                 f"state that all ranks must hold alike differs\n"

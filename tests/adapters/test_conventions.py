@@ -19,7 +19,7 @@ from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import enumeration
-from fsdpcheck.workload.user_model import inspection as own_inspection
+from fsdpcheck.workload.user_model import inspection
 
 HERE = Path(__file__).parent.parent / "toys"
 TOYS, MODELS = str(HERE / "conventions.py"), str(HERE / "own_models.py")
@@ -133,7 +133,7 @@ def test_ddp_used_wrongly_is_found(mistake: str, engine: SimulatedEngine) -> Non
 
 def test_a_parameter_that_no_sample_uses_is_left_alone_or_declared(engine: SimulatedEngine) -> None:
     """Half of the first unit, the whole second one and a layer of the root; weight decay shows who updates them."""
-    own = own_inspection.inspect(f"{MODELS}:skipping", f"{MODELS}:batch").own
+    own = inspection.inspect(f"{MODELS}:skipping", f"{MODELS}:batch").own
     sgd = OptimizerSpec(weight_decay=0.5, momentum=0.5)
     case = Case(
         ModelSpec((), own=own), MeshSpec(2), BatchLayout("contiguous", 2), StepSpec(steps=2, optimizer=sgd), seed=7

@@ -15,9 +15,9 @@ from fsdpcheck.case import (
     MeshSpec,
     ModelSpec,
     OptimizerSpec,
-    OwnModel,
     StepSpec,
     Trait,
+    UserModelSpec,
 )
 from tests.common.cases_by_hand import BY_UNIT, ONE_UNIT, SMALLEST, TWO
 
@@ -82,7 +82,7 @@ NEEDED: list[tuple[Trait, Case]] = [
     ("surrogates", Case(ModelSpec((LayerSpec(1, kind="attention"),), "sequence"))),
     ("surrogates", replace(SMALLEST, step=StepSpec("cross_entropy"))),
     ("real", replace(SMALLEST, arithmetic=Arithmetic(project=False, numbers="real"))),
-    ("own-layers", Case(ModelSpec((), own=OwnModel("mine:build", "mine:batch", traits=("own-layers",))))),
+    ("own-layers", Case(ModelSpec((), own=UserModelSpec("mine:build", "mine:batch", traits=("own-layers",))))),
     ("premultiply", replace(SMALLEST, arithmetic=Arithmetic(averaging="premultiply"))),
     ("bfloat16", replace(SMALLEST, arithmetic=Arithmetic("float32", compute="bfloat16"))),
     ("tf32", replace(SMALLEST, arithmetic=Arithmetic("float32", compute="tf32"))),

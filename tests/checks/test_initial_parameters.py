@@ -95,8 +95,8 @@ def test_one_parameter_of_a_unit_is_named_by_itself() -> None:
     kept: Sequence[oracle.Named] = [{**own, "tail.linear2.weight": built[1]["tail.linear2.weight"]} for own in good]
     found = of_start(FLAT, built, kept)
     assert found is not None
-    assert {"units apart", "parameters apart"} == {suspect.key for suspect in found}
-    assert any("tail.linear2.weight: each rank keeps" in suspect.text for suspect in found)
+    assert {"units apart", "parameters apart"} == {cause.key for cause in found}
+    assert any("tail.linear2.weight: each rank keeps" in cause.text for cause in found)
 
 
 def test_values_that_no_rank_has_built_have_no_cause() -> None:

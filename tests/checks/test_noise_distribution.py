@@ -13,7 +13,7 @@ from scipy.stats import beta, chi2, kstest, kstwo, norm
 from fsdpcheck import oracle
 from fsdpcheck.adapters import load
 from fsdpcheck.case import Case, Trait
-from fsdpcheck.checks import gaussian
+from fsdpcheck.checks import gaussian_limits
 from fsdpcheck.checks.noise import FALSE_ALARM
 from fsdpcheck.checks.noise_distribution import assert_noise_independent, assert_noise_scale, large
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
@@ -31,7 +31,7 @@ SIZES = (1, 4, 60, 600, N)
 
 def outside(n: int, factor: float, alarm: float = SHARE) -> float:
     """Probability that n Gaussians of standard deviation ``factor`` leave the limits."""
-    low, high = (n * limit**2 / factor**2 for limit in gaussian.scale_limits(n, alarm))
+    low, high = (n * limit**2 / factor**2 for limit in gaussian_limits.scale_limits(n, alarm))
     return float(chi2.cdf(low, n) + chi2.sf(high, n))
 
 
@@ -45,11 +45,11 @@ def test_right_noise_is_called_wrong_no_more_often_than_is_said_and_one_percent_
 def test_the_limits_of_correlation_shape_and_largest_draw_have_the_probabilities_that_are_said() -> None:
     for alarm in (PAIR, 1e-3):
         for n in SIZES[1:]:
-            limit = gaussian.correlation_limit(n, alarm)
+            limit = gaussian_limits.correlation_limit(n, alarm)
             assert limit >= 1 or 2 * beta.sf((1 + limit) / 2, (n - 1) / 2, (n - 1) / 2) <= alarm
-            away = gaussian.distance_limit(n, alarm)
+            away = gaussian_limits.distance_limit(n, alarm)
             assert away >= 1 or n > 1000 or kstwo.sf(away, n) <= alarm
-            low, high = gaussian.largest_limits(n, alarm)
+            low, high = gaussian_limits.largest_limits(n, alarm)
             below, above = (1 - 2 * norm.sf(low)) ** n, -math.expm1(n * math.log1p(-2 * norm.sf(high)))
             assert 0.99 * alarm <= below + above <= alarm * (1 + 1e-9)
 
@@ -57,16 +57,16 @@ def test_the_limits_of_correlation_shape_and_largest_draw_have_the_probabilities
 def test_correlations_of_the_sizes_that_are_said_are_found_with_probability_99() -> None:
     """The correlation of n pairs is normal about the true one, with deviation (1 - r^2) / sqrt(n), for large n."""
     for n, true in ((N, 0.02), (N // 5, 0.04)):
-        assert norm.sf(gaussian.correlation_limit(n, PAIR), true, (1 - true**2) / math.sqrt(n)) >= 0.99
+        assert norm.sf(gaussian_limits.correlation_limit(n, PAIR), true, (1 - true**2) / math.sqrt(n)) >= 0.99
 
 
 def test_distance_is_kolmogorovs_and_correlation_is_scale_free() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 500, generator=generator, dtype=torch.float64)
-    assert gaussian.distance(x) == pytest.approx(kstest(x.numpy(), "norm").statistic, abs=1e-12)
-    assert gaussian.correlation(x, 3 * x) == pytest.approx(1.0)
-    assert gaussian.correlation(x, y) == pytest.approx(gaussian.correlation(x, 1e9 * y))
-    assert gaussian.correlation(x, 0 * y) == 0.0
+    assert gaussian_limits.distance(x) == pytest.approx(kstest(x.numpy(), "norm").statistic, abs=1e-12)
+    assert gaussian_limits.correlation(x, 3 * x) == pytest.approx(1.0)
+    assert gaussian_limits.correlation(x, y) == pytest.approx(gaussian_limits.correlation(x, 1e9 * y))
+    assert gaussian_limits.correlation(x, 0 * y) == 0.0
 
 
 @pytest.mark.parametrize("world_sizes", [(1,), (1, 2, 3, 4, 5), (3,), (7, 16)])

@@ -1,4 +1,4 @@
-"""Noise of neighbouring batches: one draw under whatever sums is alike, and any other is told with what it hangs on."""
+"""Noise of neighbouring batches: one draw under all sums is alike; any other is reported with what it depends on."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpcheck.adapters.contract_extras import Drawn
+from fsdpcheck.adapters.capabilities import Drawn
 from fsdpcheck.case import MeshSpec, of_sampler
 from fsdpcheck.case.sampler import AxisLayout, SamplingSpec, epoch_steps, share_count, share_of
 from fsdpcheck.checks.poisson import assert_poisson, assert_rate
@@ -20,7 +20,7 @@ from fsdpcheck.checks.samplers import (
     assert_orders,
     assert_same_draws,
 )
-from fsdpcheck.checks.shuffling import assert_come_everywhere
+from fsdpcheck.checks.shuffled_epochs import assert_come_everywhere
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.findings.violation import Violation

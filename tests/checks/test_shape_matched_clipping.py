@@ -19,7 +19,7 @@ from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
 from fsdpcheck.oracle import bounds
-from fsdpcheck.workload.user_model import inspection as own_inspection
+from fsdpcheck.workload.user_model import inspection
 
 TOYS = str(Path(__file__).parents[1] / "toys" / "own_models.py")
 REAL = Case(
@@ -30,7 +30,7 @@ REAL = Case(
     Arithmetic(project=False, numbers="real"),
     seed=3,
 )
-OWN = replace(REAL, model=ModelSpec((), own=own_inspection.inspect(f"{TOYS}:with_surrogate", f"{TOYS}:batch").own))
+OWN = replace(REAL, model=ModelSpec((), own=inspection.inspect(f"{TOYS}:with_surrogate", f"{TOYS}:batch").own))
 RULE = FactorRule(eps=1e-6)
 
 
@@ -117,7 +117,7 @@ def test_what_is_not_clipped_is_said_to_be(engine: SimulatedEngine) -> None:
     for check in (assert_factors_follow, assert_clipped_sum_near):
         with pytest.raises(Violation) as caught:
             check(execution, RULE)
-        assert [suspect.key for suspect in caught.value.suspects or ()] == ["not clipped"]
+        assert [cause.key for cause in caught.value.causes or ()] == ["not clipped"]
 
 
 def test_the_range_of_a_factor_holds_what_is_computed() -> None:

@@ -11,7 +11,7 @@ from fsdpcheck import diagnosis, oracle
 from fsdpcheck.case import Arithmetic
 from fsdpcheck.checks import kernels
 from fsdpcheck.diagnosis import bits, contributions
-from fsdpcheck.diagnosis.fitting import rows
+from fsdpcheck.diagnosis.cause_fit import rows
 from fsdpcheck.findings.cause import named
 from fsdpcheck.oracle import Named
 from tests.common.fabricated import PLAIN, SMALL, clipped

@@ -120,7 +120,7 @@ def test_gradients_of_old_parameters_are_one_mistake_whichever_units_are_old() -
         mixed = stale_state.at(answer, 1, {name: (old if name in names else now)[name] for name in now})
         told = diagnosis.of_gradient(answer, 1, mixed) or ()
         assert named(told).startswith("the gradient is that of the first step's parameters")
-        keys.add(next(suspect.key for suspect in told if suspect.key.startswith("stale")))
+        keys.add(next(cause.key for cause in told if cause.key.startswith("stale")))
         off = {name: value * 1.25 for name, value in mixed.items()}
         assert "parameters" not in named(diagnosis.of_gradient(answer, 1, off))
     assert len(keys) == 1
@@ -151,7 +151,7 @@ def _lists(*lists: tuple[int, ...]) -> Case:
 
 def test_a_message_whose_size_tells_of_a_record_is_named() -> None:
     first, second = _lists((0, 1, 2), (3,)), _lists((0, 1), (3,))
-    told = {suspect.text for suspect in of_neighbours(first, second, _gather(3), _gather(2), 0)}
+    told = {cause.text for cause in of_neighbours(first, second, _gather(3), _gather(2), 0)}
     assert any("the size of what all_gather sends is that of the largest local batch" in text for text in told)
     assert not of_neighbours(first, second, _gather(7), _gather(5), 0)
     assert not of_neighbours(first, second, RankResult(0, {}), _gather(3), 0)  # no size, so nothing is said
@@ -161,7 +161,7 @@ def test_a_message_that_is_not_sent_where_there_is_nothing_to_send_is_named() ->
     one, none = _lists((0,), ()), _lists((), ())
     after = Collective("barrier", (0, 1), "world", 1)
     sent = replace(_gather(1), trace=(*_gather(1).trace, after))
-    told = [suspect.text for suspect in of_neighbours(one, none, sent, RankResult(0, {}, trace=(after,)), 0)]
+    told = [cause.text for cause in of_neighbours(one, none, sent, RankResult(0, {}, trace=(after,)), 0)]
     words = "that of the largest local batch, and of nothing there is no call: make it a public number"
     assert f"the size of what all_gather sends is {words}" in told
     assert not of_neighbours(_lists((0, 1), ()), _lists((0,), ()), sent, RankResult(0, {}, trace=(after,)), 0)

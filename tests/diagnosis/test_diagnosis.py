@@ -13,7 +13,7 @@ from fsdpcheck import diagnosis, oracle
 from fsdpcheck.adapters.contract import FactorRule
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec
 from fsdpcheck.checks._read import local_rows, pick
-from fsdpcheck.diagnosis.fitting import fits
+from fsdpcheck.diagnosis.cause_fit import fits
 from fsdpcheck.findings.cause import named
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.workload import batches
@@ -199,9 +199,9 @@ def test_what_a_case_cannot_tell_from_nothing_or_from_everything_is_not_named() 
     step = narrow.steps[0]
     name = "tail.linear0.weight"  # one element, so the shard of rank 0 is all there is beside the instrument's
     still = {**step.after, name: step.after[name] + 1}
-    assert not any("shard of" in suspect.text for suspect in diagnosis.of_update(narrow, 0, still) or ())
+    assert not any("shard of" in cause.text for cause in diagnosis.of_update(narrow, 0, still) or ())
     alone = oracle.answer(replace(PROBE.case, mesh=MeshSpec(1)), EPS)
     squares = alone.steps[0].squared_norms
     rows = local_rows(alone.case, 0, 0, alone.steps[0].samples)
     said = diagnosis.of_norms(alone, 0, 0, (squares * 0.5).sqrt()[rows]) or ()
-    assert not any("own shard" in suspect.text for suspect in said)
+    assert not any("own shard" in cause.text for cause in said)

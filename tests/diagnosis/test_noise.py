@@ -11,7 +11,7 @@ import torch
 from fsdpcheck import oracle
 from fsdpcheck.adapters import load
 from fsdpcheck.case import BatchLayout, MeshSpec
-from fsdpcheck.checks import gaussian
+from fsdpcheck.checks import gaussian_limits
 from fsdpcheck.checks.noise import FALSE_ALARM, noisy
 from fsdpcheck.checks.noise_distribution import large
 from fsdpcheck.diagnosis import noise, shards
@@ -22,7 +22,7 @@ from tests.common.fabricated import clipped
 
 LARGE, GROUPS, *_ = (oracle.answer(case) for case in large(load("reference:bookkeeping").features, (1, 2, 3, 4, 5)))
 N = 600 * 640
-LIMITS = gaussian.scale_limits(N, float(FALSE_ALARM))
+LIMITS = gaussian_limits.scale_limits(N, float(FALSE_ALARM))
 FEW = oracle.answer(noisy(clipped("exact"), 1))
 ONE = oracle.answer(replace(FEW.case, mesh=MeshSpec(1)))
 SHAPES = {"w": torch.zeros(4, 2), "v": torch.zeros(4, 2)}
@@ -205,7 +205,7 @@ def test_noise_that_is_missing_is_named_by_where() -> None:
     assert named(noise.of_missing(case, {name: value * 0 for name, value in full.items()}, clean)) == (
         "no noise is added at all"
     )
-    told = {suspect.key for suspect in noise.of_missing(case, {**full, "v": full["v"] * 0}, clean)}
+    told = {cause.key for cause in noise.of_missing(case, {**full, "v": full["v"] * 0}, clean)}
     assert {"noise where gradient", "no noise: parameters"} <= told
     half = {name: torch.cat([value[:2], value[2:] * 0]) for name, value in full.items()}
     assert "the shard of rank 1 gets no noise" in named(noise.of_missing(case, half, clean))

@@ -28,8 +28,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 pytestmark = pytest.mark.skipif(not DOCUMENTS[0].is_file(), reason="only a checkout has the documents")
 
-PLACES = {"train_adapter.py", "train.py", "report.json", "night.json"}
-"""Files that the reader is meant to have: the README's adapter, a model, reports of commands before."""
+PLACES = {"train.py", "report.json", "night.json"}
+"""Files that the reader is meant to have: a model, and reports of commands before."""
 
 
 def _fenced(text: str, language: str) -> list[str]:
@@ -119,7 +119,7 @@ KNOWN = {"fsdpcheck": _of_fsdpcheck, "torchrun": _of_torchrun, "pytest": _of_pyt
 
 def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
     shown = _shown()
-    assert {where for where, _ in shown} == {"README.md", "own-models.md", "help"}
+    assert {where for where, _ in shown} == {"README.md", "user-models.md", "help"}
     assert len(shown) > 30
     for where, line in shown:
         for program, *words in _parts(line):
@@ -146,10 +146,8 @@ NARROW = {"run": ["--law", "training.plain", "--world-size", "1-2", "--profile",
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the documents suppose it: the README's adapter, a model, a report with a token."""
+    """A folder as the documents suppose it: the examples, a model, a report with a token."""
     made = tmp_path_factory.mktemp("reader")
-    (adapter,) = _fenced((ROOT / "README.md").read_text(encoding="utf-8"), "python")
-    (made / "train_adapter.py").write_text(adapter)
     shutil.copy(ROOT / "docs" / "examples" / "small_gpt.py", made / "train.py")
     shutil.copytree(ROOT / "docs" / "examples", made / "docs" / "examples")
     (made / "report.json").write_text(_token())

@@ -1,8 +1,10 @@
-"""What the README and docs/laws.md say of the laws is what is registered."""
+"""What the documents say of laws, findings and files is what is registered, printed and there."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,14 +12,76 @@ import pytest
 from fsdpcheck.adapters import load
 from fsdpcheck.impl import faults
 from fsdpcheck.judging.registry import chapters
+from tests.common import commands
 
-README = Path(__file__).parents[2] / "README.md"
-LAWS = README.parent / "docs" / "laws.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+LAWS = DOCS / "laws.md"
+EXAMPLE = "docs/examples/skips_empty.py"
+
+pytestmark = pytest.mark.skipif(not README.is_file(), reason="only a checkout has the documents")
 
 
-@pytest.mark.skipif(not README.is_file(), reason="only a checkout has the README")
-def test_the_readme_names_every_chapter_and_counts_the_laws() -> None:
+def test_every_link_leads_to_a_file_and_the_index_lists_every_document() -> None:
+    linked: dict[str, set[Path]] = {}
+    for page in (README, ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")):
+        targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
+        linked[str(page.relative_to(ROOT))] = {(page.parent / target).resolve() for target in targets}
+    lost = {page: sorted(str(to) for to in found if not to.exists()) for page, found in linked.items()}
+    assert {page: found for page, found in lost.items() if found} == {}
+    pages = {*DOCS.glob("*.md"), *(DOCS / "examples").glob("*.py")} - {DOCS / "README.md"}
+    assert pages - linked["docs/README.md"] == set(), "next: a row in docs/README.md"
+
+
+def test_files_that_are_named_with_their_folder_are_there() -> None:
+    pages = [README, ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")]
+    sources = [
+        page for room in ("fsdpcheck", "impl", "properties", "benchmarks") for page in (ROOT / room).rglob("*.py")
+    ]
+    there = {str(page.relative_to(ROOT)) for page in ROOT.rglob("*.py")}
+    lost = []
+    for page in (*pages, *sources):
+        for named in re.findall(r"(?<![\w./])(?:[a-z_\d]+/)+[a-z_\d]+\.py", page.read_text(encoding="utf-8")):
+            lost += [] if any(f"/{path}".endswith(f"/{named}") for path in there) else [f"{page.name}: {named}"]
+    assert lost == []
+
+
+REFERENCE = """
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+module = nn.Sequential()
+module.blocks = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+per_sample_loss = lambda outputs, targets: ((outputs - targets) ** 2).sum(1)
+expected_batch_size = 2
+inputs, targets, indices = torch.ones(2, 2), torch.ones(2, 1), (0, 1)
+"""
+
+
+def test_the_reference_is_used_as_its_document_says(tmp_path: Path) -> None:
+    example, checkpoint = re.findall(r"^```python\n(.*?)^```", (DOCS / "reference.md").read_text("utf-8"), re.M | re.S)
+    program = (
+        f"import torch\n{REFERENCE}\n{example}\nfolder = {str(tmp_path / 'saved')!r}\n{checkpoint}\nprint('whole')"
+    )
+    run = [sys.executable, "-c", program]
+    done = subprocess.run(run, cwd=tmp_path, env=commands.environment(), capture_output=True, text=True)
+    assert done.stdout == "whole\n", done.stderr
+
+
+def test_the_finding_of_the_readme_is_what_is_printed() -> None:
     text = README.read_text(encoding="utf-8")
+    ((step,), (shown,)) = (re.findall(rf"^```{kind}\n(.*?)^```", text, re.M | re.S) for kind in ("python", "text"))
+    assert step in (ROOT / EXAMPLE).read_text(encoding="utf-8")
+    code, out, err = commands.run(ROOT, "run", "--adapter", f"{EXAMPLE}:adapter", "--law", "training.plain")
+    assert code == 1, err
+    printed = out[out.index("FINDING 1") :].partition("\n\n")[0].replace(f"{ROOT}/", "")
+    assert shown.splitlines() == printed.splitlines(), "next: put what is printed into the README"
+
+
+def test_the_documents_name_every_chapter_and_count_the_laws() -> None:
+    text = (DOCS / "guarantees.md").read_text(encoding="utf-8")
     table = text.split("## What must hold")[1].split("\n## ")[0]
     named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(.+?)`", row)}
     laws = chapters()
@@ -25,13 +89,11 @@ def test_the_readme_names_every_chapter_and_counts_the_laws() -> None:
     assert f"{len(laws)} laws in {len(named)} chapters" in table
 
 
-@pytest.mark.skipif(not LAWS.is_file(), reason="only a checkout has the documents")
 def test_the_document_of_laws_counts_the_faults_that_were_put_to_them() -> None:
     (said,) = re.findall(r"^Killed: of (\d+) planted faults", LAWS.read_text(encoding="utf-8"), re.MULTILINE)
     assert int(said) == len(faults.ALL), "next: put the new faults to all laws (python -m benchmarks laws)"
 
 
-@pytest.mark.skipif(not LAWS.is_file(), reason="only a checkout has the documents")
 @pytest.mark.parametrize("adapter", ["reference", "reference_fsdp2", "fully_shard", "fsdp1", "opacus:sound"])
 def test_the_document_of_laws_says_who_promises_each(adapter: str) -> None:
     if adapter.startswith("opacus"):

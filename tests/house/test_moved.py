@@ -30,7 +30,7 @@ def test_every_module_that_has_moved_is_told_with_its_place_of_today() -> None:
 def test_an_old_name_in_an_adapter_or_a_reference_is_told_with_the_new_one(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("from fsdpcheck.adapters._base import Features\n")
-    with pytest.raises(AdapterError, match=r"adapters\._base': it is fsdpcheck\.adapters\.contract now") as raised:
+    with pytest.raises(AdapterError, match=r"adapters\._base': it is fsdpcheck\.adapter now") as raised:
         adapters.load(f"{file}:adapter")
     assert f"{file}:1: from fsdpcheck.adapters._base" in str(raised.value)
     with pytest.raises(AdapterError, match=r"it is fsdpcheck\.program\.probes\.shown now"):

@@ -20,7 +20,7 @@ from fsdpcheck.impl.sharding.flat_model import ShardedModel
 from fsdpcheck.impl.sharding.fsdp2_model import PerParameterModel
 from fsdpcheck.impl.sharding.protocol import Sharded
 from fsdpcheck.impl.sharding.spans import Span
-from fsdpcheck.impl.state import optimizer_state, plain
+from fsdpcheck.impl.state import optimizer_state, plain_data
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
 
 UNITS = ["units.0", "units.1"]
@@ -181,12 +181,12 @@ def whole(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
     for name, value in of_ranks[0]["values"].items():
         assert found[name] == value.numpy().tobytes(), name
     for other in of_ranks[1:]:
-        assert not plain.difference(of_ranks[0]["plain"], other["plain"])
+        assert not plain_data.difference(of_ranks[0]["plain"], other["plain"])
     return found | {"plain": of_ranks[0]["plain"]}
 
 
 def assert_same(got: dict[str, Any], wanted: dict[str, Any]) -> None:
-    different = plain.difference(got, wanted)
+    different = plain_data.difference(got, wanted)
     assert not different, different
 
 

@@ -13,7 +13,7 @@ from fsdpcheck.diagnosis import of_failure
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.execution import Execution, Failure, RankResult, RankState, RunRequest
 from fsdpcheck.execution.trace import Collective
-from fsdpcheck.findings.cause import PATTERN, WEAK, Suspect, common, named
+from fsdpcheck.findings.cause import PATTERN, WEAK, Cause, common, named
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.impl import faults
@@ -24,8 +24,8 @@ from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import enumeration
 
-W, K, LEFT = Suspect("W", "W = 2"), Suspect("K", "K = 2"), Suspect("left", "sample 0 is left out")
-SOMEWHERE, SINGLE = Suspect("where", "only biases", PATTERN), Suspect("single", "one is off", WEAK)
+W, K, LEFT = Cause("W", "W = 2"), Cause("K", "K = 2"), Cause("left", "sample 0 is left out")
+SOMEWHERE, SINGLE = Cause("where", "only biases", PATTERN), Cause("single", "one is off", WEAK)
 
 
 def test_one_or_two_causes_are_named_and_the_strongest_alone() -> None:
@@ -168,7 +168,7 @@ def test_what_singles_out_a_rank_is_asked_of_its_group_alone() -> None:
     skipped = [Collective(op, (0, 1), "shard", 0, subject="(root)") for op in ("reduce_scatter", "all_gather")]
     ranks = [RankResult(rank, trace=(call,)) for rank, call in enumerate(skipped)]
     failed = Execution("made up", RunRequest(case, "made up"), ranks, Failure("deadlock", "stuck", ()))
-    keys = {suspect.key for suspect in of_failure(failed) or ()}
+    keys = {cause.key for cause in of_failure(failed) or ()}
     assert {"rank without gradient", "the last rank alone", "rank without samples"} <= keys
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis.errors import UnsatisfiedAssumption
 
 from fsdpcheck import cli
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OwnModel
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, UserModelSpec
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import InvalidToken
 from fsdpcheck.findings import tokens
@@ -23,7 +23,7 @@ from fsdpcheck.judging.coverage import Limits
 from fsdpcheck.judging.exploration import Judging
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
-from fsdpcheck.workload.user_model import inspection as own_inspection
+from fsdpcheck.workload.user_model import inspection
 
 TOYS = str(Path(__file__).parents[1] / "toys" / "own_models.py")
 
@@ -44,7 +44,7 @@ def test_laws_hold_on_a_users_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("adapter", ["fully_shard", "reference"])
 def test_units_that_are_computed_again_may_take_inputs_by_keyword(adapter: str, engine: SimulatedEngine) -> None:
-    own = own_inspection.inspect(f"{TOYS}:named_inputs", f"{TOYS}:batch").own
+    own = inspection.inspect(f"{TOYS}:named_inputs", f"{TOYS}:batch").own
     assert own.units == ("blocks.0", "blocks.1")
     run = Run(engine, adapter, own=own)
     verdict = check_law(chapters()["features.checkpointing"], run, world_sizes=(2,), most=2)
@@ -54,7 +54,7 @@ def test_units_that_are_computed_again_may_take_inputs_by_keyword(adapter: str, 
 def test_laws_hold_on_models_that_name_a_dtype(engine: SimulatedEngine) -> None:
     """In float64 plain PyTorch raises on the second, as ranks would."""
     for build, law in (("autocast", "training.plain"), ("to_float32", "rounding.gradients")):
-        seen = own_inspection.inspect(f"{TOYS}:{build}", f"{TOYS}:batch")
+        seen = inspection.inspect(f"{TOYS}:{build}", f"{TOYS}:batch")
         run = Run(engine, "fully_shard", own=seen.own, avoid=seen.left_out(law.startswith("rounding")))
         verdict = check_law(chapters()[law], run, world_sizes=(2,), most=2)
         assert (verdict.status, verdict.cases, verdict.reason) == ("holds", 2, "")
@@ -62,7 +62,7 @@ def test_laws_hold_on_models_that_name_a_dtype(engine: SimulatedEngine) -> None:
 
 
 def test_what_a_single_device_raises_too_is_no_finding(engine: SimulatedEngine) -> None:
-    own = own_inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").own
+    own = inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").own
     raising = replace(own, build=f"{TOYS}:on_five")
     layout = BatchLayout("contiguous", 10)
     case = Case(ModelSpec((), own=raising), MeshSpec(2), layout, arithmetic=Arithmetic(project=False, numbers="real"))
@@ -79,7 +79,7 @@ def test_a_model_that_mixes_samples_is_no_finding(engine: SimulatedEngine, monke
     def rejected() -> None:
         raise UnsatisfiedAssumption
 
-    own, law = own_inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").own, chapters()["training.plain"]
+    own, law = inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").own, chapters()["training.plain"]
     case = Case(ModelSpec((), own=own), MeshSpec(2), BatchLayout("contiguous", 8), arithmetic=Arithmetic(project=False))
     for build in ("divided", "every_third"):
         mixing = replace(own, build=f"{TOYS}:{build}")
@@ -128,7 +128,7 @@ def test_what_the_import_of_a_users_model_sets_is_told_with_the_verdict(
         "def batch(n):\n    return torch.randn(n, 3), torch.randn(n, 2)\n"
     )
     file = f"{tmp_path / 'mine.py'}"
-    own = own_inspection.inspect(f"{file}:build", f"{file}:batch").own
+    own = inspection.inspect(f"{file}:build", f"{file}:batch").own
     seen = next(module.SEEN for module in list(sys.modules.values()) if getattr(module, "__file__", "") == file)
     assert seen == {(torch.float32, False)}
     verdict = check_law(chapters()["training.plain"], Run(engine, "fully_shard", own=own), world_sizes=(2,), most=1)
@@ -203,7 +203,7 @@ def test_laws_of_the_other_tier_are_a_usage_error(tmp_path: Path, capsys: pytest
 
 
 def test_a_token_is_trusted_with_what_the_reader_repeated_in_its_place() -> None:
-    own = OwnModel("elsewhere:build", "elsewhere:batch")
+    own = UserModelSpec("elsewhere:build", "elsewhere:batch")
     token = tokens.Token("training.plain", "fully_shard", Case(ModelSpec((), own=own)))
     found = tokens.trusted(token, own=("here:build", "here:batch", "")).case.model.own
     assert found is not None
@@ -216,7 +216,7 @@ def test_a_token_is_trusted_with_what_the_reader_repeated_in_its_place() -> None
 
 
 def test_a_token_alone_imports_nothing() -> None:
-    own = OwnModel("nowhere_at_all:build", "nowhere_at_all:batch")
+    own = UserModelSpec("nowhere_at_all:build", "nowhere_at_all:batch")
     text = tokens.encode(tokens.Token("training.plain", "fully_shard", Case(ModelSpec((), own=own))))
     assert tokens.decode(text).case.model.own == own
     assert "nowhere_at_all" not in sys.modules
@@ -241,7 +241,7 @@ def _statuses(data: dict[str, object]) -> dict[str, str]:
 def test_what_is_wrong_with_clipping_is_found_on_a_users_weights(
     engine: SimulatedEngine, fault: str, adapter: str, found: set[str]
 ) -> None:
-    own = own_inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").own
+    own = inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").own
     run = Run(engine, adapter, (f"fsdpcheck.impl.faults:{fault}",), own=own)
     verdicts = [check_law(chapters()[name], run, world_sizes=(2,), shrink=False, most=8) for name in PRIVATE]
     assert {verdict.law for verdict in verdicts if verdict.status == "finding"} == found

@@ -10,7 +10,7 @@ import fsdpcheck
 from fsdpcheck import pytest_plugin
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.processes import leftovers
-from fsdpcheck.report import unjudged
+from fsdpcheck.report import unjudged_cases
 from tests.common.commands import LAWS, TOY, TOYS
 
 CHAPTER = f"""
@@ -60,7 +60,7 @@ def test_too_few_cases_fail_and_are_no_check_that_ran() -> None:
     for status in ("too few cases", "holds"):
         account.add({"law": "a.law", "adapter": "x", "status": status, "cases": 1, "never": ["several ranks"]})
     assert (account.verdicts.total(), account.ran) == (2, 1)
-    assert unjudged.never(account.never) == ["x: never judged: several ranks, in a.law"]
+    assert unjudged_cases.never(account.never) == ["x: never judged: several ranks, in a.law"]
 
 
 def test_what_simulated_ranks_share_is_told_once() -> None:

@@ -15,7 +15,7 @@ from fsdpcheck.errors import UsageError
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.verdict import Finding, Verdict, exit_code
 from fsdpcheck.report import colour, document, finding, summary, table
-from fsdpcheck.report.conditional import CONDITIONS
+from fsdpcheck.report.conditions import CONDITIONS
 from fsdpcheck.session import journal as journals
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan, parse_world_sizes

@@ -12,7 +12,7 @@ from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.session import faults
-from fsdpcheck.workload.user_model import inspection as own_inspection
+from fsdpcheck.workload.user_model import inspection
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 LAWS = [
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="only a checkout h
 def _judged(engine: Engine, model: str, adapter: str, law: str, *installs: str) -> Verdict:
     """The law on two cases of the example's model, on two ranks, with these faults planted."""
     file = EXAMPLES / f"{model}.py"
-    seen = own_inspection.inspect(f"{file}:build", f"{file}:batch")
+    seen = inspection.inspect(f"{file}:build", f"{file}:batch")
     avoid = seen.left_out(law.startswith("rounding."))
     run = Run(engine, adapter, tuple(map(faults.resolved, installs)), own=seen.own, avoid=avoid)
     return check_law(chapters()[law], run, world_sizes=(2,), most=2, shrink=False)

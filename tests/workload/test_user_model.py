@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fsdpcheck import adapters, engines, oracle
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, ModelSpec, OwnModel, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, ModelSpec, StepSpec, UserModelSpec
 from fsdpcheck.checks import poisson
 from fsdpcheck.errors import InvalidCase, NotExact, UsageError
 from fsdpcheck.exact import binomial
@@ -18,24 +18,23 @@ from fsdpcheck.findings import tokens
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
-from fsdpcheck.oracle import batched_step, certificate
-from fsdpcheck.oracle import user_model_roundings as own_roundings
-from fsdpcheck.strategies import user_model as own_drawing
+from fsdpcheck.oracle import batched_step, certificate, user_model_roundings
+from fsdpcheck.strategies import user_model as user_model_cases
 from fsdpcheck.workload import batches, models
 from fsdpcheck.workload.clip_groups import is_instrument
-from fsdpcheck.workload.user_model import inspection as own_inspection
-from fsdpcheck.workload.user_model import loading as own_model
+from fsdpcheck.workload.user_model import inspection
+from fsdpcheck.workload.user_model import loading as user_model
 
 TOYS = str(Path(__file__).parents[1] / "toys" / "own_models.py")
 LAWS = str(Path(__file__).parents[1] / "toys" / "laws.py")
 GPT = str(Path(__file__).parents[2] / "docs" / "examples" / "small_gpt.py")
 
 
-def _own(build: str = "right", batch: str = "batch", loss: str = "", file: str = TOYS) -> OwnModel:
-    return own_inspection.inspect(f"{file}:{build}", f"{file}:{batch}", f"{file}:{loss}" if loss else "").own
+def _own(build: str = "right", batch: str = "batch", loss: str = "", file: str = TOYS) -> UserModelSpec:
+    return inspection.inspect(f"{file}:{build}", f"{file}:{batch}", f"{file}:{loss}" if loss else "").own
 
 
-def _case(own: OwnModel, numbers: str = "grid", loss: str = "mse") -> Case:
+def _case(own: UserModelSpec, numbers: str = "grid", loss: str = "mse") -> Case:
     dtype = "float32" if own.names else "float64"
     arithmetic = Arithmetic(dtype, project=False, numbers=numbers)  # type: ignore[arg-type]
     step = StepSpec(loss)  # type: ignore[arg-type]
@@ -153,9 +152,9 @@ def test_a_file_that_draws_and_sets_when_it_is_imported_is_no_random_model(
     before = list(warnings.filters)
     for name in ("one", "other"):
         (tmp_path / f"{name}.py").write_text(_CARELESS)
-        own = own_inspection.inspect(f"{tmp_path / name}.py:build", f"{tmp_path / name}.py:batch").own
-        assert all(value.dtype == torch.float64 for value in own_model.values(own.build).values())
-        found.append((*own_model.values(own.build).values(), *own_model.samples(own.batch, own_model.NEEDED)))
+        own = inspection.inspect(f"{tmp_path / name}.py:build", f"{tmp_path / name}.py:batch").own
+        assert all(value.dtype == torch.float64 for value in user_model.values(own.build).values())
+        found.append((*user_model.values(own.build).values(), *user_model.samples(own.batch, user_model.NEEDED)))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
     assert (torch.get_default_dtype(), Path.cwd()) == (torch.float32, Path(__file__).parent)
     assert not torch.are_deterministic_algorithms_enabled()
@@ -164,14 +163,14 @@ def test_a_file_that_draws_and_sets_when_it_is_imported_is_no_random_model(
 
 def test_roundings_of_other_kernels_are_no_dependence_on_the_number_of_samples() -> None:
     """The recurrent one gives other bits in batches of other sizes."""
-    model, inputs = own_model.model(f"{TOYS}:recurrent").double(), own_model.samples(f"{TOYS}:batch", 9)[0].double()
+    model, inputs = user_model.model(f"{TOYS}:recurrent").double(), user_model.samples(f"{TOYS}:batch", 9)[0].double()
     assert not torch.equal(model(inputs)[:1], model(inputs[:1]))
     assert _own("recurrent").units == ()
 
 
 def test_a_module_that_is_not_there_is_named() -> None:
     with pytest.raises(UsageError, match=r"no module 'no_such_package' on the import path"):
-        own_inspection.inspect("no_such_package.models:build", f"{TOYS}:batch")
+        inspection.inspect("no_such_package.models:build", f"{TOYS}:batch")
 
 
 @pytest.mark.parametrize(
@@ -185,15 +184,15 @@ def test_a_module_that_is_not_there_is_named() -> None:
 )
 def test_units_that_cannot_be_are_refused(units: tuple[str, ...], said: str) -> None:
     with pytest.raises(UsageError) as refused:
-        own_inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch", units=units)
+        inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch", units=units)
     assert said in str(refused.value)
 
 
 def test_a_model_that_raises_on_no_samples_is_given_none() -> None:
-    seen = own_inspection.inspect(f"{TOYS}:not_on_none", f"{TOYS}:batch")
+    seen = inspection.inspect(f"{TOYS}:not_on_none", f"{TOYS}:batch")
     assert "empty-rank" in seen.left_out(real=True)
     assert "left out" in "\n".join(seen.notes)
-    assert "empty-rank" not in own_inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").left_out(real=True)
+    assert "empty-rank" not in inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").left_out(real=True)
 
 
 def test_dropout_in_eval_mode_is_taken_and_stays_off() -> None:
@@ -213,8 +212,8 @@ def test_integers_are_kept_and_fractions_drawn_or_kept() -> None:
 def test_a_smaller_case_has_the_first_of_the_users_samples() -> None:
     """What shrinking leaves of a batch is what the user gave, in the user's order, whatever batch(n) makes of n."""
     own = _own(batch="classes")
-    classes = own_model.samples(own.batch, own_model.NEEDED)[1]
-    alone = [own_model.drawn(own.batch, count)[1] for count in range(1, 9)]
+    classes = user_model.samples(own.batch, user_model.NEEDED)[1]
+    alone = [user_model.drawn(own.batch, count)[1] for count in range(1, 9)]
     assert not all(torch.equal(some, classes[: len(some)]) for some in alone)  # the user's batch(3) has other samples
     for count in range(1, 9):
         case = replace(_case(own, loss="cross_entropy"), layout=BatchLayout("contiguous", count))
@@ -284,11 +283,11 @@ def test_what_the_exact_domain_cannot_express_is_named(build: str, said: str) ->
     ],
 )
 def test_a_model_that_names_a_dtype_is_drawn_in_float32(build: str, names: str, where: str) -> None:
-    seen = own_inspection.inspect(f"{TOYS}:{build}", f"{TOYS}:batch")
+    seen = inspection.inspect(f"{TOYS}:{build}", f"{TOYS}:batch")
     assert (seen.own.names, seen.alone.where) == (names, where)
     assert ("float32" in seen.left_out(real=False)) == (not names)
     assert any("cases are drawn in float32" in note and where in note for note in seen.notes) == bool(names)
-    case = own_drawing.on_model(seen.own, Case(ModelSpec((LayerSpec(1),))))
+    case = user_model_cases.on_model(seen.own, Case(ModelSpec((LayerSpec(1),))))
     assert case.arithmetic.dtype == ("float32" if names else "float64")
     assert Case.from_json(case.to_json()) == case
     assert ("names" in case.to_json()) == bool(names)
@@ -336,7 +335,7 @@ def test_dtypes_that_a_model_names_are_proved_and_its_own_dtype_has_the_last_wor
 def test_roundings_count_every_sum() -> None:
     small = _case(_own())
     large = replace(small, layout=BatchLayout("contiguous", 9))
-    assert 0 < own_roundings.path_roundings(small) < own_roundings.path_roundings(large)
+    assert 0 < user_model_roundings.path_roundings(small) < user_model_roundings.path_roundings(large)
 
 
 def test_a_case_of_a_users_model_goes_through_json() -> None:
@@ -353,7 +352,7 @@ _LAYER = LayerSpec(1)
     "change", [{"traits": ("hsdp",)}, {"build": "no reference"}, {"features": -1}, {"rows": (1 << 30,)}]
 )
 def test_a_users_model_that_contradicts_itself_is_no_case(change: dict[str, object]) -> None:
-    own = OwnModel("mine:build", "mine:batch")
+    own = UserModelSpec("mine:build", "mine:batch")
     with pytest.raises(InvalidCase):
         Case(ModelSpec((), own=replace(own, **change)))  # type: ignore[arg-type]
     with pytest.raises(InvalidCase):
@@ -363,6 +362,6 @@ def test_a_users_model_that_contradicts_itself_is_no_case(change: dict[str, obje
 def test_a_trait_that_an_adapter_does_not_accept_is_no_promise() -> None:
     law = chapters()["training.plain"]
     features = replace(adapters.load("fully_shard").features, accepts=frozenset({"bias", "root-parameters"}))
-    assert own_drawing.not_accepted(law.draw, features, (1,), _own()) == ""
-    said = own_drawing.not_accepted(law.draw, features, (1,), _own("own_layer"))
+    assert user_model_cases.not_accepted(law.draw, features, (1,), _own()) == ""
+    said = user_model_cases.not_accepted(law.draw, features, (1,), _own("own_layer"))
     assert said == "the adapter does not accept own-layers, which the model demands"

@@ -12,7 +12,7 @@ from opacus.utils.uniform_sampler import (  # type: ignore[import-untyped,import
 )
 from torch import Tensor
 
-from fsdpcheck.adapters.contract_extras import Drawn, SamplerSetup
+from fsdpcheck.adapters.capabilities import Drawn, SamplerSetup
 
 
 class Poisson:

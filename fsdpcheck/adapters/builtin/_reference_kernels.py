@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fsdpcheck.adapters.contract_extras import Kernel
+from fsdpcheck.adapters.capabilities import Kernel
 
 
 def kernels() -> dict[str, Kernel]:

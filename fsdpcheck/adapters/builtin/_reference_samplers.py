@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fsdpcheck.adapters.contract_extras import Drawn, SamplerSetup
+from fsdpcheck.adapters.capabilities import Drawn, SamplerSetup
 
 if TYPE_CHECKING:
     from fsdpcheck.impl.clipping.batch_layout import Layouts

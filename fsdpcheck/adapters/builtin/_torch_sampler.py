@@ -7,7 +7,7 @@ from itertools import islice
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from fsdpcheck.adapters.contract_extras import Drawn, SamplerSetup
+from fsdpcheck.adapters.capabilities import Drawn, SamplerSetup
 from fsdpcheck.case.sampler import share_count, share_of
 
 

@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fsdpcheck.adapters.builtin import _torch_sampler
 from fsdpcheck.adapters.builtin._torch_common import ACCEPTS, PLAIN_REASONS, local_loss
+from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
 from fsdpcheck.adapters.contract import ArithmeticRule, Batch, Features, GlobalNormRule, Setup
-from fsdpcheck.adapters.contract_extras import Sampler, SamplerSetup
 
 
 class _Trainer:

@@ -12,8 +12,8 @@ from fsdpcheck.adapters.builtin import _torch_sampler
 from fsdpcheck.adapters.builtin._fsdp2_features import Uses, shard
 from fsdpcheck.adapters.builtin._gather import full_values, local_tensors
 from fsdpcheck.adapters.builtin._torch_common import ACCEPTS, PLAIN_REASONS, local_loss
+from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
 from fsdpcheck.adapters.contract import Batch, Features, GlobalNormRule, Promise, Setup
-from fsdpcheck.adapters.contract_extras import Sampler, SamplerSetup
 
 _LIFECYCLE: frozenset[Promise] = frozenset({"hooks", "parameter-hooks", "memory", "copies", "interrupts"})
 _FEATURES: frozenset[Promise] = frozenset(

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fsdpcheck.adapters.builtin import _opacus_sampler
 from fsdpcheck.adapters.builtin._gather import full_values, local_tensors
+from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
 from fsdpcheck.adapters.contract import ArithmeticRule, Batch, FactorRule, Features, Promise, Setup, Trait
-from fsdpcheck.adapters.contract_extras import Sampler, SamplerSetup
 
 _REASONS = {
     "exact-factors": "forms a norm of per-parameter norms, whose rounding is in its clip factors",
@@ -37,7 +37,7 @@ _REASONS = {
     "second-backward": "its factors carry the rounding of nested norms; the exact-norm tiers judge it",
     "bookkeeping": "takes a second backward through the re-weighted losses",
     "noise": "asked of the variants opacus and opacus:sound",
-    "noise-of-seed": "draws parameter by parameter from one generator a rank: its bits hang on what was drawn before",
+    "noise-of-seed": "draws parameter by parameter from one generator a rank: its bits depend on what was drawn before",
     "state": "has no checkpoint of its own: what is saved is up to its user",
     "lifecycle": "shards by FSDP2, which gathers the next unit ahead and has no public view of what is gathered",
     "epochs": "leaves the order of epochs to the data loader it is given",

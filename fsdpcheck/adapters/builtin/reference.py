@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fsdpcheck.adapters.builtin._gather import local_tensors
 from fsdpcheck.adapters.builtin._mesh import REPLICATE, SHARD, mesh_of
+from fsdpcheck.adapters.capabilities import Kernel, Sampler, SamplerSetup
 from fsdpcheck.adapters.contract import (
     ArithmeticRule,
     Batch,
@@ -24,7 +25,6 @@ from fsdpcheck.adapters.contract import (
     Trait,
     UnitState,
 )
-from fsdpcheck.adapters.contract_extras import Kernel, Sampler, SamplerSetup
 
 if TYPE_CHECKING:
     from fsdpcheck.impl.clipping.private_backward import Privacy

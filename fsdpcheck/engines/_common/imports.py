@@ -6,14 +6,14 @@ from fsdpcheck import adapters
 from fsdpcheck.execution import RunRequest
 from fsdpcheck.loading import import_patches
 from fsdpcheck.process_state import Change
-from fsdpcheck.workload.user_model import loading as own_model
+from fsdpcheck.workload.user_model import loading as user_model
 
 
 def patches(request: RunRequest) -> list[Change]:
     """Load the adapter and the user's own model, if there is one; what their imports changed."""
     adapters.load(request.adapter)
     if request.case.model.own is not None:
-        own_model.load(request.case.model.own)
+        user_model.load(request.case.model.own)
     return import_patches.patches(references(request))
 
 

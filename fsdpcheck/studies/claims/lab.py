@@ -20,7 +20,7 @@ class RanksFailed(FsdpcheckError):
     """Ranks of a check that have to finish did not: the row is shown as an error."""
 
 
-def said(failure: Failure) -> str:
+def message(failure: Failure) -> str:
     """The exception that a rank raised, with its message, of a report: the last line but for notes."""
     lines = [line.strip() for line in failure.text.splitlines()]
     return next((line for line in reversed(lines) if line.startswith(f"{failure.exception}:")), lines[-1])
@@ -77,5 +77,5 @@ class Lab:
 
 
 def impl(name: str) -> Any:
-    """A module of the reference implementation, reached by name like any other: ``impl("clipping.aggregate")``."""
+    """A module of the reference implementation, reached by its name: ``impl("clipping.norm_aggregation")``."""
     return importlib.import_module(f"fsdpcheck.impl.{name}")

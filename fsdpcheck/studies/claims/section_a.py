@@ -46,7 +46,7 @@ def _partial_norms() -> Tensor:
 
 
 def _summed(squared_B: Tensor) -> Tensor:
-    aggregate = impl("clipping.aggregate")
+    aggregate = impl("clipping.norm_aggregation")
     terms = aggregate.Terms(torch.zeros_like(squared_B), squared_B)
     found: Tensor = aggregate.squared_norms(terms, "replicated", impl("sharding.collectives").axis())
     return found
@@ -190,7 +190,7 @@ def _clipped_step(rank: int, clip_norm: float, *, report: bool) -> tuple[Tensor,
     trainer = toys.trainer(toys.flat(toys.network()), privacy=toys.privacy(clip_norm))
     trainer.step(toys.micro_batches([toys.share(rank, 2)]))
     if report:
-        impl("clipping.aggregate").sum_over(
+        impl("clipping.norm_aggregation").sum_over(
             torch.cat(trainer.found.norms).square(), impl("sharding.collectives").axis()
         )
     return torch.cat(trainer.found.factors), trainer.model.full_values()

@@ -124,7 +124,7 @@ def _smallest(met: Any) -> float:
 
 
 def _sent(squared: Tensor, dtype: torch.dtype) -> Tensor:
-    summed: Tensor = impl("clipping.aggregate").sum_over(squared.to(dtype), impl("sharding.collectives").axis())
+    summed: Tensor = impl("clipping.norm_aggregation").sum_over(squared.to(dtype), impl("sharding.collectives").axis())
     return summed.double()
 
 
@@ -190,7 +190,7 @@ def _beside(lab: Lab, micro_batches: int) -> int:
 @contextmanager
 def _sums_marked(logs: dict[int, _Operations]) -> Iterator[None]:
     """Every sum of norms over ranks is noted in its rank's log."""
-    aggregate = impl("clipping.aggregate")
+    aggregate = impl("clipping.norm_aggregation")
     original = aggregate.sum_over
 
     def sum_over(partial: Tensor, axis: Any) -> Tensor:

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from fsdpcheck.studies.claims import toys
-from fsdpcheck.studies.claims.lab import Lab, impl, said
+from fsdpcheck.studies.claims.lab import Lab, impl, message
 from fsdpcheck.studies.claims.registry import REFUTED, Outcome, claim, only_if
 
 WORLD_SIZE = 4
@@ -98,7 +98,7 @@ def _shown(lab: Lab, build: Callable[[], tuple[Any, Take]], call: Callable[[Any]
 
     execution = lab.attempt(body, WORLD_SIZE)
     if execution.failure is not None:
-        return _Shown(said(execution.failure))
+        return _Shown(message(execution.failure))
     values, gathered = lab.returned[0]
     return _Shown("", values, gathered, sum("gather" in call.op for call in lab.trace()))
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from fsdpcheck.studies.claims import toys
-from fsdpcheck.studies.claims.lab import Lab, said
+from fsdpcheck.studies.claims.lab import Lab, message
 from fsdpcheck.studies.claims.registry import Outcome, claim, only_if, verdict
 from fsdpcheck.studies.claims.section_d import sharded, single, step, whole
 
@@ -156,7 +156,7 @@ def compiled_step(lab: Lab) -> Outcome:
     for backend, whole_model in ((b, w) for b in ("eager", "aot_eager") for w in (False, True)):
         execution = lab.attempt(lambda rank, b=backend, w=whole_model: _compiled(rank, b, w), 2)  # type: ignore[misc]
         if execution.failure is not None:
-            arms[backend, whole_model] = (False, 0, f"stopped: {said(execution.failure)}")
+            arms[backend, whole_model] = (False, 0, f"stopped: {message(execution.failure)}")
             continue
         values, graphs = lab.returned[0]
         apart = toys.different(values, wanted)

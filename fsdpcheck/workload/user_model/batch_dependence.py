@@ -4,7 +4,7 @@ Batches of other numbers of samples run through other kernels, which round other
 What one device computes of a batch in float32 shows how far rounding takes this very model; in float64 it takes it
 2^29 times less far. So a difference in float64 between one batch and another that is larger than that between the two
 dtypes is no rounding. On cases of integers bits are compared, where a finding would be told
-(judging/unsupported_model.py).
+(judging/model_refusals.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fsdpcheck.errors import UsageError
 from fsdpcheck.process_state.seeds import fixed_seeds
-from fsdpcheck.workload.user_model import loading as own_model
+from fsdpcheck.workload.user_model import loading as user_model
 
 WHOLE: Final = 9
 """Samples of the batch that others are compared with: the most that a rank is given at once."""
@@ -43,14 +43,14 @@ def require_separate(build: str, loss: str, inputs: Tensor, targets: Tensor) -> 
     of zeros does.
     """
     for drawn in (False, True):
-        model = own_model.model(build)
+        model = user_model.model(build)
         if drawn:
             _draw(model)
         _require(build, loss, model, inputs[:WHOLE], targets[:WHOLE])
 
 
 def _require(build: str, loss: str, model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
-    function = own_model.loss(loss)
+    function = user_model.loss(loss)
     narrow = _given(copy.deepcopy(model), function, inputs, targets, torch.float32)
     whole, rows = _given(model, function, inputs, targets, torch.float64), slice(0, WHOLE)
     rounded = [_far(a, b) for a, b in zip(_values(whole, rows), _values(narrow, rows), strict=True)]
@@ -81,7 +81,7 @@ def _draw(model: nn.Module) -> None:
             parameter.uniform_(-1, 1).mul_((3 / fan_in) ** 0.5 if fan_in else 1)
 
 
-def _given(model: nn.Module, loss: own_model.Loss, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> _Given:
+def _given(model: nn.Module, loss: user_model.Loss, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> _Given:
     model = model.to(dtype)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     inputs, targets = (part.to(dtype) if part.is_floating_point() else part for part in (inputs, targets))

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpcheck.case import OwnModel, Trait
+from fsdpcheck.case import Trait, UserModelSpec
 from fsdpcheck.errors import UsageError, excerpt
 from fsdpcheck.exact import surrogates
 from fsdpcheck.loading import references
 from fsdpcheck.process_state.seeds import fixed_seeds
 from fsdpcheck.workload.clip_groups import INSTRUMENT, is_instrument
 from fsdpcheck.workload.user_model import batch_dependence
-from fsdpcheck.workload.user_model import loading as own_model
+from fsdpcheck.workload.user_model import loading as user_model
 from fsdpcheck.workload.user_model import single_device as alone
-from fsdpcheck.workload.user_model import units as own_units
+from fsdpcheck.workload.user_model import units as user_model_units
 
 _TRIED = 4
 """Samples of a forward in which one is exchanged for another."""
@@ -41,7 +41,7 @@ _LAYERS: dict[type[nn.Module], Trait | None] = {
 class Seen(NamedTuple):
     """``own`` for cases; ``fails_on_none``: what the model raises on no samples, "" if nothing; what it does alone."""
 
-    own: OwnModel
+    own: UserModelSpec
     fails_on_none: str
     alone: alone.Stepped
 
@@ -84,17 +84,17 @@ def inspect(build: str, batch: str, loss: str = "", units: Sequence[str] | None 
     inputs, targets = _batch(batch)
     outputs = _require_separate_samples(build, model, inputs)
     _require_loss(loss, outputs, targets)
-    chosen = own_units.chosen(build, model) if units is None else own_units.named(build, model, units)
+    chosen = user_model_units.chosen(build, model) if units is None else user_model_units.named(build, model, units)
     stepped = alone.stepped(build, loss, inputs, targets)
     if not stepped.names and not stepped.fails_in_float32:  # what computes in one dtype only shows no roundings
         batch_dependence.require_separate(build, loss, inputs, targets)
     traits = frozenset(_traits(model, inputs, chosen)) | _of_functions(model, inputs[:2], targets[:2], loss)
-    own = OwnModel(
+    own = UserModelSpec(
         build=build,
         batch=batch,
         loss=loss,
         units=chosen,
-        rows=tuple(value.shape[0] for value in own_model.values(build).values()),
+        rows=tuple(value.shape[0] for value in user_model.values(build).values()),
         features=outputs[0].numel(),
         targets=targets[0].numel(),
         traits=tuple(sorted(traits)),
@@ -118,7 +118,7 @@ def _called(what: str, function: Callable[[], Any]) -> Any:
 
 
 def _built(build: str) -> nn.Module:
-    one, two = (_called(f"model {build!r}", functools.partial(own_model.built, build)) for _ in range(2))
+    one, two = (_called(f"model {build!r}", functools.partial(user_model.built, build)) for _ in range(2))
     if not isinstance(one, nn.Module):
         _refuse(f"model {build!r} built no module", type(one).__name__, "a torch.nn.Module", "return the model")
     kept, again = one.state_dict(), two.state_dict()
@@ -130,7 +130,7 @@ def _built(build: str) -> nn.Module:
             "equal parameters and buffers; torch, numpy and random are seeded before each build",
             "draw nothing from the clock or the system",
         )
-    return _called(f"copying model {build!r}", functools.partial(own_model.model, build))  # type: ignore[no-any-return]
+    return _called(f"copying model {build!r}", functools.partial(user_model.model, build))  # type: ignore[no-any-return]
 
 
 def _same(one: Tensor | None, two: Tensor | None) -> bool:
@@ -172,8 +172,8 @@ def _require_plain_layers(build: str, model: nn.Module) -> None:
 
 def _batch(batch: str) -> tuple[Tensor, Tensor]:
     """(inputs, targets) of the samples that are needed."""
-    needed, then = own_model.NEEDED, "stack samples along dim 0"
-    one, two = (_called(f"batch {batch!r}", functools.partial(own_model.drawn, batch, needed)) for _ in range(2))
+    needed, then = user_model.NEEDED, "stack samples along dim 0"
+    one, two = (_called(f"batch {batch!r}", functools.partial(user_model.drawn, batch, needed)) for _ in range(2))
     pair = isinstance(one, (tuple, list)) and len(one) == 2 and all(isinstance(part, Tensor) for part in one)
     if not pair:
         got = [type(part).__name__ for part in one] if isinstance(one, (tuple, list)) else type(one).__name__
@@ -196,7 +196,7 @@ def _batch(batch: str) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _require_separate_samples(build: str, model: nn.Module, inputs: Tensor) -> Tensor:
-    """The outputs of the first samples. They must hang on their own sample, and on nothing else."""
+    """The outputs of the first samples. They must depend on their own sample, and on nothing else."""
     some = inputs[:_TRIED]
     first, traced = _traced(f"model {build!r}", model, some, 0)
     if not isinstance(first, Tensor) or not first.dim() or first.shape[0] != len(some) or not first.is_floating_point():
@@ -249,7 +249,7 @@ def _first_other(one: list[tuple[str, Tensor]], two: list[tuple[str, Tensor]], r
 
 
 def _require_unchanged(build: str, model: nn.Module) -> None:
-    fresh = own_model.model(build).state_dict()
+    fresh = user_model.model(build).state_dict()
     changed = [name for name, value in model.state_dict().items() if not _same(value, fresh.get(name))]
     if changed:
         wanted = "a forward that leaves parameters and buffers as they are"
@@ -258,14 +258,14 @@ def _require_unchanged(build: str, model: nn.Module) -> None:
 
 
 def _require_loss(ref: str, outputs: Tensor, targets: Tensor) -> None:
-    """Losses are one a sample, of the tried ones, and hang on nothing else."""
+    """Losses are one a sample, of the tried ones, and depend on nothing else."""
     some, name = targets[:_TRIED], f"loss {ref!r}" if ref else "the built-in loss"
     wanted = [*outputs.shape] if targets.is_floating_point() else [*outputs.shape[:-1]]
     if not ref and list(some.shape) != wanted:
         kind = "the squared error" if targets.is_floating_point() else "cross-entropy over the last dim"
         got = f"targets {list(some.shape)} for outputs {list(outputs.shape)}"
         _refuse(f"targets do not fit {kind}", got, f"targets {wanted}", "change them, or give --loss")
-    function = own_model.loss(ref)
+    function = user_model.loss(ref)
     losses = _called(name, lambda: function(outputs, some))
     if not isinstance(losses, Tensor) or list(losses.shape) != [_TRIED] or not losses.is_floating_point():
         got = f"shape {list(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
@@ -346,7 +346,7 @@ class _Composites(TorchFunctionMode):
 def _of_functions(model: nn.Module, inputs: Tensor, targets: Tensor, loss: str) -> frozenset[Trait]:
     """What the operators of forward and loss demand: surrogates, and a norm rule for attention."""
     with _Names() as seen, _Composites() as called:
-        own_model.loss(loss)(model(inputs), targets)
+        user_model.loss(loss)(model(inputs), targets)
     known = {name.partition(".")[0] for name in surrogates.KERNELS} | {"_fused_rms_norm", "_safe_softmax"}
     attention = any("dot_product" in name for name in seen.names)
     found: set[Trait] = {"attention"} if attention else set()

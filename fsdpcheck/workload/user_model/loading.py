@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.case import OwnModel
+from fsdpcheck.case import UserModelSpec
 from fsdpcheck.loading import import_patches, references
 from fsdpcheck.process_state.seeds import fixed_seeds
 
@@ -81,19 +81,19 @@ def built_in_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return rows.reshape(len(outputs), math.prod(targets.shape[1:])).sum(1)
 
 
-def load(own: OwnModel) -> None:
+def load(own: UserModelSpec) -> None:
     """Import and build all of it, as far as this process has not yet: what that changes is noted (process_state)."""
     model(own.build), samples(own.batch, NEEDED), loss(own.loss)
 
 
-def target_form(own: OwnModel) -> tuple[tuple[int, ...], torch.dtype | None]:
+def target_form(own: UserModelSpec) -> tuple[tuple[int, ...], torch.dtype | None]:
     """Shape of one sample's target, and the dtype of integer targets (None: fractions, in whatever dtype is used)."""
     with _lock:
         targets = _samples(own.batch, NEEDED)[1]
         return tuple(targets.shape[1:]), None if targets.is_floating_point() else targets.dtype
 
 
-def output_shape(own: OwnModel) -> tuple[int, ...]:
+def output_shape(own: UserModelSpec) -> tuple[int, ...]:
     """Shape of one sample's output."""
     with _lock:
         return _output_shape(own.build, own.batch)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fsdpcheck.case import Named
 from fsdpcheck.compat import torch_private
 from fsdpcheck.errors import UsageError
-from fsdpcheck.workload.user_model import loading as own_model
+from fsdpcheck.workload.user_model import loading as user_model
 from fsdpcheck.workload.user_model.loading import Loss
 
 SIZES: Final = (1, 2, 3, 9)
@@ -62,7 +62,7 @@ class Stepped:
 def stepped(build: str, loss: str, inputs: Tensor, targets: Tensor) -> Stepped:
     """What the model does in each dtype that cases have. Raises UsageError where a single device raises in all."""
     in64, in32 = (
-        steps(own_model.model(build), own_model.loss(loss), inputs, targets, dtype)
+        steps(user_model.model(build), user_model.loss(loss), inputs, targets, dtype)
         for dtype in (torch.float64, torch.float32)
     )
     names, where = _named(in64, in32)
@@ -104,7 +104,7 @@ def watched(model: nn.Module, dtype: torch.dtype, found: Alone) -> Iterator[None
             with seen:
                 yield
         except Exception as error:
-            found.stumble = Stumble(said(error), ", ".join(filter(None, (_module(at), seen.newest, _line(error)))))
+            found.stumble = Stumble(message(error), ", ".join(filter(None, (_module(at), seen.newest, _line(error)))))
 
 
 def _named(in64: Alone, in32: Alone) -> tuple[Named, str]:
@@ -116,7 +116,7 @@ def _named(in64: Alone, in32: Alone) -> tuple[Named, str]:
     return ("float32", in64.stumble.where) if in64.stumble and not in32.stumble else ("", "")
 
 
-def said(error: BaseException) -> str:
+def message(error: BaseException) -> str:
     """Kind and words of an exception, as a traceback ends."""
     return "".join(traceback.format_exception_only(error)).strip()
 

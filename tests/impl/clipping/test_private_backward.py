@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fsdpcheck.impl.clipping import rules
 from fsdpcheck.impl.clipping.modes import Mode, parse
-from fsdpcheck.impl.clipping.nonfinite import NonFiniteNorm
+from fsdpcheck.impl.clipping.nonfinite_samples import NonFiniteNorm
 from fsdpcheck.impl.clipping.private_backward import Privacy
 from fsdpcheck.impl.clipping.rules import Automatic, Flat, PerLayer
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer

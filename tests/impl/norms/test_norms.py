@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.impl import norms
-from fsdpcheck.impl.norms import _tied, conv, layer_norm, linear
+from fsdpcheck.impl.norms import _tied_weights, conv, layer_norm, linear
 from tests.impl.norm_rules import assert_rule_agrees, integers, per_sample
 
 
@@ -212,6 +212,6 @@ def test_the_norm_of_a_weight_used_several_times_is_that_of_the_sum(uses: int, t
     total = torch.zeros(4, 5, 3).double()
     for module, inputs, backprops in given:
         total += per_sample(module, inputs, backprops)["weight"]
-    apart = sum((_tied.squared_norm([use]) for use in given), torch.zeros(4).double())
-    assert torch.equal(_tied.squared_norm(given), total.square().sum((1, 2)))
-    assert not torch.equal(_tied.squared_norm(given), apart)
+    apart = sum((_tied_weights.squared_norm([use]) for use in given), torch.zeros(4).double())
+    assert torch.equal(_tied_weights.squared_norm(given), total.square().sum((1, 2)))
+    assert not torch.equal(_tied_weights.squared_norm(given), apart)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fsdpcheck.impl.state import plain
+from fsdpcheck.impl.state import plain_data
 from tests.impl.training import COMBINED, OPTIMIZERS, WAYS, Training, assert_same, flat, paddings, seen, whole
 
 if TYPE_CHECKING:
@@ -102,4 +102,4 @@ def resumed(ranks: Ranks, tmp_path: Path, kind: str, ways: tuple[str, ...]) -> s
         got += [whole([found[step] for found in of_ranks]) for step in range(2)]
     wanted = reference(ranks, kind, 6)
     assert len({found["head.weight"] for found in wanted}) > 3, "the weights hardly move"
-    return plain.difference(got, wanted)
+    return plain_data.difference(got, wanted)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fsdpcheck.report import claims as report
-from fsdpcheck.studies.claims import judging, registry
-from fsdpcheck.studies.claims.judging import Row
+from fsdpcheck.studies.claims import evaluation, registry
+from fsdpcheck.studies.claims.evaluation import Row
 from fsdpcheck.studies.claims.registry import Outcome
 
 LEDGER = (
@@ -76,4 +76,4 @@ def test_the_document_says_what_is_measured(as_it_is: Callable[[str], Outcome], 
 @pytest.mark.nightly
 def test_the_ledger_measures_twice_alike() -> None:
     rows = [row for row in registry.all_claims() if row.id not in PROCESSES]
-    assert judging.judge(rows) == judging.judge(rows)
+    assert evaluation.judge(rows) == evaluation.judge(rows)

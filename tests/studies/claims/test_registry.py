@@ -10,7 +10,7 @@ import pytest
 from fsdpcheck import cli
 from fsdpcheck.errors import UsageError
 from fsdpcheck.report import claims as report
-from fsdpcheck.studies.claims import judging, registry
+from fsdpcheck.studies.claims import evaluation, registry
 from fsdpcheck.studies.claims.lab import Lab, RanksFailed
 from fsdpcheck.studies.claims.registry import Claim, Outcome, claim, only_if, verdict
 
@@ -67,7 +67,7 @@ def test_a_check_that_raises_hides_no_other_row(rows: dict[str, Claim]) -> None:
     claim("A1", "raises")(_raising)
     claim("A2", "measures")(_measured)
     told: list[str] = []
-    raised, measured = judging.judge(registry.all_claims(), lambda row: told.append(row.id))
+    raised, measured = evaluation.judge(registry.all_claims(), lambda row: told.append(row.id))
     assert told == ["A1", "A2"]
     assert (raised.verdict, measured.verdict) == ("error", "holds")
     assert "RanksFailed: rank 0 raised ZeroDivisionError" in raised.measured
@@ -113,7 +113,7 @@ def test_the_command_ends_with_3_when_a_check_raises(
 
 
 def test_a_document_has_a_table_a_section() -> None:
-    found = [judging.Row("A1", "a", "holds", "1"), judging.Row("C2", "c", "holds only if x", "2")]
+    found = [evaluation.Row("A1", "a", "holds", "1"), evaluation.Row("C2", "c", "holds only if x", "2")]
     text = report.markdown(found)
     assert text.index("## A. Norm aggregation") < text.index("| A1 |") < text.index("## C. Deferred norms")
     assert "2 claims: 1 holds, 1 holds only if." in text

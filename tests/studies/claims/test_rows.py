@@ -67,7 +67,7 @@ def test_the_worked_example_with_right_numbers(
 
 
 def test_one_call_for_norms_is_counted(as_it_is: Measure, measured: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    aggregate = impl("clipping.aggregate")
+    aggregate = impl("clipping.norm_aggregation")
     once = aggregate.sum_over
     assert as_it_is("A8").verdict != REFUTED
     monkeypatch.setattr(aggregate, "sum_over", lambda partial, axis: once(once(partial, axis) / axis.size, axis))

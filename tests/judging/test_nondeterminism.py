@@ -1,0 +1,103 @@
+"""The same case, another result: a finding of its own kind, shown on processes; its token replays as the same one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fsdpcheck.adapters import load
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.findings.tokens import decode
+from fsdpcheck.findings.verdict import Finding, Verdict
+from fsdpcheck.judging import nondeterminism
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
+from fsdpcheck.session import run as session
+from tests.common.cases_by_hand import SMALLEST
+
+TOYS = Path(__file__).parents[1] / "toys" / "undetermined.py"
+FRESH = "the same case gives other results, each time in fresh processes"
+HISTORY = "the same case gives other results, depending on what ran before in the processes"
+
+
+def _fresh() -> SimulatedEngine:
+    """In place of new processes: nothing has been trained in them."""
+    load(f"{TOYS}:again").trained = 0  # type: ignore[attr-defined]
+    return SimulatedEngine()
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Callable[[], SimulatedEngine]:
+    monkeypatch.setattr(nondeterminism, "ProcessesEngine", _fresh)
+    return _fresh
+
+
+def _found(verdict: Verdict, what: str) -> Finding:
+    assert (verdict.status, verdict.exit_code) == ("finding", 1), verdict.reason
+    assert verdict.finding is not None
+    assert (verdict.finding.kind, verdict.finding.what) == ("undetermined", what)
+    return verdict.finding
+
+
+def _checked_and_replayed(adapter: str, what: str, engine: SimulatedEngine) -> Finding:
+    found = _found(check_law(chapters()["training.plain"], Run(engine, f"{TOYS}:{adapter}"), world_sizes=(1,)), what)
+    _fresh()
+    again = _found(session.replayed(decode(found.token), "simulated"), what)
+    assert (again.token, again.root) == (found.token, found.root)
+    return found
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_another_result_each_time_is_told_with_both_values_and_the_place(engine: SimulatedEngine) -> None:
+    found = _checked_and_replayed("random", FRESH, engine)
+    assert found.got.startswith("run 1 gave ")
+    assert found.wanted.startswith("in each run what run 0 gave: ")
+    assert "rank 0, before the first step, " in found.where
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_state_that_outlives_a_training_is_told_as_that(engine: SimulatedEngine) -> None:
+    assert _checked_and_replayed("again", HISTORY, engine).where.endswith("one after another in the same processes")
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_nothing_is_said_of_an_implementation_where_the_reference_is_undetermined_too(
+    engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(engine, f"{TOYS}:random")
+    run(SMALLEST)
+    assert run.asked is not None
+    assert nondeterminism.difference(run, run.asked) is not None
+    monkeypatch.setattr(nondeterminism, "_REFERENCE", f"{TOYS}:random")
+    assert nondeterminism.difference(run, run.asked) is None
+
+
+@pytest.mark.parametrize("adapter", ["reference", "fully_shard"])
+def test_what_is_right_does_not_vary(adapter: str, engine: SimulatedEngine) -> None:
+    run = Run(engine, adapter)
+    run(SMALLEST)
+    assert run.asked is not None
+    assert not nondeterminism.varies(run, run.asked)
+
+
+def test_bits_are_compared_whatever_the_strides_of_a_tensor() -> None:
+    """torch calls one element contiguous with any stride, and none of no elements; neither can be viewed as bytes."""
+    numbers = torch.arange(1.0, 13.0).reshape(3, 4)
+    apart = torch.as_strided(numbers, (1, 1), (4, 3))
+    assert apart.is_contiguous()
+    for strange in (apart, apart[0], numbers.t(), numbers[:, ::2], numbers[:0].t(), torch.tensor(math.nan)):
+        plain = torch.tensor(strange.tolist()).reshape(strange.shape)
+        assert nondeterminism._plain(strange) == nondeterminism._plain(plain)
+    assert nondeterminism._plain(apart) != nondeterminism._plain(2 * apart)
+    assert nondeterminism._plain(torch.tensor(0.0)) != nondeterminism._plain(torch.tensor(-0.0))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("adapter", "what"), [("random", FRESH), ("again", HISTORY)])
+def test_it_is_shown_on_real_processes(adapter: str, what: str, engine: SimulatedEngine) -> None:
+    _checked_and_replayed(adapter, what, engine)
