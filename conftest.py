@@ -33,10 +33,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """From here on tests run."""
+    """From here on tests run, and garbage is looked for among what they make, not among torch's own modules."""
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
 
 
