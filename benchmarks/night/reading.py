@@ -31,9 +31,9 @@ def law(folder: Path, output: str, asked: Slice) -> Outcome:
     verdicts = json.loads((folder / "report.json").read_text(encoding="utf-8"))["verdicts"]
     wrong = tuple(_told(verdict) for verdict in verdicts if verdict["status"] != "holds")
     if not verdicts:
-        wrong = ("no verdict",)
+        raise ValueError("no verdict")
     cases = sum(verdict["cases"] for verdict in verdicts)
-    return Outcome(len(verdicts) - len(wrong) if verdicts else 0, len(wrong), 0, cases, wrong)
+    return Outcome(len(verdicts) - len(wrong), len(wrong), 0, cases, wrong)
 
 
 def soak(folder: Path, output: str, asked: Slice) -> Outcome:
@@ -59,7 +59,7 @@ def study(folder: Path, output: str, asked: Slice) -> Outcome:
         return Outcome(passed=1)
     same, cases = map(int, agree.groups())
     wrong = () if same == cases else (f"{agree[0]}: ...{output[-500:]}",)
-    return Outcome(not wrong, len(wrong), 0, cases, wrong)
+    return Outcome(int(not wrong), len(wrong), 0, cases, wrong)
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:

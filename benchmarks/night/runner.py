@@ -42,7 +42,7 @@ def _judged(one: Slice, folder: Path, code: int | None, output: str) -> Outcome:
     try:
         outcome = one.read(folder, output, one)
     except (OSError, ValueError, KeyError) as error:
-        outcome = Outcome(failed=1, findings=(f"{type(error).__name__}: {error}",))
+        outcome = Outcome(failed=1, findings=(f"{type(error).__name__}: {error}: ...{output[-_KEPT:]}",))
     if code == 0 or outcome.failed:
         return outcome
     end = "it did not end" if code is None else f"exit code {code}"

@@ -15,10 +15,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 pytest.importorskip("benchmarks.night", reason="only a checkout has the benchmarks")
-from benchmarks.night import record, runner, tonight  # noqa: E402
+from benchmarks.night import reading, record, runner, tonight  # noqa: E402
 from benchmarks.night.record import Record, words  # noqa: E402
 from benchmarks.night.slices import Outcome, Part, Slice, packed, shard_of  # noqa: E402
 from benchmarks.night.tonight import Night, listed, night, standing, taken  # noqa: E402
+from tests.common.tables import each  # noqa: E402
 
 NAMES = ("one", "two", "three", "four", "five")
 
@@ -191,6 +192,33 @@ def test_an_end_that_cannot_be_read_is_no_pass() -> None:
     row = runner.row_of(Slice("toys", ("silent",), (sys.executable, "-S", "-c", ""), 1.0, raises))
     assert (row["passed"], row["failed"]) == (0, 1)
     assert "FileNotFoundError" in row["findings"][0]
+
+
+def test_a_test_that_failed_or_did_not_run_is_a_finding(tmp_path: Path) -> None:
+    rows = [{"id": name, "outcome": name, "seconds": 2.0} for name in ("passed", "skipped", "failed")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = Slice("tests", ("passed", "skipped", "failed", "gone"), (), 1.0)
+    outcome = reading.tests(tmp_path, "", asked)
+    assert (outcome.passed, outcome.failed, outcome.skipped) == (1, 2, 1)
+    assert outcome.findings == ("failed", "did not run: gone")
+
+
+@each("statuses", [("holds", "finding"), ("holds", "too few cases"), ("error",)])
+def test_a_law_that_does_not_hold_is_a_finding(tmp_path: Path, statuses: tuple[str, ...]) -> None:
+    verdicts = [{"adapter": "a", "law": "b", "status": status, "cases": 3, "finding": None} for status in statuses]
+    (tmp_path / "report.json").write_text(json.dumps({"verdicts": verdicts}))
+    outcome = reading.law(tmp_path, "", Slice("laws", ("b",), (), 1.0))
+    assert (outcome.passed, outcome.failed, outcome.cases) == (len(statuses) - 1, 1, 3 * len(statuses))
+    assert outcome.findings == (f"a b {statuses[-1]}",)
+    (tmp_path / "report.json").write_text('{"verdicts": []}')
+    with pytest.raises(ValueError, match="no verdict"):
+        reading.law(tmp_path, "", Slice("laws", ("b",), (), 1.0))
+
+
+def test_runs_that_must_agree_and_do_not_are_a_finding(tmp_path: Path) -> None:
+    asked = Slice("tables", ("schedules",), (), 1.0)
+    agree, differ = (reading.study(tmp_path, f"reversed: {n} of 7 cases agree in every bit", asked) for n in (7, 6))
+    assert (agree.failed, agree.cases, differ.failed, differ.passed) == (0, 7, 1, 0)
 
 
 def test_packs_keep_the_order_and_only_what_is_long_by_itself_is_longer() -> None:
