@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 import warnings
 from collections.abc import Iterable
@@ -42,12 +43,18 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "lines",
         "[MINUTES [FILE]] [--shard K/N]: sessions on implementations that misbehave; each must end and leave nothing",
     ),
-    "soak": ("soak", "lines", "[MINUTES [FILE]] [--shard K/N]: honest adapters on many cases; each alarm is an error"),
+    "soak": (
+        "soak",
+        "lines",
+        "[MINUTES [FILE [SEED]]] [--shard K/N]: honest adapters on many cases; each alarm is ours",
+    ),
+    "night": ("night", "lines", "[PART ...]: all that the nightly tier holds, in slices, into benchmarks/night.jsonl"),
     "cpus": ("cpus", "lines", "[LAWS [ADAPTERS]]: are verdicts and tokens the same on other CPUs, emulated?"),
     "witnesses": ("witnesses", "lines", "[GLOB]: a case that kills each planted fault, into tests/witnesses.json"),
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }
 """Name -> its module, the function that gives its lines, and what it measures."""
+_OPTIONS: Final = ("shard", "list", "status", "limit_minutes")
 
 
 def main() -> None:
@@ -63,6 +70,9 @@ def main() -> None:
     )
     parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="of the study; each has a default")
     parser.add_argument("--shard", type=_shard, metavar="K/N", help="of a study that is shared out: its K-th part of N")
+    parser.add_argument("--list", action="store_true", default=None, help="of a night: its slices, none is run")
+    parser.add_argument("--status", action="store_true", default=None, help="of a night: what is done of it")
+    parser.add_argument("--limit-minutes", type=float, metavar="M", help="of a night: begin no slice after so long")
     asked = parser.parse_args()
     import torch
 
@@ -70,8 +80,11 @@ def main() -> None:
     warnings.simplefilter("ignore")
     module, function, _ = STUDIES[asked.study]
     arguments = [int(each) if each.isdigit() else each for each in asked.arguments]
-    shared = {} if asked.shard is None else {"shard": asked.shard}
-    found = getattr(importlib.import_module(f"benchmarks.{module}"), function)(*arguments, **shared)
+    study = getattr(importlib.import_module(f"benchmarks.{module}"), function)
+    options = {name: value for name in _OPTIONS if (value := getattr(asked, name)) is not None}
+    if unknown := options.keys() - inspect.signature(study).parameters.keys():
+        parser.error(f"{asked.study} takes no --{', --'.join(sorted(unknown)).replace('_', '-')}")
+    found = study(*arguments, **options)
     lines: Iterable[object] = [found] if isinstance(found, str) else found
     for line in lines:
         print(line, flush=True)

@@ -1,11 +1,11 @@
 """Soak: honest implementations on many more cases than a night of one machine draws; every alarm is an error of ours.
 
-``python -m benchmarks soak [MINUTES [FILE]] [--shard K/N]``: judges laws on the adapters that are known to be right, 60
-cases of seeds from 1 on for each pair, and keeps a row a pair and seed in FILE (JSON lines; the project's record is
-benchmarks/soak.jsonl). It begins no pair after MINUTES (default 10) and goes on with what FILE lacks. Shard K of N
-takes each N-th pair, so that several machines share the work; ``cat`` puts their files together. The adapter on which
-least processor time was spent comes next, so that all have as much; laws come in an order of their own for each seed,
-so that a part of them is no chapter.
+``python -m benchmarks soak [MINUTES [FILE [SEED]]] [--shard K/N]``: judges laws on the adapters that are known to be
+right, 60 cases of seeds from SEED (default 1) on for each pair, and keeps a row a pair and seed in FILE (JSON lines;
+the project's record is benchmarks/soak.jsonl). It begins no pair after MINUTES (default 10) and goes on with what FILE
+lacks. Shard K of N takes each N-th pair, so that several machines share the work; ``cat`` puts their files together.
+The adapter on which least processor time was spent comes next, so that all have as much; laws come in an order of their
+own for each seed, so that a part of them is no chapter.
 
 A judged case was drawn, proved exact (or bounded) and compared. "Too few cases" is no alarm about an implementation; it
 is counted beside them, and looked at: without a budget or a restriction it is our own drawing.
@@ -53,23 +53,26 @@ _PER_PAIR: Final = "ci"
 _FEW: Final = "too few cases"
 
 
-def lines(minutes: int = 10, file: str = str(RECORD), shard: tuple[int, int] = (1, 1)) -> Iterator[str]:
-    """A line for each pair that alarms or has too few cases, then the table of all that ``file`` holds."""
+def lines(minutes: int = 10, file: str = str(RECORD), seed: int = 1, shard: tuple[int, int] = (1, 1)) -> Iterator[str]:
+    """A line for each pair that alarms or has too few cases, then the table of all that ``file`` holds.
+
+    Seeds are ``seed`` and those that follow.
+    """
     kept, began = Kept(file, "adapter", "ranks", "law", "seed"), time.monotonic()
     where, engine, spent = _where(), SimulatedEngine(), Counter[tuple[str, str]]()
     for row in kept.rows:
         spent[row["adapter"], row["ranks"]] += row["processor seconds"]
-    waiting = {(name, _words(ranks)): _pairs(name, shard) for name, ranks in HONEST if _installed(name)}
+    waiting = {(name, _words(ranks)): _pairs(name, seed, shard) for name, ranks in honest()}
     try:
         while time.monotonic() - began < 60 * minutes:
             name, ranks = min(waiting, key=lambda one: spent[one])
-            law, seed = next(pair for pair in waiting[name, ranks] if (name, ranks, *pair) not in kept)
-            row = {**_judged(engine, name, ranks, law, seed), **where}
+            law, own = next(pair for pair in waiting[name, ranks] if (name, ranks, *pair) not in kept)
+            row = {**_judged(engine, name, ranks, law, own), **where}
             kept.add(row)
             spent[name, ranks] += row["processor seconds"]
             if row["status"] != "holds":
-                said = f"{name} {ranks} {law} seed {seed}: {row['status']} {row['reason']} {row['token']}"
-                yield f"{'ALARM' if _alarms(row) else 'FEW'} {said}"
+                said = f"{name} {ranks} {law} seed {own}: {row['status']} {row['reason']} {row['token']}"
+                yield f"{'ALARM' if alarms(row) else 'FEW'} {said}"
     finally:
         engine.close()
     yield from table(kept.rows)
@@ -98,7 +101,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     for name, found in [*by_adapter.items(), ("all", rows)]:
         labels = _labels(found)
         cells = [name, len(found), sum(row["cases"] for row in found), *(labels[tier] for tier in tiers)]
-        cells += [sum(map(_alarms, found)), sum(row["status"] == _FEW for row in found)]
+        cells += [sum(map(alarms, found)), sum(row["status"] == _FEW for row in found)]
         yield f"| {' | '.join(map(str, cells))} |"
     yield ""
     for name, found in by_adapter.items():
@@ -117,12 +120,22 @@ def _labels(rows: list[dict[str, Any]]) -> Counter[str]:
     return counted
 
 
-def _pairs(adapter: str, shard: tuple[int, int]) -> Iterator[tuple[str, int]]:
-    """The laws that the adapter promises, seed after seed, of this shard; without end."""
+def honest() -> list[tuple[str, tuple[int, ...]]]:
+    """Those of HONEST that are installed."""
+    return [(name, ranks) for name, ranks in HONEST if _installed(name)]
+
+
+def promised(adapter: str) -> list[str]:
+    """The laws that are asked of it: those that it promises, and that no adapter which it is a variant of is asked."""
     features = adapters.load(adapter).features
-    promised = [one for one in chapters().values() if not one.not_promised(features)]
-    laws = [one.name for one in promised if not (_a_variant(adapter) and one.promise in WITHOUT_MODEL)]
-    every = ((law, seed) for seed in itertools.count(1) for law in random.Random(seed).sample(laws, len(laws)))
+    found = [one for one in chapters().values() if not one.not_promised(features)]
+    return [one.name for one in found if not (_a_variant(adapter) and one.promise in WITHOUT_MODEL)]
+
+
+def _pairs(adapter: str, first: int, shard: tuple[int, int]) -> Iterator[tuple[str, int]]:
+    """The laws that the adapter promises, seed after seed from the first on, of this shard; without end."""
+    laws = promised(adapter)
+    every = ((law, seed) for seed in itertools.count(first) for law in random.Random(seed).sample(laws, len(laws)))
     return itertools.islice(every, shard[0] - 1, None, shard[1])
 
 
@@ -153,7 +166,8 @@ def _row(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _alarms(row: Mapping[str, Any]) -> bool:
+def alarms(row: Mapping[str, Any]) -> bool:
+    """Whether a row says that a law does not hold, or broke."""
     return row["status"] not in ("holds", _FEW)
 
 

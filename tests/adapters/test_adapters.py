@@ -35,6 +35,7 @@ from fsdpcheck.errors import AdapterError, MissingDependency
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
+from tests.common.tables import each
 
 W = 2
 with_opacus = pytest.mark.skipif(importlib.util.find_spec("opacus") is None, reason="the extra opacus is missing")
@@ -127,21 +128,14 @@ def engine() -> Iterator[Engine]:
     made.close()
 
 
-def pairs(refs: list[Any], private: bool = False) -> list[Any]:
-    """(adapter, trait) for each trait whose case the adapter accepts."""
-    found = []
-    for ref in refs:
-        name, marks = (ref, ()) if isinstance(ref, str) else (ref.values[0], ref.marks)
-        if "opacus" in name and importlib.util.find_spec("opacus") is None:
-            found.append(pytest.param(name, "bias", marks=marks))
-            continue
-        accepts = adapters.load(name).features.accepts
-        demands = {trait: (unclipped(trait) if private else case).requires() for trait, case in CASES.items()}
-        found += [pytest.param(name, trait, marks=marks) for trait, needed in demands.items() if needed <= accepts]
-    return found
+def accepted(ref: str, private: bool = False) -> list[Trait]:
+    """The traits whose case the adapter accepts."""
+    accepts = adapters.load(ref).features.accepts
+    demands = {trait: (unclipped(trait) if private else case).requires() for trait, case in CASES.items()}
+    return [trait for trait, needed in demands.items() if needed <= accepts]
 
 
-@pytest.mark.parametrize("trait", CASES)
+@each("trait", CASES)
 def test_cases_demand_their_trait(trait: Trait, engine: Engine) -> None:
     case = CASES[trait]
     assert trait in case.requires()
@@ -149,25 +143,35 @@ def test_cases_demand_their_trait(trait: Trait, engine: Engine) -> None:
     assert all(any(gradient.any() for gradient in step.released.values()) for step in answer.steps)
 
 
-@pytest.mark.parametrize(("ref", "trait"), pairs(PLAIN))
-def test_plain_training_is_exact_for_each_accepted_trait(ref: str, trait: Trait, engine: Engine) -> None:
+@pytest.mark.parametrize("ref", PLAIN)
+def test_plain_training_is_exact_for_each_accepted_trait(ref: str, engine: Engine) -> None:
     run = Run(engine, ref)
-    execution, answer = run(CASES[trait], observe={"grads"}), run.answer(CASES[trait])
-    assert_parameters_equal(execution, answer)
-    assert_gradients_equal(execution, answer)
+
+    @each("trait", accepted(ref))
+    def exact(trait: Trait) -> None:
+        execution, answer = run(CASES[trait], observe={"grads"}), run.answer(CASES[trait])
+        assert_parameters_equal(execution, answer)
+        assert_gradients_equal(execution, answer)
+
+    exact()
 
 
-@pytest.mark.parametrize(("ref", "trait"), pairs(PRIVATE, private=True))
-def test_private_training_is_exact_for_each_accepted_trait(ref: str, trait: Trait, engine: Engine) -> None:
-    case = unclipped(trait)
+@pytest.mark.parametrize("ref", PRIVATE)
+def test_private_training_is_exact_for_each_accepted_trait(ref: str, engine: Engine) -> None:
     run = Run(engine, ref)
-    execution, answer = run(case, observe={"grads", "norms"}), run.answer(case)
-    assert_parameters_equal(execution, answer)
-    assert_gradients_equal(execution, answer)
-    assert_norms_exact(execution, answer)
+
+    @each("trait", accepted(ref, private=True))
+    def exact(trait: Trait) -> None:
+        case = unclipped(trait)
+        execution, answer = run(case, observe={"grads", "norms"}), run.answer(case)
+        assert_parameters_equal(execution, answer)
+        assert_gradients_equal(execution, answer)
+        assert_norms_exact(execution, answer)
+
+    exact()
 
 
-@pytest.mark.parametrize("trait", ["bias", "frozen", "rows<ranks", "empty-rank", "tied", "uneven-rows"])
+@each("trait", ["bias", "frozen", "rows<ranks", "empty-rank", "tied", "uneven-rows"])
 @pytest.mark.parametrize("ref", PLAIN)
 def test_the_global_norm_is_within_its_bound(ref: str, trait: Trait, engine: Engine) -> None:
     case = CASES[trait]

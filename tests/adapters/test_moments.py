@@ -17,6 +17,7 @@ from fsdpcheck.judging.check import check_case
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
+from tests.common.tables import each
 from tests.toys import silent
 
 TOY = str(Path(silent.__file__))
@@ -53,8 +54,8 @@ def judged(engine: SimulatedEngine, law: str, adapter: str, case: Case | None = 
         return str(error)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("law", LAWS)
+@each("moment", MOMENTS)
+@each("law", LAWS)
 def test_a_moment_at_which_a_law_looks_has_to_be_announced(engine: SimulatedEngine, law: str, moment: str) -> None:
     said, (case, needed) = judged(engine, law, moment), LAWS[law]
     if moment not in needed:

@@ -18,6 +18,7 @@ from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
 from fsdpcheck.program.probe import Probe
+from tests.common.tables import each
 from tests.toys import lacking
 
 TOY = str(Path(lacking.__file__))
@@ -52,7 +53,7 @@ def test_every_method_is_tried() -> None:
     assert set(lacking.OF_ADAPTERS) == {name for row in PROMISES.values() for name in row.adapter}
 
 
-@pytest.mark.parametrize(("method", "law"), LAWS.items(), ids=LAWS)
+@each(("method", "law"), LAWS.items(), ids=LAWS)
 def test_a_trainer_without_what_is_promised_is_no_finding(engine: SimulatedEngine, method: str, law: str) -> None:
     verdict = check_law(chapters()[law], Run(engine, f"{TOY}:{method}"), world_sizes=(2,))
     assert (verdict.status, verdict.exit_code) == ("error", USAGE)

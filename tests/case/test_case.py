@@ -13,6 +13,7 @@ import pytest
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.errors import InvalidCase
 from tests.common.cases_by_hand import BY_UNIT, EVERYTHING, IMAGE, ONE_UNIT, SMALLEST
+from tests.common.tables import each
 
 FROZEN = (
     '{"version":2,"model":{"layers":[{"width":1,"bias":false,"activation":"identity","frozen":"none","kind":"linear",'
@@ -138,7 +139,7 @@ def test_numbers_and_truths_are_not_confused() -> None:
                 Case.from_json(json.dumps(copy))
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "", "null", "[]", "3", '"x"', "{}", FROZEN[:-1], FROZEN[:40], FROZEN + "x", "[" * 100_000, "9" * 5000,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
-import pytest
-
 from fsdpcheck.case import (
     Arithmetic,
     BatchLayout,
@@ -20,6 +18,7 @@ from fsdpcheck.case import (
     UserModelSpec,
 )
 from tests.common.cases_by_hand import BY_UNIT, ONE_UNIT, SMALLEST, TWO
+from tests.common.tables import each
 
 GROUPED = ModelSpec((LayerSpec(1, True, kind="group_norm"),), "signal", length=2)
 
@@ -95,7 +94,7 @@ NEEDED: list[tuple[Trait, Case]] = [
 ]
 
 
-@pytest.mark.parametrize(("trait", "case"), NEEDED)
+@each(("trait", "case"), NEEDED)
 def test_a_demand_is_named(trait: Trait, case: Case) -> None:
     assert trait in case.requires()
 

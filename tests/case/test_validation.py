@@ -10,6 +10,7 @@ import pytest
 from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec
 from fsdpcheck.errors import InvalidCase
 from tests.common.cases_by_hand import BY_UNIT, ONE_UNIT, SMALLEST, TWO
+from tests.common.tables import each
 
 WORDS = [
     {"model": ModelSpec((LayerSpec(1, kind="nonsense"),))},  # type: ignore[arg-type]
@@ -32,7 +33,7 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize("changes", WORDS)
+@each("changes", WORDS)
 def test_an_unknown_word_in_a_hand_built_case_is_refused(changes: dict[str, Any]) -> None:
     (part,) = changes
     with pytest.raises(InvalidCase, match=rf"{part}.*: got 'nonsense', wanted one of \w+, \w+"):
@@ -160,7 +161,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("match", "changes"), REFUSED)
+@each(("match", "changes"), REFUSED)
 def test_a_case_that_contradicts_itself_is_refused(match: str, changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidCase, match=match) as caught:
         replace(SMALLEST, **changes)

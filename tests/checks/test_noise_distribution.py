@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
-from scipy.stats import beta, chi2, kstest, kstwo, norm
 
 from fsdpcheck import oracle
 from fsdpcheck.adapters import load
@@ -31,6 +31,8 @@ SIZES = (1, 4, 60, 600, N)
 
 def outside(n: int, factor: float, alarm: float = SHARE) -> float:
     """Probability that n Gaussians of standard deviation ``factor`` leave the limits."""
+    from scipy.stats import chi2
+
     low, high = (n * limit**2 / factor**2 for limit in gaussian_limits.scale_limits(n, alarm))
     return float(chi2.cdf(low, n) + chi2.sf(high, n))
 
@@ -43,6 +45,8 @@ def test_right_noise_is_called_wrong_no_more_often_than_is_said_and_one_percent_
 
 
 def test_the_limits_of_correlation_shape_and_largest_draw_have_the_probabilities_that_are_said() -> None:
+    from scipy.stats import beta, kstwo, norm
+
     for alarm in (PAIR, 1e-3):
         for n in SIZES[1:]:
             limit = gaussian_limits.correlation_limit(n, alarm)
@@ -56,11 +60,15 @@ def test_the_limits_of_correlation_shape_and_largest_draw_have_the_probabilities
 
 def test_correlations_of_the_sizes_that_are_said_are_found_with_probability_99() -> None:
     """The correlation of n pairs is normal about the true one, with deviation (1 - r^2) / sqrt(n), for large n."""
+    from scipy.stats import norm
+
     for n, true in ((N, 0.02), (N // 5, 0.04)):
         assert norm.sf(gaussian_limits.correlation_limit(n, PAIR), true, (1 - true**2) / math.sqrt(n)) >= 0.99
 
 
 def test_distance_is_kolmogorovs_and_correlation_is_scale_free() -> None:
+    from scipy.stats import kstest
+
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 500, generator=generator, dtype=torch.float64)
     assert gaussian_limits.distance(x) == pytest.approx(kstest(x.numpy(), "norm").statistic, abs=1e-12)
@@ -126,7 +134,8 @@ def test_noise_that_is_no_function_of_the_seed_is_judged_on_every_number_of_rank
     assert [case.world_size for case in large(few, (1, 2, 3, 4, 5, 13))] == [5, 4, 3, 2, 1]
 
 
-def draws(case: Case) -> tuple[Named, ...]:
+@cache
+def honest(case: Case) -> tuple[Named, ...]:
     """Honest noise of each step."""
     answer, generator = oracle.answer(case), torch.Generator().manual_seed(0)
     deviation = 1.5 * math.hypot(*answer.clip_norms) / case.step.normaliser
@@ -139,9 +148,6 @@ def draws(case: Case) -> tuple[Named, ...]:
     )
 
 
-HONEST = {case: draws(case) for case in (FIRST, GROUPS)}
-
-
 def shown(case: Case, steps: tuple[Named, ...]) -> Execution:
     ranks = [RankResult(rank, {}, [StepRecord({}, own) for own in steps]) for rank in range(case.world_size)]
     return Execution("fabricated", RunRequest(case, "reference", clip_norm=oracle.answer(case).clip_norm), ranks)
@@ -149,15 +155,15 @@ def shown(case: Case, steps: tuple[Named, ...]) -> Execution:
 
 def changed(case: Case, change: Callable[[int, str, torch.Tensor], torch.Tensor]) -> Execution:
     return shown(
-        case, tuple({name: change(k, name, z) for name, z in own.items()} for k, own in enumerate(HONEST[case]))
+        case, tuple({name: change(k, name, z) for name, z in own.items()} for k, own in enumerate(honest(case)))
     )
 
 
 @pytest.mark.parametrize("case", [FIRST, GROUPS], ids=["flat", "groups"])
 def test_honest_noise_is_called_right(case: Case) -> None:
     answer = oracle.answer(case)
-    assert_noise_scale(shown(case, HONEST[case]), answer)
-    assert_noise_independent(shown(case, HONEST[case]), answer)
+    assert_noise_scale(shown(case, honest(case)), answer)
+    assert_noise_independent(shown(case, honest(case)), answer)
 
 
 W, B = "units.0.linear0.weight", "units.0.linear0.bias"
@@ -211,15 +217,15 @@ def test_another_distribution_of_the_right_scale_is_found(
 
 
 def shared(k: int, name: str, z: torch.Tensor) -> torch.Tensor:
-    return HONEST[FIRST][0][name] * math.sqrt(0.99) + z * 0.1 if k else z
+    return honest(FIRST)[0][name] * math.sqrt(0.99) + z * 0.1 if k else z
 
 
 def negated(k: int, name: str, z: torch.Tensor) -> torch.Tensor:
-    return -HONEST[FIRST][0][name] if k else z
+    return -honest(FIRST)[0][name] if k else z
 
 
 def bias_of_the_weight(k: int, name: str, z: torch.Tensor) -> torch.Tensor:
-    return -HONEST[FIRST][k][W].flatten()[: len(z)] if name == B else z
+    return -honest(FIRST)[k][W].flatten()[: len(z)] if name == B else z
 
 
 def halves(k: int, name: str, z: torch.Tensor) -> torch.Tensor:
@@ -269,7 +275,7 @@ def test_a_scale_that_is_wrong_is_not_called_dependence_and_dependence_no_wrong_
 
 
 def test_ranks_that_show_other_noise_are_found_first() -> None:
-    execution = shown(FIRST, HONEST[FIRST])
+    execution = shown(FIRST, honest(FIRST))
     record = execution.ranks[1].steps[1]
     execution.ranks[1].steps[1] = StepRecord({}, {**(record.grads or {}), W: (record.grads or {})[W] * 1.0001})
     for judge in (assert_noise_scale, assert_noise_independent):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -11,14 +13,17 @@ from fsdpcheck.checks.refused_samples import assert_refused_alike
 from fsdpcheck.execution import Execution, Failure, RankState
 from fsdpcheck.findings.violation import Violation
 from tests.common.fabricated import SMALL, execution
+from tests.common.tables import each
 
-ANSWER = oracle.answer(SMALL)
-TAKEN = execution(ANSWER)
+
+@cache
+def taken() -> Execution:
+    return execution(oracle.answer(SMALL))
 
 
 def failed(*ranks: RankState, kind: str = "raised") -> Execution:
     """The run with its ranks left as ``ranks`` say."""
-    return replace(TAKEN, ranks=[], failure=Failure(kind, "report", ranks))  # type: ignore[arg-type]
+    return replace(taken(), ranks=[], failure=Failure(kind, "report", ranks))  # type: ignore[arg-type]
 
 
 def raised(rank: int, line: str) -> RankState:
@@ -30,25 +35,25 @@ REFUSED = raised(0, "ValueError: no")
 
 def test_ranks_that_all_raise_hold() -> None:
     everyone = failed(raised(0, "ValueError: no"), raised(1, "NotImplementedError: no"), raised(2, "ValueError: no"))
-    assert_refused_alike(everyone, TAKEN, "cause")
+    assert_refused_alike(everyone, taken(), "cause")
 
 
-@pytest.mark.parametrize(
-    "refused",
-    [
-        TAKEN,
-        failed(),
-        failed(REFUSED, raised(1, "ValueError: no")),
-        failed(REFUSED, raised(1, "ValueError: no"), RankState(2, "blocked")),
-        failed(REFUSED, raised(1, "ValueError: no"), RankState(2, "finished")),
-        failed(REFUSED, raised(1, "ValueError: no"), raised(2, "RuntimeError: shapes")),
-        failed(REFUSED, raised(1, "ValueError: no"), raised(2, "ValueError: no"), kind="mismatch"),
-    ],
-    ids=["a step", "no rank told", "one rank not told", "one blocked", "one finished", "another error", "a mismatch"],
-)
-def test_anything_else_is_a_finding(refused: Execution) -> None:
+SECOND = raised(1, "ValueError: no")
+OTHERWISE: dict[str, Callable[[], Execution]] = {
+    "a step": taken,
+    "no rank told": failed,
+    "one rank not told": lambda: failed(REFUSED, SECOND),
+    "one blocked": lambda: failed(REFUSED, SECOND, RankState(2, "blocked")),
+    "one finished": lambda: failed(REFUSED, SECOND, RankState(2, "finished")),
+    "another error": lambda: failed(REFUSED, SECOND, raised(2, "RuntimeError: shapes")),
+    "a mismatch": lambda: failed(REFUSED, SECOND, raised(2, "ValueError: no"), kind="mismatch"),
+}
+
+
+@each("what", OTHERWISE)
+def test_anything_else_is_a_finding(what: str) -> None:
     with pytest.raises(Violation):
-        assert_refused_alike(refused, TAKEN, "cause")
+        assert_refused_alike(OTHERWISE[what](), taken(), "cause")
 
 
 def test_a_run_that_fails_anyway_says_nothing_of_a_refusal() -> None:

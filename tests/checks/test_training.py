@@ -47,6 +47,7 @@ from tests.common.fabricated import (
     weighted,
     with_gradient,
 )
+from tests.common.tables import each
 
 ON_ANSWER: dict[Callable[[Execution, Answer], None], Answer] = {
     assert_parameters_equal: EXACT,
@@ -66,8 +67,8 @@ MOMENTS = [
 ALONE = (assert_completed, assert_ranks_agree, assert_collectives_equal)
 
 
-@pytest.mark.parametrize("check", ON_ANSWER, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("answer", [PLAIN, EXACT, PROBE, PROBE_NESTED], ids=["plain", "exact", "probe", "nested"])
+@each("check", ON_ANSWER, ids=lambda check: check.__name__)
+@each("answer", [PLAIN, EXACT, PROBE, PROBE_NESTED], ids=["plain", "exact", "probe", "nested"])
 def test_a_perfect_execution_passes(check: Callable[[Execution, Answer], None], answer: Answer) -> None:
     if check.__name__ in ("assert_global_norm", "assert_clipped_update"):
         answer = CLIPPED
@@ -81,7 +82,7 @@ def test_a_perfect_execution_passes_alone(check: Callable[[Execution], None]) ->
     check(execution(EXACT))
 
 
-@pytest.mark.parametrize("check", [*ON_ANSWER, *ALONE], ids=lambda check: check.__name__)
+@each("check", [*ON_ANSWER, *ALONE], ids=lambda check: check.__name__)
 def test_a_run_that_did_not_complete_is_a_violation_of_every_check(check: Callable[..., None]) -> None:
     answer = ON_ANSWER.get(check, EXACT)
     made = execution(answer)
@@ -101,8 +102,8 @@ def test_missing_steps_and_ranks_are_violations() -> None:
         assert_completed(made)
 
 
-@pytest.mark.parametrize("value", [math.nan, -math.inf])
-@pytest.mark.parametrize("field", ["initial", "params", "grads", "norms", "factors", "grad_norm", "saved", "loaded"])
+@each("value", [math.nan, -math.inf])
+@each("field", ["initial", "params", "grads", "norms", "factors", "grad_norm", "saved", "loaded"])
 def test_two_runs_of_no_numbers_are_not_equal(field: str, value: float) -> None:
     """NaN equals NaN, so every check that compares what an implementation says with what it says itself would pass."""
 
@@ -220,8 +221,8 @@ def padding_seen(zero: bool, count: int) -> list[tuple[str, str, int, Any]]:
     return [(name, moment, step, value) for moment, step in MOMENTS]
 
 
-@pytest.mark.parametrize("check", [assert_padding_zero, assert_padding_poisoned])
-@pytest.mark.parametrize("missing", range(9))
+@each("check", [assert_padding_zero, assert_padding_poisoned])
+@each("missing", range(9))
 def test_padding_must_be_seen_at_every_moment(check: Callable[[Execution], None], missing: int) -> None:
     """In each of two steps of two micro-batches: after each reduction, before and after the optimizer's step."""
     made = execution(PLAIN)
@@ -269,7 +270,7 @@ def _edited(answer: Answer, kind: str) -> Execution:
     return made
 
 
-@pytest.mark.parametrize("kind", ["params", "grads", "norms", "unrecorded", "trace", "failure"])
+@each("kind", ["params", "grads", "norms", "unrecorded", "trace", "failure"])
 def test_two_executions_are_the_same_only_if_everything_is(kind: str) -> None:
     assert_same_execution(execution(EXACT), execution(EXACT))
     with pytest.raises(Violation, match="two runs of one case differ"):

@@ -14,6 +14,7 @@ from fsdpcheck.checks._read import local_rows, pick
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.execution.trace import Collective
 from fsdpcheck.oracle import Answer, Named
+from tests.common.later import later
 
 SMALL = Case(
     model=ModelSpec((LayerSpec(5, bias=True, activation="relu"), LayerSpec(3, bias=True)), features=4, units=(1, 1)),
@@ -80,8 +81,8 @@ def right_weights(answer: Answer, step: int = 0) -> Tensor:
 WEIGHT = "units.0.linear0.weight"
 NESTED = FactorRule(eps=1e-6, expression="reciprocal", nested=True)
 GLOBAL = replace(SMALL, step=replace(SMALL.step, max_grad_norm=0.5))
-PLAIN = oracle.answer(SMALL)
-EXACT = oracle.answer(clipped("exact"), FactorRule(eps=1e-6))
-PROBE = oracle.answer(clipped("probe"), FactorRule(eps=1e-6))
-PROBE_NESTED = oracle.answer(clipped("probe"), NESTED)
-CLIPPED = oracle.answer(GLOBAL)
+PLAIN = later(SMALL)
+EXACT = later(clipped("exact"), FactorRule(eps=1e-6))
+PROBE = later(clipped("probe"), FactorRule(eps=1e-6))
+PROBE_NESTED = later(clipped("probe"), NESTED)
+CLIPPED = later(GLOBAL)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fsdpcheck import diagnosis, oracle
+from fsdpcheck import diagnosis
 from fsdpcheck.case import Arithmetic
 from fsdpcheck.checks import kernels
 from fsdpcheck.diagnosis import bits, contributions
@@ -15,8 +15,9 @@ from fsdpcheck.diagnosis.cause_fit import rows
 from fsdpcheck.findings.cause import named
 from fsdpcheck.oracle import Named
 from tests.common.fabricated import PLAIN, SMALL, clipped
+from tests.common.later import later
 
-NARROW = oracle.answer(clipped("unclipped", replace(SMALL, arithmetic=Arithmetic("float32"))))
+NARROW = later(clipped("unclipped", replace(SMALL, arithmetic=Arithmetic("float32"))))
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(8, torch.bfloat16), (11, torch.float16), (24, torch.float32)])

@@ -17,10 +17,11 @@ from fsdpcheck.findings.cause import named
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.workload.optimizer import make_optimizer
 from tests.common.fabricated import SMALL, clipped, execution
+from tests.common.later import later
 
 
 def _answer(optimizer: OptimizerSpec) -> Answer:
-    return oracle.answer(replace(SMALL, step=replace(SMALL.step, optimizer=optimizer)))
+    return later(replace(SMALL, step=replace(SMALL.step, optimizer=optimizer)))
 
 
 MOMENTUM = _answer(OptimizerSpec(momentum=0.5))

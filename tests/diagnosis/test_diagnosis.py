@@ -18,12 +18,12 @@ from fsdpcheck.findings.cause import named
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.workload import batches
 from tests.common.fabricated import SMALL, clipped, right_weights, weighted
+from tests.common.later import later
+from tests.common.tables import each
 
 EPS = FactorRule(eps=1e-6)
-PLAIN = oracle.answer(
-    replace(SMALL, step=replace(SMALL.step, optimizer=OptimizerSpec(momentum=0.5, weight_decay=0.25)))
-)
-PROBE = oracle.answer(clipped("probe"), EPS)
+PLAIN = later(replace(SMALL, step=replace(SMALL.step, optimizer=OptimizerSpec(momentum=0.5, weight_decay=0.25))))
+PROBE = later(clipped("probe"), EPS)
 
 
 def _said(answer: Answer, gradient: Named) -> list[str]:
@@ -37,11 +37,11 @@ def _all_name(answer: Answer, weights: Tensor, *words: str) -> None:
         assert all(word in said for word in words), (said, words)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "ratio"),
     [("W", 3.0), ("1/W", 1 / 3), ("sqrt(W)", math.sqrt(3)), ("1/sqrt(W)", 3**-0.5), ("W^2", 9.0), ("K", 2.0)],
 )
-@pytest.mark.parametrize("answer", [PLAIN, PROBE], ids=["plain", "probe"])
+@each("answer", [PLAIN, PROBE], ids=["plain", "probe"])
 def test_ratios_are_named(answer: Answer, name: str, ratio: float) -> None:
     _all_name(answer, right_weights(answer) * ratio, f"exactly {name} =")
 

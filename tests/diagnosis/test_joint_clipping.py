@@ -20,20 +20,20 @@ from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.oracle import Named
 from tests.common.fabricated import SMALL, clipped, right_weights, weighted
+from tests.common.later import later
 
 EPS = FactorRule(eps=1e-6)
-PROBE = oracle.answer(clipped("probe"), EPS)
-PLAIN = oracle.answer(SMALL)
-STEP = PROBE.steps[0]
+PROBE = later(clipped("probe"), EPS)
+PLAIN = later(SMALL)
 TOYS = f"{Path(__file__).parents[1]}/toys/clips_together.py"
 ALONE = "clip each sample's gradient"
 
 
 def _sum(groups: list[list[int]], scale: float) -> Named:
     """The released gradient of sums over groups of rows, each times ``scale`` clipped as one."""
-    total = {name: torch.zeros_like(value[0]) for name, value in STEP.gradients.items()}
+    total = {name: torch.zeros_like(value[0]) for name, value in PROBE.steps[0].gradients.items()}
     for own in groups:
-        group = {name: value[own].sum(0) for name, value in STEP.gradients.items()}
+        group = {name: value[own].sum(0) for name, value in PROBE.steps[0].gradients.items()}
         norm = torch.stack([value.square().sum() for value in group.values()]).sum().sqrt() * scale
         factor = min(1.0, PROBE.clip_norm / (float(norm) + 1e-6)) / PROBE.case.step.normaliser
         total = {name: value + group[name] * factor for name, value in total.items()}
@@ -41,9 +41,9 @@ def _sum(groups: list[list[int]], scale: float) -> Named:
 
 
 def test_a_gradient_that_is_clipped_after_samples_were_added_up_is_named() -> None:
-    by_rank = rows(SMALL, 0, STEP)
+    by_rank = rows(SMALL, 0, PROBE.steps[0])
     whole = [[row for own in by_rank for row in own]]
-    micro = [own for mine in chunks(SMALL, 0, STEP) for own in mine]
+    micro = [own for mine in chunks(SMALL, 0, PROBE.steps[0]) for own in mine]
     for groups, scale, words in (
         (whole, 1 / 8, "the mean gradient of the whole batch"),
         (whole, 1.0, "the summed gradient of the whole batch"),
@@ -62,19 +62,19 @@ def test_samples_that_are_clipped_alone_but_wrongly_are_not_said_to_be_clipped_t
 
 
 def test_norms_of_whole_micro_batches_and_of_pairs_are_named() -> None:
-    mine = chunks(SMALL, 0, STEP)[0]
-    whole = STEP.norms.clone()
+    mine = chunks(SMALL, 0, PROBE.steps[0])[0]
+    whole = PROBE.steps[0].norms.clone()
     for own in mine:
-        squares = [value[own].sum(0).square().sum() for value in STEP.gradients.values()]
+        squares = [value[own].sum(0).square().sum() for value in PROBE.steps[0].gradients.values()]
         whole[own] = torch.stack(squares).sum().sqrt()
     every = [row for own in mine for row in own]
     said = named(diagnosis.of_norms(PROBE, 0, 0, whole[every]))
     assert "norm of the gradient of the whole micro-batch (its sum)" in said
-    paired = STEP.squared_norms.clone()
+    paired = PROBE.steps[0].squared_norms.clone()
     for own in mine:
-        paired[own[:2]] = STEP.squared_norms[own[:2]].mean()
+        paired[own[:2]] = PROBE.steps[0].squared_norms[own[:2]].mean()
     assert "two samples that follow each other share" in named(diagnosis.of_norms(PROBE, 0, 0, paired.sqrt()[every]))
-    louder = STEP.norms[every] * 1.25
+    louder = PROBE.steps[0].norms[every] * 1.25
     assert named(diagnosis.of_norms(PROBE, 0, 0, louder)) == ""
 
 
@@ -103,7 +103,7 @@ def test_micro_batches_that_are_counted_again_and_odd_rows_are_named() -> None:
     said = named(diagnosis.of_gradient(answer, 0, weighted(answer, right_weights(answer) * counts)))
     assert "later reductions add them again" in said
     single = oracle.answer(replace(SMALL, step=replace(SMALL.step, micro_batches=1)))
-    kept[rows(SMALL, 0, STEP)[0][-1]] = 0  # the ranks have 3, 2 and 2 samples
+    kept[rows(SMALL, 0, PROBE.steps[0])[0][-1]] = 0  # the ranks have 3, 2 and 2 samples
     said = named(diagnosis.of_gradient(single, 0, weighted(single, right_weights(single) * kept)))
     assert "of 3, 5, ... samples is left out" in said or "sample 6 is left out" in said
 

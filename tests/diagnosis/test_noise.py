@@ -19,12 +19,13 @@ from fsdpcheck.diagnosis.noise import Draw, Related, Scaled
 from fsdpcheck.findings.cause import named
 from fsdpcheck.oracle import Answer, Named
 from tests.common.fabricated import clipped
+from tests.common.later import later
 
-LARGE, GROUPS, *_ = (oracle.answer(case) for case in large(load("reference:bookkeeping").features, (1, 2, 3, 4, 5)))
+LARGE, GROUPS, *_ = (later(case) for case in large(load("reference:bookkeeping").features, (1, 2, 3, 4, 5)))
 N = 600 * 640
 LIMITS = gaussian_limits.scale_limits(N, float(FALSE_ALARM))
-FEW = oracle.answer(noisy(clipped("exact"), 1))
-ONE = oracle.answer(replace(FEW.case, mesh=MeshSpec(1)))
+FEW = later(noisy(clipped("exact"), 1))
+ONE = later(replace(FEW.case, mesh=MeshSpec(1)))
 SHAPES = {"w": torch.zeros(4, 2), "v": torch.zeros(4, 2)}
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as saving
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -101,6 +100,8 @@ def test_a_thread_that_is_fed_by_a_queue_calls_while_the_rank_waits_for_it(simul
 
 
 def test_a_checkpoint_that_is_saved_behind_the_step_holds_every_rank(simulate: Simulator, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as saving
+
     def body(rank: int, size: int, result: RankResult) -> None:
         mesh = init_device_mesh("cpu", (size,))
         its_own = dist.new_group(backend="gloo")  # or its calls would race with those of the training, on gloo too

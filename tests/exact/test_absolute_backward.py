@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.absolute_backward import TruePaths
+from tests.common.tables import each
 
 INPUT = torch.arange(24, dtype=torch.float64).square().mul(0.7).sin().mul(2).reshape(2, 4, 3)
 
@@ -34,7 +35,7 @@ LAYERS: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+@each("layer", LAYERS.values(), ids=LAYERS)
 def test_paths_are_no_less_than_the_coefficients_that_the_layer_has(layer: Callable[[Tensor], Tensor]) -> None:
     """Of sums that do not cancel: one element of the gradient at a time, then absolute values added up."""
     held = list(layer.parameters()) if isinstance(layer, nn.Module) else []

@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 
 from fsdpcheck.exact import binomial
+from tests.common.tables import each
 
 
 def tail(k: int, n: int, q: Fraction) -> Fraction:
@@ -15,8 +16,8 @@ def tail(k: int, n: int, q: Fraction) -> Fraction:
     return sum((math.comb(n, j) * q**j * (1 - q) ** (n - j) for j in range(max(k, 0), n + 1)), Fraction(0))
 
 
-@pytest.mark.parametrize("q", [Fraction(1, 8), Fraction(1, 2), Fraction(3, 4), Fraction(1)], ids=str)
-@pytest.mark.parametrize("n", [1, 2, 40, 300])
+@each("q", [Fraction(1, 8), Fraction(1, 2), Fraction(3, 4), Fraction(1)], ids=str)
+@each("n", [1, 2, 40, 300])
 def test_tails_are_those_of_exact_arithmetic(n: int, q: Fraction) -> None:
     for k in range(0, n + 1, max(1, n // 20)):
         above, below = tail(k, n, q), 1 - tail(k + 1, n, q)

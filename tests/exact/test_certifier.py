@@ -16,6 +16,7 @@ from fsdpcheck.exact import surrogates
 from fsdpcheck.exact.certifier import BFLOAT16, FLOAT32, FLOAT64, TF32, Certifier, Precision
 from fsdpcheck.exact.grid import bits, grid_exponent
 from fsdpcheck.exact.operators import RULES, Inexact, Operand, constant
+from tests.common.tables import each
 
 _aten = torch.ops.aten
 
@@ -50,7 +51,7 @@ REDUCTIONS: dict[str, tuple[Callable[..., Tensor], tuple[object, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", REDUCTIONS)
+@each("name", REDUCTIONS)
 def test_a_rule_bounds_the_result_and_its_grid_holds_it(name: str) -> None:
     function, arguments = REDUCTIONS[name]
     operands = [operand(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
@@ -158,7 +159,7 @@ def test_results_must_fit_too_where_the_arithmetic_rounds_them() -> None:
         wide @ ones
 
 
-@pytest.mark.parametrize(
+@each(
     ("compute", "words"),
     [
         (lambda x: torch.erfinv(x), "aten.erfinv.default: it has no rule"),

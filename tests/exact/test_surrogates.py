@@ -14,6 +14,7 @@ from fsdpcheck.errors import NotExact
 from fsdpcheck.exact import surrogates
 from fsdpcheck.exact.surrogates import elementwise, normalisation, softmax
 from fsdpcheck.exact.surrogates.grid_rounding import power_of_two, to_grid
+from tests.common.tables import each
 
 
 def integers(*shape: int, seed: int = 0, bound: int = 4) -> Tensor:
@@ -60,7 +61,7 @@ ROUTES: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 }
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@each("route", ROUTES)
 def test_every_route_gives_values_on_the_grid_and_torch_is_itself_after(route: str) -> None:
     function, bits = ROUTES[route]
     before = function(X)
@@ -83,7 +84,7 @@ def pulled(function: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor) -
     return found
 
 
-@pytest.mark.parametrize("route", DIFFERENTIABLE)
+@each("route", DIFFERENTIABLE)
 def test_backward_is_linear_exact_and_alive(route: str) -> None:
     function, _ = ROUTES[route]
     with surrogates.installed():
@@ -100,7 +101,7 @@ ROW_BY_ROW = sorted(set(DIFFERENTIABLE) - {"cross-entropy"})
 WEIGHTS_IN_FLOAT64 = ("torch.layer_norm", "F.rms_norm")
 
 
-@pytest.mark.parametrize(
+@each(
     ("route", "dtype"),
     [(route, torch.float64) for route in ROW_BY_ROW]
     + [(route, torch.float32) for route in ROW_BY_ROW if route not in WEIGHTS_IN_FLOAT64],
@@ -188,7 +189,7 @@ def test_attention_that_has_no_surrogate_is_refused(options: dict[str, object]) 
         F.scaled_dot_product_attention(X, X, X, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("route", ROW_BY_ROW)
+@each("route", ROW_BY_ROW)
 def test_no_rows_are_no_trouble(route: str) -> None:
     with surrogates.installed():
         empty = X[:0].clone().requires_grad_()

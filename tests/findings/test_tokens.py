@@ -21,6 +21,7 @@ from fsdpcheck.findings import tokens
 from fsdpcheck.findings.tokens import Token, decode, encode
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.session import run
+from tests.common.tables import each
 
 CASE = Case(
     model=ModelSpec(layers=(LayerSpec(width=4, bias=True), LayerSpec(width=3, activation="relu")), units=(1,)),
@@ -94,7 +95,7 @@ def test_a_changed_character_is_noticed() -> None:
             decode(changed)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "said"),
     [
         ("", "not a replay token"),

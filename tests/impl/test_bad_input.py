@@ -20,6 +20,7 @@ from fsdpcheck.impl.clipping.modes import parse
 from fsdpcheck.impl.clipping.private_backward import Privacy
 from fsdpcheck.impl.clipping.rules import Flat
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.common.tables import each
 from tests.impl.network import X, Y, loss, network
 from tests.impl.ways import WAYS, integers, sgd
 
@@ -137,9 +138,9 @@ BAD: dict[str, Bad] = {
 """(model, loss, inputs, what the error says)."""
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
+@each("world_size", WORLDS)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("what", BAD)
+@each("what", BAD)
 def test_bad_input_is_refused_on_every_rank(ranks: Ranks, what: str, way: str, world_size: int) -> None:
     make, loss, x, message = BAD[what]
 
@@ -186,10 +187,10 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("private", [True, False])
-@pytest.mark.parametrize("world_size", WORLDS)
+@each("private", [True, False])
+@each("world_size", WORLDS)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("what", CHANGES)
+@each("what", CHANGES)
 def test_a_parameter_changed_after_wrapping_is_named(
     ranks: Ranks, what: str, way: str, world_size: int, private: bool
 ) -> None:

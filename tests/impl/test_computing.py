@@ -14,6 +14,7 @@ from fsdpcheck.impl.clipping.modes import Mode
 from fsdpcheck.impl.clipping.private_backward import Privacy
 from fsdpcheck.impl.clipping.rules import Flat
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.common.tables import each
 from tests.impl.network import BOOKKEEPING, X, Y, loss, network, per_sample, squared_norm
 from tests.impl.ways import WAYS, sgd
 
@@ -52,9 +53,9 @@ def casting() -> nn.Sequential:
     return nn.Sequential(nn.Sequential(Casting(), *layers[0]), nn.Sequential(*layers[1], Casting()))
 
 
-@pytest.mark.parametrize("mode", [Mode(), BOOKKEEPING], ids=["two_pass", "bookkeeping"])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("way", WAYS)
+@each("mode", [Mode(), BOOKKEEPING], ids=["two_pass", "bookkeeping"])
+@each("world_size", [1, 2, 3])
+@each("way", WAYS)
 def test_computing_in_bfloat16_on_small_integers_is_exact(ranks: Ranks, way: str, world_size: int, mode: Mode) -> None:
     """Values of these networks fit 8 bits, so every rounding that is wanted is none: the float64 answer comes out."""
     samples = per_sample(network(), X, Y)
@@ -70,9 +71,9 @@ def test_computing_in_bfloat16_on_small_integers_is_exact(ranks: Ranks, way: str
             assert torch.equal(gradient * world_size, sum(g[plain] for g in samples))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("mode", [None, Mode(), BOOKKEEPING], ids=["plain", "two_pass", "bookkeeping"])
-@pytest.mark.parametrize("sync_every", [True, False])
-@pytest.mark.parametrize("way", WAYS)
+@each("mode", [None, Mode(), BOOKKEEPING], ids=["plain", "two_pass", "bookkeeping"])
+@each("sync_every", [True, False])
+@each("way", WAYS)
 def test_micro_batches_are_added_up_in_the_parameters_precision(
     ranks: Ranks, way: str, sync_every: bool, mode: Mode | None
 ) -> None:

@@ -18,6 +18,7 @@ from fsdpcheck.impl.sharding import collectives
 from fsdpcheck.impl.sharding.collectives import ALONE
 from fsdpcheck.impl.sharding.flat_model import ShardedModel
 from fsdpcheck.impl.trainer import MicroBatch, Moment, Options, Trainer
+from tests.common.tables import each
 from tests.impl.steps import (
     SIZES,
     WAYS,
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
 KINDS = ["vector", "sequence", "tokens", "frozen"]
 
 
-@pytest.mark.parametrize("world_size", SIZES)
+@each("world_size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("reshard", "sync_every", "count"), [(True, True, 1), (False, True, 2), (True, False, 3)])
+@each(("reshard", "sync_every", "count"), [(True, True, 1), (False, True, 2), (True, False, 3)])
 def test_plain_steps(ranks: Ranks, kind: str, world_size: int, reshard: bool, sync_every: bool, count: int) -> None:
     options = Options(normaliser=2, sync_every=sync_every)
     wanted = single_device(kind, world_size, 2)
@@ -50,12 +51,10 @@ def test_plain_steps(ranks: Ranks, kind: str, world_size: int, reshard: bool, sy
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("world_size", SIZES)
+@each("world_size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("passes", ["two_pass", "bookkeeping"])
-@pytest.mark.parametrize(
-    ("reshard", "timing", "count"), [(True, "immediate", 1), (False, "deferred", 1), (True, "deferred", 2)]
-)
+@each("passes", ["two_pass", "bookkeeping"])
+@each(("reshard", "timing", "count"), [(True, "immediate", 1), (False, "deferred", 1), (True, "deferred", 2)])
 def test_private_steps_that_clip_nothing(
     ranks: Ranks, way: str, kind: str, world_size: int, reshard: bool, timing: Any, count: int, passes: Any
 ) -> None:
@@ -67,9 +66,9 @@ def test_private_steps_that_clip_nothing(
         assert_equal(got.parameters, wanted.parameters)
 
 
-@pytest.mark.parametrize("world_size", SIZES)
+@each("world_size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("contribution", ["complete", "partial", "mixed"])
+@each("contribution", ["complete", "partial", "mixed"])
 @pytest.mark.parametrize("way", WAYS)
 def test_replicated_batches(ranks: Ranks, way: str, kind: str, world_size: int, contribution: Any) -> None:
     options = Options(normaliser=2, privacy=Privacy(Flat(2.0**60), contribution=contribution), layout=REPLICATED)
@@ -95,9 +94,9 @@ class Instrument(nn.Module):
         return torch.cat([part(ones) for part in self.parts], 1)
 
 
-@pytest.mark.parametrize("world_size", SIZES)
-@pytest.mark.parametrize("timing", ["immediate", "deferred"])
-@pytest.mark.parametrize("passes", ["two_pass", "bookkeeping"])
+@each("world_size", SIZES)
+@each("timing", ["immediate", "deferred"])
+@each("passes", ["two_pass", "bookkeeping"])
 def test_clipped_steps_with_dyadic_factors(ranks: Ranks, world_size: int, passes: Any, timing: Any) -> None:
     scale = world_size * 2.0**40  # large enough for n + eps == n
     options = Options(normaliser=4, privacy=Privacy(Flat(2 * scale), Mode(passes=passes, timing=timing)))

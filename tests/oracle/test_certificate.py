@@ -23,6 +23,7 @@ from fsdpcheck.oracle import Answer, certificate
 from fsdpcheck.strategies.enumeration import distinct
 from fsdpcheck.workload import batches, clip_groups, layers, models, numerics
 from tests.common.fabricated import SMALL, clipped
+from tests.common.tables import each
 
 EVERYTHING = Features(frozenset(get_args(Promise)), accepts=frozenset(get_args(Trait)))
 FEW = 40
@@ -60,7 +61,7 @@ def test_slack_targets_reach_every_choice_and_clip_at_least_one_sample() -> None
     assert slack_targets([], 16, 1, []) == []
 
 
-@pytest.mark.parametrize("values", [[1.0, 6.0], [0.75, 2.0], [8.0, 24.0], [0.1], [2.0**-1074, 1.0], [-3.0 * 2**60]])
+@each("values", [[1.0, 6.0], [0.75, 2.0], [8.0, 24.0], [0.1], [2.0**-1074, 1.0], [-3.0 * 2**60]])
 def test_grid_exponent_is_the_largest_that_holds_every_entry(values: list[float]) -> None:
     exponent = grid_exponent(torch.tensor(values, dtype=torch.float64))
     assert all((Fraction(v) / Fraction(2) ** exponent).denominator == 1 for v in values)
@@ -264,7 +265,7 @@ def test_absolute_gradients_bound_the_gradients() -> None:
         assert any(bool((g.abs() < bound[name] * scale).any()) for name, g in step.gradients.items())
 
 
-@pytest.mark.parametrize("size", range(1, 65))
+@each("size", range(1, 65))
 def test_premultiplied_multiples_are_exact_where_it_is_said(size: int) -> None:
     """Over all of float32, and in float64 for the sizes that ranks have."""
     quotients = torch.arange(1, (1 << 24) // size, dtype=torch.int64)

@@ -15,6 +15,7 @@ from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, Op
 from fsdpcheck.workload import batches, models
 from fsdpcheck.workload.optimizer import make_optimizer, project_
 from tests.common.fabricated import SMALL, clipped
+from tests.common.tables import each
 
 LAYERS = SMALL.model.layers
 MODELS = {
@@ -28,8 +29,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("loss", ["mse", "linear", "hinge", "l1"])
+@each("name", MODELS)
+@each("loss", ["mse", "linear", "hinge", "l1"])
 def test_per_sample_gradients_are_those_of_torch_func(name: str, loss: str) -> None:
     case = clipped("exact", replace(SMALL, model=MODELS[name]), loss=loss)
     step = oracle.answer(case).steps[0]

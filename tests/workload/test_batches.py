@@ -11,6 +11,7 @@ from torch.utils.data import DistributedSampler
 
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, LayoutKind, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.workload import batches, models
+from tests.common.tables import each
 
 MODEL = ModelSpec((LayerSpec(2),), features=3)
 
@@ -19,8 +20,8 @@ def case_of(layout: BatchLayout, world: int, **step: int) -> Case:
     return Case(MODEL, MeshSpec(world), layout, StepSpec(**step))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("world", range(1, 7))
+@each("drop_last", [False, True])
+@each("world", range(1, 7))
 def test_sampler_is_the_distributed_sampler(world: int, drop_last: bool) -> None:
     for size in range(1, 14):
         case = case_of(BatchLayout("sampler", size, drop_last=drop_last), world)
@@ -41,8 +42,8 @@ def test_a_shuffled_sampler_has_the_counts_of_the_plain_one(drop_last: bool) -> 
     assert orders[0] != orders[1]
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "strided"])
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@each("kind", ["contiguous", "strided"])
+@each("world", [1, 2, 3, 5])
 def test_blocks_and_strides_partition_the_batch(kind: LayoutKind, world: int) -> None:
     for size in range(1, 10):
         case = case_of(BatchLayout(kind, size), world, steps=2)

@@ -27,6 +27,7 @@ from fsdpcheck.case import (
     StepSpec,
 )
 from fsdpcheck.workload import batches, layers, models
+from tests.common.tables import each
 
 SPECS = {
     "one": ModelSpec((LayerSpec(1),)),
@@ -85,7 +86,7 @@ CASES = {
     name: Case(spec, MeshSpec(3), BatchLayout(batch_size=5), arithmetic=Arithmetic(weights=3))
     for name, spec in SPECS.items()
 }
-EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+EVERY = each("case", CASES.values(), ids=CASES.keys())
 
 
 @EVERY
@@ -208,7 +209,7 @@ def test_units_are_modules_that_hold_all_parameters_but_the_roots(case: Case) ->
 
 
 @EVERY
-@pytest.mark.parametrize("loss", get_args(Loss))
+@each("loss", get_args(Loss))
 def test_a_model_takes_an_empty_batch(case: Case, loss: Loss) -> None:
     case = replace(case, step=StepSpec(loss))
     model = models.build(case)
@@ -265,7 +266,7 @@ def test_names_and_values_do_not_depend_on_the_grouping(case: Case) -> None:
 
 
 @EVERY
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@each("dtype", ["float64", "float32"])
 def test_real_numbers_are_fractions_of_many_bits_in_the_same_ranges(case: Case, dtype: Dtype) -> None:
     case = replace(case, arithmetic=Arithmetic(dtype, 3, 2, project=False, numbers="real"))
     bounds = [(value, 3) for value in models.initial_parameters(case).values()]
@@ -311,9 +312,9 @@ def test_losses_are_multiples_of_the_world_size(clipping: str, dtype: Dtype, sca
     assert models.build(case).instrument.weight.dtype == models.DTYPES[dtype]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("features", [2, 4, 8, 16])
-@pytest.mark.parametrize("exponent", [0, 1, 5, 20])
+@each("dtype", [torch.float64, torch.float32])
+@each("features", [2, 4, 8, 16])
+@each("exponent", [0, 1, 5, 20])
 def test_layer_norm_of_balanced_rows_is_exact(features: int, exponent: int, dtype: torch.dtype) -> None:
     signs = torch.tensor([1.0, -1.0], dtype=dtype).repeat(features // 2)
     signs_BTd = torch.stack([signs.roll(shift) for shift in range(6)]).reshape(3, 2, features)

@@ -24,6 +24,7 @@ from fsdpcheck.workload import batches, models
 from fsdpcheck.workload.clip_groups import is_instrument
 from fsdpcheck.workload.user_model import inspection
 from fsdpcheck.workload.user_model import loading as user_model
+from tests.common.tables import each
 
 TOYS = str(Path(__file__).parents[1] / "toys" / "own_models.py")
 LAWS = str(Path(__file__).parents[1] / "toys" / "laws.py")
@@ -59,7 +60,7 @@ def test_the_example_is_seen_as_what_it_is() -> None:
     assert set(_own("tied", file=GPT).traits) == wanted | {"tied"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("build", "said"),
     [
         ("missing", "has no 'missing'"),
@@ -90,7 +91,7 @@ def test_a_model_that_cannot_be_checked_is_refused(build: str, said: str) -> Non
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("batch", "said"),
     [
         ("missing", "has no 'missing'"),

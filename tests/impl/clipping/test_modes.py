@@ -16,6 +16,7 @@ from fsdpcheck.impl.clipping.rules import Flat
 from fsdpcheck.impl.costs.profile import Profile
 from fsdpcheck.impl.norms import linear
 from fsdpcheck.impl.trainer import MicroBatch
+from tests.common.tables import each
 from tests.impl.network import BOOKKEEPING, SIZES, X, Y, network, per_sample, stepped
 from tests.impl.ways import WAYS
 
@@ -36,7 +37,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "norms", "passes"), NAMES)
+@each(("name", "norms", "passes"), NAMES)
 def test_the_usual_names(name: str, norms: str, passes: str) -> None:
     assert (parse(name).norms, parse(name).passes) == (norms, passes)
 
@@ -58,9 +59,9 @@ def test_the_environment_overrides_norms_and_passes_at_the_moment_of_use(monkeyp
 # -- profiles ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ghost", "flash", "ghost_bk", "flash_bk"])
-@pytest.mark.parametrize("timing", ["immediate", "deferred"])
-@pytest.mark.parametrize("way", WAYS)
+@each("name", ["ghost", "flash", "ghost_bk", "flash_bk"])
+@each("timing", ["immediate", "deferred"])
+@each("way", WAYS)
 def test_a_profile_counts_parts_and_layers(ranks: Ranks, way: str, name: str, timing: Any) -> None:
     mode = parse(name, timing)
 

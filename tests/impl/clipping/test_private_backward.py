@@ -15,6 +15,7 @@ from fsdpcheck.impl.clipping.nonfinite_samples import NonFiniteNorm
 from fsdpcheck.impl.clipping.private_backward import Privacy
 from fsdpcheck.impl.clipping.rules import Automatic, Flat, PerLayer
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.common.tables import each
 from tests.impl.network import BOOKKEEPING, SIZES, X, Y, loss, network, per_sample, squared_norm, stepped
 from tests.impl.ways import WAYS, sgd
 
@@ -64,7 +65,7 @@ def test_automatic_clipping_by_its_definition() -> None:
     assert Automatic(2.0, 0.0).factors(squared).tolist() == [0.0, 1.0, 2 / 3, 2e-4]
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "message"),
     [
         (lambda: Flat(0.0), "got 0.0 as clip_norm, wanted a positive finite number"),
@@ -99,9 +100,9 @@ def with_bad(value: float) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("world_size", SIZES)
+@each("mode", MODES)
+@each("bad", [math.nan, math.inf])
+@each("world_size", SIZES)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_rank_raises_and_names_sample_and_rank(
     ranks: Ranks, way: str, world_size: int, bad: float, mode: str
@@ -119,10 +120,10 @@ def test_every_rank_raises_and_names_sample_and_rank(
     assert found[0][1] == {last: 3}
 
 
-@pytest.mark.parametrize("rule", [Flat(2.0**40), PerLayer({"0": 2.0**40, "": 2.0**41})], ids=["flat", "per layer"])
-@pytest.mark.parametrize("mode", ["ghost_bk", "flash_bk"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("world_size", SIZES)
+@each("rule", [Flat(2.0**40), PerLayer({"0": 2.0**40, "": 2.0**41})], ids=["flat", "per layer"])
+@each("mode", ["ghost_bk", "flash_bk"])
+@each("bad", [math.nan, math.inf])
+@each("world_size", SIZES)
 @pytest.mark.parametrize("way", WAYS)
 def test_dropped_samples_leave_the_rest_as_if_they_were_not_there(
     ranks: Ranks, way: str, world_size: int, bad: float, mode: str, rule: rules.Clipping

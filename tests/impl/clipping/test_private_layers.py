@@ -23,6 +23,7 @@ from fsdpcheck.impl.sharding import collectives
 from fsdpcheck.impl.sharding.flat_model import ShardedModel
 from fsdpcheck.impl.sharding.fsdp2_model import PerParameterModel
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.common.tables import each
 
 if TYPE_CHECKING:
     from tests.impl.conftest import Ranks
@@ -219,9 +220,9 @@ def stepped(kind: str, way: str, rank: int, world_size: int, options: Options, r
     return trainer
 
 
-@pytest.mark.parametrize("world_size", SIZES)
-@pytest.mark.parametrize("passes", ["two_pass", "bookkeeping"])
-@pytest.mark.parametrize(("timing", "reshard"), [("immediate", True), ("deferred", True), ("immediate", False)])
+@each("world_size", SIZES)
+@each("passes", ["two_pass", "bookkeeping"])
+@each(("timing", "reshard"), [("immediate", True), ("deferred", True), ("immediate", False)])
 @pytest.mark.parametrize(("kind", "way"), [(kind, way) for kind in MODELS for way in WAYS if (kind, way) != UNTIED])
 def test_a_private_step_equals_the_single_device(
     ranks: Ranks, kind: str, way: str, timing: Any, reshard: bool, passes: Any, world_size: int
@@ -264,8 +265,8 @@ def test_attention_forms_no_gradient_of_a_sample(
         assert all(torch.equal(gradients[name], gradient * world_size) for name, gradient in total.items())
 
 
-@pytest.mark.parametrize("contribution", ["partial", "mixed"])
-@pytest.mark.parametrize("kind", ["tied linears", "tied embedding", "fallback, tied", "conv twice", "attention"])
+@each("contribution", ["partial", "mixed"])
+@each("kind", ["tied linears", "tied embedding", "fallback, tied", "conv twice", "attention"])
 def test_partial_contributions_of_shared_parameters(ranks: Ranks, kind: str, contribution: Any) -> None:
     options = Options(normaliser=1, privacy=Privacy(Flat(2.0**60), contribution=contribution), layout=REPLICATED)
     squared, _ = alone(kind)

@@ -23,6 +23,7 @@ from fsdpcheck.impl.sharding.flat_model import ShardedModel
 from fsdpcheck.impl.sharding.fsdp2_model import PerParameterModel
 from fsdpcheck.impl.sharding.protocol import Sharded
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.common.tables import each
 from tests.impl.ways import WAYS, integers
 
 if TYPE_CHECKING:
@@ -112,12 +113,12 @@ def sharded(way: str, layout: str, module: nn.Module, units: list[str], reshard:
     return ShardedModel(module, units, shard, reshard, replicate)
 
 
-@pytest.mark.parametrize(
+@each(
     ("mode", "timing", "reshard"),
     [("ghost", "immediate", True), ("flash", "deferred", False), ("ghost_bk", "deferred", True),
      ("flash_bk", "immediate", False)],
 )  # fmt: skip
-@pytest.mark.parametrize("layout", RANKS)
+@each("layout", RANKS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", MODELS)
 def test_two_private_steps_equal_the_single_device(

@@ -18,6 +18,7 @@ from fsdpcheck.impl.clipping.rules import Flat
 from fsdpcheck.impl.sharding.collectives import ALONE
 from fsdpcheck.impl.sharding.flat_model import ShardedModel
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.common.tables import each
 from tests.impl.clipping.test_private_refusals import Forward, Parts
 
 PASSES = ["two_pass", "bookkeeping"]
@@ -178,8 +179,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
 }
 
 
-@pytest.mark.parametrize("passes", PASSES)
-@pytest.mark.parametrize("name", REFUSED)
+@each("passes", PASSES)
+@each("name", REFUSED)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
 def test_it_is_refused(name: str, passes: str) -> None:
     make, x, message = REFUSED[name]

@@ -20,6 +20,7 @@ from fsdpcheck.impl.sharding import collectives
 from fsdpcheck.impl.sharding.flat_model import ShardedModel
 from fsdpcheck.impl.sharding.fsdp2_model import PerParameterModel
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.common.tables import each
 from tests.impl.ways import WAYS, sgd
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def row_tensors(rank: int, world_size: int) -> tuple[int, int]:
     return sum(local.numel() * local.element_size() for local in locals_), 0
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize(
+@each("world_size", [1, 2, 3, 4, 6])
+@each(
     ("measured", "account"),
     [(flat_tensors, memory.flat_account), (row_tensors, memory.per_parameter_account)],
     ids=["flat", "per-parameter"],

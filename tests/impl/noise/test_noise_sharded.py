@@ -16,6 +16,7 @@ from fsdpcheck.impl.sharding import collectives
 from fsdpcheck.impl.sharding.flat_model import ShardedModel
 from fsdpcheck.impl.sharding.fsdp2_model import PerParameterModel
 from fsdpcheck.impl.sharding.protocol import Sharded
+from tests.common.tables import each
 from tests.impl import ways
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def noisy(ranks: Ranks, way: Callable[[int], Sharded], world_size: int) -> list[
     return found
 
 
-@pytest.mark.parametrize(("way", "world_size"), CASES)
+@each(("way", "world_size"), CASES)
 def test_sharded_noise_has_the_bits_of_the_single_device(
     ranks: Ranks, way: Callable[[int], Sharded], world_size: int
 ) -> None:

@@ -15,6 +15,7 @@ from fsdpcheck.impl.noise import gaussian
 from fsdpcheck.impl.sampling.poisson import PoissonSampler, refuse_wrap_around
 from fsdpcheck.impl.sharding.collectives import Axis
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.common.tables import each
 from tests.impl.ways import WAYS, integers
 
 if TYPE_CHECKING:
@@ -64,9 +65,9 @@ def noisy(multiplier: float, mode: Mode | None = None) -> Privacy:
     return Privacy(Flat(CLIP), mode or Mode(), noise_multiplier=multiplier, noise=NOISE)
 
 
-@pytest.mark.parametrize("passes", ["two_pass", "bookkeeping"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize("way", WAYS)
+@each("passes", ["two_pass", "bookkeeping"])
+@each("world_size", [1, 2, 3, 4, 5, 8])
+@each("way", WAYS)
 def test_noise_is_the_single_device_one(ranks: Ranks, way: str, world_size: int, passes: Any) -> None:
     """Noise of deviation multiplier * C / N on every trainable element, by name and position, added once."""
     multiplier = 2.0**-30

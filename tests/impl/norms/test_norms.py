@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from fsdpcheck.impl import norms
 from fsdpcheck.impl.norms import _tied_weights, conv, layer_norm, linear
+from tests.common.tables import each
 from tests.impl.norm_rules import assert_rule_agrees, integers, per_sample
 
 
-@pytest.mark.parametrize("shape", [(4,), (1,), (3, 4), (2, 3, 4), (0, 4)])
-@pytest.mark.parametrize("frozen", ["", "weight", "bias", "weight bias"])
-@pytest.mark.parametrize("bias", [True, False])
+@each("shape", [(4,), (1,), (3, 4), (2, 3, 4), (0, 4)])
+@each("frozen", ["", "weight", "bias", "weight bias"])
+@each("bias", [True, False])
 def test_linear(shape: tuple[int, ...], frozen: str, bias: bool) -> None:
     module = nn.Linear(shape[-1], 5, bias=bias).double()
     for name, parameter in module.named_parameters():
@@ -23,15 +24,15 @@ def test_linear(shape: tuple[int, ...], frozen: str, bias: bool) -> None:
     assert_rule_agrees(module, integers(6, *shape, seed=1), integers(6, *shape[:-1], 5, seed=2))
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 7])
+@each("length", [1, 2, 3, 7])
 def test_the_two_forms_of_linear_are_equal_and_both_are_chosen(length: int) -> None:
     a_BTd, g_BTp = integers(5, length, 4, seed=3), integers(5, length, 8, seed=4)
     assert torch.equal(linear.direct(a_BTd, g_BTp), linear.gram(a_BTd, g_BTp))
     assert linear.prefers_gram(length, 4, 8) == (length <= 2)
 
 
-@pytest.mark.parametrize("frozen", ["", "weight", "bias"])
-@pytest.mark.parametrize("positions", [(), (3,)])
+@each("frozen", ["", "weight", "bias"])
+@each("positions", [(), (3,)])
 def test_layer_norm(frozen: str, positions: tuple[int, ...]) -> None:
     module = nn.LayerNorm(4, eps=0.0).double()
     for name, parameter in module.named_parameters():
@@ -61,8 +62,8 @@ CONVOLUTIONS: dict[str, tuple[type[nn.Module], tuple[int, ...], dict[str, Any]]]
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("frozen", ["", "weight", "bias"])
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+@each("frozen", ["", "weight", "bias"])
+@each("name", CONVOLUTIONS)
 def test_convolutions(name: str, frozen: str) -> None:
     kind, directions, options = CONVOLUTIONS[name]
     module = kind(4, 8, options.get("kernel", 2), **{k: v for k, v in options.items() if k != "kernel"}).double()
@@ -99,8 +100,8 @@ def dyadic_rows(*shape: int, groups: int = 1) -> Tensor:
     return (flipped * 2.0 ** integers(rows, 1, seed=15, bound=2)).reshape(shape)
 
 
-@pytest.mark.parametrize("frozen", ["", "weight", "bias"])
-@pytest.mark.parametrize(("positions", "groups"), [((), 1), ((), 2), ((4,), 4), ((2, 4), 2), ((2, 2, 1), 1)])
+@each("frozen", ["", "weight", "bias"])
+@each(("positions", "groups"), [((), 1), ((), 2), ((4,), 4), ((2, 4), 2), ((2, 2, 1), 1)])
 def test_group_norm(frozen: str, positions: tuple[int, ...], groups: int) -> None:
     module = nn.GroupNorm(groups, 8, eps=0.0).double()
     for name, parameter in module.named_parameters():
@@ -109,8 +110,8 @@ def test_group_norm(frozen: str, positions: tuple[int, ...], groups: int) -> Non
     assert_rule_agrees(module, inputs, integers(5, 8, *positions, seed=16))
 
 
-@pytest.mark.parametrize("frozen", ["", "weight"])
-@pytest.mark.parametrize(("shape", "dims"), [((4,), 1), ((3, 4), 1), ((3, 2, 4), 1), ((3, 4), 2), ((3, 2, 4), 2)])
+@each("frozen", ["", "weight"])
+@each(("shape", "dims"), [((4,), 1), ((3, 4), 1), ((3, 2, 4), 1), ((3, 4), 2), ((3, 2, 4), 2)])
 def test_rms_norm(frozen: str, shape: tuple[int, ...], dims: int) -> None:
     module = nn.RMSNorm(shape[-dims:], eps=0.0).double()
     module.weight.requires_grad_(frozen != "weight")
@@ -149,7 +150,7 @@ def test_a_norm_without_parameters_has_no_gradient(norm: nn.Module) -> None:
     assert rule.weighted_gradient(norm, torch.ones(3, 4), torch.ones(3, 4), torch.ones(3)) == {}
 
 
-@pytest.mark.parametrize(
+@each(
     ("module", "inputs", "width"),
     [
         (nn.Linear(3, 2).double(), torch.zeros(0, 5, 3).double(), 2),
@@ -196,9 +197,9 @@ def test_rounding_never_takes_the_gram_form_below_zero() -> None:
     assert bool((linear.gram(a_BTd, cancelling) >= 0).all())
 
 
-@pytest.mark.parametrize("uses", [2, 3])
-@pytest.mark.parametrize("tokens", [0, 1, 2])
-@pytest.mark.parametrize("positions", [1, 2, 6])
+@each("uses", [2, 3])
+@each("tokens", [0, 1, 2])
+@each("positions", [1, 2, 6])
 def test_the_norm_of_a_weight_used_several_times_is_that_of_the_sum(uses: int, tokens: int, positions: int) -> None:
     """``tokens`` of the uses are by an Embedding [5, 3], the rest by a Linear; against the sum of their gradients."""
     table, head = nn.Embedding(5, 3, padding_idx=1).double(), nn.Linear(3, 5, bias=False).double()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fsdpcheck.impl.norms import linear, multihead_attention
+from tests.common.tables import each
 from tests.impl.norm_rules import integers
 
 MASKS: dict[str, dict[str, Any]] = {
@@ -40,11 +40,11 @@ def attention(options: str, frozen: str) -> nn.MultiheadAttention:
     return module
 
 
-@pytest.mark.parametrize(
+@each(
     ("mask", "options"),
     [*((mask, "packed") for mask in MASKS), *(("none", options) for options in OPTIONS if options != "packed")],
 )
-@pytest.mark.parametrize("frozen", ["", "in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias", "bias_v"])
+@each("frozen", ["", "in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias", "bias_v"])
 def test_multihead_attention(mask: str, options: str, frozen: str) -> None:
     """All positions that may be attended to get equal weights: 1, 1/2 or 1/4."""
     module, given = attention(options, frozen), MASKS[mask]

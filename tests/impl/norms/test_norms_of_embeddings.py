@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.impl.norms import embedding, embedding_bag
+from tests.common.tables import each
 from tests.impl.norm_rules import assert_rule_agrees, integers
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-@pytest.mark.parametrize("padding_idx", [None, 0, 3])
-@pytest.mark.parametrize("positions", [(), (1,), (6,), (2, 3)])
+@each("dtype", [torch.int64, torch.int32])
+@each("padding_idx", [None, 0, 3])
+@each("positions", [(), (1,), (6,), (2, 3)])
 def test_embedding(padding_idx: int | None, positions: tuple[int, ...], dtype: torch.dtype) -> None:
     module = nn.Embedding(4, 3, padding_idx=padding_idx).double()
     tokens = integers(5, *positions, seed=5).to(dtype).remainder(4)
@@ -28,9 +29,9 @@ def test_embedding_merges_equal_tokens_of_a_sample_and_never_of_two() -> None:
     assert embedding.squared_norm(module, torch.tensor([[1, 1, 1], [0, 1, 1]]), ones).tolist() == [9.0, 5.0]
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-@pytest.mark.parametrize("padding_idx", [None, 2])
-@pytest.mark.parametrize("mode", ["sum", "mean"])
+@each("dtype", [torch.int64, torch.int32])
+@each("padding_idx", [None, 2])
+@each("mode", ["sum", "mean"])
 def test_embedding_bag(mode: str, padding_idx: int | None, dtype: torch.dtype) -> None:
     """Bags of 1, 2 or 4 tokens that count, so that means are exact; one bag holds padding only."""
     module = nn.EmbeddingBag(5, 3, mode=mode, padding_idx=padding_idx).double()

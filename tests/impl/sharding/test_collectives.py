@@ -22,6 +22,7 @@ from fsdpcheck.impl.clipping.modes import Mode
 from fsdpcheck.impl.clipping.private_backward import Privacy
 from fsdpcheck.impl.clipping.rules import Flat
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.common.tables import each
 from tests.impl.ways import WAYS, integers, sgd
 
 if TYPE_CHECKING:
@@ -75,9 +76,9 @@ def trained(way: str, reshard: bool, kind: str, units: int, micro_batches: int) 
     return trainer
 
 
-@pytest.mark.parametrize("kind", PRIVACY)
-@pytest.mark.parametrize("reshard", [True, False])
-@pytest.mark.parametrize("way", WAYS)
+@each("kind", PRIVACY)
+@each("reshard", [True, False])
+@each("way", WAYS)
 def test_collectives_are_as_many_as_the_formula_says(ranks: Ranks, way: str, reshard: bool, kind: str) -> None:
     for units, micro_batches in [(1, 1), (2, 2), (3, 2)]:
 

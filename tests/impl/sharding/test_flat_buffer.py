@@ -8,6 +8,7 @@ from torch import nn
 
 from fsdpcheck.impl.sharding.collectives import Axis
 from fsdpcheck.impl.sharding.flat_buffer import FlatBuffer
+from tests.common.tables import each
 
 
 def parameters(*shapes: tuple[int, ...]) -> dict[str, nn.Parameter]:
@@ -26,8 +27,8 @@ def buffers(world_size: int, *shapes: tuple[int, ...]) -> list[FlatBuffer]:
 SHAPES = [((1,),), ((2, 5),), ((3,), (2, 2), (1,)), ((4, 4),), ((0,), (3,))]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 13])
-@pytest.mark.parametrize("shapes", SHAPES)
+@each("world_size", [1, 2, 3, 4, 5, 13])
+@each("shapes", SHAPES)
 def test_shards_are_equal_pieces_of_the_parameters_end_to_end(
     world_size: int, shapes: tuple[tuple[int, ...], ...]
 ) -> None:
@@ -51,8 +52,8 @@ def test_fewer_elements_than_ranks_leave_whole_shards_of_padding() -> None:
     assert [flat.real for flat in buffers(5, (2,))] == [1, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("shapes", SHAPES)
+@each("world_size", [1, 2, 3, 4, 7])
+@each("shapes", SHAPES)
 def test_owned_parts_of_a_parameter_are_a_partition_of_it(world_size: int, shapes: tuple[tuple[int, ...], ...]) -> None:
     flats = buffers(world_size, *shapes)
     for position, shape in enumerate(shapes):

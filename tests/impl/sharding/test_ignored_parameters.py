@@ -22,6 +22,7 @@ from fsdpcheck.impl.sharding import collectives
 from fsdpcheck.impl.sharding.fsdp2_model import PerParameterModel
 from fsdpcheck.impl.sharding.protocol import Sharded
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.common.tables import each
 from tests.impl import training
 from tests.impl.network import SIZES, X, Y, loss, network
 from tests.impl.training import OPTIMIZERS, Training, assert_same, flat, whole
@@ -56,8 +57,8 @@ def stepped(rank: int, world_size: int, options: Options, ignored: Collection[st
     return found | {"norms": torch.zeros(0) if norms is None else norms}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@each("world_size", [1, 2, 3])
+@each("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_step_is_the_one_in_which_all_are_sharded(ranks: Ranks, options: Options, world_size: int) -> None:
     """Parameters, gradients with their noise, and norms, bit for bit on every rank; only the messages are others."""
 

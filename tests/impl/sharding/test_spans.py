@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from itertools import combinations_with_replacement
 
-import pytest
 import torch
 
 from fsdpcheck.impl.sharding.spans import Span, boxes
+from tests.common.tables import each
 
 SHAPES = [(), (1,), (5,), (3, 4), (4, 1), (1, 4), (2, 3, 2), (2, 1, 3), (2, 2, 2, 2), (0,), (3, 0)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@each("shape", SHAPES)
 def test_boxes_hold_the_range_in_order_and_nothing_else(shape: tuple[int, ...]) -> None:
     count = math.prod(shape)
     whole = torch.arange(count).view(shape)
@@ -24,7 +24,7 @@ def test_boxes_hold_the_range_in_order_and_nothing_else(shape: tuple[int, ...]) 
         assert len(found) <= max(1, 2 * len(shape) - 1)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@each("shape", SHAPES)
 def test_a_box_of_a_span_is_a_live_view_of_its_values(shape: tuple[int, ...]) -> None:
     count = math.prod(shape)
     for start, stop in combinations_with_replacement(range(count + 1), 2):

@@ -22,6 +22,7 @@ from fsdpcheck.impl.costs import memory
 from fsdpcheck.impl.sharding.flat_model import ShardedModel
 from fsdpcheck.impl.sharding.protocol import Sharded
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.common.tables import each
 from tests.impl.ways import WAYS, integers, sgd
 
 if TYPE_CHECKING:
@@ -83,9 +84,9 @@ def watched(trainer: Trainer) -> list[dict[str, int]]:
     return seen
 
 
-@pytest.mark.parametrize("mode", STEPS)
-@pytest.mark.parametrize("reshard", [True, False])
-@pytest.mark.parametrize("way", WAYS)
+@each("mode", STEPS)
+@each("reshard", [True, False])
+@each("way", WAYS)
 def test_no_more_units_are_gathered_than_promised(ranks: Ranks, way: str, reshard: bool, mode: str) -> None:
     def most(rank: int) -> tuple[int, int]:
         trainer = trainer_of(way, mode, reshard)
@@ -146,9 +147,9 @@ class Stumbling:
         return loss(outputs, targets)
 
 
-@pytest.mark.parametrize("where", ["forward", "loss", "backward"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("way", WAYS)
+@each("where", ["forward", "loss", "backward"])
+@each("mode", MODES)
+@each("way", WAYS)
 def test_a_step_that_raised_leaves_nothing_and_the_next_one_is_clean(
     ranks: Ranks, way: str, mode: str, where: str
 ) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fsdpcheck.impl.state import plain_data
+from tests.common.tables import each
 from tests.impl.training import COMBINED, OPTIMIZERS, WAYS, Training, assert_same, flat, paddings, seen, whole
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def saved(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
 
 @pytest.mark.parametrize(("saver", "before"), COMBINED)
-@pytest.mark.parametrize(("loader", "after"), COMBINED)
+@each(("loader", "after"), COMBINED)
 def test_saved_one_way_and_loaded_another(
     ranks: Ranks, saved: Saved, saver: str, before: int, loader: str, after: int
 ) -> None:

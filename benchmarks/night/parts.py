@@ -1,0 +1,156 @@
+"""What a night holds, as data: the nightly tests, the laws, the soak, misbehaving sessions, power, claims, tables.
+
+Tests of the day are no part of it. Nightly laws of pytest are: each law is judged on each honest adapter below.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Final
+
+from benchmarks import soak
+from benchmarks.kept import Kept
+from benchmarks.night import reading
+from benchmarks.night.record import ROOT
+from benchmarks.night.slices import FOLDER, Part, Slice, packed
+from fsdpcheck.case.profiles import PROFILES
+from fsdpcheck.impl import faults
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.studies.claims import registry
+from fsdpcheck.studies.power.measure import FAMILIES
+
+_CODE: Final = ("fsdpcheck", "impl", "properties")
+_LAW, _TEST = 70.0, 20.0
+"""Processor seconds of a law or a test that nobody has measured."""
+_START: Final = 4.0
+"""Processor seconds until a command has begun."""
+_SLOW: Final = {"tests/benchmarks/": 250.0, "tests/house/": 60.0, "tests/laws/": 5.0, "tests/oracle/": 5.0}
+_SOAK, _SESSIONS = 6, 24
+"""Slices of the soak, of 8 minutes each, and of all misbehaving sessions."""
+_TABLES: Final[tuple[tuple[tuple[str, ...], float], ...]] = (
+    (("schedules", "200"), 150.0),
+    (("processes", "100"), 200.0),
+    (("deadlocks",), 60.0),
+    (("accuracy",), 60.0),
+    (("acceptance",), 400.0),
+    (("steps",), 400.0),
+    (("coverage", "60"), 600.0),
+    (("shares",), 100.0),
+    (("private",), 200.0),
+)
+"""Studies that documents quote, whole; ``laws`` and ``diagnosis``, which are long, are cut below."""
+
+
+def tests(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
+    """All tests that are marked nightly, collected and packed."""
+    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly")
+    asked = subprocess.run([*pytest, "--collect-only", "tests"], cwd=ROOT, capture_output=True, text=True, check=False)
+    ids = [line for line in asked.stdout.splitlines() if "::" in line]
+    if asked.returncode or not ids:
+        raise RuntimeError(f"pytest collected {len(ids)} tests, exit code {asked.returncode}: {asked.stdout[-500:]}")
+    rows = ("-p", "benchmarks.night.pytest_rows", "--night-rows", f"{FOLDER}/rows.jsonl")
+    expected = _expected(measured, _of_a_test)
+    for pack in packed(ids, expected):
+        yield Slice("tests", tuple(pack), (*pytest, *rows, *pack), sum(map(expected, pack)), reading.tests)
+
+
+def laws(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
+    """Each law on each honest adapter that promises it, in the profile nightly."""
+    known = {**_by_the_soak(), **measured}
+    for adapter, ranks in soak.honest():
+        sizes = ",".join(map(str, ranks))
+        for law in soak.promised(adapter):
+            named = _law(adapter, sizes, law)
+            asked = ("--adapter", adapter, "--law", law, *(("--world-size", sizes) if sizes else ()))
+            command = ("fsdpcheck", "run", *asked, "--profile", "nightly", "--seed", str(seed), "-j1")
+            report = ("--json", f"{FOLDER}/report.json")
+            yield _slice("laws", named, (*command, *report), _expected(known, _LAW)(named), reading.law, seed)
+
+
+def soaked(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
+    """Honest adapters on cases of other seeds, for a while."""
+    for part in range(1, _SOAK + 1):
+        command = ("benchmarks", "soak", "8", f"{FOLDER}/rows.jsonl", str(seed + 1), "--shard", f"{part}/{_SOAK}")
+        yield _slice("soak", f"{part}/{_SOAK}", command, 480.0, reading.soak, seed + 1)
+
+
+def sessions(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
+    """All sessions on implementations that misbehave."""
+    for part in range(1, _SESSIONS + 1):
+        command = ("benchmarks", "sessions", "120", f"{FOLDER}/rows.jsonl", "--shard", f"{part}/{_SESSIONS}")
+        name = f"{part}/{_SESSIONS}"
+        yield _slice("sessions", name, command, _expected(measured, 300.0)(name), reading.sessions)
+
+
+def power(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
+    """How small an error is found, family by family; a false alarm is a failure."""
+    for family in FAMILIES:
+        command = ("fsdpcheck", "power", "--family", family.name)
+        yield _slice("power", family.name, command, _expected(measured, 150.0)(family.name))
+
+
+def claims(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
+    """Each row of the ledger has a verdict; that it is the document's is asked by a nightly test."""
+    for one in registry.all_claims():
+        yield _slice("claims", one.id, ("fsdpcheck", "claims", one.id), _expected(measured, 15.0)(one.id))
+
+
+def tables(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
+    """Studies that documents quote run through, and runs that must agree do."""
+    cut = [(("laws", "4", law), 150.0) for law in chapters()]
+    letters = sorted({name[0] for name in faults.ALL})
+    cut += [(("diagnosis", "0", f"{letter}*"), 60.0) for letter in letters]
+    for arguments, seconds in (*_TABLES, *cut):
+        name = " ".join(arguments)
+        yield _slice("tables", name, ("benchmarks", *arguments), _expected(measured, seconds)(name), reading.study)
+
+
+PARTS: Final[tuple[Part, ...]] = (
+    Part("tests", "tests that are marked nightly", (*_CODE, "tests"), tests),
+    Part("laws", "each law on each honest adapter, 300 cases", _CODE, laws),
+    Part("soak", "honest adapters on other seeds", _CODE, soaked),
+    Part("sessions", "implementations that misbehave", _CODE, sessions),
+    Part("power", "how small an error is found", _CODE, power),
+    Part("claims", "what people say, measured", _CODE, claims),
+    Part("tables", "studies that documents quote", _CODE, tables),
+)
+
+
+def _law(adapter: str, ranks: str, law: str) -> str:
+    return f"{adapter}{f' on {ranks}' * bool(ranks)} {law}"
+
+
+def _by_the_soak() -> dict[str, float]:
+    """Law on an adapter -> processor seconds, of the soak's record: as many cases as the night has."""
+    found = {}
+    for row in Kept(str(soak.RECORD), "adapter", "ranks", "law", "seed").rows:
+        seconds = row["processor seconds"] / max(1, row["cases"]) * PROFILES["nightly"]
+        found[_law(row["adapter"], row["ranks"], row["law"])] = _START + seconds
+    return found
+
+
+def without() -> list[str]:
+    """Honest adapters that are not installed, so that no night here holds them."""
+    return sorted({name for name, _ in soak.HONEST} - {name for name, _ in soak.honest()})
+
+
+def _slice(part: str, item: str, command: tuple[str, ...], seconds: float, *more: object) -> Slice:
+    return Slice(part, (item,), (sys.executable, "-m", *command), seconds, *more)  # type: ignore[arg-type]
+
+
+def _expected(measured: Mapping[str, float], otherwise: float | Callable[[str], float]) -> Callable[[str], float]:
+    """Seconds of an item: as measured, or the estimate."""
+    return partial(_measured_or, measured, otherwise)
+
+
+def _measured_or(measured: Mapping[str, float], otherwise: float | Callable[[str], float], item: str) -> float:
+    if item in measured:
+        return measured[item]
+    return otherwise if isinstance(otherwise, float) else otherwise(item)
+
+
+def _of_a_test(name: str) -> float:
+    return next((seconds for folder, seconds in _SLOW.items() if name.startswith(folder)), _TEST)

@@ -1,0 +1,83 @@
+"""One slice runs: a process of its own, ended with all that it started, and the row that its end gives."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.night.record import ROOT, Row
+from benchmarks.night.slices import FOLDER, Outcome, Slice
+
+GUARD: Final = 7200.0
+"""Wall seconds after which a slice counts as not ended: a machine that many share is slow, no slice is so slow."""
+_KEPT: Final = 1000
+"""Characters of the output of a slice that failed, at its end."""
+
+
+def row_of(one: Slice, guard: float = GUARD) -> Row:
+    """Run a slice. Whatever interrupts this ends its processes and gives no row."""
+    processor, began = _processor(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="night-") as name:
+        code, output = _run([each.replace(FOLDER, name) for each in one.command], Path(name), guard)
+        outcome = _judged(one, Path(name), code, output)
+    wall, spent = round(time.monotonic() - began, 1), round(_processor() - processor, 1)
+    seconds = {item: round(outcome.seconds.get(item, spent / len(one.items)), 1) for item in one.items}
+    counted = {what: getattr(outcome, what) for what in ("passed", "failed", "skipped", "cases")}
+    row: Row = {"part": one.part, "tree": one.tree, "items": seconds, "seed": one.seed, **counted}
+    row |= {"findings": list(outcome.findings), "code": code, "processor": spent, "wall": wall}
+    return row
+
+
+def _judged(one: Slice, folder: Path, code: int | None, output: str) -> Outcome:
+    """The outcome, where a code other than 0 without a finding is one, and so is an end that cannot be read."""
+    try:
+        outcome = one.read(folder, output, one)
+    except (OSError, ValueError, KeyError) as error:
+        outcome = Outcome(failed=1, findings=(f"{type(error).__name__}: {error}: ...{output[-_KEPT:]}",))
+    if code == 0 or outcome.failed:
+        return outcome
+    end = "it did not end" if code is None else f"exit code {code}"
+    return replace(outcome, passed=0, failed=1, findings=(f"{end}: ...{output[-_KEPT:]}",))
+
+
+def _run(command: list[str], folder: Path, guard: float) -> tuple[int | None, str]:
+    """Exit code (None: it did not end) and output, of which all is kept in the folder."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "TMPDIR": str(folder)}
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "cwd": ROOT, "env": environment, "start_new_session": True}
+    file = folder / "output"
+    with _termination_interrupts(), file.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, **options)
+        code: int | None = None
+        with suppress(subprocess.TimeoutExpired):
+            try:
+                code = process.wait(guard)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    return code, file.read_text(encoding="utf-8", errors="replace")
+
+
+@contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """SIGTERM is Ctrl-C: what a slice started does not outlive the night."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _processor() -> float:
+    """Processor seconds of all children that have ended."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime

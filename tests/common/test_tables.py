@@ -1,0 +1,69 @@
+"""A table in one test: every row is tried, every wrong one is named, and none is skipped unseen."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from tests.common.tables import WrongRows, each
+
+
+def test_every_row_is_tried_and_every_wrong_one_is_named() -> None:
+    tried: list[tuple[int, str]] = []
+
+    @each("number", [1, 2, 3])
+    @each(("word", "other"), [("a", "b"), ("c", "d")], ids=["first", "second"])
+    def body(number: int, word: str, other: str) -> None:
+        tried.append((number, word + other))
+        assert number != 2 or word == "c", "two and a"
+        if number == 3:
+            raise LookupError("three")
+
+    with pytest.raises(WrongRows) as caught:
+        body()
+    assert tried == [(number, words) for number in (1, 2, 3) for words in ("ab", "cd")]
+    assert list(caught.value.wrong) == ["2-first", "3-first", "3-second"]
+    assert str(caught.value).startswith("3 of 6 rows:\n[2-first] AssertionError: two and a")
+    assert "LookupError: three" in str(caught.value)
+    assert __file__ in str(caught.value)
+
+
+def test_rows_that_are_right_pass() -> None:
+    @each("number", [1, 2])
+    def body(number: int) -> None:
+        assert number
+
+    body()
+
+
+def test_a_row_that_skips_or_does_not_raise_is_wrong() -> None:
+    @each("what", ["skips", "raises nothing"])
+    def body(what: str) -> None:
+        if what == "skips":
+            pytest.skip("no reason")
+        with pytest.raises(ValueError, match="never"):
+            pass
+
+    with pytest.raises(WrongRows, match=r"(?s)2 of 2 rows.*a row may not skip.*DID NOT RAISE"):
+        body()
+
+
+def test_rows_of_one_name_are_told_apart() -> None:
+    @each("row", [[1], [1]])
+    def body(row: list[int]) -> None:
+        raise ValueError
+
+    with pytest.raises(WrongRows) as caught:
+        body()
+    assert list(caught.value.wrong) == ["[1] (row 0)", "[1] (row 1)"]
+
+
+def test_what_is_left_are_fixtures_and_what_is_no_argument_is_refused() -> None:
+    def body(tmp_path: object, row: int) -> None: ...
+
+    assert list(inspect.signature(each("row", [1])(body)).parameters) == ["tmp_path"]
+    with pytest.raises(AssertionError, match="are no arguments of"):
+        each("rows", [1])(body)
+    with pytest.raises(AssertionError, match="asserts nothing"):
+        each("row", [])
