@@ -111,7 +111,7 @@ def _register(found: Law) -> None:
 
 
 _INSTEAD = {
-    "draw": "space=PLAIN, or another of fsdpcheck.strategies; space=BuiltSpace(build=...) for a function of one's own",
+    "draw": "space=PLAIN, or another of fsdpcheck.laws; space=BuiltSpace(build=...) for a function of one's own",
     "ranks": "space=PLAIN.but(ranks=2)",
     "own_models": 'space=PLAIN.but(user_models="never")',
     "known_layers": 'space=PLAIN.but(user_models="known layers")',

@@ -39,9 +39,9 @@ def _statement(found: Law) -> str:
         "promises": ", ".join((found.promise, *sorted(found.needs_promises))),
         "observables": ", ".join(sorted(found.observe)),
         "traits": ", ".join(sorted(found.needs_traits)) or "none",
-        "cases": found.space.describe(),
         "ranks": f"{found.fewest} or more",
         "must occur": "; ".join((*always, *found.space.must_occur)) or "-",
+        "cases": found.space.describe(),
     }
     lines = (*(f"{name:<11}  {value}" for name, value in asked.items()), "", found.statement.strip())
     return f"{found.name}\n" + textwrap.indent("\n".join(lines), "  ")

@@ -45,7 +45,7 @@ def test_a_law_without_a_statement_or_with_an_unknown_promise_raises() -> None:
     ("options", "got", "then"),
     [
         ({"draw": lambda features, sizes: [SMALLEST]}, "draw=", "BuiltSpace(build=...) for a function of one's own"),
-        ({}, "no space=", "space=PLAIN, or another of fsdpcheck.strategies"),
+        ({}, "no space=", "space=PLAIN, or another of fsdpcheck.laws"),
         ({"space": PLAIN, "must_occur": ("hsdp",)}, "must_occur=", 'PLAIN.but(must_occur=("several ranks",))'),
         ({"space": PLAIN, "own_models": False}, "own_models=", 'PLAIN.but(user_models="never")'),
         ({"space": PLAIN, "rank": 2}, "rank=", "leave rank= out"),
