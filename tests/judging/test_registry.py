@@ -37,7 +37,7 @@ def test_a_law_without_a_statement_or_with_an_unknown_promise_raises() -> None:
 
     for promises in ({"promise": "perfect"}, {"promise": "plain", "needs_promises": ("perfect",)}):
         with pytest.raises(UsageError, match="no promise is called 'perfect'"):
-            law("fake.perfect", space=SPACE, **promises)(body)  # type: ignore[arg-type]
+            law("fake.perfect", space=SPACE, **promises)(body)
     assert "fake.perfect" not in LAWS
 
 
