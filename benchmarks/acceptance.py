@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from typing import get_args
 
 from fsdpcheck import oracle, strategies
@@ -19,15 +18,14 @@ from fsdpcheck.case import Case, Trait
 from fsdpcheck.errors import NotExact
 from fsdpcheck.judging import coverage_minimums
 from fsdpcheck.oracle import certificate
-from fsdpcheck.strategies import low_precision as strategies_narrow
 from fsdpcheck.strategies.enumeration import distinct
 
-_DRAWS = {
-    "plain": strategies.plain, "unclipped": strategies.private_unclipped, "exact": strategies.private_exact,
-    "probe": strategies.private_probe,
+_SPACES = {
+    "plain": strategies.PLAIN, "unclipped": strategies.PRIVATE_UNCLIPPED, "exact": strategies.PRIVATE_EXACT,
+    "probe": strategies.PRIVATE_PROBE,
 }  # fmt: skip
 _NARROW = {
-    f"{compute}, {clipping}": partial(strategies_narrow.low_precision, clipping=clipping, compute=compute)
+    f"{compute}, {clipping}": strategies.LOW_PRECISION.but(clipping=(clipping,), compute=compute)
     for compute in ("bfloat16", "tf32")
     for clipping in ("none", "unclipped")
 }
@@ -42,9 +40,11 @@ def report(count: int = 300) -> str:
     features = Features(
         frozenset(get_args(Promise)), frozenset(get_args(Trait)) - {"hsdp"}, factor=load("reference").features.factor
     )
-    parts = [_family(name, draw(features, strategies.WORLD_SIZES), count) for name, draw in _DRAWS.items()]
+    parts = [_family(name, strategies.cases_of(space, features), count) for name, space in _SPACES.items()]
     features = replace(features, accepts=features.accepts | {"hsdp"})
-    parts += [_family(name, draw(features, _NARROW_WORLDS), count) for name, draw in _NARROW.items()]
+    parts += [
+        _family(name, strategies.cases_of(space, features, _NARROW_WORLDS), count) for name, space in _NARROW.items()
+    ]
     return "\n\n".join(parts)
 
 

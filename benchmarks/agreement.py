@@ -18,9 +18,9 @@ from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies.enumeration import distinct
 
 _FAMILIES = {
-    "reference": (strategies.plain, strategies.private_exact, strategies.private_unclipped, strategies.global_norm),
-    "fully_shard": (strategies.plain,),
-    "fsdp1": (strategies.plain,),
+    "reference": (strategies.PLAIN, strategies.PRIVATE_EXACT, strategies.PRIVATE_UNCLIPPED, strategies.GLOBAL_NORM),
+    "fully_shard": (strategies.PLAIN,),
+    "fsdp1": (strategies.PLAIN,),
 }
 """Only families whose sums are exact. FSDP2's global norm adds up squares of rounded norms, whose last bit depends on
 the order of the backend's sum; probe factors are rounded too."""
@@ -75,9 +75,9 @@ def _study(engine: SimulatedEngine, count: int, disagrees: Callable[[Run, Case],
 
 def _drawn(engine: SimulatedEngine, count: int) -> Iterator[tuple[Run, Case]]:
     """``count`` distinct cases, spread evenly over adapters and families; the same every time."""
-    kinds = [(name, draw) for name, draws in _FAMILIES.items() for draw in draws]
-    for number, (name, draw) in enumerate(kinds):
+    kinds = [(name, space) for name, spaces in _FAMILIES.items() for space in spaces]
+    for number, (name, space) in enumerate(kinds):
         share = count // len(kinds) + (number < count % len(kinds))
         run = Run(engine, name).watching(_OBSERVED[name])  # type: ignore[arg-type]
-        for case in distinct(draw(run.features, strategies.WORLD_SIZES), share):
+        for case in distinct(strategies.cases_of(space, run.features), share):
             yield run, case

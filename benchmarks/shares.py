@@ -21,7 +21,7 @@ def report(count: int = 100) -> str:
     for name in ("reference", "fully_shard", "fsdp1"):
         run = Run(engine, name)
         started = time.process_time()
-        cases = distinct(strategies.plain(run.features, strategies.WORLD_SIZES), count)
+        cases = distinct(strategies.cases_of(strategies.PLAIN, run.features), count)
         parts: Counter[str] = Counter({"draw": time.process_time() - started})  # type: ignore[dict-item]
         judged = 0
         for case in cases:

@@ -77,7 +77,7 @@ def _models(kind: str, count: int) -> Iterator[Case]:
     """Drawn models and losses, float64, on each number of ranks with a ragged batch and an empty rank."""
     features = load("fully_shard").features
     plain = replace(features, accepts=features.accepts - {"mean", "float32", "hsdp", "premultiply", "resume"})
-    for case in distinct(strategies.plain(plain, (2,)), count):
+    for case in distinct(strategies.cases_of(strategies.PLAIN, plain, (2,)), count):
         for world, counts in _LAYOUTS.items():
             step = replace(case.step, steps=STEPS, optimizer=_OPTIMIZERS[kind], normaliser=4, micro_batches=1)
             yield replace(

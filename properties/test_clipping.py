@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis.strategies import SearchStrategy
-
-from fsdpcheck import strategies
-from fsdpcheck.adapters.contract import Features, Observable
-from fsdpcheck.case import Case, Clipping
+from fsdpcheck.adapters.contract import Observable
+from fsdpcheck.case import Case
 from fsdpcheck.checks.clipping import (
     assert_clipped_gradient_within_bound,
     assert_factors,
@@ -16,20 +13,18 @@ from fsdpcheck.checks.clipping import (
 from fsdpcheck.checks.nonfinite_samples import assert_refused_or_left_out, spoiled
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import HIDING, PRIVATE_EXACT, PRIVATE_PROBE, CaseSpace, Family
 
-
-def _exact(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """Families in which the sum of the others is promised bit for bit; factors below 1 where they are exact."""
-    families: tuple[Clipping, ...] = ("unclipped", "exact") if "exact-factors" in features.promises else ("unclipped",)
-    return strategies.cases(features, clipping=families, world_sizes=world_sizes)
+_EXACT = CaseSpace(clipping=("unclipped", Family("exact", ("exact-factors",))))
+"""Families in which the sum of the others is promised bit for bit; factors below 1 where they are exact."""
 
 
 @law(
     "clipping.coefficients",
     promise="private",
-    draw=strategies.with_readable_updates(strategies.private_probe),
-    must_occur=("distributed batch on several ranks", "unclipped sample"),
-    vacuous_without=("clipped sample",),
+    space=PRIVATE_PROBE.without(*HIDING).but(
+        must_occur=("distributed batch on several ranks", "unclipped sample"), vacuous_without=("clipped sample",)
+    ),
 )
 def test_every_sample_enters_once_with_its_clip_factor(case: Case, run: Run) -> None:
     """The coefficient of each sample in the released gradient is its clip factor min(1, C / (norm + eps)), over N.
@@ -45,10 +40,10 @@ def test_every_sample_enters_once_with_its_clip_factor(case: Case, run: Run) -> 
 @law(
     "clipping.factors",
     promise="private",
-    draw=strategies.private_probe,
+    space=PRIVATE_PROBE.but(
+        must_occur=("distributed batch on several ranks", "unclipped sample"), vacuous_without=("clipped sample",)
+    ),
     observe=("factors",),
-    must_occur=("distributed batch on several ranks", "unclipped sample"),
-    vacuous_without=("clipped sample",),
 )
 def test_reported_factors_are_the_rule_applied_to_the_norms(case: Case, run: Run) -> None:
     """Reported clip factors are the declared expression of the exact per-sample norms.
@@ -63,10 +58,11 @@ def test_reported_factors_are_the_rule_applied_to_the_norms(case: Case, run: Run
 @law(
     "clipping.norms",
     promise="private",
-    draw=strategies.private_probe,
+    space=PRIVATE_PROBE.but(
+        must_occur=("distributed batch on several ranks", "several units", "micro-batches"),
+        vacuous_without=("non-zero gradient",),
+    ),
     observe=("norms",),
-    must_occur=("distributed batch on several ranks", "several units", "micro-batches"),
-    vacuous_without=("non-zero gradient",),
 )
 def test_reported_norms_are_the_per_sample_gradient_norms(case: Case, run: Run) -> None:
     """Reported per-sample gradient norms are those of one sample alone on a single device.
@@ -82,9 +78,10 @@ def test_reported_norms_are_the_per_sample_gradient_norms(case: Case, run: Run) 
 @law(
     "clipping.sum",
     promise="private",
-    draw=strategies.with_readable_updates(strategies.private_exact),
-    must_occur=("distributed batch on several ranks", "several units", "unclipped sample"),
-    vacuous_without=("clipped sample",),
+    space=PRIVATE_EXACT.without(*HIDING).but(
+        must_occur=("distributed batch on several ranks", "several units", "unclipped sample"),
+        vacuous_without=("clipped sample",),
+    ),
 )
 def test_the_clipped_gradient_is_the_sum_of_clipped_gradients(case: Case, run: Run) -> None:
     """The released gradient is (1/N) * sum of c_i g_i, within the proven bound on the rounding of the weighted pass.
@@ -98,8 +95,7 @@ def test_the_clipped_gradient_is_the_sum_of_clipped_gradients(case: Case, run: R
 @law(
     "clipping.nonfinite",
     promise="nonfinite",
-    draw=_exact,
-    must_occur=("distributed batch on several ranks",),
+    space=_EXACT.but(must_occur=("distributed batch on several ranks",)),
 )
 def test_a_sample_without_a_norm_is_refused_by_all_or_left_out(case: Case, run: Run) -> None:
     """A sample whose gradient is NaN or infinite: all ranks raise and name it, or the step is that without it.

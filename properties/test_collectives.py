@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis.strategies import SearchStrategy
-
-from fsdpcheck import strategies
-from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case
 from fsdpcheck.checks.training import assert_collectives_equal, assert_completed, assert_same_execution
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-
-
-def _private(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    return strategies.cases(features, clipping=("unclipped", "exact", "probe"), world_sizes=world_sizes)
+from fsdpcheck.strategies import PLAIN, PRIVATE
 
 
 def _same_calls_in_every_order(case: Case, run: Run) -> None:
@@ -26,9 +19,9 @@ def _same_calls_in_every_order(case: Case, run: Run) -> None:
 @law(
     "collectives.plain",
     promise="plain",
-    draw=strategies.plain,
-    ranks=2,
-    must_occur=("distributed batch on several ranks", "several units", "micro-batches", "ragged"),
+    space=PLAIN.but(
+        ranks=2, must_occur=("distributed batch on several ranks", "several units", "micro-batches", "ragged")
+    ),
 )
 def test_plain_training_never_hangs(case: Case, run: Run) -> None:
     """Plain training finishes on every rank with equal collectives, and ranks run in reverse give the same bits.
@@ -44,9 +37,9 @@ def test_plain_training_never_hangs(case: Case, run: Run) -> None:
 @law(
     "collectives.private",
     promise="private",
-    draw=_private,
-    ranks=2,
-    must_occur=("distributed batch on several ranks", "several units", "micro-batches", "empty-rank"),
+    space=PRIVATE.but(
+        ranks=2, must_occur=("distributed batch on several ranks", "several units", "micro-batches", "empty-rank")
+    ),
 )
 def test_private_training_never_hangs(case: Case, run: Run) -> None:
     """Private training finishes on every rank with equal collectives, and ranks run in reverse give the same bits.

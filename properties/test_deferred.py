@@ -4,29 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis.strategies import SearchStrategy
-
-from fsdpcheck import strategies
-from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case
 from fsdpcheck.checks.training import assert_completed, assert_deferred_equals_immediate
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import PRIVATE
 
-
-def _deferred(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    return strategies.cases(
-        features, clipping=("unclipped", "exact", "probe"), world_sizes=world_sizes, norms=("deferred",)
-    )
+_DEFERRED = PRIVATE.but(norms=("deferred",))
 
 
 @law(
     "deferred.equals-immediate",
     promise="deferred",
-    draw=_deferred,
+    space=_DEFERRED.but(
+        must_occur=("distributed batch on several ranks", "several units"), vacuous_without=("non-zero gradient",)
+    ),
     observe=("grads", "norms", "factors"),
-    must_occur=("distributed batch on several ranks", "several units"),
-    vacuous_without=("non-zero gradient",),
 )
 def test_deferred_norms_are_the_immediate_ones(case: Case, run: Run) -> None:
     """Deferred and immediate norms give the same norms, factors, gradients and parameters, bit for bit.
@@ -42,8 +35,7 @@ def test_deferred_norms_are_the_immediate_ones(case: Case, run: Run) -> None:
 @law(
     "deferred.completes",
     promise="deferred",
-    draw=_deferred,
-    must_occur=("distributed batch on several ranks", "ragged", "empty-rank", "micro-batches"),
+    space=_DEFERRED.but(must_occur=("distributed batch on several ranks", "ragged", "empty-rank", "micro-batches")),
 )
 def test_deferred_norms_never_hang(case: Case, run: Run) -> None:
     """With unequal batches, ranks without samples, and gradient sync off in the first backward, every rank finishes.

@@ -10,13 +10,8 @@ compilation, broadcasting and ignored parameters. Not seen: how fast anything is
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
-
-from fsdpcheck import strategies
 from fsdpcheck.adapters.contract import Features, Use
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec, Trait
 from fsdpcheck.checks.features import (
@@ -34,34 +29,15 @@ from fsdpcheck.execution import Execution
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
+from fsdpcheck.strategies import EQUAL_BITS, PLAIN, BuiltSpace
 from fsdpcheck.workload.models import parameter_shapes
 
-Sizes = tuple[int, ...]
 _MICRO: tuple[Trait, ...] = ("micro-batches", "no-sync")
+_FLAT_FREED = PLAIN.without("keep-unsharded", "hsdp")
+"""On flat meshes, parameters freed after the forward."""
 
 
-def _without(*traits: Trait) -> Callable[[Features, Sizes], SearchStrategy[Case]]:
-    """Plain cases that demand none of these traits."""
-
-    def draw(features: Features, world_sizes: Sizes) -> SearchStrategy[Case]:
-        return strategies.plain(replace(features, accepts=features.accepts - {*traits}), world_sizes)
-
-    return draw
-
-
-def _by_four_or_six(features: Features, world_sizes: Sizes) -> SearchStrategy[Case]:
-    """Numbers of ranks that pairs divide and are not, whatever are asked for."""
-    limit = features.max_world_size or 6
-    return _without("hsdp", "keep-unsharded")(features, tuple(size for size in (4, 6) if size <= limit) or (4,))
-
-
-def _on_few_ranks(features: Features, world_sizes: Sizes) -> SearchStrategy[Case]:
-    """Every unit of every rank is compiled, which takes longer than all else."""
-    few = tuple(size for size in world_sizes if size <= 3) or (min(world_sizes),)
-    return _without("surrogates")(features, few)
-
-
-def _compiled_privately(features: Features, world_sizes: Sizes) -> SearchStrategy[Case]:
+def _compiled_privately(features: Features, world_sizes: tuple[int, ...]) -> list[Case]:
     """Two small cases with an inner unit: of a Linear behind a Linear, and of one behind an Embedding."""
     world = 2 if 2 in world_sizes else min(world_sizes)
     mesh, unclipped = MeshSpec(world), StepSpec(clipping="unclipped", normaliser=2)
@@ -70,7 +46,12 @@ def _compiled_privately(features: Features, world_sizes: Sizes) -> SearchStrateg
     cases = [Case(linear, mesh, BatchLayout("contiguous", 3), replace(unclipped, clipping="exact"))]
     if "tokens" in features.accepts:
         cases.append(Case(tokens, mesh, BatchLayout("contiguous", 3), unclipped))
-    return st.sampled_from(cases)
+    return cases
+
+
+_COMPILED_PRIVATELY = BuiltSpace(
+    build=_compiled_privately, words="two small private models with an inner unit", user_models="never"
+)
 
 
 def _each_its_own(case: Case) -> Case:
@@ -127,10 +108,9 @@ def _unnoticed(case: Case, run: Run, use: Use) -> None:
 @law(
     "features.unshard",
     promise="features.unshard",
-    draw=_without("keep-unsharded", "hsdp"),
-    ranks=2,
-    must_occur=("several units sharded over several ranks",),
-    vacuous_without=("non-zero gradient",),
+    space=_FLAT_FREED.but(
+        ranks=2, must_occur=("several units sharded over several ranks",), vacuous_without=("non-zero gradient",)
+    ),
 )
 def test_gathering_units_by_hand_changes_no_bit(case: Case, run: Run) -> None:
     """With every unit gathered before the forward, asynchronously and waited for, training is the single device's.
@@ -147,10 +127,9 @@ def test_gathering_units_by_hand_changes_no_bit(case: Case, run: Run) -> None:
 @law(
     "features.prefetch",
     promise="features.prefetch",
-    draw=_without("keep-unsharded", "hsdp"),
-    ranks=2,
-    must_occur=("several units sharded over several ranks",),
-    vacuous_without=("non-zero gradient",),
+    space=_FLAT_FREED.but(
+        ranks=2, must_occur=("several units sharded over several ranks",), vacuous_without=("non-zero gradient",)
+    ),
 )
 def test_gathering_units_ahead_changes_no_bit(case: Case, run: Run) -> None:
     """With each unit gathering the two after it, in the forward and in the backward, training is the single device's.
@@ -169,10 +148,8 @@ def test_gathering_units_ahead_changes_no_bit(case: Case, run: Run) -> None:
 @law(
     "features.some-sync",
     promise="features.some-sync",
-    draw=_without("mean"),
+    space=PLAIN.without("mean").but(ranks=2, vacuous_without=("non-zero gradient",)),
     needs_traits=_MICRO,
-    ranks=2,
-    vacuous_without=("non-zero gradient",),
 )
 def test_reducing_some_micro_batches_loses_no_gradient(case: Case, run: Run) -> None:
     """Reduced after the first of three micro-batches, not after the second, and after the third, nothing is lost.
@@ -186,10 +163,8 @@ def test_reducing_some_micro_batches_loses_no_gradient(case: Case, run: Run) -> 
 @law(
     "features.late-all-reduce",
     promise="features.late-all-reduce",
-    draw=_without("mean", "hsdp"),
+    space=PLAIN.without("mean", "hsdp").but(ranks=2, vacuous_without=("non-zero gradient",)),
     needs_traits=("hsdp", "micro-batches"),
-    ranks=2,
-    vacuous_without=("non-zero gradient",),
 )
 def test_reducing_over_replicas_at_the_last_micro_batch_loses_no_gradient(case: Case, run: Run) -> None:
     """Reduce-scattered after each micro-batch and all-reduced over replicas after the last, nothing is lost.
@@ -203,9 +178,7 @@ def test_reducing_over_replicas_at_the_last_micro_batch_loses_no_gradient(case: 
 @law(
     "features.divide-factor",
     promise="features.divide-factor",
-    draw=_without("float32", "hsdp"),
-    ranks=2,
-    vacuous_without=("non-zero gradient",),
+    space=PLAIN.without("float32", "hsdp").but(ranks=2, vacuous_without=("non-zero gradient",)),
 )
 def test_another_divisor_divides_once(case: Case, run: Run) -> None:
     """With twice the divisor and twice the losses, training is the single device's.
@@ -224,11 +197,10 @@ def test_another_divisor_divides_once(case: Case, run: Run) -> None:
 @law(
     "features.no-gather",
     promise="features.no-gather",
-    draw=_without("keep-unsharded", "hsdp", "tied", "conv", "bags"),
+    space=PLAIN.without("keep-unsharded", "hsdp", "tied", "conv", "bags").but(
+        ranks=2, user_models="never", vacuous_without=("non-zero gradient",)
+    ),
     needs_traits=("tokens",),
-    ranks=2,
-    own_models=False,
-    vacuous_without=("non-zero gradient",),
 )
 def test_an_embedding_that_is_not_gathered_for_its_backward_changes_no_bit(case: Case, run: Run) -> None:
     """A unit whose backward needs no weight may stay sharded in it.
@@ -245,9 +217,7 @@ def test_an_embedding_that_is_not_gathered_for_its_backward_changes_no_bit(case:
 @law(
     "features.checkpointing",
     promise="features.checkpointing",
-    draw=strategies.of_equal_bits,
-    must_occur=("several ranks", "several units"),
-    vacuous_without=("non-zero gradient",),
+    space=EQUAL_BITS.but(must_occur=("several ranks", "several units"), vacuous_without=("non-zero gradient",)),
 )
 def test_computing_units_again_in_the_backward_changes_no_bit(case: Case, run: Run) -> None:
     """With activation checkpointing inside each unit, training is the single device's; private training too.
@@ -265,7 +235,11 @@ def test_computing_units_again_in_the_backward_changes_no_bit(case: Case, run: R
     assert_in_effect(without, using, "checkpointing")
 
 
-@law("features.meta", promise="features.meta", draw=_without("tied"), ranks=2, vacuous_without=("non-zero gradient",))
+@law(
+    "features.meta",
+    promise="features.meta",
+    space=PLAIN.without("tied").but(ranks=2, vacuous_without=("non-zero gradient",)),
+)
 def test_a_model_sharded_on_the_meta_device_and_filled_later_changes_no_bit(case: Case, run: Run) -> None:
     """Sharded without memory, given it and filled, the model starts and trains as one that was filled before.
 
@@ -279,9 +253,7 @@ def test_a_model_sharded_on_the_meta_device_and_filled_later_changes_no_bit(case
 @law(
     "features.state-dict",
     promise="features.state-dict",
-    draw=strategies.plain,
-    ranks=2,
-    vacuous_without=("non-zero gradient",),
+    space=PLAIN.but(ranks=2, vacuous_without=("non-zero gradient",)),
 )
 def test_parameters_come_back_from_a_full_state_dict(case: Case, run: Run) -> None:
     """Taken out whole after each step, spoilt, and brought back from rank 0's copy, parameters have the same bits.
@@ -295,10 +267,7 @@ def test_parameters_come_back_from_a_full_state_dict(case: Case, run: Run) -> No
 @law(
     "features.ignored",
     promise="features.ignored",
-    draw=strategies.of_equal_bits,
-    ranks=2,
-    must_occur=("several units",),
-    vacuous_without=("non-zero gradient",),
+    space=EQUAL_BITS.but(ranks=2, must_occur=("several units",), vacuous_without=("non-zero gradient",)),
 )
 def test_an_ignored_parameter_is_left_alone(case: Case, run: Run) -> None:
     """A parameter left out of sharding stays whole, and its gradient is averaged once, by its user if by nobody else.
@@ -317,9 +286,7 @@ def test_an_ignored_parameter_is_left_alone(case: Case, run: Run) -> None:
 @law(
     "features.columns",
     promise="features.columns",
-    draw=_without("uneven-rows", "rows<ranks"),
-    ranks=2,
-    vacuous_without=("non-zero gradient",),
+    space=PLAIN.without("uneven-rows", "rows<ranks").but(ranks=2, vacuous_without=("non-zero gradient",)),
 )
 def test_sharding_weights_on_their_second_dimension_changes_no_bit(case: Case, run: Run) -> None:
     """Weights whose second dimension the ranks divide are sharded on it, and training is the single device's.
@@ -338,9 +305,9 @@ def test_sharding_weights_on_their_second_dimension_changes_no_bit(case: Case, r
 @law(
     "features.compiled",
     promise="features.compiled",
-    draw=_on_few_ranks,
-    must_occur=("several ranks",),
-    vacuous_without=("non-zero gradient",),
+    space=PLAIN.without("surrogates").but(
+        most_ranks=3, must_occur=("several ranks",), vacuous_without=("non-zero gradient",)
+    ),
 )
 def test_compiled_units_change_no_bit(case: Case, run: Run) -> None:
     """With the forward of each unit traced by torch.compile and run as traced, training is the single device's.
@@ -359,12 +326,9 @@ def test_compiled_units_change_no_bit(case: Case, run: Run) -> None:
 @law(
     "features.private-compiled",
     promise="features.compiled",
-    draw=_compiled_privately,
-    own_models=False,
+    space=_COMPILED_PRIVATELY.but(must_occur=("several ranks",), vacuous_without=("clipped sample",)),
     needs_promises=("exact-factors",),
     needs_traits=("ragged", "bias", "root-parameters"),
-    must_occur=("several ranks",),
-    vacuous_without=("clipped sample",),
 )
 def test_compiled_units_change_no_bit_of_a_private_step(case: Case, run: Run) -> None:
     """With the forward of each unit traced by torch.compile, one private step on few ranks is the single device's.
@@ -382,11 +346,9 @@ def test_compiled_units_change_no_bit_of_a_private_step(case: Case, run: Run) ->
 @law(
     "features.bare-root",
     promise="features.bare-root",
-    draw=_without("keep-unsharded", "hsdp"),
-    ranks=2,
-    own_models=False,
-    must_occur=("several units",),
-    vacuous_without=("non-zero gradient",),
+    space=_FLAT_FREED.but(
+        ranks=2, user_models="never", must_occur=("several units",), vacuous_without=("non-zero gradient",)
+    ),
 )
 def test_a_root_without_parameters_changes_no_bit(case: Case, run: Run) -> None:
     """What inner units leave is a unit of several modules, and the root has no parameters.
@@ -400,10 +362,9 @@ def test_a_root_without_parameters_changes_no_bit(case: Case, run: Run) -> None:
 @law(
     "features.broadcast",
     promise="features.broadcast",
-    draw=strategies.of_equal_bits,
-    ranks=2,
-    must_occur=("several units", "hsdp", "frozen"),
-    vacuous_without=("non-zero gradient",),
+    space=EQUAL_BITS.but(
+        ranks=2, must_occur=("several units", "hsdp", "frozen"), vacuous_without=("non-zero gradient",)
+    ),
 )
 def test_ranks_that_built_other_models_all_start_from_rank_0s(case: Case, run: Run) -> None:
     """Every rank builds its model with other values, all start from rank 0's, and training is the single device's.
@@ -422,10 +383,9 @@ def test_ranks_that_built_other_models_all_start_from_rank_0s(case: Case, run: R
 @law(
     "features.groups-of-two",
     promise="features.groups-of-two",
-    draw=_by_four_or_six,
-    ranks=2,
-    must_occur=("several units",),
-    vacuous_without=("non-zero gradient",),
+    space=_FLAT_FREED.but(
+        worlds=(4, 6), ranks=2, must_occur=("several units",), vacuous_without=("non-zero gradient",)
+    ),
     takes=4,
 )
 def test_parameters_kept_over_pairs_of_ranks_change_no_bit(case: Case, run: Run) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from fsdpcheck import strategies
 from fsdpcheck.case import Case
 from fsdpcheck.checks.clipping import assert_clipped_update, assert_global_norm
 from fsdpcheck.checks.training import assert_ranks_agree
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import GLOBAL_NORM
 
 
 @law(
     "global-norm.returned",
     promise="global-norm",
-    draw=strategies.global_norm,
+    space=GLOBAL_NORM.but(
+        must_occur=("distributed batch on several ranks", "several units"), vacuous_without=("non-zero gradient",)
+    ),
     observe=("grad_norm",),
-    must_occur=("distributed batch on several ranks", "several units"),
-    vacuous_without=("non-zero gradient",),
 )
 def test_the_returned_norm_is_that_of_the_whole_gradient(case: Case, run: Run) -> None:
     """The returned global gradient norm is the single device's, on every rank.
@@ -34,10 +34,11 @@ def test_the_returned_norm_is_that_of_the_whole_gradient(case: Case, run: Run) -
 @law(
     "global-norm.update",
     promise="global-norm",
-    draw=strategies.global_norm,
+    space=GLOBAL_NORM.but(
+        must_occur=("distributed batch on several ranks", "several units"),
+        vacuous_without=("clipped by the global norm",),
+    ),
     observe=("grad_norm",),
-    must_occur=("distributed batch on several ranks", "several units"),
-    vacuous_without=("clipped by the global norm",),
 )
 def test_the_update_is_that_of_the_clipped_gradient(case: Case, run: Run) -> None:
     """The update is the optimizer's for gradient * min(1, C / (returned norm + eps)), bit for bit.

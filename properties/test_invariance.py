@@ -8,28 +8,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from hypothesis.strategies import SearchStrategy
-
-from fsdpcheck import diagnosis, strategies
-from fsdpcheck.adapters.contract import Features, Observable
-from fsdpcheck.case import Case, Clipping
+from fsdpcheck import diagnosis
+from fsdpcheck.adapters.contract import Observable
+from fsdpcheck.case import Case
 from fsdpcheck.checks.invariance import assert_initial_equal, assert_same_training, require_same_placement
 from fsdpcheck.checks.loss_scaling import TWICE, assert_same_in_doubled_losses
 from fsdpcheck.checks.training import assert_same_execution
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-from fsdpcheck.strategies import metamorphic
+from fsdpcheck.strategies import PLAIN, PRIVATE_PROBE, PRIVATE_UNCLIPPED, REAL, CaseSpace, Family, metamorphic
 
-
-def _private(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """Families in which equal sums are promised: all factors 1, or factors that are exact."""
-    families: tuple[Clipping, ...] = ("unclipped",) if features.factor.nested else ("unclipped", "exact")
-    return strategies.cases(features, clipping=families, world_sizes=world_sizes)
-
-
-def _numbers_as_real_as_accepted(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    draw = strategies.real_private if "real" in features.accepts else strategies.private_probe
-    return draw(features, world_sizes)
+_PRIVATE = CaseSpace(clipping=("unclipped", Family("exact", unless=("nested",))))
+"""Families in which equal sums are promised: all factors 1, or factors that are exact."""
 
 
 def _same(pair: metamorphic.Pair, run: Run, what: str) -> None:
@@ -49,8 +39,7 @@ _MICRO = "training depends on the number of micro-batches"
 @law(
     "invariance.initial",
     promise="plain",
-    draw=strategies.plain,
-    must_occur=("several ranks", "several units", "hsdp", "uneven-rows"),
+    space=PLAIN.but(must_occur=("several ranks", "several units", "hsdp", "uneven-rows")),
 )
 def test_training_starts_from_the_parameters_of_the_model_that_was_given(case: Case, run: Run) -> None:
     """Before the first step every rank, of every replica, shows the parameters that the model had before sharding.
@@ -66,8 +55,7 @@ def test_training_starts_from_the_parameters_of_the_model_that_was_given(case: C
 @law(
     "invariance.private-initial",
     promise="private",
-    draw=strategies.private_unclipped,
-    must_occur=("several ranks", "several units", "hsdp", "uneven-rows"),
+    space=PRIVATE_UNCLIPPED.but(must_occur=("several ranks", "several units", "hsdp", "uneven-rows")),
 )
 def test_private_training_starts_from_the_parameters_of_the_model_that_was_given(case: Case, run: Run) -> None:
     """Before the first private step, too, every rank shows the parameters that the model had before sharding.
@@ -82,9 +70,7 @@ def test_private_training_starts_from_the_parameters_of_the_model_that_was_given
 @law(
     "invariance.world",
     promise="plain",
-    draw=strategies.plain,
-    must_occur=("distributed batch on several ranks",),
-    vacuous_without=("non-zero gradient",),
+    space=PLAIN.but(must_occur=("distributed batch on several ranks",), vacuous_without=("non-zero gradient",)),
     takes=2,
 )
 def test_plain_training_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
@@ -100,9 +86,7 @@ def test_plain_training_is_the_same_on_any_number_of_ranks(case: Case, run: Run)
 @law(
     "invariance.private-world",
     promise="private",
-    draw=_private,
-    must_occur=("distributed batch on several ranks",),
-    vacuous_without=("non-zero gradient",),
+    space=_PRIVATE.but(must_occur=("distributed batch on several ranks",), vacuous_without=("non-zero gradient",)),
     takes=2,
 )
 def test_private_training_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
@@ -117,9 +101,7 @@ def test_private_training_is_the_same_on_any_number_of_ranks(case: Case, run: Ru
 @law(
     "invariance.units",
     promise="plain",
-    draw=strategies.plain,
-    must_occur=("several ranks", "several units"),
-    vacuous_without=("non-zero gradient",),
+    space=PLAIN.but(must_occur=("several ranks", "several units"), vacuous_without=("non-zero gradient",)),
 )
 def test_plain_training_is_the_same_for_any_units(case: Case, run: Run) -> None:
     """Layers grouped into other sharding units train the same parameters, bit for bit.
@@ -134,9 +116,7 @@ def test_plain_training_is_the_same_for_any_units(case: Case, run: Run) -> None:
 @law(
     "invariance.private-units",
     promise="private",
-    draw=_private,
-    must_occur=("several ranks", "several units"),
-    vacuous_without=("non-zero gradient",),
+    space=_PRIVATE.but(must_occur=("several ranks", "several units"), vacuous_without=("non-zero gradient",)),
 )
 def test_private_training_is_the_same_for_any_units(case: Case, run: Run) -> None:
     """With per-sample clipping, layers grouped into other sharding units train the same: a norm goes over all units.
@@ -150,10 +130,10 @@ def test_private_training_is_the_same_for_any_units(case: Case, run: Run) -> Non
 @law(
     "invariance.reshard",
     promise="plain",
-    draw=strategies.plain,
+    space=PLAIN.but(
+        must_occur=("several ranks", "several units sharded over several ranks"), vacuous_without=("non-zero gradient",)
+    ),
     needs_traits=("keep-unsharded",),
-    must_occur=("several ranks", "several units sharded over several ranks"),
-    vacuous_without=("non-zero gradient",),
 )
 def test_plain_training_is_the_same_with_parameters_kept(case: Case, run: Run) -> None:
     """Whether parameters are freed after the forward, or kept for the backward, changes no bit.
@@ -167,10 +147,10 @@ def test_plain_training_is_the_same_with_parameters_kept(case: Case, run: Run) -
 @law(
     "invariance.private-reshard",
     promise="private",
-    draw=_private,
+    space=_PRIVATE.but(
+        must_occur=("several ranks", "several units sharded over several ranks"), vacuous_without=("non-zero gradient",)
+    ),
     needs_traits=("keep-unsharded",),
-    must_occur=("several ranks", "several units sharded over several ranks"),
-    vacuous_without=("non-zero gradient",),
 )
 def test_private_training_is_the_same_with_parameters_kept(case: Case, run: Run) -> None:
     """With per-sample clipping, freeing parameters after the forward or keeping them for both backwards changes no bit.
@@ -184,9 +164,7 @@ def test_private_training_is_the_same_with_parameters_kept(case: Case, run: Run)
 @law(
     "invariance.samples",
     promise="plain",
-    draw=strategies.plain,
-    must_occur=("distributed batch on several ranks",),
-    vacuous_without=("non-zero gradient",),
+    space=PLAIN.but(must_occur=("distributed batch on several ranks",), vacuous_without=("non-zero gradient",)),
 )
 def test_plain_training_is_the_same_for_any_order_of_samples(case: Case, run: Run) -> None:
     """Each rank's samples in the opposite order, dealt out to micro-batches anew, train the same, bit for bit.
@@ -201,9 +179,7 @@ def test_plain_training_is_the_same_for_any_order_of_samples(case: Case, run: Ru
 @law(
     "invariance.private-samples",
     promise="private",
-    draw=_private,
-    must_occur=("distributed batch on several ranks",),
-    vacuous_without=("non-zero gradient",),
+    space=_PRIVATE.but(must_occur=("distributed batch on several ranks",), vacuous_without=("non-zero gradient",)),
 )
 def test_private_training_is_the_same_for_any_order_of_samples(case: Case, run: Run) -> None:
     """With per-sample clipping, samples in another order train the same: each sample keeps its own norm and factor.
@@ -217,10 +193,8 @@ def test_private_training_is_the_same_for_any_order_of_samples(case: Case, run: 
 @law(
     "invariance.micro-batches",
     promise="plain",
-    draw=strategies.plain,
+    space=PLAIN.but(must_occur=("distributed batch on several ranks",), vacuous_without=("non-zero gradient",)),
     needs_traits=("micro-batches",),
-    must_occur=("distributed batch on several ranks",),
-    vacuous_without=("non-zero gradient",),
 )
 def test_plain_training_is_the_same_in_any_number_of_micro_batches(case: Case, run: Run) -> None:
     """One micro-batch or several, gradients reduced after each or after the last, train the same, bit for bit.
@@ -234,10 +208,8 @@ def test_plain_training_is_the_same_in_any_number_of_micro_batches(case: Case, r
 @law(
     "invariance.private-micro-batches",
     promise="private",
-    draw=_private,
+    space=_PRIVATE.but(must_occur=("distributed batch on several ranks",), vacuous_without=("non-zero gradient",)),
     needs_traits=("micro-batches",),
-    must_occur=("distributed batch on several ranks",),
-    vacuous_without=("non-zero gradient",),
 )
 def test_private_training_is_the_same_in_any_number_of_micro_batches(case: Case, run: Run) -> None:
     """With per-sample clipping, one micro-batch or several train the same parameters, bit for bit.
@@ -251,10 +223,8 @@ def test_private_training_is_the_same_in_any_number_of_micro_batches(case: Case,
 @law(
     "invariance.repeated",
     promise="plain",
-    draw=strategies.real,
+    space=REAL.but(must_occur=("several ranks", "several units")),
     observe=("grads",),
-    needs_traits=("real",),
-    must_occur=("several ranks", "several units"),
 )
 def test_a_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
     """The same case run twice, in one process, on real numbers, gives the same parameters and gradients, bit for bit.
@@ -278,8 +248,7 @@ def test_a_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
 @law(
     "invariance.private-repeated",
     promise="private",
-    draw=_numbers_as_real_as_accepted,
-    must_occur=("several ranks", "several units"),
+    space=PRIVATE_PROBE.but(numbers="either", must_occur=("several ranks", "several units")),
 )
 def test_a_private_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
     """With per-sample clipping, the same case run twice in one process gives the same bits of everything shown.

@@ -5,9 +5,6 @@ Every kernel of the adapter runs in a process of its own, on tensors and workspa
 
 from __future__ import annotations
 
-from hypothesis.strategies import SearchStrategy
-
-from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case
 from fsdpcheck.checks.kernels import (
     assert_definition,
@@ -18,26 +15,15 @@ from fsdpcheck.checks.kernels import (
 )
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-from fsdpcheck.strategies import samplers_and_kernels as strategies_beside
+from fsdpcheck.strategies import KernelSpace
+
+_INTEGERS = KernelSpace()
+_POISONED = KernelSpace(poisoned=("nan", "inf"))
+_REAL = KernelSpace(numbers="real")
+_REPEATED = KernelSpace(numbers="real", repeated=True)
 
 
-def _integers(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    return strategies_beside.kernels(features)
-
-
-def _spoiled(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    return strategies_beside.kernels(features, spoil=("nan", "inf"))
-
-
-def _real(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    return strategies_beside.kernels(features, numbers="real")
-
-
-def _repeated(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    return strategies_beside.kernels(features, numbers="real", repeated=True)
-
-
-@law("kernels.definition", promise="kernels", draw=_integers, must_occur=("several samples",))
+@law("kernels.definition", promise="kernels", space=_INTEGERS.but(must_occur=("several samples",)))
 def test_norms_are_those_of_the_definition(case: Case, run: Run) -> None:
     """On integers, scaled by powers of two, every norm is the definition's, bit for bit.
 
@@ -48,7 +34,7 @@ def test_norms_are_those_of_the_definition(case: Case, run: Run) -> None:
     assert_definition(run(case))
 
 
-@law("kernels.bounded", promise="kernels", draw=_real, must_occur=("several samples",))
+@law("kernels.bounded", promise="kernels", space=_REAL.but(must_occur=("several samples",)))
 def test_norms_are_not_under_estimated(case: Case, run: Run) -> None:
     """On real numbers that nearly cancel, norms are within the bound of float32 sums, so never further below.
 
@@ -59,7 +45,7 @@ def test_norms_are_not_under_estimated(case: Case, run: Run) -> None:
     assert_within_bound(run(case))
 
 
-@law("kernels.order", promise="kernels", draw=_repeated, must_occur=("several samples",))
+@law("kernels.order", promise="kernels", space=_REPEATED.but(must_occur=("several samples",)))
 def test_equal_inputs_give_equal_bits(case: Case, run: Run) -> None:
     """Called twice, or with the programs of a launch in the opposite order, a kernel gives the same bits.
 
@@ -70,7 +56,7 @@ def test_equal_inputs_give_equal_bits(case: Case, run: Run) -> None:
     assert_same_bits(run(case))
 
 
-@law("kernels.memory", promise="kernels", draw=_integers, must_occur=("several samples",))
+@law("kernels.memory", promise="kernels", space=_INTEGERS.but(must_occur=("several samples",)))
 def test_kernels_keep_to_their_own_memory(case: Case, run: Run) -> None:
     """A kernel writes to nothing but what it allocated, and reads neither beside its inputs nor what nobody wrote.
 
@@ -80,7 +66,7 @@ def test_kernels_keep_to_their_own_memory(case: Case, run: Run) -> None:
     assert_memory_kept(run(case))
 
 
-@law("kernels.spoiled", promise="kernels", draw=_spoiled, vacuous_without=("several samples",))
+@law("kernels.spoiled", promise="kernels", space=_POISONED.but(vacuous_without=("several samples",)))
 def test_a_spoiled_sample_is_seen_and_spoils_no_other(case: Case, run: Run) -> None:
     """A sample with a NaN has norm NaN, one with an infinity no finite norm, and all others have their own, exactly.
 

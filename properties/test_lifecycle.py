@@ -7,11 +7,7 @@ own hooks on the modules see.
 
 from __future__ import annotations
 
-from hypothesis.strategies import SearchStrategy
-
-from fsdpcheck import strategies
-from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case, Clipping
+from fsdpcheck.case import Case
 from fsdpcheck.checks.gathered_parameters import assert_scheduled
 from fsdpcheck.checks.hooks_and_memory import (
     assert_copies,
@@ -29,41 +25,28 @@ from fsdpcheck.errors import NotExact
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
+from fsdpcheck.strategies import EQUAL_BITS, PLAIN, CaseSpace, Family
 
-
-def _any(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """Plain steps, and private ones, with one backward or two."""
-    families: tuple[Clipping, ...] = ("none", "unclipped") if "private" in features.promises else ("none",)
-    return strategies.cases(features, clipping=families, world_sizes=world_sizes)
-
-
-def _of_several_units(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """Plain and private steps, two at least, of three units where they can be; real numbers need no proof."""
-    real = "real" in features.accepts
-    families: tuple[Clipping, ...] = ("none", "probe" if real else "unclipped")
-    return strategies.cases(
-        features,
-        clipping=families if "private" in features.promises else families[:1],
-        world_sizes=world_sizes,
-        numbers="real" if real else "grid",
-        steps=(2, 2, 3),
-        units=3,
-    )
-
-
-def _alone(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """On one rank, whatever numbers are asked for: the law speaks of no other."""
-    return _any(features, (1,))
+_ANY = CaseSpace(clipping=("none", Family("unclipped", ("private",))))
+"""Plain steps, and private ones, with one backward or two."""
+_ALONE = _ANY.but(worlds=(1,))
+"""On one rank, whatever numbers are asked for: the law speaks of no other."""
+_SEVERAL_UNITS = CaseSpace(
+    clipping=("none", Family("probe", ("private", "real")), Family("unclipped", ("private",), unless=("real",))),
+    numbers="either",
+    steps=(2, 2, 3),
+    units=3,
+)
+"""Plain and private steps, two at least, of three units where they can be; real numbers need no proof."""
 
 
 @law(
     "lifecycle.gathered",
     promise="lifecycle",
-    draw=_any,
+    space=_ANY.but(
+        ranks=2, must_occur=("micro-batches",), vacuous_without=("several units sharded over several ranks",)
+    ),
     observe=("units",),
-    ranks=2,
-    must_occur=("micro-batches",),
-    vacuous_without=("several units sharded over several ranks",),
 )
 def test_the_root_and_one_inner_unit_at_most_are_gathered(case: Case, run: Run) -> None:
     """At every moment that an adapter announces at most one inner unit holds gathered parameters, beside the root.
@@ -79,9 +62,8 @@ def test_the_root_and_one_inner_unit_at_most_are_gathered(case: Case, run: Run) 
 @law(
     "lifecycle.released",
     promise="lifecycle",
-    draw=_any,
+    space=_ANY.but(must_occur=("several ranks", "several units sharded over several ranks")),
     observe=("units",),
-    must_occur=("several ranks", "several units sharded over several ranks"),
 )
 def test_a_step_leaves_nothing_gathered_and_no_local_gradient(case: Case, run: Run) -> None:
     """After a step no unit holds gathered parameters or an unreduced gradient; before the first one neither.
@@ -93,7 +75,12 @@ def test_a_step_leaves_nothing_gathered_and_no_local_gradient(case: Case, run: R
     assert_released(run(case, probes=(probes.units,)))
 
 
-@law("lifecycle.aliased", promise="lifecycle", draw=_alone, observe=("units",), must_occur=("several units", "frozen"))
+@law(
+    "lifecycle.aliased",
+    promise="lifecycle",
+    space=_ALONE.but(must_occur=("several units", "frozen")),
+    observe=("units",),
+)
 def test_on_one_rank_the_shard_is_the_whole(case: Case, run: Run) -> None:
     """With one rank the shard and the unsharded parameters are one memory, at every moment: nothing is held twice.
 
@@ -107,8 +94,7 @@ def test_on_one_rank_the_shard_is_the_whole(case: Case, run: Run) -> None:
 @law(
     "lifecycle.hooks",
     promise="hooks",
-    draw=strategies.plain,
-    must_occur=("several ranks", "several units", "micro-batches"),
+    space=PLAIN.but(must_occur=("several ranks", "several units", "micro-batches")),
 )
 def test_hooks_of_the_user_fire_as_on_a_single_device(case: Case, run: Run) -> None:
     """Hooks before and after the forward and the backward of every module fire as often as on a single device.
@@ -123,8 +109,7 @@ def test_hooks_of_the_user_fire_as_on_a_single_device(case: Case, run: Run) -> N
 @law(
     "lifecycle.parameter-hooks",
     promise="parameter-hooks",
-    draw=strategies.plain,
-    must_occur=("several ranks", "several units", "micro-batches"),
+    space=PLAIN.but(must_occur=("several ranks", "several units", "micro-batches")),
 )
 def test_hooks_on_parameters_fire_once_a_reduction(case: Case, run: Run) -> None:
     """Post-accumulate hooks on the parameters that the optimizer updates fire once for each reduction of gradients.
@@ -139,10 +124,9 @@ def test_hooks_on_parameters_fire_once_a_reduction(case: Case, run: Run) -> None
 @law(
     "lifecycle.memory",
     promise="memory",
-    draw=_of_several_units,
-    ranks=2,
-    must_occur=("micro-batches",),
-    vacuous_without=("several units sharded over several ranks",),
+    space=_SEVERAL_UNITS.but(
+        ranks=2, must_occur=("micro-batches",), vacuous_without=("several units sharded over several ranks",)
+    ),
 )
 def test_every_step_gathers_what_its_schedule_has(case: Case, run: Run) -> None:
     """At each layer the root, the unit at work and the next one at most are gathered; every step as the first.
@@ -159,7 +143,7 @@ def test_every_step_gathers_what_its_schedule_has(case: Case, run: Run) -> None:
     assert_scheduled(execution)
 
 
-@law("lifecycle.copies", promise="copies", draw=_any, must_occur=("several ranks",))
+@law("lifecycle.copies", promise="copies", space=_ANY.but(must_occur=("several ranks",)))
 def test_what_is_shown_is_a_copy(case: Case, run: Run) -> None:
     """Writing into the parameters and gradients that a trainer shows changes neither, nor the training.
 
@@ -175,9 +159,10 @@ def test_what_is_shown_is_a_copy(case: Case, run: Run) -> None:
 @law(
     "lifecycle.interrupted",
     promise="interrupts",
-    draw=strategies.of_equal_bits,
-    must_occur=("several ranks", "several units sharded over several ranks", "micro-batches"),
-    vacuous_without=("non-zero gradient",),
+    space=EQUAL_BITS.but(
+        must_occur=("several ranks", "several units sharded over several ranks", "micro-batches"),
+        vacuous_without=("non-zero gradient",),
+    ),
 )
 def test_a_step_that_raised_leaves_a_trainer_that_goes_on(case: Case, run: Run) -> None:
     """A step that raises on every rank, and is taken again, has the single device's bits, and leaves no memory held.

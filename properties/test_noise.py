@@ -7,11 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
-
-from fsdpcheck import strategies
-from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case
 from fsdpcheck.checks import noise as noise_checks
 from fsdpcheck.checks.invariance import assert_same_training
@@ -21,21 +16,11 @@ from fsdpcheck.checks.training import assert_padding_zero
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
-from fsdpcheck.strategies import metamorphic
+from fsdpcheck.strategies import PRIVATE_EXACT, BuiltSpace, metamorphic
 
-
-def _exact(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """Cases whose clipped sums are exact and whose C grows with the losses, so that noise of siblings is the same."""
-    return strategies.cases(features, clipping=("exact",), world_sizes=world_sizes)
-
-
-def _wide(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """The same in float64, where a sum shows at least 40 bits of the noise in it."""
-    return _exact(replace(features, accepts=features.accepts - {"float32"}), world_sizes)
-
-
-def _large(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    return st.sampled_from(large(features, world_sizes))
+_WIDE = PRIVATE_EXACT.without("float32")
+"""In float64, where a sum shows at least 40 bits of the noise in it."""
+_LARGE = BuiltSpace(build=large, words="parameters of all sizes, whose noise needs no other run", user_models="never")
 
 
 def _same(pair: metamorphic.Pair, run: Run, what: str) -> None:
@@ -46,9 +31,8 @@ def _same(pair: metamorphic.Pair, run: Run, what: str) -> None:
 @law(
     "noise.world",
     promise="noise-of-seed",
-    draw=_exact,
+    space=PRIVATE_EXACT.but(must_occur=("several ranks", "hsdp")),
     observe=("grads",),
-    must_occur=("several ranks", "hsdp"),
     takes=2,
 )
 def test_noise_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
@@ -64,10 +48,9 @@ def test_noise_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
 @law(
     "noise.micro-batches",
     promise="noise-of-seed",
-    draw=_exact,
+    space=PRIVATE_EXACT.but(must_occur=("distributed batch on several ranks",)),
     observe=("grads",),
     needs_traits=("micro-batches",),
-    must_occur=("distributed batch on several ranks",),
 )
 def test_noise_is_added_once_however_many_micro_batches(case: Case, run: Run) -> None:
     """One micro-batch or several, reduced after each or after the last, release the same noisy gradient, bit for bit.
@@ -82,10 +65,9 @@ def test_noise_is_added_once_however_many_micro_batches(case: Case, run: Run) ->
 @law(
     "noise.once",
     promise="noise",
-    draw=_wide,
+    space=_WIDE.but(must_occur=("several ranks", "several units", "frozen")),
     observe=("grads",),
     needs_traits=("project",),
-    must_occur=("several ranks", "several units", "frozen"),
 )
 def test_every_element_has_noise_of_its_own(case: Case, run: Run) -> None:
     """Every element of every trained parameter has noise at every step, equal on all ranks, and no draw is used twice.
@@ -103,12 +85,10 @@ def test_every_element_has_noise_of_its_own(case: Case, run: Run) -> None:
 @law(
     "noise.ignored",
     promise="noise",
-    draw=_wide,
+    space=_WIDE.but(must_occur=("frozen",), vacuous_without=("several ranks",)),
     observe=("grads",),
     needs_traits=("project",),
     needs_promises=("features.ignored",),
-    must_occur=("frozen",),
-    vacuous_without=("several ranks",),
 )
 def test_a_parameter_that_is_not_sharded_has_noise_of_its_own(case: Case, run: Run) -> None:
     """With one parameter left out of sharding its noise too is of its own in every element, and equal on all ranks.
@@ -122,7 +102,12 @@ def test_a_parameter_that_is_not_sharded_has_noise_of_its_own(case: Case, run: R
     assert_noise_once(run(noisy(clean), using=("ignored",)), run(clean, using=("ignored",)))
 
 
-@law("noise.padding", promise="noise", draw=_exact, observe=("shards",), ranks=2, must_occur=("several units",))
+@law(
+    "noise.padding",
+    promise="noise",
+    space=PRIVATE_EXACT.but(ranks=2, must_occur=("several units",)),
+    observe=("shards",),
+)
 def test_padding_has_no_noise(case: Case, run: Run) -> None:
     """Padding stays zero under noise, in parameters and gradients: norms and moments of it would be wrong for ever.
 
@@ -133,7 +118,12 @@ def test_padding_has_no_noise(case: Case, run: Run) -> None:
     assert_padding_zero(run(noisy(case), probes=(probes.padding,)))
 
 
-@law("noise.scale", promise="noise", draw=_large, observe=("grads",), own_models=False, must_occur=("several ranks",))
+@law(
+    "noise.scale",
+    promise="noise",
+    space=_LARGE.but(must_occur=("several ranks",)),
+    observe=("grads",),
+)
 def test_the_noise_has_the_scale_that_was_asked_for(case: Case, run: Run) -> None:
     """Beyond its clipped sum a step releases Gaussians of standard deviation noise multiplier * C / N, in every step.
 
@@ -150,10 +140,8 @@ def test_the_noise_has_the_scale_that_was_asked_for(case: Case, run: Run) -> Non
 @law(
     "noise.independent",
     promise="noise",
-    draw=_large,
+    space=_LARGE.but(must_occur=("several ranks",)),
     observe=("grads",),
-    own_models=False,
-    must_occur=("several ranks",),
 )
 def test_no_noise_tells_of_other_noise(case: Case, run: Run) -> None:
     """Noise of different steps, parameters, shards, rows and elements is not correlated, whatever its scale.

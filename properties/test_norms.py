@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
 
-from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
-
-from fsdpcheck import strategies
-from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case, Contribution, Numbers
+from fsdpcheck.case import Case
 from fsdpcheck.checks.clipping import assert_norms_exact, assert_probe_coefficients
 from fsdpcheck.checks.loss_scaling import TIMES, assert_scaled
 from fsdpcheck.checks.norm_additivity import assert_additive
@@ -19,38 +12,31 @@ from fsdpcheck.checks.refused_samples import assert_refused_alike
 from fsdpcheck.checks.shape_matched_norms import assert_norms_near
 from fsdpcheck.checks.training import assert_norms_in_dataset_order
 from fsdpcheck.errors import NotApplicable
-from fsdpcheck.judging import coverage
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.oracle import bounds
 from fsdpcheck.program import probes
-from fsdpcheck.strategies import low_precision, metamorphic
+from fsdpcheck.strategies import COUNTABLE, PRIVATE_PROBE, PRIVATE_UNCLIPPED, CaseSpace, metamorphic
 
-if TYPE_CHECKING:
-    from fsdpcheck.judging.law import Draw
-
-
-def _rows(contribution: Contribution, replicated: bool) -> Draw:
-    def draw(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-        return strategies.cases(
-            features,
-            clipping=("unclipped", "probe"),
-            world_sizes=world_sizes,
-            contributions=(contribution,),
-            replicated=replicated,
-        )
-
-    return draw
+_ROWS = CaseSpace(clipping=("unclipped", "probe"))
+_DISTRIBUTED = _ROWS.but(contributions=("complete",), replicated=False)
+_PARTIAL = _DISTRIBUTED.without("hsdp").but(adjusted=("partial terms",))
+"""Every rank has samples of its own, and all shard the parameters."""
+_OF_SEVERAL = PRIVATE_PROBE.but(contributions=("partial", "mixed"), replicated=True, adjusted=("in replicas",))
+"""Replicated batches on numbers of ranks that can be replicas of several."""
+_BOTH = PRIVATE_PROBE.without("float32").but(numbers="either", adjusted=("one step", "any clip norm"))
+"""One step of float64, with true functions on real numbers where they are accepted."""
+_OF_PARAMETERS = PRIVATE_UNCLIPPED.without("per-layer-clipping").but(adjusted=("one step", "a bias"))
+"""One unclipped step, of several parameters where a bias makes them several."""
 
 
 @law(
     "norms.replicated-partial",
     promise="partial-norms",
-    draw=_rows("partial", replicated=True),
+    space=_ROWS.but(
+        contributions=("partial",), replicated=True, must_occur=("several units",), vacuous_without=("several ranks",)
+    ),
     observe=("norms",),
-    needs_traits=("replicated",),
-    must_occur=("several units",),
-    vacuous_without=("several ranks",),
 )
 def test_partial_terms_of_a_replicated_batch_are_summed(case: Case, run: Run) -> None:
     """A replicated batch, each rank the norm of its own shard: squared norms summed over ranks, then one root.
@@ -65,11 +51,10 @@ def test_partial_terms_of_a_replicated_batch_are_summed(case: Case, run: Run) ->
 @law(
     "norms.replicated-complete",
     promise="private",
-    draw=_rows("complete", replicated=True),
+    space=_ROWS.but(
+        contributions=("complete",), replicated=True, must_occur=("several units",), vacuous_without=("several ranks",)
+    ),
     observe=("norms",),
-    needs_traits=("replicated",),
-    must_occur=("several units",),
-    vacuous_without=("several ranks",),
 )
 def test_complete_terms_of_a_replicated_batch_are_not_summed(case: Case, run: Run) -> None:
     """A replicated batch, each rank the whole norm: nothing to aggregate, and all ranks agree.
@@ -84,10 +69,8 @@ def test_complete_terms_of_a_replicated_batch_are_not_summed(case: Case, run: Ru
 @law(
     "norms.distributed-complete",
     promise="private",
-    draw=_rows("complete", replicated=False),
+    space=_DISTRIBUTED.but(must_occur=("ragged",), vacuous_without=("distributed batch on several ranks",)),
     observe=("norms",),
-    must_occur=("ragged",),
-    vacuous_without=("distributed batch on several ranks",),
 )
 def test_norms_of_a_distributed_batch_stay_local(case: Case, run: Run) -> None:
     """A distributed batch: each rank has the norms of its own samples, in their order; nothing is summed.
@@ -102,9 +85,9 @@ def test_norms_of_a_distributed_batch_stay_local(case: Case, run: Run) -> None:
 @law(
     "norms.dataset-order",
     promise="dataset-order",
-    draw=_rows("complete", replicated=False),
-    must_occur=("ragged", "wrap-around"),
-    vacuous_without=("distributed batch on several ranks",),
+    space=_DISTRIBUTED.but(
+        must_occur=("ragged", "wrap-around"), vacuous_without=("distributed batch on several ranks",)
+    ),
 )
 def test_norms_are_reported_by_global_sample_index(case: Case, run: Run) -> None:
     """Gathered for a report, the norms of a distributed batch are in dataset order, with wrap-around duplicates listed.
@@ -119,11 +102,10 @@ def test_norms_are_reported_by_global_sample_index(case: Case, run: Run) -> None
 @law(
     "norms.mixed",
     promise="partial-norms",
-    draw=_rows("mixed", replicated=True),
+    space=_ROWS.but(
+        contributions=("mixed",), replicated=True, must_occur=("several units",), vacuous_without=("several ranks",)
+    ),
     observe=("norms",),
-    needs_traits=("replicated",),
-    must_occur=("several units",),
-    vacuous_without=("several ranks",),
 )
 def test_complete_terms_are_counted_once_beside_partial_ones(case: Case, run: Run) -> None:
     """Some parameters sharded, some replicated: partial terms summed, complete terms added once, before the root.
@@ -135,26 +117,11 @@ def test_complete_terms_are_counted_once_beside_partial_ones(case: Case, run: Ru
     assert_norms_exact(run(case), run.answer(case))
 
 
-def _of_several(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """Replicated batches, partial and mixed contributions, on numbers of ranks that can be replicas of several."""
-    possible = tuple(filter(coverage.LABELS["replicated-shards"].can_be_on, world_sizes))
-    return strategies.cases(
-        features,
-        clipping=("probe",),
-        world_sizes=possible or world_sizes,
-        contributions=("partial", "mixed"),
-        replicated=True,
-    ).map(metamorphic.in_replicas)
-
-
 @law(
     "norms.one-axis",
     promise="partial-norms",
-    draw=_of_several,
+    space=_OF_SEVERAL.but(ranks=4, vacuous_without=("replicated-shards",)),
     observe=("norms", "grads"),
-    needs_traits=("replicated", "replicated-shards", "hsdp"),
-    ranks=4,
-    vacuous_without=("replicated-shards",),
 )
 def test_partial_terms_are_summed_over_the_axis_that_splits_them(case: Case, run: Run) -> None:
     """Each replica has samples of its own, its ranks all of them: partial terms are summed over those ranks alone.
@@ -171,24 +138,10 @@ def test_partial_terms_are_summed_over_the_axis_that_splits_them(case: Case, run
     assert_probe_coefficients(execution, answer)
 
 
-def _distributed(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """Every rank has samples of its own, and all shard the parameters."""
-    flat = replace(features, accepts=features.accepts - {"hsdp"})
-    return strategies.cases(
-        flat, clipping=("unclipped", "probe"), world_sizes=world_sizes, contributions=("complete",), replicated=False
-    ).map(partial(_contributing, contribution="partial"))
-
-
-def _contributing(case: Case, contribution: Contribution) -> Case:
-    return replace(case, step=replace(case.step, contribution=contribution))
-
-
 @law(
     "norms.refused",
     promise="partial-norms",
-    draw=_distributed,
-    ranks=2,
-    vacuous_without=("distributed batch on several ranks",),
+    space=_PARTIAL.but(ranks=2, vacuous_without=("distributed batch on several ranks",)),
 )
 def test_partial_terms_of_a_distributed_batch_are_refused(case: Case, run: Run) -> None:
     """Samples and elements split over the same ranks: no rank holds what is missing of any sample, so all ranks raise.
@@ -199,28 +152,16 @@ def test_partial_terms_of_a_distributed_batch_are_refused(case: Case, run: Run) 
     Source: the table of layouts and contributions; no public report known.
     """
     cause = "partial contributions are taken although the samples are split over the same ranks: nobody has the rest"
-    assert_refused_alike(run(case), run(_contributing(case, "complete")), cause)
-
-
-def _both(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """One step of float64, with true functions on real numbers where they are accepted."""
-    numbers: Numbers = "real" if "real" in features.accepts else "grid"
-    wide = replace(features, accepts=features.accepts - {"float32"})
-    found = strategies.cases(wide, clipping=("probe",), world_sizes=world_sizes, numbers=numbers)
-    return found.flatmap(lambda case: st.sampled_from([_in_one_step(case, c) for c in (case.step.clip_norm, 1 << 40)]))
-
-
-def _in_one_step(case: Case, clip_norm: int) -> Case:
-    return replace(case, step=replace(case.step, steps=1, resume=False, clip_norm=clip_norm))
+    complete = replace(case, step=replace(case.step, contribution="complete"))
+    assert_refused_alike(run(case), run(complete), cause)
 
 
 @law(
     "norms.scaling",
     promise="private",
-    draw=_both,
+    space=_BOTH.but(must_occur=("several ranks", "several units")),
     observe=("norms",),
     any_numbers=True,
-    must_occur=("several ranks", "several units"),
 )
 def test_norms_grow_with_the_losses(case: Case, run: Run) -> None:
     """Losses times a power of two: norms, and the gradient where nothing is clipped, times that power, bit for bit.
@@ -235,30 +176,12 @@ def test_norms_grow_with_the_losses(case: Case, run: Run) -> None:
     assert_scaled(whole, scaled, whole.request.clip_norm)
 
 
-def _of_parameters(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """One unclipped step, of several parameters where a bias makes them several."""
-    flat = replace(features, accepts=features.accepts - {"per-layer-clipping"})
-    found = strategies.cases(flat, clipping=("unclipped",), world_sizes=world_sizes)
-    whole = found.map(lambda case: _in_one_step(case, case.step.clip_norm))
-    return whole.map(_with_a_bias) if "bias" in features.accepts else whole
-
-
-def _with_a_bias(case: Case) -> Case:
-    """The case whose only layer has a bias."""
-    only, *others = case.model.layers
-    if others or only.kind == "rms_norm":
-        return case
-    return replace(case, model=replace(case.model, layers=(replace(only, bias=True),)))
-
-
 @law(
     "norms.additive",
     promise="private",
-    draw=_of_parameters,
+    space=_OF_PARAMETERS.but(user_models="never", must_occur=("several ranks", "several units")),
     observe=("norms",),
     needs_traits=("frozen",),
-    own_models=False,
-    must_occur=("several ranks", "several units"),
 )
 def test_squared_norms_add_up_over_the_parameters(case: Case, run: Run) -> None:
     """Freezing parameters takes their terms from every squared norm, the same ones whatever else is frozen.
@@ -277,11 +200,8 @@ def test_squared_norms_add_up_over_the_parameters(case: Case, run: Run) -> None:
 @law(
     "norms.one-sided",
     promise="private",
-    draw=low_precision.countable,
+    space=COUNTABLE.but(must_occur=("several ranks", "several units")),
     observe=("norms",),
-    needs_traits=("real",),
-    known_layers=True,
-    must_occur=("several ranks", "several units"),
 )
 def test_norms_of_real_numbers_are_not_below_the_true_ones(case: Case, run: Run) -> None:
     """On real numbers a reported norm is not below the sample's true one, nor above, by more than its sums may round.

@@ -6,35 +6,25 @@ because there are more ranks than rows or elements, are among the cases of all.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from hypothesis.strategies import SearchStrategy
-
-from fsdpcheck import strategies
-from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case, Clipping, Numbers
+from fsdpcheck.case import Case
 from fsdpcheck.checks.clipping import assert_clipped_update, assert_global_norm
 from fsdpcheck.checks.shards import assert_covered
 from fsdpcheck.checks.training import assert_padding_poisoned, assert_padding_zero, assert_parameters_equal
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
+from fsdpcheck.strategies import GLOBAL_NORM, PLAIN, CaseSpace, Family
 
-
-def _different_numbers(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """One step on real numbers, which tell elements apart, where they are accepted; plain where that is promised."""
-    numbers: Numbers = "real" if "real" in features.accepts else "grid"
-    family: Clipping = "none" if "plain" in features.promises else "probe"
-    found = strategies.cases(features, clipping=(family,), world_sizes=world_sizes, numbers=numbers)
-    return found.map(lambda case: replace(case, step=replace(case.step, steps=1, resume=False)))
+_DIFFERENT_NUMBERS = CaseSpace(
+    clipping=(Family("none", ("plain",)), Family("probe", unless=("plain",))), numbers="either", adjusted=("one step",)
+)
+"""One step on real numbers, which tell elements apart, where they are accepted; plain where that is promised."""
 
 
 @law(
     "shards.cover",
     promise="sharded",
-    draw=_different_numbers,
-    ranks=2,
-    must_occur=("several units", "uneven-rows", "frozen", "hsdp"),
+    space=_DIFFERENT_NUMBERS.but(ranks=2, must_occur=("several units", "uneven-rows", "frozen", "hsdp")),
 )
 def test_every_element_lies_on_one_rank(case: Case, run: Run) -> None:
     """Before and after a step every element of every trained parameter lies on one rank of a replica, and no other.
@@ -51,10 +41,8 @@ def test_every_element_lies_on_one_rank(case: Case, run: Run) -> None:
 @law(
     "padding.zero",
     promise="padding.zero",
-    draw=strategies.plain,
+    space=PLAIN.but(ranks=2, must_occur=("several units",)),
     observe=("shards",),
-    ranks=2,
-    must_occur=("several units",),
 )
 def test_padding_stays_zero(case: Case, run: Run) -> None:
     """Padding is zero after init, reduce-scatter, clipping and the optimizer step, in parameters and gradients.
@@ -70,10 +58,8 @@ def test_padding_stays_zero(case: Case, run: Run) -> None:
 @law(
     "padding.unread",
     promise="padding.unread",
-    draw=strategies.plain,
+    space=PLAIN.but(ranks=2, must_occur=("several units",)),
     observe=("shards",),
-    ranks=2,
-    must_occur=("several units",),
 )
 def test_padding_is_never_read(case: Case, run: Run) -> None:
     """NaN written into padding before forward, clipping and the optimizer changes no parameter.
@@ -90,10 +76,8 @@ def test_padding_is_never_read(case: Case, run: Run) -> None:
 @law(
     "padding.unread-global-norm",
     promise="padding.unread",
-    draw=strategies.global_norm,
+    space=GLOBAL_NORM.but(ranks=2, must_occur=("several units",)),
     observe=("shards", "grad_norm"),
-    ranks=2,
-    must_occur=("several units",),
 )
 def test_padding_does_not_enter_the_global_norm(case: Case, run: Run) -> None:
     """NaN in the padding of gradient shards changes neither the global norm nor the clipped update.

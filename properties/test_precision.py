@@ -7,8 +7,6 @@ A CPU computes in bfloat16, but not in TF32: there the laws on TF32 run in float
 
 from __future__ import annotations
 
-from functools import partial
-
 from fsdpcheck.case import Case
 from fsdpcheck.checks.clipping import (
     assert_clipped_update,
@@ -21,25 +19,20 @@ from fsdpcheck.checks.noise import assert_noise_in_full_precision, noisy
 from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal, assert_ranks_agree
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-from fsdpcheck.strategies import low_precision as strategies_narrow
-from fsdpcheck.strategies import with_readable_updates
+from fsdpcheck.strategies import HIDING, LOW_PRECISION
 
-_unclipped = partial(strategies_narrow.low_precision, clipping="unclipped")
-_exact = partial(strategies_narrow.low_precision, clipping="exact")
-_probe = partial(strategies_narrow.low_precision, clipping="probe")
-_global_norm = partial(strategies_narrow.low_precision, global_norm=True)
-_tf32 = partial(strategies_narrow.low_precision, compute="tf32")
-_tf32_unclipped = partial(strategies_narrow.low_precision, clipping="unclipped", compute="tf32")
+_UNCLIPPED = LOW_PRECISION.but(clipping=("unclipped",))
+_EXACT = LOW_PRECISION.but(clipping=("exact",))
+_PROBE = LOW_PRECISION.but(clipping=("probe",))
+_GLOBAL_NORM = LOW_PRECISION.but(global_norm=True)
+_TF32 = LOW_PRECISION.but(compute="tf32")
+_TF32_UNCLIPPED = _UNCLIPPED.but(compute="tf32")
 
 
 @law(
     "precision.training",
     promise="plain",
-    draw=strategies_narrow.low_precision,
-    needs_traits=("bfloat16",),
-    own_models=False,
-    must_occur=("several ranks",),
-    vacuous_without=("non-zero gradient",),
+    space=LOW_PRECISION.but(must_occur=("several ranks",), vacuous_without=("non-zero gradient",)),
 )
 def test_training_in_bfloat16_is_the_single_device_one(case: Case, run: Run) -> None:
     """Computing in bfloat16, with reductions and parameters in float32, plain training is the single device's.
@@ -54,12 +47,8 @@ def test_training_in_bfloat16_is_the_single_device_one(case: Case, run: Run) -> 
 @law(
     "precision.gradients",
     promise="plain",
-    draw=strategies_narrow.low_precision,
+    space=LOW_PRECISION.but(must_occur=("several ranks", "micro-batches"), vacuous_without=("non-zero gradient",)),
     observe=("grads",),
-    needs_traits=("bfloat16",),
-    own_models=False,
-    must_occur=("several ranks", "micro-batches"),
-    vacuous_without=("non-zero gradient",),
 )
 def test_the_gradient_is_reduced_in_float32(case: Case, run: Run) -> None:
     """The gradient given to the optimizer is the exact sum of all micro-batches' bfloat16 gradients, in float32.
@@ -75,11 +64,7 @@ def test_the_gradient_is_reduced_in_float32(case: Case, run: Run) -> None:
 @law(
     "precision.private",
     promise="private",
-    draw=_unclipped,
-    needs_traits=("bfloat16",),
-    own_models=False,
-    must_occur=("several ranks",),
-    vacuous_without=("non-zero gradient",),
+    space=_UNCLIPPED.but(must_occur=("several ranks",), vacuous_without=("non-zero gradient",)),
 )
 def test_private_training_in_bfloat16_is_plain_training(case: Case, run: Run) -> None:
     """Computing in bfloat16 with C above every norm, private training is single-device training, bit for bit.
@@ -93,12 +78,8 @@ def test_private_training_in_bfloat16_is_plain_training(case: Case, run: Run) ->
 @law(
     "precision.norms",
     promise="private",
-    draw=_unclipped,
+    space=_UNCLIPPED.but(must_occur=("several ranks",), vacuous_without=("non-zero gradient",)),
     observe=("norms",),
-    needs_traits=("bfloat16",),
-    own_models=False,
-    must_occur=("several ranks",),
-    vacuous_without=("non-zero gradient",),
 )
 def test_norms_of_bfloat16_gradients_are_summed_in_float32(case: Case, run: Run) -> None:
     """Reported norms of per-sample gradients are exact, although activations and backprops are bfloat16.
@@ -114,11 +95,7 @@ def test_norms_of_bfloat16_gradients_are_summed_in_float32(case: Case, run: Run)
 @law(
     "precision.clipped",
     promise="exact-factors",
-    draw=_exact,
-    needs_traits=("bfloat16",),
-    own_models=False,
-    must_occur=("several ranks", "unclipped sample"),
-    vacuous_without=("clipped sample",),
+    space=_EXACT.but(must_occur=("several ranks", "unclipped sample"), vacuous_without=("clipped sample",)),
 )
 def test_clipped_training_in_bfloat16_is_the_single_device_one(case: Case, run: Run) -> None:
     """Computing in bfloat16, with samples above, at and just below the clip norm, training is the single device's.
@@ -134,12 +111,8 @@ def test_clipped_training_in_bfloat16_is_the_single_device_one(case: Case, run: 
 @law(
     "precision.clipped-gradients",
     promise="exact-factors",
-    draw=_exact,
+    space=_EXACT.but(must_occur=("several ranks", "unclipped sample"), vacuous_without=("clipped sample",)),
     observe=("grads",),
-    needs_traits=("bfloat16",),
-    own_models=False,
-    must_occur=("several ranks", "unclipped sample"),
-    vacuous_without=("clipped sample",),
 )
 def test_the_clipped_gradient_is_summed_in_float32(case: Case, run: Run) -> None:
     """The gradient given to the optimizer is (1/N) * sum of clipped bfloat16 gradients, in float32, bit for bit.
@@ -153,12 +126,8 @@ def test_the_clipped_gradient_is_summed_in_float32(case: Case, run: Run) -> None
 @law(
     "precision.factors",
     promise="private",
-    draw=_probe,
+    space=_PROBE.but(must_occur=("several ranks", "unclipped sample"), vacuous_without=("clipped sample",)),
     observe=("factors",),
-    needs_traits=("bfloat16",),
-    own_models=False,
-    must_occur=("several ranks", "unclipped sample"),
-    vacuous_without=("clipped sample",),
 )
 def test_factors_are_computed_in_float32(case: Case, run: Run) -> None:
     """Reported clip factors are the declared expression of the exact norms, in float32, for any C.
@@ -172,11 +141,9 @@ def test_factors_are_computed_in_float32(case: Case, run: Run) -> None:
 @law(
     "precision.coefficients",
     promise="private",
-    draw=with_readable_updates(_probe),
-    needs_traits=("bfloat16",),
-    own_models=False,
-    must_occur=("several ranks", "unclipped sample"),
-    vacuous_without=("clipped sample",),
+    space=_PROBE.without(*HIDING).but(
+        must_occur=("several ranks", "unclipped sample"), vacuous_without=("clipped sample",)
+    ),
 )
 def test_every_sample_enters_once_with_its_clip_factor_in_bfloat16(case: Case, run: Run) -> None:
     """Computing in bfloat16, a sample's coefficient in the released gradient is its clip factor over N, for any C.
@@ -192,11 +159,9 @@ def test_every_sample_enters_once_with_its_clip_factor_in_bfloat16(case: Case, r
 @law(
     "precision.bookkeeping",
     promise="bookkeeping",
-    draw=with_readable_updates(_probe),
-    needs_traits=("bfloat16",),
-    own_models=False,
-    must_occur=("several ranks", "unclipped sample"),
-    vacuous_without=("clipped sample",),
+    space=_PROBE.without(*HIDING).but(
+        must_occur=("several ranks", "unclipped sample"), vacuous_without=("clipped sample",)
+    ),
 )
 def test_bookkeeping_contracts_in_float32(case: Case, run: Run) -> None:
     """Computing in bfloat16, bookkeeping weighs a sample by its clip factor in float32, over N, for any C.
@@ -212,11 +177,8 @@ def test_bookkeeping_contracts_in_float32(case: Case, run: Run) -> None:
 @law(
     "precision.noise",
     promise="noise",
-    draw=_unclipped,
+    space=_UNCLIPPED.but(must_occur=("several ranks",)),
     observe=("grads",),
-    needs_traits=("bfloat16",),
-    own_models=False,
-    must_occur=("several ranks",),
 )
 def test_noise_is_added_in_float32(case: Case, run: Run) -> None:
     """Computing in bfloat16, every parameter's gradient has noise, of more bits than a bfloat16, the same on all ranks.
@@ -232,12 +194,8 @@ def test_noise_is_added_in_float32(case: Case, run: Run) -> None:
 @law(
     "precision.global-norm",
     promise="global-norm",
-    draw=_global_norm,
+    space=_GLOBAL_NORM.but(must_occur=("several ranks",), vacuous_without=("non-zero gradient",)),
     observe=("grad_norm",),
-    needs_traits=("bfloat16",),
-    own_models=False,
-    must_occur=("several ranks",),
-    vacuous_without=("non-zero gradient",),
 )
 def test_the_global_norm_is_that_of_the_reduced_gradient_in_float32(case: Case, run: Run) -> None:
     """Computing in bfloat16, the norm of the gradient that was reduced in float32 is returned, and clips the update.
@@ -255,11 +213,7 @@ def test_the_global_norm_is_that_of_the_reduced_gradient_in_float32(case: Case, 
 @law(
     "precision.tf32-training",
     promise="plain",
-    draw=_tf32,
-    needs_traits=("tf32",),
-    own_models=False,
-    must_occur=("several ranks",),
-    vacuous_without=("non-zero gradient",),
+    space=_TF32.but(must_occur=("several ranks",), vacuous_without=("non-zero gradient",)),
 )
 def test_training_in_tf32_is_the_single_device_one(case: Case, run: Run) -> None:
     """Where products of matrices may round their factors to TF32, plain training is the single device's, bit for bit.
@@ -274,12 +228,8 @@ def test_training_in_tf32_is_the_single_device_one(case: Case, run: Run) -> None
 @law(
     "precision.tf32-norms",
     promise="private",
-    draw=_tf32_unclipped,
+    space=_TF32_UNCLIPPED.but(must_occur=("several ranks",), vacuous_without=("non-zero gradient",)),
     observe=("norms",),
-    needs_traits=("tf32",),
-    own_models=False,
-    must_occur=("several ranks",),
-    vacuous_without=("non-zero gradient",),
 )
 def test_norms_in_tf32_are_the_per_sample_gradient_norms(case: Case, run: Run) -> None:
     """Where products of matrices may round their factors to TF32, norms are exact: nothing squared is such a factor.

@@ -9,11 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis.strategies import SearchStrategy
-
-from fsdpcheck import strategies
-from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case, Clipping
+from fsdpcheck.case import Case
 from fsdpcheck.checks.noise import noisy, standing
 from fsdpcheck.checks.privacy import (
     assert_others_keep_their_coefficient,
@@ -23,26 +19,15 @@ from fsdpcheck.checks.privacy import (
 )
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-from fsdpcheck.strategies import neighbours
+from fsdpcheck.strategies import PRIVATE, PRIVATE_PROBE, neighbours
 
+_CLIPPED = PRIVATE_PROBE.but(contributions=("complete",), by_unit=(False, True, True))
+"""Only "probe": in the family "exact" what the instrument sees of a record depends on the others in its batch.
 
-def _clipped(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """Only "probe": in the family "exact" what the instrument sees of a record depends on the others in its batch.
-
-    Two in three of the models that have units clip them apart, where that is accepted.
-    """
-    return strategies.cases(
-        features,
-        clipping=("probe",),
-        world_sizes=world_sizes,
-        contributions=("complete",),
-        by_unit=(False, True, True),
-    )
-
-
-def _any(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    families: tuple[Clipping, ...] = ("unclipped", "exact", "probe")
-    return strategies.cases(features, clipping=families, world_sizes=world_sizes, contributions=("complete",))
+Two in three of the models that have units clip them apart, where that is accepted.
+"""
+_WIDE = PRIVATE_PROBE.without("float32").but(contributions=("complete",), tiny_only=True)
+"""Small, in float64, where a sum shows at least 40 bits of the noise in it."""
 
 
 def _one_step(case: Case) -> Case:
@@ -52,10 +37,10 @@ def _one_step(case: Case) -> Case:
 @law(
     "privacy.sensitivity",
     promise="private",
-    draw=_clipped,
+    space=_CLIPPED.but(
+        must_occur=("distributed batch on several ranks", "unclipped sample"), vacuous_without=("clipped sample",)
+    ),
     observe=("grads",),
-    must_occur=("distributed batch on several ranks", "unclipped sample"),
-    vacuous_without=("clipped sample",),
 )
 def test_one_record_moves_the_released_sum_by_at_most_the_clip_norm(case: Case, run: Run) -> None:
     """For given lists, a record removed or added moves N * the released gradient by at most C, k copies by k C.
@@ -74,11 +59,12 @@ def test_one_record_moves_the_released_sum_by_at_most_the_clip_norm(case: Case, 
 @law(
     "privacy.ignored",
     promise="features.ignored",
-    draw=_clipped,
+    space=_CLIPPED.but(
+        must_occur=("distributed batch on several ranks", "unclipped sample"),
+        vacuous_without=("several ranks", "clipped sample"),
+    ),
     observe=("grads",),
     needs_promises=("private",),
-    must_occur=("distributed batch on several ranks", "unclipped sample"),
-    vacuous_without=("several ranks", "clipped sample"),
 )
 def test_one_record_moves_no_more_where_a_parameter_is_left_out_of_sharding(case: Case, run: Run) -> None:
     """With one parameter left out of sharding a record still moves N * the released gradient by at most k C.
@@ -95,10 +81,8 @@ def test_one_record_moves_no_more_where_a_parameter_is_left_out_of_sharding(case
 @law(
     "privacy.independence",
     promise="exact-factors",
-    draw=_clipped,
+    space=_CLIPPED.but(must_occur=("distributed batch on several ranks",), vacuous_without=("clipped sample",)),
     observe=("grads",),
-    must_occur=("distributed batch on several ranks",),
-    vacuous_without=("clipped sample",),
 )
 def test_a_record_weighs_the_same_whatever_the_others_are(case: Case, run: Run) -> None:
     """The coefficient of a record in the released gradient does not depend on which other records are in the batch.
@@ -112,21 +96,12 @@ def test_a_record_weighs_the_same_whatever_the_others_are(case: Case, run: Run) 
     assert_others_keep_their_coefficient(pair, (one, run.answer(pair.first)), (two, run.answer(pair.second)))
 
 
-def _wide(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    """Small, in float64, where a sum shows at least 40 bits of the noise in it."""
-    wide = replace(features, accepts=features.accepts - {"float32"})
-    return strategies.cases(
-        wide, clipping=("probe",), world_sizes=world_sizes, contributions=("complete",), tiny_only=True
-    )
-
-
 @law(
     "privacy.noise",
     promise="noise",
-    draw=_wide,
+    space=_WIDE.but(must_occur=("distributed batch on several ranks",)),
     observe=("grads",),
     needs_traits=("project",),
-    must_occur=("distributed batch on several ranks",),
 )
 def test_no_noise_depends_on_a_record(case: Case, run: Run) -> None:
     """The noise of every parameter at every step is the same for neighbours: neither draws nor their scale or number.
@@ -146,9 +121,9 @@ def test_no_noise_depends_on_a_record(case: Case, run: Run) -> None:
 @law(
     "privacy.collectives",
     promise="private",
-    draw=_any,
-    ranks=2,
-    must_occur=("distributed batch on several ranks", "micro-batches"),
+    space=PRIVATE.but(
+        contributions=("complete",), ranks=2, must_occur=("distributed batch on several ranks", "micro-batches")
+    ),
 )
 def test_no_collective_depends_on_a_record(case: Case, run: Run) -> None:
     """Number of steps, and number, order, groups, types and sizes of all collectives, are the same for neighbours.

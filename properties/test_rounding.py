@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from fsdpcheck import strategies
 from fsdpcheck.case import Case
 from fsdpcheck.checks.shape_matched_clipping import assert_clipped_sum_near, assert_factors_follow
 from fsdpcheck.checks.shape_matched_replay import assert_gradients_sum, assert_updates_follow
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-from fsdpcheck.strategies import low_precision
+from fsdpcheck.strategies import COUNTABLE, REAL, REAL_PRIVATE
 
 
 @law(
     "rounding.gradients",
     promise="plain",
-    draw=strategies.real,
+    space=REAL.but(must_occur=("distributed batch on several ranks", "several units", "micro-batches")),
     observe=("grads",),
-    needs_traits=("real",),
-    must_occur=("distributed batch on several ranks", "several units", "micro-batches"),
 )
 def test_the_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> None:
     """On real numbers, the gradient is the average of what each rank's own micro-batches give in the same shapes.
@@ -33,11 +30,10 @@ def test_the_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> N
 @law(
     "rounding.private-gradients",
     promise="second-backward",
-    draw=strategies.real_private,
+    space=REAL_PRIVATE.but(
+        must_occur=("distributed batch on several ranks", "unclipped sample"), vacuous_without=("clipped sample",)
+    ),
     observe=("grads", "factors"),
-    needs_traits=("real",),
-    must_occur=("distributed batch on several ranks", "unclipped sample"),
-    vacuous_without=("clipped sample",),
 )
 def test_the_clipped_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> None:
     """On real numbers, the clipped gradient is the average of the ranks' own, each sample weighed by its own factor.
@@ -52,11 +48,10 @@ def test_the_clipped_gradient_is_the_average_of_the_ranks_own(case: Case, run: R
 @law(
     "rounding.clip-factors",
     promise="private",
-    draw=strategies.real_private,
+    space=REAL_PRIVATE.but(
+        must_occur=("distributed batch on several ranks", "unclipped sample"), vacuous_without=("clipped sample",)
+    ),
     observe=("norms", "factors"),
-    needs_traits=("real",),
-    must_occur=("distributed batch on several ranks", "unclipped sample"),
-    vacuous_without=("clipped sample",),
 )
 def test_reported_factors_follow_from_reported_norms(case: Case, run: Run) -> None:
     """On real numbers, reported clip factors are the declared rule min(1, C / (norm + eps)) of the reported norms.
@@ -71,11 +66,8 @@ def test_reported_factors_follow_from_reported_norms(case: Case, run: Run) -> No
 @law(
     "rounding.clipped-sum",
     promise="private",
-    draw=low_precision.countable,
+    space=COUNTABLE.but(must_occur=("distributed batch on several ranks", "several units")),
     observe=("grads",),
-    needs_traits=("real",),
-    known_layers=True,
-    must_occur=("distributed batch on several ranks", "several units"),
 )
 def test_what_is_released_is_the_sum_of_clipped_gradients(case: Case, run: Run) -> None:
     """On real numbers, what is released is (1/N) * sum of c_i g_i, c_i = min(1, C / (|g_i| + eps)), within a bound.
@@ -92,10 +84,8 @@ def test_what_is_released_is_the_sum_of_clipped_gradients(case: Case, run: Run) 
 @law(
     "rounding.update",
     promise="plain",
-    draw=strategies.real,
+    space=REAL.but(must_occur=("several ranks", "several steps", "momentum")),
     observe=("grads",),
-    needs_traits=("real",),
-    must_occur=("several ranks", "several steps", "momentum"),
 )
 def test_the_update_is_the_optimizers_for_the_gradient_shown(case: Case, run: Run) -> None:
     """Parameters move as the optimizer moves them by the gradient the implementation shows, bit for bit.

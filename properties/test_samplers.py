@@ -6,11 +6,8 @@ Index lists are compared entry by entry. What is promised of chance alone is jud
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
-
-from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case, MeshSpec
 from fsdpcheck.case.sampler import epoch_steps
 from fsdpcheck.checks.poisson import assert_poisson, assert_rate
@@ -27,35 +24,18 @@ from fsdpcheck.checks.shuffled_epochs import FALSE_ALARM, assert_come_everywhere
 from fsdpcheck.checks.training import assert_collectives_equal
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-from fsdpcheck.strategies import samplers_and_kernels as strategies_beside
+from fsdpcheck.strategies import BuiltSpace, SamplerSpace, samplers_and_kernels
 
-
-def _shares(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    return strategies_beside.shares(features, world_sizes)
-
-
-def _epochs(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    return strategies_beside.shares(features, world_sizes, several=True)
-
-
-def _many_epochs(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    return st.just(strategies_beside.many_epochs(world_sizes, FALSE_ALARM))
-
-
-def _draws(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    return strategies_beside.draws(features, world_sizes)
-
-
-def _long(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    return strategies_beside.long_draws(features, world_sizes)
-
-
-def _seldom_large(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    return st.just(strategies_beside.seldom_large(world_sizes))
-
-
-def _many(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    return st.just(strategies_beside.many_draws(world_sizes))
+_SHARES = SamplerSpace(kind="epochs")
+_EPOCHS = SamplerSpace(kind="epochs", several=True)
+_MANY_EPOCHS = BuiltSpace(
+    build=partial(samplers_and_kernels.many_epochs, chance=FALSE_ALARM), words="one case of many shuffled epochs"
+)
+_DRAWS = SamplerSpace(kind="poisson")
+_LONG = SamplerSpace(kind="poisson", steps=(128, 128), certain=False, two_epochs=True)
+"""256 steps: two records that always agree then do so by chance below 1e-27."""
+_MANY = BuiltSpace(build=samplers_and_kernels.many_draws, words="one case of 2^20 draws with probability 1/2")
+_SELDOM_LARGE = BuiltSpace(build=samplers_and_kernels.seldom_large, words="one case of 1024 steps of 64 records")
 
 
 def _later(case: Case) -> Case:
@@ -64,7 +44,7 @@ def _later(case: Case) -> Case:
     return replace(case, sampling=replace(spec, start=epoch_steps(spec, case.mesh) // 2))
 
 
-@law("samplers.dealt", promise="epochs", draw=_shares, must_occur=("several ranks",))
+@law("samplers.dealt", promise="epochs", space=_SHARES.but(must_occur=("several ranks",)))
 def test_an_epoch_is_dealt_out_to_the_ranks(case: Case, run: Run) -> None:
     """An epoch's shares are equally long and hold every record once, but for fewer than P left out or taken twice.
 
@@ -76,7 +56,7 @@ def test_an_epoch_is_dealt_out_to_the_ranks(case: Case, run: Run) -> None:
     assert_dealt_out(run(case))
 
 
-@law("samplers.steps", promise="epochs", draw=_shares, must_occur=("several ranks",))
+@law("samplers.steps", promise="epochs", space=_SHARES.but(must_occur=("several ranks",)))
 def test_all_ranks_take_equally_many_steps(case: Case, run: Run) -> None:
     """Every rank takes the same number of steps and micro-batches, and calls the same collectives to sample.
 
@@ -87,7 +67,7 @@ def test_all_ranks_take_equally_many_steps(case: Case, run: Run) -> None:
     assert_collectives_equal(execution)
 
 
-@law("samplers.epochs", promise="epochs", draw=_epochs, must_occur=("several ranks",))
+@law("samplers.epochs", promise="epochs", space=_EPOCHS.but(must_occur=("several ranks",)))
 def test_every_epoch_has_an_order_of_its_own(case: Case, run: Run) -> None:
     """Shuffled epochs have different orders that follow from seed and epoch; others that of the data set, every time.
 
@@ -98,7 +78,7 @@ def test_every_epoch_has_an_order_of_its_own(case: Case, run: Run) -> None:
     assert_orders(run(case), run(case))
 
 
-@law("samplers.shuffled", promise="epochs", draw=_many_epochs, ranks=2)
+@law("samplers.shuffled", promise="epochs", space=_MANY_EPOCHS.but(ranks=2))
 def test_shuffled_epochs_bring_every_record_to_every_share(case: Case, run: Run) -> None:
     """Over many shuffled epochs every record comes to every share: none is left out of all, none stays where it was.
 
@@ -111,7 +91,7 @@ def test_shuffled_epochs_bring_every_record_to_every_share(case: Case, run: Run)
     assert_come_everywhere(run(case))
 
 
-@law("samplers.resumed", promise="epochs", draw=_epochs, must_occur=("several ranks",))
+@law("samplers.resumed", promise="epochs", space=_EPOCHS.but(must_occur=("several ranks",)))
 def test_a_stopped_epoch_goes_on_where_it_stopped(case: Case, run: Run) -> None:
     """A sampler made anew that goes on at a later step of any epoch gives the records that were still to come.
 
@@ -121,7 +101,11 @@ def test_a_stopped_epoch_goes_on_where_it_stopped(case: Case, run: Run) -> None:
     assert_goes_on(run(case), run(_later(case)))
 
 
-@law("samplers.poisson-once", promise="poisson", draw=_draws, vacuous_without=("several ranks",))
+@law(
+    "samplers.poisson-once",
+    promise="poisson",
+    space=_DRAWS.but(vacuous_without=("several ranks",)),
+)
 def test_a_record_joins_a_step_on_one_rank(case: Case, run: Run) -> None:
     """In a step every record is drawn at most once, by one share; ranks that share a batch draw the same.
 
@@ -131,7 +115,7 @@ def test_a_record_joins_a_step_on_one_rank(case: Case, run: Run) -> None:
     assert_one_rank_each(run(case))
 
 
-@law("samplers.poisson-steps", promise="poisson", draw=_draws, must_occur=("several ranks",))
+@law("samplers.poisson-steps", promise="poisson", space=_DRAWS.but(must_occur=("several ranks",)))
 def test_empty_draws_are_steps_too(case: Case, run: Run) -> None:
     """Every rank takes every step, in as many micro-batches as all others, also where it draws no record.
 
@@ -143,7 +127,7 @@ def test_empty_draws_are_steps_too(case: Case, run: Run) -> None:
     assert_collectives_equal(execution)
 
 
-@law("samplers.poisson-law", promise="poisson", draw=_long, must_occur=("several ranks",))
+@law("samplers.poisson-law", promise="poisson", space=_LONG.but(must_occur=("several ranks",)))
 def test_records_join_independently_with_one_probability(case: Case, run: Run) -> None:
     """All draws of all records are independent, on whichever rank they are made, with the probability asked for.
 
@@ -156,7 +140,7 @@ def test_records_join_independently_with_one_probability(case: Case, run: Run) -
     assert_poisson(run(case))
 
 
-@law("samplers.poisson-rate", promise="poisson", draw=_many)
+@law("samplers.poisson-rate", promise="poisson", space=_MANY)
 def test_records_join_with_the_probability_asked_for(case: Case, run: Run) -> None:
     """Of 2^20 draws with probability 1/2 as many join as should.
 
@@ -167,7 +151,12 @@ def test_records_join_with_the_probability_asked_for(case: Case, run: Run) -> No
     assert_rate(run(case))
 
 
-@law("samplers.poisson-world", promise="same-draws", draw=_draws, must_occur=("several ranks",), takes=2)
+@law(
+    "samplers.poisson-world",
+    promise="same-draws",
+    space=_DRAWS.but(must_occur=("several ranks",)),
+    takes=2,
+)
 def test_draws_do_not_depend_on_the_number_of_ranks(case: Case, run: Run) -> None:
     """The same seed draws the same records in the same steps on one rank and on any number of them.
 
@@ -178,7 +167,7 @@ def test_draws_do_not_depend_on_the_number_of_ranks(case: Case, run: Run) -> Non
     assert_same_draws(run(case), run(replace(case, mesh=MeshSpec(1 if case.world_size > 1 else others))))
 
 
-@law("samplers.poisson-room", promise="same-draws", draw=_seldom_large, ranks=2)
+@law("samplers.poisson-room", promise="same-draws", space=_SELDOM_LARGE.but(ranks=2))
 def test_large_draws_are_drawn_whole_on_any_number_of_ranks(case: Case, run: Run) -> None:
     """Draws that are seldom large are the same on one rank and on several too: no rank leaves out what is too many.
 
@@ -191,7 +180,11 @@ def test_large_draws_are_drawn_whole_on_any_number_of_ranks(case: Case, run: Run
     assert_same_draws(run(case), run(replace(case, mesh=MeshSpec(1))))
 
 
-@law("samplers.poisson-resumed", promise="same-draws", draw=_draws, must_occur=("several ranks",))
+@law(
+    "samplers.poisson-resumed",
+    promise="same-draws",
+    space=_DRAWS.but(must_occur=("several ranks",)),
+)
 def test_draws_after_a_stop_are_those_that_were_to_come(case: Case, run: Run) -> None:
     """A Poisson sampler made anew that goes on at a later step draws what one that never stopped would have drawn.
 

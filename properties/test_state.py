@@ -9,10 +9,7 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import cast
 
-from hypothesis.strategies import SearchStrategy
-
-from fsdpcheck import strategies
-from fsdpcheck.adapters.contract import Features, Keeping, Observable
+from fsdpcheck.adapters.contract import Keeping, Observable
 from fsdpcheck.case import Case
 from fsdpcheck.checks._read import completed
 from fsdpcheck.checks.noise import noisy, standing
@@ -20,11 +17,7 @@ from fsdpcheck.checks.state import assert_readable, assert_resumed, assert_store
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.processes import leftovers
-from fsdpcheck.strategies import metamorphic
-
-
-def _exact(features: Features, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
-    return strategies.cases(features, clipping=("exact",), world_sizes=world_sizes)
+from fsdpcheck.strategies import EQUAL_BITS, PRIVATE_EXACT, metamorphic
 
 
 def _observed(run: Run) -> frozenset[Observable]:
@@ -42,9 +35,7 @@ def _assert_same_after_stops(case: Case, run: Run, what: str) -> None:
 @law(
     "state.resumed",
     promise="state",
-    draw=strategies.of_equal_bits,
-    must_occur=("several ranks", "momentum", "adam"),
-    vacuous_without=("non-zero gradient",),
+    space=EQUAL_BITS.but(must_occur=("several ranks", "momentum", "adam"), vacuous_without=("non-zero gradient",)),
 )
 def test_a_training_that_stopped_goes_on_as_if_it_had_not(case: Case, run: Run) -> None:
     """Saved after each step and taken on by a new trainer, a training has the bits of one that never stopped.
@@ -59,10 +50,9 @@ def test_a_training_that_stopped_goes_on_as_if_it_had_not(case: Case, run: Run) 
 @law(
     "state.noise",
     promise="state",
-    draw=_exact,
+    space=PRIVATE_EXACT.but(must_occur=("several ranks",)),
     observe=("grads",),
     needs_promises=("noise-of-seed",),
-    must_occur=("several ranks",),
 )
 def test_a_training_that_stopped_uses_no_noise_twice(case: Case, run: Run) -> None:
     """The noise after a stop is that of the next step, not that of the first one over again.
@@ -78,9 +68,7 @@ def test_a_training_that_stopped_uses_no_noise_twice(case: Case, run: Run) -> No
 @law(
     "state.resharded",
     promise="state",
-    draw=strategies.of_equal_bits,
-    must_occur=("several ranks",),
-    vacuous_without=("non-zero gradient",),
+    space=EQUAL_BITS.but(must_occur=("several ranks",), vacuous_without=("non-zero gradient",)),
     takes=2,
 )
 def test_a_training_goes_on_at_another_number_of_ranks(case: Case, run: Run) -> None:
@@ -105,8 +93,7 @@ def test_a_training_goes_on_at_another_number_of_ranks(case: Case, run: Run) -> 
 @law(
     "state.shape",
     promise="state",
-    draw=strategies.of_equal_bits,
-    must_occur=("several ranks", "uneven-rows", "momentum"),
+    space=EQUAL_BITS.but(must_occur=("several ranks", "uneven-rows", "momentum")),
 )
 def test_a_checkpoint_holds_each_parameter_once_and_no_padding(case: Case, run: Run) -> None:
     """Every parameter lies in it under its own name and shape, each element once, and an unsharded model reads it.

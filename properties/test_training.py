@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from fsdpcheck import strategies
 from fsdpcheck.case import Case
 from fsdpcheck.checks.training import assert_gradients_equal
 from fsdpcheck.checks.unobserved_training import assert_trained
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import PLAIN_ANY_SUM, PRIVATE_EXACT, PRIVATE_UNCLIPPED
 
 
 @law(
     "training.plain",
     promise="plain",
-    draw=strategies.plain_of_any_sum,
-    must_occur=(
-        "distributed batch on several ranks",
-        "several units",
-        "several steps",
-        "three steps with a bias",
-        "micro-batches",
-        "hsdp",
+    space=PLAIN_ANY_SUM.but(
+        must_occur=(
+            "distributed batch on several ranks",
+            "several units",
+            "several steps",
+            "three steps with a bias",
+            "micro-batches",
+            "hsdp",
+        ),
+        vacuous_without=("non-zero gradient",),
     ),
-    vacuous_without=("non-zero gradient",),
 )
 def test_plain_training_is_the_single_device_one(case: Case, run: Run) -> None:
     """After every step of plain training, every rank's parameters are the single device's, bit for bit.
@@ -38,17 +39,18 @@ def test_plain_training_is_the_single_device_one(case: Case, run: Run) -> None:
 @law(
     "training.gradients",
     promise="plain",
-    draw=strategies.plain_of_any_sum,
-    observe=("grads",),
-    must_occur=(
-        "distributed batch on several ranks",
-        "several units",
-        "several steps",
-        "three steps with a bias",
-        "micro-batches",
-        "hsdp",
+    space=PLAIN_ANY_SUM.but(
+        must_occur=(
+            "distributed batch on several ranks",
+            "several units",
+            "several steps",
+            "three steps with a bias",
+            "micro-batches",
+            "hsdp",
+        ),
+        vacuous_without=("non-zero gradient",),
     ),
-    vacuous_without=("non-zero gradient",),
+    observe=("grads",),
 )
 def test_the_averaged_gradient_is_the_single_device_one(case: Case, run: Run) -> None:
     """The gradient given to the optimizer is the released gradient (1/N) * sum over the logical batch, bit for bit.
@@ -63,15 +65,16 @@ def test_the_averaged_gradient_is_the_single_device_one(case: Case, run: Run) ->
 @law(
     "training.private-unclipped",
     promise="private",
-    draw=strategies.private_unclipped,
-    must_occur=(
-        "distributed batch on several ranks",
-        "several units",
-        "several steps",
-        "three steps with a bias",
-        "micro-batches",
+    space=PRIVATE_UNCLIPPED.but(
+        must_occur=(
+            "distributed batch on several ranks",
+            "several units",
+            "several steps",
+            "three steps with a bias",
+            "micro-batches",
+        ),
+        vacuous_without=("non-zero gradient",),
     ),
-    vacuous_without=("non-zero gradient",),
 )
 def test_private_training_below_the_clip_norm_is_plain_training(case: Case, run: Run) -> None:
     """With C above every per-sample norm, private training is single-device training, bit for bit.
@@ -86,15 +89,16 @@ def test_private_training_below_the_clip_norm_is_plain_training(case: Case, run:
 @law(
     "training.private-clipped",
     promise="exact-factors",
-    draw=strategies.private_exact,
-    must_occur=(
-        "distributed batch on several ranks",
-        "several units",
-        "several steps",
-        "three steps with a bias",
-        "unclipped sample",
+    space=PRIVATE_EXACT.but(
+        must_occur=(
+            "distributed batch on several ranks",
+            "several units",
+            "several steps",
+            "three steps with a bias",
+            "unclipped sample",
+        ),
+        vacuous_without=("clipped sample",),
     ),
-    vacuous_without=("clipped sample",),
 )
 def test_clipped_training_is_the_single_device_one(case: Case, run: Run) -> None:
     """With samples above, at and just below the clip norm, private training is single-device training, bit for bit.
@@ -110,16 +114,17 @@ def test_clipped_training_is_the_single_device_one(case: Case, run: Run) -> None
 @law(
     "training.private-gradients",
     promise="exact-factors",
-    draw=strategies.private_exact,
-    observe=("grads",),
-    must_occur=(
-        "distributed batch on several ranks",
-        "several units",
-        "several steps",
-        "three steps with a bias",
-        "unclipped sample",
+    space=PRIVATE_EXACT.but(
+        must_occur=(
+            "distributed batch on several ranks",
+            "several units",
+            "several steps",
+            "three steps with a bias",
+            "unclipped sample",
+        ),
+        vacuous_without=("clipped sample",),
     ),
-    vacuous_without=("clipped sample",),
+    observe=("grads",),
 )
 def test_the_clipped_gradient_is_the_single_device_one(case: Case, run: Run) -> None:
     """The gradient given to the optimizer is (1/N) * sum of clipped per-sample gradients, bit for bit.

@@ -58,8 +58,8 @@ def check_law(
     count, least = most or PROFILES[profile], PROFILES["quick"]
     check = Judging(law, run.watching(law.observe), on_case, deadline, _limits(run, world_sizes), min(count, least))
     if count >= least:
-        check.labels = coverage.demanded(law.must_occur, law.vacuous_without, check.limits)
-        check.sought = coverage.sought(law.must_occur, check.limits)
+        check.labels = coverage.demanded(law.space.must_occur, law.space.vacuous_without, check.limits)
+        check.sought = coverage.sought(law.space.must_occur, check.limits)
     stop = _explore(check, count, world_sizes, seed, shrink) or _reach(check, world_sizes, seed, shrink)
     varied = check.varied(check.violations[-1][0], check.asked, stop) if shrink and check.violations else None
     if varied is None and shrink and stop is None and check.violations and run.engine.name == "simulated":
@@ -131,11 +131,11 @@ def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:
         return ""
     if law.promise in WITHOUT_MODEL:
         return "the law is about no model"
-    if not law.own_models:
+    if law.space.user_models == "never":
         return "the law brings models of its own: it is about certain layers, or large ones"
-    if law.known_layers and "own-layers" in run.own.traits:
+    if law.space.user_models == "known layers" and "own-layers" in run.own.traits:
         return "no bound is proved for how norms of layers of your own round; --real judges nothing of them"
-    if law.known_layers and run.own.names:
+    if law.space.user_models == "known layers" and run.own.names:
         return f"bounds are proved in float64 alone, and your model names {run.own.names}"
     return own_drawing.not_accepted(law.draw, run.features, world_sizes, run.own)
 

@@ -360,7 +360,7 @@ class Judging:
     def _never(self) -> tuple[str, ...]:
         """What the law names and no judged case was, in words."""
         accepts = self.run.declared.features.accepts  # what it does not accept is told once for all laws
-        labels = dict.fromkeys((*self.law.vacuous_without, *self.law.must_occur))
+        labels = dict.fromkeys((*self.law.space.vacuous_without, *self.law.space.must_occur))
         named = [label for label in labels if coverage.LABELS[label].traits <= accepts]
         return tuple(coverage.LABELS[label].words for label in coverage.missing(named, self.census))
 
@@ -465,7 +465,7 @@ class Judging:
 
 def sizes_for(law: Law, world_sizes: tuple[int, ...], most: int | None = None) -> tuple[int, ...]:
     """The numbers of ranks on which the law says something, those of at most ``most`` ranks."""
-    return tuple(size for size in world_sizes if law.ranks <= size <= (most or size))
+    return tuple(size for size in world_sizes if law.space.ranks <= size <= (most or size))
 
 
 def cases_of(law: Law, run: Run, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:

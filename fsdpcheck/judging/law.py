@@ -6,10 +6,11 @@ the command line reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fsdpcheck import strategies
 from fsdpcheck.adapters.contract import Features, Observable, Promise, Trait
 from fsdpcheck.judging import coverage
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from fsdpcheck.case import Case
     from fsdpcheck.judging.run import Run
 
-    Draw = Callable[[Features, tuple[int, ...]], SearchStrategy[Case]]
     Body = Callable[[Case, Run], None]
 
 
@@ -27,36 +27,29 @@ if TYPE_CHECKING:
 class Law:
     """One law.
 
-    ``body(case, run)`` returns or raises Violation. ``draw(features, world_sizes)`` gives a strategy of cases that an
-    implementation with these features accepts, on one of these numbers of ranks. ``needs_traits``: what every case of
-    this law demands. ``needs_promises``: what must be promised beside ``promise``. ``statement``: the law in words (the
-    docstring): a guarantee in one line, then, of a law of this project, lines "Not seen: ..." and "Source: ...".
-    ``where``: file:line of the body. ``ranks``: the fewest on which the law says anything; smaller worlds
-    are not drawn. ``own_models``: whether it can be asked of a user's own model, whatever that is made of and however
-    small; ``known_layers``: only of one whose parameters are in layers of torch that have a word among the traits.
-    ``any_numbers``: whether its cases have real numbers where they are accepted, without asking for them.
-    ``takes``: the fewest ranks that an implementation has to take, whatever numbers are asked for.
-
-    ``must_occur``: labels (coverage.LABELS) that its judged cases must have where they can; ``vacuous_without``: ones
-    without which its "holds" would say nothing, so that there is none without them, whatever kept them out.
+    ``body(case, run)`` returns or raises Violation. ``space``: the cases that it is about, and what must occur among
+    them. ``needs_traits``: what every case of this law demands. ``needs_promises``: what must be promised beside
+    ``promise``. ``statement``: the law in words (the docstring): a guarantee in one line, then, of a law of this
+    project, lines "Not seen: ..." and "Source: ...". ``where``: file:line of the body. ``any_numbers``: whether it is
+    asked with real numbers and without. ``takes``: the fewest ranks that an implementation has to take, whatever
+    numbers are asked for.
     """
 
     name: str
     promise: Promise
     observe: frozenset[Observable]
-    draw: Draw
+    space: strategies.Space
     needs_traits: frozenset[Trait]
     body: Body
     statement: str
     where: str
-    ranks: int = 1
-    own_models: bool = True
     needs_promises: frozenset[Promise] = frozenset()
-    known_layers: bool = False
     any_numbers: bool = False
     takes: int = 1
-    must_occur: tuple[str, ...] = ()
-    vacuous_without: tuple[str, ...] = ()
+
+    def draw(self, features: Features, world_sizes: Sequence[int]) -> SearchStrategy[Case]:
+        """The cases of the law that an implementation with these features accepts, on one of these numbers of ranks."""
+        return strategies.cases_of(self.space, features, world_sizes)
 
     @property
     def file(self) -> str:
@@ -91,13 +84,13 @@ class Law:
     @property
     def says_on(self) -> int:
         """The fewest ranks that have to be asked for if the law is to say anything."""
-        return max(self.ranks, *(coverage.LABELS[label].ranks for label in self.vacuous_without), 1)
+        return max(self.space.ranks, *(coverage.LABELS[label].ranks for label in self.space.vacuous_without), 1)
 
     def vain_on(self, world_sizes: Iterable[int]) -> str:
         """Why the law says nothing on any of these numbers of ranks; "" where it does on one."""
         sizes, why = tuple(dict.fromkeys(world_sizes)), ""
         if max(sizes) < self.says_on:
             why = f"fewer than {self.says_on}"
-        elif not all(any(map(coverage.LABELS[label].can_be_on, sizes)) for label in self.vacuous_without):
+        elif not all(any(map(coverage.LABELS[label].can_be_on, sizes)) for label in self.space.vacuous_without):
             why = "a prime number of"
         return f"the law says nothing on {why} ranks, asked were {', '.join(map(str, sizes))}" if why else ""

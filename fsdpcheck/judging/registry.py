@@ -13,14 +13,12 @@ from fsdpcheck.errors import AdapterError, UsageError, explain
 from fsdpcheck.judging import coverage
 from fsdpcheck.judging.law import Law
 from fsdpcheck.loading import references, registered
+from fsdpcheck.strategies.space import Space
 
 if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
-
     from fsdpcheck.case import Case
     from fsdpcheck.judging.run import Run
 
-    Draw = Callable[[Features, tuple[int, ...]], SearchStrategy[Case]]
     Body = Callable[[Case, Run], None]
 
 
@@ -40,42 +38,37 @@ def law(
     name: str,
     *,
     promise: Promise,
-    draw: Draw,
+    space: Space | None = None,
     observe: Iterable[Observable] = ("params",),
     needs_traits: Iterable[Trait] = (),
-    ranks: int = 1,
-    own_models: bool = True,
     needs_promises: Iterable[Promise] = (),
-    known_layers: bool = False,
     any_numbers: bool = False,
     takes: int = 1,
-    must_occur: Iterable[str] = (),
-    vacuous_without: Iterable[str] = (),
+    **moved: object,
 ) -> Callable[[Body], Collected]:
     """Register the decorated ``body(case, run)`` as the law ``name`` ("chapter.law").
 
     The result takes only ``run``; pytest collects it, and the plugin runs it with the profile of the session. Called
-    by hand it checks the quick profile and raises what it finds. Raises UsageError when the name is taken.
+    by hand it checks the quick profile and raises what it finds. What every case of ``space`` demands need not be
+    among ``needs_traits``. Raises UsageError when the name is taken, without a space, and for an option that a space
+    says now (``moved``).
     """
+    if space is None or moved:
+        raise _no_space(name, moved)
 
     def decorate(body: Body) -> Collected:
         found = Law(
             name=name,
             promise=promise,
             observe=frozenset(observe),
-            draw=draw,
-            needs_traits=frozenset(needs_traits),
+            space=space,
+            needs_traits=frozenset(needs_traits) | space.demands,
             body=body,
             statement=inspect.getdoc(body) or "",
             where=_place(body),
-            ranks=ranks,
-            own_models=own_models,
             needs_promises=frozenset(needs_promises),
-            known_layers=known_layers,
             any_numbers=any_numbers,
             takes=takes,
-            must_occur=tuple(must_occur),
-            vacuous_without=tuple(vacuous_without),
         )
         _register(found)
         return _test(found)
@@ -123,7 +116,7 @@ def require_shown(ref: str, features: Features) -> None:
 def _register(found: Law) -> None:
     for unknown in sorted({found.promise, *found.needs_promises} - set(get_args(Promise))):
         raise UsageError(f"law {found.name!r}: no promise is called {unknown!r}; known: {', '.join(get_args(Promise))}")
-    for label in sorted({*found.must_occur, *found.vacuous_without} - coverage.LABELS.keys()):
+    for label in sorted({*found.space.must_occur, *found.space.vacuous_without} - coverage.LABELS.keys()):
         raise UsageError(f"law {found.name!r}: no label is called {label!r}; known: {', '.join(coverage.LABELS)}")
     if found.name in LAWS:
         raise UsageError(f"two laws are called {found.name!r}: {LAWS[found.name].where} and {found.where}")
@@ -132,6 +125,27 @@ def _register(found: Law) -> None:
     LAWS[found.name] = found
     if found.file:
         registered.laws.append(found.name)
+
+
+_INSTEAD = {
+    "draw": "space=PLAIN, or another of fsdpcheck.laws; space=BuiltSpace(build=...) for a function of one's own",
+    "ranks": "space=PLAIN.but(ranks=2)",
+    "own_models": 'space=PLAIN.but(user_models="never")',
+    "known_layers": 'space=PLAIN.but(user_models="known layers")',
+    "must_occur": 'space=PLAIN.but(must_occur=("several ranks",))',
+    "vacuous_without": 'space=PLAIN.but(vacuous_without=("several ranks",))',
+}
+"""Options that ``@law`` had -> what to write in their place."""
+
+
+def _no_space(name: str, options: Iterable[str]) -> UsageError:
+    """The error for a law that says no space, or says with options what its space has to say."""
+    got = ", ".join(f"{option}=" for option in options) or "no space="
+    then = "; ".join(_INSTEAD.get(option, f"leave {option}= out") for option in options or ("draw",))
+    wanted = "space=, which says the cases that the law is about and what must occur among them"
+    return UsageError(
+        f"law {name!r} does not say its cases by a space\n  got     {got}\n  wanted  {wanted}\n  next    write {then}"
+    )
 
 
 def _place(body: Body) -> str:

@@ -36,12 +36,14 @@ def statements(globs: tuple[str, ...]) -> str:
 
 
 def _statement(found: Law) -> str:
+    always = (f"{label} (always)" for label in found.space.vacuous_without)
     asked = {
         "promises": ", ".join((found.promise, *sorted(found.needs_promises))),
         "observables": ", ".join(sorted(found.observe)),
         "traits": ", ".join(sorted(found.needs_traits)) or "none",
         "ranks": f"{found.fewest} or more",
-        "must occur": "; ".join([*(f"{label} (always)" for label in found.vacuous_without), *found.must_occur]) or "-",
+        "must occur": "; ".join((*always, *found.space.must_occur)) or "-",
+        "cases": found.space.describe(),
     }
     lines = (*(f"{name:<11}  {value}" for name, value in asked.items()), "", found.statement.strip())
     return f"{found.name}\n" + textwrap.indent("\n".join(lines), "  ")

@@ -7,17 +7,14 @@ of 8 bits, so that the sum over micro-batches and ranks takes more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from fsdpcheck import strategies
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import BatchLayout, Case, Clipping, Compute, LayerSpec, ModelSpec, Trait
-from fsdpcheck.case.traits import NOT_IN_LOW_PRECISION
+from fsdpcheck.case import BatchLayout, Case, Clipping, Compute, LayerSpec, ModelSpec
+from fsdpcheck.strategies.space import CaseSpace
 
-_LEFT_OUT: frozenset[Trait] = NOT_IN_LOW_PRECISION | {"per-layer-clipping", "real"}
 _EXCESS = (1, 2)
 """How often the bits are exceeded by what no draw is likely to reach: terms of one sign and full size everywhere."""
 _SLOWER = (0, 3, 6)
@@ -26,25 +23,14 @@ _WIDEST = 255
 
 
 @st.composite
-def low_precision(
-    draw: st.DrawFn,
-    features: Features,
-    world_sizes: Sequence[int] = strategies.WORLD_SIZES,
-    clipping: Clipping = "none",
-    compute: Compute = "bfloat16",
-    global_norm: bool = False,
-) -> Case:
-    """float32 cases of Linear and Embedding layers whose model computes in ``compute``; most are exact there.
+def computed(draw: st.DrawFn, drawn: st.SearchStrategy[Case], space: CaseSpace, features: Features) -> Case:
+    """``drawn``, which are of ``space``, as float32 cases whose model computes in ``space.compute``.
 
-    Half have the loss whose derivative is +-1, and many one sample a rank: then an input may take all the bits of a
-    gradient. A third have one feature besides, and some of these several micro-batches, reduced after the last. Others
-    have the rest of what is drawn for any law.
+    They are of Linear and Embedding layers, and most are exact there. Half have the loss whose derivative is +-1, and
+    many one sample a rank: then an input may take all the bits of a gradient. A third have one feature besides, and
+    some of these several micro-batches, reduced after the last. Others have the rest of what is drawn for any law.
     N is a power of two times W where the batch is distributed: W/N would take a rank's gradients the bits of W.
     """
-    simple = replace(features, accepts=features.accepts - _LEFT_OUT)
-    drawn = strategies.cases(
-        simple, clipping=(clipping,), world_sizes=world_sizes, global_norm=global_norm, tiny_only=True
-    )
     case = draw(drawn)
     distributed = case.layout.kind != "replicated"  # only a replicated batch may have partial norms
     if draw(st.booleans()) and distributed and case.step.micro_batches == 1 and case.step.reduction == "sum":
@@ -58,10 +44,10 @@ def low_precision(
     if distributed and step.normaliser % case.world_size:
         step = replace(step, normaliser=step.normaliser * case.world_size)
     step = replace(step, optimizer=replace(step.optimizer, lr_exponent=step.optimizer.lr_exponent + slower))
-    if clipping == "exact":
+    if step.clipping == "exact":
         step, excess = replace(step, clip_norm=min(step.clip_norm, _largest_clip_norm(case))), 1
-    inputs = _largest_input(case, 1 if full else excess, _most(compute, clipping))
-    return replace(case, step=step, arithmetic=replace(case.arithmetic, inputs=inputs, compute=compute))
+    inputs = _largest_input(case, 1 if full else excess, _most(space.compute, step.clipping))
+    return replace(case, step=step, arithmetic=replace(case.arithmetic, inputs=inputs, compute=space.compute))
 
 
 def _of_one_feature(case: Case, micro_batches: int) -> Case:
@@ -115,20 +101,3 @@ def _largest_input(case: Case, excess: int, most: int) -> int:
     else:
         largest = math.isqrt(room // (growth + 1 if loss == "mse" else 1))
     return min(max(largest, 1), _WIDEST)
-
-
-_UNCOUNTABLE: frozenset[Trait] = frozenset({"surrogates", "layer-norm", "float32", "per-layer-clipping"})
-
-
-def countable(features: Features, world_sizes: Sequence[int] = strategies.WORLD_SIZES) -> st.SearchStrategy[Case]:
-    """Float64, on real numbers, of functions whose roundings can be counted: no normalisation, softmax or GELU.
-
-    Private, with any C. In one step: in each further one, norms are formed as in the first.
-    """
-    simple = replace(features, accepts=features.accepts - _UNCOUNTABLE)
-    return strategies.cases(simple, clipping=("probe",), world_sizes=world_sizes).map(_of_real_numbers)
-
-
-def _of_real_numbers(case: Case) -> Case:
-    arithmetic = replace(case.arithmetic, numbers="real", project=False, averaging="divide")
-    return replace(case, step=replace(case.step, steps=1, resume=False), arithmetic=arithmetic)

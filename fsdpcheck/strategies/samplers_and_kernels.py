@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case, MeshSpec, of_kernel, of_sampler
-from fsdpcheck.case.kernel import KernelDtype, KernelNumbers, KernelSpec, MemoryLayout, Spoil
+from fsdpcheck.case.kernel import KernelDtype, KernelSpec, MemoryLayout
 from fsdpcheck.case.sampler import AxisLayout, SamplingSpec, mixing_epochs, repeated, share_count
+from fsdpcheck.strategies.space import KernelSpace, SamplerSpace
 
 _SEEDS = st.integers(0, (1 << 32) - 1)
 _EXTENTS = (1, 2, 3, 5, 15, 16, 17, 18, 1, 2, 3, 33)
@@ -25,17 +26,17 @@ _RATES = (0.5, 0.25, 0.125, 0.75)
 
 
 @st.composite
-def shares(draw: st.DrawFn, features: Features, world_sizes: Sequence[int], *, several: bool = False) -> Case:
-    """Epochs dealt out in shares. ``several``: two or three epochs of 16 records or more and two steps or more."""
+def shares(draw: st.DrawFn, space: SamplerSpace, features: Features, world_sizes: Sequence[int]) -> Case:
+    """Epochs dealt out in shares."""
     mesh, (along_shards, along_replicas) = _mesh(draw, features, world_sizes)
     spec = SamplingSpec(shards=along_shards, replicas=along_replicas)
     count, batch_size = share_count(spec, mesh), draw(st.integers(1, 5))
-    fewest = max(16, count * (batch_size + 1)) if several else 1
+    fewest = max(16, count * (batch_size + 1)) if space.several else 1
     wrap = "wrap-around" in features.accepts
     spec = SamplingSpec(
         records=fewest + draw(st.integers(0, 24)),
         batch_size=batch_size,
-        epochs=draw(st.integers(2, 3)) if several else draw(st.integers(1, 2)),
+        epochs=draw(st.integers(2, 3)) if space.several else draw(st.integers(1, 2)),
         shuffle=draw(st.booleans()),
         drop_last=draw(st.booleans()),
         shards=along_shards,
@@ -46,42 +47,29 @@ def shares(draw: st.DrawFn, features: Features, world_sizes: Sequence[int], *, s
     return of_sampler(spec, mesh, draw(_SEEDS))
 
 
-def many_epochs(world_sizes: Sequence[int], chance: float) -> Case:
-    """Shuffled epochs of 4 P + 1 records, so many that every record comes to every share but by ``chance``."""
-    world = min(size for size in world_sizes if size > 1)
-    records = 4 * world + 1
-    epochs = mixing_epochs(records, world, chance)
-    spec = SamplingSpec(records=records, batch_size=records, epochs=epochs, shuffle=True, drop_last=True)
-    return of_sampler(spec, MeshSpec(world), seed=1)
-
-
 @st.composite
-def draws(
-    draw: st.DrawFn,
-    features: Features,
-    world_sizes: Sequence[int],
-    *,
-    steps: tuple[int, int] = (2, 12),
-    certain: bool = True,
-) -> Case:
-    """Poisson draws of few records, so that some ranks draw none. ``certain``: also with probability 1."""
+def draws(draw: st.DrawFn, space: SamplerSpace, features: Features, world_sizes: Sequence[int]) -> Case:
+    """Poisson draws of few records, so that some ranks draw none."""
     mesh, (along_shards, along_replicas) = _mesh(draw, features, world_sizes)
     spec = SamplingSpec(
         kind="poisson",
         records=draw(st.integers(1, 24)),
         batch_size=draw(st.integers(1, 4)),
         epochs=draw(st.integers(1, 2)),
-        steps=draw(st.integers(*steps)),
-        rate=draw(st.sampled_from((*_RATES, 1.0) if certain else _RATES)),
+        steps=draw(st.integers(*space.steps)),
+        rate=draw(st.sampled_from((*_RATES, 1.0) if space.certain else _RATES)),
         shards=along_shards,
         replicas=along_replicas,
     )
     return of_sampler(spec, mesh, draw(_SEEDS))
 
 
-def long_draws(features: Features, world_sizes: Sequence[int]) -> st.SearchStrategy[Case]:
-    """Poisson draws of 256 steps: two records that always agree then do so by chance below 1e-27."""
-    return draws(features, world_sizes, steps=(128, 128), certain=False).map(_in_two_epochs)
+def sampled(space: SamplerSpace, features: Features, world_sizes: Sequence[int]) -> st.SearchStrategy[Case]:
+    """Cases of ``space`` on one of these numbers of ranks."""
+    if space.kind == "epochs":
+        return shares(space, features, world_sizes)
+    drawn = draws(space, features, world_sizes)
+    return drawn.map(_in_two_epochs) if space.two_epochs else drawn
 
 
 def _in_two_epochs(case: Case) -> Case:
@@ -89,49 +77,51 @@ def _in_two_epochs(case: Case) -> Case:
     return replace(case, sampling=replace(case.sampling, epochs=2))
 
 
-def many_draws(world_sizes: Sequence[int]) -> Case:
+def many_epochs(features: Features, world_sizes: Sequence[int], *, chance: float) -> list[Case]:
+    """Shuffled epochs of 4 P + 1 records, so many that every record comes to every share but by ``chance``."""
+    world = min(size for size in world_sizes if size > 1)
+    records = 4 * world + 1
+    epochs = mixing_epochs(records, world, chance)
+    spec = SamplingSpec(records=records, batch_size=records, epochs=epochs, shuffle=True, drop_last=True)
+    return [of_sampler(spec, MeshSpec(world), seed=1)]
+
+
+def many_draws(features: Features, world_sizes: Sequence[int]) -> list[Case]:
     """2^20 draws with probability 1/2, on 4 ranks if asked for."""
     world = max((size for size in world_sizes if size <= 4), default=min(world_sizes))
     spec = SamplingSpec("poisson", records=1 << 16, batch_size=1 << 12, steps=16, rate=0.5)
-    return of_sampler(spec, MeshSpec(world), seed=1)
+    return [of_sampler(spec, MeshSpec(world), seed=1)]
 
 
-def seldom_large(world_sizes: Sequence[int]) -> Case:
+def seldom_large(features: Features, world_sizes: Sequence[int]) -> list[Case]:
     """1024 steps of 32 records on average, on up to 4 ranks: so many that some draws of a rank are seldom large."""
     world = max((size for size in world_sizes if 1 < size <= 4), default=min(size for size in world_sizes if size > 1))
     spec = SamplingSpec("poisson", records=64, batch_size=64, steps=1024, rate=0.5)
-    return of_sampler(spec, MeshSpec(world), seed=1)
+    return [of_sampler(spec, MeshSpec(world), seed=1)]
 
 
 @st.composite
-def kernels(
-    draw: st.DrawFn,
-    features: Features,
-    *,
-    numbers: KernelNumbers = "grid",
-    spoil: Sequence[Spoil] = ("none",),
-    repeated: bool = False,
-) -> Case:
+def kernels(draw: st.DrawFn, space: KernelSpace, features: Features) -> Case:
     """Shapes with every remainder of the tile sizes, no sample, one or several, any strides, any accepted dtypes."""
-    spoiled = draw(st.sampled_from(spoil))
+    spoiled = draw(st.sampled_from(space.poisoned))
     least = 0 if spoiled == "none" else 1
     dtypes: tuple[KernelDtype, ...] = features.kernel_dtypes
-    exponents = st.one_of(st.just(0), st.integers(-24, 8)) if numbers == "grid" else st.just(0)
+    exponents = st.one_of(st.just(0), st.integers(-24, 8)) if space.numbers == "grid" else st.just(0)
     extent = st.sampled_from(_EXTENTS if least else (*_EXTENTS, 0))
-    features_of = st.sampled_from(_WIDE) if repeated else extent
+    features_of = st.sampled_from(_WIDE) if space.repeated else extent
     spec = KernelSpec(
-        samples=draw(st.sampled_from((1, 1, 2) if repeated else (1, 2, 2, 3) if least else (1, 2, 2, 3, 0))),
+        samples=draw(st.sampled_from((1, 1, 2) if space.repeated else (1, 2, 2, 3) if least else (1, 2, 2, 3, 0))),
         positions=draw(extent),
         inputs=draw(features_of),
         outputs=draw(features_of),
         activations=draw(st.sampled_from(dtypes)),
         backprops=draw(st.sampled_from(dtypes)),
         memory=(draw(_MEMORY), draw(_MEMORY)),
-        numbers=numbers,
+        numbers=space.numbers,
         bound=draw(st.integers(1, 3)),
         exponents=(draw(exponents), draw(exponents)),
         spoil=spoiled,
-        repeated=repeated,
+        repeated=space.repeated,
     )
     return of_kernel(spec, draw(_SEEDS))
 

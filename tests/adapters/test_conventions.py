@@ -94,18 +94,20 @@ def test_averages_of_averages_take_one_factor_a_reduction(engine: SimulatedEngin
 def test_what_divides_before_the_sum_is_drawn_where_it_is_exact() -> None:
     """float32 on 7 and 13 ranks, 49 ranks, and fewer factors of W than reductions are not."""
     features = adapters.load("ddp").features
-    drawn = enumeration.distinct(strategies.plain_of_any_sum(features, (3, 7, 13, 49)), 40)
+    drawn = enumeration.distinct(strategies.cases_of(strategies.PLAIN_ANY_SUM, features, (3, 7, 13, 49)), 40)
     assert {case.world_size for case in drawn} == {3, 7, 13}
     assert all(case.world_size == 3 for case in drawn if case.arithmetic.dtype == "float32")
     assert all(case.arithmetic.world_factors == case.step.reductions for case in drawn)
     assert any(case.step.reductions == 3 for case in drawn)
-    after = enumeration.distinct(strategies.plain_of_any_sum(adapters.load("fully_shard").features, (3,)), 10)
+    after = enumeration.distinct(
+        strategies.cases_of(strategies.PLAIN_ANY_SUM, adapters.load("fully_shard").features, (3,)), 10
+    )
     assert {case.arithmetic.world_factors for case in after} == {0, 1}
 
 
 def test_float32_alone_is_declared_and_drawn() -> None:
     features = replace(adapters.load("reference").features, arithmetic=ArithmeticRule(dtypes=("float32",)))
-    drawn = enumeration.distinct(strategies.of_equal_bits(features, (1, 2)), 10)
+    drawn = enumeration.distinct(strategies.cases_of(strategies.EQUAL_BITS, features, (1, 2)), 10)
     assert {case.arithmetic.dtype for case in drawn} == {"float32"}
 
 

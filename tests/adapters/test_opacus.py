@@ -65,7 +65,7 @@ def test_no_bit_is_asked_of_a_quotient_that_rounds(engine: Engine) -> None:
         run.answer(one_each)
     for ranks, normaliser in ((7, 14), (4, 1), (1, 8)):
         run.answer(case(ModelSpec((LayerSpec(7),)), (1,) * ranks, normaliser=normaliser))
-    drawn = enumeration.distinct(strategies.private_unclipped(run.features, (3, 4, 7)), 60)
+    drawn = enumeration.distinct(strategies.cases_of(strategies.PRIVATE_UNCLIPPED, run.features, (3, 4, 7)), 60)
     shares = {Fraction(each.step.normaliser, each.world_size).denominator for each in drawn}
     assert 1 in shares
     assert all(is_power_of_two(denominator) for denominator in shares)

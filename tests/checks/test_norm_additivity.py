@@ -39,7 +39,7 @@ def trained(case: Case) -> set[str]:
 
 def test_parts_are_frozen_that_make_up_what_is_trained_and_exact_squares_add_up() -> None:
     compared, shared, by_both = 0, 0, 0
-    for case in enumeration.distinct(strategies.cases(EVERYTHING, clipping=("unclipped",)), 60):
+    for case in enumeration.distinct(strategies.cases_of(strategies.PRIVATE_UNCLIPPED, EVERYTHING), 60):
         one = replace(case, step=replace(case.step, steps=1, resume=False))
         try:
             parts = metamorphic.partly_frozen(one, EVERYTHING)

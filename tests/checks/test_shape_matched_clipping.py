@@ -21,6 +21,7 @@ from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
 from fsdpcheck.oracle import bounds
+from fsdpcheck.workload.user_model import inspection
 
 TOYS = str(Path(__file__).parents[1] / "toys" / "own_models.py")
 REAL = Case(

@@ -239,6 +239,8 @@ def test_laws_that_match_are_stated_in_full(capsys: pytest.CaptureFixture[str]) 
     one_axis, noise = out.split("\n\nnorms.one-sided")[0], out.split("\n\nprivacy.noise")[1]
     assert "\n  promises     partial-norms\n  observables  grads, norms\n" in one_axis
     assert "\n  traits       hsdp, replicated, replicated-shards\n  ranks        4 or more\n" in one_axis
+    cases = "clipping: probe; contributions: partial, mixed; replicated: yes; adjusted: in replicas"
+    assert f"\n  cases        ranks: 4; {cases}\n" in one_axis
     assert "\n  promises     noise\n" in noise
     assert "\n  traits       project\n  ranks        1 or more\n" in noise
 

@@ -15,6 +15,7 @@ from fsdpcheck.execution import Execution, Failure, RunRequest
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import BuiltSpace
 
 
 class FakeEngine:
@@ -53,8 +54,11 @@ def draw(features: Features, world_sizes: tuple[int, ...]) -> st.SearchStrategy[
     return st.builds(a_case, st.sampled_from(world_sizes), st.integers(1, 8), st.integers(0, 1000))
 
 
+SPACE = BuiltSpace(build=draw)
+
+
 def a_law(body: Callable[[Case, Run], None], **changes: Any) -> Law:
-    fields = {"name": "fake.law", "promise": "plain", "observe": frozenset({"params"}), "draw": draw}
+    fields = {"name": "fake.law", "promise": "plain", "observe": frozenset({"params"}), "space": SPACE}
     fields |= {"needs_traits": frozenset(), "body": body, "statement": "A law\nin words.\n\nMore.", "where": "here:1"}
     return Law(**{**fields, **changes})
 

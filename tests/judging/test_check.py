@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from fsdpcheck.case import Arithmetic, Case
 from fsdpcheck.case.profiles import WORLD_SIZES
@@ -17,7 +16,8 @@ from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.run import Run
-from tests.common.laws_by_hand import FakeEngine, a_case, a_law, too_large
+from fsdpcheck.strategies import BuiltSpace
+from tests.common.laws_by_hand import SPACE, FakeEngine, a_case, a_law, too_large
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_a_law_may_judge_another_case_than_one_that_is_not_exact_itself(run: Run
     large = replace(a_case(1, 2), arithmetic=Arithmetic(weights=1 << 20, inputs=1 << 20, project=False))
     with pytest.raises(NotExact):
         run.answer(large)
-    verdict = check_law(a_law(lambda case, run: None, draw=lambda features, sizes: st.just(large)), run)
+    verdict = check_law(a_law(lambda case, run: None, space=BuiltSpace(build=lambda features, sizes: [large])), run)
     assert (verdict.status, verdict.cases) == ("holds", 1), verdict.reason
     assert verdict.census["W=1"] == 1
     assert "non-zero gradient" not in verdict.census
@@ -46,7 +46,7 @@ def test_a_law_that_holds_counts_distinct_cases(run: Run) -> None:
 
 def test_a_law_that_needs_several_ranks_draws_no_smaller_world_and_never_passes_without_one(run: Run) -> None:
     seen = list[int]()
-    law = a_law(lambda case, run: seen.append(case.world_size), ranks=2)
+    law = a_law(lambda case, run: seen.append(case.world_size), space=SPACE.but(ranks=2))
     assert check_law(law, run, "ci", (1, 2, 3)).status == "holds"
     assert set(seen) == {2, 3}
     verdict = check_law(law, run, "ci", (1,))

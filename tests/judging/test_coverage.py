@@ -19,7 +19,8 @@ from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.coverage import Judged, Limits
 from fsdpcheck.judging.registry import chapters, law
 from fsdpcheck.judging.run import Run
-from tests.common.laws_by_hand import FakeEngine, a_case, a_law, draw
+from fsdpcheck.strategies import BuiltSpace
+from tests.common.laws_by_hand import SPACE, FakeEngine, a_case, a_law, draw
 
 ALL = Limits(frozenset(get_args(Trait)), (1, 2, 3))
 ENOUGH = Judged(15, 15, {})
@@ -72,7 +73,7 @@ def told(verdict: Verdict) -> tuple[str, int]:
 
 
 def test_one_case_of_hundreds_is_no_pass(run: Run) -> None:
-    verdict = check_law(a_law(judges(only_one()), draw=of_seeds), run)
+    verdict = check_law(a_law(judges(only_one()), space=BuiltSpace(build=of_seeds)), run)
     assert (*told(verdict), verdict.cases) == ("too few cases", 3, 1)
     assert verdict.rejected > 400
     assert verdict.reason.startswith("judged 1 of 15 cases at least; ")
@@ -82,13 +83,13 @@ def test_one_case_of_hundreds_is_no_pass(run: Run) -> None:
 
 
 def test_cases_of_which_nothing_can_be_said_on_the_adapter_are_its_restriction(run: Run) -> None:
-    verdict = check_law(a_law(judges(only_one(), NotApplicable), draw=of_seeds), run)
+    verdict = check_law(a_law(judges(only_one(), NotApplicable), space=BuiltSpace(build=of_seeds)), run)
     assert told(verdict) == ("too few cases", 2)
     assert "because of most cases the law says nothing on what the adapter accepts and shows" in verdict.reason
-    none = check_law(a_law(judges(lambda case: False, NotApplicable), draw=of_seeds), run)
+    none = check_law(a_law(judges(lambda case: False, NotApplicable), space=BuiltSpace(build=of_seeds)), run)
     assert told(none) == ("no case", 2)
     assert "take the promise away" in none.reason
-    assert told(check_law(a_law(judges(lambda case: False), draw=of_seeds), run)) == ("no case", 3)
+    assert told(check_law(a_law(judges(lambda case: False), space=BuiltSpace(build=of_seeds)), run)) == ("no case", 3)
 
 
 def test_a_budget_that_leaves_one_case_of_15_is_no_pass_and_one_that_leaves_15_of_60_is(run: Run) -> None:
@@ -98,17 +99,17 @@ def test_a_budget_that_leaves_one_case_of_15_is_no_pass_and_one_that_leaves_15_o
     late = check_law(a_law(lambda case, run: None), run, "ci", deadline=Ticks(15))
     assert told(late) == ("holds", 0)
     assert late.reason == "the budget was spent before all cases were drawn"
-    unlabelled = replace(a_law(lambda case, run: None), vacuous_without=("clipped sample",))
+    unlabelled = a_law(lambda case, run: None, space=SPACE.but(vacuous_without=("clipped sample",)))
     assert told(check_law(unlabelled, run, "ci", deadline=Ticks(15))) == ("too few cases", 4)
 
 
 def test_a_law_of_few_cases_holds_when_it_was_judged_on_all(run: Run) -> None:
-    def few(features: Features, sizes: tuple[int, ...]) -> st.SearchStrategy[Case]:
-        return st.sampled_from([a_case(1, 1), a_case(1, 2)])
+    def few(features: Features, sizes: tuple[int, ...]) -> list[Case]:
+        return [a_case(1, 1), a_case(1, 2)]
 
-    verdict = check_law(a_law(lambda case, run: None, draw=few), run)
+    verdict = check_law(a_law(lambda case, run: None, space=BuiltSpace(build=few)), run)
     assert (*told(verdict), verdict.cases) == ("holds", 0, 2)
-    half = check_law(a_law(judges(lambda case: case == a_case(1, 1)), draw=few), run)
+    half = check_law(a_law(judges(lambda case: case == a_case(1, 1)), space=BuiltSpace(build=few)), run)
     assert (*told(half), half.cases, half.rejected) == ("holds", 0, 1, 1)
 
 
@@ -118,21 +119,22 @@ def test_a_label_that_the_cases_lack_is_drawn_for(run: Run) -> None:
     def rarely(features: Features, sizes: tuple[int, ...]) -> st.SearchStrategy[Case]:
         return st.integers(0, 200).flatmap(lambda n: draw(features, (2,) if n == 117 else (1,)))
 
-    plain = a_law(lambda case, run: None, draw=rarely)
+    plain = a_law(lambda case, run: None, space=BuiltSpace(build=rarely))
     before = check_law(plain, run)
     assert "several ranks" not in before.census
-    verdict = check_law(replace(plain, must_occur=("several ranks",)), run)
+    wanting = plain.space.but(must_occur=("several ranks",))
+    verdict = check_law(replace(plain, space=wanting), run)
     assert (*told(verdict), verdict.cases, verdict.census["several ranks"]) == ("holds", 0, before.cases + 1, 1)
-    broken = replace(plain, must_occur=("several ranks",), body=judges(lambda case: case.world_size == 1))
+    broken = replace(plain, space=wanting, body=judges(lambda case: case.world_size == 1))
     assert told(check_law(broken, run)) == ("too few cases", 3)
 
 
 def test_what_cannot_occur_is_told_and_what_a_law_is_vacuous_without_is_missed(run: Run) -> None:
-    ordinary = a_law(lambda case, run: None, must_occur=("several ranks",))
+    ordinary = a_law(lambda case, run: None, space=SPACE.but(must_occur=("several ranks",)))
     alone = check_law(ordinary, run, world_sizes=(1,))
     assert (*told(alone), alone.never) == ("holds", 0, ("several ranks",))
     assert Verdict.from_data(alone.to_data()) == alone
-    vital = replace(ordinary, must_occur=(), vacuous_without=("several ranks",))
+    vital = replace(ordinary, space=SPACE.but(vacuous_without=("several ranks",)))
     verdict = check_law(vital, run, world_sizes=(1,))
     assert told(verdict) == ("no case", 2)
     assert verdict.reason == "the law says nothing on fewer than 2 ranks, asked were 1"
@@ -145,7 +147,9 @@ def test_what_cannot_occur_is_told_and_what_a_law_is_vacuous_without_is_missed(r
 )
 def test_a_kind_of_case_that_no_such_ranks_give_is_told_before_any_is_drawn(sizes: tuple[int, ...], why: str) -> None:
     """Nobody can act on "have the adapter accept more", and under torchrun nobody chose the number for the law."""
-    replicas = a_law(lambda case, run: pytest.fail("drawn in vain"), vacuous_without=("replicated-shards",))
+    replicas = a_law(
+        lambda case, run: pytest.fail("drawn in vain"), space=SPACE.but(vacuous_without=("replicated-shards",))
+    )
     run, engine = Run(FakeEngine(), "reference"), FakeEngine()
     engine.name = TORCHRUN
     for one, said in ((run, ("no case", 2)), (run.on(engine), ("not asked", 0))):
@@ -181,7 +185,7 @@ def test_what_the_number_of_ranks_keeps_out_is_no_error_and_under_torchrun_not_a
 
 
 def test_what_the_user_avoids_is_named_where_the_law_says_nothing_without_it(run: Run) -> None:
-    replicas = a_law(lambda case, run: None, vacuous_without=("hsdp",))
+    replicas = a_law(lambda case, run: None, space=SPACE.but(vacuous_without=("hsdp",)))
     verdict = check_law(replicas, replace(run, avoid=frozenset({"hsdp", "tied"})))
     assert told(verdict) == ("too few cases", 2)
     assert "never   shards on one mesh axis, replicas on another: without it the law says nothing" in verdict.reason
@@ -193,7 +197,9 @@ def test_what_the_user_avoids_is_named_where_the_law_says_nothing_without_it(run
 
 
 def test_a_sample_of_fewer_cases_than_the_quick_profile_demands_no_label(run: Run) -> None:
-    verdict = check_law(a_law(lambda case, run: None, vacuous_without=("clipped sample",)), run, most=3)
+    verdict = check_law(
+        a_law(lambda case, run: None, space=SPACE.but(vacuous_without=("clipped sample",))), run, most=3
+    )
     assert (*told(verdict), verdict.cases) == ("holds", 0, 3)
 
 
@@ -231,11 +237,11 @@ def test_a_law_names_labels_that_exist() -> None:
         """A law."""
 
     with pytest.raises(UsageError, match="no label is called 'several moons'"):
-        law("fake.moons", promise="plain", draw=draw, must_occur=("several moons",))(body)
+        law("fake.moons", promise="plain", space=SPACE.but(must_occur=("several moons",)))(body)
 
 
 def test_every_law_on_trained_models_says_what_must_occur() -> None:
     """But for those of one case, which the case itself says."""
     fixed = {"samplers.shuffled", "samplers.poisson-rate", "samplers.poisson-room"}
     here = (each for each in chapters().values() if Path(each.where.partition(":")[0]).parent.name == "properties")
-    assert {each.name for each in here if not each.must_occur and not each.vacuous_without} == fixed
+    assert {each.name for each in here if not each.space.must_occur and not each.space.vacuous_without} == fixed

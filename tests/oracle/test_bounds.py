@@ -115,7 +115,7 @@ def test_no_path_rounds_more_often_than_the_bound_counts() -> None:
     private = frozenset(f"{name}-private" for name in PRIVATE)
     accepting = replace(features, accepts=features.accepts | private)
     seen: Counter[str] = Counter()
-    for case in enumeration.distinct(strategies.private_exact(accepting, (1, 2)), CASES):
+    for case in enumeration.distinct(strategies.cases_of(strategies.PRIVATE_EXACT, accepting, (1, 2)), CASES):
         try:
             counted = roundings(case)
         except NotExact:
@@ -128,7 +128,8 @@ def test_no_path_rounds_more_often_than_the_bound_counts() -> None:
 def test_copies_of_a_probed_sample_are_exact_where_no_rounding_is_allowed_for() -> None:
     """Sums of W equal float32 numbers, one after the other and in pairs, against W times the number."""
     values = torch.randn(4096, generator=torch.Generator().manual_seed(0))
-    probe = next(c for c in enumeration.distinct(strategies.private_probe(adapters.load("reference").features), 400)
+    probes = strategies.cases_of(strategies.PRIVATE_PROBE, adapters.load("reference").features)
+    probe = next(c for c in enumeration.distinct(probes, 400)
                  if c.layout.kind == "replicated" and c.mesh.dp_replicate == 1 and c.world_size == 2)  # fmt: skip
     for world in (2, 4, 8, 16):
         total = values

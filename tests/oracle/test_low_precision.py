@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpcheck import oracle
+from fsdpcheck import oracle, strategies
 from fsdpcheck.adapters import load
 from fsdpcheck.adapters.builtin import _fsdp2_features as _fsdp2
 from fsdpcheck.adapters.contract import Features, Promise
@@ -38,7 +38,6 @@ from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
 from fsdpcheck.oracle import certificate, standards
 from fsdpcheck.strategies import enumeration
-from fsdpcheck.strategies import low_precision as strategies_narrow
 from fsdpcheck.workload import batches, models, numerics
 
 EVERYTHING = Features(frozenset(get_args(Promise)), frozenset(get_args(Trait)))
@@ -61,7 +60,9 @@ def proved(case: Case) -> oracle.Answer | None:
 def drawn(
     compute: Compute, clipping: Clipping, worlds: tuple[int, ...], count: int
 ) -> tuple[tuple[Case, oracle.Answer | None], ...]:
-    strategy = strategies_narrow.low_precision(EVERYTHING, worlds, clipping, compute)
+    strategy = strategies.cases_of(
+        strategies.LOW_PRECISION.but(clipping=(clipping,), compute=compute), EVERYTHING, worlds
+    )
     return tuple((case, proved(case)) for case in enumeration.distinct(strategy, count))
 
 
@@ -202,14 +203,16 @@ def test_factors_of_any_size_are_drawn_and_most_need_more_bits_than_bfloat16_has
 
 def test_thirteen_replicas_leave_a_clip_norm() -> None:
     """The loss scale's odd factor is 169 there, more than a target of 8 bits can take."""
-    every = enumeration.distinct(strategies_narrow.low_precision(EVERYTHING, (13,), "exact"), 60)
+    every = enumeration.distinct(
+        strategies.cases_of(strategies.LOW_PRECISION.but(clipping=("exact",)), EVERYTHING, (13,)), 60
+    )
     assert any(case.mesh.dp_replicate == 13 for case in every)
     assert all(case.step.clip_norm >= 1 for case in every)
 
 
 def test_a_batch_is_not_dealt_out_where_norms_are_partial() -> None:
     """Their shares could not be put together: every private implementation refuses such a case."""
-    strategy = strategies_narrow.low_precision(EVERYTHING, (2, 3, 4, 5), "unclipped")
+    strategy = strategies.cases_of(strategies.LOW_PRECISION.but(clipping=("unclipped",)), EVERYTHING, (2, 3, 4, 5))
     partial = [case for case in enumeration.distinct(strategy, 300) if case.step.contribution != "complete"]
     assert len(partial) >= 5
     assert {case.layout.kind for case in partial} == {"replicated"}

@@ -39,7 +39,9 @@ def body(parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_siblings_are_other_cases_with_the_same_right_answer(relation: Relation) -> None:
     compared = 0
-    for case in enumeration.distinct(strategies.cases(EVERYTHING, clipping=("none", "unclipped", "exact")), 40):
+    for case in enumeration.distinct(
+        strategies.cases_of(strategies.CaseSpace(clipping=("none", "unclipped", "exact")), EVERYTHING), 40
+    ):
         try:
             first, second = relation(case, EVERYTHING)
             answers = oracle.answer(first), oracle.answer(second)
@@ -60,7 +62,7 @@ def test_siblings_are_other_cases_with_the_same_right_answer(relation: Relation)
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_what_is_not_accepted_is_no_sibling(relation: Relation) -> None:
     seen = 0
-    for case in enumeration.distinct(strategies.cases(NOTHING, clipping=("none",)), 30):
+    for case in enumeration.distinct(strategies.cases_of(strategies.PLAIN, NOTHING), 30):
         try:
             assert relation(case, NOTHING)[1].requires() <= NOTHING.accepts
         except NotExact as error:
@@ -81,7 +83,7 @@ def test_one_rank_has_a_sibling_on_several_where_rows_may_be_uneven() -> None:
 
 def test_in_replicas_has_the_same_right_answer_with_a_part_for_each_replica() -> None:
     compared = 0
-    drawn = strategies.cases(EVERYTHING, clipping=("unclipped",), world_sizes=(4, 6), replicated=True)
+    drawn = strategies.cases_of(strategies.PRIVATE_UNCLIPPED.but(replicated=True), EVERYTHING, (4, 6))
     for case in enumeration.distinct(drawn, 20):
         other = metamorphic.in_replicas(case)
         assert "replicated-shards" in other.requires()

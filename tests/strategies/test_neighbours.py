@@ -37,7 +37,7 @@ def moved(pair: Neighbours) -> Counter[int]:
 
 @cache
 def cases() -> list[Case]:
-    return enumeration.distinct(strategies.private_probe(EVERYTHING), 60)
+    return enumeration.distinct(strategies.cases_of(strategies.PRIVATE_PROBE, EVERYTHING), 60)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_batches_differ_by_what_is_said(pairs: list[Neighbours]) -> None:
 
 def test_where_shares_must_be_equal_a_record_is_replaced_or_nothing_is_claimed() -> None:
     found = 0
-    for case in enumeration.distinct(strategies.private_probe(EQUAL_SHARES), 40):
+    for case in enumeration.distinct(strategies.cases_of(strategies.PRIVATE_PROBE, EQUAL_SHARES), 40):
         try:
             pair = neighbours.of(case, EQUAL_SHARES)
         except NotExact:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import get_args
 
@@ -26,15 +26,15 @@ from fsdpcheck.workload import batches, models
 ALL: frozenset[Trait] = frozenset(get_args(Trait))
 EVERYTHING = Features(frozenset(get_args(Promise)), ALL)
 MINIMAL = Features(frozenset({"plain", "private"}))
-Draw = Callable[[Features, Sequence[int]], SearchStrategy[Case]]
-DRAWS: dict[str, Draw] = {
-    "plain": strategies.plain,
-    "global_norm": strategies.global_norm,
-    "private_unclipped": strategies.private_unclipped,
-    "private_exact": strategies.private_exact,
-    "private_probe": strategies.private_probe,
+ANY = strategies.CaseSpace()
+SPACES: dict[str, strategies.CaseSpace] = {
+    "plain": strategies.PLAIN,
+    "global_norm": strategies.GLOBAL_NORM,
+    "private_unclipped": strategies.PRIVATE_UNCLIPPED,
+    "private_exact": strategies.PRIVATE_EXACT,
+    "private_probe": strategies.PRIVATE_PROBE,
 }
-EVERY = pytest.mark.parametrize("name", DRAWS)
+EVERY = pytest.mark.parametrize("name", SPACES)
 
 
 def drawn(strategy: SearchStrategy[Case], count: int) -> tuple[Case, ...]:
@@ -68,7 +68,7 @@ def test_the_mutator_is_where_it_is_looked_for_and_comes_back() -> None:
 
 @cache
 def from_everything(name: str) -> tuple[Case, ...]:
-    return drawn(DRAWS[name](EVERYTHING, strategies.WORLD_SIZES), 400)
+    return drawn(strategies.cases_of(SPACES[name], EVERYTHING), 400)
 
 
 @EVERY
@@ -114,30 +114,30 @@ def test_every_step_has_a_sample_and_stays_in_its_family(name: str) -> None:
 
 @EVERY
 def test_drawing_twice_gives_the_same_cases(name: str) -> None:
-    once = drawn(DRAWS[name](EVERYTHING, strategies.WORLD_SIZES), 30)
-    assert once == drawn(DRAWS[name](EVERYTHING, strategies.WORLD_SIZES), 30)
+    once = drawn(strategies.cases_of(SPACES[name], EVERYTHING), 30)
+    assert once == drawn(strategies.cases_of(SPACES[name], EVERYTHING), 30)
 
 
 @pytest.mark.parametrize("missing", sorted(ALL))
 def test_what_is_not_accepted_is_never_drawn(missing: Trait) -> None:
     accepts = ALL - {missing}
-    for case in drawn(strategies.cases(Features(EVERYTHING.promises, accepts)), 40):
+    for case in drawn(strategies.cases_of(ANY, Features(EVERYTHING.promises, accepts)), 40):
         assert case.requires() <= accepts, case.describe()
 
 
 @pytest.mark.parametrize("accepted", [None, *sorted(ALL)])
 def test_an_adapter_that_accepts_next_to_nothing_has_cases(accepted: Trait | None) -> None:
     accepts: frozenset[Trait] = frozenset({accepted} if accepted else ())
-    for case in drawn(strategies.cases(Features(MINIMAL.promises, accepts)), 25):
+    for case in drawn(strategies.cases_of(ANY, Features(MINIMAL.promises, accepts)), 25):
         assert case.requires() <= accepts, case.describe()
 
 
-REAL = {"real": strategies.real, "real_private": strategies.real_private}
+REAL = {"real": strategies.REAL, "real_private": strategies.REAL_PRIVATE}
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_cases_keep_the_true_functions_and_are_never_projected(name: str) -> None:
-    found = drawn(REAL[name](EVERYTHING, strategies.WORLD_SIZES), 150)
+    found = drawn(strategies.cases_of(REAL[name], EVERYTHING), 150)
     for case in found:
         assert (case.arithmetic.numbers, case.arithmetic.project) == ("real", False)
         assert case.requires().isdisjoint({"surrogates", "project"})
@@ -146,22 +146,22 @@ def test_real_cases_keep_the_true_functions_and_are_never_projected(name: str) -
     for fact in ("convolution", "normalisation inside", "attention", "activation off the grid", "cross-entropy"):
         assert sum(found[fact] for found in facts) > 3, fact
     accepts = ALL - {"surrogates", "attention", "attention-private"}
-    for case in drawn(REAL[name](Features(EVERYTHING.promises, accepts), (3,)), 40):
+    for case in drawn(strategies.cases_of(REAL[name], Features(EVERYTHING.promises, accepts), (3,)), 40):
         assert case.requires() <= accepts
 
 
 def test_default_draws_hold_no_real_numbers() -> None:
-    assert {case.arithmetic.numbers for name in DRAWS for case in from_everything(name)} == {"grid"}
+    assert {case.arithmetic.numbers for name in SPACES for case in from_everything(name)} == {"grid"}
 
 
 @pytest.mark.parametrize("world", [6, 7, 8, 13])
 @pytest.mark.parametrize("features", [EVERYTHING, MINIMAL], ids=["everything", "minimal"])
 def test_larger_worlds_have_cases_and_shrink_to_their_smallest(features: Features, world: int) -> None:
-    for draw in DRAWS.values():
-        for case in drawn(draw(features, (world,)), 30):
+    for space in SPACES.values():
+        for case in drawn(strategies.cases_of(space, features, (world,)), 30):
             assert case.world_size == world
             assert case.requires() <= features.accepts
-    case = smallest(strategies.plain(features, (1, world)), lambda case: case.world_size > 1)
+    case = smallest(strategies.cases_of(strategies.PLAIN, features, (1, world)), lambda case: case.world_size > 1)
     width = 1 if features is EVERYTHING else world
     batch = 1 if features is EVERYTHING else world
     assert case == Case(
@@ -173,25 +173,21 @@ def test_larger_worlds_have_cases_and_shrink_to_their_smallest(features: Feature
 
 
 def test_promises_bound_what_is_drawn() -> None:
-    for case in drawn(strategies.cases(Features(frozenset({"private"}), ALL)), 150):
+    for case in drawn(strategies.cases_of(ANY, Features(frozenset({"private"}), ALL)), 150):
         assert (case.step.norms, case.step.contribution) == ("immediate", "complete")
-    every = [case for name in DRAWS if name.startswith("private") for case in from_everything(name)]
+    every = [case for name in SPACES if name.startswith("private") for case in from_everything(name)]
     assert {case.step.norms for case in every} == {"immediate", "deferred"}
     assert {case.step.contribution for case in every} == {"complete", "partial", "mixed"}
 
 
-def test_arguments_narrow_the_draw() -> None:
-    found = drawn(
-        strategies.cases(
-            EVERYTHING, clipping=("exact",), world_sizes=(3,), norms=("deferred",), contributions=("partial", "mixed")
-        ),
-        60,
-    )
+def test_a_space_narrows_the_draw() -> None:
+    space = strategies.PRIVATE_EXACT.but(norms=("deferred",), contributions=("partial", "mixed"))
+    found = drawn(strategies.cases_of(space, EVERYTHING, (3,)), 60)
     assert {case.world_size for case in found} == {3}
     assert {case.step.norms for case in found} == {"deferred"}
     assert {case.step.contribution for case in found} == {"partial", "mixed"}
     limited = Features(EVERYTHING.promises, ALL, max_world_size=2)
-    assert {case.world_size for case in drawn(strategies.plain(limited), 60)} == {1, 2}
+    assert {case.world_size for case in drawn(strategies.cases_of(strategies.PLAIN, limited), 60)} == {1, 2}
 
 
 def smallest(strategy: SearchStrategy[Case], wanted: Callable[[Case], bool]) -> Case:
@@ -201,7 +197,10 @@ def smallest(strategy: SearchStrategy[Case], wanted: Callable[[Case], bool]) -> 
 
 
 def test_two_units_on_two_ranks_shrink_to_the_smallest_such_case() -> None:
-    case = smallest(strategies.plain(EVERYTHING), lambda case: case.world_size > 1 and len(case.model.units) > 1)
+    case = smallest(
+        strategies.cases_of(strategies.PLAIN, EVERYTHING),
+        lambda case: case.world_size > 1 and len(case.model.units) > 1,
+    )
     assert case.world_size == 2
     assert case.model.units == (1, 1)
     assert [(layer.width, layer.bias, layer.activation, layer.frozen) for layer in case.model.layers] == [
@@ -214,13 +213,13 @@ def test_two_units_on_two_ranks_shrink_to_the_smallest_such_case() -> None:
 
 def test_where_ranks_must_divide_rows_and_batch_two_ranks_are_still_the_smallest() -> None:
     few = Features(frozenset({"plain"}), frozenset({"bias"}))  # on four ranks, of all widths, only 4 is accepted
-    case = smallest(strategies.plain(few, (1, 2, 3, 4, 5)), lambda case: case.world_size > 1)
+    case = smallest(strategies.cases_of(strategies.PLAIN, few, (1, 2, 3, 4, 5)), lambda case: case.world_size > 1)
     assert (case.world_size, case.model.layers[0].width, case.layout.batch_size, case.seed) == (2, 2, 2, 0)
 
 
 def test_clipping_with_momentum_shrinks_to_one_layer() -> None:
     case = smallest(
-        strategies.private_exact(EVERYTHING),
+        strategies.cases_of(strategies.PRIVATE_EXACT, EVERYTHING),
         lambda case: case.step.optimizer.momentum > 0 and case.step.steps > 1 and "ragged" in case.requires(),
     )
     assert (case.world_size, len(case.model.layers), case.model.layers[0].width) == (2, 1, 1)
@@ -254,7 +253,7 @@ SMALLEST_OF: dict[str, tuple[Callable[[Case], bool], ModelSpec]] = {
 @pytest.mark.parametrize("family", SMALLEST_OF)
 def test_each_family_shrinks_to_its_smallest_model(family: str) -> None:
     wanted, model = SMALLEST_OF[family]
-    case = smallest(strategies.plain(EVERYTHING), wanted)
+    case = smallest(strategies.cases_of(strategies.PLAIN, EVERYTHING), wanted)
     assert case == Case(model, arithmetic=Arithmetic(project=False))
 
 
@@ -276,7 +275,7 @@ FAMILIES = (
 @pytest.mark.nightly
 def test_at_least_nine_drawn_cases_of_ten_are_proved_exact_in_every_family() -> None:
     accepted, rejected = Counter[str](), Counter[str]()
-    for case in drawn(strategies.cases(EVERYTHING), 1200):
+    for case in drawn(strategies.cases_of(ANY, EVERYTHING), 1200):
         try:
             certificate.prove(case, oracle.answer(case))
             counted = accepted
@@ -289,13 +288,17 @@ def test_at_least_nine_drawn_cases_of_ten_are_proved_exact_in_every_family() -> 
 
 
 def test_anything_at_all_shrinks_to_the_smallest_case() -> None:
-    case = smallest(strategies.plain(EVERYTHING), lambda case: True)
+    case = smallest(strategies.cases_of(strategies.PLAIN, EVERYTHING), lambda case: True)
     assert case == Case(ModelSpec((LayerSpec(1),)), arithmetic=Arithmetic(project=False))
 
 
 def test_some_cases_of_two_steps_are_not_projected_so_that_what_a_rank_hides_has_an_effect() -> None:
     features = adapters.load("reference").features
-    several = [case for case in enumeration.distinct(strategies.plain(features), 60) if case.step.steps > 1]
+    several = [
+        case
+        for case in enumeration.distinct(strategies.cases_of(strategies.PLAIN, features), 60)
+        if case.step.steps > 1
+    ]
     hidden = [case for case in several if not case.arithmetic.project]
     assert 2 <= len(hidden) < len(several) / 2
     assert all(case.step.optimizer.kind == "sgd" and case.arithmetic.dtype == "float64" for case in hidden)
@@ -314,5 +317,5 @@ def test_equal_bits_are_asked_of_the_families_in_which_they_are_promised(
     promises: tuple[Promise, ...], families: set[str]
 ) -> None:
     features = Features(frozenset(promises), accepts=MINIMAL.accepts)
-    found = enumeration.distinct(strategies.of_equal_bits(features), 40)
+    found = enumeration.distinct(strategies.cases_of(strategies.EQUAL_BITS, features), 40)
     assert {case.step.clipping for case in found} == families

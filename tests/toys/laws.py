@@ -17,6 +17,7 @@ from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, M
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import BuiltSpace
 
 
 def draw(features: Features, world_sizes: tuple[int, ...]) -> st.SearchStrategy[Case]:
@@ -34,13 +35,16 @@ def draw(features: Features, world_sizes: tuple[int, ...]) -> st.SearchStrategy[
     )
 
 
-@law("toy.completes", promise="plain", draw=draw)
+SPACE = BuiltSpace(build=draw)
+
+
+@law("toy.completes", promise="plain", space=SPACE)
 def completes(case: Case, run: Run) -> None:
     """Every step comes to its end."""
     assert run(case).failure is None
 
 
-@law("toy.agrees", promise="plain", draw=draw)
+@law("toy.agrees", promise="plain", space=SPACE)
 def agrees(case: Case, run: Run) -> None:
     """All ranks show the same parameters."""
     first, *others = run(case).ranks
@@ -51,14 +55,14 @@ def agrees(case: Case, run: Run) -> None:
                 raise Violation("two ranks disagree", got=str(other.rank), wanted="the same", where=where)
 
 
-@law("toy.worlds", promise="plain", draw=draw)
+@law("toy.worlds", promise="plain", space=SPACE)
 def worlds(case: Case, run: Run) -> None:
     """A step comes to its end on one more rank too."""
     for size in (case.world_size, case.world_size + 1):
         assert run(replace(case, mesh=MeshSpec(dp_shard=size))).failure is None
 
 
-@law("toy.small", promise="plain", draw=draw)
+@law("toy.small", promise="plain", space=SPACE)
 def small(case: Case, run: Run) -> None:
     """No batch is larger than three samples."""
     if case.layout.batch_size > 3:
@@ -66,33 +70,33 @@ def small(case: Case, run: Run) -> None:
         raise Violation("the batch is too large", got=got, wanted="at most 3", where="the layout", cause="its size")
 
 
-@law("toy.crashes", promise="plain", draw=draw)
+@law("toy.crashes", promise="plain", space=SPACE)
 def crashes(case: Case, run: Run) -> None:
     """The process stays alive."""
     if case.layout.batch_size > 3:
         ctypes.string_at(0)
 
 
-@law("toy.secret", promise="private", draw=draw)
+@law("toy.secret", promise="private", space=SPACE)
 def secret(case: Case, run: Run) -> None:
     """Never asked of the toy."""
     raise AssertionError("a law that is not promised was run")
 
 
-@law("toy.simulated", promise="plain", draw=draw)
+@law("toy.simulated", promise="plain", space=SPACE)
 def simulated(case: Case, run: Run) -> None:
     """Breaks on simulated ranks alone, as nothing real does."""
     if run(case).engine == "simulated":
         raise Violation("an artefact", got="simulated", wanted="real", where="the engine")
 
 
-@law("toy.broken", promise="plain", draw=draw)
+@law("toy.broken", promise="plain", space=SPACE)
 def broken(case: Case, run: Run) -> None:
     """The law itself has a bug."""
     raise ZeroDivisionError("a bug of the law")
 
 
-@law("toy.keeps", promise="plain", draw=draw)
+@law("toy.keeps", promise="plain", space=SPACE)
 def keeps(case: Case, run: Run) -> None:
     """One thread sleeps in C code and lets no Python run; the main thread asks for the interpreter again and again."""
     keeper = threading.Thread(target=ctypes.PyDLL(None).pause)
@@ -100,13 +104,13 @@ def keeps(case: Case, run: Run) -> None:
     keeper.join()
 
 
-@law("toy.waits", promise="plain", draw=draw)
+@law("toy.waits", promise="plain", space=SPACE)
 def waits(case: Case, run: Run) -> None:
     """Never ends by itself."""
     threading.Event().wait()
 
 
-@law("toy.litters", promise="plain", draw=draw)
+@law("toy.litters", promise="plain", space=SPACE)
 def litters(case: Case, run: Run) -> None:
     """Leaves a thread and two processes that never end, one of them in a session of its own; their ids are noted."""
     note = Path(os.environ["TOY_LITTER"])
@@ -134,7 +138,7 @@ class _Interrupted:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-@law("toy.swallows", promise="plain", draw=draw)
+@law("toy.swallows", promise="plain", space=SPACE)
 def swallows(case: Case, run: Run) -> None:
     """Loses the interrupt that comes in each of its cases."""
     _Interrupted()

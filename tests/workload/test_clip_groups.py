@@ -41,7 +41,7 @@ FEW = settings(
 
 def grouped(features: Features, family: Clipping, sizes: tuple[int, ...] = (1, 2, 3)) -> st.SearchStrategy[Case]:
     """Cases that clip by unit."""
-    drawn = strategies.cases(features, clipping=(family,), world_sizes=sizes)
+    drawn = strategies.cases_of(strategies.CaseSpace(clipping=(family,)), features, sizes)
     return drawn.filter(lambda case: case.step.clip_groups == "units")
 
 
@@ -109,10 +109,10 @@ def by_unit(name: str) -> Law:
     """A law, on its cases that clip by unit."""
     law = chapters()[name]
 
-    def draw(features: Features, sizes: tuple[int, ...]) -> st.SearchStrategy[Case]:
+    def build(features: Features, sizes: tuple[int, ...]) -> st.SearchStrategy[Case]:
         return law.draw(features, sizes).filter(lambda case: case.step.clip_groups == "units")
 
-    return replace(law, draw=draw)
+    return replace(law, space=strategies.BuiltSpace(build=build))
 
 
 HOLD = (

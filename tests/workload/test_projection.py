@@ -19,7 +19,7 @@ NAMES = ("reference", "reference_fsdp2", "fully_shard", "fsdp1")
 
 def judged(run: Run, count: int) -> list[Case]:
     """Cases of several steps that were compared with the single device's answer."""
-    drawn = strategies.plain(run.features, (1, 2, 3)).filter(lambda case: case.step.steps > 1)
+    drawn = strategies.cases_of(strategies.PLAIN, run.features, (1, 2, 3)).filter(lambda case: case.step.steps > 1)
     found = []
     for case in enumeration.distinct(drawn, count):
         try:

@@ -21,7 +21,6 @@ from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
-from fsdpcheck.strategies import Draw
 from fsdpcheck.strategies.enumeration import distinct
 from fsdpcheck.studies.power.judges import Tier, allclose, law_judge, watched
 
@@ -38,7 +37,7 @@ class Family:
     name: str
     tier: Tier
     promise: Promise
-    draw: Draw
+    space: strategies.Space
     laws: tuple[str, ...]
     errors: tuple[str, ...]
     baseline: bool = True
@@ -84,25 +83,25 @@ _MEANS = (_IMPL + "local_means",)
 
 FAMILIES: tuple[Family, ...] = (
     Family(
-        "plain", "exact", "plain", strategies.plain, ("training.plain", "training.gradients"),
+        "plain", "exact", "plain", strategies.PLAIN, ("training.plain", "training.gradients"),
         (*_GRADIENTS, *_SAMPLES, *_MEANS),
     ),
     Family(
-        "clipped", "exact", "exact-factors", strategies.private_exact,
+        "clipped", "exact", "exact-factors", strategies.PRIVATE_EXACT,
         ("training.private-clipped", "training.private-gradients", "clipping.norms", "clipping.factors"),
         (*_GRADIENTS, *_SAMPLES, *_FACTORS, *_MEANS),
     ),
     Family(
-        "probe", "any C", "private", strategies.with_readable_updates(strategies.private_probe),
+        "probe", "any C", "private", strategies.PRIVATE_PROBE.without(*strategies.HIDING),
         ("clipping.coefficients", "clipping.factors", "clipping.norms", "clipping.sum"),
         (*_SAMPLES, *_FACTORS, *_MEANS),
     ),
     Family(
-        "real", "replay", "plain", strategies.real, ("rounding.gradients", "rounding.update"),
+        "real", "replay", "plain", strategies.REAL, ("rounding.gradients", "rounding.update"),
         (*_GRADIENTS, *_SAMPLES, *_MEANS), baseline=False,
     ),
     Family(
-        "real private", "replay", "second-backward", strategies.real_private, ("rounding.private-gradients",),
+        "real private", "replay", "second-backward", strategies.REAL_PRIVATE, ("rounding.private-gradients",),
         (*_GRADIENTS, *_SAMPLES, *_SECOND_PASS), baseline=False,
     ),
 )  # fmt: skip
@@ -136,7 +135,7 @@ def _measure(
     together = Tally(family.tier, family.name, "all laws of the tier")
     observe = watched(run.features, laws, private=family.promise != "plain")
     errors = [error for error in family.errors if run.adapter_ref == "reference" or not error.startswith(_IMPL)]
-    for number, case in enumerate(distinct(family.draw(run.features, tuple(world_sizes)), count)):
+    for number, case in enumerate(distinct(strategies.cases_of(family.space, run.features, world_sizes), count)):
         on_case(family, number)
         try:
             honest = run(case, observe=observe)

@@ -1,0 +1,89 @@
+"""What a space may change in every case that is drawn, by name (``space.Adjustment``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from fsdpcheck.adapters.contract import Features
+from fsdpcheck.case import Case
+from fsdpcheck.case.validation import is_power_of_two, whole_or_float
+from fsdpcheck.strategies import metamorphic
+from fsdpcheck.strategies.space import Adjustment
+
+Adjust = Callable[[SearchStrategy[Case], Features], SearchStrategy[Case]]
+
+
+@st.composite
+def _of_any_sum(draw: st.DrawFn, drawn: SearchStrategy[Case], features: Features) -> Case:
+    """Of who averages after the sum also cases whose sums W does not divide, where they can be right.
+
+    These are what a division before the sum rounds otherwise.
+    """
+    case = draw(drawn)
+    wanted = draw(st.booleans())  # in any case, or the simpler case would have more draws
+    return _undivided(case, features) if wanted else case
+
+
+def _undivided(case: Case, features: Features) -> Case:
+    """The case with losses that do not carry W, and N a multiple of W, if its one average is the only rounding."""
+    step, arithmetic = case.step, case.arithmetic
+    rounds_once = step.reductions == 1 and case.mesh.dp_replicate == 1 and arithmetic.averaging == "divide"
+    stays = step.steps == 1 or arithmetic.project  # otherwise the second step starts off the grid
+    if features.arithmetic.averaging == "before" or is_power_of_two(case.world_size) or not (rounds_once and stays):
+        return case
+    if case.layout.kind != "replicated" and is_power_of_two(step.normaliser):
+        step = replace(step, normaliser=whole_or_float(Fraction(step.normaliser) * case.world_size))
+    return replace(case, step=step, arithmetic=replace(arithmetic, world_factors=0))
+
+
+def _in_one_step(case: Case) -> Case:
+    return replace(case, step=replace(case.step, steps=1, resume=False))
+
+
+def _of_any_clip_norm(drawn: SearchStrategy[Case], features: Features) -> SearchStrategy[Case]:
+    """As they are drawn, or with a clip norm above every norm."""
+    return drawn.flatmap(lambda case: st.sampled_from([_clipped_at(case, c) for c in (case.step.clip_norm, 1 << 40)]))
+
+
+def _clipped_at(case: Case, clip_norm: int) -> Case:
+    return replace(case, step=replace(case.step, clip_norm=clip_norm))
+
+
+def _with_a_bias(drawn: SearchStrategy[Case], features: Features) -> SearchStrategy[Case]:
+    """A model's only layer has a bias, where one is accepted."""
+    return drawn.map(_biased) if "bias" in features.accepts else drawn
+
+
+def _biased(case: Case) -> Case:
+    only, *others = case.model.layers
+    if others or only.kind == "rms_norm":
+        return case
+    return replace(case, model=replace(case.model, layers=(replace(only, bias=True),)))
+
+
+def _of_partial_terms(case: Case) -> Case:
+    return replace(case, step=replace(case.step, contribution="partial"))
+
+
+def _on_real_numbers(case: Case) -> Case:
+    return replace(case, arithmetic=replace(case.arithmetic, numbers="real", project=False, averaging="divide"))
+
+
+def _each(change: Callable[[Case], Case]) -> Adjust:
+    return lambda drawn, features: drawn.map(change)
+
+
+ADJUSTMENTS: dict[Adjustment, Adjust] = {
+    "any sum": _of_any_sum,
+    "one step": _each(_in_one_step),
+    "any clip norm": _of_any_clip_norm,
+    "a bias": _with_a_bias,
+    "partial terms": _each(_of_partial_terms),
+    "in replicas": _each(metamorphic.in_replicas),
+    "on real numbers": _each(_on_real_numbers),
+}

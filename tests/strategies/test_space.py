@@ -1,0 +1,128 @@
+"""Spaces of cases: derived, compared, refused, told in words, and drawn."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from fsdpcheck import strategies
+from fsdpcheck.adapters.contract import Features, Promise
+from fsdpcheck.case import Trait
+from fsdpcheck.errors import UsageError
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.strategies import PLAIN, PRIVATE_PROBE, BuiltSpace, CaseSpace, Family, KernelSpace, enumeration
+from fsdpcheck.strategies.adjustments import ADJUSTMENTS
+from fsdpcheck.strategies.space import Adjustment
+from tests.common.cases_by_hand import SMALLEST
+
+ALL: frozenset[Trait] = frozenset(get_args(Trait))
+EVERYTHING = Features(frozenset(get_args(Promise)), ALL)
+
+
+def test_spaces_with_the_same_fields_are_equal_and_hash_alike() -> None:
+    one, two = PLAIN.without("hsdp").without("tied"), CaseSpace(clipping=("none",)).without("tied", "hsdp")
+    assert one == two
+    assert len({one, two, PLAIN}) == 2
+    assert PLAIN.left_out == frozenset()
+    with pytest.raises(FrozenInstanceError):
+        PLAIN.units = 3  # type: ignore[misc]
+
+
+def test_what_changes_no_case_is_not_among_what_is_drawn() -> None:
+    told = PLAIN.but(must_occur=("hsdp",), vacuous_without=("several ranks",), user_models="never")
+    assert told != PLAIN
+    assert told.drawn == PLAIN
+    assert {told.but(steps=(2, 3)).drawn, told.but(ranks=2).drawn, PLAIN.drawn} == {
+        PLAIN.but(steps=(2, 3)), PLAIN.but(ranks=2), PLAIN,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "got", "hint"),
+    [
+        (lambda: PLAIN.without("hdsp"), "'hdsp'", "Did you mean 'hsdp'?"),  # type: ignore[arg-type]
+        (lambda: PLAIN.but(step=(2,)), "'step'", "Did you mean 'steps'?"),
+        (lambda: PLAIN.but(adjusted=("one stop",)), "'one stop'", "Did you mean 'one step'?"),
+        (lambda: PLAIN.but(clipping=("exactly",)), "'exactly'", "Did you mean 'exact'?"),
+        (lambda: Family("exact", ("exact-factor",)), "'exact-factor'", "Did you mean 'exact-factors'?"),
+    ],
+)
+def test_an_unknown_word_is_refused_and_the_right_one_named(make: Any, got: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        make()
+    assert f"\n  got     {got}\n  wanted  one of " in str(refused.value)
+    assert hint in str(refused.value)
+
+
+def test_the_words_of_families_are_of_one_kind_each() -> None:
+    """One set holds promises, traits and "nested", so none may mean two things."""
+    assert {*get_args(Promise)}.isdisjoint({*ALL, "nested"})
+    assert "nested" not in ALL
+
+
+def test_families_are_those_that_hold_of_an_implementation_or_the_first() -> None:
+    nested = replace(EVERYTHING, factor=replace(EVERYTHING.factor, nested=True))
+    space = CaseSpace(clipping=("unclipped", Family("exact", unless=("nested",)), Family("probe", ("real", "plain"))))
+    assert space.families(EVERYTHING) == ("unclipped", "exact", "probe")
+    assert space.families(nested) == ("unclipped", "probe")
+    assert space.families(replace(nested, accepts=ALL - {"real"})) == ("unclipped",)
+    assert strategies.EQUAL_BITS.families(Features(frozenset())) == ("none",)
+
+
+def test_a_space_says_what_all_its_cases_demand() -> None:
+    assert PLAIN.demands == KernelSpace().demands == frozenset()
+    assert PLAIN.but(numbers="either").demands == frozenset()
+    assert strategies.COUNTABLE.demands == strategies.REAL.demands == {"real"}
+    several = PRIVATE_PROBE.but(replicated=True, compute="tf32", adjusted=("in replicas",))
+    assert several.demands == {"replicated", "tf32", "replicated-shards", "hsdp"}
+
+
+def test_worlds_are_those_asked_for_unless_the_space_says_others() -> None:
+    assert PLAIN.worlds_of((5, 2)) == (5, 2)
+    assert PLAIN.but(worlds=(4, 6)).worlds_of((1, 2)) == (4, 6)
+    assert PLAIN.but(most_ranks=3).worlds_of((1, 3, 4)) == (1, 3)
+    assert PLAIN.but(most_ranks=3).worlds_of((5, 4)) == (4,)
+    replicas = PLAIN.but(adjusted=("in replicas",))
+    assert replicas.worlds_of((1, 2, 3, 4, 5, 6, 9)) == (4, 6, 9)
+    assert replicas.worlds_of((2, 3)) == (2, 3)
+
+
+def test_a_space_is_told_by_the_fields_that_narrow_or_widen_it() -> None:
+    assert CaseSpace(must_occur=("hsdp",), user_models="never").describe() == "every case"
+    space = CaseSpace(clipping=("none", Family("probe", ("private", "real")), Family("exact", unless=("nested",))))
+    said = "clipping: none, probe where private and real, exact unless nested; replicated: no; left out: hsdp, tied"
+    assert space.but(replicated=False).without("tied", "hsdp").describe() == said
+    assert BuiltSpace(build=lambda features, sizes: [SMALLEST], words="one case").describe() == "one case"
+
+
+def test_cases_that_are_built_are_drawn_as_they_are() -> None:
+    listed = BuiltSpace(build=lambda features, sizes: [SMALLEST])
+    drawn = BuiltSpace(build=lambda features, sizes: strategies.cases_of(listed, features, sizes))
+    for space in (listed, drawn):
+        assert enumeration.distinct(strategies.cases_of(space, EVERYTHING), 3) == [SMALLEST]
+
+
+def test_every_adjustment_is_made() -> None:
+    assert set(ADJUSTMENTS) == set(get_args(Adjustment))
+
+
+def test_laws_share_spaces() -> None:
+    """What is drawn for one law can be judged by the others of its space."""
+    here = (law for law in chapters().values() if Path(law.where.partition(":")[0]).parent.name == "properties")
+    drawn = [law.space.drawn for law in here]
+    assert drawn.count(PLAIN) > 5
+    assert len(set(drawn)) < 0.7 * len(drawn)
+
+
+def test_a_change_to_any_field_of_a_law_s_space_but_what_is_told_changes_what_is_drawn() -> None:
+    told = {"user_models", "must_occur", "vacuous_without"}
+    changed: dict[str, Any] = {
+        "ranks": 2, "clipping": ("exact",), "norms": ("deferred",), "contributions": ("partial",), "replicated": True,
+        "numbers": "real", "compute": "tf32", "global_norm": True, "tiny_only": True, "steps": (2,), "units": 2,
+        "by_unit": (True,), "left_out": frozenset({"hsdp"}), "worlds": (4,), "most_ranks": 2, "adjusted": ("one step",),
+    }  # fmt: skip
+    assert {one.name for one in fields(CaseSpace)} == {*changed, *told}
+    assert len({PLAIN.but(**{name: value}).drawn for name, value in changed.items()} | {PLAIN}) == len(changed) + 1
