@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
-import hypothesis
-from hypothesis.errors import Unsatisfiable
+from hypothesis.errors import Flaky
 
 from fsdpcheck.adapters.contract import WITHOUT_MODEL
 from fsdpcheck.case import Case
 from fsdpcheck.case.profiles import PROFILES, WORLD_SIZES
-from fsdpcheck.compat.hypothesis_private import whether_exhausted, without_local_constants, without_mutations
 from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import INTERNAL, USAGE, NotExact, Refused
+from fsdpcheck.execution import RunRequest
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.judging import coverage
-from fsdpcheck.judging.exploration import HOPELESS, UNLIKELY, Judging, OnCase, Stop, cases_of, seed_of, sizes_for
+from fsdpcheck.judging import coverage, nondeterminism, wording
+from fsdpcheck.judging.counterexample import finding_of
+from fsdpcheck.judging.exploration import Exploration, OnCase, sizes_for
 from fsdpcheck.judging.run import Run
+from fsdpcheck.judging.tally import Tally
 from fsdpcheck.strategies import user_model as own_drawing
 
 if TYPE_CHECKING:
@@ -56,16 +56,18 @@ def check_law(
     world_sizes = sizes_for(law, asked, run.features.max_world_size)
     started = time.monotonic()
     count, least = most or PROFILES[profile], PROFILES["quick"]
-    check = Judging(law, run.watching(law.observe), on_case, deadline, _limits(run, world_sizes), min(count, least))
+    tally = Tally(_limits(run, world_sizes), min(count, least))
     if count >= least:
-        check.labels = coverage.demanded(law.space.must_occur, law.space.vacuous_without, check.limits)
-        check.sought = coverage.sought(law.space.must_occur, check.limits)
-    stop = _explore(check, count, world_sizes, seed, shrink) or _reach(check, world_sizes, seed, shrink)
-    varied = check.varied(check.violations[-1][0], check.asked, stop) if shrink and check.violations else None
-    if varied is None and shrink and stop is None and check.violations and run.engine.name == "simulated":
-        check.look_further(world_sizes, seed)
-    check.left.update(dict.fromkeys(run.engine.settle()))
-    verdict = varied or check.verdict(stop)
+        tally.labels = coverage.demanded(law.space.must_occur, law.space.vacuous_without, tally.limits)
+        tally.sought = coverage.sought(law.space.must_occur, tally.limits)
+    found = Exploration(law, run.watching(law.observe), tally, world_sizes, on_case, deadline, seed, shrink)
+    stop, varied = found.explore(count), None
+    if shrink and found.broken is not None:
+        varied = _varied(found, found.broken.smallest, found.broken.asked, stop)
+        if varied is None and stop is None and run.engine.name == "simulated":
+            found.look_further()
+    tally.left.update(dict.fromkeys(run.engine.settle()))
+    verdict = varied or wording.verdict(found, stop)
     return replace(verdict, seconds=time.monotonic() - started).bounded()
 
 
@@ -76,25 +78,57 @@ def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None,
     And the case is run several times, for one that gives other results each time is a finding of its own, if it holds.
     """
     started = time.monotonic()
-    check = Judging(law, run.watching(law.observe), None, deadline, _limits(run, (case.world_size,)))
+    sizes = sizes_for(law, WORLD_SIZES["quick"])
+    tally = Tally(_limits(run, (case.world_size,)))
+    found = Exploration(law, run.watching(law.observe), tally, sizes, None, deadline)
+    verdict = _of_one(found, case, diagnose)
+    return replace(verdict, seconds=time.monotonic() - started).bounded()
+
+
+def _of_one(found: Exploration, case: Case, diagnose: bool) -> Verdict:
+    """The verdict of one case alone."""
+    law, run = found.law, found.run
     run.ran.clear()
     try:
-        law.body(case, check.run)
+        law.body(case, run)
     except Violation as violation:
-        if check.refused_for_mixing(case):
-            return replace(check.not_supported, seconds=time.monotonic() - started).bounded()
-        varied = check.varied(case, run.asked, None) if diagnose else None
-        verdict = varied or check.broken_by(case, violation, diagnose)
+        if found.refused_for_mixing(case):
+            return wording.not_supported(found)
+        varied = _varied(found, case, run.asked, None) if diagnose else None
+        return varied or _broken_by(found, case, violation, diagnose)
     except NotExact as error:
         why = f"the case is outside the exact domain: {error}"
-        verdict = Verdict(law.name, run.adapter_ref, "no case", rejected=1, reason=why, exit_code=INTERNAL)
+        return Verdict(law.name, run.adapter_ref, "no case", rejected=1, reason=why, exit_code=INTERNAL)
     except Refused as error:
-        check.refused[case] = str(error)
-        verdict = check.not_supported
-    else:
-        varied = check.varied(case, run.asked, None) if diagnose else None
-        verdict = varied or Verdict(law.name, run.adapter_ref, "holds", cases=1, left=tuple(run.ran.left))
-    return replace(verdict, seconds=time.monotonic() - started).bounded()
+        found.tally.refused[case] = str(error)
+        return wording.not_supported(found)
+    varied = _varied(found, case, run.asked, None) if diagnose else None
+    return varied or Verdict(law.name, run.adapter_ref, "holds", cases=1, left=tuple(run.ran.left))
+
+
+def _broken_by(found: Exploration, case: Case, violation: Violation, diagnose: bool) -> Verdict:
+    found.breaks(case, violation)
+    assert found.broken is not None
+    if not diagnose:
+        return wording.broken(found, found.broken.finding)
+    if found.run.engine.name == "simulated":
+        found.look_further()
+    return wording.diagnosed(found)
+
+
+def _varied(found: Exploration, case: Case, asked: RunRequest | None, stop: BaseException | None) -> Verdict | None:
+    """The finding that ``asked`` of ``case`` gives other results each time; None where it does not.
+
+    It is looked for on processes if it varies on the engine of the run, or if the law did (``stop``).
+    """
+    if asked is None or not (isinstance(stop, Flaky) or nondeterminism.varies(found.run, asked)):
+        return None
+    violation = nondeterminism.difference(found.run, asked)
+    if violation is None:
+        return None
+    found.count(case)
+    told = finding_of(found.law, found.run, case, violation)
+    return wording.broken(found, replace(told, kind="undetermined", engine="processes", place=""))
 
 
 def _not_asked(law: Law, run: Run, asked: tuple[int, ...]) -> Verdict | None:
@@ -138,45 +172,3 @@ def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:
     if law.space.user_models == "known layers" and run.own.names:
         return f"bounds are proved in float64 alone, and your model names {run.own.names}"
     return own_drawing.not_accepted(law.draw, run.features, world_sizes, run.own)
-
-
-def _reach(check: Judging, world_sizes: tuple[int, ...], seed: int, shrink: bool) -> BaseException | None:
-    """Have cases drawn for each label that must occur, or is sought, and has not; what ended it, or None."""
-    for label in check.unreached if check.broken is None and check.enough else ():
-        few = check.wanted if coverage.LABELS[label].computed else 1
-        if label in check.unreached and check.broken is None:
-            check.patience = UNLIKELY if coverage.LABELS[label].sought else HOPELESS
-            stop = _explore(check, few, world_sizes, seed, shrink, label)
-            if stop is not None and not isinstance(stop, Unsatisfiable) and check.patience:
-                return stop
-    return None
-
-
-def _explore(
-    check: Judging, most: int, world_sizes: tuple[int, ...], seed: int, shrink: bool, label: str = ""
-) -> BaseException | None:
-    """Let Hypothesis draw, cases that may have ``label``; what ended it, or None when it drew all it wanted."""
-    settings = hypothesis.settings(
-        max_examples=most,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        report_multiple_bugs=False,
-        print_blob=False,
-        verbosity=hypothesis.Verbosity.quiet,
-        phases=(hypothesis.Phase.generate, *((hypothesis.Phase.shrink,) if shrink else ())),
-        suppress_health_check=list(hypothesis.HealthCheck),  # time is the engine's, acceptance is counted by us
-    )
-    try:
-        cases = cases_of(check.law, check.run, world_sizes)
-        if label and not coverage.LABELS[label].computed:
-            cases = cases.filter(partial(coverage.has, label=label))
-        body = hypothesis.given(case=cases)(lambda case: check.judge(case))
-        with without_local_constants(), without_mutations(), whether_exhausted() as ended:
-            hypothesis.seed(seed_of(f"{check.law.name} {label}".rstrip(), seed))(settings(body))()
-    except Violation:
-        return None
-    except (Exception, Stop) as stop:
-        return stop
-    check.exhausted = check.exhausted or bool(ended)
-    return None

@@ -17,11 +17,13 @@ from fsdpcheck.findings.cause import PATTERN, WEAK, Cause, common, named
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.impl import faults
-from fsdpcheck.judging import attribution, coverage, exploration
+from fsdpcheck.judging import attribution, coverage
 from fsdpcheck.judging.attribution import Evidence
 from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.exploration import Exploration
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
+from fsdpcheck.judging.tally import Tally
 from fsdpcheck.strategies import enumeration
 
 W, K, LEFT = Cause("W", "W = 2"), Cause("K", "K = 2"), Cause("left", "sample 0 is left out")
@@ -94,15 +96,16 @@ def test_evidence_ends_with_the_budget_and_is_not_counted_as_judged(engine: Simu
     failing = next(iter(enumeration.distinct(law.draw(run.features, (2,)), 1)))
     seen = {}
     for deadline in (time.monotonic() - 1, None):
-        checking = exploration.Judging(law, run, None, None, coverage.Limits(run.features.accepts, (2,)))
+        checking = Exploration(law, run, Tally(coverage.Limits(run.features.accepts, (2,))), (2,))
         with pytest.raises(Violation):
             checking.judge(failing)
         checking.deadline = deadline
-        checking.look_further((2,), 0)
-        seen[deadline is None] = checking
-    assert list(seen[False].evidence.drawn) == [failing]
-    assert len(seen[True].evidence.drawn) > 5
-    assert len(seen[True].judged) == 1
+        checking.look_further()
+        assert checking.broken is not None
+        seen[deadline is None] = checking.broken.evidence.drawn, checking.tally.judged
+    assert list(seen[False][0]) == [failing]
+    assert len(seen[True][0]) > 5
+    assert len(seen[True][1]) == 1
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ from fsdpcheck.findings import tokens
 from fsdpcheck.judging import exploration
 from fsdpcheck.judging.check import check_case, check_law
 from fsdpcheck.judging.coverage import Limits
-from fsdpcheck.judging.exploration import Judging
+from fsdpcheck.judging.exploration import Exploration
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
+from fsdpcheck.judging.tally import Tally
 from fsdpcheck.workload.user_model import inspection
 
 TOYS = str(Path(__file__).parents[1] / "toys" / "own_models.py")
@@ -92,11 +93,12 @@ def test_a_model_that_mixes_samples_is_no_finding(engine: SimulatedEngine, monke
             r"sample \d of step 0: an entry of the gradient of \S+ is \S+ alone, \S+ among", verdict.reason
         )
     run = Run(engine, "fully_shard", own=mixing)
-    drawn = Judging(law, run.watching(law.observe), None, None, Limits(run.features.accepts, (2,), frozenset(), True))
+    tally = Tally(Limits(run.features.accepts, (2,), frozenset(), True))
+    drawn = Exploration(law, run.watching(law.observe), tally, (2,))
     monkeypatch.setattr(exploration.hypothesis, "reject", rejected)
     with pytest.raises(UnsatisfiedAssumption):  # another case is drawn in its place
         drawn.judge(replace(case, model=ModelSpec((), own=mixing)))
-    assert (drawn.broken, len(drawn.refused)) == (None, 1)
+    assert (drawn.broken, len(tally.refused)) == (None, 1)
     wrong = Run(engine, "reference", ("fsdpcheck.impl.faults:averaged_twice",), own=own)
     assert check_case(law, wrong, case, diagnose=False).status == "finding"
 

@@ -1,0 +1,91 @@
+"""Counterexample: the smallest case so far that breaks a law, and what is known of the cause."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from fsdpcheck.case import Case
+from fsdpcheck.execution import RunRequest
+from fsdpcheck.findings.tokens import Token, encode
+from fsdpcheck.findings.verdict import Finding
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging import attribution, uninitialised_memory
+from fsdpcheck.judging.attribution import DIAGNOSED, Evidence
+from fsdpcheck.judging.law import Law
+from fsdpcheck.judging.run import Run
+
+
+@dataclass
+class Counterexample:
+    """What broke a law: ``finding`` of the newest case, which is the smallest, still without a cause."""
+
+    finding: Finding
+    violations: list[tuple[Case, Violation]]
+    """Of failing cases: the first and the newest."""
+    asked: RunRequest | None
+    """What the newest run was asked for when the law broke."""
+    evidence: Evidence = field(default_factory=Evidence)
+    stage: str = ""
+    memory: str = ""
+    """The cause, if it is uninitialised memory."""
+
+    @property
+    def smallest(self) -> Case:
+        return self.violations[-1][0]
+
+    def look_further(self, law: Law, run: Run, cases: Iterable[tuple[Case, Exception | None]]) -> None:
+        """Learn of the cause from the smallest case, run again, and from further ``cases`` and what they raised."""
+        smallest, minimal = self.violations[-1]
+        self.memory = _unless_it_fails(lambda: uninitialised_memory.cause(law, run, smallest, minimal))
+        if self.finding.kind == "value" and smallest.trains and not minimal.despite:
+            self.stage = _unless_it_fails(lambda: attribution.stage(run, smallest, self.asked))
+        for case, error in cases:
+            if error is None:
+                self.evidence.drawn.setdefault(case, False)
+            elif isinstance(error, Violation) and error.what == minimal.what:
+                self.evidence.drawn.setdefault(case, True)
+                if len(self.evidence.causes) < DIAGNOSED:
+                    self.evidence.causes.append(error.causes)
+
+    def diagnosed(self) -> Finding:
+        """The finding with what the minimal case and all evidence say about its cause."""
+        first, minimal = self.violations[0][1], self.violations[-1][1]
+        if first is not minimal and first.what == minimal.what:
+            self.evidence.causes.append(first.causes)
+        cause = self.memory or minimal.cause
+        if not self.memory and (minimal.causes is not None or any(self.evidence.causes)):
+            cause = self.evidence.cause(minimal.causes)
+        return replace(self.finding, cause=cause, when=self.evidence.when(), stage=self.stage)
+
+
+def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:
+    """The finding that ``violation`` of ``law`` on ``case`` is, right after the run that broke it, without a cause."""
+    failure = None if violation.despite else run.failure
+    token = encode(Token(law.name, run.adapter_ref, case, run.installs, run.schedule, run.engine.name))
+    return Finding(
+        law=law.name,
+        guarantee=law.guarantee,
+        adapter=run.adapter_ref,
+        engine=run.engine.name,
+        kind=failure.kind if failure else "value",
+        place=next((rank.where for rank in failure.ranks if rank.where), "") if failure else "",
+        what=violation.what,
+        got=violation.got,
+        wanted=violation.wanted,
+        where=violation.where,
+        cause="",
+        case=json.loads(case.to_json()),
+        words=case.describe(),
+        token=token,
+        laws=law.file,
+    )
+
+
+def _unless_it_fails(look: Callable[[], str]) -> str:
+    """What a look at a finding says; nothing that goes wrong in it changes the verdict."""
+    try:
+        return look()
+    except Exception:
+        return ""
