@@ -17,6 +17,8 @@ from fsdpcheck.execution import Execution, RunRequest
 class Interpreter:
     """Runs kernel cases in one process, which starts at the first of them and ends with this one."""
 
+    name = "interpreter"
+
     def __init__(self) -> None:
         self._engine = ProcessesEngine(start_method="spawn")
 

@@ -60,7 +60,8 @@ def check_law(
     if count >= least:
         tally.labels = coverage.demanded(law.space.must_occur, law.space.vacuous_without, tally.limits)
         tally.sought = coverage.sought(law.space.must_occur, tally.limits)
-    found = Exploration(law, run.watching(law.observe), tally, world_sizes, on_case, deadline, seed, shrink)
+    recalling = replace(run.watching(law.observe), recalls=True)
+    found = Exploration(law, recalling, tally, world_sizes, on_case, deadline, seed, shrink)
     stop, varied = found.explore(count), None
     if shrink and found.broken is not None:
         varied = _varied(found, found.broken.smallest, found.broken.asked, stop)

@@ -6,7 +6,7 @@ import hashlib
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -71,7 +71,7 @@ class Exploration:
         """Judge one case that Hypothesis has drawn. Raises Violation, Stop, and what has another case drawn."""
         self._begin(case)
         try:
-            self.law.body(case, self.run)
+            self._ask(case)
         except NotExact as error:
             self.tally.reject(case, error)
             self._next(error)
@@ -93,6 +93,19 @@ class Exploration:
             self._drawn.drawn[case] = False
         self.tally.passed += 1
         self.count(case)
+
+    def _ask(self, case: Case) -> None:
+        """Have the law judge ``case``: what breaks it by executions that others asked for must break it by new ones."""
+        self.run.executions.begin()
+        try:
+            self.law.body(case, self.run)
+        except Violation:
+            again, self.run = self.run.executions.recalled, replace(self.run, recalls=False)
+            if not again:
+                raise
+            self.run.executions.forget()
+            self.run.ran.clear()
+            self.law.body(case, self.run)
 
     def breaks(self, case: Case, violation: Violation) -> None:
         """``case`` breaks the law, and is smaller than what broke it before."""
@@ -191,7 +204,7 @@ class Exploration:
                 cases = cases.filter(partial(coverage.has, label=label))
             body = hypothesis.given(case=cases)(lambda case: self.judge(case))
             with without_local_constants(), without_mutations(), whether_exhausted() as ended:
-                hypothesis.seed(seed_of(f"{self.law.name} {label}".rstrip(), self.seed))(settings(body))()
+                hypothesis.seed(seed_of(f"{self.law.space.drawn.key} {label}".rstrip(), self.seed))(settings(body))()
         except Violation:
             return None
         except (Exception, Stop) as stop:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections import Counter
@@ -21,6 +22,7 @@ from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import AdapterError, NoProgress, NotApplicable, NotSupported, Refused, UsageError, qualified
 from fsdpcheck.execution import Execution, Failure, RunRequest, SchedulePolicy
 from fsdpcheck.judging import model_refusals
+from fsdpcheck.judging.executions import Executions
 from fsdpcheck.oracle import batched_step, certificate, standards
 from fsdpcheck.program.probe import Probe, names_of
 from fsdpcheck.workload import models
@@ -80,6 +82,10 @@ class Run:
     """What new memory of the ranks holds (RunRequest.memory)."""
     ran: Ran = field(default_factory=Ran, compare=False, repr=False)
     """What came of the runs; shared by copies."""
+    executions: Executions = field(default_factory=Executions, compare=False, repr=False)
+    """What other laws have asked for; shared by copies."""
+    recalls: bool = False
+    """Whether an execution that another law asked for may stand for a run. Of simulated ranks alone: others vary."""
 
     def __call__(
         self,
@@ -122,11 +128,25 @@ class Run:
             late=late,
             memory=self.memory,
         )
-        execution = (self.engine if case.kernel is None else interpreter()).run(request)
+        execution = self._execution(request, given_for)
         self.ran.note(execution)
         _raise_what_is_no_finding(execution.failure)
         if report := model_refusals.refused(execution) or model_refusals.raised_alone(execution):
             raise Refused(report)
+        return execution
+
+    def _execution(self, request: RunRequest, given_for: Case | None) -> Execution:
+        """One that is remembered, or a new one."""
+        engine = self.engine if request.case.kernel is None else interpreter()
+        if not self.recalls or engine.name != "simulated" or request.save_to or request.load_from:
+            return engine.run(request)
+        fields = {one.name: getattr(request, one.name) for one in dataclasses.fields(request)}
+        key = (given_for, *(value for name, value in fields.items() if name != "instrument"))  # which follows from them
+        execution = self.executions.recall(key)
+        if execution is None:
+            execution = engine.run(request)
+            if execution.failure is None:
+                self.executions.keep(key, execution)
         return execution
 
     def answer(self, case: Case) -> oracle.Answer:
@@ -163,7 +183,7 @@ class Run:
 
     def on(self, engine: Engine) -> Run:
         """This run on another engine."""
-        return replace(self, engine=engine, ran=Ran())
+        return replace(self, engine=engine, ran=Ran(), executions=Executions())
 
     @property
     def declared(self) -> Declaration:

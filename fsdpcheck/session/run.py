@@ -89,10 +89,16 @@ def _declared(refs: Iterable[str], engine: Engine, loaded: provenance.Loaded) ->
 
 def _all(laws: list[Law], declared: Mapping[str, Features], check: _Check, emit: Emit) -> None:
     """Each law on each adapter, in the order of the agenda."""
-    agenda = Agenda(((one.name, ref) for ref in declared for one in laws), _needing(laws, declared))
-    while (pair := agenda.take()) is not None:
+    pairs = ((one.name, ref) for ref in declared for one in laws)
+    agenda, pair = Agenda(pairs, _needing(laws, declared), _spaces(laws)), None
+    while (pair := agenda.take(pair)) is not None:
         for vain in agenda.hear(check(registry.chapters()[pair[0]], pair[1])):
             emit({"event": "verdict", **vain.to_data()})
+
+
+def _spaces(laws: list[Law]) -> dict[str, str]:
+    """By law what names its space of cases."""
+    return {one.name: one.space.drawn.key for one in laws}
 
 
 def _needing(laws: list[Law], declared: Mapping[str, Features]) -> dict[str, list[str]]:
@@ -159,6 +165,7 @@ def _plan_event(plan: Plan, laws: list[Law], declared: Mapping[str, Features]) -
         "unaccepted": {ref: sorted(known - has.accepts) for ref, has in declared.items()},
         "guarantees": guarantees,
         "needing": _needing(laws, declared),
+        "spaces": _spaces(laws),
         "versions": versions,
     }
 

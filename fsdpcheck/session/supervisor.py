@@ -77,6 +77,8 @@ class _Supervised:
         self._agenda: Agenda | None = None
         self._waiting: list[Child] = []
         """Children without work until a verdict comes."""
+        self._last: dict[int, Pair] = {}
+        """What each child was given last."""
         self.interrupted = False
 
     def start(self) -> None:
@@ -141,7 +143,7 @@ class _Supervised:
         self.tell(plan)
         pairs = [(law, ref) for ref, law in itertools.product(self._ledger.plan.adapters, plan["laws"])]
         known = self._taken_over(plan, pairs)
-        self._agenda = Agenda((pair for pair in pairs if pair not in known), plan["needing"])
+        self._agenda = Agenda((pair for pair in pairs if pair not in known), plan["needing"], plan["spaces"])
         for _ in range(1, min(self._jobs, len(self._agenda), -(-plan["promised"] // _WORTH_A_PROCESS))):
             if not self._crew.interrupted:
                 self.start()
@@ -171,8 +173,9 @@ class _Supervised:
 
     def _give(self, child: Child) -> None:
         assert self._agenda is not None
-        pair = self._agenda.take()
+        pair = self._agenda.take(self._last.get(child.number))
         if pair is not None:
+            self._last[child.number] = pair
             child.give(pair)
         elif self._agenda:
             child.idle = True

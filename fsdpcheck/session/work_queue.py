@@ -18,10 +18,14 @@ LEADERS: Final = ("training.plain", "collectives.plain")
 class Agenda:
     """Gives each pair once, in order, those of LEADERS first of their adapter; no other before their verdicts are here.
 
-    ``needing``: of each adapter the laws that need it to build, to step and to show its parameters.
+    ``needing``: of each adapter the laws that need it to build, to step and to show its parameters. ``spaces``: by law
+    what names its space of cases: one process judges the laws of a space one after another, for they share executions.
     """
 
-    def __init__(self, pairs: Iterable[Pair], needing: Mapping[str, Iterable[str]]) -> None:
+    def __init__(
+        self, pairs: Iterable[Pair], needing: Mapping[str, Iterable[str]], spaces: Mapping[str, str] | None = None
+    ) -> None:
+        self._spaces, self._begun = spaces or {}, set[Pair]()
         self._left = sorted(pairs, key=lambda pair: LEADERS.index(pair[0]) if pair[0] in LEADERS else len(LEADERS))
         adapters = list(dict.fromkeys(adapter for _, adapter in self._left))
         self._left.sort(key=lambda pair: adapters.index(pair[1]))
@@ -29,13 +33,21 @@ class Agenda:
         self._needing = {adapter: frozenset(laws) for adapter, laws in needing.items()}
         self._led: dict[str, list[Verdict]] = {}
 
-    def take(self) -> Pair | None:
-        """The next pair; None where none is left, or none before a verdict comes."""
+    def take(self, after: Pair | None = None) -> Pair | None:
+        """The next pair for a process that has judged ``after``; None where none is left, or none before a verdict."""
         closed = {adapter for _, adapter in self._awaited}
-        found = next((pair for pair in self._left if pair in self._awaited or pair[1] not in closed), None)
+        there = [pair for pair in self._left if pair in self._awaited or pair[1] not in closed]
+        alike = [pair for pair in there if after is not None and self._space(pair) == self._space(after)]
+        new = [pair for pair in there if self._space(pair) not in self._begun]
+        found = next(iter(alike or new or there), None)
         if found is not None:
             self._left.remove(found)
+            self._begun.add(self._space(found))
         return found
+
+    def _space(self, pair: Pair) -> Pair:
+        """The space of cases that is judged, on the adapter."""
+        return self._spaces.get(pair[0], pair[0]), pair[1]
 
     def __len__(self) -> int:
         """How many are left."""

@@ -87,6 +87,11 @@ class Space:
         """Traits that every case of the space demands."""
         return frozenset()
 
+    @property
+    def key(self) -> str:
+        """What names the space: where two spaces have other keys, other cases are drawn."""
+        return f"{type(self).__name__}: {self.describe()}"
+
     def describe(self) -> str:
         """What is drawn, in words: each field that is not what it is by default."""
         return "; ".join(self._words()) or "every case"
@@ -211,6 +216,10 @@ class BuiltSpace(Space):
 
     build: Build
     words: str = field(default="built by hand", compare=False)
+
+    @property
+    def key(self) -> str:
+        return f"{self.words}, by {getattr(self.build, '__qualname__', 'a part of a function')}"
 
     def describe(self) -> str:
         return self.words
