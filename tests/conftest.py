@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
 
 
@@ -13,5 +14,13 @@ from fsdpcheck.engines.simulated import SimulatedEngine
 def engine() -> Iterator[SimulatedEngine]:
     """Simulated ranks, kept for the tests of one file."""
     engine = SimulatedEngine()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def ranks_here() -> Iterator[InProcessEngine]:
+    """The same in this process, for tests that change what ranks run."""
+    engine = InProcessEngine()
     yield engine
     engine.close()

@@ -235,7 +235,8 @@ class Stored:
     ``name``: a parameter's canonical name (a tied one has one); of an optimizer's state the name in the checkpoint.
     ``shape``: of the whole tensor. ``offsets`` and ``sizes``: where the piece lies in it, as the checkpoint says.
     ``value``: what lies in the file for the piece, with all of its storage. ``state``: whether it is not a parameter.
-    ``of``: the canonical name of the parameter that a state belongs to; "" if to none.
+    ``of``: the canonical name of the parameter that a state belongs to; "" if to none. ``held``: how many elements the
+    storage has; the harness fills it in.
     """
 
     name: str
@@ -245,6 +246,7 @@ class Stored:
     value: Tensor
     state: bool = False
     of: str = ""
+    held: int | None = None
 
 
 class Trainer(Protocol):

@@ -8,7 +8,7 @@ from functools import partial
 from math import prod
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fsdpcheck.adapters.contract import Features, Stored
 from fsdpcheck.case import Case
@@ -21,7 +21,6 @@ from fsdpcheck.execution import Execution, StepRecord
 from fsdpcheck.findings.cause import Causes
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer
-from fsdpcheck.workload import models
 from fsdpcheck.workload.clip_groups import is_instrument
 
 _AROUND = "the memory around a parameter, padding too, is written with it"
@@ -73,28 +72,18 @@ def assert_stored(execution: Execution, pieces: list[Stored], step: int) -> None
     require_equal("a checkpoint does not hold the parameters", got, wanted, where, unknown)
 
 
-def assert_readable(execution: Execution, model: nn.Module, step: int) -> None:
+def assert_readable(execution: Execution, got: Mapping[str, Tensor], step: int) -> None:
     """A model that was filled from a checkpoint has the parameters that were shown when it was saved."""
     wanted = completed(execution)[0].steps[step].saved
     assert wanted is not None
-    got = {name: parameter.detach() for name, parameter in model.named_parameters()}
     where = f"the unsharded model, from the checkpoint of step {step}"
     require_equal("an unsharded model reads other parameters", got, wanted, where, unknown)
-
-
-def unsharded(case: Case) -> nn.Module:
-    """The model of a case with NaN in every parameter: what is not read shows."""
-    model = models.build(case)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(float("nan"))
-    return model
 
 
 def _require_bare(pieces: list[Stored], where: str) -> None:
     """Each piece has the shape that the checkpoint says, and no memory beside it."""
     for piece in pieces:
-        held = piece.value.untyped_storage().nbytes() // piece.value.element_size()
+        held = piece.value.numel() if piece.held is None else piece.held
         if (held, tuple(piece.value.shape)) != (prod(piece.sizes), piece.sizes):
             raise Violation(
                 "a checkpoint does not hold the pieces it names",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from torch import Tensor
+
+from fsdpcheck.adapters.contract import Stored
 from fsdpcheck.adapters.declaration import Declaration
+from fsdpcheck.case import Case
 from fsdpcheck.execution import Execution, RunRequest
 
 TORCHRUN: Final = "torchrun"
@@ -17,7 +21,8 @@ class Engine(Protocol):
     ``run`` never raises for what a rank does (that is ``Execution.failure``); it raises UsageError for a request it
     cannot serve at all, and KeyboardInterrupt after cleaning up. ``close`` ends ranks; it may be called twice.
     ``declared``: what the implementation that a reference names declares, read where its ranks run; raises what
-    adapters.load raises. ``settle``: what ranks have left changed of their process that no run has told; put back.
+    adapters.load raises. ``stored`` and ``read``: what it finds in a checkpoint (program/checkpoints.py). ``settle``:
+    what ranks have left changed of their process that no run has told; put back.
     """
 
     name: str
@@ -25,6 +30,10 @@ class Engine(Protocol):
     def run(self, request: RunRequest) -> Execution: ...
 
     def declared(self, reference: str) -> Declaration: ...
+
+    def stored(self, reference: str, folder: str) -> list[Stored]: ...
+
+    def read(self, reference: str, folder: str, case: Case) -> dict[str, Tensor]: ...
 
     def settle(self) -> tuple[str, ...]: ...
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import weakref
 
-from fsdpcheck.adapters.declaration import Declaration
 from fsdpcheck.engines._common import hosts
 from fsdpcheck.engines._real import monitor
 from fsdpcheck.engines._real.pool import Pool
@@ -14,7 +13,7 @@ from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.processes.limit import LIMIT_SECONDS, Limit
 
 
-class ProcessesEngine:
+class ProcessesEngine(hosts.Hosted):
     """Runs requests on real gloo processes; one pool of workers a world size, replaced after any failure.
 
     ``budget_seconds``: a limit the user sets on one run, for ranks that never stop computing; the failure is then
@@ -52,10 +51,6 @@ class ProcessesEngine:
         if execution.failure is not None or self._pools[world_size].spent:
             self._discard(world_size)
         return execution
-
-    def declared(self, reference: str) -> Declaration:
-        """See engines/base.py."""
-        return hosts.declared(reference)
 
     def settle(self) -> tuple[str, ...]:
         """Each run compares all: nothing is left."""

@@ -15,7 +15,6 @@ from contextlib import suppress
 
 import torch
 
-from fsdpcheck.adapters.declaration import Declaration
 from fsdpcheck.engines._common import hosts
 from fsdpcheck.engines._simulated.questions import Close, Settings, Settle, Simulate
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest
@@ -23,7 +22,7 @@ from fsdpcheck.processes.limit import LIMIT_SECONDS
 from fsdpcheck.processes.remote import Died
 
 
-class SimulatedEngine:
+class SimulatedEngine(hosts.Hosted):
     """Runs requests on simulated ranks; the process of an implementation is replaced when a run has ended it.
 
     ``budget_seconds``: a limit the user sets on one run for ranks that never stop computing; the failure is then
@@ -49,10 +48,6 @@ class SimulatedEngine:
             return self._lost(request, str(death))
         execution.request = request
         return execution
-
-    def declared(self, reference: str) -> Declaration:
-        """See engines/base.py."""
-        return hosts.declared(reference)
 
     def settle(self) -> tuple[str, ...]:
         """See engines/base.py."""

@@ -20,7 +20,6 @@ from typing import Any
 import torch._C._distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
-from fsdpcheck.adapters.declaration import Declaration
 from fsdpcheck.engines._common import hosts
 from fsdpcheck.engines._real import monitor
 from fsdpcheck.engines._real.follower import Place
@@ -50,7 +49,7 @@ def rank() -> int:
     return int(os.environ["RANK"])
 
 
-class TorchrunEngine:
+class TorchrunEngine(hosts.Hosted):
     """The driver, in rank 0: runs requests whose world size is torchrun's. ``budget_seconds``: see ProcessesEngine."""
 
     name = TORCHRUN
@@ -84,10 +83,6 @@ class TorchrunEngine:
         if execution.failure is not None or pool.spent:
             self._discard()
         return execution
-
-    def declared(self, reference: str) -> Declaration:
-        """See engines/base.py."""
-        return hosts.declared(reference)
 
     def settle(self) -> tuple[str, ...]:
         """Each run compares all: nothing is left."""

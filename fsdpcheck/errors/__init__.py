@@ -40,6 +40,10 @@ class NotSupported(UsageError):
     """A program asked simulated ranks for something they do not offer."""
 
 
+class NotPlain(UsageError):
+    """A message to another process holds something that is no plain data."""
+
+
 class OtherWorldSize(UsageError):
     """A case has another number of ranks than ``there`` are. A law that needs such cases is not asked there."""
 

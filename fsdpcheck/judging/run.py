@@ -13,7 +13,7 @@ from fractions import Fraction
 from torch import Tensor
 
 from fsdpcheck import adapters, oracle
-from fsdpcheck.adapters.contract import ArithmeticRule, FactorRule, Features, Observable, Trait, Use
+from fsdpcheck.adapters.contract import ArithmeticRule, FactorRule, Features, Observable, Stored, Trait, Use
 from fsdpcheck.adapters.declaration import Declaration
 from fsdpcheck.case import Case, UserModelSpec
 from fsdpcheck.case.validation import is_power_of_two
@@ -189,6 +189,14 @@ class Run:
     def declared(self) -> Declaration:
         """What the adapter declares, as data: its code runs where its ranks do, and not here."""
         return self.engine.declared(self.adapter_ref)
+
+    def stored(self, folder: str) -> list[Stored]:
+        """What the adapter finds in a checkpoint (see adapters.contract.Keeping)."""
+        return self.engine.stored(self.adapter_ref, folder)
+
+    def read(self, folder: str, case: Case) -> dict[str, Tensor]:
+        """Parameters of an unsharded model of ``case`` that the adapter fills from a checkpoint, NaN elsewhere."""
+        return self.engine.read(self.adapter_ref, folder, case)
 
     @property
     def features(self) -> Features:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.errors import UsageError, qualified
+from fsdpcheck.errors import NotPlain, qualified
 
 _OURS: Final = "fsdpcheck."
 _NOT_OURS: Final = ("fsdpcheck.impl", "fsdpcheck.properties", "fsdpcheck.adapters.builtin")
@@ -28,10 +28,6 @@ _PLAIN: Final = frozenset({
     Fraction, PosixPath, WindowsPath, torch.Size,
 })  # fmt: skip
 _KNOWN: Final = {(kind.__module__, kind.__qualname__): kind for kind in _PLAIN}
-
-
-class NotPlain(UsageError):
-    """A message holds something that is no plain data."""
 
 
 def dumps(message: object) -> bytes:

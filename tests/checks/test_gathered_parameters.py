@@ -11,7 +11,7 @@ from fsdpcheck.adapters import load
 from fsdpcheck.adapters.builtin import _fsdp2_features as _fsdp2
 from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
 from fsdpcheck.checks.gathered_parameters import assert_scheduled
-from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.findings.violation import Violation
@@ -105,9 +105,9 @@ def test_a_run_without_the_watcher_is_refused() -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_any_one_unit_of_fully_shard_kept_after_its_forward_is_found(
-    number: int, engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch
+    number: int, ranks_here: InProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, honest = Run(engine, "fully_shard"), _fsdp2.set_up
+    run, honest = Run(ranks_here, "fully_shard"), _fsdp2.set_up
     assert_scheduled(run(FREED, probes=(probes.gathered,)))
 
     def kept(model: Any, setup: Any) -> None:

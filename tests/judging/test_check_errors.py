@@ -61,7 +61,7 @@ def test_the_replay_line_of_an_error_repeats_what_a_token_may_not_import(tmp_pat
         raise ZeroDivisionError("oops")
 
     line = check_law(a_law(body), run).reason.splitlines()[-1]
-    assert line.endswith(f"' --adapter {file}:Mine --install own.module:plant")
+    assert line.endswith(f"' --adapter {file}:Mine --install own.module:plant --laws here")  # where the law says it is
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsdpcheck.adapters import load
+from fsdpcheck.engines._common import hosts
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.verdict import Finding, Verdict
@@ -26,8 +26,8 @@ HISTORY = "the same case gives other results, depending on what ran before in th
 
 
 def _fresh() -> SimulatedEngine:
-    """In place of new processes: nothing has been trained in them."""
-    load(f"{TOYS}:again").trained = 0  # type: ignore[attr-defined]
+    """In place of new real processes: nothing has been trained in its own."""
+    hosts.close()
     return SimulatedEngine()
 
 

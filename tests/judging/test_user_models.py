@@ -14,6 +14,7 @@ from hypothesis.errors import UnsatisfiedAssumption
 
 from fsdpcheck import cli
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, UserModelSpec
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import InvalidToken
 from fsdpcheck.findings import tokens
@@ -119,7 +120,7 @@ def test_laws_hold_on_a_users_weights(tmp_path: Path) -> None:
 
 
 def test_what_the_import_of_a_users_model_sets_is_told_with_the_verdict(
-    engine: SimulatedEngine, tmp_path: Path
+    ranks_here: InProcessEngine, tmp_path: Path
 ) -> None:
     """And it is in place where its ranks run alone."""
     (tmp_path / "mine.py").write_text(
@@ -133,7 +134,7 @@ def test_what_the_import_of_a_users_model_sets_is_told_with_the_verdict(
     own = inspection.inspect(f"{file}:build", f"{file}:batch").own
     seen = next(module.SEEN for module in list(sys.modules.values()) if getattr(module, "__file__", "") == file)
     assert seen == {(torch.float32, False)}
-    verdict = check_law(chapters()["training.plain"], Run(engine, "fully_shard", own=own), world_sizes=(2,), most=1)
+    verdict = check_law(chapters()["training.plain"], Run(ranks_here, "fully_shard", own=own), world_sizes=(2,), most=1)
     assert seen == {(torch.float32, False), (torch.float64, True)}
     for what in ("torch.get_default_dtype() at torch.float64 (was torch.float32)", "torch.is_anomaly_enabled() on"):
         assert f"importing {file} left {what}: in place on ranks, and not where they are judged" in verdict.left

@@ -32,7 +32,7 @@ from fsdpcheck.case import (
     Trait,
 )
 from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal
-from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import NotExact
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
@@ -304,8 +304,8 @@ def test_a_policy_that_reduces_in_bfloat16_is_seen() -> None:
     answer = proved(case)
     assert answer is not None
     assert wrong(case, answer, torch.bfloat16)
-    engine = SimulatedEngine()
-    run = Run(engine, "fully_shard").watching(["grads"])
+    engine = InProcessEngine()
+    run = Run(ranks_here, "fully_shard").watching(["grads"])
     assert_gradients_equal(run(case), answer)
     with reduced_in_bfloat16(), pytest.raises(Violation, match="the gradient is not the single device's"):
         assert_gradients_equal(run(case), answer)
@@ -322,13 +322,13 @@ def test_every_adapter_computes_in_bfloat16(ref: str) -> None:
         layout=BatchLayout("contiguous", 2),
         step=StepSpec(normaliser=2),
     )
-    engine, seen = SimulatedEngine(), set[torch.dtype]()
+    engine, seen = InProcessEngine(), set[torch.dtype]()
 
     def watch(module: Any, inputs: Sequence[Any], output: Any) -> None:
         if isinstance(module, torch.nn.Linear):
             seen.add(output.dtype)
 
-    run = Run(engine, ref)
+    run = Run(ranks_here, ref)
     answer = run.answer(case)
     handle = torch.nn.modules.module.register_module_forward_hook(watch)
     try:

@@ -20,7 +20,7 @@ from hypothesis.internal.conjecture.engine import ConjectureRunner
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpcheck import process_state
-from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.execution import RankResult
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.judging import registry
@@ -330,7 +330,7 @@ def test_ranks_of_a_thread_that_was_spoilt_are_not_used_again() -> None:
     assert simulate(spoils).left == ("rank 1 left dispatch modes at 1 (was 0)",)
     simulate(looks)
     simulate.engine.close()
-    assert isinstance(simulate.engine, SimulatedEngine)
+    assert isinstance(simulate.engine, InProcessEngine)
     assert modes == [0, 0]
 
 
@@ -382,7 +382,7 @@ def _verdict(ref: str, engine: Any) -> Verdict:
 @pytest.mark.parametrize("name", ["anomalous", "without_bias", "upwards", "doubling"])
 def test_a_wrong_implementation_that_changes_its_process_is_a_finding(name: str) -> None:
     """Attacks that held: the setting leaked into the certifier, and the judge computed with what was replaced."""
-    engine = SimulatedEngine()
+    engine = InProcessEngine()
     ref = f"{Path(__file__).parents[1] / 'toys' / f'changing_{name}.py'}:adapter"
     mutations = ConjectureRunner.generate_mutations_from
     before = torch.nn.functional.linear, inspect.unwrap(torch.optim.SGD.step)

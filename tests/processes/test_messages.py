@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fsdpcheck.case import Case, LayerSpec, ModelSpec
+from fsdpcheck.errors import NotPlain
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.processes import messages
 
@@ -63,11 +64,11 @@ class _Mine(dict[str, int]):
 
 @pytest.mark.parametrize("value", [_Mine(), nn.Linear, nn.Linear(1, 1), len, lambda: 1, torch.ones(2, device="meta")])
 def test_nothing_but_plain_data_is_sent(value: Any) -> None:
-    with pytest.raises(messages.NotPlain):
+    with pytest.raises(NotPlain):
         messages.dumps([value])
 
 
 @pytest.mark.parametrize("value", [len, _Mine(), nn.Linear(1, 1), messages.dumps])
 def test_nothing_but_plain_data_is_taken(value: Any) -> None:
-    with pytest.raises(messages.NotPlain, match="which is no plain data"):
+    with pytest.raises(NotPlain, match="which is no plain data"):
         messages.loads(pickle.dumps(value))

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdpcheck.errors import AdapterError, NoProgress
+from fsdpcheck.errors import AdapterError, NoProgress, NotPlain
 from fsdpcheck.processes.limit import Limit
-from fsdpcheck.processes.messages import NotPlain
 from fsdpcheck.processes.remote import Died, Remote, Unexpected
 
 

@@ -16,7 +16,7 @@ from fsdpcheck import oracle, strategies
 from fsdpcheck.adapters import load
 from fsdpcheck.adapters.contract import FactorRule, Features, Promise
 from fsdpcheck.case import Case, Clipping, Trait
-from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import NotExact
 from fsdpcheck.impl.clipping import clip_factors, rules
 from fsdpcheck.judging.check import check_case, check_law
@@ -126,9 +126,9 @@ HOLD = (
     "adapter", ["reference:bookkeeping", pytest.param("reference_fsdp2:bookkeeping", marks=pytest.mark.nightly)]
 )
 @pytest.mark.parametrize("name", HOLD)
-def test_the_laws_hold_by_group(name: str, adapter: str, engine: SimulatedEngine) -> None:
+def test_the_laws_hold_by_group(name: str, adapter: str, ranks_here: InProcessEngine) -> None:
     most = 7 if name.startswith("privacy.") else None  # each case of those is run twice
-    verdict = check_law(by_unit(name), Run(engine, adapter), "quick", (1, 2, 3), shrink=False, most=most)
+    verdict = check_law(by_unit(name), Run(ranks_here, adapter), "quick", (1, 2, 3), shrink=False, most=most)
     assert verdict.status == "holds", verdict
     assert verdict.census["per-layer-clipping"] == verdict.cases > 5
 
@@ -171,18 +171,20 @@ CATCH = ("training.private-clipped", "clipping.coefficients", "clipping.sum")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize("name", CATCH)
 def test_a_fault_of_grouping_is_found(
-    name: str, fault: Factors, engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch
+    name: str, fault: Factors, ranks_here: InProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rules.PerLayer, "factors", fault)
-    verdict = check_law(by_unit(name), Run(engine, "reference:bookkeeping"), "ci", (1, 2), shrink=False)
+    verdict = check_law(by_unit(name), Run(ranks_here, "reference:bookkeeping"), "ci", (1, 2), shrink=False)
     assert verdict.finding is not None
     assert verdict.finding.kind == "value"
     assert FAULTS[fault] in verdict.finding.cause
 
 
-def test_groups_that_each_have_the_whole_bound_break_the_sensitivity_and_no_more(engine: SimulatedEngine) -> None:
+def test_groups_that_each_have_the_whole_bound_break_the_sensitivity_and_no_more(ranks_here: InProcessEngine) -> None:
     """What a record weighs is still its own: only how far it moves the sum is wrong. Flat clipping knows no groups."""
-    planted = Run(engine, "reference:bookkeeping", installs=("fsdpcheck.impl.faults:each_group_has_the_whole_bound",))
+    planted = Run(
+        ranks_here, "reference:bookkeeping", installs=("fsdpcheck.impl.faults:each_group_has_the_whole_bound",)
+    )
     verdict = check_law(by_unit("privacy.sensitivity"), planted, "quick", (1, 2), shrink=False)
     assert verdict.finding is not None
     assert "given the bound of all of them" in verdict.finding.cause

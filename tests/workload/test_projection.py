@@ -8,7 +8,7 @@ import torch
 from fsdpcheck import program, strategies
 from fsdpcheck.case import Case
 from fsdpcheck.checks.training import assert_parameters_equal
-from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import NotExact
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
@@ -32,14 +32,14 @@ def judged(run: Run, count: int) -> list[Case]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_local_tensors_several_steps_are_the_single_devices(name: str, engine: SimulatedEngine) -> None:
-    assert len(judged(Run(engine, f"tests.engines.adapters_without_local_tensors:{name}"), 12)) > 8
+def test_without_local_tensors_several_steps_are_the_single_devices(name: str, ranks_here: InProcessEngine) -> None:
+    assert len(judged(Run(ranks_here, f"tests.engines.adapters_without_local_tensors:{name}"), 12)) > 8
 
 
-def test_a_projection_that_is_left_out_is_seen(engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_projection_that_is_left_out_is_seen(ranks_here: InProcessEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(made: object) -> list[torch.Tensor]:
         return []
 
     monkeypatch.setattr(program, "_updated", nothing)
     with pytest.raises(Violation, match="the parameters are not the single device's"):
-        judged(Run(engine, "tests.engines.adapters_without_local_tensors:reference"), 40)
+        judged(Run(ranks_here, "tests.engines.adapters_without_local_tensors:reference"), 40)

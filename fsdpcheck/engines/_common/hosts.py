@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
+
+from torch import Tensor
 
 from fsdpcheck import adapters
+from fsdpcheck.adapters.contract import Stored
 from fsdpcheck.adapters.declaration import Declaration
+from fsdpcheck.case import Case
+from fsdpcheck.engines._simulated import questions
 from fsdpcheck.engines._simulated.questions import Declare, Require
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.processes.remote import Died, Remote
@@ -45,11 +50,34 @@ def declared(reference: str) -> Declaration:
     """
     key = adapters.canonical(reference)
     if key not in _declared:
-        try:
-            _declared[key] = of(reference).ask(Declare(reference))
-        except Died as death:
-            raise AdapterError(f"adapter {reference!r} ended the process that imported it: {death}") from None
+        _declared[key] = _asked(reference, Declare(reference), "imported it")
     return _declared[key]
+
+
+def _asked(reference: str, question: object, what: str) -> Any:
+    """What the process of an implementation answers; that it ends meanwhile is the implementation's fault."""
+    try:
+        return of(reference).ask(question)
+    except Died as death:
+        raise AdapterError(f"adapter {reference!r} ended the process that {what}: {death}") from None
+
+
+class Hosted:
+    """What every engine answers of an implementation by asking the one process that imports it."""
+
+    def declared(self, reference: str) -> Declaration:
+        """See engines/base.py."""
+        return declared(reference)
+
+    def stored(self, reference: str, folder: str) -> list[Stored]:
+        """See engines/base.py."""
+        found: list[Stored] = _asked(reference, questions.Stored(reference, folder), "read a checkpoint")
+        return found
+
+    def read(self, reference: str, folder: str, case: Case) -> dict[str, Tensor]:
+        """See engines/base.py."""
+        found: dict[str, Tensor] = _asked(reference, questions.Read(reference, folder, case), "read a checkpoint")
+        return found
 
 
 def require(reference: str, installs: tuple[str, ...]) -> None:

@@ -23,7 +23,7 @@ from fsdpcheck.engines._common.outcomes import adapter_failure, ending
 from fsdpcheck.engines._real.gloo import World
 from fsdpcheck.engines._real.shared_table import Row
 from fsdpcheck.engines._simulated.globals import RankGlobals
-from fsdpcheck.errors import AdapterError
+from fsdpcheck.errors import AdapterError, NotPlain
 from fsdpcheck.execution import Failure, RankResult, RunRequest, deadlock
 from fsdpcheck.loading import provenance
 from fsdpcheck.processes import messages
@@ -100,7 +100,7 @@ def _sent(reply: Reply) -> bytes:
     """The reply as a message; where what a rank shows is no plain data, that is the adapter's fault."""
     try:
         return messages.dumps(reply)
-    except messages.NotPlain as error:
+    except NotPlain as error:
         rank = reply.result.rank
         fault = AdapterError(f"what rank {rank} showed is no plain data: {error}")
         reply.result, reply.state, reply.adapter = RankResult(rank), ending(rank, fault), adapter_failure(rank, fault)

@@ -17,7 +17,9 @@ from functools import partial
 import torch
 
 from fsdpcheck import adapters, process_state
+from fsdpcheck.adapters.contract import Stored
 from fsdpcheck.adapters.declaration import Declaration
+from fsdpcheck.case import Case
 from fsdpcheck.engines._common import imports, patches, poison
 from fsdpcheck.engines._simulated.rendezvous import current_rank
 from fsdpcheck.engines._simulated.run import SimulatedRun
@@ -27,7 +29,7 @@ from fsdpcheck.engines._simulated.threads import Pool
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.processes.limit import LIMIT_SECONDS, Limit
-from fsdpcheck.program import rank_program
+from fsdpcheck.program import checkpoints, rank_program
 from fsdpcheck.workload import numerics
 
 Program = Callable[[RunRequest, int, torch.device, RankResult], None]
@@ -103,6 +105,14 @@ class InProcessEngine:
     def declared(self, reference: str) -> Declaration:
         """See engines/base.py."""
         return adapters.declared(reference)
+
+    def stored(self, reference: str, folder: str) -> list[Stored]:
+        """See engines/base.py."""
+        return checkpoints.stored(reference, folder)
+
+    def read(self, reference: str, folder: str, case: Case) -> dict[str, torch.Tensor]:
+        """See engines/base.py."""
+        return checkpoints.read(reference, folder, case)
 
     def settle(self) -> tuple[str, ...]:
         """See engines/base.py."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fsdpcheck.case import Case
 from fsdpcheck.execution import RunRequest
 
 
@@ -36,6 +37,23 @@ class Require:
     """Raise UsageError for a name among ``installs`` that is none."""
 
     installs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The answer is what lies in the checkpoint (program.checkpoints.stored)."""
+
+    reference: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class Read:
+    """The answer is what an unsharded model of ``case`` reads from the checkpoint (program.checkpoints.read)."""
+
+    reference: str
+    folder: str
+    case: Case
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ import torch
 from fsdpcheck import adapters, process_state
 from fsdpcheck.engines._common import imports, patches
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
-from fsdpcheck.engines._simulated.questions import Close, Declare, Require, Settings, Settle, Simulate
-from fsdpcheck.errors import AdapterError
+from fsdpcheck.engines._simulated.questions import Close, Declare, Read, Require, Settings, Settle, Simulate, Stored
+from fsdpcheck.errors import AdapterError, NotPlain
 from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.loading import provenance
 from fsdpcheck.loading.registered import laws
 from fsdpcheck.processes import messages
 from fsdpcheck.processes.remote import Answer
+from fsdpcheck.program import checkpoints
 
 process_state.state()  # takes a quarter of a second: once, before processes are forked
 
@@ -47,6 +48,10 @@ class _Service:
                 return self._simulated(request, settings)
             case Require(installs):
                 patches.check(installs)
+            case Stored(reference, folder):
+                return messages.dumps(checkpoints.stored(reference, folder))
+            case Read(reference, folder, case):
+                return messages.dumps(checkpoints.read(reference, folder, case))
             case Settle():
                 return messages.dumps(process_state.settled())
             case Close(settings) if settings in self._engines:
@@ -59,7 +64,7 @@ class _Service:
             found = adapters.declared(reference)
         try:
             return messages.dumps(replace(found, laws=tuple(laws), files=loaded.files(), packages=loaded.packages()))
-        except messages.NotPlain as error:
+        except NotPlain as error:
             raise AdapterError(f"adapter {reference!r}: its name or features are no plain data: {error}") from error
 
     def _simulated(self, request: RunRequest, settings: Settings) -> bytes:
@@ -78,7 +83,7 @@ class _Service:
         execution.request = None  # type: ignore[assignment] # the other side has it
         try:
             return messages.dumps(execution)
-        except messages.NotPlain as error:
+        except NotPlain as error:
             raise AdapterError(f"{_place(execution)} is no plain data: {error}") from error
 
     def _sources(self, *references: str) -> provenance.Loaded:
@@ -96,6 +101,6 @@ def _place(execution: Execution) -> str:
             for number, part in parts:
                 try:
                     messages.dumps(part)
-                except messages.NotPlain:
+                except NotPlain:
                     return f"what rank {result.rank} showed ({name} {number}".rstrip() + ")"
     return "what a run gave back"
