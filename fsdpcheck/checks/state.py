@@ -83,7 +83,9 @@ def assert_readable(execution: Execution, got: Mapping[str, Tensor], step: int) 
 def _require_bare(pieces: list[Stored], where: str) -> None:
     """Each piece has the shape that the checkpoint says, and no memory beside it."""
     for piece in pieces:
-        held = piece.value.numel() if piece.held is None else piece.held
+        held = piece.held
+        if held is None:
+            held = piece.value.untyped_storage().nbytes() // piece.value.element_size()
         if (held, tuple(piece.value.shape)) != (prod(piece.sizes), piece.sizes):
             raise Violation(
                 "a checkpoint does not hold the pieces it names",

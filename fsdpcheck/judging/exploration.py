@@ -98,14 +98,14 @@ class Exploration:
         """Have the law judge ``case``: what breaks it by executions that others asked for must break it by new ones."""
         self.run.executions.begin()
         try:
-            self.law.body(case, self.run)
+            return self.law.body(case, self.run)
         except Violation:
             again, self.run = self.run.executions.recalled, replace(self.run, recalls=False)
             if not again:
                 raise
-            self.run.executions.forget()
-            self.run.ran.clear()
-            self.law.body(case, self.run)
+        self.run.executions.forget()
+        self.run.ran.clear()
+        self.law.body(case, self.run)
 
     def breaks(self, case: Case, violation: Violation) -> None:
         """``case`` breaks the law, and is smaller than what broke it before."""

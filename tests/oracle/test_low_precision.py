@@ -305,7 +305,7 @@ def test_a_policy_that_reduces_in_bfloat16_is_seen() -> None:
     assert answer is not None
     assert wrong(case, answer, torch.bfloat16)
     engine = InProcessEngine()
-    run = Run(ranks_here, "fully_shard").watching(["grads"])
+    run = Run(engine, "fully_shard").watching(["grads"])
     assert_gradients_equal(run(case), answer)
     with reduced_in_bfloat16(), pytest.raises(Violation, match="the gradient is not the single device's"):
         assert_gradients_equal(run(case), answer)
@@ -328,7 +328,7 @@ def test_every_adapter_computes_in_bfloat16(ref: str) -> None:
         if isinstance(module, torch.nn.Linear):
             seen.add(output.dtype)
 
-    run = Run(ranks_here, ref)
+    run = Run(engine, ref)
     answer = run.answer(case)
     handle = torch.nn.modules.module.register_module_forward_hook(watch)
     try:

@@ -173,11 +173,13 @@ CATCH = ("training.private-clipped", "clipping.coefficients", "clipping.sum")
 def test_a_fault_of_grouping_is_found(
     name: str, fault: Factors, ranks_here: InProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each time; and the first case that breaks the law, which is not made smaller, tells one time of four why."""
     monkeypatch.setattr(rules.PerLayer, "factors", fault)
-    verdict = check_law(by_unit(name), Run(ranks_here, "reference:bookkeeping"), "ci", (1, 2), shrink=False)
-    assert verdict.finding is not None
-    assert verdict.finding.kind == "value"
-    assert FAULTS[fault] in verdict.finding.cause
+    law, run = by_unit(name), Run(ranks_here, "reference:bookkeeping")
+    found = [check_law(law, run, "ci", (1, 2), shrink=False, seed=seed).finding for seed in range(4)]
+    assert {one.kind for one in found if one is not None} == {"value"}
+    assert None not in found
+    assert any(FAULTS[fault] in one.cause for one in found if one is not None)
 
 
 def test_groups_that_each_have_the_whole_bound_break_the_sensitivity_and_no_more(ranks_here: InProcessEngine) -> None:
