@@ -38,6 +38,11 @@ def default_names() -> tuple[str, ...]:
     return tuple(name for name in names() if name not in _EXTRAS and name not in _ON_REQUEST)
 
 
+def needs_extra(ref: str) -> bool:
+    """Whether ``ref`` names a built-in adapter that needs a package beyond fsdpcheck's own dependencies."""
+    return is_builtin(ref) and ref.partition(":")[0] in _EXTRAS
+
+
 def variants(name: str) -> dict[str, str]:
     """The other adapters in a built-in's file: what each is named by ("opacus:sound"), and its own name.
 

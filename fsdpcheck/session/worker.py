@@ -22,8 +22,10 @@ from contextlib import contextmanager, suppress
 from os import _exit  # now, whatever an implementation makes of it
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+from fsdpcheck import adapters
 from fsdpcheck.errors import INTERNAL, FsdpcheckError
 from fsdpcheck.errors.excerpt import WHOLE, excerpt
+from fsdpcheck.findings import tokens
 from fsdpcheck.processes import fork_server, leftovers
 from fsdpcheck.session.plan import Plan
 
@@ -38,7 +40,7 @@ def main() -> int:
     faulthandler.enable(all_threads=False)
     interrupt = _Interrupt()
     with interrupt.deferred():
-        fork_server.fork()
+        _fork_server(Plan.from_json(sys.argv[4]).adapters)
     _follow_parent_into_death(int(sys.argv[1]))
     with (
         suppress(BrokenPipeError),  # when the pipe is closed and the parent is gone
@@ -79,15 +81,14 @@ def replay() -> int:
     """Run the case of one trusted token: FD FEED BEATS TOKEN ENGINE BUDGET LAWS; one event, a verdict or error."""
     faulthandler.enable(all_threads=False)
     _Interrupt()
-    fork_server.fork()
+    token, engine, (budget, laws) = tokens.decode(sys.argv[4]), sys.argv[5], map(json.loads, sys.argv[6:8])
+    _fork_server([token.adapter])
     _follow_parent_into_death(int(sys.argv[1]))
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as pipe:
         try:
-            from fsdpcheck.findings import tokens
             from fsdpcheck.session import run
 
             _beat_into(int(sys.argv[3]))
-            token, engine, (budget, laws) = tokens.decode(sys.argv[4]), sys.argv[5], map(json.loads, sys.argv[6:8])
             verdict = run.replayed(token, engine, budget, tuple(laws))
             event: dict[str, Any] = {"event": "verdict", **verdict.to_data()}
         except KeyboardInterrupt:
@@ -98,6 +99,15 @@ def replay() -> int:
             event = {"event": "error", "text": excerpt(traceback.format_exc().rstrip(), WHOLE), "exit_code": INTERNAL}
         pipe.write(json.dumps(event) + "\n")
     return 0
+
+
+def _fork_server(refs: Iterable[str]) -> None:
+    """Have processes of ranks forked from this one as it is now, unless they need what takes long to import.
+
+    multiprocessing's own server has that imported, and is started when it is first needed.
+    """
+    if not any(map(adapters.needs_extra, refs)):
+        fork_server.fork()
 
 
 def _beat_into(descriptor: int) -> None:
