@@ -14,7 +14,8 @@ from fsdpcheck.errors import AdapterError
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
-from tests.common.commands import TOYS, environment
+from tests.common.commands import LAWS, TOYS, environment
+from tests.common.commands import run as run_command
 
 _PROGRAM = """
 import sys
@@ -71,3 +72,14 @@ def test_ranks_that_end_their_process_are_a_finding_with_its_smallest_case(
     assert found.kind in ("lost", "exited")
     assert how in found.got
     assert "W = 2; a batch of 1 samples" in found.words
+
+
+def test_laws_beside_an_implementation_are_no_laws_and_are_named(tmp_path: Path) -> None:
+    """They would judge in its own process, or not at all."""
+    laws = Path(LAWS).read_text().replace("toy.", "beside.")
+    toy = (TOYS / "unsharded.py").read_text().replace("from __future__ import annotations", "")
+    (tmp_path / "both.py").write_text(laws + toy)
+    code, out, err = run_command(tmp_path, "run", "--adapter", "both.py:adapter", "--law", "training.plain")
+    assert code == 2
+    for words in ("adapter 'both.py:adapter' stands in one file with laws", "beside.completes", "--laws FILE.py"):
+        assert words in out + err

@@ -50,6 +50,20 @@ def test_others_wait_for_these_verdicts_and_not_for_those_of_other_adapters() ->
     assert (agenda.take(), len(agenda)) == (None, 0)
 
 
+def test_one_process_judges_the_laws_of_a_space_one_after_another() -> None:
+    """And another begins with another space, while there is one."""
+    laws = {"a.one": "x", "b.one": "y", "a.two": "x", "b.two": "y", "a.three": "x"}
+    agenda = Agenda([(law, adapter) for adapter in "pq" for law in laws], {}, laws)
+    first, second = agenda.take(), agenda.take()
+    assert (first, second) == (("a.one", "p"), ("b.one", "p"))
+    assert agenda.take(second) == ("b.two", "p")
+    assert agenda.take(("b.two", "p")) == ("a.one", "q")
+    assert agenda.take(first) == ("a.two", "p")
+    assert agenda.take(("a.one", "q")) == ("a.two", "q")
+    left = [agenda.take(first) for _ in range(4)]
+    assert left == [("a.three", "p"), ("b.one", "q"), ("b.two", "q"), ("a.three", "q")]
+
+
 def test_one_error_in_the_first_case_of_both_leaves_out_what_would_meet_it_again() -> None:
     agenda = _agenda()
     one, two = ("training.plain", "a"), ("collectives.plain", "a")
