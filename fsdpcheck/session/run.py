@@ -272,9 +272,11 @@ class _Confirmation:
         shared = ", ".join(list(run.ran.shared)[:_NAMED]) + ", ..." * (len(run.ran.shared) > _NAMED)
         several = [case for case in dict.fromkeys(cases) if case.world_size > 1 and case.kernel is None]
         fewest = min((case.world_size for case in several), default=0)
-        chosen = [case for case in several if case.world_size == fewest][:TRIED]
+        chosen = [case for case in several if case.world_size == fewest]  # some of them are not exact, and run nowhere
         tried, untried = 0, "" if self._plan.confirm else "--no-confirm"
         for case in chosen if not untried else ():
+            if tried == TRIED:
+                break
             try:
                 there = check_case(found, replace(run.on(self._real), avoid=run.avoid), case, diagnose=False)
             except FsdpcheckError as error:
