@@ -14,8 +14,9 @@ from fsdpcheck.processes.remote import Died, Remote, Unexpected
 
 
 @pytest.fixture
-def remote() -> Iterator[Remote]:
-    remote = Remote("tests.processes.answering")
+def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    remote = Remote("answering")
     yield remote
     remote.close()
 
@@ -70,12 +71,12 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     program = (
         "import os, signal\n"
         "from fsdpcheck.processes.remote import Remote\n"
-        "remote = Remote('tests.processes.answering')\n"
+        "remote = Remote('answering')\n"
         "print(remote.ask('who')[0], flush=True)\n"
         "remote.send('compute')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), environment()["PYTHONPATH"]])}
+    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), environment()["PYTHONPATH"]])}
     done = subprocess.run(
         [sys.executable, "-c", program], env={**environment(), **path}, stdout=subprocess.PIPE, text=True
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from refusing import Refusing, Replicas
 from torch import nn
 
 from fsdpcheck import errors
 from fsdpcheck.adapters.contract import Batch, Setup
-from tests.toys.refusing import Refusing, Replicas
 
 
 class Raises(Refusing):
