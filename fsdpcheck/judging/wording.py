@@ -78,7 +78,7 @@ def broken(found: Exploration, finding: Finding, code: int = FINDING) -> Verdict
 
 
 def diagnosed(found: Exploration, note: str = "") -> Verdict:
-    """The finding with its cause; a failure of fsdpcheck to find one is told in it."""
+    """The finding with its cause; it says so where fsdpcheck failed to look for one."""
     assert found.broken is not None
     finding, undiagnosed = found.broken.finding, found.undiagnosed
     try:

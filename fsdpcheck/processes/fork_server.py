@@ -6,12 +6,16 @@ import atexit
 import importlib
 import multiprocessing
 import os
+import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver, parent_process
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -62,6 +66,19 @@ def without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = kept
+
+
+def follow_parent_into_death(folder: Path) -> None:
+    """Have this process, which leads its group, end with the one that started it, whatever it is in; and its folder."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        shutil.rmtree(folder, ignore_errors=True)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="watch parent", daemon=True).start()
 
 
 @cache

@@ -14,11 +14,10 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection, parent_process
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -192,7 +191,7 @@ def _serve(module: str, pipe: Connection, files: _Files) -> None:
     """The whole life of the process."""
     os.setpgid(0, 0)  # what it forks is in its group, and ends with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    _follow_parent_into_death(files.folder)
+    fork_server.follow_parent_into_death(files.folder)
     log, beats, stacks = (os.open(path, os.O_WRONLY | os.O_APPEND * (path == files.all[0])) for path in files.all)
     for standard in (1, 2):
         os.dup2(log, standard)
@@ -214,16 +213,3 @@ def _answered(answer: Answer, question: object) -> bytes:
         return messages.dumps(_Raised(kind, str(error)))
     except Exception:
         return messages.dumps(_Raised("", excerpt.excerpt(traceback.format_exc().rstrip(), excerpt.WHOLE)))
-
-
-def _follow_parent_into_death(folder: Path) -> None:
-    """A parent that is killed takes the process along, whatever it is in."""
-    parent = parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        shutil.rmtree(folder, ignore_errors=True)
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=watch, name="watch parent", daemon=True).start()

@@ -20,7 +20,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from fsdpcheck.processes import leftovers
-from fsdpcheck.processes.limit import LIMIT_SECONDS, TIMES_THE_LONGEST, Limit, Spent, life_of, processor_seconds
+from fsdpcheck.processes.limit import LIMIT_SECONDS, TIMES_THE_LONGEST, Limit
+from fsdpcheck.processes.watch import MORE_THAN_A_RUN, STACKS, Watch
 
 _STDERR: Final = 2
 _CHUNK: Final = 1 << 16
@@ -36,15 +37,8 @@ except KeyboardInterrupt:  # before the worker listens for it
 
 _LOOK_SECONDS: Final = 5.0
 """From one look at what a child has used up to the next."""
-MORE_THAN_A_RUN: Final = 3.0
-"""How much more a child may use up between two events than an engine lets a run use up, which tells more of it.
-
-This is for all else: an import that never ends, C code that never lets Python run."""
 _WHOLE_REPLAY: Final = 100.0
 """How much more than a run a replay may use up, which looks for the cause and tells nothing until it is done."""
-_STACK_SECONDS: Final = 2.0
-_GLANCE_SECONDS: Final = 0.01
-"""How long its stacks are waited for, and how often looked for; they decorate a verdict and make none."""
 _LEAVING_SECONDS: Final = 10.0
 """How long a child that has said its last word may take to end by itself; no verdict depends on it."""
 
@@ -92,30 +86,16 @@ class Child:
         os.close(read)
 
     def _boot(self, main: str) -> str:
-        return _BOOT.format(main=main, number=int(signal.SIGUSR2), stacks=self._stacks.fileno())
+        return _BOOT.format(main=main, number=int(STACKS), stacks=self._stacks.fileno())
 
     def watched(self, limit: Limit) -> None:
         """Begin anew to count what it uses up."""
-        self._limit, pid, beats = limit, self.process.pid, self._beats.fileno()
-        self.spent = Spent(limit, lambda: processor_seconds(pid), lambda: life_of(pid, beats), _LOOK_SECONDS)
+        self._limit = limit
+        self.watch = Watch(self.process.pid, limit, self._beats.fileno(), self._stacks.fileno(), _LOOK_SECONDS)
 
     def never_came_back(self) -> str:
         """Why it should be ended, with its stacks; "" while it may go on."""
-        if self.idle or not self.spent.is_due:
-            return ""
-        self.spent.look()
-        why = self.spent.exceeded
-        return f"no progress: {why}\n{self._told_stacks()}" if why else ""
-
-    def _told_stacks(self) -> str:
-        """Where its threads are; C code that never lets Python run does not keep it from telling."""
-        self.process.send_signal(signal.SIGUSR2)
-        until = time.monotonic() + _STACK_SECONDS
-        while not (told := os.pread(self._stacks.fileno(), _CHUNK, 0)).endswith(b"in <module>\n"):
-            if time.monotonic() > until:
-                break
-            time.sleep(_GLANCE_SECONDS)
-        return told.decode(errors="replace").rstrip()
+        return "" if self.idle else self.watch.never_came_back()
 
     def give(self, data: object) -> None:
         """Send ``data``; to a dead child it goes nowhere, for its death is seen at its pipe."""
@@ -224,7 +204,7 @@ class Crew:
                 was_silent = child.silent
                 events = child.read()
                 if events and events[0]["event"] != "plan":  # before it torch is imported: that is no measure
-                    self._limit.learn(child.spent.seconds)
+                    self._limit.learn(child.watch.seconds)
                 if events:
                     child.watched(self._limit)
                 yield from ((child, event) for event in events)

@@ -154,8 +154,9 @@ def test_a_process_that_waits_for_work_may_wait_for_ever(tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     child = child_process.Child(0, "main", ())
     child.watched(Limit())
-    monkeypatch.setattr(child, "spent", SimpleNamespace(is_due=True, look=lambda: True, exceeded="much"))
-    monkeypatch.setattr(child, "_told_stacks", lambda: "stacks")
+    spent = SimpleNamespace(is_due=True, look=lambda: True, exceeded="much")
+    monkeypatch.setattr(child.watch, "_spent", spent)
+    monkeypatch.setattr(child.watch, "_told_stacks", lambda: "stacks")
     assert child.never_came_back().endswith("stacks")
     child.idle = True
     assert child.never_came_back() == ""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import shutil
 import signal
 import sys
-import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from multiprocessing import connection, parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -26,7 +23,7 @@ from fsdpcheck.engines._simulated.globals import RankGlobals
 from fsdpcheck.errors import AdapterError, NotPlain
 from fsdpcheck.execution import Failure, RankResult, RunRequest, deadlock
 from fsdpcheck.loading import provenance
-from fsdpcheck.processes import messages
+from fsdpcheck.processes import fork_server, messages
 from fsdpcheck.program import rank_program
 from fsdpcheck.workload import numerics
 
@@ -79,7 +76,7 @@ def serve(place: Place, pipe: Connection) -> None:
     """The whole life of a worker process: say "ready", then answer each request with a Reply."""
     os.setpgid(0, 0)  # what a rank forks is in its group, and ends with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle: it ends its workers itself
-    _follow_parent_into_death(place.folder)
+    fork_server.follow_parent_into_death(place.folder)
     _keep_own_stderr(place)
     loaded: provenance.Loaded | None = None
     with place.stack.open("w") as stack_file:
@@ -132,19 +129,6 @@ def follow(request: RunRequest, run: int, world: World) -> Reply:
     else:
         reply.left, reply.imported, reply.spent = tuple(kept.left), imports.told(request), kept.spent
     return reply
-
-
-def _follow_parent_into_death(folder: Path) -> None:
-    """A driver that is killed takes its workers along, even those that hang in a collective."""
-    parent = parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        shutil.rmtree(folder, ignore_errors=True)
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=watch, name="watch parent", daemon=True).start()
 
 
 def _keep_own_stderr(place: Place) -> None:
