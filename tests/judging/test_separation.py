@@ -32,10 +32,12 @@ print([name for name in sys.modules if name.startswith(theirs)])
 """
 
 
-def test_no_implementation_is_ever_imported_where_it_is_judged() -> None:
+def test_no_implementation_is_ever_imported_where_it_is_judged(tmp_path: Path) -> None:
     """Neither a built-in one nor a user's; and a program without a main guard may ask."""
     refs = ("reference", f"{TOYS / 'unsharded.py'}:adapter")
-    done = subprocess.run([sys.executable, "-c", _PROGRAM, *refs], capture_output=True, text=True, env=environment())
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    done = subprocess.run([sys.executable, program, *refs], capture_output=True, text=True, env=environment())
     assert done.stdout.splitlines() == ["holds", "finding", "[]"], done.stderr
 
 
