@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-PROFILES: Final[dict[str, int]] = {"quick": 15, "ci": 60, "nightly": 300}
-"""Profile -> the most cases drawn for one law and one adapter. Those of "quick" are also the least of any verdict."""
+PROFILES: Final[dict[str, int]] = {"quick": 10, "ci": 60, "nightly": 300}
+"""Profile -> the most cases judged of one law and one adapter. Those of "quick" are also the least of any verdict."""
 
 
 WORLD_SIZES: Final[dict[str, tuple[int, ...]]] = {

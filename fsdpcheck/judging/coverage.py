@@ -47,6 +47,7 @@ DISTRIBUTED: Final = "distributed batch on several ranks"
 SEVERAL_UNITS: Final = "several units"
 SHARDED_UNITS: Final = "several units sharded over several ranks"
 SEVERAL_STEPS: Final = "several steps"
+LINEAR: Final = "sgd without weight decay"
 THREE_STEPS: Final = "three steps with a bias"
 SEVERAL_SAMPLES: Final = "several samples"
 CLIPPED: Final = "clipped sample"
@@ -62,6 +63,7 @@ LABELS: Final[Mapping[str, Label]] = {
     SEVERAL_UNITS: Label("several sharding units", of_model=True),
     SHARDED_UNITS: Label("several units that are sharded over several ranks", ranks=2, of_model=True),
     SEVERAL_STEPS: Label("several steps"),
+    LINEAR: Label("an update that is linear in the gradients: SGD without weight decay"),
     THREE_STEPS: Label("three steps of a model with a trained bias", frozenset({"bias"}), of_model=True, sought=True),
     SEVERAL_SAMPLES: Label("several samples in one call"),
     CLIPPED: Label("a sample whose clip factor is below 1", computed=True),
@@ -98,6 +100,8 @@ def facts(case: Case) -> Iterator[str]:
             yield SHARDED_UNITS
     if case.step.steps > 1:
         yield SEVERAL_STEPS
+    if case.step.optimizer.kind == "sgd" and not case.step.optimizer.weight_decay:
+        yield LINEAR
     if case.step.steps > 2 and any(one.bias and one.frozen not in ("bias", "all") for one in case.model.layers):
         yield THREE_STEPS
 

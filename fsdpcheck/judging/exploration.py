@@ -8,18 +8,19 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from itertools import count
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import hypothesis
-from hypothesis.errors import HypothesisException, Unsatisfiable
+from hypothesis.errors import Flaky
 
 from fsdpcheck.case import Case
-from fsdpcheck.compat.hypothesis_private import whether_exhausted, without_local_constants, without_mutations
 from fsdpcheck.errors import NotExact, Refused
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging import census, coverage, model_refusals
 from fsdpcheck.judging.attribution import CASES, Evidence
 from fsdpcheck.judging.counterexample import Counterexample, finding_of
+from fsdpcheck.judging.drawing import Batch
 from fsdpcheck.judging.run import Run
 from fsdpcheck.judging.tally import HOPELESS, UNLIKELY, Tally
 from fsdpcheck.strategies import enumeration
@@ -31,6 +32,18 @@ if TYPE_CHECKING:
     from fsdpcheck.judging.law import Law
 
 OnCase = Callable[["Law", Run, Case], None]
+
+
+_AT_LEAST: Final = 60
+"""Cases drawn at once, of which as many are judged as are asked for; more of them change little of what is found."""
+_AT_LEAST_LABELLED: Final = 10
+"""The same of cases that have a label: one is enough of most, and those of a rare one are dear to draw."""
+_VAIN: Final = 7
+"""Batches in a row of which no case can be judged, before no other is drawn."""
+
+
+class Rejected(Exception):
+    """The case could not be judged; another is judged in its place."""
 
 
 class Stop(BaseException):
@@ -68,7 +81,7 @@ class Exploration:
         return self._draw(most) or self._reach()
 
     def judge(self, case: Case) -> None:
-        """Judge one case that Hypothesis has drawn. Raises Violation, Stop, and what has another case drawn."""
+        """Judge one case. Raises Violation, Rejected and Stop."""
         self._begin(case)
         try:
             self._ask(case)
@@ -82,8 +95,6 @@ class Exploration:
             if self.refused_for_mixing(case):
                 self._next(violation)
             self.breaks(case, violation)
-            raise
-        except HypothesisException:
             raise
         except Exception as error:
             raise Stop(error, case) from error
@@ -166,12 +177,12 @@ class Exploration:
         self.run.ran.clear()
 
     def _next(self, error: Exception) -> NoReturn:
-        """Have another case drawn in place of one that could not be judged."""
+        """Have another case judged in place of one that could not be."""
         if self._patience is not None and self.broken is None:
             self._patience -= 1
         if self.tally.hopeless or self._patience == 0:
             raise Stop(None, None) from error
-        hypothesis.reject()
+        raise Rejected from error
 
     def _reach(self) -> BaseException | None:
         """Have cases drawn for each label that must occur, or is sought, and has not; what ended it, or None."""
@@ -181,36 +192,80 @@ class Exploration:
             if label in tally.unreached and self.broken is None:
                 self._patience = UNLIKELY if coverage.LABELS[label].sought else HOPELESS
                 stop = self._draw(few, label)
-                if stop is not None and not isinstance(stop, Unsatisfiable) and self._patience:
+                if stop is not None and self._patience:
                     return stop
         return None
 
     def _draw(self, most: int, label: str = "") -> BaseException | None:
-        """Let Hypothesis draw, cases that may have ``label``; what ended it, or None when it drew all it wanted."""
-        settings = hypothesis.settings(
-            max_examples=most,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            report_multiple_bugs=False,
-            print_blob=False,
-            verbosity=hypothesis.Verbosity.quiet,
-            phases=(hypothesis.Phase.generate, *((hypothesis.Phase.shrink,) if self.shrink else ())),
-            suppress_health_check=list(hypothesis.HealthCheck),  # time is the engine's, acceptance is counted by us
-        )
+        """Judge ``most`` of the cases that are drawn, or fewer that have ``label``; what ended it early, or None."""
         try:
-            cases = cases_of(self.law, self.run, self.world_sizes)
-            if label and not coverage.LABELS[label].computed:
-                cases = cases.filter(partial(coverage.has, label=label))
-            body = hypothesis.given(case=cases)(lambda case: self.judge(case))
-            with without_local_constants(), without_mutations(), whether_exhausted() as ended:
-                hypothesis.seed(seed_of(f"{self.law.space.drawn.key} {label}".rstrip(), self.seed))(settings(body))()
-        except Violation:
-            return None
+            return self._judge_drawn(most, label)
         except (Exception, Stop) as stop:
             return stop
-        self.tally.exhausted = self.tally.exhausted or bool(ended)
+
+    def _judge_drawn(self, most: int, label: str) -> BaseException | None:
+        tally, wanted, vain = self.tally, self.tally.passed + most, 0
+        for batch, cases in self._batches(most, label):
+            before, known = tally.passed, {*tally.judged, *tally.rejected, *tally.refused}
+            for case in cases:
+                if case in known:
+                    continue
+                try:
+                    self._judge_or_count(case)
+                except Rejected:
+                    continue
+                except Violation:
+                    return self._make_smaller(batch, case) if self.shrink else None
+                if tally.passed >= wanted or (label and label not in tally.unreached):
+                    return None
+            vain = 0 if tally.passed > before else vain + 1
+            if vain == _VAIN or not cases:
+                return None
         return None
+
+    def _judge_or_count(self, case: Case) -> None:
+        """Judge a case of a batch, or count it once more: of few cases there are, a batch has many equal ones."""
+        if case in self.tally.judged:
+            self.tally.passed += 1
+        elif case not in self.tally.rejected and case not in self.tally.refused:
+            self.judge(case)
+
+    def _batches(self, most: int, label: str) -> Iterator[tuple[Batch, tuple[Case, ...]]]:
+        """Batches with their cases in the order of judging, for ever or until there are no other cases."""
+        cases = cases_of(self.law, self.run, self.world_sizes)
+        if label and not coverage.LABELS[label].computed:
+            cases = cases.filter(partial(coverage.has, label=label))
+        size = max(most, _AT_LEAST_LABELLED if label else _AT_LEAST)
+        space = self.law.space.drawn.key
+        for number in count():
+            seed = seed_of(" ".join((space, *filter(None, (label, str(number or ""))))), self.seed)
+            batch = Batch(cases, size, seed, most)
+            drawn = self.run.drawings.of(
+                (seed, size, most, space, self.world_sizes, self.run.avoid, self.run.own), batch
+            )
+            yield batch, drawn.cases
+            if drawn.all_there_are:
+                self.tally.exhausted = True
+                return
+
+    def _make_smaller(self, batch: Batch, broke: Case) -> BaseException | None:
+        """Have the batch drawn again, and the case that broke the law made smaller; what ended that, or None."""
+        met: list[Case] = []
+
+        def judge(case: Case) -> None:
+            if not met and case != broke:
+                return
+            met.append(case)
+            try:
+                self.judge(case)
+            except Rejected:
+                hypothesis.reject()
+
+        try:
+            batch.shrink(judge)
+        except Violation:
+            return None
+        return Flaky("the law broke, and then held on the same case")
 
 
 def sizes_for(law: Law, world_sizes: tuple[int, ...], most: int | None = None) -> tuple[int, ...]:

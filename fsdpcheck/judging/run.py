@@ -22,6 +22,7 @@ from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import AdapterError, NoProgress, NotApplicable, NotSupported, Refused, UsageError, qualified
 from fsdpcheck.execution import Execution, Failure, RunRequest, SchedulePolicy
 from fsdpcheck.judging import model_refusals
+from fsdpcheck.judging.drawing import Drawings
 from fsdpcheck.judging.executions import Executions
 from fsdpcheck.oracle import batched_step, certificate, standards
 from fsdpcheck.program.probe import Probe, names_of
@@ -84,6 +85,8 @@ class Run:
     """What came of the runs; shared by copies."""
     executions: Executions = field(default_factory=Executions, compare=False, repr=False)
     """What other laws have asked for; shared by copies."""
+    drawings: Drawings = field(default_factory=Drawings, compare=False, repr=False)
+    """Cases that were drawn for one law or another; shared by copies."""
     recalls: bool = False
     """Whether an execution that another law asked for may stand for a run. Of simulated ranks alone: others vary."""
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Final
 
-from hypothesis.errors import Flaky, Unsatisfiable
+from hypothesis.errors import Flaky
 
 from fsdpcheck.case import Case
 from fsdpcheck.case.traits import OF_MODELS
@@ -41,7 +41,7 @@ def verdict(found: Exploration, stop: BaseException | None) -> Verdict:
         return _error(found, stop.error, stop.case)
     if tally.hopeless:
         stop, spent = None, False
-    if stop is not None and not spent and not isinstance(stop, Unsatisfiable):
+    if stop is not None and not spent:
         return _error(found, stop, None)
     if tally.refused:
         return not_supported(found)

@@ -76,9 +76,9 @@ def test_one_case_of_hundreds_is_no_pass(run: Run) -> None:
     verdict = check_law(a_law(judges(only_one()), space=BuiltSpace(build=of_seeds)), run)
     assert (*told(verdict), verdict.cases) == ("too few cases", 3, 1)
     assert verdict.rejected > 400
-    assert verdict.reason.startswith("judged 1 of 15 cases at least; ")
+    assert verdict.reason.startswith("judged 1 of 10 cases at least; ")
     assert "rejected, most often: aten._is_any_true has no rule" in verdict.reason
-    with pytest.raises(AssertionError, match="too few cases: judged 1 of 15"):
+    with pytest.raises(AssertionError, match="too few cases: judged 1 of 10"):
         verdict.raise_if_broken()
 
 
@@ -92,15 +92,15 @@ def test_cases_of_which_nothing_can_be_said_on_the_adapter_are_its_restriction(r
     assert told(check_law(a_law(judges(lambda case: False), space=BuiltSpace(build=of_seeds)), run)) == ("no case", 3)
 
 
-def test_a_budget_that_leaves_one_case_of_15_is_no_pass_and_one_that_leaves_15_of_60_is(run: Run) -> None:
+def test_a_budget_that_leaves_one_case_of_10_is_no_pass_and_one_that_leaves_10_of_60_is(run: Run) -> None:
     cut = check_law(a_law(lambda case, run: None), run, deadline=Ticks(1))
     assert (*told(cut), cut.cases) == ("too few cases", 4, 1)
     assert "because the budget was spent" in cut.reason
-    late = check_law(a_law(lambda case, run: None), run, "ci", deadline=Ticks(15))
+    late = check_law(a_law(lambda case, run: None), run, "ci", deadline=Ticks(10))
     assert told(late) == ("holds", 0)
     assert late.reason == "the budget was spent before all cases were drawn"
     unlabelled = a_law(lambda case, run: None, space=SPACE.but(vacuous_without=("clipped sample",)))
-    assert told(check_law(unlabelled, run, "ci", deadline=Ticks(15))) == ("too few cases", 4)
+    assert told(check_law(unlabelled, run, "ci", deadline=Ticks(10))) == ("too few cases", 4)
 
 
 def test_a_law_of_few_cases_holds_when_it_was_judged_on_all(run: Run) -> None:

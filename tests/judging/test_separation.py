@@ -65,8 +65,8 @@ def test_ranks_that_end_their_process_are_a_finding_with_its_smallest_case(
     engine: SimulatedEngine, tmp_path: Path, dies: str, how: str
 ) -> None:
     """The judge starts another for the next case."""
-    toy = (TOYS / "unsharded.py").read_text().replace("self.optimizer.zero_grad()", f"setup.world_size > 1 and {dies}")
-    toy = toy.replace("setup.world_size", "self.setup.world_size")
+    first = "self.optimizer.zero_grad()"
+    toy = (TOYS / "unsharded.py").read_text().replace(first, f"{first}, self.setup.world_size > 1 and {dies}")
     (tmp_path / "dying.py").write_text(f"import ctypes, os\n{toy.replace('from __future__ import annotations', '')}")
     run = Run(engine, f"{tmp_path / 'dying.py'}:adapter")
     found = check_law(chapters()["training.plain"], run, world_sizes=(1, 2)).finding

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis.errors import UnsatisfiedAssumption
 
 from fsdpcheck import cli
 from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, UserModelSpec
@@ -18,10 +17,9 @@ from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import InvalidToken
 from fsdpcheck.findings import tokens
-from fsdpcheck.judging import exploration
 from fsdpcheck.judging.check import check_case, check_law
 from fsdpcheck.judging.coverage import Limits
-from fsdpcheck.judging.exploration import Exploration
+from fsdpcheck.judging.exploration import Exploration, Rejected
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.judging.tally import Tally
@@ -75,12 +73,8 @@ def test_what_a_single_device_raises_too_is_no_finding(engine: SimulatedEngine) 
     assert "module model.front.0 (Calls)" in verdict.reason
 
 
-def test_a_model_that_mixes_samples_is_no_finding(engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_mixes_samples_is_no_finding(engine: SimulatedEngine) -> None:
     """Where the inspection saw nothing, as with weights that hide it: what would be a finding is looked at again."""
-
-    def rejected() -> None:
-        raise UnsatisfiedAssumption
-
     own, law = inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").own, chapters()["training.plain"]
     case = Case(ModelSpec((), own=own), MeshSpec(2), BatchLayout("contiguous", 8), arithmetic=Arithmetic(project=False))
     for build in ("divided", "every_third"):
@@ -96,8 +90,7 @@ def test_a_model_that_mixes_samples_is_no_finding(engine: SimulatedEngine, monke
     run = Run(engine, "fully_shard", own=mixing)
     tally = Tally(Limits(run.features.accepts, (2,), frozenset(), True))
     drawn = Exploration(law, run.watching(law.observe), tally, (2,))
-    monkeypatch.setattr(exploration.hypothesis, "reject", rejected)
-    with pytest.raises(UnsatisfiedAssumption):  # another case is drawn in its place
+    with pytest.raises(Rejected):  # another case is judged in its place
         drawn.judge(replace(case, model=ModelSpec((), own=mixing)))
     assert (drawn.broken, len(tally.refused)) == (None, 1)
     wrong = Run(engine, "reference", ("fsdpcheck.impl.faults:averaged_twice",), own=own)

@@ -1,0 +1,72 @@
+"""Selection: of many cases that were drawn the few that are judged, chosen to differ in as much as they can.
+
+Most faults need one or two things at once (Kuhn, Wallace and Gallo 2004, "Software fault interactions and implications
+for software testing"), and to draw a case costs a thirtieth of judging it. So pairs of what cases are like are covered
+greedily, as in Cohen et al. 1997 ("The AETG system"), each case at the price of what it takes to run. Nothing here
+knows a fault, an adapter or a verdict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from fsdpcheck.case import Case
+from fsdpcheck.judging import coverage
+
+_MANY: Final = 3
+"""Numbers from here on are one kind: three steps and five are alike, one and two are not."""
+
+
+def spread(cases: Sequence[Case], count: int) -> list[Case]:
+    """``cases`` in another order: first ``count`` that cover the most pairs of kinds for their price, then the others.
+
+    The same cases in the same order give the same order. Of equally good ones the first comes first.
+    """
+    masks, left, covered = _masks(cases), list(range(len(cases))), 0
+    order: list[int] = []
+    for _ in range(min(count, len(cases))):
+        best = max(left, key=lambda one: ((masks[one] & ~covered).bit_count() / price(cases[one]), -one))
+        left.remove(best)
+        order.append(best)
+        covered |= masks[best]
+    return [cases[one] for one in (*order, *left)]
+
+
+def price(case: Case) -> int:
+    """About what it takes to run a case, in no unit: it grows with ranks, batches and layers."""
+    if not case.trains:
+        return 1
+    return (3 + case.world_size) * (2 + case.step.steps * case.step.micro_batches) * (2 + len(case.model.layers))
+
+
+def kinds(case: Case) -> frozenset[str]:
+    """What a case is like: its traits, its labels, and each of its fields that is a word, or a number up to three."""
+    return frozenset((*case.requires(), *coverage.facts(case), *_fields("", case)))
+
+
+def _fields(name: str, value: Any) -> Iterator[str]:
+    if dataclasses.is_dataclass(value):
+        for one in dataclasses.fields(value):
+            if one.name != "seed":
+                yield from _fields(f"{name}.{one.name}", getattr(value, one.name))
+    elif isinstance(value, tuple):
+        yield f"{name}: {min(len(value), _MANY)} entries"
+        for entry in value if value and dataclasses.is_dataclass(value[0]) else ():
+            yield from _fields(name, entry)
+    elif isinstance(value, int | float) and not isinstance(value, bool) and value >= _MANY:
+        yield f"{name}: many"
+    else:
+        yield f"{name}: {value}"
+
+
+def _masks(cases: Sequence[Case]) -> list[int]:
+    """The pairs of kinds that each case has, a bit for each."""
+    found = [kinds(case) for case in cases]
+    numbers = {kind: number for number, kind in enumerate(sorted(frozenset[str]().union(*found)))}
+    masks = []
+    for own in found:
+        single = sum(1 << numbers[kind] for kind in own)
+        masks.append(sum(single << numbers[kind] * len(numbers) for kind in own))
+    return masks

@@ -1,0 +1,90 @@
+"""Cases that are drawn for a law: all before any is judged, more than are; one that breaks it is made smaller."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.errors import Flaky
+
+from fsdpcheck.case import Case
+from fsdpcheck.case.profiles import PROFILES
+from fsdpcheck.errors import NotExact
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.drawing import Batch, Drawings
+from fsdpcheck.judging.run import Run
+from tests.common.laws_by_hand import FakeEngine, a_case, a_law
+
+CASES = st.builds(a_case, st.integers(1, 4), st.integers(1, 8), st.integers(0, 100))
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run(FakeEngine(), "fully_shard")
+
+
+def test_a_batch_is_drawn_once_and_again_in_the_same_order_when_it_is_shrunk() -> None:
+    batch = Batch(CASES, 20, 3, 20)
+    met: list[Case] = []
+    batch.shrink(met.append)
+    assert tuple(met) == batch.draw().cases
+    assert batch.draw().cases != Batch(CASES, 20, 4, 20).draw().cases
+    drawings = Drawings()
+    assert drawings.of("key", batch) is drawings.of("key", Batch(CASES, 20, 4, 20))
+    assert not batch.draw().all_there_are
+    assert Batch(st.sampled_from([a_case(1, 1), a_case(1, 2)]), 20, 3, 20).draw().all_there_are
+    assert Batch(CASES.filter(lambda case: False), 5, 3, 5).draw().cases == ()
+
+
+@pytest.mark.parametrize("profile", ["quick", "ci"])
+def test_as_many_distinct_cases_are_judged_as_the_profile_says(run: Run, profile: str) -> None:
+    judged = Counter[Case]()
+    verdict = check_law(a_law(lambda case, run: judged.update([case])), run, profile)
+    assert verdict.cases == len(judged) == PROFILES[profile]
+    assert set(judged.values()) == {1}
+
+
+def test_cases_that_cannot_be_judged_are_replaced(run: Run) -> None:
+    def body(case: Case, run: Run) -> None:
+        if case.seed % 30:
+            raise NotExact("most cases")
+
+    verdict = check_law(a_law(body), run)
+    assert (verdict.status, verdict.cases) == ("holds", PROFILES["quick"])
+    assert verdict.rejected > 60
+
+
+def test_what_breaks_the_law_is_made_smaller_and_what_was_drawn_before_it_is_not_judged_again(run: Run) -> None:
+    judged: list[Case] = []
+
+    def body(case: Case, run: Run) -> None:
+        judged.append(case)
+        if case.layout.batch_size >= 4:
+            raise Violation("wrong", got="got", wanted="wanted", where="where")
+
+    for shrink, smallest in ((False, False), (True, True)):
+        judged.clear()
+        finding = check_law(a_law(body), run, shrink=shrink).finding
+        assert finding is not None
+        first = next(number for number, case in enumerate(judged) if case.layout.batch_size >= 4)
+        assert (Case.from_json(json.dumps(finding.case)) == a_case(1, 4)) is smallest
+        if not shrink:
+            assert len(judged) == first + 1
+        assert not set(judged[:first]) & set(judged[first:][: 2 if shrink else 1])
+
+
+def test_a_case_that_holds_when_it_is_judged_again_is_no_counterexample(run: Run) -> None:
+    broke: list[Case] = []
+
+    def body(case: Case, run: Run) -> None:
+        if not broke:
+            broke.append(case)
+            raise Violation("wrong", got="got", wanted="wanted", where="where")
+
+    verdict = check_law(a_law(body), run)
+    assert verdict.status == "error"
+    assert "broke and then held on the same case" in verdict.reason
+    assert Flaky.__name__ not in verdict.reason

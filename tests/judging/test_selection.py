@@ -1,0 +1,51 @@
+"""Which of the drawn cases are judged first: those that differ in the most for what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from fsdpcheck import adapters, strategies
+from fsdpcheck.case import Case, StepSpec
+from fsdpcheck.judging.drawing import Batch
+from fsdpcheck.judging.selection import kinds, price, spread
+from tests.common.laws_by_hand import a_case
+
+
+@pytest.fixture(scope="module")
+def drawn() -> tuple[Case, ...]:
+    features = adapters.declared("reference").features
+    return Batch(strategies.cases_of(strategies.PLAIN, features, (1, 2, 3)), 60, 5, 60).draw().cases
+
+
+def _pairs(cases: tuple[Case, ...]) -> int:
+    return len({pair for case in cases for pair in combinations(sorted(kinds(case)), 2)})
+
+
+def test_the_first_ten_have_more_pairs_of_kinds_than_the_first_that_were_drawn_and_cost_less(
+    drawn: tuple[Case, ...],
+) -> None:
+    chosen = tuple(spread(drawn, 10))
+    assert sorted(map(repr, chosen)) == sorted(map(repr, drawn))
+    assert _pairs(chosen[:10]) / sum(map(price, chosen[:10])) > 1.3 * _pairs(drawn[:10]) / sum(map(price, drawn[:10]))
+    assert list(chosen[10:]) == [case for case in drawn if case not in chosen[:10]]
+    assert tuple(spread(drawn, 10)) == chosen
+
+
+def test_an_equal_case_is_judged_last_and_a_dear_one_after_a_cheap_one_that_has_as_much() -> None:
+    one, other, dear = a_case(1, 1), a_case(2, 1), replace(a_case(3, 1), step=StepSpec(steps=3))
+    assert spread([one, one, other], 2) == [one, other, one]
+    assert price(dear) > price(one)
+    assert spread([dear, one], 1) == [one, dear]
+    assert spread([one, dear], 0) == [one, dear]
+
+
+def test_what_a_case_is_like_is_told_by_words_and_small_numbers_and_never_by_its_seed() -> None:
+    small = a_case(1, 1)
+    assert kinds(replace(small, seed=7)) == kinds(small)
+    assert kinds(a_case(1, 3)) != kinds(small)
+    assert kinds(replace(small, layout=replace(small.layout, batch_size=5))) == kinds(
+        replace(small, layout=replace(small.layout, batch_size=6))
+    )
