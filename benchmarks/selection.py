@@ -70,7 +70,8 @@ def lines(glob: str = "*") -> Iterator[str]:
     """A line a law and adapter as it is done, then a table."""
     quick = PROFILES["quick"]
     arms = [_Arm(f"{quick} chosen of 60", quick, 60, 0)]
-    arms += [_Arm(f"{count} as drawn, seed {seed}", count, count, seed) for count in (quick, 15) for seed in (0, 1, 2)]
+    others = ((quick, 1), (15, 1), (15, 2))
+    arms += [_Arm(f"{count} as drawn, seed {seed}", count, count, seed) for count, seed in others]
     pairs = {
         (law.name, fault.name): (law, fault)
         for _, found in wanted()

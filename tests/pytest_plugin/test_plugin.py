@@ -72,7 +72,7 @@ def test_what_simulated_ranks_share_is_told_once() -> None:
     assert sentence.startswith("x: simulated ranks share train.TABLE, and write to it; `fsdpcheck run` tries")
 
 
-@pytest.mark.parametrize("parallel", [("-p", "no:xdist"), ("-n", "2")])
+@pytest.mark.parametrize("parallel", [("-p", "no:xdist"), pytest.param(("-n", "2"), marks=pytest.mark.nightly)])
 def test_the_summary_says_on_what_verdicts_are_conditional(chapter: pytest.Pytester, parallel: tuple[str, ...]) -> None:
     said = "privacy.* is judged for given lists of records*no amplification by sampling is claimed of them"
     if parallel != ("-n", "2"):
@@ -85,7 +85,7 @@ def test_the_summary_says_on_what_verdicts_are_conditional(chapter: pytest.Pytes
     result.stdout.fnmatch_lines(["2 checks promised, 2 ran, *", said])
 
 
-@pytest.mark.parametrize("parallel", [("-p", "no:xdist"), ("-n", "2")])
+@pytest.mark.parametrize("parallel", [("-p", "no:xdist"), pytest.param(("-n", "2"), marks=pytest.mark.nightly)])
 def test_a_session_in_which_nothing_was_promised_is_no_pass(
     chapter: pytest.Pytester, parallel: tuple[str, ...]
 ) -> None:
