@@ -36,6 +36,11 @@ class Violation(FsdpcheckError, AssertionError):
         return None if isinstance(self._cause, str) else self._cause()
 
     @property
+    def diagnose(self) -> Diagnose | None:
+        """What looks for the causes; None where they are said already, or nothing does."""
+        return None if isinstance(self._cause, str) else lambda: self.causes
+
+    @property
     def cause(self) -> str:
         """A probable cause in words, or empty when nothing names one."""
         return self._cause if isinstance(self._cause, str) else named(self.causes)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fsdpcheck.case import Case
 from fsdpcheck.errors import NotExact
 from fsdpcheck.judging import coverage
+from fsdpcheck.judging.model_process import called
 from fsdpcheck.judging.run import Run
 from fsdpcheck.oracle import Answer
 from fsdpcheck.workload.clip_groups import is_instrument
@@ -22,10 +23,14 @@ def labels(case: Case, run: Run) -> tuple[str, ...]:
     if not case.trains:
         return told
     try:
-        computed = _shown(run) if tier == "replay" else _computed(run.answer(case))
-        return (*told, *computed)
+        return (*told, *(_shown(run) if tier == "replay" else called(case, computed, case, run)))
     except NotExact:
         return told
+
+
+def computed(case: Case, run: Run) -> tuple[str, ...]:
+    """Of these labels those that only the right answer tells. Raises what it raises."""
+    return tuple(_computed(run.answer(case)))
 
 
 def _computed(answer: Answer) -> Iterator[str]:

@@ -19,6 +19,7 @@ from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging import coverage, nondeterminism, wording
 from fsdpcheck.judging.counterexample import finding_of
 from fsdpcheck.judging.exploration import Exploration, OnCase, sizes_for
+from fsdpcheck.judging.model_process import gives_classes, judge
 from fsdpcheck.judging.run import Run
 from fsdpcheck.judging.tally import Tally
 from fsdpcheck.strategies import user_model as own_drawing
@@ -91,7 +92,7 @@ def _of_one(found: Exploration, case: Case, diagnose: bool) -> Verdict:
     law, run = found.law, found.run
     run.ran.clear()
     try:
-        law.body(case, run)
+        judge(law, case, run)
     except Violation as violation:
         if found.refused_for_mixing(case):
             return wording.not_supported(found)
@@ -172,4 +173,4 @@ def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:
         return "no bound is proved for how norms of layers of your own round; --real judges nothing of them"
     if law.space.user_models == "known layers" and run.own.names:
         return f"bounds are proved in float64 alone, and your model names {run.own.names}"
-    return own_drawing.not_accepted(law.draw, run.features, world_sizes, run.own)
+    return own_drawing.not_accepted(law.draw, run.features, world_sizes, run.own, gives_classes(run.own))

@@ -14,6 +14,7 @@ from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging import attribution, uninitialised_memory
 from fsdpcheck.judging.attribution import DIAGNOSED, Evidence
 from fsdpcheck.judging.law import Law
+from fsdpcheck.judging.model_process import called
 from fsdpcheck.judging.run import Run
 
 
@@ -40,7 +41,7 @@ class Counterexample:
         smallest, minimal = self.violations[-1]
         self.memory = _unless_it_fails(lambda: uninitialised_memory.cause(law, run, smallest, minimal))
         if self.finding.kind == "value" and smallest.trains and not minimal.despite:
-            self.stage = _unless_it_fails(lambda: attribution.stage(run, smallest, self.asked))
+            self.stage = _unless_it_fails(lambda: called(smallest, attribution.stage, run, smallest, self.asked))
         for case, error in cases:
             if error is None:
                 self.evidence.drawn.setdefault(case, False)

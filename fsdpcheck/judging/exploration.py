@@ -21,6 +21,7 @@ from fsdpcheck.judging import census, coverage, model_refusals
 from fsdpcheck.judging.attribution import CASES, Evidence
 from fsdpcheck.judging.counterexample import Counterexample, finding_of
 from fsdpcheck.judging.drawing import Batch
+from fsdpcheck.judging.model_process import called, gives_classes, judge
 from fsdpcheck.judging.run import Run
 from fsdpcheck.judging.tally import HOPELESS, UNLIKELY, Tally
 from fsdpcheck.strategies import enumeration
@@ -109,14 +110,14 @@ class Exploration:
         """Have the law judge ``case``: what breaks it by executions that others asked for must break it by new ones."""
         self.run.executions.begin()
         try:
-            return self.law.body(case, self.run)
+            return judge(self.law, case, self.run)
         except Violation:
             again, self.run = self.run.executions.recalled, replace(self.run, recalls=False)
             if not again:
                 raise
         self.run.executions.forget()
         self.run.ran.clear()
-        self.law.body(case, self.run)
+        judge(self.law, case, self.run)
 
     def breaks(self, case: Case, violation: Violation) -> None:
         """``case`` breaks the law, and is smaller than what broke it before."""
@@ -138,7 +139,7 @@ class Exploration:
     def refused_for_mixing(self, case: Case) -> bool:
         """Whether what broke the law is a user's model that mixes samples, and no implementation; it is noted."""
         try:
-            report = model_refusals.mixes(case) if self.run.failure is None else ""
+            report = called(case, model_refusals.mixes, case) if self.run.failure is None else ""
         except Exception:  # nothing that goes wrong here changes the verdict
             report = ""
         if report:
@@ -163,7 +164,7 @@ class Exploration:
                 self.on_case(self.law, self.run, case)
             self.run.ran.clear()
             try:
-                self.law.body(case, self.run)
+                judge(self.law, case, self.run)
             except Exception as error:
                 yield case, error
             else:
@@ -276,7 +277,7 @@ def sizes_for(law: Law, world_sizes: tuple[int, ...], most: int | None = None) -
 def cases_of(law: Law, run: Run, world_sizes: tuple[int, ...]) -> SearchStrategy[Case]:
     if run.own is None:
         return law.draw(run.features, world_sizes)
-    return own_drawing.cases(law.draw, run.features, world_sizes, run.own)
+    return own_drawing.cases(law.draw, run.features, world_sizes, run.own, gives_classes(run.own))
 
 
 def seed_of(law: str, seed: int) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fsdpcheck import strategies
 from fsdpcheck.adapters.contract import Features, Observable, Promise, Trait
 from fsdpcheck.judging import coverage
+from fsdpcheck.loading import references
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -56,6 +57,12 @@ class Law:
         """The file of a law of a user's own; "" for one of fsdpcheck's."""
         is_own = self.body.__module__.startswith("fsdpcheck.properties.")
         return "" if is_own else self.where.rpartition(":")[0]
+
+    @property
+    def source(self) -> str:
+        """What another process imports to have the law: the file or module of a user's own, "" for fsdpcheck's."""
+        is_file = self.body.__module__.startswith((references.FILE, "__main__"))
+        return self.file if is_file or not self.file else self.body.__module__
 
     @property
     def guarantee(self) -> str:

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import oracle
+from fsdpcheck.adapters.contract import FactorRule
+from fsdpcheck.case import Case
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging.model_process import called
 from fsdpcheck.judging.run import Run
 
 RUNS = 5
@@ -103,7 +106,12 @@ def _is_determined(run: Run, request: RunRequest) -> bool:
         return _of_fresh_processes(plain, 2) is None and _of_the_same_processes(plain, 2) is None
     if not case.trains or run.tier(case) == "replay":
         return True
-    first, second = (oracle.answer(case, run.features.factor) for _ in range(2))
+    return called(case, answers_repeat, case, run.features.factor)
+
+
+def answers_repeat(case: Case, rule: FactorRule) -> bool:
+    """Whether the single device's answer is the same each time."""
+    first, second = (oracle.answer(case, rule) for _ in range(2))
     return all(_bits(one.after) == _bits(two.after) for one, two in zip(first.steps, second.steps, strict=True))
 
 

@@ -25,6 +25,7 @@ from fsdpcheck.judging import model_refusals
 from fsdpcheck.judging.drawing import Drawings
 from fsdpcheck.judging.executions import Executions
 from fsdpcheck.oracle import batched_step, certificate, standards
+from fsdpcheck.processes import messages
 from fsdpcheck.program.probe import Probe, names_of
 from fsdpcheck.workload import models
 
@@ -131,20 +132,25 @@ class Run:
             late=late,
             memory=self.memory,
         )
-        execution = self._execution(request, given_for)
-        self.ran.note(execution)
+        execution = self.execute(request)
         _raise_what_is_no_finding(execution.failure)
         if report := model_refusals.refused(execution) or model_refusals.raised_alone(execution):
             raise Refused(report)
         return execution
 
-    def _execution(self, request: RunRequest, given_for: Case | None) -> Execution:
+    def execute(self, request: RunRequest) -> Execution:
+        """What comes of ``request``, which is noted, whatever it is."""
+        execution = self._execution(request)
+        self.ran.note(execution)
+        return execution
+
+    def _execution(self, request: RunRequest) -> Execution:
         """One that is remembered, or a new one."""
         engine = self.engine if request.case.kernel is None else interpreter()
         if not self.recalls or engine.name != "simulated" or request.save_to or request.load_from:
             return engine.run(request)
         fields = {one.name: getattr(request, one.name) for one in dataclasses.fields(request)}
-        key = (given_for, *(value for name, value in fields.items() if name != "instrument"))  # which follows from them
+        key = tuple({**fields, "instrument": messages.dumps(request.instrument)}.values())
         execution = self.executions.recall(key)
         if execution is None:
             execution = engine.run(request)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from fsdpcheck.case import Case
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.law import Law
+from fsdpcheck.judging.model_process import judge
 from fsdpcheck.judging.run import Ran, Run
 
 _SITES = 24
@@ -51,7 +52,7 @@ def _site(law: Law, run: Run, case: Case) -> str:
 
 def _judged(law: Law, run: Run, case: Case, memory: str, ran: Ran | None = None) -> Violation | None:
     try:
-        law.body(case, replace(run, memory=memory, ran=ran or Ran()))
+        judge(law, case, replace(run, memory=memory, ran=ran or Ran()))
     except Violation as violation:
         return violation
     return None

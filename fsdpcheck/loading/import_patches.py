@@ -7,9 +7,6 @@ nothing.
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
-import pkgutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -39,8 +36,6 @@ def recorded(ref: str) -> Iterator[None]:
         yield
         return
     known = _patches.get(home)
-    if known is None and multiprocessing.parent_process() is None:  # workers of an engine judge nothing
-        _load_judge()
     mark = watched.mark()
     for change in known or ():
         change.put_in_place()
@@ -91,10 +86,3 @@ def _home(ref: str) -> str:
     """The file or module of a reference; a built-in adapter's is its name."""
     target, colon, _ = references.canonical(ref).rpartition(":")
     return target if colon else ref
-
-
-def _load_judge() -> None:
-    """Load what judges, before a user's code can change what has not been looked at."""
-    for name in ("fsdpcheck.checks", "fsdpcheck.exact", "fsdpcheck.diagnosis", "fsdpcheck.oracle"):
-        for module in pkgutil.iter_modules(importlib.import_module(name).__path__):
-            importlib.import_module(f"{name}.{module.name}")

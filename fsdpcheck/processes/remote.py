@@ -24,14 +24,15 @@ from typing import Any, Final
 
 from fsdpcheck import errors
 from fsdpcheck.compat import torch_private
-from fsdpcheck.errors import FsdpcheckError, NoProgress, excerpt
+from fsdpcheck.errors import FsdpcheckError, NoProgress, UsageError, excerpt
 from fsdpcheck.processes import fork_server, leftovers, messages
 from fsdpcheck.processes.limit import LIMIT_SECONDS, TIMES_THE_LONGEST, Limit, beat_into
 from fsdpcheck.processes.watch import MORE_THAN_A_RUN, STACKS, Watch
 
 Answer = Callable[[Any], bytes]
-"""What the process runs for each question, which gives a message; ``make()`` of the module that a Remote names has it.
-"""
+"""What the process runs for each question, which gives a message."""
+Back = Callable[[Any], Any]
+"""By it an answer asks whoever asked; ``make(back) -> Answer`` of the module that a Remote names takes it."""
 
 _LOOK_SECONDS: Final = 1.0
 """From one look at what the process has used up to the next."""
@@ -54,12 +55,24 @@ class _Raised:
 
     kind: str
     text: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Back:
+    """What an answer asks of whoever asked, who waits for it."""
+
+    question: Any
+
+
+def _nobody(question: Any) -> object:
+    raise UsageError(f"an answer asks {question!r} of one who answers nothing")
 
 
 class Remote:
     """One such process: ``ask(question)``, until it dies or is closed.
 
-    ``module``: dotted name of what has ``make() -> Answer``. ``preload``: what the fork server imports besides.
+    ``module``: dotted name of what has ``make(back) -> Answer``. ``preload``: what the fork server imports besides.
     """
 
     def __init__(self, module: str, preload: Sequence[str] = ()) -> None:
@@ -77,16 +90,27 @@ class Remote:
         theirs.close()
         self.is_open = True
 
-    def ask(self, question: object) -> Any:
+    def ask(self, question: object, serve: Callable[[Any], object] = _nobody) -> Any:
         """What is answered. Raises Died, NoProgress (it was ended, for it never came back), NotPlain, Unexpected, and
         the errors of ours that the question met. After Died, NoProgress or an interrupt it is closed.
+
+        ``serve``: what an answer is given that asks back; what that raises is raised where it asked.
         """
         self.send(question)
-        return self.answer()
+        while isinstance(found := self.answer(), _Back):
+            try:
+                payload = _answered(lambda asked: messages.dumps(serve(asked)), found.question)
+            except BaseException:
+                self.close()
+                raise
+            self._send(payload)
+        return found
 
     def send(self, question: object) -> None:
         """Ask without waiting; ``answer`` is to be called next."""
-        payload = messages.dumps(question)
+        self._send(messages.dumps(question))
+
+    def _send(self, payload: bytes) -> None:
         try:
             self._pipe.send_bytes(payload)
         except ConnectionError:  # it has died meanwhile: ``answer`` tells
@@ -183,7 +207,9 @@ def _death(code: int) -> str:
 
 def _error(found: _Raised) -> FsdpcheckError:
     kind = getattr(errors, found.kind, Unexpected)
-    error: FsdpcheckError = kind(found.text)
+    error: FsdpcheckError = kind.__new__(kind, found.text)
+    error.args = (found.text,)
+    vars(error).update(found.fields)
     return error
 
 
@@ -198,7 +224,15 @@ def _serve(module: str, pipe: Connection, files: _Files) -> None:
     faulthandler.enable(all_threads=False)
     faulthandler.register(STACKS, stacks)
     beat_into(beats)
-    answer: Answer = importlib.import_module(module).make()
+
+    def back(question: Any) -> Any:
+        pipe.send_bytes(messages.dumps(_Back(question)))
+        found = messages.loads(pipe.recv_bytes())
+        if isinstance(found, _Raised):
+            raise _error(found)
+        return found
+
+    answer: Answer = importlib.import_module(module).make(back)
     while True:
         payload = _answered(answer, messages.loads(pipe.recv_bytes()))
         sys.stdout.flush()
@@ -209,7 +243,8 @@ def _answered(answer: Answer, question: object) -> bytes:
     try:
         return answer(question)
     except FsdpcheckError as error:
-        kind = type(error).__name__ if getattr(errors, type(error).__name__, None) is type(error) else ""
-        return messages.dumps(_Raised(kind, str(error)))
+        is_known = getattr(errors, type(error).__name__, None) is type(error)
+        kind, fields = (type(error).__name__, vars(error)) if is_known else ("", {})
+        return messages.dumps(_Raised(kind, str(error), fields))
     except Exception:
-        return messages.dumps(_Raised("", excerpt.excerpt(traceback.format_exc().rstrip(), excerpt.WHOLE)))
+        return messages.dumps(_Raised("", excerpt.excerpt(traceback.format_exc().rstrip(), excerpt.WHOLE), {}))

@@ -29,7 +29,7 @@ from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import FINDING, FsdpcheckError, UsageError, spelling
 from fsdpcheck.findings import tokens
 from fsdpcheck.findings.verdict import Confirmation, Finding, Verdict
-from fsdpcheck.judging import nondeterminism, registry
+from fsdpcheck.judging import model_process, nondeterminism, registry
 from fsdpcheck.judging.check import check_case, check_law
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.run import Ran, Run
@@ -37,7 +37,6 @@ from fsdpcheck.loading import provenance
 from fsdpcheck.session import faults
 from fsdpcheck.session.plan import Plan
 from fsdpcheck.session.work_queue import Agenda, Pair
-from fsdpcheck.workload.user_model import inspection as own_inspection
 
 Emit = Callable[[dict[str, Any]], None]
 CONFIRMING = "processes"
@@ -57,7 +56,8 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
     torch.set_num_threads(1)
     loaded = provenance.Loaded((*plan.adapters, *plan.installs, plan.model, plan.batch, plan.loss))
     registry.chapters(plan.laws_from)
-    seen = own_inspection.inspect(plan.model, plan.batch, plan.loss, plan.units) if plan.model else None
+    seen = model_process.inspected(plan.model, plan.batch, plan.loss, plan.units) if plan.model else None
+    loaded.add(*model_process.loaded())
     laws = chosen_laws(plan.laws) if seen is None else _of_tier(chosen_laws(plan.laws), plan.real)
     avoid = frozenset(plan.avoid) | (seen.left_out(plan.real) if seen else frozenset())
     plan = replace(plan, installs=tuple(faults.resolved(name) for name in plan.installs))
@@ -125,7 +125,9 @@ def replayed(
         used.declared(token.adapter)
         deadline = None if budget is None else time.monotonic() + budget
         own, real = token.case.model.own, token.case.arithmetic.numbers == "real"
-        avoid = own_inspection.inspect(own.build, own.batch, own.loss, own.units).left_out(real) if own else frozenset()
+        avoid = frozenset[Trait]()
+        if own:
+            avoid = model_process.inspected(own.build, own.batch, own.loss, own.units).left_out(real)
         run = Run(used, token.adapter, token.installs, schedule=token.schedule, avoid=avoid, own=own)
         return check_case(known[token.law], run, token.case, deadline=deadline)
 
@@ -204,6 +206,7 @@ class _Check:
         if verdict.status == "holds" and run.ran.shared:
             verdict = self._confirm.held(found, run, verdict, seen)
         self._loaded.add(run.ran.files, run.ran.packages)
+        self._loaded.add(*model_process.loaded())
         self._tell_sources(pair)
         self._emit({"event": "verdict", **verdict.to_data()})
         if verdict.finding is not None:

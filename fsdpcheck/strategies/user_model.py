@@ -11,22 +11,23 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case, ModelSpec, Trait, UserModelSpec
 from fsdpcheck.strategies import enumeration
-from fsdpcheck.workload.user_model import loading as own_model
 
 Draw = Callable[[Features, tuple[int, ...]], SearchStrategy[Case]]
 _TRIED = 20
 """Cases that are looked at to say which of a model's traits an adapter does not accept."""
 
 
-def cases(draw: Draw, features: Features, world_sizes: Sequence[int], own: UserModelSpec) -> SearchStrategy[Case]:
-    """The cases of ``draw`` on the user's model, those that ``features`` accepts."""
-    drawn = draw(features, tuple(world_sizes)).map(partial(on_model, own))
+def cases(
+    draw: Draw, features: Features, world_sizes: Sequence[int], own: UserModelSpec, classes: bool
+) -> SearchStrategy[Case]:
+    """The cases of ``draw`` on the user's model, those that ``features`` accepts. ``classes``: see ``on_model``."""
+    drawn = draw(features, tuple(world_sizes)).map(partial(on_model, own, classes))
     return drawn.filter(lambda case: case.requires() <= features.accepts)
 
 
-def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own: UserModelSpec) -> str:
+def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own: UserModelSpec, classes: bool) -> str:
     """Why no case of a law can be drawn: what the model demands and the adapter does not accept; "" if some can."""
-    drawn = enumeration.distinct(draw(features, tuple(world_sizes)).map(partial(on_model, own)), _TRIED)
+    drawn = enumeration.distinct(draw(features, tuple(world_sizes)).map(partial(on_model, own, classes)), _TRIED)
     unmet = [case.requires() - features.accepts for case in drawn]
     if not unmet or not all(unmet):
         return ""
@@ -34,13 +35,14 @@ def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own
     return f"the adapter does not accept {', '.join(sorted(always))}, which the model demands"
 
 
-def on_model(own: UserModelSpec, case: Case) -> Case:
+def on_model(own: UserModelSpec, classes: bool, case: Case) -> Case:
     """``case`` on the user's model. Weights on a grid are the smallest: a deep model needs the bits.
+
+    ``classes``: whether its batch gives integers as targets.
 
     In float32 where the model names a dtype, which holds for it as for plain PyTorch; then inputs are the smallest too.
     """
-    integers = own_model.target_form(own)[1] is not None
-    step = replace(case.step, loss="cross_entropy" if integers and not own.loss else "mse")
+    step = replace(case.step, loss="cross_entropy" if classes and not own.loss else "mse")
     arithmetic = replace(case.arithmetic, weights=1)
     if own.names:
         arithmetic = replace(arithmetic, dtype="float32", inputs=1)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from functools import partial
 from typing import Any
 
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.processes import messages
-from fsdpcheck.processes.remote import Answer
+from fsdpcheck.processes.remote import Answer, Back
 
 
-def make() -> Answer:
-    return _answer
+def make(back: Back) -> Answer:
+    return partial(_answer, back)
 
 
-def _answer(question: Any) -> bytes:
+def _answer(back: Back, question: Any) -> bytes:
     match question:
+        case ("ask back", asked):
+            return messages.dumps(("it said", back(asked)))
         case "die":
             sys.stdout.write("famous last words\n")
             sys.stdout.flush()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdpcheck.errors import AdapterError, NoProgress, NotPlain
+from fsdpcheck.errors import AdapterError, NoProgress, NotPlain, OtherWorldSize, UsageError
 from fsdpcheck.processes.limit import Limit
 from fsdpcheck.processes.remote import Died, Remote, Unexpected
 
@@ -38,6 +38,29 @@ def test_errors_of_ours_are_raised_again_and_others_are_told_with_their_tracebac
     with pytest.raises(NotPlain, match="wanted numbers, strings, tensors"):
         remote.ask("hide")
     assert remote.ask("still")[1] == "still"
+
+
+def test_an_answer_may_ask_back_and_is_given_what_that_raises(remote: Remote) -> None:
+    def served(asked: object) -> object:
+        if asked == "there":
+            raise OtherWorldSize("not here", 3)
+        return asked, "at once"
+
+    assert remote.ask(("ask back", "what"), served) == ("it said", ("what", "at once"))
+    with pytest.raises(OtherWorldSize, match="not here") as raised:
+        remote.ask(("ask back", "there"), served)
+    assert raised.value.there == 3
+    with pytest.raises(NotPlain, match="wanted numbers, strings, tensors"):
+        remote.ask(("ask back", "what"), lambda _: len)
+    with pytest.raises(UsageError, match="asks 'what' of one who answers nothing"):
+        remote.ask(("ask back", "what"))
+    with pytest.raises(KeyboardInterrupt):
+        remote.ask(("ask back", "what"), _interrupted)
+    assert not remote.is_open
+
+
+def _interrupted(_: object) -> object:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,7 @@ def test_a_model_that_names_a_dtype_is_drawn_in_float32(build: str, names: str, 
     assert (seen.own.names, seen.alone.where) == (names, where)
     assert ("float32" in seen.left_out(real=False)) == (not names)
     assert any("cases are drawn in float32" in note and where in note for note in seen.notes) == bool(names)
-    case = user_model_cases.on_model(seen.own, Case(ModelSpec((LayerSpec(1),))))
+    case = user_model_cases.on_model(seen.own, False, Case(ModelSpec((LayerSpec(1),))))
     assert case.arithmetic.dtype == ("float32" if names else "float64")
     assert Case.from_json(case.to_json()) == case
     assert ("names" in case.to_json()) == bool(names)
@@ -363,6 +363,6 @@ def test_a_users_model_that_contradicts_itself_is_no_case(change: dict[str, obje
 def test_a_trait_that_an_adapter_does_not_accept_is_no_promise() -> None:
     law = chapters()["training.plain"]
     features = replace(adapters.load("fully_shard").features, accepts=frozenset({"bias", "root-parameters"}))
-    assert user_model_cases.not_accepted(law.draw, features, (1,), _own()) == ""
-    said = user_model_cases.not_accepted(law.draw, features, (1,), _own("own_layer"))
+    assert user_model_cases.not_accepted(law.draw, features, (1,), _own(), False) == ""
+    said = user_model_cases.not_accepted(law.draw, features, (1,), _own("own_layer"), False)
     assert said == "the adapter does not accept own-layers, which the model demands"

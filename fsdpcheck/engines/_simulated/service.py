@@ -20,13 +20,13 @@ from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.loading import provenance
 from fsdpcheck.loading.registered import laws
 from fsdpcheck.processes import messages
-from fsdpcheck.processes.remote import Answer
+from fsdpcheck.processes.remote import Answer, Back
 from fsdpcheck.program import checkpoints
 
 process_state.state()  # takes a quarter of a second: once, before processes are forked
 
 
-def make() -> Answer:
+def make(_: Back) -> Answer:
     """What answers all of these, with everything that is to be kept between them."""
     return _Service()
 
