@@ -52,7 +52,7 @@ class NamedLaw:
 class Call:
     """Call ``function``, "fsdpcheck.module:name", with the arguments; the answer is Returned.
 
-    ``own``: references to what is imported first. ``kept``: numbers of violations whose causes may be asked for yet.
+    ``own``: references to the model, batch and loss. ``kept``: numbers of violations whose causes may be asked for yet.
     """
 
     function: str
@@ -142,8 +142,9 @@ def loaded() -> tuple[Mapping[str, str], Mapping[str, str]]:
 class ModelProcess:
     """The process in which one user's model, batch and loss are imported; another where it has ended."""
 
-    def __init__(self, references: tuple[str, ...]) -> None:
-        self.references = references
+    def __init__(self, own: tuple[str, ...]) -> None:
+        self.own = own
+        """References to the three, as they were named last."""
         self.files: Mapping[str, str] = {}
         self.packages: Mapping[str, str] = {}
         self._remote = Remote(_SERVICE)
@@ -156,7 +157,7 @@ class ModelProcess:
     def call(self, function: str, arguments: tuple[Any, ...]) -> Any:
         """What it gives. Raises what it raises, and UsageError as ``called``."""
         run = next((one for one in arguments if isinstance(one, Run)), None)
-        question = Call(function, tuple(map(_plain, arguments)), self.references, frozenset(self._broken))
+        question = Call(function, tuple(map(_plain, arguments)), self.own, frozenset(self._broken))
         try:
             found = self._remote.ask(question, functools.partial(_served, run))
         except Died as death:
@@ -191,7 +192,7 @@ class ModelProcess:
         return found
 
     def _error(self, what: str, got: str) -> UsageError:
-        build, batch, loss = self.references
+        build, batch, loss = self.own
         where = f"model {build!r}, batch {batch!r}" + f", loss {loss!r}" * bool(loss)
         wanted = "a model that leaves torch, fsdpcheck and its process as they are"
         then = "run it by itself on a few samples and take out what does this; no implementation is blamed for it"
@@ -205,10 +206,10 @@ def _of(own: tuple[str, str, str]) -> ModelProcess:
     """The process of these; of another model than before there is another, for what one imports is not another's."""
     global _process
     known = tuple(references.canonical(ref) if ref else "" for ref in own)
-    if _process is None or not _process.is_open or _homes(_process.references) != _homes(known):
+    if _process is None or not _process.is_open or _homes(_process.own) != _homes(known):
         close()
         _process = ModelProcess(known)
-    _process.references = known
+    _process.own = known
     return _process
 
 

@@ -40,8 +40,12 @@ def raised_alone(execution: Execution) -> str:
     Before the first step, with the parameters that the case begins with: what is raised later alone stays a finding.
     """
     failure, case = execution.failure, execution.request.case
-    own = case.model.own
-    if failure is None or failure.kind != "raised" or own is None or any(r.state != "raised" for r in failure.ranks):
+    if failure is None or case.model.own is None:
+        return ""
+    if failure.kind in ("lost", "exited"):  # what ends a process ends this one too, and is told of the model then
+        for rank in range(case.world_size):
+            _stumble(execution.request, RankState(rank, failure.kind))
+    if failure.kind != "raised" or any(rank.state != "raised" for rank in failure.ranks):
         return ""
     stumbles = [_stumble(execution.request, rank) for rank in failure.ranks]
     if not stumbles or not all(stumbles):

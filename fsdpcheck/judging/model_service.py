@@ -63,11 +63,14 @@ class _Service:
         self._loaded.roots(call.own)
         for number in _violations.keys() - call.kept:
             del _violations[number]
-        value, broken = None, None
+        value = broken = None
         try:
             value = _function(call.function)(*map(self._here, call.arguments))
         except Violation as violation:
             broken = self._told(violation)
+        except Exception:
+            if not self._before.changed():
+                raise
         changed = self._before.changed()
         return messages.dumps(Returned(value, broken, changed, self._loaded.files(), self._loaded.packages()))
 

@@ -20,7 +20,7 @@ class Fingerprint:
     """Of this process as it is when this is made; modules that are loaded later are not known."""
 
     def __init__(self) -> None:
-        self._names = Names()
+        self._names = Names(all_of_them=False)
         self._names.save()
         self._ours = _differing([home for home in _homes()])
 
@@ -28,7 +28,7 @@ class Fingerprint:
         """What stands for something else now, a sentence each."""
         if ours := self._ours():
             return ours
-        found = self._names.changes(often=True)
+        found = self._names.changes()
         if not found:
             self._names.look_for_more()
         return tuple(change.told() for change in found)

@@ -185,10 +185,11 @@ class _Space:
 class Names:
     """All watched names. ``save`` takes what they stand for now; ``changes`` says which stand for something else.
 
-    ``often``: only those that are compared after every run.
+    ``often``: only those that are compared after every run. ``all_of_them``: whether others are watched at all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, all_of_them: bool = True) -> None:
+        self._all = all_of_them
         self._often: dict[int, _Space] = {}
         self._seldom: dict[int, _Space] = {}
         self._modules = 0
@@ -241,7 +242,9 @@ class Names:
     def _add(self, name: str, module: ModuleType) -> None:
         if name in _OFTEN_ALONE or f"{name}.".startswith(_OFTEN):
             spaces = self._often
-        elif name in self._named or (f"{name}.".startswith(_SELDOM) and not f"{name}.".startswith(_UNWATCHED)):
+        elif self._all and (
+            name in self._named or (f"{name}.".startswith(_SELDOM) and not f"{name}.".startswith(_UNWATCHED))
+        ):
             spaces = self._seldom
         else:
             return

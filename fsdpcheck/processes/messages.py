@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.errors import NotPlain, qualified
+from fsdpcheck.errors import NotPlain, excerpt, qualified
 
 _OURS: Final = "fsdpcheck."
 _NOT_OURS: Final = ("fsdpcheck.impl", "fsdpcheck.properties", "fsdpcheck.adapters.builtin")
@@ -42,7 +42,12 @@ def dumps(message: object) -> bytes:
 
 def loads(data: bytes) -> Any:
     """The inverse of ``dumps``. Raises NotPlain for what ``dumps`` never writes."""
-    return _Unpickler(io.BytesIO(data)).load()
+    try:
+        return _Unpickler(io.BytesIO(data)).load()
+    except NotPlain:
+        raise
+    except Exception as error:
+        raise NotPlain(f"it is no message: {excerpt.kind(error)}: {excerpt.said(error)}") from error
 
 
 class _Pickler(pickle.Pickler):

@@ -119,12 +119,11 @@ class Remote:
     def answer(self) -> Any:
         """Wait for the answer to what was sent. Raises what ``ask`` raises."""
         try:
-            payload = self._awaited()
+            found = messages.loads(self._awaited())
         except BaseException:
             self.close()
             raise
         self._show()
-        found = messages.loads(payload)
         if isinstance(found, _Raised):
             raise _error(found)
         return found
