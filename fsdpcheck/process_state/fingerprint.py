@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
 from fsdpcheck.process_state.names import Names
 
+_WATCHED: Final = (FunctionType, type, property, staticmethod, classmethod)
 _OURS: Final = "fsdpcheck"
 
 
@@ -47,18 +49,30 @@ def _differing(homes: list[Any]) -> Callable[[], tuple[str, ...]]:
 
     It uses nothing that can be replaced by name.
     """
-    named = [
-        (vars(home), name, made, f"{home.__name__}.{name}")
-        for home in homes
-        for name, made in vars(home).items()
-        if isinstance(made, FunctionType | type | property | staticmethod | classmethod)
-    ]
-    codes = [(made, made.__code__, path) for _, _, made, path in named if isinstance(made, FunctionType)]
+    spaces = []
+    for home in homes:
+        view = vars(home)
+        kept = {name: made for name, made in view.items() if isinstance(made, _WATCHED)}
+        if kept:
+            functions = [made for made in kept.values() if isinstance(made, FunctionType)]
+            codes = [made.__code__ for made in functions]
+            spaces.append((home.__name__, view, itemgetter(*kept), itemgetter(*kept)(view), kept, functions, codes))
     gone = object()
 
+    missing, pairs = KeyError, zip
+
     def differing() -> tuple[str, ...]:
-        found = [f"{path} replaced" for names, name, made, path in named if names.get(name, gone) is not made]
-        found += [f"{path} has other code" for made, code, path in codes if made.__code__ is not code]
+        found: list[str] = []
+        for home, view, read, values, kept, functions, codes in spaces:
+            try:
+                is_as_it_was = read(view) == values
+            except missing:
+                is_as_it_was = False
+            if not is_as_it_was:
+                found += [f"{home}.{name} replaced" for name in kept if view.get(name, gone) is not kept[name]]
+            if [made.__code__ for made in functions] != codes:
+                those = pairs(functions, codes, strict=True)
+                found += [f"{home}.{made.__name__} has other code" for made, code in those if made.__code__ != code]
         return (*found,)
 
     return differing
