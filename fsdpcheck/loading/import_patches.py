@@ -1,8 +1,7 @@
 """What an implementation, or a user's model, changes of the process when it is imported: its own patches.
 
-They are taken out again at once, so that judge and certifier compute with the torch that was there before, and are in
-place on ranks for the length of that implementation's runs. Importing a library that adds modules and names changes
-nothing.
+They are taken out again at once, so that the answer is computed with the torch that was there before, and are in place
+on ranks for the length of that implementation's runs. Importing a library that adds modules and names changes nothing.
 """
 
 from __future__ import annotations
