@@ -27,6 +27,8 @@ from fsdpcheck.workload.user_model import inspection, loading
 _SERVICE: Final = "fsdpcheck.judging.model_service"
 CAUSES: Final = f"{_SERVICE}:causes"
 """What tells the causes of a violation that was given back by its number."""
+_NAMED: Final = 5
+"""Most of what was changed that is named."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -168,7 +170,10 @@ class ModelProcess:
         self.files, self.packages = found.files, found.packages
         if found.changed:
             self.close()
-            raise self._error("changed what its answer is computed and judged with", "; ".join(found.changed))
+            few, more = "; ".join(found.changed[:_NAMED]), len(found.changed) - _NAMED
+            raise self._error(
+                "changed what its answer is computed and judged with", few + f"; and {more} more" * (more > 0)
+            )
         if found.broken is not None:
             raise self._violation(found.broken, run)
         return found.value

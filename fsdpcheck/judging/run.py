@@ -25,7 +25,6 @@ from fsdpcheck.judging import model_refusals
 from fsdpcheck.judging.drawing import Drawings
 from fsdpcheck.judging.executions import Executions
 from fsdpcheck.oracle import batched_step, certificate, standards
-from fsdpcheck.processes import messages
 from fsdpcheck.program.probe import Probe, names_of
 from fsdpcheck.workload import models
 
@@ -150,7 +149,9 @@ class Run:
         if not self.recalls or engine.name != "simulated" or request.save_to or request.load_from:
             return engine.run(request)
         fields = {one.name: getattr(request, one.name) for one in dataclasses.fields(request)}
-        key = tuple({**fields, "instrument": messages.dumps(request.instrument)}.values())
+        if request.instrument is not None:
+            fields["instrument"] = request.instrument.numpy().tobytes()
+        key = tuple(fields.values())
         execution = self.executions.recall(key)
         if execution is None:
             execution = engine.run(request)
