@@ -6,6 +6,7 @@ computed counts. Ranks, and what is noted of them, are with whoever asks (judgin
 
 from __future__ import annotations
 
+import gc
 import importlib
 import pkgutil
 from collections.abc import Iterable
@@ -58,6 +59,7 @@ class _Service:
         self._engines: dict[str, _OfTheOther] = {}
         self._back, self._number = back, 0
         self._before = Fingerprint()
+        gc.freeze()  # the collector finds nothing among what was imported, and takes long to look there
 
     def __call__(self, call: Call) -> bytes:
         self._loaded.roots(call.own)
@@ -132,10 +134,11 @@ def _load(rooms: Iterable[str]) -> None:
 
 
 def _law(named: NamedLaw) -> Law:
-    known = registry.chapters([named.source] if named.source and named.name not in registry.LAWS else [])
-    if named.name not in known:
+    if named.name not in registry.LAWS:
+        registry.chapters([named.source])
+    if named.name not in registry.LAWS:
         raise UsageError(f"{named.source} has no law {named.name!r} when imported; next: make it at the top of it")
-    return known[named.name]
+    return registry.LAWS[named.name]
 
 
 def _function(dotted: str) -> Any:
