@@ -63,8 +63,9 @@ def _verdict(engine: SimulatedEngine, file: str, law: str = "training.plain", fa
     return check_law(chapters()[law], run, world_sizes=(2,), most=3, shrink=False)
 
 
-def _imported() -> list[str]:
-    return [name for name in sys.modules if name.startswith(("own_models", "replacing", "fsdpcheck_file_mine"))]
+def _imported(folder: Path) -> list[str]:
+    """Modules of this process that were loaded from ``folder``."""
+    return [name for name, one in sys.modules.items() if str(getattr(one, "__file__", "")).startswith(str(folder))]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_what_an_import_replaces_by_name_is_taken_back_and_a_fault_is_found(
     assert verdict.finding.kind == "value", verdict.finding.got
     assert any("torch.equal replaced" in sentence for sentence in verdict.left)
     assert (torch.equal, check_law.__code__) == known
-    assert not _imported()
+    assert not _imported(tmp_path)
 
 
 def test_an_import_that_cannot_be_taken_back_is_refused(engine: SimulatedEngine, tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_an_import_that_cannot_be_taken_back_is_refused(engine: SimulatedEngine,
         "no implementation is blamed",
     ):
         assert words in str(refused.value)
-    assert not _imported()
+    assert not _imported(tmp_path)
 
 
 @pytest.mark.parametrize("code", [False, True])
