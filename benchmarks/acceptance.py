@@ -14,7 +14,7 @@ from typing import get_args
 from fsdpcheck import oracle, strategies
 from fsdpcheck.adapters import load
 from fsdpcheck.adapters.contract import Features, Promise
-from fsdpcheck.case import Case, Trait
+from fsdpcheck.case import TrainingCase, Trait
 from fsdpcheck.errors import NotExact
 from fsdpcheck.judging import coverage_minimums
 from fsdpcheck.oracle import certificate
@@ -82,7 +82,7 @@ def _family(name: str, strategy: object, count: int) -> str:
     )
 
 
-def _labels(case: Case) -> list[str]:
+def _labels(case: TrainingCase) -> list[str]:
     traits = {trait.removesuffix("-private") for trait in case.requires()}
     world = [] if case.arithmetic.compute == "dtype" else [f"W={case.world_size}"]
     return ["all", case.arithmetic.dtype, *world, *(family for family in _FAMILIES[2:] if family in traits)]

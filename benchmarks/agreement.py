@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from fsdpcheck import strategies
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.training import assert_same_execution
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -31,7 +31,7 @@ def schedules(count: int = 100) -> str:
     """Each case run twice forward and once reversed: are the three equal in every recorded bit and every trace?"""
     engine = SimulatedEngine()
 
-    def disagrees(run: Run, case: Case) -> bool:
+    def disagrees(run: Run, case: TrainingCase) -> bool:
         first, again, turned = run(case), run(case), run(case, schedule="reversed")
         return _differ(first, again) or _differ(first, turned)
 
@@ -58,7 +58,7 @@ def _differ(one: object, other: object) -> bool:
     return False
 
 
-def _study(engine: SimulatedEngine, count: int, disagrees: Callable[[Run, Case], bool], title: str) -> str:
+def _study(engine: SimulatedEngine, count: int, disagrees: Callable[[Run, TrainingCase], bool], title: str) -> str:
     judged, wrong, rejected = 0, 0, 0
     for run, case in _drawn(engine, count):
         try:
@@ -73,7 +73,7 @@ def _study(engine: SimulatedEngine, count: int, disagrees: Callable[[Run, Case],
     return f"{title}: {judged - wrong} of {judged} cases agree in every bit and trace ({rejected} rejected)"
 
 
-def _drawn(engine: SimulatedEngine, count: int) -> Iterator[tuple[Run, Case]]:
+def _drawn(engine: SimulatedEngine, count: int) -> Iterator[tuple[Run, TrainingCase]]:
     """``count`` distinct cases, spread evenly over adapters and families; the same every time."""
     kinds = [(name, space) for name, spaces in _FAMILIES.items() for space in spaces]
     for number, (name, space) in enumerate(kinds):

@@ -17,7 +17,7 @@ from itertools import combinations
 from fsdpcheck import oracle
 from fsdpcheck.adapters import load
 from fsdpcheck.adapters.contract import WITHOUT_MODEL
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.case.profiles import PROFILES, WORLD_SIZES
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
@@ -34,7 +34,7 @@ from fsdpcheck.workload import models
 def report(count: int = PROFILES["ci"]) -> str:
     """The table of facts, pairs, ratios and regimes."""
     features = load("reference").features
-    cases: set[Case] = set()
+    cases: set[TrainingCase] = set()
     for law in chapters().values():
         if law.promise not in WITHOUT_MODEL and not law.not_promised(features):
             cases.update(distinct(law.draw(features, WORLD_SIZES["ci"]), count))
@@ -68,14 +68,14 @@ def _floor(fact: str, found: Counter[str], cases: int) -> str:
     return "" if least is None else f", on several ranks {100 * found[fact] / cases:.1f} %, floor {100 * least:.0f} %"
 
 
-def _ratio(case: Case) -> str:
+def _ratio(case: TrainingCase) -> str:
     rows, ranks = case.layout.batch_size, case.world_size
     if ranks == 1:
         return "one rank"
     return "fewer" if rows < ranks else "equal" if rows == ranks else "multiple" if rows % ranks == 0 else "uneven"
 
 
-def _regime(case: Case) -> str:
+def _regime(case: TrainingCase) -> str:
     """Which samples a case clips, by its answer."""
     if not case.step.private:
         return "plain"
@@ -109,7 +109,7 @@ def shrunk(seed: int = 0) -> Iterator[str]:
     yield f"largest of each: {_words(tuple(map(max, columns)))}"
 
 
-def _size(case: Case) -> tuple[int, ...]:
+def _size(case: TrainingCase) -> tuple[int, ...]:
     """(layers, numbers in parameters, ranks, samples of a step, steps, micro-batches)."""
     numbers = sum(p.numel() for name, p in models.build(case).named_parameters() if name != oracle.INSTRUMENT)
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -23,7 +23,7 @@ def _timed(engine: Engine, world_sizes: tuple[int, ...]) -> Iterator[str]:
     for world_size in world_sizes:
         step = StepSpec(normaliser=world_size)
         layout = BatchLayout("contiguous", world_size)
-        case = Case(
+        case = TrainingCase(
             ModelSpec((LayerSpec(2),), features=2), MeshSpec(world_size), layout, step, Arithmetic(project=False)
         )
         failures = [engine.run(RunRequest(case, _ADAPTER)).failure for _ in range(5)]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from benchmarks.paired import Ratio, paired
 from benchmarks.peers import SpawnEngine, ThreadedGroupEngine
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.execution import Execution, RankResult, RunRequest
@@ -21,14 +21,14 @@ from fsdpcheck.execution import Execution, RankResult, RunRequest
 _ALL_REDUCES = 200
 
 
-def fixed_cases(world_size: int) -> list[Case]:
+def fixed_cases(world_size: int) -> list[TrainingCase]:
     """The published set: 2 and 4 units, 1 and 3 steps, batches of 8."""
     return [_case(world_size, units, steps) for units in (2, 4) for steps in (1, 3)]
 
 
-def _case(world_size: int, units: int, steps: int) -> Case:
+def _case(world_size: int, units: int, steps: int) -> TrainingCase:
     layers = tuple(LayerSpec(4, bias=True, activation="relu") for _ in range(units))
-    return Case(
+    return TrainingCase(
         ModelSpec(layers, features=4, units=(1,) * units),
         MeshSpec(world_size),
         BatchLayout("contiguous", 8),

@@ -194,6 +194,7 @@ def _equal_bits(device: str) -> list[str]:
 
 def _cases(run: Any) -> Iterator[Any]:
     """Exact cases that the adapter accepts, of the witnesses, on few ranks."""
+    from fsdpcheck.case import TrainingCase
     from fsdpcheck.errors import FsdpcheckError
     from fsdpcheck.findings.tokens import decode
     from fsdpcheck.oracle import standards
@@ -203,7 +204,11 @@ def _cases(run: Any) -> Iterator[Any]:
     found: set[Any] = set()
     for token in json.loads(_WITNESSES.read_text(encoding="utf-8")).values():
         case = decode(token).case
-        if not case.trains or case.world_size > _LARGEST_WORLD or not case.requires() <= run.features.accepts:
+        if (
+            not isinstance(case, TrainingCase)
+            or case.world_size > _LARGEST_WORLD
+            or not case.requires() <= run.features.accepts
+        ):
             continue
         if case in found or not standards.every_bit(run.tier(case)):
             continue

@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from benchmarks.kept import Kept
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.law import Law
@@ -55,7 +55,7 @@ def lines(path: str = os.devnull, profile: str = "quick", *variants: str) -> Ite
 
 def _judged(engine: SimulatedEngine, variant: str, found: Law, profile: str) -> dict[str, Any]:
     """The verdict of one law on one variant, and what its cases were like, rejected ones too."""
-    seen: set[Case] = set()
+    seen: set[TrainingCase] = set()
     run = Run(engine, variant)
     verdict = check_law(found, run, profile, WORLD_SIZES, on_case=lambda law, run, case: seen.add(case))
     facts = Counter(fact for case in seen for fact in _facts(case))
@@ -67,7 +67,7 @@ def _judged(engine: SimulatedEngine, variant: str, found: Law, profile: str) -> 
     }  # fmt: skip
 
 
-def _facts(case: Case) -> list[str]:
+def _facts(case: TrainingCase) -> list[str]:
     few = ["rows < W"] if case.layout.batch_size < case.world_size else []
     return [f"W = {case.world_size}", case.step.norms, *few]
 

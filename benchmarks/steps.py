@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fsdpcheck import oracle, strategies
 from fsdpcheck.adapters import load
-from fsdpcheck.case import BatchLayout, Case, MeshSpec, OptimizerSpec
+from fsdpcheck.case import BatchLayout, MeshSpec, OptimizerSpec, TrainingCase
 from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
@@ -73,7 +73,7 @@ def _kept(kind: str, count: int) -> str:
     return f"kept on no grid, {kind}: proved exact up to step 1 .. {STEPS}: {shares} %"
 
 
-def _models(kind: str, count: int) -> Iterator[Case]:
+def _models(kind: str, count: int) -> Iterator[TrainingCase]:
     """Drawn models and losses, float64, on each number of ranks with a ragged batch and an empty rank."""
     features = load("fully_shard").features
     plain = replace(features, accepts=features.accepts - {"mean", "float32", "hsdp", "premultiply", "resume"})

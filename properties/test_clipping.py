@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdpcheck.adapters.contract import Observable
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.clipping import (
     assert_clipped_gradient_within_bound,
     assert_factors,
@@ -26,7 +26,7 @@ _EXACT = CaseSpace(clipping=("unclipped", Family("exact", ("exact-factors",))))
         must_occur=("distributed batch on several ranks", "unclipped sample"), vacuous_without=("clipped sample",)
     ),
 )
-def test_every_sample_enters_once_with_its_clip_factor(case: Case, run: Run) -> None:
+def test_every_sample_enters_once_with_its_clip_factor(case: TrainingCase, run: Run) -> None:
     """The coefficient of each sample in the released gradient is its clip factor min(1, C / (norm + eps)), over N.
 
     Black box: read from the update of a probe that the model carries. Sees factors wrong by an ulp, eps misplaced,
@@ -45,7 +45,7 @@ def test_every_sample_enters_once_with_its_clip_factor(case: Case, run: Run) -> 
     ),
     observe=("factors",),
 )
-def test_reported_factors_are_the_rule_applied_to_the_norms(case: Case, run: Run) -> None:
+def test_reported_factors_are_the_rule_applied_to_the_norms(case: TrainingCase, run: Run) -> None:
     """Reported clip factors are the declared expression of the exact per-sample norms.
 
     Bit for bit, or within the proven bound where the adapter declares nested norms.
@@ -64,7 +64,7 @@ def test_reported_factors_are_the_rule_applied_to_the_norms(case: Case, run: Run
     ),
     observe=("norms",),
 )
-def test_reported_norms_are_the_per_sample_gradient_norms(case: Case, run: Run) -> None:
+def test_reported_norms_are_the_per_sample_gradient_norms(case: TrainingCase, run: Run) -> None:
     """Reported per-sample gradient norms are those of one sample alone on a single device.
 
     So squares add up over parameters, layers and units, whichever are frozen, and neither the other rows of a
@@ -83,7 +83,7 @@ def test_reported_norms_are_the_per_sample_gradient_norms(case: Case, run: Run) 
         vacuous_without=("clipped sample",),
     ),
 )
-def test_the_clipped_gradient_is_the_sum_of_clipped_gradients(case: Case, run: Run) -> None:
+def test_the_clipped_gradient_is_the_sum_of_clipped_gradients(case: TrainingCase, run: Run) -> None:
     """The released gradient is (1/N) * sum of c_i g_i, within the proven bound on the rounding of the weighted pass.
 
     Not seen: errors within the bound; an eps that is left out (clipping.coefficients).
@@ -97,7 +97,7 @@ def test_the_clipped_gradient_is_the_sum_of_clipped_gradients(case: Case, run: R
     promise="nonfinite",
     space=_EXACT.but(must_occur=("distributed batch on several ranks",)),
 )
-def test_a_sample_without_a_norm_is_refused_by_all_or_left_out(case: Case, run: Run) -> None:
+def test_a_sample_without_a_norm_is_refused_by_all_or_left_out(case: TrainingCase, run: Run) -> None:
     """A sample whose gradient is NaN or infinite: all ranks raise and name it, or the step is that without it.
 
     Bit for bit; where they raise, what each rank trains is as it was before the step. The sample's targets are what is

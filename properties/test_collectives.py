@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.training import assert_collectives_equal, assert_completed, assert_same_execution
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import PLAIN, PRIVATE
 
 
-def _same_calls_in_every_order(case: Case, run: Run) -> None:
+def _same_calls_in_every_order(case: TrainingCase, run: Run) -> None:
     forward = run(case)
     assert_completed(forward)
     assert_collectives_equal(forward)
@@ -23,7 +23,7 @@ def _same_calls_in_every_order(case: Case, run: Run) -> None:
         ranks=2, must_occur=("distributed batch on several ranks", "several units", "micro-batches", "ragged")
     ),
 )
-def test_plain_training_never_hangs(case: Case, run: Run) -> None:
+def test_plain_training_never_hangs(case: TrainingCase, run: Run) -> None:
     """Plain training finishes on every rank with equal collectives, and ranks run in reverse give the same bits.
 
     Deterministic ranks joined by blocking collectives form a Kahn network: one schedule stands for all, and the second
@@ -41,7 +41,7 @@ def test_plain_training_never_hangs(case: Case, run: Run) -> None:
         ranks=2, must_occur=("distributed batch on several ranks", "several units", "micro-batches", "empty-rank")
     ),
 )
-def test_private_training_never_hangs(case: Case, run: Run) -> None:
+def test_private_training_never_hangs(case: TrainingCase, run: Run) -> None:
     """Private training finishes on every rank with equal collectives, and ranks run in reverse give the same bits.
 
     Also with ranks that have no sample, as Poisson sampling gives them.

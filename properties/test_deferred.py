@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.training import assert_completed, assert_deferred_equals_immediate
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
@@ -21,7 +21,7 @@ _DEFERRED = PRIVATE.but(norms=("deferred",))
     ),
     observe=("grads", "norms", "factors"),
 )
-def test_deferred_norms_are_the_immediate_ones(case: Case, run: Run) -> None:
+def test_deferred_norms_are_the_immediate_ones(case: TrainingCase, run: Run) -> None:
     """Deferred and immediate norms give the same norms, factors, gradients and parameters, bit for bit.
 
     Not seen: what both do wrong alike, and whether any norm is deferred: an implementation that forms all at once
@@ -37,7 +37,7 @@ def test_deferred_norms_are_the_immediate_ones(case: Case, run: Run) -> None:
     promise="deferred",
     space=_DEFERRED.but(must_occur=("distributed batch on several ranks", "ragged", "empty-rank", "micro-batches")),
 )
-def test_deferred_norms_never_hang(case: Case, run: Run) -> None:
+def test_deferred_norms_never_hang(case: TrainingCase, run: Run) -> None:
     """With unequal batches, ranks without samples, and gradient sync off in the first backward, every rank finishes.
 
     In the order of ranks and in the opposite one.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fsdpcheck.adapters.contract import Features, Use
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec, Trait
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase, Trait
 from fsdpcheck.checks.features import (
     assert_in_effect,
     assert_right,
@@ -37,15 +37,15 @@ _FLAT_FREED = PLAIN.without("keep-unsharded", "hsdp")
 """On flat meshes, parameters freed after the forward."""
 
 
-def _compiled_privately(features: Features, world_sizes: tuple[int, ...]) -> list[Case]:
+def _compiled_privately(features: Features, world_sizes: tuple[int, ...]) -> list[TrainingCase]:
     """Two small cases with an inner unit: of a Linear behind a Linear, and of one behind an Embedding."""
     world = 2 if 2 in world_sizes else min(world_sizes)
     mesh, unclipped = MeshSpec(world), StepSpec(clipping="unclipped", normaliser=2)
     linear = ModelSpec((LayerSpec(2, bias=True, activation="relu"), LayerSpec(1)), features=2, units=(1,))
     tokens = ModelSpec((LayerSpec(2, bias=True),), "tokens", features=2, length=2, vocabulary=3, units=(1,))
-    cases = [Case(linear, mesh, BatchLayout("contiguous", 3), replace(unclipped, clipping="exact"))]
+    cases = [TrainingCase(linear, mesh, BatchLayout("contiguous", 3), replace(unclipped, clipping="exact"))]
     if "tokens" in features.accepts:
-        cases.append(Case(tokens, mesh, BatchLayout("contiguous", 3), unclipped))
+        cases.append(TrainingCase(tokens, mesh, BatchLayout("contiguous", 3), unclipped))
     return cases
 
 
@@ -54,7 +54,7 @@ _COMPILED_PRIVATELY = BuiltSpace(
 )
 
 
-def _each_its_own(case: Case) -> Case:
+def _each_its_own(case: TrainingCase) -> TrainingCase:
     """The case with a unit for every layer, where none is tied; a user's own model as it is."""
     spec = case.model
     if spec.own is not None or spec.tied is not None:
@@ -62,19 +62,19 @@ def _each_its_own(case: Case) -> Case:
     return replace(case, model=replace(spec, units=(1,) * (len(spec.layers) + spec.has_front)))
 
 
-def _accepted(case: Case, run: Run) -> Case:
+def _accepted(case: TrainingCase, run: Run) -> TrainingCase:
     if unmet := case.requires() - run.features.accepts:
         raise NotApplicable(f"a case like this demands {', '.join(sorted(unmet))}")
     return case
 
 
-def _several_micro_batches(case: Case, run: Run, sync_every: bool) -> Case:
+def _several_micro_batches(case: TrainingCase, run: Run, sync_every: bool) -> TrainingCase:
     """The case in three micro-batches."""
     step = replace(case.step, reduction="sum", micro_batches=3, sync_every=sync_every)
     return _accepted(replace(case, step=step), run)
 
 
-def _in_replicas(case: Case, run: Run) -> Case:
+def _in_replicas(case: TrainingCase, run: Run) -> TrainingCase:
     """The case with two replicas or more, if the number of ranks is no one."""
     ranks = case.world_size
     replicas = next((r for r in range(2, ranks + 1) if ranks % r == 0), 1)
@@ -88,7 +88,7 @@ def _in_replicas(case: Case, run: Run) -> Case:
         raise NotExact(str(error)) from error
 
 
-def _ran(case: Case, run: Run, use: Use) -> tuple[Execution, Execution]:
+def _ran(case: TrainingCase, run: Run, use: Use) -> tuple[Execution, Execution]:
     """(without, with) the feature; the latter is right."""
     answer, observe = run.answer(case), run.features.observables & {"grads"}
     hooks = () if use == "compiled" else (probes.footprint,)  # they would be compiled too
@@ -100,7 +100,7 @@ def _ran(case: Case, run: Run, use: Use) -> tuple[Execution, Execution]:
     return without, using
 
 
-def _unnoticed(case: Case, run: Run, use: Use) -> None:
+def _unnoticed(case: TrainingCase, run: Run, use: Use) -> None:
     """The feature changes no bit, and is in effect."""
     assert_in_effect(*_ran(case, run, use), use)
 
@@ -112,7 +112,7 @@ def _unnoticed(case: Case, run: Run, use: Use) -> None:
         ranks=2, must_occur=("several units sharded over several ranks",), vacuous_without=("non-zero gradient",)
     ),
 )
-def test_gathering_units_by_hand_changes_no_bit(case: Case, run: Run) -> None:
+def test_gathering_units_by_hand_changes_no_bit(case: TrainingCase, run: Run) -> None:
     """With every unit gathered before the forward, asynchronously and waited for, training is the single device's.
 
     Not seen: whether a gather overlaps with anything; a model without inner units.
@@ -131,7 +131,7 @@ def test_gathering_units_by_hand_changes_no_bit(case: Case, run: Run) -> None:
         ranks=2, must_occur=("several units sharded over several ranks",), vacuous_without=("non-zero gradient",)
     ),
 )
-def test_gathering_units_ahead_changes_no_bit(case: Case, run: Run) -> None:
+def test_gathering_units_ahead_changes_no_bit(case: TrainingCase, run: Run) -> None:
     """With each unit gathering the two after it, in the forward and in the backward, training is the single device's.
 
     A unit that computes must not wait for, or free, what was gathered for another.
@@ -151,7 +151,7 @@ def test_gathering_units_ahead_changes_no_bit(case: Case, run: Run) -> None:
     space=PLAIN.without("mean").but(ranks=2, vacuous_without=("non-zero gradient",)),
     needs_traits=_MICRO,
 )
-def test_reducing_some_micro_batches_loses_no_gradient(case: Case, run: Run) -> None:
+def test_reducing_some_micro_batches_loses_no_gradient(case: TrainingCase, run: Run) -> None:
     """Reduced after the first of three micro-batches, not after the second, and after the third, nothing is lost.
 
     Not seen: other patterns than this one; losses that are means.
@@ -166,7 +166,7 @@ def test_reducing_some_micro_batches_loses_no_gradient(case: Case, run: Run) -> 
     space=PLAIN.without("mean", "hsdp").but(ranks=2, vacuous_without=("non-zero gradient",)),
     needs_traits=("hsdp", "micro-batches"),
 )
-def test_reducing_over_replicas_at_the_last_micro_batch_loses_no_gradient(case: Case, run: Run) -> None:
+def test_reducing_over_replicas_at_the_last_micro_batch_loses_no_gradient(case: TrainingCase, run: Run) -> None:
     """Reduce-scattered after each micro-batch and all-reduced over replicas after the last, nothing is lost.
 
     Not seen: other numbers of micro-batches than three; losses that are means.
@@ -180,7 +180,7 @@ def test_reducing_over_replicas_at_the_last_micro_batch_loses_no_gradient(case: 
     promise="features.divide-factor",
     space=PLAIN.without("float32", "hsdp").but(ranks=2, vacuous_without=("non-zero gradient",)),
 )
-def test_another_divisor_divides_once(case: Case, run: Run) -> None:
+def test_another_divisor_divides_once(case: TrainingCase, run: Run) -> None:
     """With twice the divisor and twice the losses, training is the single device's.
 
     In float64: float32 is multiplied by its inverse inside the collective, which only NCCL can. On flat meshes: see
@@ -202,7 +202,7 @@ def test_another_divisor_divides_once(case: Case, run: Run) -> None:
     ),
     needs_traits=("tokens",),
 )
-def test_an_embedding_that_is_not_gathered_for_its_backward_changes_no_bit(case: Case, run: Run) -> None:
+def test_an_embedding_that_is_not_gathered_for_its_backward_changes_no_bit(case: TrainingCase, run: Run) -> None:
     """A unit whose backward needs no weight may stay sharded in it.
 
     Not seen: units that are kept after the forward, wholly or over fewer ranks (pytorch#144800); other layers than
@@ -219,7 +219,7 @@ def test_an_embedding_that_is_not_gathered_for_its_backward_changes_no_bit(case:
     promise="features.checkpointing",
     space=EQUAL_BITS.but(must_occur=("several ranks", "several units"), vacuous_without=("non-zero gradient",)),
 )
-def test_computing_units_again_in_the_backward_changes_no_bit(case: Case, run: Run) -> None:
+def test_computing_units_again_in_the_backward_changes_no_bit(case: TrainingCase, run: Run) -> None:
     """With activation checkpointing inside each unit, training is the single device's; private training too.
 
     A backward may need nothing that is computed again, with bookkeeping or behind frozen units; of such a case nothing
@@ -240,7 +240,7 @@ def test_computing_units_again_in_the_backward_changes_no_bit(case: Case, run: R
     promise="features.meta",
     space=PLAIN.without("tied").but(ranks=2, vacuous_without=("non-zero gradient",)),
 )
-def test_a_model_sharded_on_the_meta_device_and_filled_later_changes_no_bit(case: Case, run: Run) -> None:
+def test_a_model_sharded_on_the_meta_device_and_filled_later_changes_no_bit(case: TrainingCase, run: Run) -> None:
     """Sharded without memory, given it and filled, the model starts and trains as one that was filled before.
 
     Not seen: what ranks would draw for themselves (torchtitan#166): all are filled with the values of one model;
@@ -255,7 +255,7 @@ def test_a_model_sharded_on_the_meta_device_and_filled_later_changes_no_bit(case
     promise="features.state-dict",
     space=PLAIN.but(ranks=2, vacuous_without=("non-zero gradient",)),
 )
-def test_parameters_come_back_from_a_full_state_dict(case: Case, run: Run) -> None:
+def test_parameters_come_back_from_a_full_state_dict(case: TrainingCase, run: Run) -> None:
     """Taken out whole after each step, spoilt, and brought back from rank 0's copy, parameters have the same bits.
 
     Not seen: the optimizer's state, and what lies in files (chapter on state).
@@ -269,7 +269,7 @@ def test_parameters_come_back_from_a_full_state_dict(case: Case, run: Run) -> No
     promise="features.ignored",
     space=EQUAL_BITS.but(ranks=2, must_occur=("several units",), vacuous_without=("non-zero gradient",)),
 )
-def test_an_ignored_parameter_is_left_alone(case: Case, run: Run) -> None:
+def test_an_ignored_parameter_is_left_alone(case: TrainingCase, run: Run) -> None:
     """A parameter left out of sharding stays whole, and its gradient is averaged once, by its user if by nobody else.
 
     Private training too, where it is promised: the parameter counts in norms and is clipped like the others.
@@ -288,7 +288,7 @@ def test_an_ignored_parameter_is_left_alone(case: Case, run: Run) -> None:
     promise="features.columns",
     space=PLAIN.without("uneven-rows", "rows<ranks").but(ranks=2, vacuous_without=("non-zero gradient",)),
 )
-def test_sharding_weights_on_their_second_dimension_changes_no_bit(case: Case, run: Run) -> None:
+def test_sharding_weights_on_their_second_dimension_changes_no_bit(case: TrainingCase, run: Run) -> None:
     """Weights whose second dimension the ranks divide are sharded on it, and training is the single device's.
 
     Not seen: dimensions that the ranks do not divide, which ``fully_shard`` refuses; private training.
@@ -309,7 +309,7 @@ def test_sharding_weights_on_their_second_dimension_changes_no_bit(case: Case, r
         most_ranks=3, must_occur=("several ranks",), vacuous_without=("non-zero gradient",)
     ),
 )
-def test_compiled_units_change_no_bit(case: Case, run: Run) -> None:
+def test_compiled_units_change_no_bit(case: TrainingCase, run: Run) -> None:
     """With the forward of each unit traced by torch.compile and run as traced, training is the single device's.
 
     Collectives are those of the units as they are, in their order. Compiled by a backend that generates no code. At
@@ -330,7 +330,7 @@ def test_compiled_units_change_no_bit(case: Case, run: Run) -> None:
     needs_promises=("exact-factors",),
     needs_traits=("ragged", "bias", "root-parameters"),
 )
-def test_compiled_units_change_no_bit_of_a_private_step(case: Case, run: Run) -> None:
+def test_compiled_units_change_no_bit_of_a_private_step(case: TrainingCase, run: Run) -> None:
     """With the forward of each unit traced by torch.compile, one private step on few ranks is the single device's.
 
     Norms, which hooks inside the units see, count as those of a unit as it is; collectives are the same. At least one
@@ -350,7 +350,7 @@ def test_compiled_units_change_no_bit_of_a_private_step(case: Case, run: Run) ->
         ranks=2, user_models="never", must_occur=("several units",), vacuous_without=("non-zero gradient",)
     ),
 )
-def test_a_root_without_parameters_changes_no_bit(case: Case, run: Run) -> None:
+def test_a_root_without_parameters_changes_no_bit(case: TrainingCase, run: Run) -> None:
     """What inner units leave is a unit of several modules, and the root has no parameters.
 
     Not seen: a user's own model, for who calls its modules outside the units is not known.
@@ -366,7 +366,7 @@ def test_a_root_without_parameters_changes_no_bit(case: Case, run: Run) -> None:
         ranks=2, must_occur=("several units", "hsdp", "frozen"), vacuous_without=("non-zero gradient",)
     ),
 )
-def test_ranks_that_built_other_models_all_start_from_rank_0s(case: Case, run: Run) -> None:
+def test_ranks_that_built_other_models_all_start_from_rank_0s(case: TrainingCase, run: Run) -> None:
     """Every rank builds its model with other values, all start from rank 0's, and training is the single device's.
 
     Sees ranks, replicas, units or single parameters that keep what they have built; no element is built alike by two
@@ -388,7 +388,7 @@ def test_ranks_that_built_other_models_all_start_from_rank_0s(case: Case, run: R
     ),
     takes=4,
 )
-def test_parameters_kept_over_pairs_of_ranks_change_no_bit(case: Case, run: Run) -> None:
+def test_parameters_kept_over_pairs_of_ranks_change_no_bit(case: TrainingCase, run: Run) -> None:
     """Sharded over pairs of ranks between forward and backward, gathered from there, training is the single device's.
 
     Not seen: groups of another size; replicas.

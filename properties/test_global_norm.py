@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.clipping import assert_clipped_update, assert_global_norm
 from fsdpcheck.checks.training import assert_ranks_agree
 from fsdpcheck.judging.registry import law
@@ -18,7 +18,7 @@ from fsdpcheck.strategies import GLOBAL_NORM
     ),
     observe=("grad_norm",),
 )
-def test_the_returned_norm_is_that_of_the_whole_gradient(case: Case, run: Run) -> None:
+def test_the_returned_norm_is_that_of_the_whole_gradient(case: TrainingCase, run: Run) -> None:
     """The returned global gradient norm is the single device's, on every rank.
 
     Within the bound that follows from the declared nesting of roots and dtype. Returned values are part of the
@@ -40,7 +40,7 @@ def test_the_returned_norm_is_that_of_the_whole_gradient(case: Case, run: Run) -
     ),
     observe=("grad_norm",),
 )
-def test_the_update_is_that_of_the_clipped_gradient(case: Case, run: Run) -> None:
+def test_the_update_is_that_of_the_clipped_gradient(case: TrainingCase, run: Run) -> None:
     """The update is the optimizer's for gradient * min(1, C / (returned norm + eps)), bit for bit.
 
     Not seen: a norm that is wrong alike on all ranks, for the returned one is taken as it is (global-norm.returned).

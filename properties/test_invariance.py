@@ -10,7 +10,7 @@ from functools import partial
 
 from fsdpcheck import diagnosis
 from fsdpcheck.adapters.contract import Observable
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.invariance import assert_initial_equal, assert_same_training, require_same_placement
 from fsdpcheck.checks.loss_scaling import TWICE, assert_same_in_doubled_losses
 from fsdpcheck.checks.training import assert_same_execution
@@ -41,7 +41,7 @@ _MICRO = "training depends on the number of micro-batches"
     promise="plain",
     space=PLAIN.but(must_occur=("several ranks", "several units", "hsdp", "uneven-rows")),
 )
-def test_training_starts_from_the_parameters_of_the_model_that_was_given(case: Case, run: Run) -> None:
+def test_training_starts_from_the_parameters_of_the_model_that_was_given(case: TrainingCase, run: Run) -> None:
     """Before the first step every rank, of every replica, shows the parameters that the model had before sharding.
 
     Sees parameters that change while they are sharded, and replicas that start apart from one model.
@@ -57,7 +57,7 @@ def test_training_starts_from_the_parameters_of_the_model_that_was_given(case: C
     promise="private",
     space=PRIVATE_UNCLIPPED.but(must_occur=("several ranks", "several units", "hsdp", "uneven-rows")),
 )
-def test_private_training_starts_from_the_parameters_of_the_model_that_was_given(case: Case, run: Run) -> None:
+def test_private_training_starts_from_the_parameters_of_the_model_that_was_given(case: TrainingCase, run: Run) -> None:
     """Before the first private step, too, every rank shows the parameters that the model had before sharding.
 
     Of a model that is made ready for per-sample clipping, which may replace or wrap its modules.
@@ -73,7 +73,7 @@ def test_private_training_starts_from_the_parameters_of_the_model_that_was_given
     space=PLAIN.but(must_occur=("distributed batch on several ranks",), vacuous_without=("non-zero gradient",)),
     takes=2,
 )
-def test_plain_training_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
+def test_plain_training_is_the_same_on_any_number_of_ranks(case: TrainingCase, run: Run) -> None:
     """The same logical batch on another number of ranks, or of replicas, trains the same parameters, bit for bit.
 
     The loss carries the factor W and N grows with it, so that averages are exact on both.
@@ -89,7 +89,7 @@ def test_plain_training_is_the_same_on_any_number_of_ranks(case: Case, run: Run)
     space=_PRIVATE.but(must_occur=("distributed batch on several ranks",), vacuous_without=("non-zero gradient",)),
     takes=2,
 )
-def test_private_training_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
+def test_private_training_is_the_same_on_any_number_of_ranks(case: TrainingCase, run: Run) -> None:
     """With per-sample clipping, the same logical batch on another number of ranks trains the same, bit for bit.
 
     Not seen: what is wrong on every number of ranks alike (training.private-unclipped); noise (noise.world).
@@ -103,7 +103,7 @@ def test_private_training_is_the_same_on_any_number_of_ranks(case: Case, run: Ru
     promise="plain",
     space=PLAIN.but(must_occur=("several ranks", "several units"), vacuous_without=("non-zero gradient",)),
 )
-def test_plain_training_is_the_same_for_any_units(case: Case, run: Run) -> None:
+def test_plain_training_is_the_same_for_any_units(case: TrainingCase, run: Run) -> None:
     """Layers grouped into other sharding units train the same parameters, bit for bit.
 
     Not seen: what any grouping does wrong alike; other groupings than all or nearly all layers in one, none, or one
@@ -118,7 +118,7 @@ def test_plain_training_is_the_same_for_any_units(case: Case, run: Run) -> None:
     promise="private",
     space=_PRIVATE.but(must_occur=("several ranks", "several units"), vacuous_without=("non-zero gradient",)),
 )
-def test_private_training_is_the_same_for_any_units(case: Case, run: Run) -> None:
+def test_private_training_is_the_same_for_any_units(case: TrainingCase, run: Run) -> None:
     """With per-sample clipping, layers grouped into other sharding units train the same: a norm goes over all units.
 
     Not seen: what any grouping does wrong alike; units that are clipped apart, whose right answers differ.
@@ -135,7 +135,7 @@ def test_private_training_is_the_same_for_any_units(case: Case, run: Run) -> Non
     ),
     needs_traits=("keep-unsharded",),
 )
-def test_plain_training_is_the_same_with_parameters_kept(case: Case, run: Run) -> None:
+def test_plain_training_is_the_same_with_parameters_kept(case: TrainingCase, run: Run) -> None:
     """Whether parameters are freed after the forward, or kept for the backward, changes no bit.
 
     Not seen: whether anything is freed or kept at all (lifecycle.memory).
@@ -152,7 +152,7 @@ def test_plain_training_is_the_same_with_parameters_kept(case: Case, run: Run) -
     ),
     needs_traits=("keep-unsharded",),
 )
-def test_private_training_is_the_same_with_parameters_kept(case: Case, run: Run) -> None:
+def test_private_training_is_the_same_with_parameters_kept(case: TrainingCase, run: Run) -> None:
     """With per-sample clipping, freeing parameters after the forward or keeping them for both backwards changes no bit.
 
     Not seen: whether anything is freed or kept at all (lifecycle.gathered).
@@ -166,7 +166,7 @@ def test_private_training_is_the_same_with_parameters_kept(case: Case, run: Run)
     promise="plain",
     space=PLAIN.but(must_occur=("distributed batch on several ranks",), vacuous_without=("non-zero gradient",)),
 )
-def test_plain_training_is_the_same_for_any_order_of_samples(case: Case, run: Run) -> None:
+def test_plain_training_is_the_same_for_any_order_of_samples(case: TrainingCase, run: Run) -> None:
     """Each rank's samples in the opposite order, dealt out to micro-batches anew, train the same, bit for bit.
 
     Where each rank has one, they change ranks.
@@ -181,7 +181,7 @@ def test_plain_training_is_the_same_for_any_order_of_samples(case: Case, run: Ru
     promise="private",
     space=_PRIVATE.but(must_occur=("distributed batch on several ranks",), vacuous_without=("non-zero gradient",)),
 )
-def test_private_training_is_the_same_for_any_order_of_samples(case: Case, run: Run) -> None:
+def test_private_training_is_the_same_for_any_order_of_samples(case: TrainingCase, run: Run) -> None:
     """With per-sample clipping, samples in another order train the same: each sample keeps its own norm and factor.
 
     Not seen: what every order of samples does wrong alike (clipping.coefficients).
@@ -196,7 +196,7 @@ def test_private_training_is_the_same_for_any_order_of_samples(case: Case, run: 
     space=PLAIN.but(must_occur=("distributed batch on several ranks",), vacuous_without=("non-zero gradient",)),
     needs_traits=("micro-batches",),
 )
-def test_plain_training_is_the_same_in_any_number_of_micro_batches(case: Case, run: Run) -> None:
+def test_plain_training_is_the_same_in_any_number_of_micro_batches(case: TrainingCase, run: Run) -> None:
     """One micro-batch or several, gradients reduced after each or after the last, train the same, bit for bit.
 
     Not seen: what one micro-batch and several do wrong alike (training.plain).
@@ -211,7 +211,7 @@ def test_plain_training_is_the_same_in_any_number_of_micro_batches(case: Case, r
     space=_PRIVATE.but(must_occur=("distributed batch on several ranks",), vacuous_without=("non-zero gradient",)),
     needs_traits=("micro-batches",),
 )
-def test_private_training_is_the_same_in_any_number_of_micro_batches(case: Case, run: Run) -> None:
+def test_private_training_is_the_same_in_any_number_of_micro_batches(case: TrainingCase, run: Run) -> None:
     """With per-sample clipping, one micro-batch or several train the same parameters, bit for bit.
 
     Not seen: what one micro-batch and several do wrong alike; noise (noise.micro-batches).
@@ -226,7 +226,7 @@ def test_private_training_is_the_same_in_any_number_of_micro_batches(case: Case,
     space=REAL.but(must_occur=("several ranks", "several units", "sgd without weight decay")),
     observe=("grads",),
 )
-def test_a_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
+def test_a_case_run_twice_gives_the_same_bits(case: TrainingCase, run: Run) -> None:
     """The same case run twice, in one process, on real numbers, gives the same parameters and gradients, bit for bit.
 
     With SGD without weight decay the second time losses are doubled and the learning rate is halved, so that gradients
@@ -250,7 +250,7 @@ def test_a_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
     promise="private",
     space=PRIVATE_PROBE.but(numbers="either", must_occur=("several ranks", "several units")),
 )
-def test_a_private_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> None:
+def test_a_private_case_run_twice_gives_the_same_bits(case: TrainingCase, run: Run) -> None:
     """With per-sample clipping, the same case run twice in one process gives the same bits of everything shown.
 
     On integers where real numbers are not accepted.
@@ -260,7 +260,7 @@ def test_a_private_case_run_twice_gives_the_same_bits(case: Case, run: Run) -> N
     _twice(case, run)
 
 
-def _twice(case: Case, run: Run) -> None:
+def _twice(case: TrainingCase, run: Run) -> None:
     first, second = run(case), run(case)
     require_same_placement(first, second)
     assert_same_execution(first, second, partial(diagnosis.stale_state.repeated, first, second))

@@ -5,7 +5,7 @@ Every kernel of the adapter runs in a process of its own, on tensors and workspa
 
 from __future__ import annotations
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import KernelCase
 from fsdpcheck.checks.kernels import (
     assert_definition,
     assert_memory_kept,
@@ -24,7 +24,7 @@ _REPEATED = KernelSpace(numbers="real", repeated=True)
 
 
 @law("kernels.definition", promise="kernels", space=_INTEGERS.but(must_occur=("several samples",)))
-def test_norms_are_those_of_the_definition(case: Case, run: Run) -> None:
+def test_norms_are_those_of_the_definition(case: KernelCase, run: Run) -> None:
     """On integers, scaled by powers of two, every norm is the definition's, bit for bit.
 
     For every remainder of the tile sizes, any strides and dtypes, no sample or several.
@@ -35,7 +35,7 @@ def test_norms_are_those_of_the_definition(case: Case, run: Run) -> None:
 
 
 @law("kernels.bounded", promise="kernels", space=_REAL.but(must_occur=("several samples",)))
-def test_norms_are_not_under_estimated(case: Case, run: Run) -> None:
+def test_norms_are_not_under_estimated(case: KernelCase, run: Run) -> None:
     """On real numbers that nearly cancel, norms are within the bound of float32 sums, so never further below.
 
     A norm that is too small leaves its sample clipped too little.
@@ -46,7 +46,7 @@ def test_norms_are_not_under_estimated(case: Case, run: Run) -> None:
 
 
 @law("kernels.order", promise="kernels", space=_REPEATED.but(must_occur=("several samples",)))
-def test_equal_inputs_give_equal_bits(case: Case, run: Run) -> None:
+def test_equal_inputs_give_equal_bits(case: KernelCase, run: Run) -> None:
     """Called twice, or with the programs of a launch in the opposite order, a kernel gives the same bits.
 
     So ranks that hold one sample agree on its clip factor.
@@ -57,7 +57,7 @@ def test_equal_inputs_give_equal_bits(case: Case, run: Run) -> None:
 
 
 @law("kernels.memory", promise="kernels", space=_INTEGERS.but(must_occur=("several samples",)))
-def test_kernels_keep_to_their_own_memory(case: Case, run: Run) -> None:
+def test_kernels_keep_to_their_own_memory(case: KernelCase, run: Run) -> None:
     """A kernel writes to nothing but what it allocated, and reads neither beside its inputs nor what nobody wrote.
 
     Not seen: what is further than 64 elements away.
@@ -67,7 +67,7 @@ def test_kernels_keep_to_their_own_memory(case: Case, run: Run) -> None:
 
 
 @law("kernels.spoiled", promise="kernels", space=_POISONED.but(vacuous_without=("several samples",)))
-def test_a_spoiled_sample_is_seen_and_spoils_no_other(case: Case, run: Run) -> None:
+def test_a_spoiled_sample_is_seen_and_spoils_no_other(case: KernelCase, run: Run) -> None:
     """A sample with a NaN has norm NaN, one with an infinity no finite norm, and all others have their own, exactly.
 
     Not seen: a norm that overflows although all inputs are finite.

@@ -7,7 +7,7 @@ own hooks on the modules see.
 
 from __future__ import annotations
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.gathered_parameters import assert_scheduled
 from fsdpcheck.checks.hooks_and_memory import (
     assert_copies,
@@ -48,7 +48,7 @@ _SEVERAL_UNITS = CaseSpace(
     ),
     observe=("units",),
 )
-def test_the_root_and_one_inner_unit_at_most_are_gathered(case: Case, run: Run) -> None:
+def test_the_root_and_one_inner_unit_at_most_are_gathered(case: TrainingCase, run: Run) -> None:
     """At every moment that an adapter announces at most one inner unit holds gathered parameters, beside the root.
 
     All moments of a step must be announced (``adapter.Moment``). Where parameters are to be kept after the forward,
@@ -65,7 +65,7 @@ def test_the_root_and_one_inner_unit_at_most_are_gathered(case: Case, run: Run) 
     space=_ANY.but(must_occur=("several ranks", "several units sharded over several ranks")),
     observe=("units",),
 )
-def test_a_step_leaves_nothing_gathered_and_no_local_gradient(case: Case, run: Run) -> None:
+def test_a_step_leaves_nothing_gathered_and_no_local_gradient(case: TrainingCase, run: Run) -> None:
     """After a step no unit holds gathered parameters or an unreduced gradient; before the first one neither.
 
     Zeros in place of a gradient are memory too.
@@ -81,7 +81,7 @@ def test_a_step_leaves_nothing_gathered_and_no_local_gradient(case: Case, run: R
     space=_ALONE.but(must_occur=("several units", "frozen")),
     observe=("units",),
 )
-def test_on_one_rank_the_shard_is_the_whole(case: Case, run: Run) -> None:
+def test_on_one_rank_the_shard_is_the_whole(case: TrainingCase, run: Run) -> None:
     """With one rank the shard and the unsharded parameters are one memory, at every moment: nothing is held twice.
 
     Also with frozen parameters and either number of backwards. All moments must be announced (``adapter.Moment``).
@@ -96,7 +96,7 @@ def test_on_one_rank_the_shard_is_the_whole(case: Case, run: Run) -> None:
     promise="hooks",
     space=PLAIN.but(must_occur=("several ranks", "several units", "micro-batches")),
 )
-def test_hooks_of_the_user_fire_as_on_a_single_device(case: Case, run: Run) -> None:
+def test_hooks_of_the_user_fire_as_on_a_single_device(case: TrainingCase, run: Run) -> None:
     """Hooks before and after the forward and the backward of every module fire as often as on a single device.
 
     On each rank, in each step, with its own micro-batches; they were registered before sharding.
@@ -111,7 +111,7 @@ def test_hooks_of_the_user_fire_as_on_a_single_device(case: Case, run: Run) -> N
     promise="parameter-hooks",
     space=PLAIN.but(must_occur=("several ranks", "several units", "micro-batches")),
 )
-def test_hooks_on_parameters_fire_once_a_reduction(case: Case, run: Run) -> None:
+def test_hooks_on_parameters_fire_once_a_reduction(case: TrainingCase, run: Run) -> None:
     """Post-accumulate hooks on the parameters that the optimizer updates fire once for each reduction of gradients.
 
     An optimizer that steps inside the backward depends on them.
@@ -128,7 +128,7 @@ def test_hooks_on_parameters_fire_once_a_reduction(case: Case, run: Run) -> None
         ranks=2, must_occur=("micro-batches",), vacuous_without=("several units sharded over several ranks",)
     ),
 )
-def test_every_step_gathers_what_its_schedule_has(case: Case, run: Run) -> None:
+def test_every_step_gathers_what_its_schedule_has(case: TrainingCase, run: Run) -> None:
     """At each layer the root, the unit at work and the next one at most are gathered; every step as the first.
 
     Those that are kept for a backward to come are gathered as well. Parameters lie in the same bytes after each step as
@@ -144,7 +144,7 @@ def test_every_step_gathers_what_its_schedule_has(case: Case, run: Run) -> None:
 
 
 @law("lifecycle.copies", promise="copies", space=_ANY.but(must_occur=("several ranks",)))
-def test_what_is_shown_is_a_copy(case: Case, run: Run) -> None:
+def test_what_is_shown_is_a_copy(case: TrainingCase, run: Run) -> None:
     """Writing into the parameters and gradients that a trainer shows changes neither, nor the training.
 
     On one rank too, where the whole may be the shard itself.
@@ -164,7 +164,7 @@ def test_what_is_shown_is_a_copy(case: Case, run: Run) -> None:
         vacuous_without=("non-zero gradient",),
     ),
 )
-def test_a_step_that_raised_leaves_a_trainer_that_goes_on(case: Case, run: Run) -> None:
+def test_a_step_that_raised_leaves_a_trainer_that_goes_on(case: TrainingCase, run: Run) -> None:
     """A step that raises on every rank, and is taken again, has the single device's bits, and leaves no memory held.
 
     In the forward, in the backward, or in the second micro-batch. Steps that clip have noise besides, where "noise" is

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks import noise as noise_checks
 from fsdpcheck.checks.invariance import assert_same_training
 from fsdpcheck.checks.noise import assert_noise_once, noisy
@@ -35,7 +35,7 @@ def _same(pair: metamorphic.Pair, run: Run, what: str) -> None:
     observe=("grads",),
     takes=2,
 )
-def test_noise_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
+def test_noise_is_the_same_on_any_number_of_ranks(case: TrainingCase, run: Run) -> None:
     """The same seed, batch and step on another number of ranks, or of replicas, release the same noisy gradient.
 
     Bit for bit. So no rank's share of the noise depends on which share it is. One step.
@@ -52,7 +52,7 @@ def test_noise_is_the_same_on_any_number_of_ranks(case: Case, run: Run) -> None:
     observe=("grads",),
     needs_traits=("micro-batches",),
 )
-def test_noise_is_added_once_however_many_micro_batches(case: Case, run: Run) -> None:
+def test_noise_is_added_once_however_many_micro_batches(case: TrainingCase, run: Run) -> None:
     """One micro-batch or several, reduced after each or after the last, release the same noisy gradient, bit for bit.
 
     Not seen: noise that is wrong whatever their number: too small, or used twice (noise.scale, noise.once).
@@ -69,7 +69,7 @@ def test_noise_is_added_once_however_many_micro_batches(case: Case, run: Run) ->
     observe=("grads",),
     needs_traits=("project",),
 )
-def test_every_element_has_noise_of_its_own(case: Case, run: Run) -> None:
+def test_every_element_has_noise_of_its_own(case: TrainingCase, run: Run) -> None:
     """Every element of every trained parameter has noise at every step, equal on all ranks, and no draw is used twice.
 
     Nor is one used again with its sign turned; over elements, shards, parameters and steps, also for parameters no
@@ -90,7 +90,7 @@ def test_every_element_has_noise_of_its_own(case: Case, run: Run) -> None:
     needs_traits=("project",),
     needs_promises=("features.ignored",),
 )
-def test_a_parameter_that_is_not_sharded_has_noise_of_its_own(case: Case, run: Run) -> None:
+def test_a_parameter_that_is_not_sharded_has_noise_of_its_own(case: TrainingCase, run: Run) -> None:
     """With one parameter left out of sharding its noise too is of its own in every element, and equal on all ranks.
 
     Every rank holds the whole parameter, so each has to draw what the others draw, or copies part; as noise.once.
@@ -108,7 +108,7 @@ def test_a_parameter_that_is_not_sharded_has_noise_of_its_own(case: Case, run: R
     space=PRIVATE_EXACT.but(ranks=2, must_occur=("several units",)),
     observe=("shards",),
 )
-def test_padding_has_no_noise(case: Case, run: Run) -> None:
+def test_padding_has_no_noise(case: TrainingCase, run: Run) -> None:
     """Padding stays zero under noise, in parameters and gradients: norms and moments of it would be wrong for ever.
 
     The moments after_reduce and before_step must be announced.
@@ -124,7 +124,7 @@ def test_padding_has_no_noise(case: Case, run: Run) -> None:
     space=_LARGE.but(must_occur=("several ranks",)),
     observe=("grads",),
 )
-def test_the_noise_has_the_scale_that_was_asked_for(case: Case, run: Run) -> None:
+def test_the_noise_has_the_scale_that_was_asked_for(case: TrainingCase, run: Run) -> None:
     """Beyond its clipped sum a step releases Gaussians of standard deviation noise multiplier * C / N, in every step.
 
     In parameters of 384,000 elements and fewer. Right noise is called wrong with probability 1e-6 at most. Of the
@@ -143,7 +143,7 @@ def test_the_noise_has_the_scale_that_was_asked_for(case: Case, run: Run) -> Non
     space=_LARGE.but(must_occur=("several ranks",)),
     observe=("grads",),
 )
-def test_no_noise_tells_of_other_noise(case: Case, run: Run) -> None:
+def test_no_noise_tells_of_other_noise(case: TrainingCase, run: Run) -> None:
     """Noise of different steps, parameters, shards, rows and elements is not correlated, whatever its scale.
 
     Right noise is called wrong with probability 1e-6 at most; a correlation of 2 % between two steps of 384,000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.clipping import assert_norms_exact, assert_probe_coefficients
 from fsdpcheck.checks.loss_scaling import TIMES, assert_scaled
 from fsdpcheck.checks.norm_additivity import assert_additive
@@ -38,7 +38,7 @@ _OF_PARAMETERS = PRIVATE_UNCLIPPED.without("per-layer-clipping").but(adjusted=("
     ),
     observe=("norms",),
 )
-def test_partial_terms_of_a_replicated_batch_are_summed(case: Case, run: Run) -> None:
+def test_partial_terms_of_a_replicated_batch_are_summed(case: TrainingCase, run: Run) -> None:
     """A replicated batch, each rank the norm of its own shard: squared norms summed over ranks, then one root.
 
     Without the sum each rank reports about 1/sqrt(W) of the norm.
@@ -56,7 +56,7 @@ def test_partial_terms_of_a_replicated_batch_are_summed(case: Case, run: Run) ->
     ),
     observe=("norms",),
 )
-def test_complete_terms_of_a_replicated_batch_are_not_summed(case: Case, run: Run) -> None:
+def test_complete_terms_of_a_replicated_batch_are_not_summed(case: TrainingCase, run: Run) -> None:
     """A replicated batch, each rank the whole norm: nothing to aggregate, and all ranks agree.
 
     A sum makes every norm exactly sqrt(W) too big.
@@ -72,7 +72,7 @@ def test_complete_terms_of_a_replicated_batch_are_not_summed(case: Case, run: Ru
     space=_DISTRIBUTED.but(must_occur=("ragged",), vacuous_without=("distributed batch on several ranks",)),
     observe=("norms",),
 )
-def test_norms_of_a_distributed_batch_stay_local(case: Case, run: Run) -> None:
+def test_norms_of_a_distributed_batch_stay_local(case: TrainingCase, run: Run) -> None:
     """A distributed batch: each rank has the norms of its own samples, in their order; nothing is summed.
 
     A sum by position mixes samples, sqrt(a^2 + b^2).
@@ -89,7 +89,7 @@ def test_norms_of_a_distributed_batch_stay_local(case: Case, run: Run) -> None:
         must_occur=("ragged", "wrap-around"), vacuous_without=("distributed batch on several ranks",)
     ),
 )
-def test_norms_are_reported_by_global_sample_index(case: Case, run: Run) -> None:
+def test_norms_are_reported_by_global_sample_index(case: TrainingCase, run: Run) -> None:
     """Gathered for a report, the norms of a distributed batch are in dataset order, with wrap-around duplicates listed.
 
     For every sampler, uneven shares and ranks without samples included.
@@ -107,7 +107,7 @@ def test_norms_are_reported_by_global_sample_index(case: Case, run: Run) -> None
     ),
     observe=("norms",),
 )
-def test_complete_terms_are_counted_once_beside_partial_ones(case: Case, run: Run) -> None:
+def test_complete_terms_are_counted_once_beside_partial_ones(case: TrainingCase, run: Run) -> None:
     """Some parameters sharded, some replicated: partial terms summed, complete terms added once, before the root.
 
     Otherwise complete terms count W times.
@@ -123,7 +123,7 @@ def test_complete_terms_are_counted_once_beside_partial_ones(case: Case, run: Ru
     space=_OF_SEVERAL.but(ranks=4, vacuous_without=("replicated-shards",)),
     observe=("norms", "grads"),
 )
-def test_partial_terms_are_summed_over_the_axis_that_splits_them(case: Case, run: Run) -> None:
+def test_partial_terms_are_summed_over_the_axis_that_splits_them(case: TrainingCase, run: Run) -> None:
     """Each replica has samples of its own, its ranks all of them: partial terms are summed over those ranks alone.
 
     A sum over the world mixes the samples of all replicas. What is released counts each sample once, with its own
@@ -143,7 +143,7 @@ def test_partial_terms_are_summed_over_the_axis_that_splits_them(case: Case, run
     promise="partial-norms",
     space=_PARTIAL.but(ranks=2, vacuous_without=("distributed batch on several ranks",)),
 )
-def test_partial_terms_of_a_distributed_batch_are_refused(case: Case, run: Run) -> None:
+def test_partial_terms_of_a_distributed_batch_are_refused(case: TrainingCase, run: Run) -> None:
     """Samples and elements split over the same ranks: no rank holds what is missing of any sample, so all ranks raise.
 
     By ValueError or NotImplementedError, before anybody waits for anybody; the same step with complete terms is taken.
@@ -163,7 +163,7 @@ def test_partial_terms_of_a_distributed_batch_are_refused(case: Case, run: Run) 
     observe=("norms",),
     any_numbers=True,
 )
-def test_norms_grow_with_the_losses(case: Case, run: Run) -> None:
+def test_norms_grow_with_the_losses(case: TrainingCase, run: Run) -> None:
     """Losses times a power of two: norms, and the gradient where nothing is clipped, times that power, bit for bit.
 
     On real numbers and true functions, of layers of every kind. Sees floors, constants added to a norm, and numbers of
@@ -183,7 +183,7 @@ def test_norms_grow_with_the_losses(case: Case, run: Run) -> None:
     observe=("norms",),
     needs_traits=("frozen",),
 )
-def test_squared_norms_add_up_over_the_parameters(case: Case, run: Run) -> None:
+def test_squared_norms_add_up_over_the_parameters(case: TrainingCase, run: Run) -> None:
     """Freezing parameters takes their terms from every squared norm, the same ones whatever else is frozen.
 
     By three or four runs, without an oracle. A parameter has one term: a weight that two layers share too. Sees norms
@@ -203,7 +203,7 @@ def test_squared_norms_add_up_over_the_parameters(case: Case, run: Run) -> None:
     space=COUNTABLE.but(must_occur=("several ranks", "several units")),
     observe=("norms",),
 )
-def test_norms_of_real_numbers_are_not_below_the_true_ones(case: Case, run: Run) -> None:
+def test_norms_of_real_numbers_are_not_below_the_true_ones(case: TrainingCase, run: Run) -> None:
     """On real numbers a reported norm is not below the sample's true one, nor above, by more than its sums may round.
 
     Float64; Linear, Embedding, EmbeddingBag and convolutions, in a user's own model true functions too. Sees what exact

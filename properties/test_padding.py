@@ -6,7 +6,7 @@ because there are more ranks than rows or elements, are among the cases of all.
 
 from __future__ import annotations
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.clipping import assert_clipped_update, assert_global_norm
 from fsdpcheck.checks.shards import assert_covered
 from fsdpcheck.checks.training import assert_padding_poisoned, assert_padding_zero, assert_parameters_equal
@@ -26,7 +26,7 @@ _DIFFERENT_NUMBERS = CaseSpace(
     promise="sharded",
     space=_DIFFERENT_NUMBERS.but(ranks=2, must_occur=("several units", "uneven-rows", "frozen", "hsdp")),
 )
-def test_every_element_lies_on_one_rank(case: Case, run: Run) -> None:
+def test_every_element_lies_on_one_rank(case: TrainingCase, run: Run) -> None:
     """Before and after a step every element of every trained parameter lies on one rank of a replica, and no other.
 
     Seen by values: tensors that the optimizer updates, with zeros for as much padding as is shown. So nothing is
@@ -44,7 +44,7 @@ def test_every_element_lies_on_one_rank(case: Case, run: Run) -> None:
     space=PLAIN.but(ranks=2, must_occur=("several units",)),
     observe=("shards",),
 )
-def test_padding_stays_zero(case: Case, run: Run) -> None:
+def test_padding_stays_zero(case: TrainingCase, run: Run) -> None:
     """Padding is zero after init, reduce-scatter, clipping and the optimizer step, in parameters and gradients.
 
     The moments after_reduce and before_step must be announced. FSDP1 fills its padding with 42 on purpose
@@ -61,7 +61,7 @@ def test_padding_stays_zero(case: Case, run: Run) -> None:
     space=PLAIN.but(ranks=2, must_occur=("several units",)),
     observe=("shards",),
 )
-def test_padding_is_never_read(case: Case, run: Run) -> None:
+def test_padding_is_never_read(case: TrainingCase, run: Run) -> None:
     """NaN written into padding before forward, clipping and the optimizer changes no parameter.
 
     The moments after_reduce and before_step must be announced.
@@ -79,7 +79,7 @@ def test_padding_is_never_read(case: Case, run: Run) -> None:
     space=GLOBAL_NORM.but(ranks=2, must_occur=("several units",)),
     observe=("shards", "grad_norm"),
 )
-def test_padding_does_not_enter_the_global_norm(case: Case, run: Run) -> None:
+def test_padding_does_not_enter_the_global_norm(case: TrainingCase, run: Run) -> None:
     """NaN in the padding of gradient shards changes neither the global norm nor the clipped update.
 
     The norm within its bound, since a gradient divided by an N that is no power of two has rounded squares.

@@ -7,7 +7,7 @@ A CPU computes in bfloat16, but not in TF32: there the laws on TF32 run in float
 
 from __future__ import annotations
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.clipping import (
     assert_clipped_update,
     assert_factors,
@@ -34,7 +34,7 @@ _TF32_UNCLIPPED = _UNCLIPPED.but(compute="tf32")
     promise="plain",
     space=LOW_PRECISION.but(must_occur=("several ranks",), vacuous_without=("non-zero gradient",)),
 )
-def test_training_in_bfloat16_is_the_single_device_one(case: Case, run: Run) -> None:
+def test_training_in_bfloat16_is_the_single_device_one(case: TrainingCase, run: Run) -> None:
     """Computing in bfloat16, with reductions and parameters in float32, plain training is the single device's.
 
     Bit for bit: sees parameters or gradients kept in bfloat16.
@@ -50,7 +50,7 @@ def test_training_in_bfloat16_is_the_single_device_one(case: Case, run: Run) -> 
     space=LOW_PRECISION.but(must_occur=("several ranks", "micro-batches"), vacuous_without=("non-zero gradient",)),
     observe=("grads",),
 )
-def test_the_gradient_is_reduced_in_float32(case: Case, run: Run) -> None:
+def test_the_gradient_is_reduced_in_float32(case: TrainingCase, run: Run) -> None:
     """The gradient given to the optimizer is the exact sum of all micro-batches' bfloat16 gradients, in float32.
 
     Sees micro-batches that are added up, or gradients that are reduced, in bfloat16: sums over micro-batches and ranks
@@ -66,7 +66,7 @@ def test_the_gradient_is_reduced_in_float32(case: Case, run: Run) -> None:
     promise="private",
     space=_UNCLIPPED.but(must_occur=("several ranks",), vacuous_without=("non-zero gradient",)),
 )
-def test_private_training_in_bfloat16_is_plain_training(case: Case, run: Run) -> None:
+def test_private_training_in_bfloat16_is_plain_training(case: TrainingCase, run: Run) -> None:
     """Computing in bfloat16 with C above every norm, private training is single-device training, bit for bit.
 
     Not seen: how norms and factors are formed: an implementation that never clips holds; how a cast rounds.
@@ -81,7 +81,7 @@ def test_private_training_in_bfloat16_is_plain_training(case: Case, run: Run) ->
     space=_UNCLIPPED.but(must_occur=("several ranks",), vacuous_without=("non-zero gradient",)),
     observe=("norms",),
 )
-def test_norms_of_bfloat16_gradients_are_summed_in_float32(case: Case, run: Run) -> None:
+def test_norms_of_bfloat16_gradients_are_summed_in_float32(case: TrainingCase, run: Run) -> None:
     """Reported norms of per-sample gradients are exact, although activations and backprops are bfloat16.
 
     Squares of 8 bits have 16, so they are formed and summed in float32 at least. A norm that comes out too small is
@@ -97,7 +97,7 @@ def test_norms_of_bfloat16_gradients_are_summed_in_float32(case: Case, run: Run)
     promise="exact-factors",
     space=_EXACT.but(must_occur=("several ranks", "unclipped sample"), vacuous_without=("clipped sample",)),
 )
-def test_clipped_training_in_bfloat16_is_the_single_device_one(case: Case, run: Run) -> None:
+def test_clipped_training_in_bfloat16_is_the_single_device_one(case: TrainingCase, run: Run) -> None:
     """Computing in bfloat16, with samples above, at and just below the clip norm, training is the single device's.
 
     Bit for bit: clip factors are powers of two, which cost no bit of a significand. Sees a step that clips by other
@@ -114,7 +114,7 @@ def test_clipped_training_in_bfloat16_is_the_single_device_one(case: Case, run: 
     space=_EXACT.but(must_occur=("several ranks", "unclipped sample"), vacuous_without=("clipped sample",)),
     observe=("grads",),
 )
-def test_the_clipped_gradient_is_summed_in_float32(case: Case, run: Run) -> None:
+def test_the_clipped_gradient_is_summed_in_float32(case: TrainingCase, run: Run) -> None:
     """The gradient given to the optimizer is (1/N) * sum of clipped bfloat16 gradients, in float32, bit for bit.
 
     Not seen: how factors that are no powers of two round (precision.bookkeeping).
@@ -129,7 +129,7 @@ def test_the_clipped_gradient_is_summed_in_float32(case: Case, run: Run) -> None
     space=_PROBE.but(must_occur=("several ranks", "unclipped sample"), vacuous_without=("clipped sample",)),
     observe=("factors",),
 )
-def test_factors_are_computed_in_float32(case: Case, run: Run) -> None:
+def test_factors_are_computed_in_float32(case: TrainingCase, run: Run) -> None:
     """Reported clip factors are the declared expression of the exact norms, in float32, for any C.
 
     Not seen: whether samples are weighed by the factors that are reported (precision.coefficients).
@@ -145,7 +145,7 @@ def test_factors_are_computed_in_float32(case: Case, run: Run) -> None:
         must_occur=("several ranks", "unclipped sample"), vacuous_without=("clipped sample",)
     ),
 )
-def test_every_sample_enters_once_with_its_clip_factor_in_bfloat16(case: Case, run: Run) -> None:
+def test_every_sample_enters_once_with_its_clip_factor_in_bfloat16(case: TrainingCase, run: Run) -> None:
     """Computing in bfloat16, a sample's coefficient in the released gradient is its clip factor over N, for any C.
 
     Up to two roundings to bfloat16, of 2^-9 each: a second backward through re-weighted losses makes them. Black box,
@@ -163,7 +163,7 @@ def test_every_sample_enters_once_with_its_clip_factor_in_bfloat16(case: Case, r
         must_occur=("several ranks", "unclipped sample"), vacuous_without=("clipped sample",)
     ),
 )
-def test_bookkeeping_contracts_in_float32(case: Case, run: Run) -> None:
+def test_bookkeeping_contracts_in_float32(case: TrainingCase, run: Run) -> None:
     """Computing in bfloat16, bookkeeping weighs a sample by its clip factor in float32, over N, for any C.
 
     Bit for bit but for averages over W that is no power of two, so a clipped gradient exceeds C by roundings of float32
@@ -180,7 +180,7 @@ def test_bookkeeping_contracts_in_float32(case: Case, run: Run) -> None:
     space=_UNCLIPPED.but(must_occur=("several ranks",)),
     observe=("grads",),
 )
-def test_noise_is_added_in_float32(case: Case, run: Run) -> None:
+def test_noise_is_added_in_float32(case: TrainingCase, run: Run) -> None:
     """Computing in bfloat16, every parameter's gradient has noise, of more bits than a bfloat16, the same on all ranks.
 
     So it is drawn and added in float32. Right noise is called wrong with probability 1e-6 at most.
@@ -197,7 +197,7 @@ def test_noise_is_added_in_float32(case: Case, run: Run) -> None:
     space=_GLOBAL_NORM.but(must_occur=("several ranks",), vacuous_without=("non-zero gradient",)),
     observe=("grad_norm",),
 )
-def test_the_global_norm_is_that_of_the_reduced_gradient_in_float32(case: Case, run: Run) -> None:
+def test_the_global_norm_is_that_of_the_reduced_gradient_in_float32(case: TrainingCase, run: Run) -> None:
     """Computing in bfloat16, the norm of the gradient that was reduced in float32 is returned, and clips the update.
 
     The norm within the bound of its declared nesting, the update bit for bit by what was returned.
@@ -215,7 +215,7 @@ def test_the_global_norm_is_that_of_the_reduced_gradient_in_float32(case: Case, 
     promise="plain",
     space=_TF32.but(must_occur=("several ranks",), vacuous_without=("non-zero gradient",)),
 )
-def test_training_in_tf32_is_the_single_device_one(case: Case, run: Run) -> None:
+def test_training_in_tf32_is_the_single_device_one(case: TrainingCase, run: Run) -> None:
     """Where products of matrices may round their factors to TF32, plain training is the single device's, bit for bit.
 
     Only a GPU rounds so: elsewhere this is training in float32.
@@ -231,7 +231,7 @@ def test_training_in_tf32_is_the_single_device_one(case: Case, run: Run) -> None
     space=_TF32_UNCLIPPED.but(must_occur=("several ranks",), vacuous_without=("non-zero gradient",)),
     observe=("norms",),
 )
-def test_norms_in_tf32_are_the_per_sample_gradient_norms(case: Case, run: Run) -> None:
+def test_norms_in_tf32_are_the_per_sample_gradient_norms(case: TrainingCase, run: Run) -> None:
     """Where products of matrices may round their factors to TF32, norms are exact: nothing squared is such a factor.
 
     Only a GPU rounds so: elsewhere these are norms in float32.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.noise import noisy, standing
 from fsdpcheck.checks.privacy import (
     assert_others_keep_their_coefficient,
@@ -30,7 +30,7 @@ _WIDE = PRIVATE_PROBE.without("float32").but(contributions=("complete",), tiny_o
 """Small, in float64, where a sum shows at least 40 bits of the noise in it."""
 
 
-def _one_step(case: Case) -> Case:
+def _one_step(case: TrainingCase) -> TrainingCase:
     return replace(case, step=replace(case.step, steps=1, resume=False))
 
 
@@ -42,7 +42,7 @@ def _one_step(case: Case) -> Case:
     ),
     observe=("grads",),
 )
-def test_one_record_moves_the_released_sum_by_at_most_the_clip_norm(case: Case, run: Run) -> None:
+def test_one_record_moves_the_released_sum_by_at_most_the_clip_norm(case: TrainingCase, run: Run) -> None:
     """For given lists, a record removed or added moves N * the released gradient by at most C, k copies by k C.
 
     One replaced moves it by 2C. Lists are what a sampler drew: one that partitions is judged conditional on them. Where
@@ -66,7 +66,7 @@ def test_one_record_moves_the_released_sum_by_at_most_the_clip_norm(case: Case, 
     observe=("grads",),
     needs_promises=("private",),
 )
-def test_one_record_moves_no_more_where_a_parameter_is_left_out_of_sharding(case: Case, run: Run) -> None:
+def test_one_record_moves_no_more_where_a_parameter_is_left_out_of_sharding(case: TrainingCase, run: Run) -> None:
     """With one parameter left out of sharding a record still moves N * the released gradient by at most k C.
 
     That parameter counts in the norms and in the sum like the others. For given lists, as in privacy.sensitivity.
@@ -84,7 +84,7 @@ def test_one_record_moves_no_more_where_a_parameter_is_left_out_of_sharding(case
     space=_CLIPPED.but(must_occur=("distributed batch on several ranks",), vacuous_without=("clipped sample",)),
     observe=("grads",),
 )
-def test_a_record_weighs_the_same_whatever_the_others_are(case: Case, run: Run) -> None:
+def test_a_record_weighs_the_same_whatever_the_others_are(case: TrainingCase, run: Run) -> None:
     """The coefficient of a record in the released gradient does not depend on which other records are in the batch.
 
     So clip norm, divisor and weights are functions of the record and of public numbers, bit for bit.
@@ -103,7 +103,7 @@ def test_a_record_weighs_the_same_whatever_the_others_are(case: Case, run: Run) 
     observe=("grads",),
     needs_traits=("project",),
 )
-def test_no_noise_depends_on_a_record(case: Case, run: Run) -> None:
+def test_no_noise_depends_on_a_record(case: TrainingCase, run: Run) -> None:
     """The noise of every parameter at every step is the same for neighbours: neither draws nor their scale or number.
 
     Noise is what a noisy run releases beyond one without, up to what adding it may round, in two steps that move no
@@ -125,7 +125,7 @@ def test_no_noise_depends_on_a_record(case: Case, run: Run) -> None:
         contributions=("complete",), ranks=2, must_occur=("distributed batch on several ranks", "micro-batches")
     ),
 )
-def test_no_collective_depends_on_a_record(case: Case, run: Run) -> None:
+def test_no_collective_depends_on_a_record(case: TrainingCase, run: Run) -> None:
     """Number of steps, and number, order, groups, types and sizes of all collectives, are the same for neighbours.
 
     Only tensors that stay on their rank may have as many rows as it has samples.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.shape_matched_clipping import assert_clipped_sum_near, assert_factors_follow
 from fsdpcheck.checks.shape_matched_replay import assert_gradients_sum, assert_updates_follow
 from fsdpcheck.judging.registry import law
@@ -16,7 +16,7 @@ from fsdpcheck.strategies import COUNTABLE, REAL, REAL_PRIVATE
     space=REAL.but(must_occur=("distributed batch on several ranks", "several units", "micro-batches")),
     observe=("grads",),
 )
-def test_the_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> None:
+def test_the_gradient_is_the_average_of_the_ranks_own(case: TrainingCase, run: Run) -> None:
     """On real numbers, the gradient is the average of what each rank's own micro-batches give in the same shapes.
 
     Within (n - 1) u sum |terms|, a theorem for every order of summation; for two ranks that is one rounding. Sees
@@ -35,7 +35,7 @@ def test_the_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> N
     ),
     observe=("grads", "factors"),
 )
-def test_the_clipped_gradient_is_the_average_of_the_ranks_own(case: Case, run: Run) -> None:
+def test_the_clipped_gradient_is_the_average_of_the_ranks_own(case: TrainingCase, run: Run) -> None:
     """On real numbers, the clipped gradient is the average of the ranks' own, each sample weighed by its own factor.
 
     Its own is the one that its rank reported. Within the same theorem's bound.
@@ -53,7 +53,7 @@ def test_the_clipped_gradient_is_the_average_of_the_ranks_own(case: Case, run: R
     ),
     observe=("norms", "factors"),
 )
-def test_reported_factors_follow_from_reported_norms(case: Case, run: Run) -> None:
+def test_reported_factors_follow_from_reported_norms(case: TrainingCase, run: Run) -> None:
     """On real numbers, reported clip factors are the declared rule min(1, C / (norm + eps)) of the reported norms.
 
     Bit for bit, or within the proven bound where the adapter declares nested norms.
@@ -69,7 +69,7 @@ def test_reported_factors_follow_from_reported_norms(case: Case, run: Run) -> No
     space=COUNTABLE.but(must_occur=("distributed batch on several ranks", "several units")),
     observe=("grads",),
 )
-def test_what_is_released_is_the_sum_of_clipped_gradients(case: Case, run: Run) -> None:
+def test_what_is_released_is_the_sum_of_clipped_gradients(case: TrainingCase, run: Run) -> None:
     """On real numbers, what is released is (1/N) * sum of c_i g_i, c_i = min(1, C / (|g_i| + eps)), within a bound.
 
     Black box: g_i and its norm are replayed one sample at a time, and a theorem says how far any evaluation may be off;
@@ -87,7 +87,7 @@ def test_what_is_released_is_the_sum_of_clipped_gradients(case: Case, run: Run) 
     space=REAL.but(must_occur=("several ranks", "several steps", "momentum")),
     observe=("grads",),
 )
-def test_the_update_is_the_optimizers_for_the_gradient_shown(case: Case, run: Run) -> None:
+def test_the_update_is_the_optimizers_for_the_gradient_shown(case: TrainingCase, run: Run) -> None:
     """Parameters move as the optimizer moves them by the gradient the implementation shows, bit for bit.
 
     The optimizer is elementwise, so sharding must not show, nor momentum, moments, weight decay and schedule.

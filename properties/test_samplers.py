@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from fsdpcheck.case import Case, MeshSpec
+from fsdpcheck.case import MeshSpec, SamplerCase
 from fsdpcheck.case.sampler import epoch_steps
 from fsdpcheck.checks.poisson import assert_poisson, assert_rate
 from fsdpcheck.checks.samplers import (
@@ -18,7 +18,6 @@ from fsdpcheck.checks.samplers import (
     assert_one_rank_each,
     assert_orders,
     assert_same_draws,
-    of_case,
 )
 from fsdpcheck.checks.shuffled_epochs import FALSE_ALARM, assert_come_everywhere
 from fsdpcheck.checks.training import assert_collectives_equal
@@ -38,14 +37,14 @@ _MANY = BuiltSpace(build=samplers_and_kernels.many_draws, words="one case of 2^2
 _SELDOM_LARGE = BuiltSpace(build=samplers_and_kernels.seldom_large, words="one case of 1024 steps of 64 records")
 
 
-def _later(case: Case) -> Case:
+def _later(case: SamplerCase) -> SamplerCase:
     """The case from the middle of every epoch on."""
-    spec = of_case(case)
-    return replace(case, sampling=replace(spec, start=epoch_steps(spec, case.mesh) // 2))
+    later = epoch_steps(case.sampling, case.mesh) // 2
+    return replace(case, sampling=replace(case.sampling, start=later))
 
 
 @law("samplers.dealt", promise="epochs", space=_SHARES.but(must_occur=("several ranks",)))
-def test_an_epoch_is_dealt_out_to_the_ranks(case: Case, run: Run) -> None:
+def test_an_epoch_is_dealt_out_to_the_ranks(case: SamplerCase, run: Run) -> None:
     """An epoch's shares are equally long and hold every record once, but for fewer than P left out or taken twice.
 
     P shares: ranks along a replicated axis have the same one, along a distributed axis their own. Entries that repeat a
@@ -57,7 +56,7 @@ def test_an_epoch_is_dealt_out_to_the_ranks(case: Case, run: Run) -> None:
 
 
 @law("samplers.steps", promise="epochs", space=_SHARES.but(must_occur=("several ranks",)))
-def test_all_ranks_take_equally_many_steps(case: Case, run: Run) -> None:
+def test_all_ranks_take_equally_many_steps(case: SamplerCase, run: Run) -> None:
     """Every rank takes the same number of steps and micro-batches, and calls the same collectives to sample.
 
     Not seen: which records the steps have (samplers.dealt).
@@ -68,7 +67,7 @@ def test_all_ranks_take_equally_many_steps(case: Case, run: Run) -> None:
 
 
 @law("samplers.epochs", promise="epochs", space=_EPOCHS.but(must_occur=("several ranks",)))
-def test_every_epoch_has_an_order_of_its_own(case: Case, run: Run) -> None:
+def test_every_epoch_has_an_order_of_its_own(case: SamplerCase, run: Run) -> None:
     """Shuffled epochs have different orders that follow from seed and epoch; others that of the data set, every time.
 
     Two orders of 16 records or more are equal by chance below 1e-13.
@@ -79,7 +78,7 @@ def test_every_epoch_has_an_order_of_its_own(case: Case, run: Run) -> None:
 
 
 @law("samplers.shuffled", promise="epochs", space=_MANY_EPOCHS.but(ranks=2))
-def test_shuffled_epochs_bring_every_record_to_every_share(case: Case, run: Run) -> None:
+def test_shuffled_epochs_bring_every_record_to_every_share(case: SamplerCase, run: Run) -> None:
     """Over many shuffled epochs every record comes to every share: none is left out of all, none stays where it was.
 
     D records, P shares, E epochs: orders that are equally likely are called wrong with probability D P (1 -
@@ -92,7 +91,7 @@ def test_shuffled_epochs_bring_every_record_to_every_share(case: Case, run: Run)
 
 
 @law("samplers.resumed", promise="epochs", space=_EPOCHS.but(must_occur=("several ranks",)))
-def test_a_stopped_epoch_goes_on_where_it_stopped(case: Case, run: Run) -> None:
+def test_a_stopped_epoch_goes_on_where_it_stopped(case: SamplerCase, run: Run) -> None:
     """A sampler made anew that goes on at a later step of any epoch gives the records that were still to come.
 
     Not seen: how a training stores where it stood.
@@ -106,7 +105,7 @@ def test_a_stopped_epoch_goes_on_where_it_stopped(case: Case, run: Run) -> None:
     promise="poisson",
     space=_DRAWS.but(vacuous_without=("several ranks",)),
 )
-def test_a_record_joins_a_step_on_one_rank(case: Case, run: Run) -> None:
+def test_a_record_joins_a_step_on_one_rank(case: SamplerCase, run: Run) -> None:
     """In a step every record is drawn at most once, by one share; ranks that share a batch draw the same.
 
     Not seen: records that are drawn too seldom, or never (samplers.poisson-law).
@@ -116,7 +115,7 @@ def test_a_record_joins_a_step_on_one_rank(case: Case, run: Run) -> None:
 
 
 @law("samplers.poisson-steps", promise="poisson", space=_DRAWS.but(must_occur=("several ranks",)))
-def test_empty_draws_are_steps_too(case: Case, run: Run) -> None:
+def test_empty_draws_are_steps_too(case: SamplerCase, run: Run) -> None:
     """Every rank takes every step, in as many micro-batches as all others, also where it draws no record.
 
     The number of micro-batches is the same in all steps: it is public, what is drawn is not.
@@ -128,7 +127,7 @@ def test_empty_draws_are_steps_too(case: Case, run: Run) -> None:
 
 
 @law("samplers.poisson-law", promise="poisson", space=_LONG.but(must_occur=("several ranks",)))
-def test_records_join_independently_with_one_probability(case: Case, run: Run) -> None:
+def test_records_join_independently_with_one_probability(case: SamplerCase, run: Run) -> None:
     """All draws of all records are independent, on whichever rank they are made, with the probability asked for.
 
     Tested on the number of draws, on the sizes of batches, on every pair of records and of steps: right draws are
@@ -141,7 +140,7 @@ def test_records_join_independently_with_one_probability(case: Case, run: Run) -
 
 
 @law("samplers.poisson-rate", promise="poisson", space=_MANY)
-def test_records_join_with_the_probability_asked_for(case: Case, run: Run) -> None:
+def test_records_join_with_the_probability_asked_for(case: SamplerCase, run: Run) -> None:
     """Of 2^20 draws with probability 1/2 as many join as should.
 
     Right draws are called wrong with probability 1e-9, a probability that is 1 % off is found with 0.99. One case.
@@ -157,7 +156,7 @@ def test_records_join_with_the_probability_asked_for(case: Case, run: Run) -> No
     space=_DRAWS.but(must_occur=("several ranks",)),
     takes=2,
 )
-def test_draws_do_not_depend_on_the_number_of_ranks(case: Case, run: Run) -> None:
+def test_draws_do_not_depend_on_the_number_of_ranks(case: SamplerCase, run: Run) -> None:
     """The same seed draws the same records in the same steps on one rank and on any number of them.
 
     Not seen: draws that are wrong on any number of ranks alike (samplers.poisson-law).
@@ -168,7 +167,7 @@ def test_draws_do_not_depend_on_the_number_of_ranks(case: Case, run: Run) -> Non
 
 
 @law("samplers.poisson-room", promise="same-draws", space=_SELDOM_LARGE.but(ranks=2))
-def test_large_draws_are_drawn_whole_on_any_number_of_ranks(case: Case, run: Run) -> None:
+def test_large_draws_are_drawn_whole_on_any_number_of_ranks(case: SamplerCase, run: Run) -> None:
     """Draws that are seldom large are the same on one rank and on several too: no rank leaves out what is too many.
 
     1024 steps of 64 records, one case. Records that are left out of one draw of a rank in 256 are missed, on four ranks
@@ -185,7 +184,7 @@ def test_large_draws_are_drawn_whole_on_any_number_of_ranks(case: Case, run: Run
     promise="same-draws",
     space=_DRAWS.but(must_occur=("several ranks",)),
 )
-def test_draws_after_a_stop_are_those_that_were_to_come(case: Case, run: Run) -> None:
+def test_draws_after_a_stop_are_those_that_were_to_come(case: SamplerCase, run: Run) -> None:
     """A Poisson sampler made anew that goes on at a later step draws what one that never stopped would have drawn.
 
     Draws that begin again are used twice, which no accountant allows for.

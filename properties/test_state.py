@@ -9,7 +9,7 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 from fsdpcheck.adapters.contract import Observable
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks._read import completed
 from fsdpcheck.checks.noise import noisy, standing
 from fsdpcheck.checks.state import assert_readable, assert_resumed, assert_stored, going_on
@@ -23,7 +23,7 @@ def _observed(run: Run) -> frozenset[Observable]:
     return run.features.observables & {"grads"}
 
 
-def _assert_same_after_stops(case: Case, run: Run, what: str) -> None:
+def _assert_same_after_stops(case: TrainingCase, run: Run, what: str) -> None:
     answer, observe = run.answer(case), _observed(run)
     never = run(case, observe=observe)
     with TemporaryDirectory(prefix=leftovers.folder_prefix()) as folder:
@@ -36,7 +36,7 @@ def _assert_same_after_stops(case: Case, run: Run, what: str) -> None:
     promise="state",
     space=EQUAL_BITS.but(must_occur=("several ranks", "momentum", "adam"), vacuous_without=("non-zero gradient",)),
 )
-def test_a_training_that_stopped_goes_on_as_if_it_had_not(case: Case, run: Run) -> None:
+def test_a_training_that_stopped_goes_on_as_if_it_had_not(case: TrainingCase, run: Run) -> None:
     """Saved after each step and taken on by a new trainer, a training has the bits of one that never stopped.
 
     Parameters, momentum, moments, step counters and a halving learning rate.
@@ -53,7 +53,7 @@ def test_a_training_that_stopped_goes_on_as_if_it_had_not(case: Case, run: Run) 
     observe=("grads",),
     needs_promises=("noise-of-seed",),
 )
-def test_a_training_that_stopped_uses_no_noise_twice(case: Case, run: Run) -> None:
+def test_a_training_that_stopped_uses_no_noise_twice(case: TrainingCase, run: Run) -> None:
     """The noise after a stop is that of the next step, not that of the first one over again.
 
     Asked of an adapter that promises noise too.
@@ -70,7 +70,7 @@ def test_a_training_that_stopped_uses_no_noise_twice(case: Case, run: Run) -> No
     space=EQUAL_BITS.but(must_occur=("several ranks",), vacuous_without=("non-zero gradient",)),
     takes=2,
 )
-def test_a_training_goes_on_at_another_number_of_ranks(case: Case, run: Run) -> None:
+def test_a_training_goes_on_at_another_number_of_ranks(case: TrainingCase, run: Run) -> None:
     """Saved at W ranks and loaded at W', it has the parameters that were saved, and the bits of one that stayed at W.
 
     With noise too, where that is a function of the seed, at a rate that moves no parameter. With any replicas.
@@ -94,7 +94,7 @@ def test_a_training_goes_on_at_another_number_of_ranks(case: Case, run: Run) -> 
     promise="state",
     space=EQUAL_BITS.but(must_occur=("several ranks", "uneven-rows", "momentum")),
 )
-def test_a_checkpoint_holds_each_parameter_once_and_no_padding(case: Case, run: Run) -> None:
+def test_a_checkpoint_holds_each_parameter_once_and_no_padding(case: TrainingCase, run: Run) -> None:
     """Every parameter lies in it under its own name and shape, each element once, and an unsharded model reads it.
 
     Padding is in no file, of moments neither: no state has more elements than its parameter.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.training import assert_gradients_equal
 from fsdpcheck.checks.unobserved_training import assert_trained
 from fsdpcheck.judging.registry import law
@@ -25,7 +25,7 @@ from fsdpcheck.strategies import PLAIN_ANY_SUM, PRIVATE_EXACT, PRIVATE_UNCLIPPED
         vacuous_without=("non-zero gradient",),
     ),
 )
-def test_plain_training_is_the_single_device_one(case: Case, run: Run) -> None:
+def test_plain_training_is_the_single_device_one(case: TrainingCase, run: Run) -> None:
     """After every step of plain training, every rank's parameters are the single device's, bit for bit.
 
     For every layout of the batch, sum or mean reduction, micro-batches, frozen and tied parameters. Half of the cases
@@ -52,7 +52,7 @@ def test_plain_training_is_the_single_device_one(case: Case, run: Run) -> None:
     ),
     observe=("grads",),
 )
-def test_the_averaged_gradient_is_the_single_device_one(case: Case, run: Run) -> None:
+def test_the_averaged_gradient_is_the_single_device_one(case: TrainingCase, run: Run) -> None:
     """The gradient given to the optimizer is the released gradient (1/N) * sum over the logical batch, bit for bit.
 
     Sees a wrong scale that an optimizer such as Adam hides.
@@ -76,7 +76,7 @@ def test_the_averaged_gradient_is_the_single_device_one(case: Case, run: Run) ->
         vacuous_without=("non-zero gradient",),
     ),
 )
-def test_private_training_below_the_clip_norm_is_plain_training(case: Case, run: Run) -> None:
+def test_private_training_below_the_clip_norm_is_plain_training(case: TrainingCase, run: Run) -> None:
     """With C above every per-sample norm, private training is single-device training, bit for bit.
 
     Asked of every private implementation: all factors are 1 whatever the rounding of its norms. Noise is off.
@@ -100,7 +100,7 @@ def test_private_training_below_the_clip_norm_is_plain_training(case: Case, run:
         vacuous_without=("clipped sample",),
     ),
 )
-def test_clipped_training_is_the_single_device_one(case: Case, run: Run) -> None:
+def test_clipped_training_is_the_single_device_one(case: TrainingCase, run: Run) -> None:
     """With samples above, at and just below the clip norm, private training is single-device training, bit for bit.
 
     Needs factors that are a function of the one squared norm of a sample: nested square roots miss the exact power of
@@ -126,7 +126,7 @@ def test_clipped_training_is_the_single_device_one(case: Case, run: Run) -> None
     ),
     observe=("grads",),
 )
-def test_the_clipped_gradient_is_the_single_device_one(case: Case, run: Run) -> None:
+def test_the_clipped_gradient_is_the_single_device_one(case: TrainingCase, run: Run) -> None:
     """The gradient given to the optimizer is (1/N) * sum of clipped per-sample gradients, bit for bit.
 
     Sees a wrong scale that an optimizer such as AdamW hides from the parameters.

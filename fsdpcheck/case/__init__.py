@@ -1,339 +1,80 @@
 """Case: every input that decides the answer of one check, as frozen data with a versioned JSON form.
 
-Nothing here computes: workload/models.py, workload/batches.py and case/prng.py build what a case describes.
-Shapes: B samples in a logical batch, T positions of a sequence, d input and p output features, W ranks.
+Ranks train a model in it, or deal out records by a sampler, or one process calls a kernel. Nothing here computes:
+workload/models.py, workload/batches.py and case/prng.py build what a case describes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import dataclasses
 
-from fsdpcheck.case import serialization as case_text
-from fsdpcheck.case import traits as case_traits
-from fsdpcheck.case import validation as case_rules
-from fsdpcheck.case.kernel import KernelSpec
-from fsdpcheck.case.sampler import SamplingSpec
-from fsdpcheck.case.vocabulary import Trait as Trait
+from fsdpcheck.case import serialization
+from fsdpcheck.case.kernel import KernelCase, KernelSpec
+from fsdpcheck.case.model import Activation, Freeze, InputKind, LayerKind, LayerSpec, ModelSpec, Named, UserModelSpec
+from fsdpcheck.case.refusal import refuse
+from fsdpcheck.case.sampler import SamplerCase, SamplingSpec
+from fsdpcheck.case.serialization import VERSION
+from fsdpcheck.case.training import (
+    FILLER,
+    Arithmetic,
+    Averaging,
+    BatchLayout,
+    ClipGroups,
+    Clipping,
+    Compute,
+    Contribution,
+    Dtype,
+    LayoutKind,
+    Loss,
+    MeshSpec,
+    NormMode,
+    Numbers,
+    OptimizerKind,
+    OptimizerSpec,
+    Schedule,
+    StepSpec,
+    TrainingCase,
+)
+from fsdpcheck.case.vocabulary import Trait
 
-VERSION = 2
+Case = TrainingCase | SamplerCase | KernelCase
+"""All have ``world_size``, ``seed``, ``requires()``, ``describe()`` and ``to_json()``."""
 
-LayerKind = Literal["linear", "layer_norm", "rms_norm", "group_norm", "conv", "attention"]
-Activation = Literal[
-    "identity", "relu", "leaky_relu", "hardtanh", "abs", "gelu", "silu", "tanh", "sigmoid", "softmax"
+
+def from_json(text: str) -> Case:
+    """The case that a text names; the inverse of ``to_json``. Nothing of the text is run.
+
+    Raises InvalidCase for anything else: unknown, missing or repeated keys, wrong types, numbers out of range, another
+    version, and a case that trains nothing with what says something of training.
+    """
+    data = serialization.read(text)
+    sampling = serialization.value(SamplingSpec | None, data.pop("sampling", None), "case.sampling")
+    kernel = serialization.value(KernelSpec | None, data.pop("kernel", None), "case.kernel")
+    case: TrainingCase = serialization.value(TrainingCase, data, "case")
+    if sampling is None and kernel is None:
+        return case
+    if sampling is not None and kernel is not None:
+        refuse("sampling, kernel", "both", "one of them", "make two cases")
+    _require_filler(case, case.mesh if kernel is None else FILLER.mesh)
+    return SamplerCase(sampling, case.mesh, case.seed) if kernel is None else KernelCase(kernel, case.seed)
+
+
+def _require_filler(case: TrainingCase, mesh: MeshSpec) -> None:
+    """Refuse what a case that trains nothing has beside its sampler or kernel, if it says something but ``mesh``."""
+    wanted = dataclasses.replace(FILLER, mesh=mesh, seed=case.seed)
+    for name in (field.name for field in dataclasses.fields(case)):
+        if getattr(case, name) != getattr(wanted, name):
+            refuse(name, getattr(case, name), f"{getattr(wanted, name)} where nothing is trained", "leave it out")
+
+
+def user_model(case: Case) -> UserModelSpec | None:
+    """The model of a user's own that a case trains, if it does."""
+    return case.model.own if isinstance(case, TrainingCase) else None
+
+
+__all__ = [
+    "VERSION", "Activation", "Arithmetic", "Averaging", "BatchLayout", "Case", "ClipGroups", "Clipping", "Compute",
+    "Contribution", "Dtype", "Freeze", "InputKind", "KernelCase", "KernelSpec", "LayerKind", "LayerSpec", "LayoutKind",
+    "Loss", "MeshSpec", "ModelSpec", "Named", "NormMode", "Numbers", "OptimizerKind", "OptimizerSpec", "SamplerCase",
+    "SamplingSpec", "Schedule", "StepSpec", "TrainingCase", "Trait", "UserModelSpec", "from_json", "user_model",
 ]  # fmt: skip
-Freeze = Literal["none", "weight", "bias", "all"]
-InputKind = Literal["vector", "sequence", "tokens", "bags", "signal", "image", "volume"]
-LayoutKind = Literal["replicated", "by-replica", "contiguous", "strided", "sampler", "ragged", "listed"]
-Loss = Literal["mse", "linear", "hinge", "l1", "cross_entropy"]
-Clipping = Literal["none", "unclipped", "exact", "probe"]
-NormMode = Literal["immediate", "deferred"]
-Contribution = Literal["complete", "partial", "mixed"]
-ClipGroups = Literal["all", "units"]
-Dtype = Literal["float64", "float32"]
-Numbers = Literal["grid", "real"]
-Named = Literal["", "float32", "bfloat16", "float16"]
-Averaging = Literal["divide", "premultiply"]
-Compute = Literal["dtype", "bfloat16", "tf32"]
-OptimizerKind = Literal["sgd", "adam", "adamw"]
-Schedule = Literal["constant", "halving"]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """One layer with parameters (``width`` output features or channels) and the activation behind it.
-
-    "linear": on [n, d] or [n, T, d]. "layer_norm", "rms_norm": the same, ``width`` is the d that reaches them; a
-    rms_norm has no bias. "conv": 1-D on a "signal" [n, C, L], 2-D on an "image" [n, C, L, L], 3-D on a "volume"
-    [n, C, L, L, L], with ``kernel``, ``stride``, ``padding``, ``dilation`` equal in every direction and ``groups``.
-    "group_norm": on the same shapes, ``groups`` groups of the ``width`` channels that reach it, always with a bias.
-    "attention": on [n, T, d], ``width`` = d; four Linear layers (query, key, value, output) and one head.
-    ``frozen`` and ``bias`` hold for all four.
-    """
-
-    width: int
-    bias: bool = False
-    activation: Activation = "identity"
-    frozen: Freeze = "none"
-    kind: LayerKind = "linear"
-    kernel: int = 1
-    stride: int = 1
-    padding: int = 0
-    dilation: int = 1
-    groups: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class UserModelSpec:
-    """A model, a batch and a loss of the user's own, by reference ("pkg.mod:attr"), and what was seen of them.
-
-    The references are imported when the case runs, so a case from elsewhere is run only after its reader has repeated
-    them (findings/tokens.py). ``loss`` "" is the built-in one: half the squared error, or cross-entropy of integer
-    targets.
-    ``units``: names of the modules to shard, in forward order. ``rows``: size of dim 0 of each parameter.
-    ``features`` F and ``targets`` count one sample's output and targets, flattened. ``traits``: what the model itself
-    demands of an implementation. ``names``: the narrowest dtype that its forward or its loss asks for by name, below
-    the one it is given, if any; its cases are in float32 then.
-    """
-
-    build: str
-    batch: str
-    loss: str = ""
-    units: tuple[str, ...] = ()
-    rows: tuple[int, ...] = ()
-    features: int = 1
-    targets: int = 1
-    traits: tuple[Trait, ...] = ()
-    names: Named = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """An ordinary model: an input stage, a chain of layers, units for sharding.
-
-    ``features`` is the width d (channels C) that reaches the first layer. ``input``: "vector" is [B, d], "sequence"
-    [B, T, d], "tokens" [B, T] through an Embedding of ``vocabulary`` rows (row ``padding_idx`` is padding if not None),
-    "bags" [B, T] through an EmbeddingBag that adds its rows up to [B, d], "signal" [B, C, L], "image" [B, C, L, L],
-    "volume" [B, C, L, L, L]; T and L are ``length``. Behind the convolutions a Flatten stands before the first layer
-    that works on rows. ``layer_norm`` puts a LayerNorm (eps 0) on the raw input of "vector" and "sequence", whose rows
-    are then balanced +-2^k; a layer of kind "layer_norm" stands anywhere and needs a surrogate to be exact.
-    ``tied`` names two layers (0-based, among ``layers``) that share one weight; -1 is the Embedding.
-    ``units``: sizes of the sharding units, counted over [input stage, if it has parameters] + layers, in order; what is
-    left over stays with the root unit, as does the instrument (see oracle/certificate.py).
-    ``own``: a model of the user's own; then there are no layers and every other field has its default.
-    """
-
-    layers: tuple[LayerSpec, ...]
-    input: InputKind = "vector"
-    features: int = 1
-    length: int = 1
-    vocabulary: int = 2
-    padding_idx: int | None = None
-    layer_norm: bool = False
-    tied: tuple[int, int] | None = None
-    units: tuple[int, ...] = ()
-    own: UserModelSpec | None = None
-
-    @property
-    def unit_count(self) -> int:
-        """How many inner sharding units there are."""
-        return len(self.units) if self.own is None else len(self.own.units)
-
-    @property
-    def has_front(self) -> bool:
-        """Whether the input stage owns parameters (Embedding, EmbeddingBag or LayerNorm)."""
-        return self.input in ("tokens", "bags") or self.layer_norm
-
-
-@dataclass(frozen=True, slots=True)
-class MeshSpec:
-    """Axes of the device mesh. ``world_size`` is derived, never given."""
-
-    dp_shard: int = 1
-    dp_replicate: int = 1
-    reshard_after_forward: bool = True
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks, W."""
-        return self.dp_shard * self.dp_replicate
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLayout:
-    """Which rank gets which samples of the logical batch of ``batch_size`` = B samples, at every step.
-
-    "replicated": every rank the whole batch. "contiguous", "strided": blocks or every W-th sample, B need not divide.
-    "sampler": as DistributedSampler does, with ``shuffle``, and ``drop_last`` or wrap-around duplicates.
-    "ragged": ``counts[r]`` consecutive samples on rank r; zeros allowed.
-    "listed": rank r has the samples ``lists[r]``, positions in 0 .. B-1, in this order at every step; B is then how
-    many there are to choose from, some maybe in no list and some in several. A "replicated" batch may have one list.
-    "by-replica": one of such lists a replica; all ranks among which its parameters are sharded have the same samples.
-    """
-
-    kind: LayoutKind = "contiguous"
-    batch_size: int = 1
-    shuffle: bool = False
-    drop_last: bool = False
-    counts: tuple[int, ...] = ()
-    lists: tuple[tuple[int, ...], ...] = ()
-
-    def local_sizes(self, world_size: int) -> tuple[int, ...]:
-        """How many samples each of the ranks has, wrap-around duplicates included."""
-        base, extra = divmod(self.batch_size, world_size)
-        if self.lists:
-            return tuple(len(own) for own in self.lists for _ in range(world_size // len(self.lists)))
-        if self.kind == "ragged":
-            return self.counts
-        if self.kind == "replicated":
-            return (self.batch_size,) * world_size
-        if self.kind == "sampler":
-            return (base if self.drop_last or not extra else base + 1,) * world_size
-        return tuple(base + (rank < extra) for rank in range(world_size))
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerSpec:
-    """SGD, Adam or AdamW with a learning rate 2**-lr_exponent; momentum and weight decay are dyadic.
-
-    ``schedule`` "halving" halves the learning rate after each step, by ``torch.optim.lr_scheduler``.
-    """
-
-    kind: OptimizerKind = "sgd"
-    lr_exponent: int = 0
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    schedule: Schedule = "constant"
-
-
-@dataclass(frozen=True, slots=True)
-class StepSpec:
-    """What one training step does, and how many there are.
-
-    ``normaliser`` is N of the released gradient (1/N) * sum over the logical batch: a power of two, or one times W; an
-    int where it is a whole number, otherwise a float (1.5 on 3 ranks).
-    ``reduction``: "sum" backpropagates (W/N) * local sum; "mean" is FSDP's ordinary contract, each rank its local mean
-    (then N = W * local size, and all local sizes are equal powers of two).
-    ``clipping``: "none" is plain training; "unclipped" is private with C above every norm; "exact" private with norms
-    that the instrument makes powers of two or puts at the threshold; "probe" private with any C, the instrument
-    reading the coefficients. ``clip_norm`` is C in units of the per-sample loss scale (see oracle/certificate.py).
-    ``clip_groups`` "units" clips each sample's gradient once for each unit and once for the root's parameters, each
-    with its own bound (see workload/clip_groups.py); "all" clips it as a whole.
-    ``max_grad_norm`` clips the *global* gradient norm of plain training (None: no clipping).
-    ``sync_every`` reduces gradients after every micro-batch; otherwise only after the last (no_sync).
-    ``noise_multiplier``: standard deviation of the noise over C, for a private step (0: none; the oracle adds none).
-    ``resume``: between steps the optimizer's state is dropped and comes back from its own ``state_dict``.
-    "cross_entropy" is the softmax cross-entropy, summed over positions, against classes read off the targets.
-    """
-
-    loss: Loss = "mse"
-    steps: int = 1
-    micro_batches: int = 1
-    sync_every: bool = True
-    normaliser: int | float = 1
-    reduction: Literal["sum", "mean"] = "sum"
-    clipping: Clipping = "none"
-    clip_norm: int = 1
-    norms: NormMode = "immediate"
-    contribution: Contribution = "complete"
-    max_grad_norm: float | None = None
-    optimizer: OptimizerSpec = OptimizerSpec()
-    resume: bool = False
-    noise_multiplier: float = 0.0
-    clip_groups: ClipGroups = "all"
-
-    @property
-    def private(self) -> bool:
-        """Whether each sample's gradient is clipped."""
-        return self.clipping != "none"
-
-    @property
-    def reductions(self) -> int:
-        """How often gradients are averaged over the ranks in one step."""
-        return self.micro_batches if self.sync_every else 1
-
-
-@dataclass(frozen=True, slots=True)
-class Arithmetic:
-    """dtype, ranges of the numbers that are drawn, and whether parameters are projected to integers after a step.
-
-    ``numbers``: "grid" draws integers, and functions that leave the grid have surrogates for the length of the run, on
-    oracle and ranks alike; "real" draws many-bit fractions in the same ranges and keeps the true functions, so sums
-    round and nothing is projected. ``averaging``: how simulated ranks form a collective's average: the sum divided by
-    W, or ("premultiply") the sum of what each rank multiplied by 1/W before. ``compute``: what the model computes in,
-    while parameters, reductions and the optimizer keep ``dtype`` = float32: "dtype" itself, "bfloat16" (operands and
-    results of 8 bits, sums of 24), or "tf32" (factors of matrix products rounded to 11 bits; only a GPU that is allowed
-    to does so, a CPU computes in float32). Only for numbers that are exact there: see oracle/low_precision.py.
-    ``world_factors``: how often per-sample losses carry the factor W (see models.loss_scale): once for each division by
-    W that may come before a sum; 0 in a plain case whose sums W need not divide, so that it shows who divides first.
-    """
-
-    dtype: Dtype = "float64"
-    weights: int = 1
-    inputs: int = 1
-    project: bool = True
-    numbers: Numbers = "grid"
-    averaging: Averaging = "divide"
-    compute: Compute = "dtype"
-    world_factors: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """Every input that decides the answer. Equal cases give equal answers on every machine and torch version.
-
-    A case of a ``sampling`` or of a ``kernel`` trains nothing: beside it there are ``WITHOUT_MODEL``, a seed and, for a
-    sampler, a mesh.
-    """
-
-    model: ModelSpec
-    mesh: MeshSpec = MeshSpec()
-    layout: BatchLayout = BatchLayout()
-    step: StepSpec = StepSpec()
-    arithmetic: Arithmetic = Arithmetic()
-    seed: int = 0
-    sampling: SamplingSpec | None = None
-    kernel: KernelSpec | None = None
-
-    def __post_init__(self) -> None:
-        self.validate()
-
-    def validate(self) -> None:
-        """Raises InvalidCase when the case contradicts itself; every Case that exists has passed."""
-        case_rules.validate(self, WITHOUT_MODEL)
-
-    def requires(self) -> frozenset[Trait]:
-        """What the case demands of an implementation."""
-        return case_traits.requires(self)
-
-    def describe(self) -> str:
-        """The case in words: model, ranks and batch, step, numbers; a line each."""
-        return case_text.describe(self)
-
-    def to_json(self) -> str:
-        """One line of JSON with every field and the version; ``from_json`` gives an equal case back."""
-        return case_text.encode(self, VERSION)
-
-    @classmethod
-    def from_json(cls, text: str) -> Case:
-        """The case a text names. Raises InvalidCase for anything else: unknown, missing or repeated keys, wrong types,
-        numbers out of range, another version. Nothing of the text is run."""
-        return case_text.decode(cls, text, VERSION)
-
-    @property
-    def trains(self) -> bool:
-        """Whether ranks train a model in this case."""
-        return self.sampling is None and self.kernel is None
-
-    @property
-    def world_size(self) -> int:
-        return self.mesh.world_size
-
-    @property
-    def copies(self) -> int:
-        """How many ranks have the same share of the batch: consecutive ones. W if it is replicated, mostly 1."""
-        return {"replicated": self.world_size, "by-replica": self.mesh.dp_shard}.get(self.layout.kind, 1)
-
-    @property
-    def shares(self) -> int:
-        """Into how many shares the batch is split."""
-        return self.world_size // self.copies
-
-    @property
-    def local_sizes(self) -> tuple[int, ...]:
-        """How many samples each rank has at every step, wrap-around duplicates included."""
-        return self.layout.local_sizes(self.world_size)
-
-
-WITHOUT_MODEL = ModelSpec((LayerSpec(1),))
-"""The model of a case that trains none."""
-
-
-def of_sampler(sampling: SamplingSpec, mesh: MeshSpec, seed: int) -> Case:
-    """A case of a sampler. Raises InvalidCase."""
-    return Case(WITHOUT_MODEL, mesh, seed=seed, sampling=sampling)
-
-
-def of_kernel(kernel: KernelSpec, seed: int) -> Case:
-    """A case of a kernel. Raises InvalidCase."""
-    return Case(WITHOUT_MODEL, seed=seed, kernel=kernel)

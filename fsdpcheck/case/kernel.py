@@ -1,14 +1,19 @@
-"""Cases of norm kernels: shapes, dtypes, memory layouts and numbers of the two tensors a kernel is given. A part of
-``Case``.
+"""Cases of norm kernels: shapes, dtypes, memory layouts and numbers of the two tensors a kernel is given. See
+``fsdpcheck.case``.
 
 Legend: B samples, T positions, d input and p output features.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+from fsdpcheck.case import fields, serialization
+from fsdpcheck.case.training import FILLER
+from fsdpcheck.case.vocabulary import Trait
 
 KernelDtype = Literal["float32", "float64", "bfloat16", "float16"]
 MemoryLayout = Literal["contiguous", "turned", "spread", "shared"]
@@ -42,8 +47,39 @@ class KernelSpec:
     repeated: bool = False
 
 
-def ranges(spec: KernelSpec) -> Iterator[tuple[str, float, float, float]]:
-    """(field, value, lowest, highest) of every number."""
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """One process calls a kernel, without ranks, and trains nothing."""
+
+    kernel: KernelSpec
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Raises InvalidCase when the case contradicts itself; every case that exists has passed."""
+        fields.require_words([("kernel", self.kernel)])
+        fields.require_ranges([fields.of_seed(self.seed), *_ranges(self.kernel)])
+
+    def requires(self) -> frozenset[Trait]:
+        """What the case demands of an implementation: nothing that a trait says."""
+        return frozenset()
+
+    def describe(self) -> str:
+        """The case in words: shapes, numbers; a line each."""
+        return _described(self)
+
+    def to_json(self) -> str:
+        """One line of JSON with every field and the version; ``case.from_json`` gives an equal case back."""
+        return serialization.encode(dataclasses.replace(FILLER, seed=self.seed), kernel=dataclasses.asdict(self.kernel))
+
+    @property
+    def world_size(self) -> int:
+        return 1
+
+
+def _ranges(spec: KernelSpec) -> Iterator[fields.Range]:
     for name in ("samples", "positions", "inputs", "outputs"):
         yield f"kernel.{name}", getattr(spec, name), 0, 4096
     yield "kernel.bound", spec.bound, 1, 1 << 10
@@ -55,12 +91,12 @@ def ranges(spec: KernelSpec) -> Iterator[tuple[str, float, float, float]]:
         yield "elements of a kernel case that is spoiled", size * min(spec.inputs, spec.outputs), 1, _MAX_ELEMENTS**2
 
 
-def describe(spec: KernelSpec, seed: int) -> str:
-    """The case in words."""
+def _described(case: KernelCase) -> str:
+    spec = case.kernel
     shapes = f"activations [{spec.samples}, {spec.positions}, {spec.inputs}] {spec.activations} {spec.memory[0]}"
     shapes += f", backprops [{spec.samples}, {spec.positions}, {spec.outputs}] {spec.backprops} {spec.memory[1]}"
     numbers = "fractions of 20 bits that almost cancel"
     if spec.numbers == "grid":
         numbers = f"integers in +-{spec.bound} times 2^{spec.exponents[0]} and 2^{spec.exponents[1]}"
     spoilt = "" if spec.spoil == "none" else f", one element {spec.spoil}"
-    return f"kernel: {shapes}\nnumbers: {numbers}{spoilt}; seed {seed}"
+    return f"kernel: {shapes}\nnumbers: {numbers}{spoilt}; seed {case.seed}"

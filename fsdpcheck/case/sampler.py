@@ -1,19 +1,21 @@
-"""Cases of samplers: which records are dealt out, how, and to how many ranks. A part of ``Case``.
+"""Cases of samplers: which records are dealt out, how, and to how many ranks. See ``fsdpcheck.case``.
 
 Legend: D records of the data set, q the probability of a draw, P shares that an epoch or a batch is split into.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from fsdpcheck.case import fields, serialization
+from fsdpcheck.case.refusal import refuse
+from fsdpcheck.case.training import FILLER, MeshSpec
+from fsdpcheck.case.vocabulary import Trait
 from fsdpcheck.errors import UsageError
-
-if TYPE_CHECKING:
-    from fsdpcheck.case import Case, MeshSpec, Trait
 
 SamplingKind = Literal["shares", "poisson"]
 AxisLayout = Literal["distributed", "replicated"]
@@ -87,8 +89,49 @@ def epoch_steps(spec: SamplingSpec, mesh: MeshSpec) -> int:
     return -(-(whole + (rest > 0 and not spec.drop_last)) // spec.batch_size)
 
 
-def ranges(spec: SamplingSpec) -> Iterator[tuple[str, float, float, float]]:
-    """(field, value, lowest, highest) of every number."""
+@dataclass(frozen=True, slots=True)
+class SamplerCase:
+    """Ranks draw records and train nothing."""
+
+    sampling: SamplingSpec
+    mesh: MeshSpec
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Raises InvalidCase when the case contradicts itself; every case that exists has passed."""
+        fields.require_words([("sampling", self.sampling)])
+        mesh = MeshSpec(self.mesh.dp_shard, self.mesh.dp_replicate)
+        if self.mesh != mesh:
+            refuse("mesh", self.mesh, f"{mesh} where nothing is trained", "leave it out")
+        fields.require_ranges([*fields.of_mesh(self.mesh), fields.of_seed(self.seed), *_ranges(self.sampling)])
+
+    def requires(self) -> frozenset[Trait]:
+        """What the case demands of an implementation."""
+        facts: dict[Trait, bool] = {
+            "hsdp": self.mesh.dp_replicate > 1,
+            "replicated": share_count(self.sampling, self.mesh) < self.world_size,
+            "wrap-around": repeated(self.sampling, self.mesh) > 0,
+        }
+        return frozenset(trait for trait, holds in facts.items() if holds)
+
+    def describe(self) -> str:
+        """The case in words: records, ranks; a line each."""
+        return _described(self)
+
+    def to_json(self) -> str:
+        """One line of JSON with every field and the version; ``case.from_json`` gives an equal case back."""
+        beside = dataclasses.replace(FILLER, mesh=self.mesh, seed=self.seed)
+        return serialization.encode(beside, sampling=dataclasses.asdict(self.sampling))
+
+    @property
+    def world_size(self) -> int:
+        return self.mesh.world_size
+
+
+def _ranges(spec: SamplingSpec) -> Iterator[fields.Range]:
     yield "sampling.records", spec.records, 1, 1 << 20
     yield "sampling.batch_size", spec.batch_size, 1, 1 << 20
     yield "sampling.epochs", spec.epochs, 1, 1 << 14
@@ -98,20 +141,8 @@ def ranges(spec: SamplingSpec) -> Iterator[tuple[str, float, float, float]]:
     yield "records times steps of sampling", spec.records * spec.steps * spec.epochs, 1, MAX_DRAWS
 
 
-def traits(case: Case, spec: SamplingSpec) -> Iterator[Trait]:
-    """What a sampling case demands of an adapter."""
-    mesh = case.mesh
-    if mesh.dp_replicate > 1:
-        yield "hsdp"
-    if share_count(spec, mesh) < mesh.world_size:
-        yield "replicated"
-    if repeated(spec, mesh):
-        yield "wrap-around"
-
-
-def describe(case: Case, spec: SamplingSpec) -> str:
-    """The case in words."""
-    mesh = case.mesh
+def _described(case: SamplerCase) -> str:
+    spec, mesh = case.sampling, case.mesh
     what = f"{spec.records} records in shares of equal length, {_way(spec)}, {spec.batch_size} of each a step"
     if spec.kind == "poisson":
         what = f"Poisson draws of {spec.records} records with probability {spec.rate}, {spec.batch_size} a micro-batch"

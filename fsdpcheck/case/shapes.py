@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from fsdpcheck.case import LayerKind, LayerSpec, ModelSpec
+    from fsdpcheck.case.model import LayerKind, LayerSpec, ModelSpec
 
 Shape = tuple[int, ...]
 StageKind = Literal["embedding", "embedding_bag", "linear", "layer_norm", "rms_norm", "group_norm", "conv", "attention"]

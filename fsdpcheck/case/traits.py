@@ -1,16 +1,16 @@
-"""What a Case demands of an implementation: its traits. Used by ``Case``."""
+"""What a training case demands of an implementation: its traits. Used by ``TrainingCase``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from fsdpcheck.case import sampler as case_sampling
 from fsdpcheck.case.shapes import SPATIAL, row_counts
 from fsdpcheck.case.vocabulary import TRAITS, Trait
 
 if TYPE_CHECKING:
-    from fsdpcheck.case import Case, UserModelSpec
+    from fsdpcheck.case.model import UserModelSpec
+    from fsdpcheck.case.training import TrainingCase
 
 OWN_TRAITS: frozenset[Trait] = frozenset(trait for trait, row in TRAITS.items() if row.own)
 """What a user's model can demand by itself; "surrogates" means: when numbers are on a grid."""
@@ -22,16 +22,12 @@ OF_MODELS = OWN_TRAITS | frozenset(_PRIVATE.values())
 """Traits that are a model's: on a user's own they are what they are, and not drawn."""
 
 
-def requires(case: Case) -> frozenset[Trait]:
+def requires(case: TrainingCase) -> frozenset[Trait]:
     """The traits an implementation must accept to be given this case."""
-    if case.sampling is not None:
-        return frozenset(case_sampling.traits(case, case.sampling))
-    if case.kernel is not None:
-        return frozenset()
     return frozenset({*_model_traits(case), *_layout_traits(case), *_step_traits(case), *_number_traits(case)})
 
 
-def _own_traits(case: Case, own: UserModelSpec) -> Iterator[Trait]:
+def _own_traits(case: TrainingCase, own: UserModelSpec) -> Iterator[Trait]:
     ranks = case.mesh.dp_shard
     found = [trait for trait in own.traits if trait != "surrogates"]
     yield from (_PRIVATE.get(trait, trait) if case.step.private else trait for trait in found)
@@ -44,7 +40,7 @@ def _own_traits(case: Case, own: UserModelSpec) -> Iterator[Trait]:
     yield from (trait for trait, holds in facts.items() if holds)
 
 
-def _model_traits(case: Case) -> Iterator[Trait]:
+def _model_traits(case: TrainingCase) -> Iterator[Trait]:
     if case.model.own is not None:
         yield from _own_traits(case, case.model.own)
         return
@@ -80,7 +76,7 @@ _OFF_THE_GRID = {"layer_norm", "rms_norm", "group_norm", "attention", "gelu", "s
 """Kinds of layers and activations whose values are no dyadic numbers."""
 
 
-def _number_traits(case: Case) -> Iterator[Trait]:
+def _number_traits(case: TrainingCase) -> Iterator[Trait]:
     arithmetic, layers = case.arithmetic, case.model.layers
     used = {layer.kind for layer in layers} | {layer.activation for layer in layers}
     off_the_grid = bool(used & _OFF_THE_GRID) or case.step.loss == "cross_entropy"
@@ -98,7 +94,7 @@ def _number_traits(case: Case) -> Iterator[Trait]:
     yield from (trait for trait, holds in facts.items() if holds)
 
 
-def _layout_traits(case: Case) -> Iterator[Trait]:
+def _layout_traits(case: TrainingCase) -> Iterator[Trait]:
     layout, sizes = case.layout, case.local_sizes
     wraps = layout.kind == "sampler" and sum(sizes) > layout.batch_size
     wraps = wraps or len({i for own in layout.lists for i in own}) < sum(map(len, layout.lists))
@@ -112,7 +108,7 @@ def _layout_traits(case: Case) -> Iterator[Trait]:
     yield from (trait for trait, holds in facts.items() if holds)
 
 
-def _step_traits(case: Case) -> Iterator[Trait]:
+def _step_traits(case: TrainingCase) -> Iterator[Trait]:
     step = case.step
     facts: dict[Trait, Any] = {
         "micro-batches": step.micro_batches > 1,

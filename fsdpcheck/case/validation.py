@@ -1,40 +1,30 @@
-"""Validation: which combinations of a Case's values are consistent. Used by ``Case``."""
+"""Validation: which combinations of a training case's values are consistent. Used by ``TrainingCase``."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import typing
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
-from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from fsdpcheck.case import kernel as case_kernel
-from fsdpcheck.case import sampler as case_sampling
+from fsdpcheck.case import fields
 from fsdpcheck.case.refusal import refuse
 from fsdpcheck.case.shapes import SPATIAL, Stage, item_units, stages
 from fsdpcheck.case.traits import OWN_TRAITS
 
 if TYPE_CHECKING:
-    from fsdpcheck.case import Case, LayerSpec, ModelSpec, UserModelSpec
+    from fsdpcheck.case.model import LayerSpec, ModelSpec, UserModelSpec
+    from fsdpcheck.case.training import TrainingCase
 
-MAX_WORLD_SIZE = 64
 _MAX_ELEMENTS = 1 << 22
 """Largest model and largest data set a case may describe, so that a hostile token cannot ask for all memory."""
 
 
-def validate(case: Case, without_model: ModelSpec) -> None:
-    """Raises InvalidCase, naming the field, when the case contradicts itself or leaves the supported ranges.
-
-    ``without_model``: the model of a case that trains none.
-    """
-    _validate_words(case)
-    if not case.trains:
-        _validate_without_model(case, without_model)
-    for where, value, low, high in _ranges(case):
-        if not low <= value <= high:
-            refuse(where, value, f"a number from {low} to {high}", "choose one in the range")
+def validate(case: TrainingCase) -> None:
+    """Raises InvalidCase, naming the field, when the case contradicts itself or leaves the supported ranges."""
+    fields.require_words(_parts(case))
+    fields.require_ranges(_ranges(case))
     _validate_model(case.model)
     _validate_layout(case)
     _validate_step(case)
@@ -54,31 +44,17 @@ def whole_or_float(value: Fraction) -> int | float:
     return int(value) if value.denominator == 1 else float(value)
 
 
-@cache
-def _words(kind: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """(field, its words) of every field of a dataclass whose type is a Literal."""
-    hints = typing.get_type_hints(kind).items()
-    return tuple((name, typing.get_args(hint)) for name, hint in hints if typing.get_origin(hint) is typing.Literal)
+def _parts(case: TrainingCase) -> Iterator[tuple[str, object]]:
+    """What has fields, by name."""
+    yield from ((field.name, getattr(case, field.name)) for field in dataclasses.fields(case))
+    yield from ((f"model.layers[{index}]", layer) for index, layer in enumerate(case.model.layers))
+    yield "step.optimizer", case.step.optimizer
 
 
-def _validate_words(case: Case) -> None:
-    """A word nobody knows would choose some branch in silence."""
-    parts: list[tuple[str, object]] = [(field.name, getattr(case, field.name)) for field in dataclasses.fields(case)]
-    parts += [(f"model.layers[{index}]", layer) for index, layer in enumerate(case.model.layers)]
-    parts.append(("step.optimizer", case.step.optimizer))
-    parts += [(name, part) for name, part in (("sampling", case.sampling), ("kernel", case.kernel)) if part is not None]
-    for where, part in parts:
-        for name, words in _words(cast(Hashable, type(part))):
-            if getattr(part, name) not in words:
-                refuse(f"{where}.{name}", getattr(part, name), f"one of {', '.join(words)}", "choose one of them")
-
-
-def _ranges(case: Case) -> Iterator[tuple[str, float, float, float]]:
+def _ranges(case: TrainingCase) -> Iterator[fields.Range]:
     """(field, value, lowest, highest) of every number."""
     model, step, layout = case.model, case.step, case.layout
-    yield "mesh.dp_shard", case.mesh.dp_shard, 1, MAX_WORLD_SIZE
-    yield "mesh.dp_replicate", case.mesh.dp_replicate, 1, MAX_WORLD_SIZE
-    yield "the world size dp_shard * dp_replicate", case.world_size, 1, MAX_WORLD_SIZE
+    yield from fields.of_mesh(case.mesh)
     yield "the number of model.layers", len(model.layers), 1 if model.own is None else 0, 64
     for index, layer in enumerate(model.layers):
         yield f"model.layers[{index}].width", layer.width, 1, 4096
@@ -112,11 +88,7 @@ def _ranges(case: Case) -> Iterator[tuple[str, float, float, float]]:
     yield "arithmetic.weights", case.arithmetic.weights, 1, 1 << 20
     yield "arithmetic.inputs", case.arithmetic.inputs, 1, 1 << 20
     yield "arithmetic.world_factors", case.arithmetic.world_factors, 0, 4
-    yield "seed", case.seed, 0, (1 << 64) - 1
-    if case.sampling is not None:
-        yield from case_sampling.ranges(case.sampling)
-    if case.kernel is not None:
-        yield from case_kernel.ranges(case.kernel)
+    yield fields.of_seed(case.seed)
 
 
 def _validate_model(spec: ModelSpec) -> None:
@@ -156,23 +128,8 @@ def _validate_user_model(spec: ModelSpec, own: UserModelSpec) -> None:
         refuse("model.own.traits", unknown[0], f"traits among {', '.join(sorted(OWN_TRAITS))}", "leave it out")
 
 
-def _validate_without_model(case: Case, without_model: ModelSpec) -> None:
-    """A case of a sampler or a kernel: nothing beside it that would say nothing."""
-    if case.sampling is not None and case.kernel is not None:
-        refuse("sampling, kernel", "both", "one of them", "make two cases")
-    kind = type(case.mesh)
-    mesh = kind(case.mesh.dp_shard, case.mesh.dp_replicate) if case.sampling is not None else kind()
-    defaults = {field.name: field.default for field in dataclasses.fields(case) if field.name in _TRAINING}
-    defaults |= {"model": without_model, "mesh": mesh}
-    for name, default in defaults.items():
-        if getattr(case, name) != default:
-            refuse(name, getattr(case, name), f"{default} where nothing is trained", "leave it out")
-
-
 _COPIED = ("replicated", "by-replica")
 """Layouts in which several ranks have the same samples."""
-_TRAINING = {"layout", "step", "arithmetic"}
-"""Fields of a case, beside model and mesh, that say nothing where nothing is trained."""
 
 
 def _validate_layer(where: str, stage: Stage, layer: LayerSpec) -> None:
@@ -231,7 +188,7 @@ def _validate_tied(spec: ModelSpec, first: int, second: int) -> None:
         refuse("model.tied", "layers of two sharding units", "layers of one unit", "join the units")
 
 
-def _validate_layout(case: Case) -> None:
+def _validate_layout(case: TrainingCase) -> None:
     layout, world = case.layout, case.world_size
     if layout.kind == "ragged" and (len(layout.counts) != world or sum(layout.counts) != layout.batch_size):
         wanted = f"{world} counts that add up to {layout.batch_size}"
@@ -248,7 +205,7 @@ def _validate_layout(case: Case) -> None:
         refuse("layout.shuffle, drop_last", (layout.shuffle, layout.drop_last), "False", 'only "sampler" has them')
 
 
-def _validate_step(case: Case) -> None:
+def _validate_step(case: TrainingCase) -> None:
     step, world = case.step, case.world_size
     if isinstance(step.normaliser, float) and step.normaliser.is_integer():
         refuse("step.normaliser", step.normaliser, f"the int {int(step.normaliser)}", "whole numbers are ints")
@@ -268,7 +225,7 @@ def _validate_step(case: Case) -> None:
         refuse("step.norms, contribution", got, "the defaults without clipping", "there are no per-sample norms")
 
 
-def _validate_mean(case: Case) -> None:
+def _validate_mean(case: TrainingCase) -> None:
     """Local means averaged over ranks are the single device's mean only for equal local sizes, in one micro-batch."""
     sizes, step = set(case.local_sizes), case.step
     size = min(sizes)
@@ -279,7 +236,7 @@ def _validate_mean(case: Case) -> None:
         refuse("step.normaliser", step.normaliser, f"W * local size = {case.world_size * size} with a mean", "set it")
 
 
-def _validate_optimizer(case: Case) -> None:
+def _validate_optimizer(case: TrainingCase) -> None:
     optimizer = case.step.optimizer
     for name, value in (("momentum", optimizer.momentum), ("weight_decay", optimizer.weight_decay)):
         if not (value * 2.0**16).is_integer():
@@ -288,7 +245,7 @@ def _validate_optimizer(case: Case) -> None:
         refuse("step.optimizer.momentum", optimizer.momentum, f"0.0 with {optimizer.kind}", "its betas are fixed")
 
 
-def _validate_numbers(case: Case) -> None:
+def _validate_numbers(case: TrainingCase) -> None:
     """Real numbers are on no grid: there is nothing to project to, and no integer to be a sum of four squares."""
     if case.arithmetic.numbers == "real" and case.arithmetic.project:
         refuse("arithmetic.project", True, "False with real numbers", "set it")
@@ -304,7 +261,7 @@ def _validate_numbers(case: Case) -> None:
         _validate_any_sum(case)
 
 
-def _validate_any_sum(case: Case) -> None:
+def _validate_any_sum(case: TrainingCase) -> None:
     """A sum that W need not divide is rounded where it is divided: right only if that is done once, and at the end."""
     step, arithmetic = case.step, case.arithmetic
     if step.reductions > 1 or step.private or case.mesh.dp_replicate > 1 or arithmetic.averaging != "divide":
@@ -312,7 +269,7 @@ def _validate_any_sum(case: Case) -> None:
         refuse("arithmetic.world_factors", 0, wanted, "losses carry the factor W for these")
 
 
-def _validate_compute(case: Case) -> None:
+def _validate_compute(case: TrainingCase) -> None:
     """Low precision lies under float32; a fraction has more bits than it holds. Its proof knows one factor a sample."""
     arithmetic = case.arithmetic
     if arithmetic.dtype != "float32" or arithmetic.numbers != "grid":
@@ -322,7 +279,7 @@ def _validate_compute(case: Case) -> None:
         refuse("step.clip_groups", case.step.clip_groups, f'"all", computing in {arithmetic.compute}', "set it")
 
 
-def _validate_size(case: Case) -> None:
+def _validate_size(case: TrainingCase) -> None:
     if case.model.own is not None:  # runs only where its user has named it
         return
     chain = stages(case.model)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from fsdpcheck.adapters.vocabulary import MOMENTS, PROMISES, Moment
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks._read import completed
 from fsdpcheck.errors import AdapterError, explain
 from fsdpcheck.execution import Execution
@@ -27,7 +27,7 @@ def require_announced(execution: Execution, probe: Probe, moments: Sequence[Mome
     So do after_init, before the first step, and after_step, which the harness itself announces. More often is allowed.
     Raises AdapterError where one is missing.
     """
-    case, steps = execution.request.case, execution.request.case.step.steps
+    case, steps = execution.request.training, execution.request.training.step.steps
     due = {moment: _times(case, moment) for moment in moments}
     for result in completed(execution):
         told = Counter((moment, step) for moment, step, _ in probe.saw(result))
@@ -74,7 +74,7 @@ def _reductions(seen: Sequence[tuple[int, str, int, object]]) -> int:
     return sum(moment in OF_PADDING for _, moment, _, _ in seen)
 
 
-def _times(case: Case, moment: Moment) -> int:
+def _times(case: TrainingCase, moment: Moment) -> int:
     """How often a step has this moment at least; 0 for what only a private step has, in a plain one."""
     step, row = case.step, MOMENTS[moment]
     if row.private and not step.private:

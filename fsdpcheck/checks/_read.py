@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks._compare import first_index, number
 from fsdpcheck.diagnosis.collectives import of_failure
 from fsdpcheck.errors import UsageError
@@ -24,10 +24,10 @@ Field = Literal["grads", "norms", "factors", "grad_norm"]
 def completed(execution: Execution) -> list[RankResult]:
     """The ranks of a run that took every step and shows numbers; else raises Violation, with the failure's report."""
     case, failure = execution.request.case, execution.failure
-    wanted = case.step.steps if case.trains else 0
+    wanted = case.step.steps if isinstance(case, TrainingCase) else 0
     if failure is not None:
         stood = ", ".join(f"rank {state.rank} {state.state}" for state in failure.ranks) or "unknown"
-        cause = partial(of_failure, execution) if case.trains else ""
+        cause = partial(of_failure, execution) if isinstance(case, TrainingCase) else ""
         raise Violation(
             "the run did not complete", got=failure.text, wanted="all ranks finish", where=stood, cause=cause
         )
@@ -47,8 +47,8 @@ def completed(execution: Execution) -> list[RankResult]:
                     wanted="parameters() from this rank's own state: projection between steps would heal what differs",
                     where=f"step {step}, rank {result.rank}, {record.hidden}",
                 )
-    if len(execution.ranks) != execution.request.case.world_size:
-        got, world = len(execution.ranks), execution.request.case.world_size
+    if len(execution.ranks) != case.world_size:
+        got, world = len(execution.ranks), case.world_size
         raise Violation("ranks are missing", got=f"{got} ranks", wanted=f"{world} ranks", where="the run as a whole")
     require_numbers(execution)
     return execution.ranks
@@ -110,12 +110,12 @@ def poisoned(execution: Execution, got: Mapping[str, Tensor], otherwise: Diagnos
     return lambda: [Cause("padding is read", text)]
 
 
-def local_samples(case: Case, step: int, rank: int) -> tuple[int, ...]:
+def local_samples(case: TrainingCase, step: int, rank: int) -> tuple[int, ...]:
     """Global indices of a rank's samples at one step, in the order of its micro-batches."""
     return tuple(index for chunk in batches.indices(case, step)[rank] for index in chunk)
 
 
-def local_rows(case: Case, step: int, rank: int, samples: tuple[int, ...]) -> list[int]:
+def local_rows(case: TrainingCase, step: int, rank: int, samples: tuple[int, ...]) -> list[int]:
     """Places in ``samples`` of a rank's samples, in the order of its micro-batches."""
     place = {sample: row for row, sample in enumerate(samples)}
     return [place[index] for index in local_samples(case, step, rank)]

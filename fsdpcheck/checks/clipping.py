@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fsdpcheck import diagnosis, oracle
 from fsdpcheck.adapters.contract import GlobalNormRule
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks import square_roots
 from fsdpcheck.checks._compare import (
     alike,
@@ -334,7 +334,7 @@ def _update_within(
     require_none(what, params, step.after, wrong, where, partial(diagnosis.of_update, answer, k, params))
 
 
-def _reads_gradients_from_updates(case: Case, k: int) -> bool:
+def _reads_gradients_from_updates(case: TrainingCase, k: int) -> bool:
     """Whether the update is a decreasing function of this step's gradient alone: SGD, without momentum after step 0."""
     return case.step.optimizer.kind == "sgd" and (k == 0 or case.step.optimizer.momentum == 0)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from fsdpcheck.adapters.contract import Use
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks._compare import first_apart
 from fsdpcheck.checks._read import completed, shows
 from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal
@@ -87,7 +87,7 @@ def has_slopes(execution: Execution) -> bool:
     return any(isinstance(value, tuple) and value[0] == probes.SLOPE and value[1] for value in noted)
 
 
-def backward_reads_units(case: Case, answer: Answer) -> bool:
+def backward_reads_units(case: TrainingCase, answer: Answer) -> bool:
     """Whether the single device's backward reads anything that the forward of a unit, or of a model without, has kept.
 
     Only then is there something to compute again: units whose parameters are all frozen, at the front, keep nothing.

@@ -41,7 +41,7 @@ def assert_scheduled(execution: Execution) -> None:
     Raises NotApplicable for a case of several shards and inner units in which no unit is ever seen gathered: then
     modules do not show what is, and nothing can be said.
     """
-    case, seen = execution.request.case, False
+    case, seen = execution.request.training, False
     for where, events in _passes(execution):
         backward = next((place for place, event in enumerate(events) if event.kind == "backward"), len(events))
         for place, event in enumerate(events):
@@ -81,7 +81,7 @@ def _held(event: Event, extra: frozenset[str], allowed: set[str], where: str, fr
 
 def _passes(execution: Execution) -> Iterator[tuple[str, list[Event]]]:
     """(where in words, the events of one call of the model and what follows it), of every step of every rank."""
-    case = execution.request.case
+    case = execution.request.training
     units = [name for names in models.unit_names(case) for name in names]
     for rank in completed(execution):
         for step in range(len(rank.steps)):

@@ -44,7 +44,7 @@ def assert_hooks_fire(execution: Execution) -> None:
 
 def assert_parameter_hooks_fire(execution: Execution) -> None:
     """Post-accumulate hooks of each trained parameter fire once for every reduction of gradients."""
-    spec = execution.request.case.step
+    spec = execution.request.training.step
     wanted = spec.micro_batches if spec.sync_every else 1
     for result in completed(execution):
         if not (counts := [value for _, at, value in probes.accumulations.saw(result) if at < 0]):
@@ -151,7 +151,7 @@ def _of_calls(got: int, wanted: int) -> str:
 
 def _hooks_of_one_device(execution: Execution, step: int, rank: int) -> Counter[Hook]:
     """What fires on a single device that takes a rank's micro-batches."""
-    case, fired = execution.request.case, list[Any]()
+    case, fired = execution.request.training, list[Any]()
     probes.hook_calls(
         model := models.build(case), Notes(rank, fired.append, lambda: step, lambda told: None, lambda shown: None)
     )

@@ -12,7 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from fsdpcheck import diagnosis
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks._compare import alike, require_equal
 from fsdpcheck.checks._read import completed, shows
 from fsdpcheck.errors import NotExact
@@ -39,9 +39,9 @@ def assert_same_training(
     _require_same_answer(first[1], second[1])
     one, others = completed(first[0])[0], [*completed(first[0])[1:], *completed(second[0])]
     executions = [first[0]] * (len(first[0].ranks) - 1) + [second[0]] * len(second[0].ranks)
-    reference = f"{_called(first[0].request.case)}, rank {one.rank}"
+    reference = f"{_called(first[0].request.training)}, rank {one.rank}"
     for execution, other in zip(executions, others, strict=True):
-        here = f"{_called(execution.request.case)}, rank {other.rank}, against {reference}"
+        here = f"{_called(execution.request.training)}, rank {other.rank}, against {reference}"
         cause = _cause(None, first, second, -1)
         require_equal(what, _body(other.initial), _body(one.initial), f"before the first step, {here}", cause)
         for k, (got, wanted) in enumerate(zip(other.steps, one.steps, strict=True)):
@@ -96,7 +96,7 @@ def _require_same_answer(first: Answer, second: Answer) -> None:
                 raise NotExact(f"step {k}: the two siblings have different right answers, so nothing is to be compared")
 
 
-def _called(case: Case) -> str:
+def _called(case: TrainingCase) -> str:
     """What of a case its siblings may have otherwise."""
     mesh, step = case.mesh, case.step
     replicas = f" in {mesh.dp_replicate} replicas" if mesh.dp_replicate > 1 else ""

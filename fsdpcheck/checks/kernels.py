@@ -12,7 +12,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from fsdpcheck.case.kernel import KernelSpec
+from fsdpcheck.case import KernelCase, KernelSpec
 from fsdpcheck.checks._compare import number
 from fsdpcheck.checks._read import completed
 from fsdpcheck.diagnosis import bits
@@ -29,12 +29,17 @@ _EXACT = 1 << _FLOAT32
 """Integers up to here, and all their sums that stay below, are exact in float32."""
 
 
-def spec_of(execution: Execution) -> KernelSpec:
+def case_of(execution: Execution) -> KernelCase:
     """What the kernels were given. Raises UsageError for a case of something else."""
-    spec = execution.request.case.kernel
-    if spec is None:
-        raise UsageError("the run was not one of kernels; next: make the case with case.of_kernel")
-    return spec
+    case = execution.request.case
+    if not isinstance(case, KernelCase):
+        raise UsageError("the run was not one of kernels; next: give it a KernelCase")
+    return case
+
+
+def spec_of(execution: Execution) -> KernelSpec:
+    """The same without its seed."""
+    return case_of(execution).kernel
 
 
 def computed(execution: Execution) -> Iterator[tuple[str, Computed]]:
@@ -48,11 +53,11 @@ def computed(execution: Execution) -> Iterator[tuple[str, Computed]]:
 def assert_definition(execution: Execution) -> None:
     """Every kernel gives every sample's norm exactly; a spoiled sample is left out. Raises NotExact beyond 24 bits."""
     spec = spec_of(execution)
-    wanted, bound = kernel_data.exact(spec, execution.request.case.seed)
+    wanted, bound = kernel_data.exact(spec, case_of(execution).seed)
     unit = Fraction(2) ** (2 * sum(spec.exponents))
     if any(value > _EXACT * unit for value in bound):
         raise NotExact(f"sums of absolute values reach {max(bound) / unit}, beyond {_EXACT}")
-    spoiled, apart = _spoiled(execution), kernel_data.by_position(spec, execution.request.case.seed)
+    spoiled, apart = _spoiled(execution), kernel_data.by_position(spec, case_of(execution).seed)
     for name, got in computed(execution):
         _require_samples(name, got.once, len(wanted))
         for sample, (value, right) in enumerate(zip(got.once.tolist(), wanted, strict=True)):
@@ -71,7 +76,7 @@ def assert_within_bound(execution: Execution) -> None:
     """
     spec = spec_of(execution)
     n = kernel_data.roundings(spec) * _UNIT
-    wanted, sums = kernel_data.exact(spec, execution.request.case.seed)
+    wanted, sums = kernel_data.exact(spec, case_of(execution).seed)
     for name, got in computed(execution):
         _require_samples(name, got.once, len(wanted))
         for sample, (value, right, size) in enumerate(zip(got.once.tolist(), wanted, sums, strict=True)):
@@ -134,7 +139,7 @@ def assert_spoiled(execution: Execution) -> None:
 
 
 def _spoiled(execution: Execution) -> int | None:
-    place = kernel_data.spoiled(spec_of(execution), execution.request.case.seed)
+    place = kernel_data.spoiled(spec_of(execution), case_of(execution).seed)
     return None if place is None else place[1]
 
 

@@ -23,7 +23,7 @@ _OVER = {"after_init": "construction", "after_forward": "forward"}
 
 def assert_few_gathered(execution: Execution) -> None:
     """At most one unit beside the root holds gathered parameters, unless they are to be kept for a backward to come."""
-    kept = not execution.request.case.mesh.reshard_after_forward
+    kept = not execution.request.training.mesh.reshard_after_forward
     for moment, where, (_, *inner) in _seen(execution, OF_UNITS):
         gathered = [unit.name for unit in inner if unit.gathered]
         if len(gathered) > 1 and not (kept and moment not in _AFTER_BACKWARD):
@@ -47,7 +47,7 @@ def assert_released(execution: Execution) -> None:
 
 def assert_aliased(execution: Execution) -> None:
     """Every unit's shard is its unsharded parameters' memory, at every moment. Asked of one rank."""
-    if execution.request.case.world_size > 1:
+    if execution.request.training.world_size > 1:
         raise UsageError("shards of several ranks are no whole; next: ask of a case with W = 1")
     for _, where, units in _seen(execution, OF_UNITS):
         if apart := [unit.name for unit in units if not unit.aliased]:
@@ -62,7 +62,7 @@ def _seen(execution: Execution, moments: Sequence[Moment]) -> Iterator[tuple[str
     And AdapterError where ``moments`` were not announced, or other units are shown than the model was given: one that
     is left out could hold anything.
     """
-    wanted = execution.request.case.model.unit_count + 1
+    wanted = execution.request.training.model.unit_count + 1
     for result in completed(execution):
         if not probes.units.saw(result):
             raise UsageError("the run observed no units; next: run it with probes.units")

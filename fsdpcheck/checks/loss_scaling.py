@@ -36,7 +36,7 @@ def assert_scaled(whole: Execution, scaled: Execution, clip_norm: float) -> None
     ``clip_norm``, so that every clip factor is 1 by any rule.
     """
     completed(whole), completed(scaled)
-    case = whole.request.case
+    case = whole.request.training
     clips = False
     for (rank, one), (_, two) in zip(recorded(whole, 0, "norms"), recorded(scaled, 0, "norms"), strict=True):
         what, samples = "norms do not grow with the losses", local_samples(case, 0, rank)
@@ -80,7 +80,7 @@ def _doubled(record: StepRecord) -> StepRecord:
 
 def _doubles(execution: Execution) -> bool:
     """Whether each rank's own gradients of each micro-batch double with the losses, and none is near an underflow."""
-    case, dtype = execution.request.case, models.DTYPES[execution.request.case.arithmetic.dtype]
+    case, dtype = execution.request.training, models.DTYPES[execution.request.training.arithmetic.dtype]
     for result in execution.ranks:
         for k in range(len(result.steps)):
             before = parameters_before(result, k, case)

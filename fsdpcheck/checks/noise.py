@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import diagnosis
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks._compare import alike, first_index, number, require_same_form
 from fsdpcheck.checks._read import completed, recorded
 from fsdpcheck.checks.noise_draws import used_twice
@@ -42,7 +42,7 @@ class _Seen(NamedTuple):
     clean: Tensor
 
 
-def noisy(case: Case, steps: int | None = None) -> Case:
+def noisy(case: TrainingCase, steps: int | None = None) -> TrainingCase:
     """The case with noise, clipped as a whole, in ``steps`` steps (as many as it has, if None)."""
     count = case.step.steps if steps is None else steps
     step = replace(
@@ -51,7 +51,7 @@ def noisy(case: Case, steps: int | None = None) -> Case:
     return replace(case, step=step)
 
 
-def standing(case: Case, steps: int = 3) -> Case:
+def standing(case: TrainingCase, steps: int = 3) -> TrainingCase:
     """The case in ``steps`` steps that move no parameter: the rate is 2^-60, and parameters are projected to integers.
 
     Then a noisy run and one without noise have the same parameters at every step, and differ by the noise alone.
@@ -71,7 +71,7 @@ def assert_noise_once(noisy: Execution, clean: Execution) -> None:
     seen: list[_Seen] = []
     ranks = completed(noisy)
     completed(clean)
-    for k in range(noisy.request.case.step.steps):
+    for k in range(noisy.request.training.step.steps):
         first = same_on_all_ranks(noisy, k)
         _, without = next(iter(recorded(clean, k, "grads")))
         require_same_form("a noisy gradient has another form", first, without, f"step {k}, rank {ranks[0].rank}")
@@ -79,7 +79,7 @@ def assert_noise_once(noisy: Execution, clean: Execution) -> None:
         _require_noise(noisy, drawn, without, k)
         seen += [_Seen(k, name, value, without[name]) for name, value in drawn.items() if value.numel()]
     _require_own(noisy, seen)
-    trained = trained_names(noisy.request.case)
+    trained = trained_names(noisy.request.training)
     for result in ranks:
         for name in sorted(result.initial.keys() - ranks[0].steps[0].grads.keys()):  # type: ignore[union-attr]
             where = f"step 0, rank {result.rank}, {name}"
@@ -98,7 +98,7 @@ def assert_noise_in_full_precision(noisy: Execution, answer: Answer) -> None:
     all of 4 elements or more do with probability 2^-32. Parameters of fewer elements are judged together.
     Raises NotExact where all of them together have fewer.
     """
-    case, clean = noisy.request.case, answer.steps[0].released
+    case, clean = noisy.request.training, answer.steps[0].released
     completed(noisy)
     first = same_on_all_ranks(noisy, 0)
     require_same_form("a noisy gradient has another form", first, clean, "step 0")
@@ -133,7 +133,7 @@ def same_on_all_ranks(execution: Execution, step: int) -> Named:
     """The gradients of a step, which are equal on all ranks, else raises Violation."""
     (first_rank, first), *others = recorded(execution, step, "grads")
     for rank, other in others:
-        cause = partial(diagnosis.noise.of_ranks, execution.request.case, [first, *(own for _, own in others)])
+        cause = partial(diagnosis.noise.of_ranks, execution.request.training, [first, *(own for _, own in others)])
         _require_same(first, other, f"step {step}, rank {rank} against rank {first_rank}", cause)
     return dict(first)
 
@@ -152,13 +152,13 @@ def _require_noise(noisy: Execution, drawn: Named, clean: Named, step: int) -> N
         if bool(missing.any()):
             index = first_index(missing)
             at = f"step {step}, {name}{list(index)}; {int(missing.sum())} of {value.numel()}"
-            cause = partial(diagnosis.noise.of_missing, noisy.request.case, drawn, clean)
+            cause = partial(diagnosis.noise.of_missing, noisy.request.training, drawn, clean)
             raise Violation("an element has no noise", got="0.0", wanted="a draw", where=at, cause=cause)
 
 
 def _require_own(noisy: Execution, seen: list[_Seen]) -> None:
     """Raise Violation for a draw that is used twice, and UsageError where the scale of the noise is not known."""
-    step = noisy.request.case.step
+    step = noisy.request.training.step
     deviation = step.noise_multiplier * noisy.request.clip_norm / step.normaliser
     if not 0 < deviation < math.inf:
         raise UsageError(f"noise of standard deviation {deviation} cannot be judged; next: give the run its clip norm")
@@ -174,7 +174,7 @@ def _require_own(noisy: Execution, seen: list[_Seen]) -> None:
     before, here = (owners[place] for place in pair)
     like = {each.name: each.drawn for each in seen}
     negated = bool(drawn[pair[0]] * drawn[pair[1]] < 0)
-    cause = partial(diagnosis.noise.of_used_twice, noisy.request.case, here, before, like, negated)
+    cause = partial(diagnosis.noise.of_used_twice, noisy.request.training, here, before, like, negated)
     got = number(drawn[pair[1]])
     wanted = f"another draw than {number(drawn[pair[0]])}{', negated' * negated}, up to rounding"
     raise Violation("a draw is used twice", got=got, wanted=wanted, where=str(here), cause=cause)

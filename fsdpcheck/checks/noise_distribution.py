@@ -21,7 +21,6 @@ from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import (
     Arithmetic,
     BatchLayout,
-    Case,
     ClipGroups,
     Contribution,
     LayerSpec,
@@ -29,6 +28,7 @@ from fsdpcheck.case import (
     MeshSpec,
     ModelSpec,
     StepSpec,
+    TrainingCase,
 )
 from fsdpcheck.checks import gaussian_limits
 from fsdpcheck.checks._compare import require_same_form
@@ -57,7 +57,7 @@ class _Part(NamedTuple):
         return f"step {self.step}, {self.name}"
 
 
-def large(features: Features, world_sizes: tuple[int, ...]) -> list[Case]:
+def large(features: Features, world_sizes: tuple[int, ...]) -> list[TrainingCase]:
     """Cases of which the noise is known without another run, with parameters of all sizes, in two steps.
 
     Their logical batches are empty, so that they release noise alone; where a rank without samples is not accepted, in
@@ -78,7 +78,7 @@ def large(features: Features, world_sizes: tuple[int, ...]) -> list[Case]:
     return [*found, *_of_shared_batches(MeshSpec(worlds[-1]), mesh, features)]
 
 
-def _of_shared_batches(flat: MeshSpec, mesh: MeshSpec, features: Features) -> Iterator[Case]:
+def _of_shared_batches(flat: MeshSpec, mesh: MeshSpec, features: Features) -> Iterator[TrainingCase]:
     """All ranks, and all of each replica, have the same samples, namely none; complete norms, partial and both."""
     if "empty-rank" not in features.accepts:
         return
@@ -96,7 +96,7 @@ def _of_shared_batches(flat: MeshSpec, mesh: MeshSpec, features: Features) -> It
             yield shared
 
 
-def _on(mesh: MeshSpec, features: Features, clip_groups: ClipGroups = "all") -> Case:
+def _on(mesh: MeshSpec, features: Features, clip_groups: ClipGroups = "all") -> TrainingCase:
     """Rows are multiples of the number of shards."""
     wide, narrow = (-(-rows // mesh.dp_shard) * mesh.dp_shard for rows in (_WIDE, _NARROW))
     bias, micro_batches = "bias" in features.accepts, 2 if "micro-batches" in features.accepts else 1
@@ -107,9 +107,11 @@ def _on(mesh: MeshSpec, features: Features, clip_groups: ClipGroups = "all") -> 
                     noise_multiplier=1.5, clip_groups=clip_groups)  # fmt: skip
     if "empty-rank" in features.accepts:
         layout = BatchLayout("listed", 1, lists=((),) * mesh.world_size)
-        return Case(model, mesh, layout, step, Arithmetic(project=False), seed=1)
+        return TrainingCase(model, mesh, layout, step, Arithmetic(project=False), seed=1)
     layout = BatchLayout(batch_size=micro_batches * mesh.world_size)
-    case = Case(model, mesh, layout, replace(step, clipping="unclipped", steps=1), Arithmetic(project=False), seed=1)
+    case = TrainingCase(
+        model, mesh, layout, replace(step, clipping="unclipped", steps=1), Arithmetic(project=False), seed=1
+    )
     return standing(case, _STEPS) if "project" in features.accepts else case
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from fsdpcheck.case import Case, prng
+from fsdpcheck.case import TrainingCase, prng
 from fsdpcheck.checks._compare import differing, first_index, number, require_equal
 from fsdpcheck.checks._read import completed
 from fsdpcheck.errors import NotExact, UsageError
@@ -27,13 +27,13 @@ from fsdpcheck.strategies import metamorphic
 class Spoiled:
     """``case`` of one step, whose ``sample`` shall have targets that are all ``value``; ``without`` has it nowhere."""
 
-    case: Case
-    without: Case
+    case: TrainingCase
+    without: TrainingCase
     sample: int
     value: float
 
 
-def spoiled(case: Case) -> Spoiled:
+def spoiled(case: TrainingCase) -> Spoiled:
     """One of the samples of the case's first step, and NaN or an infinity, as its seed says.
 
     Raises NotExact for a batch without samples.

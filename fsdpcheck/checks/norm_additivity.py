@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks._compare import number, require_row_form
 from fsdpcheck.checks._read import completed, local_samples, recorded
 from fsdpcheck.checks.shape_matched_replay import trained_names
@@ -44,7 +44,7 @@ def assert_additive(runs: Sequence[Execution], bound: Fraction) -> None:
     """
     for run in runs:
         completed(run)
-    cases = [run.request.case for run in runs]
+    cases = [run.request.training for run in runs]
     one, other = (", ".join(_frozen(cases[0], case)) for case in cases[1:3])
     dtype, off = cases[0].arithmetic.dtype, max(bound, ROOT * UNIT_ROUNDOFF[cases[0].arithmetic.dtype])
     in_layers = all(_whole_layers(cases[0], case) for case in cases[1:])
@@ -61,13 +61,13 @@ def assert_additive(runs: Sequence[Execution], bound: Fraction) -> None:
             _require_sum(four, off, f"{where}, sample {sample} (local {place}); frozen {one}; or {other}", cause)
 
 
-def _frozen(case: Case, other: Case) -> list[str]:
+def _frozen(case: TrainingCase, other: TrainingCase) -> list[str]:
     """What ``other`` freezes of what ``case`` trains."""
     trained = trained_names(other)
     return [name for name in trained_names(case) if name not in trained]
 
 
-def _whole_layers(case: Case, other: Case) -> bool:
+def _whole_layers(case: TrainingCase, other: TrainingCase) -> bool:
     """Whether ``other`` freezes layers of ``case`` as wholes."""
     layers = zip(case.model.layers, other.model.layers, strict=True)
     return all(new.frozen == ("all" if new.bias else "weight") for old, new in layers if old.frozen != new.frozen)

@@ -19,7 +19,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.shape_matched_replay import local_losses, parameters_before
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.absolute_backward import TruePaths
@@ -44,7 +44,7 @@ class Alone:
 Seen = dict[tuple[object, ...], list[Alone]]
 
 
-def require_bounded(case: Case) -> None:
+def require_bounded(case: TrainingCase) -> None:
     """Raise NotExact for a case that is not bounded here."""
     if case.arithmetic.dtype != "float64":
         raise NotExact("norms on real numbers are bounded for float64 only")
@@ -55,7 +55,7 @@ def samples_of(execution: Execution, result: RankResult, k: int, seen: Seen) -> 
 
     ``seen`` keeps micro-batches of this execution: those of a replicated batch are the same on every rank.
     """
-    case = execution.request.case
+    case = execution.request.training
     before = parameters_before(result, k, case)
     for micro in batches.batch(case, k, result.rank, execution.request.instrument).micro_batches:
         if not micro.indices:
@@ -67,7 +67,7 @@ def samples_of(execution: Execution, result: RankResult, k: int, seen: Seen) -> 
         yield from seen[key]
 
 
-def _alone(case: Case, losses: Tensor, trained: Mapping[str, nn.Parameter], place: int, sample: int) -> Alone:
+def _alone(case: TrainingCase, losses: Tensor, trained: Mapping[str, nn.Parameter], place: int, sample: int) -> Alone:
     weights = torch.zeros_like(losses)
     weights[place] = 1
     traced = traced_gradients if case.model.own is None else _traced

@@ -21,7 +21,7 @@ def assert_refused_alike(refused: Execution, taken: Execution, cause: str) -> No
     if failure is None:
         where = "no rank raised"
         raise Violation("what cannot be computed is computed", got="a step", wanted=wanted, where=where, cause=cause)
-    everyone = len(failure.ranks) == refused.request.case.world_size
+    everyone = len(failure.ranks) == refused.request.training.world_size
     if failure.kind != "raised" or not everyone or not all(_refuses(rank) for rank in failure.ranks):
         stood = ", ".join(f"rank {state.rank} {state.state}" for state in failure.ranks)
         raise Violation("ranks do not refuse alike", got=failure.text, wanted=wanted, where=stood, cause=cause)

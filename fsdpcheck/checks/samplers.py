@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from fsdpcheck.adapters.capabilities import Drawn
-from fsdpcheck.case import Case
+from fsdpcheck.case import SamplerCase
 from fsdpcheck.case.sampler import SamplingSpec, epoch_steps, repeated, share_count, share_of
 from fsdpcheck.checks._read import completed
 from fsdpcheck.errors import UsageError
@@ -30,12 +30,17 @@ _CHANCE = 1e-6
 """What chance does more seldom is called a cause."""
 
 
-def spec_of(execution: Execution) -> SamplingSpec:
+def case_of(execution: Execution) -> SamplerCase:
     """What the sampler was asked for. Raises UsageError for a case of something else."""
-    spec = execution.request.case.sampling
-    if spec is None:
-        raise UsageError("the run was not one of a sampler; next: make the case with case.of_sampler")
-    return spec
+    case = execution.request.case
+    if not isinstance(case, SamplerCase):
+        raise UsageError("the run was not one of a sampler; next: give it a SamplerCase")
+    return case
+
+
+def spec_of(execution: Execution) -> SamplingSpec:
+    """The same without mesh and seed."""
+    return case_of(execution).sampling
 
 
 def ranks_of(execution: Execution) -> list[Share]:
@@ -54,12 +59,13 @@ def ranks_of(execution: Execution) -> list[Share]:
 
 def shares_of(execution: Execution) -> list[Share]:
     """The same by share, once ranks that have the same one agree on it."""
-    case, spec = execution.request.case, spec_of(execution)
+    case = case_of(execution)
+    spec = case.sampling
     everyone, found = ranks_of(execution), dict[int, int]()
     for rank, own in enumerate(everyone):
         first = found.setdefault(share_of(spec, case.mesh, rank), rank)
         if own != everyone[first]:
-            _refuse_other_replica(everyone, first, rank, partial(_of_axes, case, spec, everyone))
+            _refuse_other_replica(everyone, first, rank, partial(_of_axes, case, everyone))
     return [everyone[found[share]] for share in range(share_count(spec, case.mesh))]
 
 
@@ -69,7 +75,8 @@ def assert_dealt_out(execution: Execution) -> None:
     Dropped: fewer than P records, none twice. Taken again: fewer than P entries repeat a record, and no record stands
     more often than it has to. Where the sampler marks entries that repeat, the rest holds every record exactly once.
     """
-    case, spec = execution.request.case, spec_of(execution)
+    case = case_of(execution)
+    spec = case.sampling
     shares = shares_of(execution)
     count, extra = len(shares), repeated(spec, case.mesh)
     kept = spec.records + extra if extra or not spec.drop_last else spec.records - spec.records % count
@@ -89,7 +96,8 @@ def assert_equal_steps(execution: Execution) -> None:
     Shares: none is longer than asked. Poisson draws: every step of every rank has the same number of micro-batches, so
     that it tells nothing of the draw.
     """
-    case, spec = execution.request.case, spec_of(execution)
+    case = case_of(execution)
+    spec = case.sampling
     wanted = epoch_steps(spec, case.mesh) - spec.start
     first, *_ = everyone = ranks_of(execution)
     for rank, own in enumerate(everyone):
@@ -206,13 +214,6 @@ def logical(execution: Execution) -> Batches:
     }
 
 
-def of_case(case: Case) -> SamplingSpec:
-    """The case's sampling. Raises UsageError for a case of something else."""
-    if case.sampling is None:
-        raise UsageError("the case is not one of a sampler; next: make it with case.of_sampler")
-    return case.sampling
-
-
 def _refuse_other_replica(everyone: list[Share], first: int, rank: int, cause: Diagnose) -> None:
     for epoch, (one, two) in enumerate(zip(everyone[first], everyone[rank], strict=True)):
         for step in range(max(len(one), len(two))):
@@ -233,11 +234,11 @@ def _shown(drawn: Drawn | None, one: Drawn | None, other: Drawn | None) -> str:
     return f"{drawn.micro_batches}" + (f", of which {drawn.repeats} repeat" if alike else "")
 
 
-def _of_axes(case: Case, spec: SamplingSpec, everyone: list[Share]) -> Causes:
+def _of_axes(case: SamplerCase, everyone: list[Share]) -> Causes:
     """Whether ranks are dealt to as if the replicated axis were the distributed one, and the reverse."""
+    spec, size = case.sampling, case.mesh.dp_shard
     if spec.shards == spec.replicas:
         return []
-    size = case.mesh.dp_shard
     numbers = [rank % size if spec.shards == "replicated" else rank // size for rank in range(len(everyone))]
     alike = all(own == everyone[numbers.index(number)] for own, number in zip(everyone, numbers, strict=True))
     text = "the axis is not the one that the samples are replicated over"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fsdpcheck import oracle
 from fsdpcheck.adapters.contract import FactorRule, Unused
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks._compare import differing, require_no_row, require_none, require_row_form, require_same_form
 from fsdpcheck.checks._read import completed, local_samples, recorded
 from fsdpcheck.checks.per_sample_replay import Alone, Seen, require_bounded, samples_of
@@ -38,7 +38,7 @@ def assert_factors_follow(execution: Execution, rule: FactorRule) -> None:
     Under a nested rule: within the bounds of both, for the norm may be put together otherwise than the factor's.
     """
     completed(execution)
-    case, what = execution.request.case, "clip factors are not the declared rule of the reported norms"
+    case, what = execution.request.training, "clip factors are not the declared rule of the reported norms"
     room = _nested_room(case) if rule.nested else None
     for k in range(case.step.steps):
         reports = zip(recorded(execution, k, "norms"), recorded(execution, k, "factors"), strict=True)
@@ -53,7 +53,7 @@ def assert_factors_follow(execution: Execution, rule: FactorRule) -> None:
             require_no_row(what, factors, wanted, wrong, samples, where, partial(_of_factors, factors))
 
 
-def _nested_room(case: Case) -> float:
+def _nested_room(case: TrainingCase) -> float:
     unit = bounds.UNIT_ROUNDOFF[case.arithmetic.dtype]
     norm = bounds.nested_norm_bound((1, len(trained_names(case))), unit)
     return math.nextafter(float((1 + bounds.gamma(6, unit)) * (1 + norm) / (1 - norm) - 1), math.inf)
@@ -72,7 +72,7 @@ def assert_clipped_sum_near(execution: Execution, rule: FactorRule, unused: Unus
     Black box: c_i and g_i are the replay's own. For float64 cases whose operators all have a rule of their paths;
     raises NotExact for others.
     """
-    case = execution.request.case
+    case = execution.request.training
     require_bounded(case)
     completed(execution)
     what = "the released gradient is not the sum of clipped per-sample gradients"
@@ -90,7 +90,7 @@ def assert_clipped_sum_near(execution: Execution, rule: FactorRule, unused: Unus
 
 def _parts(execution: Execution, k: int) -> Iterator[tuple[float, Alone]]:
     """(share of the average, sample) of every rank's samples at one step."""
-    case = execution.request.case
+    case = execution.request.training
     seen: Seen = {}
     for result in execution.ranks:
         share = batches.batch(case, k, result.rank).loss_scale / case.world_size
@@ -98,7 +98,7 @@ def _parts(execution: Execution, k: int) -> Iterator[tuple[float, Alone]]:
 
 
 def _clipped_sum(
-    case: Case, parts: list[tuple[float, Alone]], clip_norm: float, rule: FactorRule
+    case: TrainingCase, parts: list[tuple[float, Alone]], clip_norm: float, rule: FactorRule
 ) -> tuple[Named, Named]:
     """(sum, how far off it may be) elementwise; float64.
 
@@ -118,7 +118,7 @@ def _clipped_sum(
     return wanted, room
 
 
-def _zeros(case: Case) -> Named:
+def _zeros(case: TrainingCase) -> Named:
     shapes = {name: value.shape for name, value in models.initial_parameters(case).items()}
     return {name: torch.zeros(shapes[name], dtype=torch.float64) for name in trained_names(case)}
 
@@ -133,7 +133,7 @@ def _beyond(got: Named, wanted: Named, room: Named) -> Named:
     return {name: mask for name, mask in masks.items() if bool(mask.any())}
 
 
-def _of_sum(case: Case, parts: list[tuple[float, Alone]], got: Named) -> Causes:
+def _of_sum(case: TrainingCase, parts: list[tuple[float, Alone]], got: Named) -> Causes:
     """Whether the gradient is that of a step that does not clip."""
     unclipped, room = _clipped_sum(case, parts, sys.float_info.max, FactorRule())
     return [] if _beyond(got, unclipped, room) else [_UNCLIPPED]

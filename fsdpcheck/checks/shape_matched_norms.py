@@ -35,7 +35,7 @@ def assert_norms_near(execution: Execution, rule: NormRule | None = None) -> Non
 
     For float64 cases whose operators all have a rule of their paths; raises NotExact for others.
     """
-    case = execution.request.case
+    case = execution.request.training
     seen: Seen = {}
     require_bounded(case)
     completed(execution)

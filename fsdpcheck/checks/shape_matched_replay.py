@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fsdpcheck import diagnosis, oracle
 from fsdpcheck.adapters.contract import MicroBatch, Unused
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks._compare import require_equal, require_none, require_row_form, require_same_form
 from fsdpcheck.checks._read import completed, recorded
 from fsdpcheck.errors import UsageError
@@ -49,7 +49,7 @@ def assert_gradients_sum(execution: Execution, unused: Unused = "none") -> None:
     Own gradients are replayed from the parameters recorded before the step; in a private step each sample is weighed by
     the clip factor its rank reported (observe "factors").
     """
-    case = execution.request.case
+    case = execution.request.training
     completed(execution)
     for k in range(case.step.steps):
         terms = _terms(execution, k)
@@ -64,7 +64,7 @@ def assert_updates_follow(execution: Execution) -> None:
 
     Bit for bit: the optimizer is elementwise. Its state (momentum, moments, schedule) is followed over all steps.
     """
-    case = execution.request.case
+    case = execution.request.training
     what = "the update is not the optimizer's for the gradient that was shown"
     for result in completed(execution):
         parameters = {name: nn.Parameter(value.clone()) for name, value in result.initial.items()}
@@ -87,7 +87,7 @@ def _take_gradients(parameters: Mapping[str, nn.Parameter], execution: Execution
     Raises unless there is one of each trained parameter that it uses. Whether unused ones have one is for
     ``assert_gradients_sum`` to say.
     """
-    trained, shown = trained_names(execution.request.case), result.steps[k].grads
+    trained, shown = trained_names(execution.request.training), result.steps[k].grads
     if shown is None:
         raise UsageError(f"the run recorded no grads (rank {result.rank}, step {k}); next: observe 'grads'")
     missing = {*trained} - shown.keys()
@@ -99,12 +99,12 @@ def _take_gradients(parameters: Mapping[str, nn.Parameter], execution: Execution
         parameters[name].grad = shown[name].clone() if name in shown else None
 
 
-def _of_update(case: Case, before: Named, after: Named, got: Named) -> Causes | None:
+def _of_update(case: TrainingCase, before: Named, after: Named, got: Named) -> Causes | None:
     return list(diagnosis.stood_still(case, before, after, got)) or None
 
 
 def local_gradient(
-    case: Case, before: Mapping[str, Tensor], micro: MicroBatch, weights: Tensor, placement: Mapping[str, int]
+    case: TrainingCase, before: Mapping[str, Tensor], micro: MicroBatch, weights: Tensor, placement: Mapping[str, int]
 ) -> Named:
     """One rank's gradient of sum_i weights_i L_i on one micro-batch, before any reduction; ``weights`` [b].
 
@@ -118,7 +118,7 @@ def local_gradient(
 
 
 def local_losses(
-    case: Case, before: Mapping[str, Tensor], micro: MicroBatch, placement: Mapping[str, int]
+    case: TrainingCase, before: Mapping[str, Tensor], micro: MicroBatch, placement: Mapping[str, int]
 ) -> tuple[Tensor, dict[str, nn.Parameter]]:
     """(losses [b] of one micro-batch, with their graph; the trained parameters that they depend on).
 
@@ -132,7 +132,7 @@ def local_losses(
     return models.loss_for(case)(model(micro.inputs), micro.targets), trained
 
 
-def sum_bound(case: Case) -> Fraction:
+def sum_bound(case: TrainingCase) -> Fraction:
     """Relative to sum |terms|: how far a rounded average of the W * K terms may be from the exact one.
 
     Dividing by a power of two is exact, so then only the additions count. Averages may be averaged again with the next
@@ -144,7 +144,7 @@ def sum_bound(case: Case) -> Fraction:
     return gamma(terms - 1 + averaging, UNIT_ROUNDOFF[case.arithmetic.dtype])
 
 
-def underflow_bound(case: Case) -> Fraction:
+def underflow_bound(case: TrainingCase) -> Fraction:
     """How far off averaging may be where quotients fall below the normal numbers: half a step of theirs a division.
 
     There also a division by a power of two rounds, and relative bounds say nothing; sums of such numbers are exact.
@@ -161,11 +161,11 @@ def _placed(value: Tensor, address: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=4)
-def _model(case: Case) -> models.CaseModel:
+def _model(case: TrainingCase) -> models.CaseModel:
     return models.build(case)
 
 
-def trained_names(case: Case) -> list[str]:
+def trained_names(case: TrainingCase) -> list[str]:
     return [name for name, parameter in _model(case).named_parameters() if parameter.requires_grad]
 
 
@@ -177,12 +177,12 @@ def _terms(execution: Execution, k: int) -> list[Named]:
 def _of_gradient(execution: Execution, k: int, got: Mapping[str, Tensor]) -> Causes | None:
     """Causes of a gradient that is not the average of the ranks' own."""
     terms = [_of_rank(execution, result, k) for result in execution.ranks]
-    return diagnosis.of_terms(execution.request.case, got, terms, _reweighed(execution, k))
+    return diagnosis.of_terms(execution.request.training, got, terms, _reweighed(execution, k))
 
 
 def _reweighed(execution: Execution, k: int) -> Iterator[tuple[Cause, Named]]:
     """(cause, gradient) with the first or last sample of each micro-batch left out or counted twice."""
-    world = execution.request.case.world_size
+    world = execution.request.training.world_size
     for which, place in (("first", 0), ("last", -1)):
         for said, times in (("left out", 0.0), ("counted twice", 2.0)):
             mine = [term for result in execution.ranks for term in _of_rank(execution, result, k, {place: times})]
@@ -195,7 +195,7 @@ def _of_rank(execution: Execution, result: RankResult, k: int, times: Mapping[in
 
     ``times``: what the weights at some places of each micro-batch are multiplied by, to try a cause.
     """
-    case, record = execution.request.case, result.steps[k]
+    case, record = execution.request.training, result.steps[k]
     before = parameters_before(result, k, case)
     batch = batches.batch(case, k, result.rank, execution.request.instrument)
     factors = _factors(record, batch.size, case, f"step {k}, rank {result.rank}")
@@ -213,7 +213,7 @@ def _of_rank(execution: Execution, result: RankResult, k: int, times: Mapping[in
     return found
 
 
-def _factors(record: StepRecord, size: int, case: Case, where: str) -> Tensor:
+def _factors(record: StepRecord, size: int, case: TrainingCase, where: str) -> Tensor:
     """The factors a rank reported, one a local sample; ones in a step that does not clip."""
     wanted = torch.ones(size, dtype=models.DTYPES[case.arithmetic.dtype])
     if not case.step.private:
@@ -225,7 +225,7 @@ def _factors(record: StepRecord, size: int, case: Case, where: str) -> Tensor:
     return record.factors
 
 
-def parameters_before(result: RankResult, k: int, case: Case) -> Named:
+def parameters_before(result: RankResult, k: int, case: TrainingCase) -> Named:
     """Parameters by canonical name that a rank began step k with: those it showed last, projected if it projects."""
     shown = result.initial if k == 0 else result.steps[k - 1].params
     if k == 0 or not case.arithmetic.project:
@@ -237,7 +237,7 @@ def parameters_before(result: RankResult, k: int, case: Case) -> Named:
 
 def without_gradient(execution: Execution, k: int, terms: Sequence[Named], rule: Unused) -> set[str]:
     """Names of the parameters without a gradient at step ``k``: looked for where one's ``terms`` are all zero."""
-    case = execution.request.case
+    case = execution.request.training
     if not terms or all(any(bool(term[name].any()) for term in terms) for name in terms[0]):
         return set()
     return oracle.without_gradient(case, rule, trained_names(case), _reached(execution, k))
@@ -245,7 +245,7 @@ def without_gradient(execution: Execution, k: int, terms: Sequence[Named], rule:
 
 def _reached(execution: Execution, k: int) -> set[str]:
     """Names of the parameters that a loss of step ``k`` depends on, on any rank."""
-    case, reached = execution.request.case, set[str]()
+    case, reached = execution.request.training, set[str]()
     for result in execution.ranks:
         before = parameters_before(result, k, case)
         for micro in batches.batch(case, k, result.rank).micro_batches:
@@ -256,7 +256,12 @@ def _reached(execution: Execution, k: int) -> set[str]:
 
 
 def _require_sum(
-    case: Case, got: Mapping[str, Tensor], terms: Sequence[Named], without: set[str], where: str, cause: Diagnose
+    case: TrainingCase,
+    got: Mapping[str, Tensor],
+    terms: Sequence[Named],
+    without: set[str],
+    where: str,
+    cause: Diagnose,
 ) -> None:
     what = "the gradient is not the average of the ranks' own gradients"
     names = [name for name in terms[0] if name not in without]

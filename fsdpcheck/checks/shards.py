@@ -36,7 +36,7 @@ def assert_covered(execution: Execution) -> None:
     shown and all that is held beyond the elements may be padding: zeros, or values that no parameter has.
     """
     ranks = completed(execution)
-    size = execution.request.case.mesh.dp_shard
+    size = execution.request.training.mesh.dp_shard
     for first in range(0, len(ranks), size):
         replica = ranks[first : first + size]
         for moment, shown, held in _moments(execution, replica):
@@ -49,7 +49,7 @@ def _moments(
     execution: Execution, ranks: Sequence[RankResult]
 ) -> Iterator[tuple[str, Mapping[str, Tensor], list[list[Tensor]]]]:
     """(moment, parameters of the case or as the first rank showed them after a step, what each rank held)."""
-    initial = models.initial_parameters(execution.request.case)
+    initial = models.initial_parameters(execution.request.training)
     seen = [_held(result) for result in ranks]
     for step, moment in seen[0]:
         shown = initial if step < 0 else ranks[0].steps[step].params
@@ -72,7 +72,7 @@ def _require_once(
     padding: int | None,
     where: str,
 ) -> None:
-    names = trained_names(execution.request.case)
+    names = trained_names(execution.request.training)
     wanted = _elements(shown[name] for name in names)
     frozen = _elements(value for name, value in shown.items() if name not in names)
     found = _elements(chain.from_iterable(held))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from fsdpcheck.case.sampler import mixing_epochs, repeated, share_count
-from fsdpcheck.checks.samplers import shares_of, spec_of
+from fsdpcheck.checks.samplers import case_of, shares_of
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.cause import PATTERN, Cause, Causes
@@ -26,7 +26,8 @@ def assert_come_everywhere(execution: Execution) -> None:
     share in all E epochs with probability (1 - floor(D/P)/D)^E at most, and some record some share with D P times that.
     Raises UsageError where the case does not shuffle, or has too few epochs to keep that below FALSE_ALARM.
     """
-    case, spec = execution.request.case, spec_of(execution)
+    case = case_of(execution)
+    spec = case.sampling
     enough = mixing_epochs(spec.records, share_count(spec, case.mesh), FALSE_ALARM)
     if not (spec.shuffle and enough <= spec.epochs):
         got = f"{spec.epochs} epochs, {'shuffled' if spec.shuffle else 'in the order of the data set'}"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.adapters.contract import Features, Stored
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks._compare import require_equal, unknown
 from fsdpcheck.checks._read import completed
 from fsdpcheck.checks.invariance import Side, assert_same_training, local_name
@@ -26,7 +26,7 @@ from fsdpcheck.workload.clip_groups import is_instrument
 _AROUND = "the memory around a parameter, padding too, is written with it"
 
 
-def going_on(case: Case, features: Features) -> Case:
+def going_on(case: TrainingCase, features: Features) -> TrainingCase:
     """The case in two steps at least, so that there is one before a stop and one after it."""
     if case.step.steps > 1:
         return case

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import diagnosis
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks import square_roots
 from fsdpcheck.checks._compare import alike, first_index, number, require_equal, unknown
 from fsdpcheck.checks._moments import OF_PADDING, require_announced, require_gradients
@@ -149,13 +149,13 @@ def assert_same_execution(a: Execution, b: Execution, cause: Diagnose = unknown)
 
 def assert_deferred_equals_immediate(deferred: Execution, immediate: Execution) -> None:
     """Two completed runs, one with deferred and one with immediate norms, recorded the same bits; traces may differ."""
-    case = deferred.request.case
+    case = deferred.request.training
     for one, two in zip(completed(immediate), completed(deferred), strict=True):
         cause = partial(_of_deferred, case, one, two)
         _same_results("deferred norms are not the immediate ones", one, two, cause)
 
 
-def _of_deferred(case: Case, immediate: RankResult, deferred: RankResult) -> Causes | None:
+def _of_deferred(case: TrainingCase, immediate: RankResult, deferred: RankResult) -> Causes | None:
     """Causes of the first norms of a rank that differ; none where the norms are equal or were not recorded."""
     seen: list[tuple[Tensor, Tensor]] = []
     for one, two in zip(immediate.steps, deferred.steps, strict=False):

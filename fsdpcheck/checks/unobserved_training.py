@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from fsdpcheck import diagnosis
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks._compare import require_equal
 from fsdpcheck.checks._read import completed
 from fsdpcheck.checks.training import assert_parameters_equal
@@ -22,7 +22,7 @@ _WHAT = "the training is right only where it is shown after every step"
 _CAUSE = "what shows parameters or gradients also changes what is trained"
 
 
-def looked_at_late(case: Case) -> bool:
+def looked_at_late(case: TrainingCase) -> bool:
     """Whether a case is one of those that are looked at after their last step alone: half of those of several steps."""
     return case.step.steps > 1 and case.seed % 2 == 1
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import (
     checkpoint,
     clip_factors,
@@ -143,7 +143,7 @@ def of_factors(answer: Answer, step: int, rank: int, got: Tensor) -> Causes | No
     return found + list(_of_vector(answer.case, wanted.factors, wanted, step, rank, got, "factor"))
 
 
-def of_order(case: Case, step: int, wanted: StepAnswer, got: Tensor) -> Causes:
+def of_order(case: TrainingCase, step: int, wanted: StepAnswer, got: Tensor) -> Causes:
     """Causes of norms [B] that are not in dataset order."""
     by_rank = torch.cat([wanted.norms[own] for own in rows(case, step, wanted)])
     right = wanted.norms.repeat_interleave(torch.tensor(wanted.multiplicity))
@@ -167,7 +167,9 @@ def of_padding(moment: str, shard: str) -> Causes:
     return [Cause(f"{moment} {gradient}", f"padding becomes non-zero {said.get(moment, moment)}")]
 
 
-def of_deferred(case: Case, immediate: Sequence[Tensor], deferred: Sequence[Tensor], step: int) -> Causes | None:
+def of_deferred(
+    case: TrainingCase, immediate: Sequence[Tensor], deferred: Sequence[Tensor], step: int
+) -> Causes | None:
     """Causes of deferred norms [b] of one rank that differ at ``step``; both by step, those before ``step`` equal."""
     if fits(case, deferred[step], immediate[step]):
         return None
@@ -175,7 +177,10 @@ def of_deferred(case: Case, immediate: Sequence[Tensor], deferred: Sequence[Tens
 
 
 def of_terms(
-    case: Case, got: Mapping[str, Tensor], terms: Sequence[Sequence[Named]], reweighed: Iterator[tuple[Cause, Named]]
+    case: TrainingCase,
+    got: Mapping[str, Tensor],
+    terms: Sequence[Sequence[Named]],
+    reweighed: Iterator[tuple[Cause, Named]],
 ) -> Causes | None:
     """Causes of a gradient that is not the average of ``terms``, each rank's by micro-batch, sums over samples.
 
@@ -190,13 +195,13 @@ def of_terms(
     return found
 
 
-def _averaged(case: Case, terms: Sequence[Sequence[Named]]) -> Named:
+def _averaged(case: TrainingCase, terms: Sequence[Sequence[Named]]) -> Named:
     """The right gradient: the average over the ranks of their sums."""
     every = [own for mine in terms for own in mine]
     return {name: torch.stack([own[name].double() for own in every]).sum(0) / case.world_size for name in every[0]}
 
 
-def _of_ranks(case: Case, terms: Sequence[Sequence[Named]]) -> Iterator[tuple[Cause, Named]]:
+def _of_ranks(case: TrainingCase, terms: Sequence[Sequence[Named]]) -> Iterator[tuple[Cause, Named]]:
     """(cause, gradient) with ranks or micro-batches weighed wrongly."""
     world, names = case.world_size, list(terms[0][0])
     local = [{name: torch.stack([t[name].double() for t in mine]).sum(0) for name in names} for mine in terms]
@@ -223,7 +228,7 @@ def _of_ranks(case: Case, terms: Sequence[Sequence[Named]]) -> Iterator[tuple[Ca
     yield from _local_shards(case, local, total)
 
 
-def _local_shards(case: Case, local: Sequence[Named], total: Named) -> Iterator[tuple[Cause, Named]]:
+def _local_shards(case: TrainingCase, local: Sequence[Named], total: Named) -> Iterator[tuple[Cause, Named]]:
     if case.mesh.dp_replicate > 1:
         return
     for owner in shards.owners(case, total):
@@ -233,7 +238,7 @@ def _local_shards(case: Case, local: Sequence[Named], total: Named) -> Iterator[
             yield Cause(f"not reduced: {unit}", text), {**total, **own}
 
 
-def _near(case: Case, got: Tensor, value: Tensor, terms: Sequence[Tensor]) -> bool:
+def _near(case: TrainingCase, got: Tensor, value: Tensor, terms: Sequence[Tensor]) -> bool:
     room = rounding(case, torch.stack([term.abs() for term in terms]).sum(0))
     return bool(((got.double() - value.double()).abs() <= room).all())
 
@@ -272,12 +277,12 @@ def _of_groups(answer: Answer, step: int, given: Named, slack: Named) -> Causes 
     return [cause for cause, value in told if _explains(case, value, given, slack, magnitude)] or None
 
 
-def _readable(case: Case) -> bool:
+def _readable(case: TrainingCase) -> bool:
     """Whether an update shows the gradient that the optimizer was given, and that is the released one."""
     return case.step.optimizer.kind == "sgd" and case.step.max_grad_norm is None
 
 
-def _given(case: Case, wanted: StepAnswer, step: int, got: Mapping[str, Tensor]) -> tuple[Named, Named]:
+def _given(case: TrainingCase, wanted: StepAnswer, step: int, got: Mapping[str, Tensor]) -> tuple[Named, Named]:
     """(the gradient that leads to the parameters ``got``, what of it may be rounding)."""
     rate = 2.0 ** -at_step(case.step.optimizer, step).lr_exponent
     given = {
@@ -287,13 +292,13 @@ def _given(case: Case, wanted: StepAnswer, step: int, got: Mapping[str, Tensor])
     return given, {name: rounding(case, wanted.after[name]) / rate for name in given}
 
 
-def _within(case: Case, wanted: StepAnswer, given: Named, slack: Named) -> bool:
+def _within(case: TrainingCase, wanted: StepAnswer, given: Named, slack: Named) -> bool:
     """Whether a gradient is so near the right one that every cause which changes little would seem to fit."""
     room = {name: slack[name] + rounding(case, value) for name, value in wanted.used.items()}
     return all(bool(((given[n] - value.double()).abs() <= room[n]).all()) for n, value in wanted.used.items())
 
 
-def _explains(case: Case, value: Named, given: Named, slack: Named, magnitude: Named) -> bool:
+def _explains(case: TrainingCase, value: Named, given: Named, slack: Named, magnitude: Named) -> bool:
     return all(
         bool(((value[name] - given[name]).abs() <= rounding(case, magnitude[name]) + slack[name]).all())
         and bool(value[name].isfinite().all())
@@ -315,7 +320,7 @@ def _of_probe(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
 
 
 def _of_vector(
-    case: Case, right: Tensor, wanted: StepAnswer, step: int, rank: int, got: Tensor, noun: str
+    case: TrainingCase, right: Tensor, wanted: StepAnswer, step: int, rank: int, got: Tensor, noun: str
 ) -> Iterator[Cause]:
     """Whether ``got`` are right values of other samples, in another order, or single ones wrong."""
     everyone = rows(case, step, wanted)
@@ -337,7 +342,7 @@ def _of_vector(
             yield Cause("another rank's", f"these are the values of rank {other}'s samples")
 
 
-def _of_places(case: Case, wanted: StepAnswer, got: Mapping[str, Tensor], right: Named) -> list[Cause]:
+def _of_places(case: TrainingCase, wanted: StepAnswer, got: Mapping[str, Tensor], right: Named) -> list[Cause]:
     """A cause read off *where* values differ: parameters that stood still, biases only, the last shard only."""
     wrong, found = differs(got, right), []
     if not wrong:

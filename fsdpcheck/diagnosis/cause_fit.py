@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.findings.cause import EXACT, PATTERN, WEAK, Cause
 from fsdpcheck.oracle import Named, StepAnswer
 from fsdpcheck.workload import batches
@@ -15,13 +15,13 @@ from fsdpcheck.workload import batches
 _CLOSE = 16  # units in the last place: a cause's rounding, not a tolerance of any verdict
 
 
-def rounding(case: Case, value: Tensor) -> Tensor:
+def rounding(case: TrainingCase, value: Tensor) -> Tensor:
     """A few units in the last place of ``value``, in the case's dtype."""
     unit = 2.0**-53 if case.arithmetic.dtype == "float64" else 2.0**-24
     return value.double().abs() * (_CLOSE * unit)
 
 
-def fits(case: Case, got: Tensor, value: Tensor) -> bool:
+def fits(case: TrainingCase, got: Tensor, value: Tensor) -> bool:
     """Whether two tensors of one shape, not empty, agree up to rounding; what overflows agrees with nothing finite."""
     if value.shape != got.shape or not got.numel():
         return False
@@ -29,12 +29,12 @@ def fits(case: Case, got: Tensor, value: Tensor) -> bool:
     return bool(((near & value.isfinite()) | (got == value)).all())
 
 
-def fitting(case: Case, got: Tensor, candidates: Iterable[tuple[Cause, Tensor]]) -> list[Cause]:
+def fitting(case: TrainingCase, got: Tensor, candidates: Iterable[tuple[Cause, Tensor]]) -> list[Cause]:
     """The causes that give ``got``."""
     return [cause for cause, value in candidates if fits(case, got, value)]
 
 
-def ratios(case: Case, step: int) -> Iterator[tuple[str, float]]:
+def ratios(case: TrainingCase, step: int) -> Iterator[tuple[str, float]]:
     """(name, value) of the ratios that name a culprit, those of value 1 left out."""
     world, micro = float(case.world_size), float(case.step.micro_batches)
     batch = float(sum(batches.logical_batch(case, step).values()))
@@ -56,7 +56,7 @@ def ratios(case: Case, step: int) -> Iterator[tuple[str, float]]:
     yield from ((name, value) for name, value in named if value != 1)
 
 
-def by_ratio(case: Case, step: int, key: str, text: str) -> Iterator[tuple[Cause, float]]:
+def by_ratio(case: TrainingCase, step: int, key: str, text: str) -> Iterator[tuple[Cause, float]]:
     """(cause, ratio); ``text`` with {} for its name and value. With one replica, what is said of W holds for S."""
     for name, ratio in ratios(case, step):
         cause = Cause(f"{key} {name}", text.format(f"{name} = {ratio:.6g}"))
@@ -72,19 +72,19 @@ def whole_numbers(normaliser: float) -> Iterator[tuple[str, int]]:
         yield "rounded up", math.ceil(normaliser)
 
 
-def chunks(case: Case, step: int, wanted: StepAnswer) -> list[list[list[int]]]:
+def chunks(case: TrainingCase, step: int, wanted: StepAnswer) -> list[list[list[int]]]:
     """Per rank, per micro-batch, the rows (places in ``wanted.samples``) of the samples, in order."""
     place = {sample: row for row, sample in enumerate(wanted.samples)}
     return [[[place[sample] for sample in chunk] for chunk in own] for own in batches.indices(case, step)]
 
 
-def rows(case: Case, step: int, wanted: StepAnswer) -> list[list[int]]:
+def rows(case: TrainingCase, step: int, wanted: StepAnswer) -> list[list[int]]:
     """Per rank, the rows of its samples in order."""
     return [[row for chunk in own for row in chunk] for own in chunks(case, step, wanted)]
 
 
 def singled_out(
-    case: Case, off: Sequence[float], owners: Sequence[int], places: Sequence[Sequence[int]], noun: str
+    case: TrainingCase, off: Sequence[float], owners: Sequence[int], places: Sequence[Sequence[int]], noun: str
 ) -> Iterator[Cause]:
     """Whether exactly the first (or last) sample of each micro-batch is wrong, all by one relative amount.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import shards, stale_state
 from fsdpcheck.diagnosis.cause_fit import fits
 from fsdpcheck.findings.cause import EXACT, PATTERN, Cause, Causes
@@ -161,7 +161,7 @@ def _fits(answer: Answer, step: int, value: Named, got: Mapping[str, Tensor]) ->
     return told and not all(fits(case, right[name], value[name]) for name in body)
 
 
-def _projected(case: Case, frozen: Named, shown: Mapping[str, Tensor]) -> Named:
+def _projected(case: TrainingCase, frozen: Named, shown: Mapping[str, Tensor]) -> Named:
     """The parameters that a step starts from, of those shown after the one before."""
     found = {name: shown.get(name, value).clone() for name, value in frozen.items()}
     if case.arithmetic.project:

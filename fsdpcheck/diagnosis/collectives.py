@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from fsdpcheck import oracle
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import shards
 from fsdpcheck.diagnosis.cause_fit import chunks
 from fsdpcheck.errors import FsdpcheckError
@@ -36,7 +36,9 @@ def of_failure(execution: Execution) -> Causes | None:
     return found + list(_causes(execution, others, common, some, theirs, place))
 
 
-def of_neighbours(first: Case, second: Case, mine: RankResult, theirs: RankResult, place: int) -> Causes:
+def of_neighbours(
+    first: TrainingCase, second: TrainingCase, mine: RankResult, theirs: RankResult, place: int
+) -> Causes:
     """Causes of collective ``place`` of one rank, which is another in the runs of two neighbouring batches."""
     one, two = _aligned(mine, theirs, place)
     call = one or two
@@ -72,7 +74,7 @@ def _sizes(call: Collective | None, like: Collective) -> list[int]:
     return [0] * len(shapes) if call is None else [s for _, shape in (*call.inputs, *call.outputs) for s in shape]
 
 
-def _followed(first: Case, second: Case, rank: int, one: list[int], two: list[int]) -> Iterator[str]:
+def _followed(first: TrainingCase, second: TrainingCase, rank: int, one: list[int], two: list[int]) -> Iterator[str]:
     """What of the two batches has, up to one factor, the size of what is sent."""
     changed = [(a, b) for a, b in zip(one, two, strict=False) if a != b]
     counts: dict[str, Callable[[list[list[int]]], int]] = {
@@ -120,7 +122,7 @@ def _causes(
     place: int,
 ) -> Iterator[Cause]:
     """What singles out ``odd`` among the ranks."""
-    case = execution.request.case
+    case = execution.request.training
     how = _how(execution, odd, theirs, others, common, place)
     for chunk in range(case.step.micro_batches):
         empty = [rank for rank, own in enumerate(batches.indices(case, 0)) if not own[chunk]]
@@ -184,7 +186,7 @@ def _at(sequences: dict[int, list[Collective]], ranks: Sequence[int], place: int
     return own[place] if place < len(own) else None
 
 
-def _without_gradient(case: Case, unit: str) -> list[set[int]]:
+def _without_gradient(case: TrainingCase, unit: str) -> list[set[int]]:
     """Ranks whose own gradient of a unit vanishes, in each step and in each micro-batch."""
     try:
         answer = oracle.answer(case)

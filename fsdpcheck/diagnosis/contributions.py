@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis.cause_fit import rows
 from fsdpcheck.oracle import Answer, StepAnswer
 
 
-def of_each(case: Case, wanted: StepAnswer) -> Tensor:
+def of_each(case: TrainingCase, wanted: StepAnswer) -> Tensor:
     """Weight [n] of each sample for each time it occurs."""
     return wanted.factors.double() / case.step.normaliser
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import oracle
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis.cause_fit import chunks
 from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import Answer, Named
@@ -108,7 +108,7 @@ def _reduced(
     return total
 
 
-def updated(case: Case, before: Named, step: int) -> Callable[[Named], Named] | None:
+def updated(case: TrainingCase, before: Named, step: int) -> Callable[[Named], Named] | None:
     """Gradient -> trained parameters after ``step``; None where they depend on earlier gradients too."""
     optimizer = case.step.optimizer
     if step and (optimizer.kind != "sgd" or optimizer.momentum):

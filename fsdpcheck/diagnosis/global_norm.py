@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import oracle
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import shards
 from fsdpcheck.diagnosis.cause_fit import by_ratio, fits, fitting
 from fsdpcheck.findings.cause import Cause, Causes
@@ -56,7 +56,7 @@ def of_clipped_update(answer: Answer, step: int, got: Mapping[str, Tensor], norm
     return found
 
 
-def _clipped(case: Case, wanted: StepAnswer, norm: float, eps: float) -> Iterator[tuple[Cause, Named]]:
+def _clipped(case: TrainingCase, wanted: StepAnswer, norm: float, eps: float) -> Iterator[tuple[Cause, Named]]:
     """(cause, gradient given to the optimizer) when the global norm is not what clips."""
     limit, released = float(case.step.max_grad_norm or 0.0), wanted.released
     dtype = models.DTYPES[case.arithmetic.dtype]

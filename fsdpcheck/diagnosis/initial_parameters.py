@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis.cause_fit import differs
 from fsdpcheck.findings.cause import PATTERN, Cause, Causes
 from fsdpcheck.oracle import Named
 from fsdpcheck.workload import models
 
 
-def of_start(case: Case, built: Sequence[Named], shown: Sequence[Named]) -> Causes | None:
+def of_start(case: TrainingCase, built: Sequence[Named], shown: Sequence[Named]) -> Causes | None:
     """Causes of what ranks show before the first step (``shown``, by rank), if not all is what rank 0 has built."""
     wrong = [_builders(built, own) for own in shown]
     if any(not ranks for own in wrong for ranks in own.values()):
@@ -37,7 +37,7 @@ def of_start(case: Case, built: Sequence[Named], shown: Sequence[Named]) -> Caus
     return [*found, Cause("parameters apart", text, PATTERN)]
 
 
-def _of_units(case: Case, wrong: set[str]) -> Causes | None:
+def _of_units(case: TrainingCase, wrong: set[str]) -> Causes | None:
     """Which units are not broadcast: all, or some. None if the case cannot tell: a unit may lie on rank 0 alone."""
     if case.model.tied is not None:
         return None  # a tied parameter may belong to another unit than its name says
@@ -73,7 +73,7 @@ def _same_for_all(built: Sequence[Named], shown: Sequence[Named]) -> int | None:
     return next(ranks, None)
 
 
-def _only_later_replicas(case: Case, wrong: Sequence[Mapping[str, set[int]]]) -> bool:
+def _only_later_replicas(case: TrainingCase, wrong: Sequence[Mapping[str, set[int]]]) -> bool:
     """Whether all of the model is wrong in all replicas but the first, each by what its own ranks have built."""
     size, at, every = case.mesh.dp_shard, [rank for rank, own in enumerate(wrong) if own], models.parameter_shapes(case)
     inside = all(other // size == rank // size for rank in at for ranks in wrong[rank].values() for other in ranks)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import oracle
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis.cause_fit import chunks, rows
 from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import Answer, Named, StepAnswer
@@ -94,7 +94,7 @@ def _paired(squares: Tensor) -> Tensor:
     return found
 
 
-def _groups(case: Case, wanted: StepAnswer, step: int) -> Iterator[tuple[str, list[list[int]]]]:
+def _groups(case: TrainingCase, wanted: StepAnswer, step: int) -> Iterator[tuple[str, list[list[int]]]]:
     """(whose, rows of the samples that are taken together, a sample as often as it occurs)."""
     by_rank, everyone = rows(case, step, wanted)[:: case.copies], chunks(case, step, wanted)[:: case.copies]
     yield "the whole batch", [[row for own in by_rank for row in own]]
@@ -107,7 +107,7 @@ def _groups(case: Case, wanted: StepAnswer, step: int) -> Iterator[tuple[str, li
             yield "each micro-batch of all ranks", [[row for own in each for row in own] for each in across]
 
 
-def _scales(case: Case, groups: list[list[int]]) -> Iterator[tuple[str, str, list[float], list[float]]]:
+def _scales(case: TrainingCase, groups: list[list[int]]) -> Iterator[tuple[str, str, list[float], list[float]]]:
     """(key, "summed" or "mean", by group what its sum is multiplied by when it is clipped, and when it is released)."""
     n, count = float(case.step.normaliser), len(groups)
     plain = [1 / n] * count

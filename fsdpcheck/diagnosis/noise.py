@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import bits, shards
 from fsdpcheck.diagnosis.cause_fit import mentions, rounding, whole_numbers
 from fsdpcheck.findings.cause import PATTERN, Cause, Causes
@@ -126,7 +126,7 @@ _KINDS = {
 """What a pair of related parts differs in, and what follows; the first that is found is named."""
 
 
-def of_ranks(case: Case, grads: Sequence[Mapping[str, Tensor]]) -> Causes:
+def of_ranks(case: TrainingCase, grads: Sequence[Mapping[str, Tensor]]) -> Causes:
     """Causes of noisy gradients that are not equal on all ranks; by rank."""
     size = case.mesh.dp_shard
     replicas = [grads[first : first + size] for first in range(0, len(grads), size)]
@@ -139,7 +139,9 @@ def of_ranks(case: Case, grads: Sequence[Mapping[str, Tensor]]) -> Causes:
     return []
 
 
-def of_used_twice(case: Case, here: Draw, before: Draw, like: Mapping[str, Tensor], negated: bool = False) -> Causes:
+def of_used_twice(
+    case: TrainingCase, here: Draw, before: Draw, like: Mapping[str, Tensor], negated: bool = False
+) -> Causes:
     """Causes of one draw found at two places; ``like``: tensors of the parameters' shapes."""
     fact = f"it is the draw of {before}"
     if negated:
@@ -160,7 +162,7 @@ def of_used_twice(case: Case, here: Draw, before: Draw, like: Mapping[str, Tenso
     return [Cause("elements alike", f"{fact}: noise repeats within a parameter")] if not any(apart) else []
 
 
-def of_missing(case: Case, drawn: Named, clean: Mapping[str, Tensor]) -> Causes:
+def of_missing(case: TrainingCase, drawn: Named, clean: Mapping[str, Tensor]) -> Causes:
     """Causes of noise that is not on every element; ``clean``: the same gradients without noise."""
     missing = {name: value == 0 for name, value in drawn.items()}
     if all(bool(mask.all()) for mask in missing.values()):
@@ -220,7 +222,7 @@ def of_neighbours(
     return found
 
 
-def _counts(first: Case, second: Case, like: Named, rank: int) -> Iterator[tuple[str, str, Named]]:
+def _counts(first: TrainingCase, second: TrainingCase, like: Named, rank: int) -> Iterator[tuple[str, str, Named]]:
     """(key, whose samples are counted, by element how many times as many the second case has)."""
     one, other = ([sum(map(len, own)) for own in batches.indices(case, 0)] for case in (first, second))
     whole = max(sum(other), 1) / max(sum(one), 1)
@@ -321,7 +323,7 @@ def _pairs(one: Named, other: Named) -> list[tuple[str, Tensor, Tensor]]:
     return [(name, one[name].flatten(), other[again].flatten()) for name, again in zip(names, others, strict=True)]
 
 
-def _flat_owners(case: Case, like: Mapping[str, Tensor], name: str) -> list[Tensor]:
+def _flat_owners(case: TrainingCase, like: Mapping[str, Tensor], name: str) -> list[Tensor]:
     return [owner[name].flatten() for owner in shards.owners(case, like)]
 
 

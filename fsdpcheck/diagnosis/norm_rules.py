@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import layer_norm_rules
 from fsdpcheck.diagnosis.cause_fit import mentions
 from fsdpcheck.findings.cause import EXACT, WEAK, Cause
@@ -74,7 +74,7 @@ def _chosen(names: list[str], kind: Mapping[str, str]) -> Iterator[list[str]]:
     yield from (own for own in by_kind if 0 < len(own) < len(names))
 
 
-def _layers(case: Case, answer: Answer, step: int) -> list[_Seen]:
+def _layers(case: TrainingCase, answer: Answer, step: int) -> list[_Seen]:
     """Every layer of the body with its activations and backprops, float64."""
     wanted, model = answer.steps[step], models.build(case).double()
     trains = {name: frozenset(n for n, p in m.named_parameters(recurse=False) if p.requires_grad)

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import bits, contributions, shards
 from fsdpcheck.diagnosis.cause_fit import chunks, rows
 from fsdpcheck.findings.cause import Cause
@@ -37,7 +37,7 @@ def rounded(answer: Answer, step: int, explains: Explains) -> Iterator[Cause]:
                 yield Cause(f"rounded to {count} bits {words}", text)
 
 
-def updated(case: Case, after: Named, got: Mapping[str, Tensor]) -> Iterator[Cause]:
+def updated(case: TrainingCase, after: Named, got: Mapping[str, Tensor]) -> Iterator[Cause]:
     """Causes by which parameters are right up to one rounding; ``after``: the right ones that are trained."""
     wrong = [name for name, value in after.items() if bool((got[name] != value).any())]
     for count in bits.TYPES:
@@ -66,7 +66,7 @@ def _stages(answer: Answer, step: int) -> Iterator[tuple[str, Callable[[int], Na
             yield reduced, partial(_added, case, local)
 
 
-def _accumulated(case: Case, step: int, answer: Answer, count: int) -> Named:
+def _accumulated(case: TrainingCase, step: int, answer: Answer, count: int) -> Named:
     """Each rank's micro-batches added up one after another, every sum rounded; exact over the ranks."""
     found = []
     for mine in chunks(case, step, answer.steps[step]):
@@ -88,7 +88,7 @@ def _sum(parts: Sequence[Named], scale: float, count: int) -> Named:
     return {name: torch.stack([bits.rounded(part[name], count) for part in parts]).sum(0) / scale for name in parts[0]}
 
 
-def _added(case: Case, local: Sequence[Sequence[Named]], count: int) -> Named:
+def _added(case: TrainingCase, local: Sequence[Sequence[Named]], count: int) -> Named:
     """Averages over the shards, terms and sums rounded, rank after rank; exact over replicas and micro-batches.
 
     ``local``: gradients by rank and reduction.

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import clip_factors, joint_clipping
 from fsdpcheck.diagnosis.cause_fit import by_ratio, chunks, rows, whole_numbers
 from fsdpcheck.diagnosis.contributions import of_each, pick
@@ -67,7 +67,7 @@ def _of_chunk(factors_of: Callable[[list[int]], Tensor], own: list[int], _: Tens
     return factors_of(own).double()
 
 
-def _by_place(case: Case, wanted: StepAnswer, step: int) -> Iterator[tuple[Cause, Tensor]]:
+def _by_place(case: TrainingCase, wanted: StepAnswer, step: int) -> Iterator[tuple[Cause, Tensor]]:
     """Causes in the place of a sample in its micro-batch."""
 
     def total(weigh: Weighing) -> Tensor:
@@ -103,7 +103,7 @@ def _odd(found: Tensor) -> int:
     return len(found) % 2 if len(found) > 1 else 0
 
 
-def _total(case: Case, wanted: StepAnswer, step: int, weigh: Weighing) -> Tensor:
+def _total(case: TrainingCase, wanted: StepAnswer, step: int, weigh: Weighing) -> Tensor:
     """Weights [n] when each micro-batch weighs its samples by ``weigh``."""
     weights = torch.zeros(len(wanted.samples), dtype=torch.float64)
     for mine in chunks(case, step, wanted)[:: case.copies]:
@@ -113,7 +113,7 @@ def _total(case: Case, wanted: StepAnswer, step: int, weigh: Weighing) -> Tensor
     return weights / case.step.normaliser
 
 
-def _shares(case: Case, wanted: StepAnswer, step: int, right: Tensor) -> Iterator[tuple[Cause, Tensor]]:
+def _shares(case: TrainingCase, wanted: StepAnswer, step: int, right: Tensor) -> Iterator[tuple[Cause, Tensor]]:
     """Whole micro-batches, ranks, or their sizes gone wrong."""
     once = of_each(case, wanted)
     everyone, count = chunks(case, step, wanted)[:: case.copies], case.step.micro_batches
@@ -147,7 +147,7 @@ def _again(everyone: list[list[list[int]]], once: Tensor) -> Iterator[tuple[Caus
         yield Cause("micro-batches again", text), pick(once, rows)
 
 
-def _replicas(case: Case, by_rank: list[list[int]], once: Tensor) -> Iterator[tuple[Cause, Tensor]]:
+def _replicas(case: TrainingCase, by_rank: list[list[int]], once: Tensor) -> Iterator[tuple[Cause, Tensor]]:
     replicas, shards = case.mesh.dp_replicate, case.mesh.dp_shard
     for replica in range(replicas if replicas > 1 else 0):
         mine = [row for rank in range(replica * shards, (replica + 1) * shards) for row in by_rank[rank]]
@@ -157,7 +157,7 @@ def _replicas(case: Case, by_rank: list[list[int]], once: Tensor) -> Iterator[tu
 
 
 def _means(
-    case: Case, wanted: StepAnswer, everyone: list[list[list[int]]], once: Tensor
+    case: TrainingCase, wanted: StepAnswer, everyone: list[list[list[int]]], once: Tensor
 ) -> Iterator[tuple[Cause, Tensor]]:
     means, micro = torch.zeros_like(once), torch.zeros_like(once)
     share = case.step.normaliser / len(everyone)
@@ -173,7 +173,7 @@ def _means(
 
 
 def _duplicates(
-    case: Case, wanted: StepAnswer, everyone: list[list[list[int]]], once: Tensor
+    case: TrainingCase, wanted: StepAnswer, everyone: list[list[list[int]]], once: Tensor
 ) -> Iterator[tuple[Cause, Tensor]]:
     """Samples that a sampler gave to two ranks, by wrapping around."""
     if max(wanted.multiplicity, default=0) < 2:

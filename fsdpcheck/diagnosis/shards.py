@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import contributions
 from fsdpcheck.findings.cause import PATTERN, Cause
 from fsdpcheck.oracle import Answer, Named
@@ -22,7 +22,7 @@ from fsdpcheck.workload.clip_groups import is_instrument
 ROOT = "(root)"
 
 
-def units(case: Case, names: list[str]) -> dict[str, list[str]]:
+def units(case: TrainingCase, names: list[str]) -> dict[str, list[str]]:
     """Parameters of ``names`` by sharding unit, in their order; what is tied across units is the root's."""
     at_root = {
         f"{layer.tied_to}.weight"
@@ -36,13 +36,13 @@ def units(case: Case, names: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def buffers(case: Case, names: list[str], trained: Collection[str] | None) -> list[list[str]]:
+def buffers(case: TrainingCase, names: list[str], trained: Collection[str] | None) -> list[list[str]]:
     """Parameters by flat buffer: a unit's trained ones, and its frozen ones."""
     kinds = [names] if trained is None else [[n for n in names if n in trained], [n for n in names if n not in trained]]
     return [own for kind in kinds for own in units(case, kind).values()]
 
 
-def owners(case: Case, like: Mapping[str, Tensor], trained: Collection[str] | None = None) -> Iterator[Named]:
+def owners(case: TrainingCase, like: Mapping[str, Tensor], trained: Collection[str] | None = None) -> Iterator[Named]:
     """The shard that owns each element of ``like``, int64 of equal shape, for each way of sharding.
 
     Frozen parameters (not among ``trained``; None: there are none) have flat buffers of their own.
@@ -100,7 +100,7 @@ def unreduced(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
             yield Cause(f"not reduced: {unit}", text), {**right, **changed}
 
 
-def stood_still(case: Case, before: Named, after: Named, got: Mapping[str, Tensor]) -> Iterator[Cause]:
+def stood_still(case: TrainingCase, before: Named, after: Named, got: Mapping[str, Tensor]) -> Iterator[Cause]:
     """Whether exactly one rank's shard did not move although the others did; else whether only it differs.
 
     ``after``: parameters that are trained, and no others.
@@ -125,7 +125,7 @@ def stood_still(case: Case, before: Named, after: Named, got: Mapping[str, Tenso
             yield Cause(f"only the shard of {which}", f"only the shard of {which} (rank {shard}) differs", PATTERN)
 
 
-def shifted(case: Case, right: Named, got: Mapping[str, Tensor], trained: Collection[str]) -> Iterator[Cause]:
+def shifted(case: TrainingCase, right: Named, got: Mapping[str, Tensor], trained: Collection[str]) -> Iterator[Cause]:
     """Whether the parameters are those of shards that start at rank * floor(n / S), not rank * ceil(n / S)."""
     count = case.mesh.dp_shard
     differing = {name for name in right if bool((got[name] != right[name]).any())}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck import oracle
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import shards
 from fsdpcheck.diagnosis.cause_fit import rounding
 from fsdpcheck.execution import Execution
@@ -31,7 +31,7 @@ def gradients(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
                 )
 
 
-def norms(case: Case, step: int, mine: Sequence[Tensor]) -> Iterator[tuple[Cause, Tensor]]:
+def norms(case: TrainingCase, step: int, mine: Sequence[Tensor]) -> Iterator[tuple[Cause, Tensor]]:
     """Norms [b] of ``step`` that are those of the micro-batch before; ``mine`` one rank's right norms by step."""
     sizes = [len(chunk) for chunk in batches.indices(case, 0)[0]]
     for rank_chunks in batches.indices(case, step):
@@ -56,13 +56,13 @@ def repeated(first: Execution, second: Execution) -> Causes:
             for mine, theirs in ((a.grads, b.grads), (a.params, b.params)):
                 for name, value in (mine or {}).items():
                     other = (theirs or {}).get(name)
-                    room = rounding(first.request.case, value.abs().max()) if value.numel() else value
+                    room = rounding(first.request.training, value.abs().max()) if value.numel() else value
                     if other is not None and bool(((value.double() - other.double()).abs() > room).any()):
                         return [Cause("outlives", text)]
     return []
 
 
-def _mixtures(case: Case, now: Named, old: Named, trained: Sequence[str]) -> Iterator[tuple[str, str, Named]]:
+def _mixtures(case: TrainingCase, now: Named, old: Named, trained: Sequence[str]) -> Iterator[tuple[str, str, Named]]:
     """(key, text, parameters): all old, all units but the root, one unit, the last shard.
 
     Which units are old is no mistake of its own: a unit that has not changed, or is alone, cannot tell.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fsdpcheck.adapters.contract import Stored
 from fsdpcheck.adapters.declaration import Declaration
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.execution import Execution, RunRequest
 
 TORCHRUN: Final = "torchrun"
@@ -33,7 +33,7 @@ class Engine(Protocol):
 
     def stored(self, reference: str, folder: str) -> list[Stored]: ...
 
-    def read(self, reference: str, folder: str, case: Case) -> dict[str, Tensor]: ...
+    def read(self, reference: str, folder: str, case: TrainingCase) -> dict[str, Tensor]: ...
 
     def settle(self) -> tuple[str, ...]: ...
 

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fsdpcheck.adapters.contract import Observable, Use
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, TrainingCase
+from fsdpcheck.errors import UsageError
 from fsdpcheck.execution.trace import Trace
 
 FailureKind = Literal[
@@ -58,6 +59,14 @@ class RunRequest:
 
     "noted" is poison, and the lines that ask for memory are recorded; "zeros at file:line" is poison but for that line.
     """
+
+    @property
+    def training(self) -> TrainingCase:
+        """The case, of a run that trains. Raises UsageError for another."""
+        if not isinstance(self.case, TrainingCase):
+            kind = type(self.case).__name__
+            raise UsageError(f"got a run of a {kind}, wanted one that trains; next: look at what its ranks observed")
+        return self.case
 
 
 @dataclass

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from fsdpcheck import adapters
-from fsdpcheck.case import Case, UserModelSpec
+from fsdpcheck.case import Case, TrainingCase, UserModelSpec, from_json, user_model
 from fsdpcheck.errors import InvalidCase, InvalidToken, reading
 from fsdpcheck.loading import references
 
@@ -103,7 +103,7 @@ def command(token: str, adapter: str, installs: Iterable[str] = (), laws: Iterab
 def _user_model(token: str) -> UserModelSpec | None:
     """The user's model that a token's case is about; none of a token that another release wrote."""
     try:
-        return decode(token).case.model.own
+        return user_model(decode(token).case)
     except InvalidToken:
         return None
 
@@ -157,8 +157,8 @@ def trusted(
 
 def _trusted_model(case: Case, repeated: tuple[str, str, str]) -> Case:
     """The case on what the user repeated, where it names a model of somebody's own."""
-    own = case.model.own
-    if own is None:
+    own = user_model(case)
+    if not isinstance(case, TrainingCase) or own is None:
         if any(repeated):
             raise InvalidToken("the token's case is on no model of your own; leave out --model, --batch and --loss")
         return case
@@ -243,7 +243,7 @@ def _token(data: dict[str, Any]) -> Token:
 
 def _case(data: Any) -> Case:
     try:
-        return Case.from_json(json.dumps(data))
+        return from_json(json.dumps(data))
     except InvalidCase as error:
         raise InvalidToken(f"the token's case is not valid: {error}") from error
 

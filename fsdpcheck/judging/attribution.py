@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.checks import square_roots
 from fsdpcheck.checks._compare import alike
 from fsdpcheck.checks._read import local_rows
@@ -63,7 +63,7 @@ class Evidence:
 def _facts(case: Case) -> Mapping[str, bool]:
     """Every kind the case may be of, and whether it is."""
     traits = case.requires()
-    if not case.trains:
+    if not isinstance(case, TrainingCase):
         found = {f"with {trait}": trait in traits for trait in ("hsdp", "replicated", "wrap-around")}
         return found | {"with several ranks": case.world_size > 1, "with one rank": case.world_size == 1}
     found = {f"with {name}": value for name, value in coverage_minimums.census(case).items()}
@@ -93,7 +93,7 @@ _INITIAL, _NORMS, _FACTORS = "the parameters before the first step", "the norms"
 _GRADIENT, _PARAMETERS = "the reduced gradient", "the parameters"
 
 
-def stage(run: Run, case: Case, asked: RunRequest | None = None) -> str:
+def stage(run: Run, case: TrainingCase, asked: RunRequest | None = None) -> str:
     """What of a step differs first from the single device's, and what is right until then; "" where none can be told.
 
     From one more run of ``case`` that records all its adapter shows, with the features of FSDP2 in use that were

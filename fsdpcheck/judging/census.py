@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.errors import NotExact
 from fsdpcheck.judging import coverage
 from fsdpcheck.judging.model_process import called
@@ -20,7 +20,7 @@ def labels(case: Case, run: Run) -> tuple[str, ...]:
     """
     tier = run.tier(case)
     told = (f"W={case.world_size}", f"tier {tier}", *sorted(case.requires()), *coverage.facts(case))
-    if not case.trains:
+    if not isinstance(case, TrainingCase):
         return told
     try:
         return (*told, *(_shown(run) if tier == "replay" else called(case, computed, case, run)))
@@ -28,7 +28,7 @@ def labels(case: Case, run: Run) -> tuple[str, ...]:
         return told
 
 
-def computed(case: Case, run: Run) -> tuple[str, ...]:
+def computed(case: TrainingCase, run: Run) -> tuple[str, ...]:
     """Of these labels those that only the right answer tells. Raises what it raises."""
     return tuple(_computed(run.answer(case)))
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.execution import RunRequest
 from fsdpcheck.findings.tokens import Token, encode
 from fsdpcheck.findings.verdict import Finding
@@ -40,7 +40,7 @@ class Counterexample:
         """Learn of the cause from the smallest case, run again, and from further ``cases`` and what they raised."""
         smallest, minimal = self.violations[-1]
         self.memory = _unless_it_fails(lambda: uninitialised_memory.cause(law, run, smallest, minimal))
-        if self.finding.kind == "value" and smallest.trains and not minimal.despite:
+        if self.finding.kind == "value" and isinstance(smallest, TrainingCase) and not minimal.despite:
             self.stage = _unless_it_fails(lambda: called(smallest, attribution.stage, run, smallest, self.asked))
         for case, error in cases:
             if error is None:

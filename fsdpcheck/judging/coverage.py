@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from fsdpcheck.case import Case, Trait
+from fsdpcheck.case import Case, KernelCase, TrainingCase, Trait
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.case.vocabulary import TRAITS
 
@@ -88,9 +88,9 @@ def facts(case: Case) -> Iterator[str]:
     """The labels that a case has beside its traits, as far as it tells them by itself."""
     if case.world_size > 1:
         yield SEVERAL_RANKS
-    if case.kernel is not None and case.kernel.samples > 1:
+    if isinstance(case, KernelCase) and case.kernel.samples > 1:
         yield SEVERAL_SAMPLES
-    if not case.trains:
+    if not isinstance(case, TrainingCase):
         return
     if case.shares > 1:
         yield DISTRIBUTED

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.case.shapes import Stage, stages
 
 FLOORS = {
@@ -27,7 +27,7 @@ FLOORS = {
 _OFF_THE_GRID = {"gelu", "silu", "tanh", "sigmoid", "softmax"}
 
 
-def census(case: Case) -> dict[str, bool]:
+def census(case: TrainingCase) -> dict[str, bool]:
     """Facts of one case that floors are counted by; those in ``FLOORS`` have one."""
     traits, spec = case.requires(), case.model
     kinds = {layer.kind for layer in spec.layers}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsdpcheck import strategies
 from fsdpcheck.adapters.contract import Features, Observable, Promise, Trait
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from fsdpcheck.case import Case
     from fsdpcheck.judging.run import Run
 
-    Body = Callable[[Case, Run], None]
+    Body = Callable[[Any, Run], None]
+    """Of a case of the type that the space of the law has."""
 
 
 @dataclass(frozen=True)

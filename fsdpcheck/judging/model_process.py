@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeVar, TypeVarTuple
 
-from fsdpcheck.case import Case, UserModelSpec
+from fsdpcheck.case import Case, UserModelSpec, user_model
 from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.findings.cause import Causes
 from fsdpcheck.findings.violation import Violation
@@ -104,16 +104,16 @@ def called(case: Case, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
 
     Where the model is a user's own: UsageError if it ends its process, or changes what judges.
     """
-    if case.model.own is None:
+    own = user_model(case)
+    if own is None:
         return function(*arguments)
-    own = case.model.own
     found: T = _of((own.build, own.batch, own.loss)).call(_dotted(function), arguments)
     return found
 
 
 def judge(law: Law, case: Case, run: Run) -> None:
     """Have ``law`` judge ``case``. Raises what its body raises."""
-    if case.model.own is None:
+    if user_model(case) is None:
         return law.body(case, run)
     return called(case, judged, law, case, run)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, TrainingCase, user_model
 from fsdpcheck.execution import Execution, Failure, RankState, RunRequest
 from fsdpcheck.workload import batches, models, numerics
 from fsdpcheck.workload.user_model.single_device import Alone, Stumble, watched
@@ -29,7 +29,7 @@ def refused(execution: Execution) -> str:
     One rank that raises while another goes on is a finding, whatever it raises: the other waits for it.
     """
     failure = execution.failure
-    if failure is None or failure.kind != "raised" or execution.request.case.model.own is None:
+    if failure is None or failure.kind != "raised" or user_model(execution.request.case) is None:
         return ""
     return failure.text if _alike(failure) else ""
 
@@ -40,7 +40,7 @@ def raised_alone(execution: Execution) -> str:
     Before the first step, with the parameters that the case begins with: what is raised later alone stays a finding.
     """
     failure, case = execution.failure, execution.request.case
-    if failure is None or case.model.own is None:
+    if failure is None or user_model(case) is None:
         return ""
     if failure.kind in ("lost", "exited"):  # what ends a process ends this one too, and is told of the model then
         for rank in range(case.world_size):
@@ -57,7 +57,7 @@ def raised_alone(execution: Execution) -> str:
 
 def _stumble(request: RunRequest, rank: RankState) -> Stumble | None:
     """What a single device raises from one of a rank's micro-batches, if that is what the rank raised."""
-    case = request.case
+    case = request.training
     for step in range(case.step.steps):
         for micro in batches.batch(case, step, rank.rank, request.instrument).micro_batches:
             found, model = Alone(), models.build(case)
@@ -75,7 +75,7 @@ def mixes(case: Case) -> str:
 
     Of cases of integers, whose gradients were proved exact; with the parameters that the case begins with.
     """
-    if case.model.own is None or case.arithmetic.numbers == "real":
+    if not isinstance(case, TrainingCase) or case.model.own is None or case.arithmetic.numbers == "real":
         return ""
     model = models.build(case)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fsdpcheck import oracle
 from fsdpcheck.adapters.contract import FactorRule
-from fsdpcheck.case import Case
+from fsdpcheck.case import KernelCase, TrainingCase, user_model
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.findings.violation import Violation
@@ -60,7 +60,7 @@ def varies(run: Run, request: RunRequest) -> bool:
 
 def _repeats(request: RunRequest) -> bool:
     """Whether it can be run again: not with folders that are gone, nor without ranks."""
-    return not request.save_to and not request.load_from and request.case.kernel is None
+    return not request.save_to and not request.load_from and not isinstance(request.case, KernelCase)
 
 
 def _of_fresh_processes(request: RunRequest, runs: int = RUNS) -> Violation | None:
@@ -100,16 +100,16 @@ def _among(executions: Iterator[Execution], what: str, how: str) -> Violation | 
 def _is_determined(run: Run, request: RunRequest) -> bool:
     """Whether the reference, or else the single device, gives ``request`` the same results each time."""
     case, features = request.case, run.engine.declared(_REFERENCE).features
-    known = case.model.own is None and case.requires() <= features.accepts
+    known = user_model(case) is None and case.requires() <= features.accepts
     if known and request.observe - {"params"} <= features.observables and not request.using:
         plain = replace(request, adapter=_REFERENCE, installs=(), probes=())
         return _of_fresh_processes(plain, 2) is None and _of_the_same_processes(plain, 2) is None
-    if not case.trains or run.tier(case) == "replay":
+    if not isinstance(case, TrainingCase) or run.tier(case) == "replay":
         return True
     return called(case, answers_repeat, case, run.features.factor)
 
 
-def answers_repeat(case: Case, rule: FactorRule) -> bool:
+def answers_repeat(case: TrainingCase, rule: FactorRule) -> bool:
     """Whether the single device's answer is the same each time."""
     first, second = (oracle.answer(case, rule) for _ in range(2))
     return all(_bits(one.after) == _bits(two.after) for one, two in zip(first.steps, second.steps, strict=True))

@@ -15,7 +15,7 @@ from torch import Tensor
 from fsdpcheck import adapters, oracle
 from fsdpcheck.adapters.contract import ArithmeticRule, FactorRule, Features, Observable, Stored, Trait, Use
 from fsdpcheck.adapters.declaration import Declaration
-from fsdpcheck.case import Case, UserModelSpec
+from fsdpcheck.case import Case, KernelCase, TrainingCase, UserModelSpec
 from fsdpcheck.case.validation import is_power_of_two
 from fsdpcheck.engines._interpreter import interpreter
 from fsdpcheck.engines.base import Engine
@@ -101,7 +101,7 @@ class Run:
         load_from: str = "",
         spoiled: tuple[tuple[int, float], ...] = (),
         loss_times: float = 1.0,
-        given_for: Case | None = None,
+        given_for: TrainingCase | None = None,
         using: tuple[Use, ...] = (),
         late: bool = False,
     ) -> Execution:
@@ -145,7 +145,7 @@ class Run:
 
     def _execution(self, request: RunRequest) -> Execution:
         """One that is remembered, or a new one."""
-        engine = self.engine if request.case.kernel is None else interpreter()
+        engine = interpreter() if isinstance(request.case, KernelCase) else self.engine
         if not self.recalls or engine.name != "simulated" or request.save_to or request.load_from:
             return engine.run(request)
         fields = {one.name: getattr(request, one.name) for one in dataclasses.fields(request)}
@@ -159,10 +159,8 @@ class Run:
                 self.executions.keep(key, execution)
         return execution
 
-    def answer(self, case: Case) -> oracle.Answer:
+    def answer(self, case: TrainingCase) -> oracle.Answer:
         """The single device's answer, proved exact. Computed once a case. Raises NotExact, UsageError."""
-        if not case.trains:
-            raise UsageError("a case that trains nothing has no answer; next: look at what its ranks observed")
         if self.tier(case) == "replay":
             raise UsageError(
                 "a case of real numbers has no exact answer; next: judge it by replay (checks/shape_matched_replay.py)"
@@ -178,7 +176,7 @@ class Run:
 
     def _given(self, case: Case) -> tuple[Tensor | None, float]:
         """(targets of the instrument, C in the units of the losses) that the ranks are given."""
-        if not case.trains:
+        if not isinstance(case, TrainingCase):
             return None, math.inf
         if self.tier(case) != "replay":
             answer = self.answer(case)
@@ -204,7 +202,7 @@ class Run:
         """What the adapter finds in a checkpoint (see adapters.contract.Keeping)."""
         return self.engine.stored(self.adapter_ref, folder)
 
-    def read(self, folder: str, case: Case) -> dict[str, Tensor]:
+    def read(self, folder: str, case: TrainingCase) -> dict[str, Tensor]:
         """Parameters of an unsharded model of ``case`` that the adapter fills from a checkpoint, NaN elsewhere."""
         return self.engine.read(self.adapter_ref, folder, case)
 
@@ -225,7 +223,7 @@ class Run:
         return self.ran.newest.request if self.ran.newest else None
 
 
-def _answer(case: Case, factor: FactorRule, conventions: ArithmeticRule) -> oracle.Answer:
+def _answer(case: TrainingCase, factor: FactorRule, conventions: ArithmeticRule) -> oracle.Answer:
     """The proved answer, one for all adapters whose conventions come to the same in this case."""
     factor = factor if case.step.private else FactorRule(norm=factor.norm)
     unused = conventions.unused
@@ -238,7 +236,7 @@ def _answer(case: Case, factor: FactorRule, conventions: ArithmeticRule) -> orac
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
-def _proved(case: Case, factor: FactorRule, conventions: ArithmeticRule) -> oracle.Answer:
+def _proved(case: TrainingCase, factor: FactorRule, conventions: ArithmeticRule) -> oracle.Answer:
     answer = oracle.answer(case, factor, conventions)
     certificate.prove(case, answer)
     if case.model.own is not None and case.model.own.names:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.judging import coverage
 
 _MANY: Final = 3
@@ -36,7 +36,7 @@ def spread(cases: Sequence[Case], count: int) -> list[Case]:
 
 def price(case: Case) -> int:
     """About what it takes to run a case, in no unit: it grows with ranks, batches and layers."""
-    if not case.trains:
+    if not isinstance(case, TrainingCase):
         return 1
     return (3 + case.world_size) * (2 + case.step.steps * case.step.micro_batches) * (2 + len(case.model.layers))
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from hypothesis.errors import Flaky
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, OtherWorldSize
@@ -109,7 +109,7 @@ def _never(found: Exploration) -> tuple[str, ...]:
 
 def _undrawn(found: Exploration) -> tuple[str, ...]:
     """Accepted traits that no judged case demanded; none for laws whose cases train nothing."""
-    if not any(case.trains for case in found.tally.judged):
+    if not any(isinstance(case, TrainingCase) for case in found.tally.judged):
         return ()
     fixed = OF_MODELS if found.run.own is not None else frozenset()
     return tuple(sorted(found.run.features.accepts - set(found.tally.census) - fixed))
@@ -147,7 +147,7 @@ def _no_case(found: Exploration, spent: bool) -> Verdict:
     reason += "".join(f"\n  most often: {text}" for text, _ in tally.reasons.most_common(1))
     then, code = "", INTERNAL
     if found.run.own is not None:
-        real = any(case.arithmetic.numbers == "real" for case in tally.rejected)
+        real = any("real" in case.requires() for case in tally.rejected)
         then, code = _OTHER_LAWS if real else _OTHER_NUMBERS, USAGE
     elif tally.outcome(spent).needs_other_ranks:
         then, code = _OTHER_RANKS, USAGE

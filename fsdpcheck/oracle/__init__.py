@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.adapters.contract import ArithmeticRule, FactorRule, NormRule, Unused
-from fsdpcheck.case import Case, prng
+from fsdpcheck.case import TrainingCase, prng
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.four_squares import four_squares, slack_targets
 from fsdpcheck.exact.grid import exact_square_sum, grid_exponent
@@ -77,7 +77,7 @@ class Answer:
     ``instrument`` [steps, D, G * R], float64: targets of the instruments for RunRequest.instrument.
     """
 
-    case: Case
+    case: TrainingCase
     rule: FactorRule
     clip_norm: float
     instrument: Tensor
@@ -97,7 +97,7 @@ class Answer:
         return tuple(clip_groups.bounds(self.case, self.clip_norm).values())
 
 
-def answer(case: Case, rule: FactorRule | None = None, conventions: ArithmeticRule | None = None) -> Answer:
+def answer(case: TrainingCase, rule: FactorRule | None = None, conventions: ArithmeticRule | None = None) -> Answer:
     """The single device's answer to ``case`` under ``rule``, the expression of the clip factors (default: C / norm).
 
     ``conventions``: what a parameter that a step does not use has for a gradient (default: None, as in PyTorch).
@@ -134,7 +134,7 @@ def global_factor(grad_norm: Tensor, max_grad_norm: float, eps: float) -> Tensor
     return torch.clamp(max_grad_norm / (grad_norm + eps), max=1.0)
 
 
-def update(case: Case, before: Named, gradients: Named, step: int = 0) -> Named:
+def update(case: TrainingCase, before: Named, gradients: Named, step: int = 0) -> Named:
     """Parameters after one optimizer step with fresh state from ``before`` with ``gradients``, all case dtype.
 
     The learning rate is that of ``step``.
@@ -150,7 +150,7 @@ def update(case: Case, before: Named, gradients: Named, step: int = 0) -> Named:
 class _SingleDevice:
     """The model, its optimizer and the data, stepping. ``model`` is in float64, ``parameters`` in the case's dtype."""
 
-    def __init__(self, case: Case, rule: FactorRule, conventions: ArithmeticRule) -> None:
+    def __init__(self, case: TrainingCase, rule: FactorRule, conventions: ArithmeticRule) -> None:
         self.case, self.rule, self.conventions = case, rule, conventions
         self.dtype = models.DTYPES[case.arithmetic.dtype]
         self.parameters = {name: nn.Parameter(value) for name, value in models.initial_parameters(case).items()}
@@ -255,7 +255,7 @@ class _SingleDevice:
         return after
 
 
-def without_gradient(case: Case, rule: Unused, trained: Collection[str], reached: Collection[str]) -> set[str]:
+def without_gradient(case: TrainingCase, rule: Unused, trained: Collection[str], reached: Collection[str]) -> set[str]:
     """Of the ``trained`` parameters those that are left without a gradient by ``rule``, if losses depend on those
     that are ``reached`` and on no others."""
     unused = {*trained} - {*reached}
@@ -275,7 +275,7 @@ def _square_sums(gradients: Named, count: int) -> Tensor:
     return total
 
 
-def _clip_norm(case: Case, steps: Iterable[StepAnswer]) -> float:
+def _clip_norm(case: TrainingCase, steps: Iterable[StepAnswer]) -> float:
     if case.step.clipping == "none":
         return math.inf
     if case.step.clipping != "unclipped":
@@ -284,7 +284,7 @@ def _clip_norm(case: Case, steps: Iterable[StepAnswer]) -> float:
     return 2.0 ** (math.frexp(max(largest, 1.0))[1] + 1)
 
 
-def plain_targets(case: Case, k: int, samples: Iterable[int]) -> Tensor:
+def plain_targets(case: TrainingCase, k: int, samples: Iterable[int]) -> Tensor:
     """Targets u of the instrument for some samples of step ``k`` of plain training, [n, R] float64: each 1 or 2.
 
     The instrument is the last parameter that is trained. With a gradient of zero, whatever an implementation does wrong
@@ -296,7 +296,7 @@ def plain_targets(case: Case, k: int, samples: Iterable[int]) -> Tensor:
     return drawn[[index - k * case.layout.batch_size for index in samples]]
 
 
-def plain_rows(case: Case) -> Tensor:
+def plain_rows(case: TrainingCase) -> Tensor:
     """The same for RunRequest.instrument, of all steps and samples: [steps, D, R]."""
     size = case.layout.batch_size
     rows_KDR = torch.zeros(case.step.steps, size * case.step.steps, models.instrument_width(case), dtype=torch.float64)
@@ -305,7 +305,7 @@ def plain_rows(case: Case) -> Tensor:
     return rows_KDR
 
 
-def _instrument_targets(case: Case, k: int, samples: tuple[int, ...], gradients: Named) -> Tensor:
+def _instrument_targets(case: TrainingCase, k: int, samples: tuple[int, ...], gradients: Named) -> Tensor:
     """Targets u of the instruments, [n, G * R]; of each: ``plain_targets`` ("none"), zeros ("unclipped"), one-hot by
     sample ("probe"), or slack ("exact")."""
     if case.step.clipping == "none":
@@ -321,7 +321,9 @@ def _instrument_targets(case: Case, k: int, samples: tuple[int, ...], gradients:
     return targets
 
 
-def _fill_slack(rows_nR: Tensor, case: Case, k: int, samples: tuple[int, ...], gradients: Named, group: int) -> None:
+def _fill_slack(
+    rows_nR: Tensor, case: TrainingCase, k: int, samples: tuple[int, ...], gradients: Named, group: int
+) -> None:
     """Four-square slack for the norm of each sample's ``gradients`` of one clipping group.
 
     The four values start at another row for each sample.

@@ -11,7 +11,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.errors import NotExact
 from fsdpcheck.oracle import Answer, StepAnswer
 from fsdpcheck.workload import batches, models, numerics
@@ -26,7 +26,7 @@ def load(model: nn.Module, step: StepAnswer) -> None:
             parameter.copy_(step.before[name])
 
 
-def data(case: Case, step: StepAnswer, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+def data(case: TrainingCase, step: StepAnswer, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Inputs and packed targets [n, F + G * R] of some samples, float64, with a silent instrument."""
     samples = [step.samples[row] for row in rows]
     inputs, targets_nF = batches.inputs(case)[samples], batches.targets(case)[samples].double()
@@ -34,7 +34,7 @@ def data(case: Case, step: StepAnswer, rows: Sequence[int]) -> tuple[Tensor, Ten
     return inputs.double() if inputs.is_floating_point() else inputs, torch.cat([targets_nF, silent], 1)
 
 
-def loss(case: Case) -> PerSampleLoss:
+def loss(case: TrainingCase) -> PerSampleLoss:
     """The case's loss at loss scale 1."""
     loss = models.loss_for(case)
     loss.scale = 1.0
@@ -55,7 +55,7 @@ def gradients(outputs: Tensor, trained: dict[str, nn.Parameter], weights: Tensor
     )
 
 
-def loss_scalar(case: Case) -> float:
+def loss_scalar(case: TrainingCase) -> float:
     """What a sample's loss is multiplied by besides its factor: the loss scale times W/N (1/N when replicated).
 
     Raises NotExact where that is no dyadic number.
@@ -73,7 +73,7 @@ def reduces_exactly(answer: Answer, step: StepAnswer) -> bool:
     return not answer.rule.nested or not bool((step.factors != 1).any())
 
 
-def require_same_alone(case: Case, answer: Answer) -> None:
+def require_same_alone(case: TrainingCase, answer: Answer) -> None:
     """In the case's own dtype the model gives each sample's gradient, alone, as ``answer`` has it from float64.
 
     One that names a dtype may compute something else there. Raises NotExact where it does.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.adapters.contract import FactorRule, GlobalNormRule, NormRule
-from fsdpcheck.case import Case, LayerSpec
+from fsdpcheck.case import LayerSpec, TrainingCase
 from fsdpcheck.case.shapes import Stage, stages
 from fsdpcheck.exact.grid import exact_square_sum
 from fsdpcheck.oracle import Answer, Named, StepAnswer
@@ -121,7 +121,7 @@ def square_root(value: Fraction) -> Fraction:
     return Fraction(math.isqrt((value.numerator << shift) // value.denominator), 1 << (shift // 2))
 
 
-def probe_roundings(case: Case, multiplicity: int) -> int:
+def probe_roundings(case: TrainingCase, multiplicity: int) -> int:
     """Roundings between a factor and the released gradient of its row of the instrument; 0 if all of it is exact.
 
     Times the loss scale W, times W/N, sums over occurrences and over the ranks of a replicated batch, divided by W. All
@@ -134,7 +134,7 @@ def probe_roundings(case: Case, multiplicity: int) -> int:
     return 3 + multiplicity * case.copies
 
 
-def probe_bound(case: Case, multiplicity: int, contracted: bool = False) -> Fraction:
+def probe_bound(case: TrainingCase, multiplicity: int, contracted: bool = False) -> Fraction:
     """Relative error between a factor and the released gradient of its row of the instrument.
 
     Computing in low precision a re-weighted backprop is rounded to it, and the gradient that is formed of it again:
@@ -165,7 +165,7 @@ def clipped_gradient_bound(answer: Answer, step: StepAnswer, weights: Tensor, re
     return {name: torch.tensordot(own[name], value, dims=1) * (scale * total) for name, value in absolute.items()}
 
 
-def squared_norm_range(case: Case, gradient: Named, paths: Named) -> tuple[Fraction, Fraction]:
+def squared_norm_range(case: TrainingCase, gradient: Named, paths: Named) -> tuple[Fraction, Fraction]:
     """(least, most) that the square of a rounded norm of one sample can be, whichever way it is formed.
 
     ``gradient``: the sample's, from a replay in the same shapes, which may round like any other. ``paths``: the same
@@ -184,7 +184,7 @@ def squared_norm_range(case: Case, gradient: Named, paths: Named) -> tuple[Fract
     return max(least**2 - room, Fraction(0)), (most**2 + room) * (1 + Fraction(1, 2**190))
 
 
-def path_bound(case: Case) -> Fraction:
+def path_bound(case: TrainingCase) -> Fraction:
     """Relative to the paths' absolute values: how far any evaluation of a weighted sum of gradients may be off."""
     return gamma(_path_roundings(case) + 4, UNIT_ROUNDOFF[case.arithmetic.dtype])  # 4: losses scaled and scaled back
 
@@ -204,7 +204,7 @@ def factor_range(least: Fraction, most: Fraction, clip_norm: float, rule: Factor
     return min(ends[0], Fraction(1)), min(ends[1], Fraction(1))
 
 
-def _square_roundings(case: Case, gradient: Named) -> int:
+def _square_roundings(case: TrainingCase, gradient: Named) -> int:
     """Most roundings of a sum of squares, or of products in the Gram form, over elements, positions, parameters, ranks,
     and of roots in between."""
     uses = 2 if case.model.tied is not None else 1
@@ -216,7 +216,7 @@ def _square_roundings(case: Case, gradient: Named) -> int:
     return 2 * elements + positions**2 + 5 * len(gradient) + case.world_size + 12
 
 
-def _path_roundings(case: Case) -> int:
+def _path_roundings(case: TrainingCase) -> int:
     """Most roundings on one path of the weighted backward pass and the reductions behind it.
 
     A sum of m products rounds a term m times at most. A path goes through every stage, at one of which it ends in the

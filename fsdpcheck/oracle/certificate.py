@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.adapters.contract import ArithmeticRule
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.errors import NotExact, NotOnRanks
 from fsdpcheck.exact.certifier import PRECISIONS, Certifier, Precision
 from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent, premultiplies_exactly
@@ -61,7 +61,7 @@ class Budget:
         self.used[stage] = max(self.used.get(stage, 0), needed)
 
 
-def prove(case: Case, answer: Answer) -> dict[str, int]:
+def prove(case: TrainingCase, answer: Answer) -> dict[str, int]:
     """The most bits any step uses, by stage. Raises NotExact naming step, stage, bits needed and had.
 
     Guarantee: if it returns, every sum named in the module's text is exact in every order, in both algebraic forms of
@@ -84,7 +84,7 @@ def prove(case: Case, answer: Answer) -> dict[str, int]:
     return budget.used
 
 
-def _precision(case: Case) -> Precision:
+def _precision(case: TrainingCase) -> Precision:
     """That of the narrowest dtype in which a case computes: its own, or one that a user's model names."""
     name = (case.model.own.names if case.model.own is not None else "") or case.arithmetic.dtype
     if name not in PRECISIONS:
@@ -92,7 +92,9 @@ def _precision(case: Case) -> Precision:
     return PRECISIONS[name]
 
 
-def _prove_step(case: Case, step: StepAnswer, model: models.CaseModel, budget: Budget, weights: Tensor | None) -> None:
+def _prove_step(
+    case: TrainingCase, step: StepAnswer, model: models.CaseModel, budget: Budget, weights: Tensor | None
+) -> None:
     batched_step.load(model, step)
     bounds = _certified(case, step, model, budget, range(len(step.samples)), weights)
     if case.step.private:
@@ -125,7 +127,7 @@ def _weights(answer: Answer, step: StepAnswer, scalar: float) -> Tensor | None:
     return step.factors.double() * scalar * (times_n if step.factors.dim() == 1 else times_n[:, None])
 
 
-def _averages(case: Case, rule: ArithmeticRule, budget: Budget) -> None:
+def _averages(case: TrainingCase, rule: ArithmeticRule, budget: Budget) -> None:
     """Gradients are multiples of every axis's size; premultiplied by fl(1/size) they must still be exact.
 
     Where each rank divides before the sum, and gradients are reduced after every micro-batch, the last of K reductions
@@ -144,7 +146,12 @@ def _averages(case: Case, rule: ArithmeticRule, budget: Budget) -> None:
 
 
 def _certified(
-    case: Case, step: StepAnswer, model: models.CaseModel, budget: Budget, rows: Sequence[int], weights: Tensor | None
+    case: TrainingCase,
+    step: StepAnswer,
+    model: models.CaseModel,
+    budget: Budget,
+    rows: Sequence[int],
+    weights: Tensor | None,
 ) -> dict[str, Bound]:
     """Certify forward and backward of some samples at once; bounds on the terms of the body's gradients, loss scale 1.
 
@@ -169,7 +176,7 @@ def _certified(
     return bounds
 
 
-def _outputs(case: Case, model: models.CaseModel, inputs: Tensor) -> Tensor:
+def _outputs(case: TrainingCase, model: models.CaseModel, inputs: Tensor) -> Tensor:
     """A forward under the certifier; what it says of a user's own model names the module."""
     if case.model.own is None:
         result: Tensor = model(inputs)
@@ -196,7 +203,7 @@ def traced_gradients(
     return found, {name: certifier.bound(value).terms.reshape(value.shape) for name, value in found.items()}
 
 
-def _norms(case: Case, step: StepAnswer, bounds: dict[str, Bound], budget: Budget) -> None:
+def _norms(case: TrainingCase, step: StepAnswer, bounds: dict[str, Bound], budget: Budget) -> None:
     """Squared norms, scaled, over all parameters.
 
     With H the bound of a weight's gradient, |H|_F^2 bounds the direct sum of squares and also every sum of the Gram
@@ -211,7 +218,7 @@ def _norms(case: Case, step: StepAnswer, bounds: dict[str, Bound], budget: Budge
     budget.spend("squared norms", total * scale**2, exponent + 2 * grid_exponent(torch.tensor(scale)))
 
 
-def absolute_gradients(case: Case, step: StepAnswer) -> dict[str, Tensor]:
+def absolute_gradients(case: TrainingCase, step: StepAnswer) -> dict[str, Tensor]:
     """Per-sample gradients [n, *shape] with every path's absolute value added up, loss scale 1, trainable only.
 
     The backward pass of absolute values: what rounding errors committed anywhere in a weighted backward pass are

@@ -24,7 +24,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.case.traits import NOT_IN_LOW_PRECISION
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.certifier import PRECISIONS, Certifier
@@ -35,7 +35,7 @@ from fsdpcheck.workload import batches, models
 from fsdpcheck.workload.clip_groups import INSTRUMENT
 
 
-def prove(case: Case, answer: Answer, used: dict[str, int]) -> None:
+def prove(case: TrainingCase, answer: Answer, used: dict[str, int]) -> None:
     """Add to ``used`` the most bits any step takes in ``case.arithmetic.compute``, by stage; proof.prove calls it.
 
     Raises NotExact naming step, rank, stage, bits needed and had, also where the model has functions or kernels of
@@ -55,7 +55,7 @@ def prove(case: Case, answer: Answer, used: dict[str, int]) -> None:
             _prove_micro_batch(case, step, model, certifier, times, weighs)
 
 
-def _micro_batches(case: Case, k: int) -> list[tuple[int, Counter[int]]]:
+def _micro_batches(case: TrainingCase, k: int) -> list[tuple[int, Counter[int]]]:
     """(rank, how often each sample is in one of its micro-batches of step k); of equal ones one, and no empty one."""
     found: list[tuple[int, Counter[int]]] = []
     for rank, chunks in enumerate(batches.indices(case, k)):
@@ -66,7 +66,7 @@ def _micro_batches(case: Case, k: int) -> list[tuple[int, Counter[int]]]:
 
 
 def _prove_micro_batch(
-    case: Case,
+    case: TrainingCase,
     step: StepAnswer,
     model: models.CaseModel,
     certifier: Certifier,
@@ -97,7 +97,12 @@ def _prove_micro_batch(
 
 
 def _gradients(
-    case: Case, model: models.CaseModel, certifier: Certifier, inputs: Tensor, targets: Tensor, passes: list[Tensor]
+    case: TrainingCase,
+    model: models.CaseModel,
+    certifier: Certifier,
+    inputs: Tensor,
+    targets: Tensor,
+    passes: list[Tensor],
 ) -> list[tuple[str, Bound]]:
     """Bounds on the gradients, by name, of each backward pass: losses weighted by each of ``passes`` [n]."""
     trained = batched_step.trained(model)
@@ -116,7 +121,7 @@ def _gradients(
     return found
 
 
-def _losses(case: Case, certifier: Certifier, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _losses(case: TrainingCase, certifier: Certifier, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Losses [n] of the outputs cast to float32, and those."""
     leaf = outputs.detach().requires_grad_()
     within = _in_float32(certifier, "loss")

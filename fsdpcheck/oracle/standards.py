@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fsdpcheck.adapters.contract import FactorRule
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, KernelCase, SamplerCase
 
 Tier = Literal["exact", "low precision", "any C", "replay", "lists", "bounded"]
 """exact: every sum is exact, so every bit must agree. low precision: the model computes in bfloat16 or TF32, on numbers
@@ -25,9 +25,9 @@ def every_bit(tier: Tier) -> bool:
 
 def of(case: Case, rule: FactorRule) -> Tier:
     """The tier ``case`` is judged in, for an implementation whose clip factors follow ``rule``."""
-    if case.sampling is not None:
+    if isinstance(case, SamplerCase):
         return "lists"
-    if case.kernel is not None:
+    if isinstance(case, KernelCase):
         return "exact" if case.kernel.numbers == "grid" else "bounded"
     if case.arithmetic.numbers == "real":
         return "replay"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.operators import MOVES
 from fsdpcheck.workload import batches, models, numerics
@@ -34,7 +34,7 @@ _SEVERAL = ("norm_backward", "softmax_backward_data", "dot_product")
 
 
 @functools.lru_cache(maxsize=8)
-def path_roundings(case: Case) -> int:
+def path_roundings(case: TrainingCase) -> int:
     """Most roundings on a path of the weighted backward pass of a case's own model, all samples and ranks together."""
     occurrences = [batches.logical_batch(case, k) for k in range(case.step.steps)]
     again = max(-(-sum(found.values()) * case.copies // max(len(found), 1)) for found in occurrences)
@@ -42,13 +42,13 @@ def path_roundings(case: Case) -> int:
 
 
 @functools.lru_cache(maxsize=8)
-def terms_of_one(case: Case) -> int:
+def terms_of_one(case: TrainingCase) -> int:
     """At most so many products of an activation and a gradient are added up to one element of one sample's gradient,
     over all positions and uses of a parameter."""
     return _counted(case, 1)
 
 
-def _counted(case: Case, samples: int) -> int:
+def _counted(case: TrainingCase, samples: int) -> int:
     if case.model.own is not None and case.model.own.names in ("bfloat16", "float16"):
         raise NotExact(f"your model computes in {case.model.own.names}, whose roundings are not bounded")
     model, loss = models.build(case), models.loss_for(case)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fsdpcheck import adapters
 from fsdpcheck.adapters.contract import Adapter, Batch, MicroBatch, Observed, Setup, Trainer
-from fsdpcheck.case import Case
+from fsdpcheck.case import KernelCase, SamplerCase, TrainingCase
 from fsdpcheck.errors import AdapterError, Interrupted, explain
 from fsdpcheck.execution import RankResult, RunRequest, StepRecord
 from fsdpcheck.program import kernels as kernel_program
@@ -44,13 +44,19 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
 
 
 def _run(request: RunRequest, rank: int, device: torch.device, result: RankResult) -> None:
-    case, adapter = request.case, adapters.load(request.adapter)
-    if case.sampling is not None:
-        sampler_program.draw(case, case.sampling, adapter, rank, result)
-        return
-    if case.kernel is not None:
-        kernel_program.compute(case, case.kernel, adapter, result)
-        return
+    adapter = adapters.load(request.adapter)
+    match request.case:
+        case TrainingCase() as case:
+            _train(request, case, adapter, rank, device, result)
+        case SamplerCase() as case:
+            sampler_program.draw(case, adapter, rank, result)
+        case KernelCase() as case:
+            kernel_program.compute(case, adapter, result)
+
+
+def _train(
+    request: RunRequest, case: TrainingCase, adapter: Adapter, rank: int, device: torch.device, result: RankResult
+) -> None:
     watch = Watch(request, rank, result)
     made: list[torch.optim.Optimizer] = []
     setup = _setup(request, adapter, rank, device, watch, made)
@@ -90,7 +96,7 @@ def _built(
     """A trainer of ``model``."""
     if setup.device.type != "cpu":  # where it is built; to walk through it for nothing costs 3 % of a small case
         model.to(setup.device)
-    if request.case.arithmetic.numbers == "real":
+    if request.training.arithmetic.numbers == "real":
         _watch_placement(model, watch.result.placement)
     watch.model(model)
     return _checked(adapter.build(model, setup), adapter, request, made)
@@ -128,7 +134,7 @@ def _held(trainer: Trainer, made: Sequence[torch.optim.Optimizer]) -> list[Tenso
     return _updated(made)
 
 
-def _project(held: list[Tensor], trainer: Trainer, adapter: Adapter, case: Case) -> None:
+def _project(held: list[Tensor], trainer: Trainer, adapter: Adapter, case: TrainingCase) -> None:
     """Project what the rank holds. Raises AdapterError for copies: training would go on from the real parameters."""
     project_(held, case)
     if not callable(getattr(trainer, "local_tensors", None)):
@@ -201,7 +207,7 @@ def _setup(
     watch: Watch,
     made: list[torch.optim.Optimizer],
 ) -> Setup:
-    case = request.case
+    case = request.training
     loss = models.loss_for(case)
     loss.scale *= request.loss_times
     return Setup(
@@ -226,7 +232,7 @@ def _setup(
 
 
 def _noted(
-    case: Case, made: list[torch.optim.Optimizer], watch: Watch, parameters: Iterable[nn.Parameter]
+    case: TrainingCase, made: list[torch.optim.Optimizer], watch: Watch, parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
     """``_own_optimizer``, noted in ``made``; its parameters are shown to the probes."""
     made.append(_own_optimizer(case, parameters))
@@ -234,7 +240,7 @@ def _noted(
     return made[-1]
 
 
-def _own_optimizer(case: Case, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def _own_optimizer(case: TrainingCase, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """What an implementation is given: it may be resumed between steps, which must change nothing."""
     optimizer = make_optimizer(case.step.optimizer, parameters)
     if case.step.resume:
@@ -245,7 +251,7 @@ def _own_optimizer(case: Case, parameters: Iterable[nn.Parameter]) -> torch.opti
 def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest, made: Sequence[torch.optim.Optimizer]) -> Trainer:
     """``trainer``, if it has the methods that this run will call."""
     needed = list(dict.fromkeys(methods_for(request)))
-    if (request.case.arithmetic.project or request.spoiled) and not made and "local_tensors" not in needed:
+    if (request.training.arithmetic.project or request.spoiled) and not made and "local_tensors" not in needed:
         needed.append("local_tensors")
     missing = [name for name in needed if not callable(getattr(trainer, name, None))]
     if missing:

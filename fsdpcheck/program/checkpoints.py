@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fsdpcheck import adapters
 from fsdpcheck.adapters.contract import Keeping, Stored
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.workload import models
 
 
@@ -20,7 +20,7 @@ def stored(adapter: str, folder: str) -> list[Stored]:
     return [replace(piece, held=_held(piece.value)) for piece in pieces]
 
 
-def read(adapter: str, folder: str, case: Case) -> dict[str, Tensor]:
+def read(adapter: str, folder: str, case: TrainingCase) -> dict[str, Tensor]:
     """Parameters by name of an unsharded model that the checkpoint fills; NaN where it fills nothing."""
     model = models.build(case)
     with torch.no_grad():

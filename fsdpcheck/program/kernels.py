@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpcheck.adapters.capabilities import Kernel, Kernels
 from fsdpcheck.adapters.contract import Adapter
-from fsdpcheck.case import Case
+from fsdpcheck.case import KernelCase
 from fsdpcheck.case.kernel import KernelSpec
 from fsdpcheck.compat import triton_private
 from fsdpcheck.errors import AdapterError, explain
@@ -43,18 +43,19 @@ class Computed:
     touched: tuple[str, ...]
 
 
-def compute(case: Case, spec: KernelSpec, adapter: Adapter, result: RankResult) -> None:
+def compute(case: KernelCase, adapter: Adapter, result: RankResult) -> None:
     """Add an observation for each kernel. Raises whatever a kernel raises, with its name, and AdapterError."""
-    given = _given(case, spec)
+    given = _given(case)
     for name, kernel in cast(Kernels, adapter).kernels().items():
         try:
-            result.observations.append((KERNEL, name, 0, _computed(kernel, given, spec, adapter)))
+            result.observations.append((KERNEL, name, 0, _computed(kernel, given, case.kernel, adapter)))
         except Exception as error:
             error.add_note(f"in the kernel {name!r}")
             raise
 
 
-def _given(case: Case, spec: KernelSpec) -> tuple[Guarded, Guarded]:
+def _given(case: KernelCase) -> tuple[Guarded, Guarded]:
+    spec = case.kernel
     activations, backprops = kernel_data.tensors(spec, case.seed)
     given = Guarded(activations, spec.memory[0]), Guarded(backprops, spec.memory[1])
     place = kernel_data.spoiled(spec, case.seed)

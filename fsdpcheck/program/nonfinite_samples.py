@@ -17,7 +17,7 @@ def batch_of(batch: Batch, request: RunRequest) -> Batch:
 
     Where targets stand for classes, as they may in a user's own model, those of the instrument alone.
     """
-    case, chosen = request.case, dict(request.spoiled)
+    case, chosen = request.training, dict(request.spoiled)
     if not chosen:
         return batch
     classes = case.step.loss == "cross_entropy" or case.model.own is not None

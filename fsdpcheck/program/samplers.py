@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from fsdpcheck.adapters.capabilities import Drawn, Sampler, SamplerSetup, Sampling
 from fsdpcheck.adapters.contract import Adapter
-from fsdpcheck.case import Case
+from fsdpcheck.case import SamplerCase
 from fsdpcheck.case.sampler import SamplingSpec
 from fsdpcheck.errors import AdapterError, explain
 from fsdpcheck.execution import RankResult
@@ -15,11 +15,12 @@ SAMPLER = "sampler"
 """Who observed ("sampler", "epoch", epoch, the list of ``Drawn`` of its steps)."""
 
 
-def draw(case: Case, spec: SamplingSpec, adapter: Adapter, rank: int, result: RankResult) -> None:
+def draw(case: SamplerCase, adapter: Adapter, rank: int, result: RankResult) -> None:
     """Add an observation for each epoch. Epochs that begin at a later step are those of a sampler made anew.
 
     Raises whatever the sampler raises, and AdapterError for what breaks the adapter protocol.
     """
+    spec = case.sampling
     setup = SamplerSetup(rank, case.world_size, case.mesh, spec, case.seed)
     sampler = _sampler(adapter, setup)
     for epoch in range(spec.epochs):

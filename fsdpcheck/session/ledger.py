@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import from_json
 from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE
 from fsdpcheck.findings.tokens import Token, command, encode
 from fsdpcheck.findings.verdict import Finding, Verdict, exit_code
@@ -119,7 +119,7 @@ class Ledger:
         at = self.running.pop(worker, None)
         if at is None or not at.case:
             return None
-        token = Token(at.law, at.adapter, Case.from_json(at.case), self.plan.installs, engine=self.plan.engine)
+        token = Token(at.law, at.adapter, from_json(at.case), self.plan.installs, engine=self.plan.engine)
         number = f", number {at.number} of the law; it was not made smaller"
         verdict = lost(token, self.plan.engine, how, self.guarantees.get(at.law, ""), number)
         verdict = replace(verdict, cases=at.number)
@@ -133,7 +133,7 @@ class Ledger:
             return None
         reason = why
         if at.case:
-            case = Case.from_json(at.case)
+            case = from_json(at.case)
             token = encode(Token(at.law, at.adapter, case, self.plan.installs, engine=self.plan.engine))
             again = command(token, at.adapter, self.plan.installs, self.plan.laws_from)
             reason += f"\nin case {case.describe()}\nreplay with: {again}"

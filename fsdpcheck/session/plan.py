@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from fsdpcheck.case import Trait
-from fsdpcheck.case.validation import MAX_WORLD_SIZE
+from fsdpcheck.case.fields import MAX_WORLD_SIZE
 from fsdpcheck.errors import UsageError, spelling
 
 

@@ -23,7 +23,7 @@ import torch
 
 from fsdpcheck import engines
 from fsdpcheck.adapters.contract import WITHOUT_MODEL, Features
-from fsdpcheck.case import Case, Trait
+from fsdpcheck.case import Case, KernelCase, Trait, from_json, user_model
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import FINDING, FsdpcheckError, UsageError, spelling
@@ -124,7 +124,7 @@ def replayed(
         used = _opened(stack, engine_name, budget)
         used.declared(token.adapter)
         deadline = None if budget is None else time.monotonic() + budget
-        own, real = token.case.model.own, token.case.arithmetic.numbers == "real"
+        own, real = user_model(token.case), "real" in token.case.requires()
         avoid = frozenset[Trait]()
         if own:
             avoid = model_process.inspected(own.build, own.batch, own.loss, own.units).left_out(real)
@@ -244,8 +244,8 @@ class _Confirmation:
         return {"confirmed": confirmed, "note": "; ".join(notes)}
 
     def _confirm(self, found: Law, finding: Finding) -> tuple[Confirmation, str]:
-        case = Case.from_json(json.dumps(finding.case))
-        if case.kernel is not None:
+        case = from_json(json.dumps(finding.case))
+        if isinstance(case, KernelCase):
             return "not tried", "kernels run in a process of their own, without ranks"
         if finding.kind == "undetermined" or finding.engine == CONFIRMING:
             return "yes", "found on gloo processes"
@@ -273,7 +273,7 @@ class _Confirmation:
         Cases on the fewest of several ranks are run again, ``TRIED`` at most. One that breaks the law is its finding.
         """
         shared = ", ".join(list(run.ran.shared)[:_NAMED]) + ", ..." * (len(run.ran.shared) > _NAMED)
-        several = [case for case in dict.fromkeys(cases) if case.world_size > 1 and case.kernel is None]
+        several = [case for case in dict.fromkeys(cases) if case.world_size > 1]
         fewest = min((case.world_size for case in several), default=0)
         chosen = [case for case in several if case.world_size == fewest]  # some of them are not exact, and run nowhere
         tried, untried = 0, "" if self._plan.confirm else "--no-confirm"

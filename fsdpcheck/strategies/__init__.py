@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.strategies import low_precision, samplers_and_kernels, training
 from fsdpcheck.strategies.adjustments import ADJUSTMENTS
 from fsdpcheck.strategies.named import (
@@ -46,7 +46,7 @@ def cases_of(space: Space, features: Features, world_sizes: Sequence[int] = WORL
     raise TypeError(f"no cases are drawn of a {type(space).__name__}")
 
 
-def _trained(space: CaseSpace, features: Features, world_sizes: Sequence[int]) -> st.SearchStrategy[Case]:
+def _trained(space: CaseSpace, features: Features, world_sizes: Sequence[int]) -> st.SearchStrategy[TrainingCase]:
     features = replace(features, accepts=features.accepts - space.left_out)
     drawn = training.cases(space, features, world_sizes)
     if space.compute != "dtype":

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
 from fsdpcheck.strategies import metamorphic
 from fsdpcheck.strategies.space import Adjustment
 
-Adjust = Callable[[SearchStrategy[Case], Features], SearchStrategy[Case]]
+Adjust = Callable[[SearchStrategy[TrainingCase], Features], SearchStrategy[TrainingCase]]
 
 
 @st.composite
-def _of_any_sum(draw: st.DrawFn, drawn: SearchStrategy[Case], features: Features) -> Case:
+def _of_any_sum(draw: st.DrawFn, drawn: SearchStrategy[TrainingCase], features: Features) -> TrainingCase:
     """Of who averages after the sum also cases whose sums W does not divide, where they can be right.
 
     These are what a division before the sum rounds otherwise.
@@ -29,7 +29,7 @@ def _of_any_sum(draw: st.DrawFn, drawn: SearchStrategy[Case], features: Features
     return _undivided(case, features) if wanted else case
 
 
-def _undivided(case: Case, features: Features) -> Case:
+def _undivided(case: TrainingCase, features: Features) -> TrainingCase:
     """The case with losses that do not carry W, and N a multiple of W, if its one average is the only rounding."""
     step, arithmetic = case.step, case.arithmetic
     rounds_once = step.reductions == 1 and case.mesh.dp_replicate == 1 and arithmetic.averaging == "divide"
@@ -41,40 +41,40 @@ def _undivided(case: Case, features: Features) -> Case:
     return replace(case, step=step, arithmetic=replace(arithmetic, world_factors=0))
 
 
-def _in_one_step(case: Case) -> Case:
+def _in_one_step(case: TrainingCase) -> TrainingCase:
     return replace(case, step=replace(case.step, steps=1, resume=False))
 
 
-def _of_any_clip_norm(drawn: SearchStrategy[Case], features: Features) -> SearchStrategy[Case]:
+def _of_any_clip_norm(drawn: SearchStrategy[TrainingCase], features: Features) -> SearchStrategy[TrainingCase]:
     """As they are drawn, or with a clip norm above every norm."""
     return drawn.flatmap(lambda case: st.sampled_from([_clipped_at(case, c) for c in (case.step.clip_norm, 1 << 40)]))
 
 
-def _clipped_at(case: Case, clip_norm: int) -> Case:
+def _clipped_at(case: TrainingCase, clip_norm: int) -> TrainingCase:
     return replace(case, step=replace(case.step, clip_norm=clip_norm))
 
 
-def _with_a_bias(drawn: SearchStrategy[Case], features: Features) -> SearchStrategy[Case]:
+def _with_a_bias(drawn: SearchStrategy[TrainingCase], features: Features) -> SearchStrategy[TrainingCase]:
     """A model's only layer has a bias, where one is accepted."""
     return drawn.map(_biased) if "bias" in features.accepts else drawn
 
 
-def _biased(case: Case) -> Case:
+def _biased(case: TrainingCase) -> TrainingCase:
     only, *others = case.model.layers
     if others or only.kind == "rms_norm":
         return case
     return replace(case, model=replace(case.model, layers=(replace(only, bias=True),)))
 
 
-def _of_partial_terms(case: Case) -> Case:
+def _of_partial_terms(case: TrainingCase) -> TrainingCase:
     return replace(case, step=replace(case.step, contribution="partial"))
 
 
-def _on_real_numbers(case: Case) -> Case:
+def _on_real_numbers(case: TrainingCase) -> TrainingCase:
     return replace(case, arithmetic=replace(case.arithmetic, numbers="real", project=False, averaging="divide"))
 
 
-def _each(change: Callable[[Case], Case]) -> Adjust:
+def _each(change: Callable[[TrainingCase], TrainingCase]) -> Adjust:
     return lambda drawn, features: drawn.map(change)
 
 

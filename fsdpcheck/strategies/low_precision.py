@@ -12,7 +12,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import BatchLayout, Case, Clipping, Compute, LayerSpec, ModelSpec
+from fsdpcheck.case import BatchLayout, Clipping, Compute, LayerSpec, ModelSpec, TrainingCase
 from fsdpcheck.strategies.space import CaseSpace
 
 _EXCESS = (1, 2)
@@ -23,7 +23,9 @@ _WIDEST = 255
 
 
 @st.composite
-def computed(draw: st.DrawFn, drawn: st.SearchStrategy[Case], space: CaseSpace, features: Features) -> Case:
+def computed(
+    draw: st.DrawFn, drawn: st.SearchStrategy[TrainingCase], space: CaseSpace, features: Features
+) -> TrainingCase:
     """``drawn``, which are of ``space``, as float32 cases whose model computes in ``space.compute``.
 
     They are of Linear and Embedding layers, and most are exact there. Half have the loss whose derivative is +-1, and
@@ -50,7 +52,7 @@ def computed(draw: st.DrawFn, drawn: st.SearchStrategy[Case], space: CaseSpace, 
     return replace(case, step=step, arithmetic=replace(case.arithmetic, inputs=inputs, compute=space.compute))
 
 
-def _of_one_feature(case: Case, micro_batches: int) -> Case:
+def _of_one_feature(case: TrainingCase, micro_batches: int) -> TrainingCase:
     """One Linear on one feature, one sample a micro-batch, derivatives of +-1: gradients are inputs of all 8 bits.
 
     Then their sum over micro-batches and ranks needs more, and where one of them is taken in ``compute`` it shows.
@@ -71,7 +73,7 @@ def _most(compute: Compute, clipping: Clipping) -> int:
     return 1 << (5 if clipping == "exact" else 8)
 
 
-def _largest_clip_norm(case: Case) -> int:
+def _largest_clip_norm(case: TrainingCase) -> int:
     """The largest C, a power of two, for which the instrument's targets times the loss scale most likely fit 8 bits."""
     largest = 64
     while largest > 1 and largest * _odd(case) > 64:  # 13 replicas of one shard have an odd factor of 169
@@ -79,13 +81,13 @@ def _largest_clip_norm(case: Case) -> int:
     return largest
 
 
-def _odd(case: Case) -> int:
+def _odd(case: TrainingCase) -> int:
     """The odd factor of the loss scale."""
     scale: int = case.world_size**case.arithmetic.world_factors * case.mesh.dp_replicate
     return scale // (scale & -scale)
 
 
-def _largest_input(case: Case, excess: int, most: int) -> int:
+def _largest_input(case: TrainingCase, excess: int, most: int) -> int:
     """The largest input and target such that gradients of Linear layers with weights of +-1 stay below ``most``.
 
     A gradient is an input, grown by the layers before, times the loss's derivative, grown by the layers behind: with

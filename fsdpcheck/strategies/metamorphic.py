@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Literal
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import BatchLayout, Case, MeshSpec, ModelSpec, Trait, UserModelSpec, prng
+from fsdpcheck.case import BatchLayout, MeshSpec, ModelSpec, TrainingCase, Trait, UserModelSpec, prng
 from fsdpcheck.case.shapes import item_units
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
 from fsdpcheck.errors import InvalidCase, NotApplicable, NotExact
@@ -22,12 +22,12 @@ from fsdpcheck.workload import batches, models
 
 _LARGEST_WORLD = 6
 
-Pair = tuple[Case, Case]
+Pair = tuple[TrainingCase, TrainingCase]
 _Piece = tuple[int, Literal["weight", "bias"]]
 """(layer, which of its parameters)."""
 
 
-def listed(case: Case) -> Case:
+def listed(case: TrainingCase) -> TrainingCase:
     """The case with the samples of its first step written out, rank by rank, and used at every step."""
     if case.layout.kind == "by-replica":
         return case
@@ -39,7 +39,7 @@ def listed(case: Case) -> Case:
     return replace(case, layout=BatchLayout("listed", case.layout.batch_size, lists=lists), step=step)
 
 
-def at_another_world_size(case: Case, features: Features) -> Pair:
+def at_another_world_size(case: TrainingCase, features: Features) -> Pair:
     """The case, and the same logical batch on another number of ranks, or another split of them into replicas.
 
     Both release the same gradient: losses carry the factor W R (see models.loss_scale), so N grows with it.
@@ -48,27 +48,27 @@ def at_another_world_size(case: Case, features: Features) -> Pair:
     return first, _chosen(case, features, _worlds(first), "number of ranks")
 
 
-def for_resharding(case: Case, features: Features) -> Pair:
+def for_resharding(case: TrainingCase, features: Features) -> Pair:
     """The same, with parameters of the same shapes: at W ranks for which the instrument has as many rows."""
     first = _with_lists(case)
     alike = (other for other in _worlds(first) if models.instrument_rows(other) == models.instrument_rows(first))
     return first, _chosen(first, features, alike, "number of ranks and the same shapes")
 
 
-def with_other_units(case: Case, features: Features) -> Pair:
+def with_other_units(case: TrainingCase, features: Features) -> Pair:
     """The case, and one whose layers are grouped into other sharding units: all in the root, or each its own."""
     if case.step.clip_groups == "units":
         raise NotExact("what is clipped together are the units, so others have another right answer")
     return case, _chosen(case, features, _groupings(case), "grouping into units")
 
 
-def with_other_reshard(case: Case, features: Features) -> Pair:
+def with_other_reshard(case: TrainingCase, features: Features) -> Pair:
     """The case, and one that keeps parameters unsharded after the forward where it frees them, or the reverse."""
     kept = replace(case.mesh, reshard_after_forward=not case.mesh.reshard_after_forward)
     return case, _chosen(case, features, [replace(case, mesh=kept)], "way to reshard")
 
 
-def at_half_the_rate(case: Case) -> Case | None:
+def at_half_the_rate(case: TrainingCase) -> TrainingCase | None:
     """The case at half its learning rate, which trains the same parameters where losses are doubled; None where it
     does not: with weight decay or Adam the update is not linear in the gradients."""
     rule = case.step.optimizer
@@ -77,7 +77,7 @@ def at_half_the_rate(case: Case) -> Case | None:
     return replace(case, step=replace(case.step, optimizer=replace(rule, lr_exponent=rule.lr_exponent + 1)))
 
 
-def with_samples_reordered(case: Case, features: Features) -> Pair:
+def with_samples_reordered(case: TrainingCase, features: Features) -> Pair:
     """The case, and one in which every rank has its samples in the opposite order, or those of the next rank."""
     first = listed(case)
     lists = first.layout.lists
@@ -86,7 +86,7 @@ def with_samples_reordered(case: Case, features: Features) -> Pair:
     return first, _chosen(first, features, cases, "order of samples")
 
 
-def with_other_micro_batches(case: Case, features: Features) -> Pair:
+def with_other_micro_batches(case: TrainingCase, features: Features) -> Pair:
     """The case, and one that takes each rank's samples in another number of micro-batches: one, or several."""
     counts = (1,) if case.step.micro_batches > 1 else (3, 2)
     if features.arithmetic.averaging == "before":  # both have the factors that the one with more reductions needs
@@ -96,7 +96,7 @@ def with_other_micro_batches(case: Case, features: Features) -> Pair:
     return case, _chosen(case, features, cases, "number of micro-batches")
 
 
-def in_replicas(case: Case) -> Case:
+def in_replicas(case: TrainingCase) -> TrainingCase:
     """The case of a replicated batch with a part of it for each of several replicas, whose ranks all have that part.
 
     Samples are dealt out to the replicas in turn. The seed decides how many replicas there are. The case itself where
@@ -111,7 +111,7 @@ def in_replicas(case: Case) -> Case:
     return replace(case, mesh=mesh, layout=layout, arithmetic=replace(case.arithmetic, averaging="divide"))
 
 
-def partly_frozen(case: Case, features: Features) -> list[Case]:
+def partly_frozen(case: TrainingCase, features: Features) -> list[TrainingCase]:
     """The case, with some of its layers' parameters frozen, with the others frozen and, if it has a front, with all.
 
     Squares of its samples' norms are told in advance: that of the case and the last add up to those of the others.
@@ -142,7 +142,7 @@ def _freezable(spec: ModelSpec) -> Iterator[list[_Piece]]:
         yield [(index, "weight") for index in spec.tied]
 
 
-def _with_frozen(case: Case, parameters: Sequence[_Piece]) -> Case:
+def _with_frozen(case: TrainingCase, parameters: Sequence[_Piece]) -> TrainingCase:
     layers = list(case.model.layers)
     for index, name in parameters:
         layer = layers[index]
@@ -150,7 +150,7 @@ def _with_frozen(case: Case, parameters: Sequence[_Piece]) -> Case:
     return replace(case, model=replace(case.model, layers=tuple(layers)))
 
 
-def _chosen(case: Case, features: Features, candidates: Iterable[Case], what: str) -> Case:
+def _chosen(case: TrainingCase, features: Features, candidates: Iterable[TrainingCase], what: str) -> TrainingCase:
     """The first candidate that is another case and accepted."""
     for candidate in candidates:
         limit = features.max_world_size or candidate.world_size
@@ -159,7 +159,7 @@ def _chosen(case: Case, features: Features, candidates: Iterable[Case], what: st
     raise NotApplicable(f"no sibling of this case with another {what} is accepted by the adapter")
 
 
-def _with_lists(case: Case) -> Case:
+def _with_lists(case: TrainingCase) -> TrainingCase:
     """The case with its samples listed, N such that other numbers of ranks have one too, and losses that carry W once:
     with several micro-batches, averages that were averaged again are reduced together."""
     one = listed(case)
@@ -169,7 +169,7 @@ def _with_lists(case: Case) -> Case:
     return replace(one, step=step, arithmetic=replace(one.arithmetic, world_factors=1))
 
 
-def _times_world(case: Case) -> int | float:
+def _times_world(case: TrainingCase) -> int | float:
     """N as a power of two times W, where it is not; a power of two for a replicated batch."""
     n, world = case.step.normaliser, case.world_size
     if case.layout.kind == "replicated" or is_power_of_two(Fraction(n) / world):
@@ -177,7 +177,7 @@ def _times_world(case: Case) -> int | float:
     return whole_or_float(Fraction(n) * world)
 
 
-def _worlds(case: Case) -> Iterator[Case]:
+def _worlds(case: TrainingCase) -> Iterator[TrainingCase]:
     """The case on other meshes of at most six ranks, in an order that depends on its seed, the ranks of all lists dealt
     out again in turn."""
     meshes = [(s, r) for s in range(1, _LARGEST_WORLD + 1) for r in (1, 2, 3) if s * r <= _LARGEST_WORLD]
@@ -209,14 +209,14 @@ def _dealt(layout: BatchLayout, mesh: MeshSpec) -> BatchLayout:
     return replace(layout, lists=tuple(tuple(samples[share::shares]) for share in range(shares)))
 
 
-def _without_units(case: Case, own: UserModelSpec) -> Iterator[Case]:
+def _without_units(case: TrainingCase, own: UserModelSpec) -> Iterator[TrainingCase]:
     """The case with none of its model's units, all but the first, or all but the last; the root has the rest."""
     traits: tuple[Trait, ...] = tuple(sorted({*own.traits, "root-parameters"}))
     for units in ((), own.units[1:], own.units[:-1]):
         yield replace(case, model=replace(case.model, own=replace(own, units=units, traits=traits)))
 
 
-def _groupings(case: Case) -> Iterator[Case]:
+def _groupings(case: TrainingCase) -> Iterator[TrainingCase]:
     spec = case.model
     if spec.own is not None:
         yield from _without_units(case, spec.own)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case, prng
+from fsdpcheck.case import TrainingCase, prng
 from fsdpcheck.errors import NotApplicable
 from fsdpcheck.strategies import metamorphic
 
@@ -29,14 +29,14 @@ class Neighbours:
     ``moved``: the records, by their place in the batch, that occur in one more often than in the other.
     """
 
-    first: Case
-    second: Case
+    first: TrainingCase
+    second: TrainingCase
     times: int
     moved: frozenset[int]
     words: str
 
 
-def of(case: Case, features: Features) -> Neighbours:
+def of(case: TrainingCase, features: Features) -> Neighbours:
     """Neighbours made from the batch of the case's first step, both accepted by the implementation.
 
     The first of the relations, in an order that depends on the seed, that gives such a pair. Raises NotApplicable
@@ -59,13 +59,13 @@ _Found = Iterator[tuple[Lists, Lists, int, str]]
 """(lists, other lists, how many clip norms they may be apart, what was done)."""
 
 
-def _removed(case: Case, lists: Lists) -> _Found:
+def _removed(case: TrainingCase, lists: Lists) -> _Found:
     """One entry removed, on any rank."""
     for rank, place in _places(case, lists):
         yield lists, _with(lists, rank, place, ()), 1, f"record {lists[rank][place]} removed from rank {rank}"
 
 
-def _replaced(case: Case, lists: Lists) -> _Found:
+def _replaced(case: TrainingCase, lists: Lists) -> _Found:
     """One entry pointed at a record that is in no list, because it was taken out of both cases before, or at any."""
     for rank, place in _places(case, lists):
         own = lists[rank][place]
@@ -78,7 +78,7 @@ def _replaced(case: Case, lists: Lists) -> _Found:
                 yield lists, _with(lists, rank, place, (to,)), 2, f"record {own} of rank {rank} replaced by {to}"
 
 
-def _withdrawn(case: Case, lists: Lists) -> _Found:
+def _withdrawn(case: TrainingCase, lists: Lists) -> _Found:
     """All k entries of one record removed: of one that occurs several times, or of one that is made to occur twice."""
     counts = Counter(i for own in lists for i in own)
     for rank, place in _places(case, lists):
@@ -89,7 +89,7 @@ def _withdrawn(case: Case, lists: Lists) -> _Found:
         yield doubled, without, times, f"all {times} entries of record {record} removed"
 
 
-def _places(case: Case, lists: Lists) -> list[tuple[int, int]]:
+def _places(case: TrainingCase, lists: Lists) -> list[tuple[int, int]]:
     """(rank, place) of every entry, in an order that depends on the seed."""
     every = [(rank, place) for rank, own in enumerate(lists) for place in range(len(own))]
     return [every[k] for k in prng.permutation(case.seed, "entries", len(every))]

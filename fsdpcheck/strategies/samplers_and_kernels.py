@@ -12,7 +12,7 @@ from typing import get_args
 from hypothesis import strategies as st
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case, MeshSpec, of_kernel, of_sampler
+from fsdpcheck.case import KernelCase, MeshSpec, SamplerCase
 from fsdpcheck.case.kernel import KernelDtype, KernelSpec, MemoryLayout
 from fsdpcheck.case.sampler import AxisLayout, SamplingSpec, mixing_epochs, repeated, share_count
 from fsdpcheck.strategies.space import KernelSpace, SamplerSpace
@@ -26,7 +26,7 @@ _RATES = (0.5, 0.25, 0.125, 0.75)
 
 
 @st.composite
-def shares(draw: st.DrawFn, space: SamplerSpace, features: Features, world_sizes: Sequence[int]) -> Case:
+def shares(draw: st.DrawFn, space: SamplerSpace, features: Features, world_sizes: Sequence[int]) -> SamplerCase:
     """Epochs dealt out in shares."""
     mesh, (along_shards, along_replicas) = _mesh(draw, features, world_sizes)
     spec = SamplingSpec(shards=along_shards, replicas=along_replicas)
@@ -44,11 +44,11 @@ def shares(draw: st.DrawFn, space: SamplerSpace, features: Features, world_sizes
     )
     if repeated(spec, mesh) and not wrap:
         spec = replace(spec, drop_last=True)
-    return of_sampler(spec, mesh, draw(_SEEDS))
+    return SamplerCase(spec, mesh, draw(_SEEDS))
 
 
 @st.composite
-def draws(draw: st.DrawFn, space: SamplerSpace, features: Features, world_sizes: Sequence[int]) -> Case:
+def draws(draw: st.DrawFn, space: SamplerSpace, features: Features, world_sizes: Sequence[int]) -> SamplerCase:
     """Poisson draws of few records, so that some ranks draw none."""
     mesh, (along_shards, along_replicas) = _mesh(draw, features, world_sizes)
     spec = SamplingSpec(
@@ -61,10 +61,10 @@ def draws(draw: st.DrawFn, space: SamplerSpace, features: Features, world_sizes:
         shards=along_shards,
         replicas=along_replicas,
     )
-    return of_sampler(spec, mesh, draw(_SEEDS))
+    return SamplerCase(spec, mesh, draw(_SEEDS))
 
 
-def sampled(space: SamplerSpace, features: Features, world_sizes: Sequence[int]) -> st.SearchStrategy[Case]:
+def sampled(space: SamplerSpace, features: Features, world_sizes: Sequence[int]) -> st.SearchStrategy[SamplerCase]:
     """Cases of ``space`` on one of these numbers of ranks."""
     if space.kind == "epochs":
         return shares(space, features, world_sizes)
@@ -72,36 +72,35 @@ def sampled(space: SamplerSpace, features: Features, world_sizes: Sequence[int])
     return drawn.map(_in_two_epochs) if space.two_epochs else drawn
 
 
-def _in_two_epochs(case: Case) -> Case:
-    assert case.sampling is not None
+def _in_two_epochs(case: SamplerCase) -> SamplerCase:
     return replace(case, sampling=replace(case.sampling, epochs=2))
 
 
-def many_epochs(features: Features, world_sizes: Sequence[int], *, chance: float) -> list[Case]:
+def many_epochs(features: Features, world_sizes: Sequence[int], *, chance: float) -> list[SamplerCase]:
     """Shuffled epochs of 4 P + 1 records, so many that every record comes to every share but by ``chance``."""
     world = min(size for size in world_sizes if size > 1)
     records = 4 * world + 1
     epochs = mixing_epochs(records, world, chance)
     spec = SamplingSpec(records=records, batch_size=records, epochs=epochs, shuffle=True, drop_last=True)
-    return [of_sampler(spec, MeshSpec(world), seed=1)]
+    return [SamplerCase(spec, MeshSpec(world), seed=1)]
 
 
-def many_draws(features: Features, world_sizes: Sequence[int]) -> list[Case]:
+def many_draws(features: Features, world_sizes: Sequence[int]) -> list[SamplerCase]:
     """2^20 draws with probability 1/2, on 4 ranks if asked for."""
     world = max((size for size in world_sizes if size <= 4), default=min(world_sizes))
     spec = SamplingSpec("poisson", records=1 << 16, batch_size=1 << 12, steps=16, rate=0.5)
-    return [of_sampler(spec, MeshSpec(world), seed=1)]
+    return [SamplerCase(spec, MeshSpec(world), seed=1)]
 
 
-def seldom_large(features: Features, world_sizes: Sequence[int]) -> list[Case]:
+def seldom_large(features: Features, world_sizes: Sequence[int]) -> list[SamplerCase]:
     """1024 steps of 32 records on average, on up to 4 ranks: so many that some draws of a rank are seldom large."""
     world = max((size for size in world_sizes if 1 < size <= 4), default=min(size for size in world_sizes if size > 1))
     spec = SamplingSpec("poisson", records=64, batch_size=64, steps=1024, rate=0.5)
-    return [of_sampler(spec, MeshSpec(world), seed=1)]
+    return [SamplerCase(spec, MeshSpec(world), seed=1)]
 
 
 @st.composite
-def kernels(draw: st.DrawFn, space: KernelSpace, features: Features) -> Case:
+def kernels(draw: st.DrawFn, space: KernelSpace, features: Features) -> KernelCase:
     """Shapes with every remainder of the tile sizes, no sample, one or several, any strides, any accepted dtypes."""
     spoiled = draw(st.sampled_from(space.poisoned))
     least = 0 if spoiled == "none" else 1
@@ -123,7 +122,7 @@ def kernels(draw: st.DrawFn, space: KernelSpace, features: Features) -> Case:
         spoil=spoiled,
         repeated=space.repeated,
     )
-    return of_kernel(spec, draw(_SEEDS))
+    return KernelCase(spec, draw(_SEEDS))
 
 
 _MEMORY: st.SearchStrategy[MemoryLayout] = st.sampled_from(get_args(MemoryLayout))

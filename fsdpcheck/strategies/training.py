@@ -19,7 +19,6 @@ from fsdpcheck.case import (
     Arithmetic,
     Averaging,
     BatchLayout,
-    Case,
     Clipping,
     Contribution,
     Loss,
@@ -28,6 +27,7 @@ from fsdpcheck.case import (
     Numbers,
     OptimizerSpec,
     StepSpec,
+    TrainingCase,
     Trait,
 )
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
@@ -62,7 +62,7 @@ class _Outline:
 
 
 @st.composite
-def cases(draw: st.DrawFn, space: CaseSpace, features: Features, world_sizes: Sequence[int]) -> Case:
+def cases(draw: st.DrawFn, space: CaseSpace, features: Features, world_sizes: Sequence[int]) -> TrainingCase:
     """Cases of ``space`` that ``features.accepts`` covers, on one of these numbers of ranks.
 
     If no size in ``world_sizes`` is within ``features.max_world_size`` there is no case. A global norm summed in
@@ -73,7 +73,7 @@ def cases(draw: st.DrawFn, space: CaseSpace, features: Features, world_sizes: Se
     layout = _layout(draw, space, features, outline)
     step = _step(draw, space, features, outline, layout, bool(model.units))
     reshard = not _flag(draw, "keep-unsharded" in features.accepts)
-    return Case(
+    return TrainingCase(
         model=model,
         mesh=replace(outline.mesh, reshard_after_forward=reshard),
         layout=layout,

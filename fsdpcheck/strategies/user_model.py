@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case, ModelSpec, Trait, UserModelSpec
+from fsdpcheck.case import Case, ModelSpec, TrainingCase, Trait, UserModelSpec
 from fsdpcheck.strategies import enumeration
 
 Draw = Callable[[Features, tuple[int, ...]], SearchStrategy[Case]]
@@ -21,13 +20,12 @@ def cases(
     draw: Draw, features: Features, world_sizes: Sequence[int], own: UserModelSpec, classes: bool
 ) -> SearchStrategy[Case]:
     """The cases of ``draw`` on the user's model, those that ``features`` accepts. ``classes``: see ``on_model``."""
-    drawn = draw(features, tuple(world_sizes)).map(partial(on_model, own, classes))
-    return drawn.filter(lambda case: case.requires() <= features.accepts)
+    return _drawn(draw, features, world_sizes, own, classes).filter(lambda case: case.requires() <= features.accepts)
 
 
 def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own: UserModelSpec, classes: bool) -> str:
     """Why no case of a law can be drawn: what the model demands and the adapter does not accept; "" if some can."""
-    drawn = enumeration.distinct(draw(features, tuple(world_sizes)).map(partial(on_model, own, classes)), _TRIED)
+    drawn = enumeration.distinct(_drawn(draw, features, world_sizes, own, classes), _TRIED)
     unmet = [case.requires() - features.accepts for case in drawn]
     if not unmet or not all(unmet):
         return ""
@@ -35,7 +33,15 @@ def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own
     return f"the adapter does not accept {', '.join(sorted(always))}, which the model demands"
 
 
-def on_model(own: UserModelSpec, classes: bool, case: Case) -> Case:
+def _drawn(
+    draw: Draw, features: Features, world_sizes: Sequence[int], own: UserModelSpec, classes: bool
+) -> SearchStrategy[Case]:
+    """The cases of ``draw`` on the user's model; one that trains nothing is what it is."""
+    drawn = draw(features, tuple(world_sizes))
+    return drawn.map(lambda case: on_model(own, classes, case) if isinstance(case, TrainingCase) else case)
+
+
+def on_model(own: UserModelSpec, classes: bool, case: TrainingCase) -> TrainingCase:
     """``case`` on the user's model. Weights on a grid are the smallest: a deep model needs the bits.
 
     ``classes``: whether its batch gives integers as targets.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.adapters.contract import Batch, MicroBatch
-from fsdpcheck.case import Case, prng
+from fsdpcheck.case import TrainingCase, prng
 from fsdpcheck.case.shapes import body_input
 from fsdpcheck.workload import models
 from fsdpcheck.workload.user_model import loading as user_model
@@ -22,7 +22,7 @@ from fsdpcheck.workload.user_model import loading as user_model
 Indices = tuple[tuple[tuple[int, ...], ...], ...]
 
 
-def indices(case: Case, step: int) -> Indices:
+def indices(case: TrainingCase, step: int) -> Indices:
     """Global sample indices of one step: per rank, per micro-batch. Step k uses samples k*B .. (k+1)*B-1.
 
     Micro-batches are near-equal consecutive chunks of the rank's list, the longer ones first; chunks may be empty.
@@ -30,12 +30,12 @@ def indices(case: Case, step: int) -> Indices:
     return tuple(_chunks(local, case.step.micro_batches) for local in _per_rank(case, step))
 
 
-def logical_batch(case: Case, step: int) -> Counter[int]:
+def logical_batch(case: TrainingCase, step: int) -> Counter[int]:
     """Multiset of the samples of one step: a replicated batch once, wrap-around duplicates with multiplicity."""
     return Counter(i for local in _per_rank(case, step)[:: case.copies] for i in local)
 
 
-def inputs(case: Case) -> Tensor:
+def inputs(case: TrainingCase) -> Tensor:
     """The dataset's inputs: [D, d], [D, T, d], [D, C, L, ...], or int64 tokens [D, T]; a user's in their own shape.
 
     With a LayerNorm in front every row is balanced: half +2^k, half -2^k, with 2^k <= arithmetic.inputs. Then mean 0,
@@ -53,7 +53,7 @@ def inputs(case: Case) -> Tensor:
     return models.drawn(case, "inputs", shape, case.arithmetic.inputs)
 
 
-def targets(case: Case) -> Tensor:
+def targets(case: TrainingCase) -> Tensor:
     """The dataset's targets of the body, [D, F], in [-inputs - 1, inputs + 1], so that few errors vanish.
 
     Integers, or fractions if the case's numbers are real.
@@ -68,7 +68,7 @@ def targets(case: Case) -> Tensor:
 
 
 def batch(
-    case: Case, step: int, rank: int, instrument: Tensor | None = None, device: torch.device | None = None
+    case: TrainingCase, step: int, rank: int, instrument: Tensor | None = None, device: torch.device | None = None
 ) -> Batch:
     """What one rank is given at one step, on ``device`` (CPU if None).
 
@@ -89,7 +89,7 @@ def batch(
     return Batch(micro_batches, case.shares / case.step.normaliser)
 
 
-def _user_values(case: Case, stream: str, given: Tensor, bound: int) -> Tensor:
+def _user_values(case: TrainingCase, stream: str, given: Tensor, bound: int) -> Tensor:
     """A user's own data: integers as they are; fractions in the case's dtype, or integers drawn in their place."""
     if not given.is_floating_point():
         return given.clone()
@@ -98,11 +98,11 @@ def _user_values(case: Case, stream: str, given: Tensor, bound: int) -> Tensor:
     return models.drawn(case, stream, tuple(given.shape), bound)
 
 
-def _samples(case: Case) -> int:
+def _samples(case: TrainingCase) -> int:
     return case.layout.batch_size * case.step.steps
 
 
-def _per_rank(case: Case, step: int) -> list[list[int]]:
+def _per_rank(case: TrainingCase, step: int) -> list[list[int]]:
     """Every rank's samples at one step, in order."""
     layout, world = case.layout, case.world_size
     order = list(range(step * layout.batch_size, (step + 1) * layout.batch_size))
@@ -134,7 +134,7 @@ def _chunks(local: list[int], count: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(local[a:b]) for a, b in itertools.pairwise(starts))
 
 
-def _balanced(case: Case, shape: tuple[int, ...]) -> Tensor:
+def _balanced(case: TrainingCase, shape: tuple[int, ...]) -> Tensor:
     """Rows of even length, half of them +2^k and half -2^k in hashed order, int64."""
     keys = torch.from_numpy(prng.integers(case.seed, "inputs", shape, 0, (1 << 31) - 1))
     places = keys.argsort(dim=-1, stable=True).argsort(dim=-1, stable=True)

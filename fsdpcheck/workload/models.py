@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.case import Case, Dtype, Numbers, UserModelSpec, prng
+from fsdpcheck.case import Dtype, Numbers, TrainingCase, UserModelSpec, prng
 from fsdpcheck.case.shapes import Shape, Stage, StageKind, body_output, stages
 from fsdpcheck.workload import clip_groups, layers
 from fsdpcheck.workload.clip_groups import INSTRUMENT
@@ -107,7 +107,7 @@ class UserCaseModel(CaseModel):
         return outputs
 
 
-def build(case: Case) -> CaseModel:
+def build(case: TrainingCase) -> CaseModel:
     """The case's model on CPU, filled with ``initial_parameters(case)``; torch's random streams are not touched."""
     parameters = initial_parameters(case)
     if case.model.own is not None:
@@ -132,7 +132,7 @@ def build(case: Case) -> CaseModel:
     return CaseModel(groups[:-1], groups[-1], instrument)
 
 
-def _build_user_model(case: Case, own: UserModelSpec, parameters: dict[str, Tensor]) -> CaseModel:
+def _build_user_model(case: TrainingCase, own: UserModelSpec, parameters: dict[str, Tensor]) -> CaseModel:
     instrument = _instrument(case, parameters[INSTRUMENT])
     dtype = DTYPES[case.arithmetic.dtype]
     made = UserCaseModel(user_model.model(own.build).to(dtype), own, instrument, dtype)
@@ -141,13 +141,13 @@ def _build_user_model(case: Case, own: UserModelSpec, parameters: dict[str, Tens
     return made
 
 
-def _instrument(case: Case, value: Tensor) -> nn.Linear:
+def _instrument(case: TrainingCase, value: Tensor) -> nn.Linear:
     made = layers.linear(1, instrument_rows(case), bias=False)
     made.weight = nn.Parameter(value)
     return made
 
 
-def initial_parameters(case: Case) -> dict[str, Tensor]:
+def initial_parameters(case: TrainingCase) -> dict[str, Tensor]:
     """Parameters before the first step by canonical name, in [-weights, weights], in the case's dtype.
 
     Integers, or fractions if the case's numbers are real (a user's model has its own). In the order of
@@ -166,7 +166,7 @@ def initial_parameters(case: Case) -> dict[str, Tensor]:
     return found if case.model.own is None else {name: _thinned(case, name, value) for name, value in found.items()}
 
 
-def _thinned(case: Case, name: str, value: Tensor) -> Tensor:
+def _thinned(case: TrainingCase, name: str, value: Tensor) -> Tensor:
     """A matrix with one entry in d kept, so about one a row of d: deep models stay within the bits there are.
 
     Where an entry is zero, its gradient is not; only fewer paths lead further back.
@@ -178,7 +178,7 @@ def _thinned(case: Case, name: str, value: Tensor) -> Tensor:
     return value * torch.from_numpy(kept)
 
 
-def drawn(case: Case, stream: str, shape: Shape, bound: int) -> Tensor:
+def drawn(case: TrainingCase, stream: str, shape: Shape, bound: int) -> Tensor:
     """New tensor of a stream in [-bound, bound], case dtype: integers, or fractions if the case's numbers are real."""
     return _drawn(case.seed, stream, shape, bound, case.arithmetic.numbers, case.arithmetic.dtype).clone()
 
@@ -192,7 +192,7 @@ def _drawn(seed: int, stream: str, shape: Shape, bound: int, numbers: Numbers, d
     return torch.from_numpy(found).to(DTYPES[dtype])
 
 
-def parameter_shapes(case: Case) -> dict[str, Shape]:
+def parameter_shapes(case: TrainingCase) -> dict[str, Shape]:
     """Shape of every parameter by canonical name, in the order of ``named_parameters``; a shared weight once."""
     if case.model.own is not None:
         own = user_model.values(case.model.own.build)
@@ -207,7 +207,7 @@ def parameter_shapes(case: Case) -> dict[str, Shape]:
     return shapes
 
 
-def layer_names(case: Case) -> tuple[Layer, ...]:
+def layer_names(case: TrainingCase) -> tuple[Layer, ...]:
     """The layers with parameters in forward order (the instrument, which stands beside the chain, is not among them).
 
     Before a layer may stand a Flatten, behind it its activation; identity has no module.
@@ -221,37 +221,37 @@ def layer_names(case: Case) -> tuple[Layer, ...]:
     return tuple(Layer(name, stage, tied.get(name, "")) for name, stage in zip(names, chain, strict=True))
 
 
-def unit_names(case: Case) -> tuple[tuple[str, ...], ...]:
+def unit_names(case: TrainingCase) -> tuple[tuple[str, ...], ...]:
     """Canonical module names of the inner sharding units, one tuple a unit, in forward order; the root is implied."""
     if case.model.own is not None:
         return tuple((f"model.{name}",) for name in case.model.own.units)
     return tuple((f"units.{index}",) for index in range(len(case.model.units)))
 
 
-def unit_of(case: Case, parameter: str) -> str:
+def unit_of(case: TrainingCase, parameter: str) -> str:
     """Canonical name of the inner sharding unit that a parameter belongs to; "" for the root's."""
     names = [name for unit in unit_names(case) for name in unit if parameter.startswith(f"{name}.")]
     return max(names, key=len, default="")
 
 
-def loss_for(case: Case) -> PerSampleLoss:
+def loss_for(case: TrainingCase) -> PerSampleLoss:
     """The case's per-sample loss, scaled by ``loss_scale(case)``."""
     if case.model.own is not None:
         return OwnLoss(case.model.own, loss_scale(case))
     return PerSampleLoss(case.step.loss, body_features(case), loss_scale(case), classes=classes(case))
 
 
-def body_features(case: Case) -> int:
+def body_features(case: TrainingCase) -> int:
     """F, the number of features of one sample's flattened body output."""
     return math.prod(body_output(case.model)) if case.model.own is None else case.model.own.features
 
 
-def classes(case: Case) -> int:
+def classes(case: TrainingCase) -> int:
     """Logits of one position: p of a body output [T, p], all F features otherwise."""
     return case.model.layers[-1].width if case.model.input in ("sequence", "tokens") else body_features(case)
 
 
-def instrument_rows(case: Case) -> int:
+def instrument_rows(case: TrainingCase) -> int:
     """R: at least 4 (four squares), at least B for the coefficient probe, and a multiple of W.
 
     A multiple of W, so that the instrument never adds a ragged or an empty shard to a case that has none.
@@ -260,17 +260,17 @@ def instrument_rows(case: Case) -> int:
     return -(-wanted // case.world_size) * case.world_size
 
 
-def instrument_width(case: Case) -> int:
+def instrument_width(case: TrainingCase) -> int:
     """G * R, what the instruments of all clipping groups add to a packed output or target."""
     return len(clip_groups.names(case)) * instrument_rows(case)
 
 
-def loss_scale_exponent(case: Case) -> int:
+def loss_scale_exponent(case: TrainingCase) -> int:
     """s in loss_scale = W * 2**s: large in the "exact" clipping family, else 0."""
     return EXACT_SCALE_EXPONENT[case.arithmetic.dtype] if case.step.clipping == "exact" else 0
 
 
-def loss_scale(case: Case) -> float:
+def loss_scale(case: TrainingCase) -> float:
     """What every per-sample loss is multiplied by: W, so that averaging over ranks is exact, times 2**s.
 
     W as often as ``Arithmetic.world_factors`` says, which is once unless averages are averaged again. With two axes

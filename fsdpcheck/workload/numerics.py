@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact import surrogates
 
@@ -16,18 +16,19 @@ from fsdpcheck.exact import surrogates
 def of(case: Case) -> Iterator[None]:
     """Surrogates in place if the case needs them; coarse ones for a user's model, which may be deep.
 
-    And in low precision what a GPU may do with products of matrices: nothing of it concerns a CPU.
+    And in low precision what a GPU may do with products of matrices: nothing of it concerns a CPU. Nothing at all for a
+    case that trains nothing.
     """
     with ExitStack() as stack:
-        if "surrogates" in case.requires():
+        if isinstance(case, TrainingCase) and "surrogates" in case.requires():
             stack.enter_context(surrogates.installed(coarse=case.model.own is not None))
-        if case.arithmetic.compute != "dtype":
+        if isinstance(case, TrainingCase) and case.arithmetic.compute != "dtype":
             stack.enter_context(_products(tf32=case.arithmetic.compute == "tf32"))
         yield
 
 
 @contextmanager
-def decided(case: Case) -> Iterator[None]:
+def decided(case: TrainingCase) -> Iterator[None]:
     """The same; raises NotExact on leaving if a value stood so near a rounding decision that kernels might disagree."""
     before = surrogates.doubts.count
     with of(case):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.case import Case, OptimizerSpec
+from fsdpcheck.case import OptimizerSpec, TrainingCase
 
 CACHE_LINE = 64
 
@@ -39,7 +39,7 @@ def resume_(optimizer: torch.optim.Optimizer) -> None:
 
 
 @torch.no_grad()
-def project_(tensors: Iterable[Tensor], case: Case) -> None:
+def project_(tensors: Iterable[Tensor], case: TrainingCase) -> None:
     """Round to integers and clamp to the range weights were drawn from, elementwise and in place.
 
     Equal bits in, equal bits out, whatever the sharding: the next step starts in the exact domain again, and the laws

@@ -16,13 +16,13 @@ from fsdpcheck.adapters.contract import Promise
 from fsdpcheck.case import (
     Arithmetic,
     BatchLayout,
-    Case,
     Dtype,
     LayerSpec,
     MeshSpec,
     ModelSpec,
     OptimizerSpec,
     StepSpec,
+    TrainingCase,
     Trait,
 )
 from fsdpcheck.checks.clipping import assert_global_norm, assert_norms_exact
@@ -45,7 +45,7 @@ PRIVATE = ["reference", pytest.param("fsdpcheck.adapters.builtin.opacus:sound", 
 ALL = [*PLAIN, pytest.param("opacus", marks=with_opacus)]
 
 TWO = (LayerSpec(2, activation="relu"), LayerSpec(4))
-BASE = Case(
+BASE = TrainingCase(
     model=ModelSpec(TWO, features=2, units=(1, 1)),
     mesh=MeshSpec(dp_shard=W),
     layout=BatchLayout("contiguous", 4),
@@ -55,27 +55,27 @@ BASE = Case(
 )
 
 
-def model(*layers: LayerSpec, units: tuple[int, ...] = (1, 1), **fields: Any) -> Case:
+def model(*layers: LayerSpec, units: tuple[int, ...] = (1, 1), **fields: Any) -> TrainingCase:
     return dataclasses.replace(BASE, model=ModelSpec(layers or TWO, features=2, units=units, **fields))
 
 
-def step(**fields: Any) -> Case:
+def step(**fields: Any) -> TrainingCase:
     return dataclasses.replace(BASE, step=dataclasses.replace(BASE.step, **fields))
 
 
-def one_step(dtype: Dtype = "float32", **fields: Any) -> Case:
+def one_step(dtype: Dtype = "float32", **fields: Any) -> TrainingCase:
     return dataclasses.replace(step(steps=1, **fields), arithmetic=Arithmetic(dtype, project=False))
 
 
-def optimizer(**fields: Any) -> Case:
+def optimizer(**fields: Any) -> TrainingCase:
     return step(optimizer=OptimizerSpec(lr_exponent=1, **fields))
 
 
-def layout(*fields: Any, **named: Any) -> Case:
+def layout(*fields: Any, **named: Any) -> TrainingCase:
     return dataclasses.replace(BASE, layout=BatchLayout(*fields, **named))
 
 
-CASES: dict[Trait, Case] = {
+CASES: dict[Trait, TrainingCase] = {
     "bias": model(LayerSpec(2, bias=True, activation="relu"), LayerSpec(4, bias=True)),
     "tokens": model(input="tokens", vocabulary=4, length=3, units=(1, 2)),
     "sequence": model(input="sequence", length=3),
@@ -117,7 +117,7 @@ CASES: dict[Trait, Case] = {
 """One case for each trait: minimal, and with a gradient in every step (test_cases_demand_their_trait)."""
 
 
-def unclipped(trait: Trait) -> Case:
+def unclipped(trait: Trait) -> TrainingCase:
     return dataclasses.replace(CASES[trait], step=dataclasses.replace(CASES[trait].step, clipping="unclipped"))
 
 
@@ -306,7 +306,7 @@ def test_fsdp1_gives_a_frozen_module_beside_a_trained_one_a_backward(engine: Eng
 
 def test_fsdp1_adds_up_micro_batches_in_bfloat16_under_no_sync(engine: Engine) -> None:
     """torch 2.13: into the gradient of the gathered parameters. ``fully_shard`` adds up in float32."""
-    case = Case(
+    case = TrainingCase(
         ModelSpec((LayerSpec(1),)),
         layout=BatchLayout(batch_size=3),
         step=StepSpec("l1", micro_batches=3, sync_every=False),

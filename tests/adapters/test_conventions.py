@@ -9,7 +9,17 @@ import pytest
 
 from fsdpcheck import adapters, strategies
 from fsdpcheck.adapters.contract import ArithmeticRule, FactorRule, Features, GlobalNormRule, NormRule
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec
+from fsdpcheck.case import (
+    Arithmetic,
+    BatchLayout,
+    LayerSpec,
+    MeshSpec,
+    ModelSpec,
+    OptimizerSpec,
+    StepSpec,
+    TrainingCase,
+    from_json,
+)
 from fsdpcheck.checks.clipping import assert_factors, assert_norms_exact
 from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -24,7 +34,7 @@ from fsdpcheck.workload.user_model import inspection
 HERE = Path(__file__).parent.parent / "toys"
 TOYS, MODELS = str(HERE / "conventions.py"), str(HERE / "own_models.py")
 W = 3
-ANY_SUM = Case(  # rank r has the samples 2r and 2r + 1: sums that 3 does not divide
+ANY_SUM = TrainingCase(  # rank r has the samples 2r and 2r + 1: sums that 3 does not divide
     ModelSpec((LayerSpec(2, activation="relu"), LayerSpec(3)), features=2),
     MeshSpec(W),
     BatchLayout("contiguous", 2 * W),
@@ -39,7 +49,7 @@ REDUCED_TWICE = replace(
 )
 
 
-def _cause(engine: SimulatedEngine, toy: str, case: Case) -> str:
+def _cause(engine: SimulatedEngine, toy: str, case: TrainingCase) -> str:
     """What is said of the released gradients: "" if they hold."""
     run = Run(engine, f"{TOYS}:{toy}")
     try:
@@ -137,7 +147,7 @@ def test_a_parameter_that_no_sample_uses_is_left_alone_or_declared(engine: Simul
     """Half of the first unit, the whole second one and a layer of the root; weight decay shows who updates them."""
     own = inspection.inspect(f"{MODELS}:skipping", f"{MODELS}:batch").own
     sgd = OptimizerSpec(weight_decay=0.5, momentum=0.5)
-    case = Case(
+    case = TrainingCase(
         ModelSpec((), own=own), MeshSpec(2), BatchLayout("contiguous", 2), StepSpec(steps=2, optimizer=sgd), seed=7
     )
 
@@ -194,7 +204,7 @@ def test_rules_that_contradict_each_other_are_refused(monkeypatch: pytest.Monkey
 
 
 def test_a_sum_of_any_kind_is_averaged_once_and_plainly() -> None:
-    assert Case.from_json(ANY_SUM.to_json()) == ANY_SUM
+    assert from_json(ANY_SUM.to_json()) == ANY_SUM
     assert "world_factors" not in replace(ANY_SUM, arithmetic=Arithmetic()).to_json()
     for other in (
         {"step": replace(REDUCED_TWICE.step)},

@@ -10,14 +10,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from fsdpcheck.adapters.builtin._gather import full_values, local_tensors
-from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 
 
 def _run(program: Callable[[RunRequest, int, torch.device, RankResult], None], world_size: int) -> Execution:
     engine = InProcessEngine(program=program)
-    case = Case(ModelSpec((LayerSpec(1),)), mesh=MeshSpec(dp_shard=world_size))
+    case = TrainingCase(ModelSpec((LayerSpec(1),)), mesh=MeshSpec(dp_shard=world_size))
     execution = engine.run(RunRequest(case, "fully_shard"))
     engine.close()
     return execution

@@ -9,7 +9,7 @@ import pytest
 
 from fsdpcheck import cli
 from fsdpcheck.adapters.vocabulary import MOMENTS, PROMISES
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks.lifecycle import assert_aliased
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import USAGE, AdapterError
@@ -21,7 +21,7 @@ from tests.common.tables import each
 from tests.toys import silent
 
 TOY = str(Path(silent.__file__))
-PLAIN = Case(
+PLAIN = TrainingCase(
     ModelSpec((LayerSpec(3, bias=True, activation="relu"), LayerSpec(2)), features=2, units=(1,)),
     MeshSpec(2),
     BatchLayout("contiguous", 4),
@@ -32,7 +32,7 @@ CLIPPED = replace(PLAIN, step=replace(PLAIN.step, max_grad_norm=0.5))
 ALONE = replace(PRIVATE, mesh=MeshSpec(1))
 
 OF_PADDING = {"after_reduce", "before_step"}
-LAWS: dict[str, tuple[Case, set[str]]] = {
+LAWS: dict[str, tuple[TrainingCase, set[str]]] = {
     "padding.zero": (PLAIN, OF_PADDING),
     "padding.unread": (PLAIN, OF_PADDING),
     "padding.unread-global-norm": (CLIPPED, OF_PADDING),
@@ -45,7 +45,7 @@ LAWS: dict[str, tuple[Case, set[str]]] = {
 """A law -> a case it is judged on, and the moments without which it holds of nothing."""
 
 
-def judged(engine: SimulatedEngine, law: str, adapter: str, case: Case | None = None) -> str:
+def judged(engine: SimulatedEngine, law: str, adapter: str, case: TrainingCase | None = None) -> str:
     """What becomes of a law on one case: its status, or what is said of a moment that is missing."""
     run = Run(engine, adapter if adapter == "reference" else f"{TOY}:{adapter}")
     try:

@@ -16,7 +16,17 @@ import torch
 
 from fsdpcheck import strategies
 from fsdpcheck.adapters import load
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, Clipping, LayerSpec, MeshSpec, ModelSpec, StepSpec, of_sampler
+from fsdpcheck.case import (
+    Arithmetic,
+    BatchLayout,
+    Clipping,
+    LayerSpec,
+    MeshSpec,
+    ModelSpec,
+    SamplerCase,
+    StepSpec,
+    TrainingCase,
+)
 from fsdpcheck.case.sampler import SamplingSpec
 from fsdpcheck.case.validation import is_power_of_two
 from fsdpcheck.checks.clipping import assert_norms_exact
@@ -46,8 +56,10 @@ def engine() -> Iterator[Engine]:
     made.close()
 
 
-def case(model: ModelSpec, counts: tuple[int, ...], clipping: Clipping = "unclipped", normaliser: int = 1) -> Case:
-    return Case(
+def case(
+    model: ModelSpec, counts: tuple[int, ...], clipping: Clipping = "unclipped", normaliser: int = 1
+) -> TrainingCase:
+    return TrainingCase(
         model,
         MeshSpec(dp_shard=len(counts)),
         BatchLayout("ragged", sum(counts), counts=counts),
@@ -153,7 +165,7 @@ def test_loss_reduction_sum_is_divided_by_the_number_of_ranks(engine: Engine, ra
 
 def test_poisson_sampling_leaves_out_steps_without_a_record(engine: Engine) -> None:
     """On one rank too: an FSDP2 module makes PrivacyEngine take the distributed sampler."""
-    empty = of_sampler(SamplingSpec("poisson", records=1, steps=8, rate=0.5), MeshSpec(), 0)
+    empty = SamplerCase(SamplingSpec("poisson", records=1, steps=8, rate=0.5), MeshSpec(), 0)
     asked, kept = (Run(engine, f"{HERE}:{name}")(empty) for name in ("poisson", "sound"))
     with pytest.raises(Violation, match="a rank takes another number of steps"):
         assert_equal_steps(asked)
@@ -161,7 +173,7 @@ def test_poisson_sampling_leaves_out_steps_without_a_record(engine: Engine) -> N
 
 
 def test_ranks_seeded_alike_draw_one_stream(engine: Engine) -> None:
-    several = of_sampler(SamplingSpec("poisson", records=4, steps=256, rate=0.5), MeshSpec(2), 0)
+    several = SamplerCase(SamplingSpec("poisson", records=4, steps=256, rate=0.5), MeshSpec(2), 0)
     with pytest.raises(Violation, match="ranks draw the same stream"):
         assert_poisson(Run(engine, f"{HERE}:one_stream")(several))
     assert_poisson(Run(engine, f"{HERE}:sound")(several))

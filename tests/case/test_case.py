@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase, from_json
 from fsdpcheck.errors import InvalidCase
 from tests.common.cases_by_hand import BY_UNIT, EVERYTHING, IMAGE, ONE_UNIT, SMALLEST
 from tests.common.tables import each
@@ -44,10 +44,10 @@ VERSION_1 = (
 
 def test_the_json_form_is_frozen() -> None:
     assert SMALLEST.to_json() == FROZEN
-    assert Case.from_json(FROZEN) == SMALLEST
+    assert from_json(FROZEN) == SMALLEST
 
 
-NOISY = Case(
+NOISY = TrainingCase(
     ModelSpec((LayerSpec(1),)),
     MeshSpec(2),
     BatchLayout("listed", 3, lists=((2, 2), ())),
@@ -63,15 +63,15 @@ def test_fields_that_came_later_are_written_only_where_they_say_something() -> N
 def test_a_normaliser_is_written_as_the_number_that_it_is() -> None:
     half = replace(SMALLEST, mesh=MeshSpec(3), step=replace(SMALLEST.step, normaliser=1.5))
     assert '"normaliser":1.5' in half.to_json()
-    assert Case.from_json(half.to_json()) == half
+    assert from_json(half.to_json()) == half
     for wrong in ("1.0", "NaN", "true", '"1"', "null", "1e999", "1" + "0" * 400):
         with pytest.raises(InvalidCase):
-            Case.from_json(half.to_json().replace('"normaliser":1.5', f'"normaliser":{wrong}'))
+            from_json(half.to_json().replace('"normaliser":1.5', f'"normaliser":{wrong}'))
 
 
 @pytest.mark.parametrize("case", [SMALLEST, EVERYTHING, IMAGE, NOISY], ids=["smallest", "everything", "image", "noisy"])
-def test_json_gives_the_case_back(case: Case) -> None:
-    back = Case.from_json(case.to_json())
+def test_json_gives_the_case_back(case: TrainingCase) -> None:
+    back = from_json(case.to_json())
     assert back == case
     assert hash(back) == hash(case)
     assert "\n" not in case.to_json()
@@ -101,13 +101,13 @@ WHOLE = json.loads(EVERYTHING.to_json())
 def test_a_field_that_came_later_may_be_left_out() -> None:
     """Tokens of this version that are older than the field stay what they were, bit for bit."""
     assert "clip_groups" not in replace(SMALLEST, step=StepSpec(clipping="exact")).to_json()
-    case = Case(ONE_UNIT, step=BY_UNIT)
+    case = TrainingCase(ONE_UNIT, step=BY_UNIT)
     assert '"clip_groups":"units"' in case.to_json()
-    assert Case.from_json(case.to_json()) == case
+    assert from_json(case.to_json()) == case
     said = case.to_json().replace('"clip_groups":"units"', '"clip_groups":"all"')
-    assert Case.from_json(said) == replace(case, step=StepSpec(clipping="exact"))
+    assert from_json(said) == replace(case, step=StepSpec(clipping="exact"))
     with pytest.raises(InvalidCase, match=r"case.step.clip_groups: got 7"):
-        Case.from_json(case.to_json().replace('"clip_groups":"units"', '"clip_groups":7'))
+        from_json(case.to_json().replace('"clip_groups":"units"', '"clip_groups":7'))
 
 
 def test_a_missing_key_is_refused() -> None:
@@ -116,7 +116,7 @@ def test_a_missing_key_is_refused() -> None:
         del place[path[-1]]
         if isinstance(path[-1], str):
             with pytest.raises(InvalidCase, match="version" if path == ("version",) else "missing"):
-                Case.from_json(json.dumps(copy))
+                from_json(json.dumps(copy))
 
 
 @pytest.mark.parametrize("bad", ["__import__('os').abort()", {"x": 1}, [[]], 1e300, -3, 1 << 70], ids=repr)
@@ -125,7 +125,7 @@ def test_a_wrong_value_anywhere_is_refused(bad: object) -> None:
         copy, place = _copied(WHOLE, path)
         place[path[-1]] = bad
         with pytest.raises(InvalidCase, match="wanted"):
-            Case.from_json(json.dumps(copy))
+            from_json(json.dumps(copy))
 
 
 def test_numbers_and_truths_are_not_confused() -> None:
@@ -136,7 +136,7 @@ def test_numbers_and_truths_are_not_confused() -> None:
         if type(value) in other:
             place[path[-1]] = other[type(value)](value)
             with pytest.raises(InvalidCase, match="wanted"):
-                Case.from_json(json.dumps(copy))
+                from_json(json.dumps(copy))
 
 
 @each(
@@ -156,16 +156,16 @@ def test_numbers_and_truths_are_not_confused() -> None:
 )  # fmt: skip
 def test_hostile_text_only_gives_an_error(text: str) -> None:
     with pytest.raises(InvalidCase):
-        Case.from_json(text)
+        from_json(text)
 
 
 def test_the_error_names_version_got_and_wanted() -> None:
     with pytest.raises(InvalidCase, match=r"version: got 7, wanted 2, the one this release reads"):
-        Case.from_json(FROZEN.replace('"version":2', '"version":7'))
+        from_json(FROZEN.replace('"version":2', '"version":7'))
     with pytest.raises(InvalidCase, match=r"version: got 1, wanted 2, the one this release reads; use a matching"):
-        Case.from_json(VERSION_1)
+        from_json(VERSION_1)
     with pytest.raises(InvalidCase, match=r"case\.step\.loss: got 'cubic', wanted one of mse, linear"):
-        Case.from_json(FROZEN.replace('"mse"', '"cubic"'))
+        from_json(FROZEN.replace('"mse"', '"cubic"'))
 
 
 def test_what_a_model_computes_in_is_written_only_where_it_says_something() -> None:
@@ -176,7 +176,7 @@ def test_what_a_model_computes_in_is_written_only_where_it_says_something() -> N
     low = replace(SMALLEST, arithmetic=Arithmetic("float32", compute="bfloat16"))
     assert '"compute":"bfloat16"' in low.to_json()
     assert "compute" not in SMALLEST.to_json()
-    assert Case.from_json(low.to_json()) == low
+    assert from_json(low.to_json()) == low
     assert "numbers: float32, the model computes in bfloat16, integers" in low.describe()
     in_units = replace(low, model=replace(low.model, units=(1,)), step=StepSpec(clipping="exact"))
     with pytest.raises(InvalidCase, match=r"step.clip_groups: got 'units', wanted \"all\", computing in bfloat16"):
@@ -211,8 +211,8 @@ def test_words_say_what_a_person_needs_to_know() -> None:
     ):
         assert part in words
     model = ModelSpec((LayerSpec(3, True, kind="attention"), LayerSpec(3, kind="layer_norm")), "tokens", 3, 2)
-    assert "[B, 2] -> Embedding(2, 3) -> Attention(3, bias) -> LayerNorm(3, no bias);" in Case(model).describe()
+    assert "[B, 2] -> Embedding(2, 3) -> Attention(3, bias) -> LayerNorm(3, no bias);" in TrainingCase(model).describe()
     model = ModelSpec((LayerSpec(3),), "bags", 2, 4, padding_idx=0)
-    real = Case(model, arithmetic=Arithmetic(project=False, numbers="real"))
+    real = TrainingCase(model, arithmetic=Arithmetic(project=False, numbers="real"))
     assert "bags inputs [B, 4] -> EmbeddingBag(2, 2, padding_idx=0) -> Linear(2, 3);" in real.describe()
     assert "float64, real numbers, weights in +-1, inputs in +-1;" in real.describe()

@@ -8,12 +8,12 @@ from typing import get_args
 from fsdpcheck.case import (
     Arithmetic,
     BatchLayout,
-    Case,
     LayerSpec,
     MeshSpec,
     ModelSpec,
     OptimizerSpec,
     StepSpec,
+    TrainingCase,
     Trait,
     UserModelSpec,
 )
@@ -23,23 +23,23 @@ from tests.common.tables import each
 GROUPED = ModelSpec((LayerSpec(1, True, kind="group_norm"),), "signal", length=2)
 
 
-def private(model: ModelSpec) -> Case:
-    return Case(model, step=StepSpec(clipping="unclipped"))
+def private(model: ModelSpec) -> TrainingCase:
+    return TrainingCase(model, step=StepSpec(clipping="unclipped"))
 
 
-NEEDED: list[tuple[Trait, Case]] = [
-    ("bias", Case(ModelSpec((LayerSpec(1, True),)))),
-    ("tokens", Case(ModelSpec((LayerSpec(1),), "tokens"))),
-    ("sequence", Case(ModelSpec((LayerSpec(1),), "tokens"))),
-    ("sequence", Case(ModelSpec((LayerSpec(1),), "sequence"))),
-    ("padding_idx", Case(ModelSpec((LayerSpec(1),), "tokens", padding_idx=1))),
-    ("layer-norm", Case(ModelSpec((LayerSpec(1),), features=2, layer_norm=True))),
-    ("tied", Case(ModelSpec(TWO, features=2, tied=(0, 1)))),
+NEEDED: list[tuple[Trait, TrainingCase]] = [
+    ("bias", TrainingCase(ModelSpec((LayerSpec(1, True),)))),
+    ("tokens", TrainingCase(ModelSpec((LayerSpec(1),), "tokens"))),
+    ("sequence", TrainingCase(ModelSpec((LayerSpec(1),), "tokens"))),
+    ("sequence", TrainingCase(ModelSpec((LayerSpec(1),), "sequence"))),
+    ("padding_idx", TrainingCase(ModelSpec((LayerSpec(1),), "tokens", padding_idx=1))),
+    ("layer-norm", TrainingCase(ModelSpec((LayerSpec(1),), features=2, layer_norm=True))),
+    ("tied", TrainingCase(ModelSpec(TWO, features=2, tied=(0, 1)))),
     (
         "tied-private",
-        Case(ModelSpec(TWO, features=2, tied=(0, 1)), step=StepSpec(clipping="probe")),
+        TrainingCase(ModelSpec(TWO, features=2, tied=(0, 1)), step=StepSpec(clipping="probe")),
     ),
-    ("frozen", Case(ModelSpec((LayerSpec(1), LayerSpec(1, frozen="weight"))))),
+    ("frozen", TrainingCase(ModelSpec((LayerSpec(1), LayerSpec(1, frozen="weight"))))),
     ("root-parameters", SMALLEST),
     ("keep-unsharded", replace(SMALLEST, mesh=MeshSpec(reshard_after_forward=False))),
     (
@@ -59,29 +59,29 @@ NEEDED: list[tuple[Trait, Case]] = [
     ("adamw", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec("adamw")))),
     ("float32", replace(SMALLEST, arithmetic=Arithmetic("float32"))),
     ("rows<ranks", replace(SMALLEST, mesh=MeshSpec(2))),
-    ("uneven-rows", Case(ModelSpec((LayerSpec(3),)), MeshSpec(2))),
-    ("uneven-rows", Case(ModelSpec((LayerSpec(2),), "tokens", vocabulary=3), MeshSpec(2))),
-    ("uneven-rows", Case(ModelSpec((LayerSpec(3),), features=2, layer_norm=True), MeshSpec(3))),
+    ("uneven-rows", TrainingCase(ModelSpec((LayerSpec(3),)), MeshSpec(2))),
+    ("uneven-rows", TrainingCase(ModelSpec((LayerSpec(2),), "tokens", vocabulary=3), MeshSpec(2))),
+    ("uneven-rows", TrainingCase(ModelSpec((LayerSpec(3),), features=2, layer_norm=True), MeshSpec(3))),
     ("project", SMALLEST),
-    ("conv", Case(ModelSpec((LayerSpec(1, kind="conv"),), "signal"))),
-    ("conv", Case(ModelSpec((LayerSpec(1),), "volume"))),
+    ("conv", TrainingCase(ModelSpec((LayerSpec(1, kind="conv"),), "signal"))),
+    ("conv", TrainingCase(ModelSpec((LayerSpec(1),), "volume"))),
     ("conv-private", private(ModelSpec((LayerSpec(1, kind="conv"),), "image"))),
-    ("group-norm", Case(GROUPED)),
+    ("group-norm", TrainingCase(GROUPED)),
     ("group-norm-private", private(GROUPED)),
-    ("rms-norm", Case(ModelSpec((LayerSpec(1, kind="rms_norm"),)))),
+    ("rms-norm", TrainingCase(ModelSpec((LayerSpec(1, kind="rms_norm"),)))),
     ("rms-norm-private", private(ModelSpec((LayerSpec(1, kind="rms_norm"),)))),
-    ("layer-norm", Case(ModelSpec((LayerSpec(1, True, kind="layer_norm"),)))),
-    ("layer-norm-without-bias", Case(ModelSpec((LayerSpec(1, kind="layer_norm"),)))),
-    ("attention", Case(ModelSpec((LayerSpec(1, kind="attention"),), "tokens"))),
+    ("layer-norm", TrainingCase(ModelSpec((LayerSpec(1, True, kind="layer_norm"),)))),
+    ("layer-norm-without-bias", TrainingCase(ModelSpec((LayerSpec(1, kind="layer_norm"),)))),
+    ("attention", TrainingCase(ModelSpec((LayerSpec(1, kind="attention"),), "tokens"))),
     ("attention-private", private(ModelSpec((LayerSpec(1, kind="attention"),), "sequence"))),
-    ("bags", Case(ModelSpec((LayerSpec(1),), "bags"))),
+    ("bags", TrainingCase(ModelSpec((LayerSpec(1),), "bags"))),
     ("bags-private", private(ModelSpec((LayerSpec(1),), "bags"))),
-    ("surrogates", Case(ModelSpec((LayerSpec(1, activation="silu"),)))),
-    ("surrogates", Case(ModelSpec((LayerSpec(1, kind="layer_norm"),)))),
-    ("surrogates", Case(ModelSpec((LayerSpec(1, kind="attention"),), "sequence"))),
+    ("surrogates", TrainingCase(ModelSpec((LayerSpec(1, activation="silu"),)))),
+    ("surrogates", TrainingCase(ModelSpec((LayerSpec(1, kind="layer_norm"),)))),
+    ("surrogates", TrainingCase(ModelSpec((LayerSpec(1, kind="attention"),), "sequence"))),
     ("surrogates", replace(SMALLEST, step=StepSpec("cross_entropy"))),
     ("real", replace(SMALLEST, arithmetic=Arithmetic(project=False, numbers="real"))),
-    ("own-layers", Case(ModelSpec((), own=UserModelSpec("mine:build", "mine:batch", traits=("own-layers",))))),
+    ("own-layers", TrainingCase(ModelSpec((), own=UserModelSpec("mine:build", "mine:batch", traits=("own-layers",))))),
     ("premultiply", replace(SMALLEST, arithmetic=Arithmetic(averaging="premultiply"))),
     ("bfloat16", replace(SMALLEST, arithmetic=Arithmetic("float32", compute="bfloat16"))),
     ("tf32", replace(SMALLEST, arithmetic=Arithmetic("float32", compute="tf32"))),
@@ -90,12 +90,12 @@ NEEDED: list[tuple[Trait, Case]] = [
     ("resume", replace(SMALLEST, step=StepSpec(resume=True))),
     ("fractional-normaliser", replace(SMALLEST, step=StepSpec(normaliser=0.5))),
     ("hsdp", replace(SMALLEST, mesh=MeshSpec(1, 2))),
-    ("per-layer-clipping", Case(ONE_UNIT, step=BY_UNIT)),
+    ("per-layer-clipping", TrainingCase(ONE_UNIT, step=BY_UNIT)),
 ]
 
 
 @each(("trait", "case"), NEEDED)
-def test_a_demand_is_named(trait: Trait, case: Case) -> None:
+def test_a_demand_is_named(trait: Trait, case: TrainingCase) -> None:
     assert trait in case.requires()
 
 
@@ -109,20 +109,23 @@ def test_plain_and_private_demands_of_a_family_exclude_each_other() -> None:
 
 def test_real_numbers_keep_the_true_functions() -> None:
     tanh = ModelSpec((LayerSpec(1, activation="tanh"),))
-    real = Case(tanh, arithmetic=Arithmetic(project=False, numbers="real"))
+    real = TrainingCase(tanh, arithmetic=Arithmetic(project=False, numbers="real"))
     assert real.requires() >= {"real"}
     assert "surrogates" not in real.requires()
     for polynomial in ("identity", "relu", "leaky_relu", "hardtanh", "abs"):
-        assert "surrogates" not in Case(ModelSpec((LayerSpec(1, activation=polynomial),))).requires()  # type: ignore[arg-type]
+        assert "surrogates" not in TrainingCase(ModelSpec((LayerSpec(1, activation=polynomial),))).requires()  # type: ignore[arg-type]
 
 
 def test_a_layer_norm_with_a_bias_is_not_one_without() -> None:
     biased = ModelSpec((LayerSpec(2, True, kind="layer_norm"),), features=2, layer_norm=True)
-    assert "layer-norm-without-bias" not in Case(biased).requires()
+    assert "layer-norm-without-bias" not in TrainingCase(biased).requires()
 
 
 def test_every_trait_can_be_demanded_and_the_plainest_case_demands_none() -> None:
     assert {trait for trait, _ in NEEDED} == set(get_args(Trait))
-    assert Case(ModelSpec((LayerSpec(1),), units=(1,)), arithmetic=Arithmetic(project=False)).requires() == frozenset()
-    even = Case(ModelSpec((LayerSpec(4),), units=(1,)), MeshSpec(2), BatchLayout("sampler", 2, drop_last=True))
+    assert (
+        TrainingCase(ModelSpec((LayerSpec(1),), units=(1,)), arithmetic=Arithmetic(project=False)).requires()
+        == frozenset()
+    )
+    even = TrainingCase(ModelSpec((LayerSpec(4),), units=(1,)), MeshSpec(2), BatchLayout("sampler", 2, drop_last=True))
     assert even.requires() == {"project"}

@@ -9,7 +9,7 @@ import torch
 
 from fsdpcheck.adapters import load
 from fsdpcheck.adapters.contract import Promise, Use
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks import features as feature_checks
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.processes import ProcessesEngine
@@ -24,8 +24,8 @@ from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
 from fsdpcheck.program.probe import GRAPHS
 
-CASE = Case(ModelSpec((LayerSpec(1),)))
-TWO_MICRO_BATCHES = Case(
+CASE = TrainingCase(ModelSpec((LayerSpec(1),)))
+TWO_MICRO_BATCHES = TrainingCase(
     ModelSpec((LayerSpec(1),)),
     layout=BatchLayout(batch_size=2),
     step=StepSpec(micro_batches=2, sync_every=False),
@@ -113,11 +113,15 @@ def test_a_run_that_does_not_say_where_its_set_up_ends_is_not_compared() -> None
 
 
 WATCHED = (probes.set_up, probes.footprint)
-REPLICAS = Case(ModelSpec((LayerSpec(2), LayerSpec(2)), units=(1, 1)), MeshSpec(2, 2), BatchLayout(batch_size=1))
-FLAT = Case(ModelSpec((LayerSpec(4), LayerSpec(4), LayerSpec(4)), units=(1, 1)), MeshSpec(4), BatchLayout(batch_size=1))
+REPLICAS = TrainingCase(
+    ModelSpec((LayerSpec(2), LayerSpec(2)), units=(1, 1)), MeshSpec(2, 2), BatchLayout(batch_size=1)
+)
+FLAT = TrainingCase(
+    ModelSpec((LayerSpec(4), LayerSpec(4), LayerSpec(4)), units=(1, 1)), MeshSpec(4), BatchLayout(batch_size=1)
+)
 
 
-def footprints(engine: Engine, case: Case, *using: Use) -> list[feature_checks.Footprint]:
+def footprints(engine: Engine, case: TrainingCase, *using: Use) -> list[feature_checks.Footprint]:
     execution = Run(engine, "fully_shard")(case, using=using, probes=WATCHED)
     assert execution.failure is None, execution.failure.text
     return [feature_checks.footprint(result) for result in execution.ranks]
@@ -126,7 +130,7 @@ def footprints(engine: Engine, case: Case, *using: Use) -> list[feature_checks.F
 @pytest.mark.parametrize("case", [REPLICAS, FLAT], ids=["replicas", "flat"])
 @pytest.mark.parametrize("using", [(), ("unshard",), ("bare-root",)], ids=["plain", "unshard", "bare-root"])
 def test_a_footprint_is_that_of_the_case_whatever_ran_before(
-    engine: SimulatedEngine, case: Case, using: tuple[Use, ...]
+    engine: SimulatedEngine, case: TrainingCase, using: tuple[Use, ...]
 ) -> None:
     """Groups of all ranks outlive a run in a pool of rank threads, and what was counted on them must not."""
     fresh = SimulatedEngine()
@@ -172,7 +176,7 @@ def test_the_cause_is_the_feature_if_the_training_is_right_without_it(engine: Si
 
 def test_a_divide_factor_is_applied_twice_on_replicas_of_one_shard(engine: SimulatedEngine) -> None:
     """Torch 2.13 divides by its square on a mesh (n, 1), here by 16 in place of 4."""
-    case = Case(ModelSpec((LayerSpec(1),)), MeshSpec(1, 2), BatchLayout(batch_size=1))
+    case = TrainingCase(ModelSpec((LayerSpec(1),)), MeshSpec(1, 2), BatchLayout(batch_size=1))
     run = Run(engine, "fully_shard")
     right = run.answer(case).steps[0].used["tail.linear0.weight"]
     found = run(case, ("grads",), using=("divide-factor",)).ranks[0].steps[0].grads
@@ -210,7 +214,7 @@ def test_what_reset_iter_state_leaves_behind(engine: SimulatedEngine) -> None:
 def test_only_units_that_the_backward_reads_are_computed_again(
     engine: SimulatedEngine, front: LayerSpec, second: LayerSpec, units: tuple[int, ...], reads: bool
 ) -> None:
-    case, run = Case(ModelSpec((front, second), units=units)), Run(engine, "reference")
+    case, run = TrainingCase(ModelSpec((front, second), units=units)), Run(engine, "reference")
     without, using = (run(case, using=uses, probes=WATCHED) for uses in ((), ("checkpointing",)))
     assert feature_checks.backward_reads_units(case, run.answer(case)) == reads
     assert feature_checks.in_effect(without, using, "checkpointing") == reads

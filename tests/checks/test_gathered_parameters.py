@@ -9,7 +9,7 @@ import pytest
 
 from fsdpcheck.adapters import load
 from fsdpcheck.adapters.builtin import _fsdp2_features as _fsdp2
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.checks.gathered_parameters import assert_scheduled
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import NotExact, UsageError
@@ -22,12 +22,12 @@ from fsdpcheck.strategies import enumeration
 from fsdpcheck.workload import models
 
 THREE = ModelSpec((LayerSpec(3), LayerSpec(5), LayerSpec(2)), features=4, units=(1, 1, 1))
-FREED = Case(THREE, MeshSpec(2), BatchLayout("contiguous", 4))
+FREED = TrainingCase(THREE, MeshSpec(2), BatchLayout("contiguous", 4))
 KEPT = replace(FREED, mesh=MeshSpec(2, reshard_after_forward=False))
 ROOT = "instrument"
 
 
-def events(case: Case, *noted: tuple[str, int | None, str]) -> Execution:
+def events(case: TrainingCase, *noted: tuple[str, int | None, str]) -> Execution:
     """One step, alike on all ranks: (kind, number of the unit at work or None for the root, those gathered)."""
     layers = [layer.name for layer in models.layer_names(case)]
     notes: list[Any] = [("call", "", [])]
@@ -53,7 +53,7 @@ FROZEN = [*ALL[:4], ("backward", None, "012"), ("backward", 2, "012"), ("backwar
     [(FREED, FORWARD + BACKWARD), (FREED, AHEAD), (KEPT, ALL), (KEPT, TWICE), (KEPT, FROZEN), (KEPT, AHEAD)],
     ids=["one at a time", "gathered ahead", "kept", "kept for two backwards", "kept without a backward", "freed early"],
 )
-def test_what_a_schedule_has_gathered_holds(case: Case, noted: list[tuple[str, int | None, str]]) -> None:
+def test_what_a_schedule_has_gathered_holds(case: TrainingCase, noted: list[tuple[str, int | None, str]]) -> None:
     assert_scheduled(events(case, *noted))
 
 
@@ -69,7 +69,7 @@ def test_what_a_schedule_has_gathered_holds(case: Case, noted: list[tuple[str, i
         (KEPT, 0, "02", r"units\.2 gathered in the forward of units\.0"),
     ],
 )
-def test_a_unit_that_stays_gathered_is_found(case: Case, place: int, held: str, message: str) -> None:
+def test_a_unit_that_stays_gathered_is_found(case: TrainingCase, place: int, held: str, message: str) -> None:
     noted = FORWARD + BACKWARD if case is FREED else [*ALL]
     noted[place] = (*noted[place][:2], held)
     with pytest.raises(Violation, match=message) as found:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks import hooks_and_memory as watched_checks
 from fsdpcheck.checks.noise import noisy
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -20,13 +20,13 @@ from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
 from fsdpcheck.program.probe import Notes
 
-CASE = Case(ModelSpec((LayerSpec(1),)))
+CASE = TrainingCase(ModelSpec((LayerSpec(1),)))
 
 
 def noted(name: str, *values: tuple[int, Any]) -> Execution:
     """One rank in which (step, value) were noted; as many steps as there are numbers from 0."""
     steps = max(step for step, _ in values) + 1
-    case = Case(CASE.model, step=CASE.step.__class__(steps=steps))
+    case = TrainingCase(CASE.model, step=CASE.step.__class__(steps=steps))
     observations = [(name, "noted", step, value) for step, value in values]
     return Execution("made up", RunRequest(case, "x"), [RankResult(0, {}, [StepRecord({})] * steps, observations)])
 

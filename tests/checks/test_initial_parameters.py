@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from fsdpcheck import oracle
 from fsdpcheck.adapters.contract import Use
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.checks.features import assert_right
 from fsdpcheck.checks.initial_parameters import assert_starts_from_rank_0
 from fsdpcheck.diagnosis import of_start
@@ -28,14 +28,14 @@ from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
 
 MODEL = ModelSpec((LayerSpec(2), LayerSpec(2), LayerSpec(2)), units=(1, 1))
-FLAT = Case(MODEL, MeshSpec(3), BatchLayout(batch_size=1))
+FLAT = TrainingCase(MODEL, MeshSpec(3), BatchLayout(batch_size=1))
 REPLICAS = replace(FLAT, mesh=MeshSpec(2, 2))
 COPIES = replace(FLAT, mesh=MeshSpec(1, 2))
 CASES = {"flat": FLAT, "replicas": REPLICAS, "copies": COPIES}
 BROADCASTING = ("reference", "reference_fsdp2", "fully_shard")
 
 
-def ran(engine: Engine, adapter: str, case: Case, *using: Use, fault: str = "") -> Execution:
+def ran(engine: Engine, adapter: str, case: TrainingCase, *using: Use, fault: str = "") -> Execution:
     installs = (f"fsdpcheck.impl.faults:{fault}",) * bool(fault)
     return Run(engine, adapter, installs)(case, using=using, probes=(probes.start_apart,))
 
@@ -43,7 +43,7 @@ def ran(engine: Engine, adapter: str, case: Case, *using: Use, fault: str = "") 
 @pytest.mark.parametrize("adapter", BROADCASTING)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_ranks_start_apart_unless_rank_0s_values_are_broadcast(
-    engine: SimulatedEngine, adapter: str, case: Case
+    engine: SimulatedEngine, adapter: str, case: TrainingCase
 ) -> None:
     """Without the feature nobody makes ranks equal, so that what the law judges is the feature."""
     answer = Run(engine, adapter).answer(case)
@@ -76,14 +76,14 @@ def test_real_ranks_start_from_rank_0s_values_too(adapter: str) -> None:
         (REPLICAS, "broadcast_from_the_last_rank", "all ranks start from what rank 3 has built"),
     ],
 )
-def test_the_cause_is_named(engine: SimulatedEngine, case: Case, fault: str, cause: str) -> None:
+def test_the_cause_is_named(engine: SimulatedEngine, case: TrainingCase, fault: str, cause: str) -> None:
     answer = Run(engine, "reference").answer(case)
     with pytest.raises(Violation) as found:
         assert_starts_from_rank_0(ran(engine, "reference", case, "broadcast", fault=fault), answer)
     assert cause in found.value.cause
 
 
-def shown(case: Case) -> tuple[list[oracle.Named], list[oracle.Named]]:
+def shown(case: TrainingCase) -> tuple[list[oracle.Named], list[oracle.Named]]:
     """What each rank builds, and what each shows of a training that starts right."""
     right = oracle.answer(case).steps[0].before
     built = [{name: value + rank for name, value in right.items()} for rank in range(case.world_size)]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks.loss_scaling import TIMES, assert_scaled
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
 
-CASE = Case(
+CASE = TrainingCase(
     ModelSpec((LayerSpec(4, bias=True, activation="gelu"), LayerSpec(3, kind="linear")), features=3, units=(1,)),
     MeshSpec(2),
     BatchLayout("ragged", 4, counts=(3, 1)),

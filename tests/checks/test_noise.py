@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, ModelSpec, StepSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks import noise_draws
 from fsdpcheck.checks.noise import FALSE_ALARM, assert_noise_in_full_precision, assert_noise_once
 from fsdpcheck.errors import NotExact, UsageError
@@ -18,14 +18,14 @@ from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import answer
 
-CASE = Case(
+CASE = TrainingCase(
     ModelSpec((LayerSpec(2, frozen="bias", bias=True),)),
     layout=BatchLayout(batch_size=2),
     step=StepSpec("linear", clipping="exact", noise_multiplier=1.5),
 )
 
 
-def run(case: Case, *grads: dict[str, Tensor], moved: float = 0.0) -> Execution:
+def run(case: TrainingCase, *grads: dict[str, Tensor], moved: float = 0.0) -> Execution:
     """One rank that shows ``grads`` step by step; its frozen bias moves by ``moved``."""
     before = {"tail.linear0.bias": torch.zeros(2)}
     after = {"tail.linear0.bias": torch.zeros(2) + moved}

@@ -12,7 +12,7 @@ import torch
 
 from fsdpcheck import oracle
 from fsdpcheck.adapters import load
-from fsdpcheck.case import Case, Trait
+from fsdpcheck.case import TrainingCase, Trait
 from fsdpcheck.checks import gaussian_limits
 from fsdpcheck.checks.noise import FALSE_ALARM
 from fsdpcheck.checks.noise_distribution import assert_noise_independent, assert_noise_scale, large
@@ -135,7 +135,7 @@ def test_noise_that_is_no_function_of_the_seed_is_judged_on_every_number_of_rank
 
 
 @cache
-def honest(case: Case) -> tuple[Named, ...]:
+def honest(case: TrainingCase) -> tuple[Named, ...]:
     """Honest noise of each step."""
     answer, generator = oracle.answer(case), torch.Generator().manual_seed(0)
     deviation = 1.5 * math.hypot(*answer.clip_norms) / case.step.normaliser
@@ -148,19 +148,19 @@ def honest(case: Case) -> tuple[Named, ...]:
     )
 
 
-def shown(case: Case, steps: tuple[Named, ...]) -> Execution:
+def shown(case: TrainingCase, steps: tuple[Named, ...]) -> Execution:
     ranks = [RankResult(rank, {}, [StepRecord({}, own) for own in steps]) for rank in range(case.world_size)]
     return Execution("fabricated", RunRequest(case, "reference", clip_norm=oracle.answer(case).clip_norm), ranks)
 
 
-def changed(case: Case, change: Callable[[int, str, torch.Tensor], torch.Tensor]) -> Execution:
+def changed(case: TrainingCase, change: Callable[[int, str, torch.Tensor], torch.Tensor]) -> Execution:
     return shown(
         case, tuple({name: change(k, name, z) for name, z in own.items()} for k, own in enumerate(honest(case)))
     )
 
 
 @pytest.mark.parametrize("case", [FIRST, GROUPS], ids=["flat", "groups"])
-def test_honest_noise_is_called_right(case: Case) -> None:
+def test_honest_noise_is_called_right(case: TrainingCase) -> None:
     answer = oracle.answer(case)
     assert_noise_scale(shown(case, honest(case)), answer)
     assert_noise_independent(shown(case, honest(case)), answer)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fsdpcheck import oracle
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec, Trait
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase, Trait
 from fsdpcheck.checks.noise import noisy, standing
 from fsdpcheck.checks.privacy import Noisy, assert_same_noise
 from fsdpcheck.execution import Execution
@@ -19,7 +19,7 @@ from fsdpcheck.findings.violation import Violation
 from fsdpcheck.strategies import neighbours
 from tests.common.fabricated import execution
 
-CASE = Case(
+CASE = TrainingCase(
     ModelSpec((LayerSpec(3, bias=True),), features=2),
     MeshSpec(2),
     BatchLayout("contiguous", 5),
@@ -29,7 +29,7 @@ CASE = Case(
 PAIR = neighbours.of(standing(noisy(CASE), 2), Features(frozenset({"private"}), frozenset(get_args(Trait))))
 
 
-def side(case: Case, draws: int = 0, scale: float = 1.0, at: int = 0) -> Noisy:
+def side(case: TrainingCase, draws: int = 0, scale: float = 1.0, at: int = 0) -> Noisy:
     """Draws 0 at every step; from step ``at`` on others, or ``scale`` times as large."""
     answer = oracle.answer(case)
     clean, loud = execution(answer), execution(answer)

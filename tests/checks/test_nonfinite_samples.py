@@ -10,7 +10,7 @@ import torch
 
 from fsdpcheck import strategies
 from fsdpcheck.adapters.builtin.reference import Reference
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks.nonfinite_samples import assert_refused_or_left_out, spoiled
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact, UsageError
@@ -21,7 +21,7 @@ from fsdpcheck.program import nonfinite_samples
 from fsdpcheck.strategies import enumeration
 from fsdpcheck.workload import batches
 
-CASE = Case(
+CASE = TrainingCase(
     ModelSpec((LayerSpec(2, activation="relu"), LayerSpec(2)), features=2, units=(1,)),
     MeshSpec(2),
     BatchLayout("ragged", 5, counts=(4, 1)),

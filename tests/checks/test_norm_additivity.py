@@ -11,7 +11,7 @@ import torch
 
 from fsdpcheck import oracle, strategies
 from fsdpcheck.adapters.contract import Features, Promise
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec, Trait
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase, Trait
 from fsdpcheck.checks.norm_additivity import assert_additive
 from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution
@@ -23,7 +23,7 @@ EVERYTHING = Features(frozenset(get_args(Promise)), frozenset(get_args(Trait)) -
 CASE = replace(SMALL, step=StepSpec("linear", clipping="unclipped", normaliser=8))
 
 
-def runs(case: Case = CASE) -> list[Execution]:
+def runs(case: TrainingCase = CASE) -> list[Execution]:
     return [execution(oracle.answer(part)) for part in metamorphic.partly_frozen(case, EVERYTHING)]
 
 
@@ -33,7 +33,7 @@ def norms(run: Execution, rank: int = 0) -> torch.Tensor:
     return found
 
 
-def trained(case: Case) -> set[str]:
+def trained(case: TrainingCase) -> set[str]:
     return set(oracle.answer(case).trainable)
 
 
@@ -72,7 +72,9 @@ def test_parts_are_frozen_that_make_up_what_is_trained_and_exact_squares_add_up(
 )
 def test_a_case_that_cannot_be_split_is_refused(model: ModelSpec, reason: str) -> None:
     with pytest.raises(NotExact, match=reason):
-        metamorphic.partly_frozen(Case(model, step=StepSpec("linear", clipping="unclipped")), Features(frozenset()))
+        metamorphic.partly_frozen(
+            TrainingCase(model, step=StepSpec("linear", clipping="unclipped")), Features(frozenset())
+        )
 
 
 def test_rounded_roots_of_exact_squares_pass() -> None:

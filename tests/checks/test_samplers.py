@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from fsdpcheck.adapters.capabilities import Drawn
-from fsdpcheck.case import MeshSpec, of_sampler
+from fsdpcheck.case import MeshSpec, SamplerCase
 from fsdpcheck.case.sampler import AxisLayout, SamplingSpec, epoch_steps, share_count, share_of
 from fsdpcheck.checks.poisson import assert_poisson, assert_rate
 from fsdpcheck.checks.samplers import (
@@ -44,7 +44,7 @@ def execution(
                 drawn[-1] = Drawn((epoch[-1],), repeats.get(rank, ()))
             result.observations.append((SAMPLER, "epoch", number, drawn))
         ranks.append(result)
-    return Execution("made up", RunRequest(of_sampler(spec, mesh, 1), "made up"), ranks)
+    return Execution("made up", RunRequest(SamplerCase(spec, mesh, 1), "made up"), ranks)
 
 
 FIVE = SamplingSpec(records=5, batch_size=2)

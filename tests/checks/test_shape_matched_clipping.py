@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fsdpcheck.adapters.contract import FactorRule
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks.shape_matched_clipping import assert_clipped_sum_near, assert_factors_follow
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
@@ -24,7 +24,7 @@ from fsdpcheck.oracle import bounds
 from fsdpcheck.workload.user_model import inspection
 
 TOYS = str(Path(__file__).parents[1] / "toys" / "own_models.py")
-REAL = Case(
+REAL = TrainingCase(
     ModelSpec((LayerSpec(4, bias=True, activation="relu"), LayerSpec(3)), "sequence", 3, length=3, units=(1,)),
     MeshSpec(2),
     BatchLayout("ragged", 4, counts=(3, 1)),
@@ -36,13 +36,13 @@ RULE = FactorRule(eps=1e-6)
 
 
 @cache
-def own() -> Case:
+def own() -> TrainingCase:
     """REAL on a model that a user wrote."""
     model = inspection.inspect(f"{TOYS}:with_surrogate", f"{TOYS}:batch").own
     return replace(REAL, model=ModelSpec((), own=model))
 
 
-CASES: dict[str, Callable[[], Case]] = {
+CASES: dict[str, Callable[[], TrainingCase]] = {
     "drawn": lambda: REAL,
     "own": own,
     "replicated": lambda: replace(own(), layout=BatchLayout("replicated", 3)),
@@ -50,7 +50,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-def executed(engine: SimulatedEngine, case: Case = REAL, adapter: str = "reference") -> Execution:
+def executed(engine: SimulatedEngine, case: TrainingCase = REAL, adapter: str = "reference") -> Execution:
     execution = Run(engine, adapter)(case, observe={"norms", "factors", "grads"})
     assert execution.failure is None
     factors = torch.cat([result.steps[0].factors for result in execution.ranks if result.steps[0].factors is not None])

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks.shape_matched_norms import assert_norms_near
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
@@ -19,7 +19,7 @@ from fsdpcheck.judging.run import Run
 from fsdpcheck.oracle import bounds
 from fsdpcheck.oracle.certificate import traced_gradients
 
-REAL = Case(
+REAL = TrainingCase(
     ModelSpec((LayerSpec(4, bias=True, activation="relu"), LayerSpec(3)), "sequence", 3, length=3, units=(1,)),
     MeshSpec(2),
     BatchLayout("ragged", 4, counts=(3, 1)),
@@ -29,7 +29,7 @@ REAL = Case(
 )
 
 
-def executed(engine: SimulatedEngine, case: Case = REAL) -> Execution:
+def executed(engine: SimulatedEngine, case: TrainingCase = REAL) -> Execution:
     execution = Run(engine, "reference")(case, observe={"norms"})
     assert execution.failure is None
     return execution

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks import shape_matched_replay
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import UsageError
@@ -16,7 +16,7 @@ from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
 
-REAL = Case(
+REAL = TrainingCase(
     ModelSpec((LayerSpec(5, bias=True, activation="gelu"), LayerSpec(3)), features=3, units=(1,)),
     MeshSpec(3),
     BatchLayout("ragged", 5, counts=(3, 0, 2)),
@@ -25,7 +25,7 @@ REAL = Case(
 )
 
 
-def executed(engine: SimulatedEngine, case: Case = REAL, adapter: str = "reference") -> Execution:
+def executed(engine: SimulatedEngine, case: TrainingCase = REAL, adapter: str = "reference") -> Execution:
     seen = {"grads", "factors"} if case.step.private else {"grads"}
     execution = Run(engine, adapter)(case, observe=seen)  # type: ignore[arg-type]
     assert execution.failure is None
@@ -100,7 +100,7 @@ def test_a_case_of_real_numbers_has_no_exact_answer(engine: SimulatedEngine) -> 
 def test_the_bound_counts_additions_and_averaging() -> None:
     unit = Fraction(1, 2**53)
 
-    def near(case: Case, roundings: int) -> bool:
+    def near(case: TrainingCase, roundings: int) -> bool:
         return shape_matched_replay.sum_bound(case) == roundings * unit / (1 - roundings * unit)
 
     assert near(REAL, 2 + 3)
@@ -129,7 +129,7 @@ def test_where_parameters_lay_is_recorded_for_real_numbers_only(engine: Simulate
 
 def test_averages_below_the_normal_numbers_have_room_to_round_and_no_more() -> None:
     """Eight multiples of the smallest number; their sum over 8 rounds, by less than the room of one division."""
-    case = Case(ModelSpec((LayerSpec(1),)), MeshSpec(8))
+    case = TrainingCase(ModelSpec((LayerSpec(1),)), MeshSpec(8))
     least = shape_matched_replay.underflow_bound(case)
     terms = [torch.tensor([5e-324 * k], dtype=torch.float64) for k in (1, 2, 2, 4, 1, 1, 1, 1)]
     near = shape_matched_replay._rounded_average(terms, 8)

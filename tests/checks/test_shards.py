@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.checks.shards import _place, assert_covered
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotApplicable, UsageError
@@ -15,7 +15,7 @@ from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
 
-CASE = Case(
+CASE = TrainingCase(
     ModelSpec((LayerSpec(3, bias=True, frozen="bias"), LayerSpec(1)), features=2, units=(1,)),
     MeshSpec(dp_shard=2, dp_replicate=2),
     BatchLayout("contiguous", 4),
@@ -91,7 +91,7 @@ def test_an_element_of_the_harness_itself_is_called_so() -> None:
 
 def test_whole_copies_are_called_so(engine: SimulatedEngine) -> None:
     run = Run(engine, "reference", installs=("fsdpcheck.impl.faults:replicated_instead_of_sharded",))
-    case = Case(CASE.model, MeshSpec(2), CASE.layout, arithmetic=CASE.arithmetic)
+    case = TrainingCase(CASE.model, MeshSpec(2), CASE.layout, arithmetic=CASE.arithmetic)
     with pytest.raises(Violation, match="lies on several ranks") as caught:
         assert_covered(run(case, probes=(probes.local_tensors,)))
     assert caught.value.cause == "nothing is sharded: every rank holds whole parameters"

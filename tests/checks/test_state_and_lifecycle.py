@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.adapters.contract import Moment, Stored, UnitState
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks.lifecycle import assert_aliased, assert_few_gathered, assert_released
 from fsdpcheck.checks.state import assert_stored
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -28,7 +28,9 @@ WHOLE = torch.arange(6.0, dtype=torch.float64).view(2, 3)
 
 def saved(**parameters: Tensor) -> Execution:
     """One step of one rank, which had ``parameters`` when it was saved."""
-    return Execution("made up", RunRequest(Case(MODEL), "x"), [RankResult(0, {}, [StepRecord({}, saved=parameters)])])
+    return Execution(
+        "made up", RunRequest(TrainingCase(MODEL), "x"), [RankResult(0, {}, [StepRecord({}, saved=parameters)])]
+    )
 
 
 def piece(row: int, value: Tensor, name: str = "w", sizes: tuple[int, ...] = (1, 3)) -> Stored:
@@ -89,7 +91,7 @@ def seen(moment: str, *units: UnitState, reshard: bool = True, world_size: int =
     """One step at one moment of which each rank has these units, and at all others what is right."""
     inner = max(len(units) - 1, 0)
     model = ModelSpec((LayerSpec(1),) * max(inner, 1), units=(1,) * inner)
-    case = Case(model, MeshSpec(world_size, 1, reshard), step=StepSpec(normaliser=world_size))
+    case = TrainingCase(model, MeshSpec(world_size, 1, reshard), step=StepSpec(normaliser=world_size))
     right = [unit() for _ in units]
     moments = [(name, -1 if name == "after_init" else 0) for name in ("after_init", *get_args(Moment), "after_step")]
     shown = [(probes.units.name, name, step, list(units) if name == moment else right) for name, step in moments]
@@ -146,14 +148,14 @@ def test_units_that_are_not_shown_are_asked_for(check: Callable[[Execution], Non
 def test_an_adapter_that_cannot_save_is_told_so(tmp_path: object) -> None:
     engine = SimulatedEngine()
     with pytest.raises(AdapterError, match="without save, load"):
-        Run(engine, "fully_shard")(Case(MODEL), save_to=str(tmp_path), load_from=str(tmp_path))
+        Run(engine, "fully_shard")(TrainingCase(MODEL), save_to=str(tmp_path), load_from=str(tmp_path))
     engine.close()
 
 
 def test_noise_that_would_move_parameters_is_no_reason_for_other_bits_at_another_number_of_ranks() -> None:
     """Parameters that noise has moved have gradients whose sum over five samples rounds, in each order otherwise."""
     engine = SimulatedEngine()
-    case = Case(
+    case = TrainingCase(
         ModelSpec((LayerSpec(1),), features=3),
         layout=BatchLayout(batch_size=5),
         step=StepSpec(clipping="exact"),

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec
+from fsdpcheck.case import (
+    Arithmetic,
+    BatchLayout,
+    LayerSpec,
+    MeshSpec,
+    ModelSpec,
+    OptimizerSpec,
+    StepSpec,
+    TrainingCase,
+)
 
-SMALLEST = Case(ModelSpec((LayerSpec(1),)))
+SMALLEST = TrainingCase(ModelSpec((LayerSpec(1),)))
 
 
-EVERYTHING = Case(
+EVERYTHING = TrainingCase(
     ModelSpec(
         (LayerSpec(4, True, "relu"), LayerSpec(3, True, "abs", "all"), LayerSpec(2, False, "hardtanh", "weight")),
         input="tokens",
@@ -26,7 +35,7 @@ EVERYTHING = Case(
 )
 
 
-IMAGE = Case(
+IMAGE = TrainingCase(
     ModelSpec(
         (
             LayerSpec(4, True, "gelu", "bias", "conv", 3, 2, 2, 2, 2),

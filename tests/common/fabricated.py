@@ -9,14 +9,14 @@ from torch import Tensor
 
 from fsdpcheck import oracle
 from fsdpcheck.adapters.contract import FactorRule
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks._read import local_rows, pick
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.execution.trace import Collective
 from fsdpcheck.oracle import Answer, Named
 from tests.common.later import later
 
-SMALL = Case(
+SMALL = TrainingCase(
     model=ModelSpec((LayerSpec(5, bias=True, activation="relu"), LayerSpec(3, bias=True)), features=4, units=(1, 1)),
     mesh=MeshSpec(3),
     layout=BatchLayout("strided", 7),
@@ -27,7 +27,7 @@ SMALL = Case(
 """Two layers on three ranks holding 3, 2 and 2 of seven samples; two steps of plain training."""
 
 
-def clipped(clipping: str, case: Case = SMALL, **changes: object) -> Case:
+def clipped(clipping: str, case: TrainingCase = SMALL, **changes: object) -> TrainingCase:
     """``case`` in another clipping family."""
     step = replace(case.step, clipping=clipping, **{"clip_norm": 16, **changes})  # type: ignore[arg-type]
     return replace(case, step=step)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from fsdpcheck import oracle
 from fsdpcheck.adapters.contract import FactorRule
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.oracle import Answer
 
 _FIELDS: Final = "__dataclass_fields__"
@@ -14,7 +14,7 @@ _LOOKS: Final = {_FIELDS, *getattr(Answer, _FIELDS), *(name for name in vars(Ans
 """What an answer has; pytest asks every object of a module for other things, and ``replace`` for its fields first."""
 
 
-def later(case: Case, rule: FactorRule | None = None) -> Answer:
+def later(case: TrainingCase, rule: FactorRule | None = None) -> Answer:
     """``oracle.answer(case, rule)``, but not yet; its ``case`` is known before."""
     answer = object.__new__(_Later)
     vars(answer).update(case=case, asked=(case, rule))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fsdpcheck import adapters
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.adapters.declaration import Declaration
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.execution import Execution, Failure, RunRequest
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.law import Law
@@ -40,8 +40,8 @@ class FakeEngine:
         pass
 
 
-def a_case(world: int, batch: int, seed: int = 0) -> Case:
-    return Case(
+def a_case(world: int, batch: int, seed: int = 0) -> TrainingCase:
+    return TrainingCase(
         model=ModelSpec(layers=(LayerSpec(width=1),)),
         mesh=MeshSpec(dp_shard=world),
         layout=BatchLayout(batch_size=batch),
@@ -50,19 +50,19 @@ def a_case(world: int, batch: int, seed: int = 0) -> Case:
     )
 
 
-def draw(features: Features, world_sizes: tuple[int, ...]) -> st.SearchStrategy[Case]:
+def draw(features: Features, world_sizes: tuple[int, ...]) -> st.SearchStrategy[TrainingCase]:
     return st.builds(a_case, st.sampled_from(world_sizes), st.integers(1, 8), st.integers(0, 1000))
 
 
 SPACE = BuiltSpace(build=draw)
 
 
-def a_law(body: Callable[[Case, Run], None], **changes: Any) -> Law:
+def a_law(body: Callable[[TrainingCase, Run], None], **changes: Any) -> Law:
     fields = {"name": "fake.law", "promise": "plain", "observe": frozenset({"params"}), "space": SPACE}
     fields |= {"needs_traits": frozenset(), "body": body, "statement": "A law\nin words.\n\nMore.", "where": "here:1"}
     return Law(**{**fields, **changes})
 
 
-def too_large(case: Case, run: Run) -> None:
+def too_large(case: TrainingCase, run: Run) -> None:
     if case.layout.batch_size > 3:
         raise Violation("too large", got=str(case.layout.batch_size), wanted="<= 3", where="layout")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from fsdpcheck import diagnosis, oracle
-from fsdpcheck.case import BatchLayout, Case, MeshSpec, OptimizerSpec
+from fsdpcheck.case import BatchLayout, MeshSpec, OptimizerSpec, TrainingCase
 from fsdpcheck.checks.noise import noisy
 from fsdpcheck.diagnosis import checkpoint, stale_state
 from fsdpcheck.diagnosis.collectives import of_neighbours
@@ -145,7 +145,7 @@ def _gather(size: int) -> RankResult:
     return RankResult(0, {}, trace=(call,))
 
 
-def _lists(*lists: tuple[int, ...]) -> Case:
+def _lists(*lists: tuple[int, ...]) -> TrainingCase:
     plain = replace(SMALL, mesh=MeshSpec(2), step=replace(SMALL.step, steps=1, micro_batches=1))
     return replace(plain, layout=BatchLayout("listed", 7, lists=lists))
 

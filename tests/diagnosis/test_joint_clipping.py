@@ -10,7 +10,7 @@ import torch
 
 from fsdpcheck import diagnosis, oracle
 from fsdpcheck.adapters.contract import FactorRule
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis.cause_fit import chunks, rows
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.findings.cause import named
@@ -133,7 +133,7 @@ def test_the_beginners_step_is_named_and_a_replay_names_it_too(name: str, whose:
         found = check_law(law, run).finding
         assert found is not None
         assert found.cause == f"the mean gradient of {whose} is clipped, not each sample's: {ALONE}, then add them up"
-        case: Case = decode(found.token).case
+        case: TrainingCase = decode(found.token).case
         again = check_case(law, run, case).finding
         assert again is not None
         assert (again.cause, again.got, again.words) == (found.cause, found.got, found.words)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdpcheck import diagnosis, oracle
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks._read import local_rows
 from fsdpcheck.diagnosis import layer_norm_rules
 from fsdpcheck.findings.cause import named
@@ -75,9 +75,9 @@ def test_raw_inputs_and_wrong_groups_of_layers_that_normalise(made: Callable[[],
         torch.testing.assert_close(right + whole, _square((F.group_norm(x, 1) * g).sum(2)))
 
 
-def _case(model: ModelSpec) -> Case:
+def _case(model: ModelSpec) -> TrainingCase:
     step = StepSpec(clipping="probe", clip_norm=16, normaliser=4)
-    return Case(model, MeshSpec(1), BatchLayout("strided", 4), step, Arithmetic("float64", 2, 2), seed=3)
+    return TrainingCase(model, MeshSpec(1), BatchLayout("strided", 4), step, Arithmetic("float64", 2, 2), seed=3)
 
 
 TIED = ModelSpec((LayerSpec(3), LayerSpec(3)), features=3, input="sequence", length=2, tied=(0, 1))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.execution import Execution, RankResult, RunRequest, SchedulePolicy
 
@@ -29,7 +29,7 @@ class Simulator:
         self, body: Body, world_size: int = 2, schedule: SchedulePolicy = "forward", adapter: str = "fully_shard"
     ) -> Execution:
         self.body = body
-        case = Case(ModelSpec((LayerSpec(1),)), mesh=MeshSpec(dp_shard=world_size))
+        case = TrainingCase(ModelSpec((LayerSpec(1),)), mesh=MeshSpec(dp_shard=world_size))
         return self.engine.run(RunRequest(case, adapter, schedule=schedule))
 
 

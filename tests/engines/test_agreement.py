@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fsdpcheck import adapters
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.engines._common.tensor_rules import as_memory
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.processes import ProcessesEngine
@@ -42,7 +42,7 @@ def engines() -> Iterator[tuple[Engine, Engine]]:
 
 def outcome(engine: Engine, name: str) -> object:
     layout = BatchLayout("contiguous", WORLD)
-    case = Case(ModelSpec((LayerSpec(1),)), MeshSpec(WORLD), layout, arithmetic=Arithmetic(project=False))
+    case = TrainingCase(ModelSpec((LayerSpec(1),)), MeshSpec(WORLD), layout, arithmetic=Arithmetic(project=False))
     execution = engine.run(RunRequest(case, f"{FILE}:{name}"))
     if execution.failure is not None:
         return execution.failure.kind, execution.failure.exception

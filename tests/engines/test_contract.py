@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.engines._common.recording import OFFERED
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.processes import ProcessesEngine
@@ -44,9 +44,9 @@ def simulated() -> Iterator[Engine]:
     opened.close()
 
 
-def case(world_size: int = 2, **changes: Any) -> Case:
+def case(world_size: int = 2, **changes: Any) -> TrainingCase:
     model = ModelSpec((LayerSpec(3, bias=True, activation="relu"), LayerSpec(2)), features=3, units=(1,))
-    plain = Case(model, MeshSpec(world_size), BatchLayout("contiguous", 2 * world_size), StepSpec(steps=2))
+    plain = TrainingCase(model, MeshSpec(world_size), BatchLayout("contiguous", 2 * world_size), StepSpec(steps=2))
     return replace(plain, **changes)
 
 

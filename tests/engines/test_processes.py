@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.engines._real import monitor
 from fsdpcheck.engines._real import pool as _pool
 from fsdpcheck.engines._real.follower import Place
@@ -36,7 +36,7 @@ def engine() -> Iterator[ProcessesEngine]:
 
 
 def request_for(attribute: str, world_size: int = 2) -> RunRequest:
-    case = Case(ModelSpec((LayerSpec(2),)), MeshSpec(world_size), BatchLayout("contiguous", world_size))
+    case = TrainingCase(ModelSpec((LayerSpec(2),)), MeshSpec(world_size), BatchLayout("contiguous", world_size))
     return RunRequest(case, f"{ADAPTERS}:{attribute}")
 
 
@@ -201,11 +201,11 @@ def test_a_driver_that_dies_takes_its_workers_along() -> None:
     program = (
         f"import os, sys; sys.path[:0] = {sys.path!r}\n"
         "if __name__ == '__main__':\n"
-        "    from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec\n"
+        "    from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase\n"
         "    from fsdpcheck.engines.processes import ProcessesEngine\n"
         "    from fsdpcheck.execution import RunRequest\n"
         "    engine = ProcessesEngine()\n"
-        "    case = Case(ModelSpec((LayerSpec(2),)), MeshSpec(2), BatchLayout('contiguous', 2))\n"
+        "    case = TrainingCase(ModelSpec((LayerSpec(2),)), MeshSpec(2), BatchLayout('contiguous', 2))\n"
         f"    engine.run(RunRequest(case, {f'{ADAPTERS}:honest'!r}))\n"
         "    print(*[link.pid for link in engine._pools[2].links], flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fsdpcheck.adapters.declaration import Declaration
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.execution import Execution, Failure, RunRequest
@@ -18,10 +18,12 @@ from fsdpcheck.session import run as session
 from fsdpcheck.session.plan import Plan
 
 TOYS = Path(__file__).parent.parent / "toys" / "narrowly_wrong.py"
-TWO = Case(ModelSpec((LayerSpec(1),)), MeshSpec(2), BatchLayout("contiguous", 2), arithmetic=Arithmetic(project=False))
+TWO = TrainingCase(
+    ModelSpec((LayerSpec(1),)), MeshSpec(2), BatchLayout("contiguous", 2), arithmetic=Arithmetic(project=False)
+)
 
 
-def shared(engine: SimulatedEngine, name: str, case: Case = TWO) -> tuple[str, ...]:
+def shared(engine: SimulatedEngine, name: str, case: TrainingCase = TWO) -> tuple[str, ...]:
     return Run(engine, f"{TOYS}:{name}")(case).shared
 
 

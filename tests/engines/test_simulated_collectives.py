@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fsdpcheck.case import Arithmetic, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import Arithmetic, LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.execution import RankResult, RunRequest
 from tests.engines.simulator import Simulator, failure_of, keep
@@ -68,7 +68,7 @@ def test_averages_can_be_premultiplied() -> None:
     engine = InProcessEngine(program=program)
     inverse, found = torch.ones(()) / 7, {}
     for averaging in ("divide", "premultiply"):
-        case = Case(ModelSpec((LayerSpec(1),)), MeshSpec(7), arithmetic=Arithmetic(averaging=averaging))
+        case = TrainingCase(ModelSpec((LayerSpec(1),)), MeshSpec(7), arithmetic=Arithmetic(averaging=averaging))
         execution = engine.run(RunRequest(case, "fully_shard"))
         assert execution.failure is None, execution.failure.text
         assert {result.initial["own"].item() for result in execution.ranks} == {

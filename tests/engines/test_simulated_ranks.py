@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import RankResult, RunRequest
@@ -70,7 +70,9 @@ def test_a_rank_that_never_stops_computing_is_no_progress_not_a_deadlock() -> No
         dist.barrier()
 
     engine = InProcessEngine(program=program, budget_seconds=0.05)
-    execution = engine.run(RunRequest(Case(ModelSpec((LayerSpec(1),)), mesh=MeshSpec(dp_shard=2)), "fully_shard"))
+    execution = engine.run(
+        RunRequest(TrainingCase(ModelSpec((LayerSpec(1),)), mesh=MeshSpec(dp_shard=2)), "fully_shard")
+    )
     stop = True
     assert "rank 1: running" in failure_of(execution, "no progress")
 

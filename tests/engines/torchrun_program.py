@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.engines import torchrun
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import RunRequest
@@ -17,14 +17,14 @@ ADAPTERS = Path(__file__).with_name("adapters_for_tests.py")
 
 def driven(attributes: list[str]) -> dict[str, Any]:
     engine, size = torchrun.TorchrunEngine(), torchrun.world_size()
-    case = Case(ModelSpec((LayerSpec(2),)), MeshSpec(size), BatchLayout("contiguous", size))
+    case = TrainingCase(ModelSpec((LayerSpec(2),)), MeshSpec(size), BatchLayout("contiguous", size))
     told: dict[str, Any] = {"kinds": [], "left": []}
     for attribute in attributes:
         execution = engine.run(RunRequest(case, f"{ADAPTERS}:{attribute}"))
         told["left"] += execution.left
         told["kinds"].append(execution.failure.kind if execution.failure else [len(r.steps) for r in execution.ranks])
     try:
-        engine.run(RunRequest(Case(ModelSpec((LayerSpec(2),)), MeshSpec(size + 1)), f"{ADAPTERS}:honest"))
+        engine.run(RunRequest(TrainingCase(ModelSpec((LayerSpec(2),)), MeshSpec(size + 1)), f"{ADAPTERS}:honest"))
     except UsageError as error:
         told["refused"] = str(error)
     engine.close()

@@ -15,7 +15,16 @@ from typing import Any
 
 import pytest
 
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import (
+    BatchLayout,
+    KernelCase,
+    LayerSpec,
+    MeshSpec,
+    ModelSpec,
+    SamplerCase,
+    TrainingCase,
+    user_model,
+)
 from fsdpcheck.errors import InvalidToken, UsageError
 from fsdpcheck.findings import tokens
 from fsdpcheck.findings.tokens import Token, decode, encode
@@ -23,7 +32,7 @@ from fsdpcheck.judging.registry import chapters
 from fsdpcheck.session import run
 from tests.common.tables import each
 
-CASE = Case(
+CASE = TrainingCase(
     model=ModelSpec(layers=(LayerSpec(width=4, bias=True), LayerSpec(width=3, activation="relu")), units=(1,)),
     mesh=MeshSpec(dp_shard=3),
     layout=BatchLayout(kind="ragged", batch_size=3, counts=(2, 0, 1)),
@@ -246,9 +255,9 @@ def test_tokens_of_the_first_form_are_written_the_same() -> None:
 def test_the_kept_tokens_are_of_every_kind() -> None:
     kept = [decode(text) for text in KEPT]
     assert {name.partition(".")[0] for name in chapters()} == {token.law.partition(".")[0] for token in kept}
-    for kind in ("sampling", "kernel"):
-        assert sum(getattr(token.case, kind) is not None for token in kept) >= 10
+    for kind in (SamplerCase, KernelCase):
+        assert sum(isinstance(token.case, kind) for token in kept) >= 10
     assert {token.schedule for token in kept} == {"forward", "reversed"}
     assert {token.engine for token in kept} == {"simulated", "processes", "torchrun"}
     assert any(token.installs for token in kept)
-    assert any(token.case.model.own is not None for token in kept)
+    assert any(user_model(token.case) is not None for token in kept)

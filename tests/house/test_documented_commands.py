@@ -17,7 +17,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from fsdpcheck import adapters, cli, pytest_plugin
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, ModelSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, ModelSpec, TrainingCase
 from fsdpcheck.cli import listing
 from fsdpcheck.findings import tokens
 from fsdpcheck.judging import registry
@@ -155,7 +155,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _token() -> str:
-    case = Case(model=ModelSpec(layers=(LayerSpec(width=2),)), layout=BatchLayout(batch_size=2))
+    case = TrainingCase(model=ModelSpec(layers=(LayerSpec(width=2),)), layout=BatchLayout(batch_size=2))
     return tokens.encode(tokens.Token("training.plain", "reference", case))
 
 

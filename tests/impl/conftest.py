@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 
@@ -34,7 +34,7 @@ class Ranks:
     def run(self, body: Callable[[int], Any], world_size: int) -> Execution:
         """The execution, whatever came of it."""
         self.body, self.returned = body, {}
-        case = Case(ModelSpec((LayerSpec(1),)), mesh=MeshSpec(dp_shard=world_size))
+        case = TrainingCase(ModelSpec((LayerSpec(1),)), mesh=MeshSpec(dp_shard=world_size))
         return self.engine.run(RunRequest(case, "reference"))
 
     def trace(self, rank: int) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.diagnosis import of_failure
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.execution import Execution, Failure, RankResult, RankState, RunRequest
@@ -120,7 +120,7 @@ def test_evidence_ends_with_the_budget_and_is_not_counted_as_judged(engine: Simu
 )
 def test_the_first_stage_that_differs_is_said(name: str, said: str, engine: SimulatedEngine) -> None:
     model, layout = ModelSpec((LayerSpec(3, bias=True), LayerSpec(3))), BatchLayout("contiguous", 5)
-    case = Case(model, MeshSpec(2), layout, StepSpec(clipping="unclipped"))
+    case = TrainingCase(model, MeshSpec(2), layout, StepSpec(clipping="unclipped"))
     assert attribution.stage(Run(engine, "reference"), case).startswith(
         "right, as far as they are compared bit for bit"
     )
@@ -128,7 +128,9 @@ def test_the_first_stage_that_differs_is_said(name: str, said: str, engine: Simu
 
 
 def test_the_stage_is_that_of_a_run_with_the_features_in_use(engine: SimulatedEngine) -> None:
-    case = Case(ModelSpec((LayerSpec(3),)), MeshSpec(2), BatchLayout("contiguous", 5), StepSpec(clipping="unclipped"))
+    case = TrainingCase(
+        ModelSpec((LayerSpec(3),)), MeshSpec(2), BatchLayout("contiguous", 5), StepSpec(clipping="unclipped")
+    )
     run = Run(engine, "reference_fsdp2", installs=("fsdpcheck.impl.faults:ignored_gradients_stay_local",))
     assert attribution.stage(run, case).startswith("right, as far as they are compared bit for bit: ")
     said = "the first to differ, in step 0 (with ignored in use): the reduced gradient; right until then: "
@@ -142,7 +144,7 @@ def _calls(*ops: str) -> tuple[Collective, ...]:
 
 
 def _failed(traces: list[tuple[Collective, ...]], layout: BatchLayout) -> Execution:
-    case = Case(ModelSpec((LayerSpec(1),)), MeshSpec(3), layout)
+    case = TrainingCase(ModelSpec((LayerSpec(1),)), MeshSpec(3), layout)
     ranks = [RankResult(rank, trace=trace) for rank, trace in enumerate(traces)]
     states = tuple(RankState(rank, "blocked", where=f"user.py:{10 + rank}") for rank in range(3))
     return Execution("made up", RunRequest(case, "made up"), ranks, Failure("deadlock", "stuck", states))
@@ -167,7 +169,7 @@ def test_the_rank_that_leaves_the_common_calls_is_named() -> None:
 
 def test_what_singles_out_a_rank_is_asked_of_its_group_alone() -> None:
     mesh = MeshSpec(2, dp_replicate=2)
-    case = Case(ModelSpec((LayerSpec(1),)), mesh, BatchLayout("contiguous", 1))
+    case = TrainingCase(ModelSpec((LayerSpec(1),)), mesh, BatchLayout("contiguous", 1))
     skipped = [Collective(op, (0, 1), "shard", 0, subject="(root)") for op in ("reduce_scatter", "all_gather")]
     ranks = [RankResult(rank, trace=(call,)) for rank, call in enumerate(skipped)]
     failed = Execution("made up", RunRequest(case, "made up"), ranks, Failure("deadlock", "stuck", ()))
@@ -175,14 +177,14 @@ def test_what_singles_out_a_rank_is_asked_of_its_group_alone() -> None:
     assert {"rank without gradient", "the last rank alone", "rank without samples"} <= keys
 
 
-def _drawn(failing: int, passing: int) -> dict[Case, bool]:
+def _drawn(failing: int, passing: int) -> dict[TrainingCase, bool]:
     """Cases with a bias that fail, and others without one that hold, in different seeds and batch sizes."""
     biased = {
-        Case(ModelSpec((LayerSpec(1, bias=True),)), layout=BatchLayout(batch_size=1 + i % 3), seed=i): True
+        TrainingCase(ModelSpec((LayerSpec(1, bias=True),)), layout=BatchLayout(batch_size=1 + i % 3), seed=i): True
         for i in range(failing)
     }
     return biased | {
-        Case(ModelSpec((LayerSpec(1),)), layout=BatchLayout(batch_size=1 + i % 3), seed=i): False
+        TrainingCase(ModelSpec((LayerSpec(1),)), layout=BatchLayout(batch_size=1 + i % 3), seed=i): False
         for i in range(passing)
     }
 

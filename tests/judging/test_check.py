@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fsdpcheck.case import Arithmetic, Case
+from fsdpcheck.case import Arithmetic, TrainingCase
 from fsdpcheck.case.profiles import WORLD_SIZES
 from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution, RunRequest
@@ -36,7 +36,7 @@ def test_a_law_may_judge_another_case_than_one_that_is_not_exact_itself(run: Run
 
 
 def test_a_law_that_holds_counts_distinct_cases(run: Run) -> None:
-    seen = list[Case]()
+    seen = list[TrainingCase]()
     verdict = check_law(a_law(lambda case, run: seen.append(case)), run, "ci")
     assert (verdict.status, verdict.exit_code, verdict.cases) == ("holds", 0, len(set(seen)))
     assert verdict.cases > 40
@@ -58,8 +58,8 @@ def test_a_law_that_needs_several_ranks_draws_no_smaller_world_and_never_passes_
 
 
 def test_the_same_arguments_give_the_same_cases_and_another_seed_others(run: Run) -> None:
-    def cases(**more: int) -> list[Case]:
-        seen = list[Case]()
+    def cases(**more: int) -> list[TrainingCase]:
+        seen = list[TrainingCase]()
         check_law(a_law(lambda case, run: seen.append(case)), run, **more)
         return seen
 
@@ -79,9 +79,9 @@ def test_a_finding_is_the_smallest_case(run: Run) -> None:
 
 
 def test_on_case_hears_of_every_case_before_it_runs(run: Run) -> None:
-    heard, ran = list[Case](), list[Case]()
+    heard, ran = list[TrainingCase](), list[TrainingCase]()
 
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         assert heard[-1] == case
         ran.append(case)
 
@@ -127,7 +127,7 @@ def test_a_law_that_needs_what_the_adapter_lacks_is_not_promised(run: Run, chang
 
 
 def test_a_promised_law_that_judges_no_case_is_a_failure(run: Run) -> None:
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         raise NotExact("too many bits")
 
     verdict = check_law(a_law(body), run)
@@ -139,7 +139,7 @@ def test_a_promised_law_that_judges_no_case_is_a_failure(run: Run) -> None:
 
 
 def test_rejected_cases_are_counted_apart(run: Run) -> None:
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         if case.world_size == 1:
             raise NotExact("too many bits")
 
@@ -163,7 +163,7 @@ def test_an_install_that_is_hit_in_the_first_run_of_a_law_alone_was_hit(run: Run
             hits = dict.fromkeys(request.installs, int(request.schedule == "reversed"))
             return replace(super().run(request), install_hits=hits)
 
-    def both_ways(case: Case, run: Run) -> None:
+    def both_ways(case: TrainingCase, run: Run) -> None:
         run(case, schedule="reversed"), run(case)
 
     planted = replace(run, engine=Once(), installs=("fsdpcheck.impl.faults:averaged_twice",))

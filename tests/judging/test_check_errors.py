@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.errors import AdapterError, NoProgress, UsageError
 from fsdpcheck.execution import Failure, RankState
 from fsdpcheck.findings.violation import Violation
@@ -23,9 +23,9 @@ def run() -> Run:
 
 
 def test_a_law_that_breaks_only_once_is_an_error_that_says_so(run: Run) -> None:
-    seen = set[Case]()
+    seen = set[TrainingCase]()
 
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         if case not in seen:
             seen.add(case)
             raise Violation("sometimes", got="1", wanted="0", where="here")
@@ -40,9 +40,9 @@ def test_a_law_that_breaks_only_once_is_an_error_that_says_so(run: Run) -> None:
     [(ZeroDivisionError("oops"), 3), (AdapterError("no step"), 2), (UsageError("no"), 2), (NoProgress("slow"), 4)],
 )
 def test_what_is_no_violation_is_an_error_and_not_made_smaller(run: Run, error: Exception, code: int) -> None:
-    calls = list[Case]()
+    calls = list[TrainingCase]()
 
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         calls.append(case)
         raise error
 
@@ -57,7 +57,7 @@ def test_the_replay_line_of_an_error_repeats_what_a_token_may_not_import(tmp_pat
     file.write_text("from fsdpcheck.adapters.builtin.fully_shard import FullyShard as Mine\n")
     run = Run(FakeEngine(), f"{file}:Mine", installs=("own.module:plant",))
 
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         raise ZeroDivisionError("oops")
 
     line = check_law(a_law(body), run).reason.splitlines()[-1]
@@ -68,14 +68,14 @@ def test_the_replay_line_of_an_error_repeats_what_a_token_may_not_import(tmp_pat
     ("error", "code"), [(ZeroDivisionError("oops"), 3), (AdapterError("x"), 2), (NoProgress("x"), 1)]
 )
 def test_an_error_while_shrinking_keeps_the_finding_and_is_told(run: Run, error: Exception, code: int) -> None:
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         if case.layout.batch_size > 3:
             broken.append(case)
             raise Violation("broken", got="1", wanted="0", where="here")
         if broken:
             raise error
 
-    broken = list[Case]()
+    broken = list[TrainingCase]()
     verdict = check_law(a_law(body), run)
     assert verdict.finding is not None
     assert (verdict.status, verdict.exit_code) == ("finding", code)
@@ -94,7 +94,7 @@ def test_a_failing_diagnosis_keeps_the_finding_and_is_told(
     if drawing_fails:
         monkeypatch.setattr(exploration.enumeration, "distinct", fail)
 
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         raise Violation("broken", got="1", wanted="0", where="here", cause="" if drawing_fails else fail)
 
     verdict = check_law(a_law(body), run)
@@ -114,7 +114,7 @@ def test_a_run_that_says_nothing_of_the_law_is_no_finding(kind: Any, code: int) 
 def test_a_finding_carries_the_kind_and_place_of_the_runs_failure() -> None:
     failure = Failure("deadlock", "a report", (RankState(0, "done"), RankState(1, "blocked", where="train.py:7")))
 
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         raise Violation("did not complete", got=run(case).failure.text, wanted="an end", where="everywhere")
 
     finding = check_law(a_law(body), Run(FakeEngine(failure), "fully_shard")).finding
@@ -136,7 +136,7 @@ def test_a_budget_spent_while_shrinking_keeps_the_finding(run: Run) -> None:
         def __lt__(self, now: float) -> bool:
             return now > next(limits, 0.0)
 
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         raise Violation("broken", got="1", wanted="0", where="here")
 
     verdict = check_law(a_law(body), run, deadline=Clock(0))
@@ -145,7 +145,7 @@ def test_a_budget_spent_while_shrinking_keeps_the_finding(run: Run) -> None:
 
 
 def test_ctrl_c_gets_through(run: Run) -> None:
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case, Trait
+from fsdpcheck.case import TrainingCase, Trait
 from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import NotApplicable, NotExact, NotOnRanks, UsageError
 from fsdpcheck.findings.verdict import Verdict
@@ -31,7 +31,7 @@ def run() -> Run:
     return Run(FakeEngine(), "fully_shard")
 
 
-def of_seeds(features: Features, sizes: tuple[int, ...]) -> st.SearchStrategy[Case]:
+def of_seeds(features: Features, sizes: tuple[int, ...]) -> st.SearchStrategy[TrainingCase]:
     """Cases that are drawn at little cost, so that hundreds can be rejected."""
     case = a_case(2, 2)
     return st.integers(0, 1 << 30).map(lambda seed: replace(case, seed=seed))
@@ -40,7 +40,7 @@ def of_seeds(features: Features, sizes: tuple[int, ...]) -> st.SearchStrategy[Ca
 def judges(chosen: Any, error: type[NotExact] = NotExact) -> Any:
     """A body that judges chosen cases and rejects the others."""
 
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         if not chosen(case):
             raise error("aten._is_any_true has no rule")
 
@@ -49,7 +49,7 @@ def judges(chosen: Any, error: type[NotExact] = NotExact) -> Any:
 
 def only_one() -> Any:
     """A body that judges the first case that comes and rejects all others."""
-    seen = list[Case]()
+    seen = list[TrainingCase]()
     return lambda case: not seen.append(case) and case == seen[0]
 
 
@@ -104,7 +104,7 @@ def test_a_budget_that_leaves_one_case_of_10_is_no_pass_and_one_that_leaves_10_o
 
 
 def test_a_law_of_few_cases_holds_when_it_was_judged_on_all(run: Run) -> None:
-    def few(features: Features, sizes: tuple[int, ...]) -> list[Case]:
+    def few(features: Features, sizes: tuple[int, ...]) -> list[TrainingCase]:
         return [a_case(1, 1), a_case(1, 2)]
 
     verdict = check_law(a_law(lambda case, run: None, space=BuiltSpace(build=few)), run)
@@ -116,7 +116,7 @@ def test_a_law_of_few_cases_holds_when_it_was_judged_on_all(run: Run) -> None:
 def test_a_label_that_the_cases_lack_is_drawn_for(run: Run) -> None:
     """One draw in 201 has it, and none of the 15 that are drawn for any law."""
 
-    def rarely(features: Features, sizes: tuple[int, ...]) -> st.SearchStrategy[Case]:
+    def rarely(features: Features, sizes: tuple[int, ...]) -> st.SearchStrategy[TrainingCase]:
         return st.integers(0, 200).flatmap(lambda n: draw(features, (2,) if n == 117 else (1,)))
 
     plain = a_law(lambda case, run: None, space=BuiltSpace(build=rarely))
@@ -166,10 +166,10 @@ def test_a_kind_of_case_that_no_such_ranks_give_is_told_before_any_is_drawn(size
 @pytest.mark.parametrize(("judged", "status"), [(0, "no case"), (2, "too few cases")])
 def test_what_the_number_of_ranks_keeps_out_is_no_error_and_under_torchrun_not_asked(judged: int, status: str) -> None:
     """In float32 multiples of 7 times the rounded 1/7 round: what divides before it sums is judged on others."""
-    run, engine, seen = Run(FakeEngine(), "ddp"), FakeEngine(), set[Case]()
+    run, engine, seen = Run(FakeEngine(), "ddp"), FakeEngine(), set[TrainingCase]()
     engine.name = TORCHRUN
 
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         if case.world_size == 7 and (len(seen) >= judged and case not in seen):
             raise NotOnRanks("multiples of 7 round")
         seen.add(case)
@@ -233,7 +233,7 @@ def test_a_shortfall_names_its_cause(limits: Limits, of: Judged, cause: str, sai
 
 
 def test_a_law_names_labels_that_exist() -> None:
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         """A law."""
 
     with pytest.raises(UsageError, match="no label is called 'several moons'"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.execution import Execution, Failure, RunRequest
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.check import check_law
@@ -17,21 +17,21 @@ from fsdpcheck.judging.run import Run
 from tests.common.laws_by_hand import FakeEngine, a_law
 
 
-def _once(case: Case, run: Run) -> None:
+def _once(case: TrainingCase, run: Run) -> None:
     run(case)
 
 
-def _twice(case: Case, run: Run) -> None:
+def _twice(case: TrainingCase, run: Run) -> None:
     run(case), run(case)
 
 
-def _otherwise(case: Case, run: Run) -> None:
+def _otherwise(case: TrainingCase, run: Run) -> None:
     run(case, schedule="reversed")
 
 
 @pytest.mark.parametrize(("body", "more"), [(_once, 0), (_twice, 1), (_otherwise, 1)])
 def test_a_law_of_the_same_space_is_given_what_another_asked_for_but_nothing_twice(
-    body: Callable[[Case, Run], None], more: int
+    body: Callable[[TrainingCase, Run], None], more: int
 ) -> None:
     engine = FakeEngine()
     run = Run(engine, "fully_shard")
@@ -68,7 +68,7 @@ class Changing(FakeEngine):
 def test_what_broke_a_law_by_a_shared_execution_is_judged_again_by_a_new_one() -> None:
     """An implementation that is right in later runs alone is not accused of what another law has seen."""
 
-    def later(case: Case, run: Run) -> None:
+    def later(case: TrainingCase, run: Run) -> None:
         if run(case).voids != ("again",):
             raise Violation("it is a first run", got="1", wanted="2", where="here")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.errors import UsageError
 from fsdpcheck.judging.registry import LAWS, law
 from fsdpcheck.judging.run import Run
@@ -17,7 +17,7 @@ SPACE = BuiltSpace(build=lambda features, world_sizes: [SMALLEST])
 
 
 def test_two_laws_of_one_name_raise() -> None:
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         """A statement."""
 
     law("fake.twice", promise="plain", space=SPACE)(body)
@@ -32,7 +32,7 @@ def test_a_law_without_a_statement_or_with_an_unknown_promise_raises() -> None:
     with pytest.raises(UsageError, match="no docstring"):
         law("fake.silent", promise="plain", space=SPACE)(lambda case, run: None)
 
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         """A law."""
 
     for promises in ({"promise": "perfect"}, {"promise": "plain", "needs_promises": ("perfect",)}):
@@ -61,7 +61,7 @@ def test_a_law_without_a_space_hears_what_to_write(options: dict[str, Any], got:
 
 
 def test_what_every_case_of_a_space_demands_needs_no_second_word() -> None:
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         """A law."""
 
     try:

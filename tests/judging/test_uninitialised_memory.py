@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.impl import faults
@@ -18,7 +18,7 @@ from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from tests.common.laws_by_hand import FakeEngine, a_case, a_law
 
-TWO_RANKS = Case(ModelSpec((LayerSpec(3, bias=True),), features=2), MeshSpec(2), BatchLayout("contiguous", 2))
+TWO_RANKS = TrainingCase(ModelSpec((LayerSpec(3, bias=True),), features=2), MeshSpec(2), BatchLayout("contiguous", 2))
 CLIPPED = replace(TWO_RANKS, step=StepSpec(max_grad_norm=1.0))
 
 
@@ -34,7 +34,7 @@ def _violation(got: str) -> Violation:
     ],
 )
 def test_the_cause_names_the_line_that_asked_for_the_memory(
-    fault: str, law: str, case: Case, engine: SimulatedEngine
+    fault: str, law: str, case: TrainingCase, engine: SimulatedEngine
 ) -> None:
     run = Run(engine, "reference", installs=(f"fsdpcheck.impl.faults:{fault}",)).watching(chapters()[law].observe)
     verdict = check_case(chapters()[law], run, case, diagnose=False)
@@ -57,7 +57,7 @@ def test_a_mistake_that_memory_has_no_part_in_is_left_to_others(engine: Simulate
 def test_what_comes_and_goes_by_itself_is_not_said_to_come_from_memory() -> None:
     count = itertools.count()
 
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         raise _violation(str(next(count)))
 
     assert (
@@ -66,7 +66,7 @@ def test_what_comes_and_goes_by_itself_is_not_said_to_come_from_memory() -> None
 
 
 def test_a_law_that_breaks_with_zeros_too_is_told_with_both_numbers() -> None:
-    def body(case: Case, run: Run) -> None:
+    def body(case: TrainingCase, run: Run) -> None:
         raise _violation("0.5" if run.memory == "zeros" else "nan")
 
     told = uninitialised_memory.cause(a_law(body), Run(FakeEngine(), "fully_shard"), a_case(1, 1), _violation("nan"))

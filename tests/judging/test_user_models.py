@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fsdpcheck import cli
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, UserModelSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase, UserModelSpec
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import InvalidToken
@@ -65,7 +65,9 @@ def test_what_a_single_device_raises_too_is_no_finding(engine: SimulatedEngine) 
     own = inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").own
     raising = replace(own, build=f"{TOYS}:on_five")
     layout = BatchLayout("contiguous", 10)
-    case = Case(ModelSpec((), own=raising), MeshSpec(2), layout, arithmetic=Arithmetic(project=False, numbers="real"))
+    case = TrainingCase(
+        ModelSpec((), own=raising), MeshSpec(2), layout, arithmetic=Arithmetic(project=False, numbers="real")
+    )
     verdict = check_case(chapters()["rounding.gradients"], Run(engine, "fully_shard", own=raising), case)
     assert (verdict.status, verdict.exit_code) == ("not supported", 2)
     assert "your model raises on a single device too" in verdict.reason
@@ -76,7 +78,9 @@ def test_what_a_single_device_raises_too_is_no_finding(engine: SimulatedEngine) 
 def test_a_model_that_mixes_samples_is_no_finding(engine: SimulatedEngine) -> None:
     """Where the inspection saw nothing, as with weights that hide it: what would be a finding is looked at again."""
     own, law = inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").own, chapters()["training.plain"]
-    case = Case(ModelSpec((), own=own), MeshSpec(2), BatchLayout("contiguous", 8), arithmetic=Arithmetic(project=False))
+    case = TrainingCase(
+        ModelSpec((), own=own), MeshSpec(2), BatchLayout("contiguous", 8), arithmetic=Arithmetic(project=False)
+    )
     for build in ("divided", "every_third"):
         mixing = replace(own, build=f"{TOYS}:{build}")
         verdict = check_case(
@@ -200,20 +204,20 @@ def test_laws_of_the_other_tier_are_a_usage_error(tmp_path: Path, capsys: pytest
 
 def test_a_token_is_trusted_with_what_the_reader_repeated_in_its_place() -> None:
     own = UserModelSpec("elsewhere:build", "elsewhere:batch")
-    token = tokens.Token("training.plain", "fully_shard", Case(ModelSpec((), own=own)))
+    token = tokens.Token("training.plain", "fully_shard", TrainingCase(ModelSpec((), own=own)))
     found = tokens.trusted(token, own=("here:build", "here:batch", "")).case.model.own
     assert found is not None
     assert (found.build, found.batch) == ("here:build", "here:batch")
     with pytest.raises(InvalidToken, match="leave out --loss"):
         tokens.trusted(token, own=("here:build", "here:batch", "here:loss"))
-    ordinary = replace(token, case=Case(ModelSpec((LayerSpec(1),))))
+    ordinary = replace(token, case=TrainingCase(ModelSpec((LayerSpec(1),))))
     with pytest.raises(InvalidToken, match="no model of your own"):
         tokens.trusted(ordinary, own=("here:build", "", ""))
 
 
 def test_a_token_alone_imports_nothing() -> None:
     own = UserModelSpec("nowhere_at_all:build", "nowhere_at_all:batch")
-    text = tokens.encode(tokens.Token("training.plain", "fully_shard", Case(ModelSpec((), own=own))))
+    text = tokens.encode(tokens.Token("training.plain", "fully_shard", TrainingCase(ModelSpec((), own=own))))
     assert tokens.decode(text).case.model.own == own
     assert "nowhere_at_all" not in sys.modules
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpcheck import adapters, oracle, strategies
 from fsdpcheck.adapters.contract import FactorRule
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.operators import LOGICAL, MOVES
 from fsdpcheck.oracle import batched_step, bounds
@@ -86,7 +86,7 @@ def _row(name: str, args: Any) -> int:
     return int(math.prod(args[2])) if name == "native_layer_norm_backward" else int(args[2])
 
 
-def roundings(case: Case) -> int:
+def roundings(case: TrainingCase) -> int:
     """The most that any path of the case's weighted backward passes meets, all samples of a step at once."""
     answer = oracle.answer(case, FactorRule(nested=True))
     model, most = models.build(case).double(), 0
@@ -106,7 +106,7 @@ def _all(step: oracle.StepAnswer) -> range:
     return range(len(step.samples))
 
 
-def _inputs(case: Case, step: oracle.StepAnswer) -> Tensor:
+def _inputs(case: TrainingCase, step: oracle.StepAnswer) -> Tensor:
     return batched_step.data(case, step, _all(step))[0]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fsdpcheck import oracle, strategies
 from fsdpcheck.adapters.contract import FactorRule, Features, Promise
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, Trait
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase, Trait
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.certifier import FLOAT64
 from fsdpcheck.exact.four_squares import four_squares, slack_targets
@@ -277,7 +277,7 @@ def test_premultiplied_multiples_are_exact_where_it_is_said(size: int) -> None:
 
 
 def test_averages_that_would_round_again_are_not_exact() -> None:
-    case = Case(ModelSpec((LayerSpec(1),)), MeshSpec(7), BatchLayout("contiguous", 7))
+    case = TrainingCase(ModelSpec((LayerSpec(1),)), MeshSpec(7), BatchLayout("contiguous", 7))
     for dtype, averaging in (("float64", "premultiply"), ("float32", "divide")):
         proved = replace(case, arithmetic=Arithmetic(dtype, averaging=averaging))
         certificate.prove(proved, oracle.answer(proved))

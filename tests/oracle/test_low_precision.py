@@ -22,13 +22,13 @@ from fsdpcheck.adapters.contract import Features, Promise
 from fsdpcheck.case import (
     Arithmetic,
     BatchLayout,
-    Case,
     Clipping,
     Compute,
     LayerSpec,
     MeshSpec,
     ModelSpec,
     StepSpec,
+    TrainingCase,
     Trait,
 )
 from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal
@@ -41,13 +41,13 @@ from fsdpcheck.strategies import enumeration
 from fsdpcheck.workload import batches, models, numerics
 
 EVERYTHING = Features(frozenset(get_args(Promise)), frozenset(get_args(Trait)))
-SMALL = Case(
+SMALL = TrainingCase(
     ModelSpec((LayerSpec(2), LayerSpec(2)), features=2),
     arithmetic=Arithmetic("float32", project=False, compute="bfloat16"),
 )
 
 
-def proved(case: Case) -> oracle.Answer | None:
+def proved(case: TrainingCase) -> oracle.Answer | None:
     answer = oracle.answer(case)
     try:
         certificate.prove(case, answer)
@@ -59,7 +59,7 @@ def proved(case: Case) -> oracle.Answer | None:
 @cache
 def drawn(
     compute: Compute, clipping: Clipping, worlds: tuple[int, ...], count: int
-) -> tuple[tuple[Case, oracle.Answer | None], ...]:
+) -> tuple[tuple[TrainingCase, oracle.Answer | None], ...]:
     strategy = strategies.cases_of(
         strategies.LOW_PRECISION.but(clipping=(clipping,), compute=compute), EVERYTHING, worlds
     )
@@ -80,7 +80,7 @@ def _rounded(value: Tensor) -> Tensor:
     return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
 
 
-def shares(case: Case, step: oracle.StepAnswer, k: int, draw: random.Random) -> list[list[int]]:
+def shares(case: TrainingCase, step: oracle.StepAnswer, k: int, draw: random.Random) -> list[list[int]]:
     """The rows of ``step`` of every micro-batch of every rank, each cut in two at random."""
     found = []
     for chunk in (chunk for chunks in batches.indices(case, k) for chunk in chunks):
@@ -90,7 +90,9 @@ def shares(case: Case, step: oracle.StepAnswer, k: int, draw: random.Random) -> 
     return found
 
 
-def trained_alone(case: Case, answer: oracle.Answer, k: int, reduced: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def trained_alone(
+    case: TrainingCase, answer: oracle.Answer, k: int, reduced: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
     """The released gradient of step k if each share computes as the case says, and shares are added in ``reduced``."""
     step, compute = answer.steps[k], case.arithmetic.compute
     copies = case.world_size if case.layout.kind == "replicated" else 1
@@ -112,7 +114,7 @@ def trained_alone(case: Case, answer: oracle.Answer, k: int, reduced: torch.dtyp
     return {name: value.float() / case.world_size for name, value in total.items()}
 
 
-def wrong(case: Case, answer: oracle.Answer, reduced: torch.dtype = torch.float32) -> bool:
+def wrong(case: TrainingCase, answer: oracle.Answer, reduced: torch.dtype = torch.float32) -> bool:
     """Whether some step's gradient, computed so, is not the answer's."""
     return any(
         not torch.equal(trained_alone(case, answer, k, reduced)[name], value)
@@ -150,7 +152,7 @@ def test_a_sum_over_ranks_may_need_more_bits_than_bfloat16_has() -> None:
     assert sum(wrong(case, answer, torch.bfloat16) for case, answer in found) >= 5
 
 
-def added_up_in_bfloat16(case: Case, step: oracle.StepAnswer, k: int) -> dict[str, Tensor]:
+def added_up_in_bfloat16(case: TrainingCase, step: oracle.StepAnswer, k: int) -> dict[str, Tensor]:
     """The released gradient of step k, exact but for each rank's micro-batches, which are added up in bfloat16."""
     total = {name: torch.zeros(value.shape[1:], dtype=torch.float64) for name, value in step.gradients.items()}
     share = case.world_size // case.copies / case.step.normaliser

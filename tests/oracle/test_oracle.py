@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fsdpcheck import oracle
 from fsdpcheck.adapters.contract import FactorRule
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, Schedule
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, Schedule, TrainingCase
 from fsdpcheck.workload import batches, models
 from fsdpcheck.workload.optimizer import make_optimizer, project_
 from tests.common.fabricated import SMALL, clipped
@@ -170,7 +170,7 @@ def test_equal_cases_give_equal_answers_and_torch_random_streams_stay_as_they_we
 
 
 def test_a_step_without_any_sample_is_a_step_with_a_zero_gradient() -> None:
-    case = Case(ModelSpec((LayerSpec(2),)), MeshSpec(3), BatchLayout("sampler", 2, drop_last=True), SMALL.step)
+    case = TrainingCase(ModelSpec((LayerSpec(2),)), MeshSpec(3), BatchLayout("sampler", 2, drop_last=True), SMALL.step)
     step = oracle.answer(case).steps[0]
     assert step.samples == ()
     assert not any(bool(value.any()) for value in step.used.values())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fsdpcheck.case import Case, LayerSpec, ModelSpec
+from fsdpcheck.case import LayerSpec, ModelSpec, TrainingCase
 from fsdpcheck.errors import NotPlain
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.processes import messages
@@ -44,7 +44,7 @@ def test_tensors_come_back_bit_for_bit(value: torch.Tensor) -> None:
 
 
 def test_requests_and_executions_come_back() -> None:
-    case = Case(ModelSpec((LayerSpec(2),)))
+    case = TrainingCase(ModelSpec((LayerSpec(2),)))
     request = RunRequest(case, "reference", instrument=torch.ones(1, 2, 1, dtype=torch.float64))
     there = messages.loads(messages.dumps(request))
     assert there.case == case

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fsdpcheck.case import Case, LayerSpec, ModelSpec, StepSpec
+from fsdpcheck.case import LayerSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.judging.run import Run
@@ -16,7 +16,7 @@ from fsdpcheck.program.probe import BUILD, Notes, Probe, names_of, probe
 from tests.common.cases_by_hand import SMALLEST
 
 HERE = __name__
-OWN = Case(ModelSpec((LayerSpec(1),), units=(1,)), step=StepSpec(steps=2))
+OWN = TrainingCase(ModelSpec((LayerSpec(1),), units=(1,)), step=StepSpec(steps=2))
 
 
 @probe(at=(BUILD, "after_init", "before_step"))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck import program
-from fsdpcheck.case import Case, LayerSpec, ModelSpec, OptimizerSpec, StepSpec
+from fsdpcheck.case import LayerSpec, ModelSpec, OptimizerSpec, StepSpec, TrainingCase
 from fsdpcheck.workload.optimizer import at_step
 
 KINDS = {
@@ -38,7 +38,7 @@ def ones() -> nn.Parameter:
 
 def own(spec: OptimizerSpec, parameter: nn.Parameter, resume: bool) -> torch.optim.Optimizer:
     """What an implementation is given for a case."""
-    case = Case(ModelSpec((LayerSpec(1),)), step=StepSpec(optimizer=spec, resume=resume))
+    case = TrainingCase(ModelSpec((LayerSpec(1),)), step=StepSpec(optimizer=spec, resume=resume))
     return program._own_optimizer(case, [parameter])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, ModelSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, ModelSpec, TrainingCase
 from fsdpcheck.errors import UsageError
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.verdict import Finding, Verdict, exit_code
@@ -21,7 +21,7 @@ from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan, parse_world_sizes
 from tests.common.tables import each
 
-CASE = Case(model=ModelSpec(layers=(LayerSpec(width=2),)), layout=BatchLayout(batch_size=2))
+CASE = TrainingCase(model=ModelSpec(layers=(LayerSpec(width=2),)), layout=BatchLayout(batch_size=2))
 
 FINDING = Finding(
     law="norms.sum",

@@ -11,7 +11,7 @@ import torch
 
 from fsdpcheck import oracle, strategies
 from fsdpcheck.adapters.contract import Features, Promise
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec, Trait
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase, Trait
 from fsdpcheck.checks.invariance import local_name
 from fsdpcheck.errors import NotExact
 from fsdpcheck.oracle import certificate
@@ -21,7 +21,7 @@ from fsdpcheck.workload.clip_groups import is_instrument
 
 EVERYTHING = Features(frozenset(get_args(Promise)), frozenset(get_args(Trait)) - {"real"})
 NOTHING = Features(frozenset({"plain"}))
-Relation = Callable[[Case, Features], metamorphic.Pair]
+Relation = Callable[[TrainingCase, Features], metamorphic.Pair]
 RELATIONS: list[Relation] = [
     metamorphic.at_another_world_size,
     metamorphic.for_resharding,
@@ -72,7 +72,7 @@ def test_what_is_not_accepted_is_no_sibling(relation: Relation) -> None:
 
 
 def test_one_rank_has_a_sibling_on_several_where_rows_may_be_uneven() -> None:
-    case = Case(ModelSpec((LayerSpec(3),)), MeshSpec(3), BatchLayout("sampler", 4), StepSpec(normaliser=2))
+    case = TrainingCase(ModelSpec((LayerSpec(3),)), MeshSpec(3), BatchLayout("sampler", 4), StepSpec(normaliser=2))
     first, second = metamorphic.at_another_world_size(case, EVERYTHING)
     assert first.step.normaliser == 6
     assert second.world_size != 3
@@ -99,5 +99,5 @@ def test_in_replicas_has_the_same_right_answer_with_a_part_for_each_replica() ->
 
 
 def test_a_prime_number_of_ranks_is_no_replicas_of_several() -> None:
-    case = Case(ModelSpec((LayerSpec(3),)), MeshSpec(5), BatchLayout("replicated", 4))
+    case = TrainingCase(ModelSpec((LayerSpec(3),)), MeshSpec(5), BatchLayout("replicated", 4))
     assert metamorphic.in_replicas(case) is case

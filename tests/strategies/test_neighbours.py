@@ -14,7 +14,7 @@ import torch
 
 from fsdpcheck import oracle, strategies
 from fsdpcheck.adapters.contract import Features, Promise
-from fsdpcheck.case import Case, Trait
+from fsdpcheck.case import TrainingCase, Trait
 from fsdpcheck.checks.privacy import _limit, assert_others_keep_their_coefficient, assert_same_calls, assert_sensitivity
 from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
@@ -36,7 +36,7 @@ def moved(pair: Neighbours) -> Counter[int]:
 
 
 @cache
-def cases() -> list[Case]:
+def cases() -> list[TrainingCase]:
     return enumeration.distinct(strategies.cases_of(strategies.PRIVATE_PROBE, EVERYTHING), 60)
 
 

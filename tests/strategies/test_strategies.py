@@ -15,7 +15,7 @@ from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck import adapters, oracle, strategies
 from fsdpcheck.adapters.contract import Features, Promise
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, Trait
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase, Trait, from_json
 from fsdpcheck.compat.hypothesis_private import without_mutations
 from fsdpcheck.errors import NotExact
 from fsdpcheck.judging.coverage_minimums import FLOORS, census
@@ -37,9 +37,9 @@ SPACES: dict[str, strategies.CaseSpace] = {
 EVERY = pytest.mark.parametrize("name", SPACES)
 
 
-def drawn(strategy: SearchStrategy[Case], count: int) -> tuple[Case, ...]:
+def drawn(strategy: SearchStrategy[TrainingCase], count: int) -> tuple[TrainingCase, ...]:
     """``count`` draws, the same in every run."""
-    found: list[Case] = []
+    found: list[TrainingCase] = []
 
     @settings(
         max_examples=count,
@@ -50,7 +50,7 @@ def drawn(strategy: SearchStrategy[Case], count: int) -> tuple[Case, ...]:
         deadline=None,
     )
     @given(strategy)
-    def collect(case: Case) -> None:
+    def collect(case: TrainingCase) -> None:
         found.append(case)
 
     with without_mutations():
@@ -67,7 +67,7 @@ def test_the_mutator_is_where_it_is_looked_for_and_comes_back() -> None:
 
 
 @cache
-def from_everything(name: str) -> tuple[Case, ...]:
+def from_everything(name: str) -> tuple[TrainingCase, ...]:
     return drawn(strategies.cases_of(SPACES[name], EVERYTHING), 400)
 
 
@@ -95,7 +95,7 @@ def test_everything_else_appears_regularly(name: str) -> None:
 @EVERY
 def test_every_drawn_case_comes_back_from_json(name: str) -> None:
     for case in from_everything(name):
-        assert Case.from_json(case.to_json()) == case
+        assert from_json(case.to_json()) == case
         assert case.describe()
 
 
@@ -164,7 +164,7 @@ def test_larger_worlds_have_cases_and_shrink_to_their_smallest(features: Feature
     case = smallest(strategies.cases_of(strategies.PLAIN, features, (1, world)), lambda case: case.world_size > 1)
     width = 1 if features is EVERYTHING else world
     batch = 1 if features is EVERYTHING else world
-    assert case == Case(
+    assert case == TrainingCase(
         ModelSpec((LayerSpec(width),), units=() if features is EVERYTHING else (1,)),
         MeshSpec(world),
         BatchLayout(batch_size=batch),
@@ -190,7 +190,7 @@ def test_a_space_narrows_the_draw() -> None:
     assert {case.world_size for case in drawn(strategies.cases_of(strategies.PLAIN, limited), 60)} == {1, 2}
 
 
-def smallest(strategy: SearchStrategy[Case], wanted: Callable[[Case], bool]) -> Case:
+def smallest(strategy: SearchStrategy[TrainingCase], wanted: Callable[[TrainingCase], bool]) -> TrainingCase:
     phases = [Phase.generate, Phase.shrink]  # "explain" would vary what was found
     quiet = settings(max_examples=2000, derandomize=True, database=None, deadline=None, phases=phases)
     return find(strategy, wanted, settings=quiet)
@@ -228,11 +228,11 @@ def test_clipping_with_momentum_shrinks_to_one_layer() -> None:
     assert case.seed == 0
 
 
-def kind_is(kind: str) -> Callable[[Case], bool]:
+def kind_is(kind: str) -> Callable[[TrainingCase], bool]:
     return lambda case: any(layer.kind == kind for layer in case.model.layers)
 
 
-SMALLEST_OF: dict[str, tuple[Callable[[Case], bool], ModelSpec]] = {
+SMALLEST_OF: dict[str, tuple[Callable[[TrainingCase], bool], ModelSpec]] = {
     "conv": (kind_is("conv"), ModelSpec((LayerSpec(1, kind="conv"),), "signal", length=2)),
     "volume": (lambda case: case.model.input == "volume", ModelSpec((LayerSpec(1, kind="conv"),), "volume", length=2)),
     "layer_norm": (kind_is("layer_norm"), ModelSpec((LayerSpec(1, kind="layer_norm"),))),
@@ -254,7 +254,7 @@ SMALLEST_OF: dict[str, tuple[Callable[[Case], bool], ModelSpec]] = {
 def test_each_family_shrinks_to_its_smallest_model(family: str) -> None:
     wanted, model = SMALLEST_OF[family]
     case = smallest(strategies.cases_of(strategies.PLAIN, EVERYTHING), wanted)
-    assert case == Case(model, arithmetic=Arithmetic(project=False))
+    assert case == TrainingCase(model, arithmetic=Arithmetic(project=False))
 
 
 @EVERY
@@ -289,7 +289,7 @@ def test_at_least_nine_drawn_cases_of_ten_are_proved_exact_in_every_family() -> 
 
 def test_anything_at_all_shrinks_to_the_smallest_case() -> None:
     case = smallest(strategies.cases_of(strategies.PLAIN, EVERYTHING), lambda case: True)
-    assert case == Case(ModelSpec((LayerSpec(1),)), arithmetic=Arithmetic(project=False))
+    assert case == TrainingCase(ModelSpec((LayerSpec(1),)), arithmetic=Arithmetic(project=False))
 
 
 def test_some_cases_of_two_steps_are_not_projected_so_that_what_a_rank_hides_has_an_effect() -> None:

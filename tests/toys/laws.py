@@ -13,16 +13,16 @@ import torch
 from hypothesis import strategies as st
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import BuiltSpace
 
 
-def draw(features: Features, world_sizes: tuple[int, ...]) -> st.SearchStrategy[Case]:
+def draw(features: Features, world_sizes: tuple[int, ...]) -> st.SearchStrategy[TrainingCase]:
     return st.builds(
-        lambda world, batch, seed: Case(
+        lambda world, batch, seed: TrainingCase(
             model=ModelSpec(layers=(LayerSpec(width=2),)),
             mesh=MeshSpec(dp_shard=world),
             layout=BatchLayout(batch_size=batch),
@@ -39,13 +39,13 @@ SPACE = BuiltSpace(build=draw)
 
 
 @law("toy.completes", promise="plain", space=SPACE)
-def completes(case: Case, run: Run) -> None:
+def completes(case: TrainingCase, run: Run) -> None:
     """Every step comes to its end."""
     assert run(case).failure is None
 
 
 @law("toy.agrees", promise="plain", space=SPACE)
-def agrees(case: Case, run: Run) -> None:
+def agrees(case: TrainingCase, run: Run) -> None:
     """All ranks show the same parameters."""
     first, *others = run(case).ranks
     for other in others:
@@ -56,14 +56,14 @@ def agrees(case: Case, run: Run) -> None:
 
 
 @law("toy.worlds", promise="plain", space=SPACE)
-def worlds(case: Case, run: Run) -> None:
+def worlds(case: TrainingCase, run: Run) -> None:
     """A step comes to its end on one more rank too."""
     for size in (case.world_size, case.world_size + 1):
         assert run(replace(case, mesh=MeshSpec(dp_shard=size))).failure is None
 
 
 @law("toy.small", promise="plain", space=SPACE)
-def small(case: Case, run: Run) -> None:
+def small(case: TrainingCase, run: Run) -> None:
     """No batch is larger than three samples."""
     if case.layout.batch_size > 3:
         got = str(case.layout.batch_size)
@@ -71,33 +71,33 @@ def small(case: Case, run: Run) -> None:
 
 
 @law("toy.crashes", promise="plain", space=SPACE)
-def crashes(case: Case, run: Run) -> None:
+def crashes(case: TrainingCase, run: Run) -> None:
     """The process stays alive."""
     if case.layout.batch_size > 3:
         ctypes.string_at(0)
 
 
 @law("toy.secret", promise="private", space=SPACE)
-def secret(case: Case, run: Run) -> None:
+def secret(case: TrainingCase, run: Run) -> None:
     """Never asked of the toy."""
     raise AssertionError("a law that is not promised was run")
 
 
 @law("toy.simulated", promise="plain", space=SPACE)
-def simulated(case: Case, run: Run) -> None:
+def simulated(case: TrainingCase, run: Run) -> None:
     """Breaks on simulated ranks alone, as nothing real does."""
     if run(case).engine == "simulated":
         raise Violation("an artefact", got="simulated", wanted="real", where="the engine")
 
 
 @law("toy.broken", promise="plain", space=SPACE)
-def broken(case: Case, run: Run) -> None:
+def broken(case: TrainingCase, run: Run) -> None:
     """The law itself has a bug."""
     raise ZeroDivisionError("a bug of the law")
 
 
 @law("toy.keeps", promise="plain", space=SPACE)
-def keeps(case: Case, run: Run) -> None:
+def keeps(case: TrainingCase, run: Run) -> None:
     """One thread sleeps in C code and lets no Python run; the main thread asks for the interpreter again and again."""
     keeper = threading.Thread(target=ctypes.PyDLL(None).pause)
     keeper.start()
@@ -105,13 +105,13 @@ def keeps(case: Case, run: Run) -> None:
 
 
 @law("toy.waits", promise="plain", space=SPACE)
-def waits(case: Case, run: Run) -> None:
+def waits(case: TrainingCase, run: Run) -> None:
     """Never ends by itself."""
     threading.Event().wait()
 
 
 @law("toy.litters", promise="plain", space=SPACE)
-def litters(case: Case, run: Run) -> None:
+def litters(case: TrainingCase, run: Run) -> None:
     """Leaves a thread and two processes that never end, one of them in a session of its own; their ids are noted."""
     note = Path(os.environ["TOY_LITTER"])
     if note.exists():
@@ -139,6 +139,6 @@ class _Interrupted:
 
 
 @law("toy.swallows", promise="plain", space=SPACE)
-def swallows(case: Case, run: Run) -> None:
+def swallows(case: TrainingCase, run: Run) -> None:
     """Loses the interrupt that comes in each of its cases."""
     _Interrupted()

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, LayoutKind, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, LayoutKind, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.workload import batches, models
 from tests.common.tables import each
 
 MODEL = ModelSpec((LayerSpec(2),), features=3)
 
 
-def case_of(layout: BatchLayout, world: int, **step: int) -> Case:
-    return Case(MODEL, MeshSpec(world), layout, StepSpec(**step))  # type: ignore[arg-type]
+def case_of(layout: BatchLayout, world: int, **step: int) -> TrainingCase:
+    return TrainingCase(MODEL, MeshSpec(world), layout, StepSpec(**step))  # type: ignore[arg-type]
 
 
 @each("drop_last", [False, True])
@@ -145,7 +145,7 @@ def test_an_empty_rank_gets_an_empty_micro_batch() -> None:
     ],
 )
 def test_the_data_set_covers_all_steps(spec: ModelSpec, shape: tuple[int, ...]) -> None:
-    case = Case(spec, layout=BatchLayout(batch_size=3), step=StepSpec(steps=2), arithmetic=Arithmetic(inputs=2))
+    case = TrainingCase(spec, layout=BatchLayout(batch_size=3), step=StepSpec(steps=2), arithmetic=Arithmetic(inputs=2))
     inputs, targets = batches.inputs(case), batches.targets(case)
     assert tuple(inputs.shape) == shape
     assert targets.shape == (6, models.body_features(case))
@@ -162,7 +162,7 @@ def test_the_data_set_covers_all_steps(spec: ModelSpec, shape: tuple[int, ...]) 
 @pytest.mark.parametrize("features", [2, 4, 8])
 def test_rows_before_a_layer_norm_are_balanced(kind: str, features: int) -> None:
     spec = ModelSpec((LayerSpec(2),), kind, features=features, length=3 if kind == "sequence" else 1, layer_norm=True)  # type: ignore[arg-type]
-    inputs = batches.inputs(Case(spec, layout=BatchLayout(batch_size=40), arithmetic=Arithmetic(inputs=5)))
+    inputs = batches.inputs(TrainingCase(spec, layout=BatchLayout(batch_size=40), arithmetic=Arithmetic(inputs=5)))
     rows = inputs.reshape(-1, features)
     assert not rows.sum(1).any()
     assert (rows.abs() == rows[:, :1].abs()).all()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fsdpcheck import oracle, strategies
 from fsdpcheck.adapters import load
 from fsdpcheck.adapters.contract import FactorRule, Features, Promise
-from fsdpcheck.case import Case, Clipping, Trait
+from fsdpcheck.case import Clipping, TrainingCase, Trait
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import NotExact
 from fsdpcheck.impl.clipping import clip_factors, rules
@@ -39,13 +39,15 @@ FEW = settings(
 )
 
 
-def grouped(features: Features, family: Clipping, sizes: tuple[int, ...] = (1, 2, 3)) -> st.SearchStrategy[Case]:
+def grouped(
+    features: Features, family: Clipping, sizes: tuple[int, ...] = (1, 2, 3)
+) -> st.SearchStrategy[TrainingCase]:
     """Cases that clip by unit."""
     drawn = strategies.cases_of(strategies.CaseSpace(clipping=(family,)), features, sizes)
     return drawn.filter(lambda case: case.step.clip_groups == "units")
 
 
-def answered(case: Case) -> oracle.Answer | None:
+def answered(case: TrainingCase) -> oracle.Answer | None:
     """The proved answer, if there is one."""
     try:
         answer = oracle.answer(case, RULE)
@@ -57,7 +59,7 @@ def answered(case: Case) -> oracle.Answer | None:
 
 @FEW
 @given(grouped(EVERYTHING, "exact"))
-def test_every_parameter_is_in_the_group_whose_prefix_it_has(case: Case) -> None:
+def test_every_parameter_is_in_the_group_whose_prefix_it_has(case: TrainingCase) -> None:
     names = clip_groups.names(case)
     assert len(names) == len(case.model.units) + 1
     rule = rules.PerLayer(clip_groups.bounds(case, 3.0))
@@ -71,7 +73,7 @@ def test_every_parameter_is_in_the_group_whose_prefix_it_has(case: Case) -> None
 
 @FEW
 @given(grouped(EVERYTHING, "exact"))
-def test_the_slack_sets_the_norm_of_every_group(case: Case) -> None:
+def test_the_slack_sets_the_norm_of_every_group(case: TrainingCase) -> None:
     """Each group's squared norm is a power of four, or C_l^2 at most; in each group a sample is clipped."""
     answer = answered(case)
     if answer is None:
@@ -89,7 +91,7 @@ def test_the_slack_sets_the_norm_of_every_group(case: Case) -> None:
 
 @FEW
 @given(grouped(EVERYTHING, "probe"))
-def test_the_probe_of_each_group_reads_its_factors(case: Case) -> None:
+def test_the_probe_of_each_group_reads_its_factors(case: TrainingCase) -> None:
     answer = answered(case)
     if answer is None:
         return
@@ -109,7 +111,7 @@ def by_unit(name: str) -> Law:
     """A law, on its cases that clip by unit."""
     law = chapters()[name]
 
-    def build(features: Features, sizes: tuple[int, ...]) -> st.SearchStrategy[Case]:
+    def build(features: Features, sizes: tuple[int, ...]) -> st.SearchStrategy[TrainingCase]:
         return law.draw(features, sizes).filter(lambda case: case.step.clip_groups == "units")
 
     return replace(law, space=strategies.BuiltSpace(build=build))

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fsdpcheck.case import Case, LayerSpec, ModelSpec, StepSpec
+from fsdpcheck.case import LayerSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.workload import models
 from fsdpcheck.workload.losses import PerSampleLoss
 
@@ -29,7 +29,7 @@ def test_cross_entropy_adds_positions_up_and_reads_classes_off_the_targets(class
     packed = [torch.cat([value.flatten(1), torch.zeros(3, 1)], 1) for value in (y_bTp, t_bTp)]
     assert loss(*packed).tolist() == wanted
     assert loss.with_reduction("sum")(*packed).item() == loss(*packed).sum().item()
-    case = Case(ModelSpec((LayerSpec(3), LayerSpec(2)), "sequence", length=4), step=StepSpec("cross_entropy"))
+    case = TrainingCase(ModelSpec((LayerSpec(3), LayerSpec(2)), "sequence", length=4), step=StepSpec("cross_entropy"))
     assert (models.loss_for(case).features, models.loss_for(case).classes) == (8, 2)
     case = replace(case, model=replace(case.model, input="vector"))
     assert (models.loss_for(case).features, models.loss_for(case).classes) == (2, 2)

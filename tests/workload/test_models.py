@@ -16,7 +16,6 @@ from fsdpcheck.case import (
     Activation,
     Arithmetic,
     BatchLayout,
-    Case,
     Dtype,
     InputKind,
     LayerKind,
@@ -25,6 +24,7 @@ from fsdpcheck.case import (
     MeshSpec,
     ModelSpec,
     StepSpec,
+    TrainingCase,
 )
 from fsdpcheck.workload import batches, layers, models
 from tests.common.tables import each
@@ -83,14 +83,14 @@ SPECS = {
     ),
 }
 CASES = {
-    name: Case(spec, MeshSpec(3), BatchLayout(batch_size=5), arithmetic=Arithmetic(weights=3))
+    name: TrainingCase(spec, MeshSpec(3), BatchLayout(batch_size=5), arithmetic=Arithmetic(weights=3))
     for name, spec in SPECS.items()
 }
 EVERY = each("case", CASES.values(), ids=CASES.keys())
 
 
 @EVERY
-def test_the_model_holds_the_initial_parameters(case: Case) -> None:
+def test_the_model_holds_the_initial_parameters(case: TrainingCase) -> None:
     built, wanted = dict(models.build(case).named_parameters()), models.initial_parameters(case)
     assert list(built) == list(wanted) == list(models.parameter_shapes(case))
     for name, value in wanted.items():
@@ -101,7 +101,7 @@ def test_the_model_holds_the_initial_parameters(case: Case) -> None:
 
 
 @EVERY
-def test_forward_is_the_chain_of_layers(case: Case) -> None:
+def test_forward_is_the_chain_of_layers(case: TrainingCase) -> None:
     model, inputs = models.build(case), batches.inputs(case)
     output = model(inputs)
     features = models.body_features(case)
@@ -124,7 +124,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _by_hand(case: Case, model: nn.Module, hidden: Tensor) -> Tensor:
+def _by_hand(case: TrainingCase, model: nn.Module, hidden: Tensor) -> Tensor:
     named = dict(model.named_parameters(remove_duplicate=False))
     for layer in models.layer_names(case):
         parameters = {name: named[f"{layer.name}.{name}"] for name in layer.shapes}
@@ -137,7 +137,7 @@ def _by_hand(case: Case, model: nn.Module, hidden: Tensor) -> Tensor:
     return hidden
 
 
-def _layer_by_hand(case: Case, layer: models.Layer, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+def _layer_by_hand(case: TrainingCase, layer: models.Layer, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
     spec = layer.stage.spec
     if layer.kind == "attention":
         return _attention_by_hand(parameters, x)
@@ -198,7 +198,7 @@ def test_every_kind_of_layer_input_and_activation_is_among_the_models() -> None:
 
 
 @EVERY
-def test_units_are_modules_that_hold_all_parameters_but_the_roots(case: Case) -> None:
+def test_units_are_modules_that_hold_all_parameters_but_the_roots(case: TrainingCase) -> None:
     model = models.build(case)
     units = [name for unit in models.unit_names(case) for name in unit]
     assert len(units) == len(case.model.units)
@@ -210,7 +210,7 @@ def test_units_are_modules_that_hold_all_parameters_but_the_roots(case: Case) ->
 
 @EVERY
 @each("loss", get_args(Loss))
-def test_a_model_takes_an_empty_batch(case: Case, loss: Loss) -> None:
+def test_a_model_takes_an_empty_batch(case: TrainingCase, loss: Loss) -> None:
     case = replace(case, step=StepSpec(loss))
     model = models.build(case)
     inputs = batches.inputs(case)[:0]
@@ -222,7 +222,7 @@ def test_a_model_takes_an_empty_batch(case: Case, loss: Loss) -> None:
 
 
 @EVERY
-def test_a_model_takes_a_single_sample(case: Case) -> None:
+def test_a_model_takes_a_single_sample(case: TrainingCase) -> None:
     output = models.build(case)(batches.inputs(case)[:1])
     assert output.shape == (1, models.body_features(case) + models.instrument_rows(case))
     assert output.isfinite().all()
@@ -257,7 +257,7 @@ def test_frozen_parameters_have_no_gradient() -> None:
 
 
 @EVERY
-def test_names_and_values_do_not_depend_on_the_grouping(case: Case) -> None:
+def test_names_and_values_do_not_depend_on_the_grouping(case: TrainingCase) -> None:
     grouped = models.initial_parameters(case)
     alone = models.initial_parameters(replace(case, model=replace(case.model, units=())))
     assert [value.tolist() for value in grouped.values()] == [value.tolist() for value in alone.values()]
@@ -267,7 +267,7 @@ def test_names_and_values_do_not_depend_on_the_grouping(case: Case) -> None:
 
 @EVERY
 @each("dtype", ["float64", "float32"])
-def test_real_numbers_are_fractions_of_many_bits_in_the_same_ranges(case: Case, dtype: Dtype) -> None:
+def test_real_numbers_are_fractions_of_many_bits_in_the_same_ranges(case: TrainingCase, dtype: Dtype) -> None:
     case = replace(case, arithmetic=Arithmetic(dtype, 3, 2, project=False, numbers="real"))
     bounds = [(value, 3) for value in models.initial_parameters(case).values()]
     bounds += [(batches.targets(case), 3)]
@@ -296,7 +296,9 @@ def test_the_instrument_is_never_ragged(world: int) -> None:
     for clipping in ("none", "unclipped", "exact", "probe"):
         for size in (1, 4, 9):
             step = StepSpec(clipping=clipping)  # type: ignore[arg-type]
-            rows = models.instrument_rows(Case(SPECS["one"], MeshSpec(world), BatchLayout("strided", size), step))
+            rows = models.instrument_rows(
+                TrainingCase(SPECS["one"], MeshSpec(world), BatchLayout("strided", size), step)
+            )
             assert rows % world == 0
             assert rows >= (size if clipping == "probe" else 4)
 
@@ -306,7 +308,7 @@ def test_the_instrument_is_never_ragged(world: int) -> None:
     [("none", "float64", 3), ("probe", "float32", 3), ("exact", "float64", 3 * 2**40), ("exact", "float32", 3 * 2**8)],
 )
 def test_losses_are_multiples_of_the_world_size(clipping: str, dtype: Dtype, scale: int) -> None:
-    case = Case(SPECS["one"], MeshSpec(3), step=StepSpec(clipping=clipping), arithmetic=Arithmetic(dtype))  # type: ignore[arg-type]
+    case = TrainingCase(SPECS["one"], MeshSpec(3), step=StepSpec(clipping=clipping), arithmetic=Arithmetic(dtype))  # type: ignore[arg-type]
     assert models.loss_scale(case) == scale
     assert models.loss_for(case).scale == scale
     assert models.build(case).instrument.weight.dtype == models.DTYPES[dtype]
@@ -330,7 +332,7 @@ def test_layer_norm_of_balanced_rows_is_exact(features: int, exponent: int, dtyp
 
 def test_models_of_one_case_share_nothing() -> None:
     """What one rank does to its parameters in place, another rank's, built later, does not have."""
-    case = Case(ModelSpec((LayerSpec(2, bias=True), LayerSpec(3)), features=2))
+    case = TrainingCase(ModelSpec((LayerSpec(2, bias=True), LayerSpec(3)), features=2))
     first = models.build(case)
     with torch.no_grad():
         for parameter in first.parameters():

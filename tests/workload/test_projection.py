@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fsdpcheck import program, strategies
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import NotExact
@@ -17,7 +17,7 @@ from fsdpcheck.strategies import enumeration
 NAMES = ("reference", "reference_fsdp2", "fully_shard", "fsdp1")
 
 
-def judged(run: Run, count: int) -> list[Case]:
+def judged(run: Run, count: int) -> list[TrainingCase]:
     """Cases of several steps that were compared with the single device's answer."""
     drawn = strategies.cases_of(strategies.PLAIN, run.features, (1, 2, 3)).filter(lambda case: case.step.steps > 1)
     found = []

@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from fsdpcheck import adapters, engines, oracle
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, LayerSpec, ModelSpec, StepSpec, UserModelSpec
+from fsdpcheck.case import (
+    Arithmetic,
+    BatchLayout,
+    LayerSpec,
+    ModelSpec,
+    StepSpec,
+    TrainingCase,
+    UserModelSpec,
+    from_json,
+)
 from fsdpcheck.checks import poisson
 from fsdpcheck.errors import InvalidCase, NotExact, UsageError
 from fsdpcheck.exact import binomial
@@ -35,11 +44,13 @@ def _own(build: str = "right", batch: str = "batch", loss: str = "", file: str =
     return inspection.inspect(f"{file}:{build}", f"{file}:{batch}", f"{file}:{loss}" if loss else "").own
 
 
-def _case(own: UserModelSpec, numbers: str = "grid", loss: str = "mse") -> Case:
+def _case(own: UserModelSpec, numbers: str = "grid", loss: str = "mse") -> TrainingCase:
     dtype = "float32" if own.names else "float64"
     arithmetic = Arithmetic(dtype, project=False, numbers=numbers)  # type: ignore[arg-type]
     step = StepSpec(loss)  # type: ignore[arg-type]
-    return Case(ModelSpec((), own=own), layout=BatchLayout("contiguous", 3), step=step, arithmetic=arithmetic, seed=7)
+    return TrainingCase(
+        ModelSpec((), own=own), layout=BatchLayout("contiguous", 3), step=step, arithmetic=arithmetic, seed=7
+    )
 
 
 def test_units_and_traits_are_seen() -> None:
@@ -288,9 +299,9 @@ def test_a_model_that_names_a_dtype_is_drawn_in_float32(build: str, names: str, 
     assert (seen.own.names, seen.alone.where) == (names, where)
     assert ("float32" in seen.left_out(real=False)) == (not names)
     assert any("cases are drawn in float32" in note and where in note for note in seen.notes) == bool(names)
-    case = user_model_cases.on_model(seen.own, False, Case(ModelSpec((LayerSpec(1),))))
+    case = user_model_cases.on_model(seen.own, False, TrainingCase(ModelSpec((LayerSpec(1),))))
     assert case.arithmetic.dtype == ("float32" if names else "float64")
-    assert Case.from_json(case.to_json()) == case
+    assert from_json(case.to_json()) == case
     assert ("names" in case.to_json()) == bool(names)
 
 
@@ -341,9 +352,9 @@ def test_roundings_count_every_sum() -> None:
 
 def test_a_case_of_a_users_model_goes_through_json() -> None:
     case = _case(_own())
-    assert Case.from_json(case.to_json()) == case
+    assert from_json(case.to_json()) == case
     assert "your own" in case.describe()
-    assert '"own"' not in Case(ModelSpec((_LAYER,))).to_json()
+    assert '"own"' not in TrainingCase(ModelSpec((_LAYER,))).to_json()
 
 
 _LAYER = LayerSpec(1)
@@ -355,9 +366,9 @@ _LAYER = LayerSpec(1)
 def test_a_users_model_that_contradicts_itself_is_no_case(change: dict[str, object]) -> None:
     own = UserModelSpec("mine:build", "mine:batch")
     with pytest.raises(InvalidCase):
-        Case(ModelSpec((), own=replace(own, **change)))  # type: ignore[arg-type]
+        TrainingCase(ModelSpec((), own=replace(own, **change)))  # type: ignore[arg-type]
     with pytest.raises(InvalidCase):
-        Case(ModelSpec((_LAYER,), own=own))
+        TrainingCase(ModelSpec((_LAYER,), own=own))
 
 
 def test_a_trait_that_an_adapter_does_not_accept_is_no_promise() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fsdpcheck import adapters
 from fsdpcheck.adapters.contract import Stored
 from fsdpcheck.adapters.declaration import Declaration
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.engines._simulated import questions
 from fsdpcheck.engines._simulated.questions import Declare, Require
 from fsdpcheck.errors import AdapterError
@@ -74,7 +74,7 @@ class Hosted:
         found: list[Stored] = _asked(reference, questions.Stored(reference, folder), "read a checkpoint")
         return found
 
-    def read(self, reference: str, folder: str, case: Case) -> dict[str, Tensor]:
+    def read(self, reference: str, folder: str, case: TrainingCase) -> dict[str, Tensor]:
         """See engines/base.py."""
         found: dict[str, Tensor] = _asked(reference, questions.Read(reference, folder, case), "read a checkpoint")
         return found

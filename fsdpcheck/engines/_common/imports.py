@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from fsdpcheck import adapters
+from fsdpcheck.case import user_model
 from fsdpcheck.execution import RunRequest
 from fsdpcheck.loading import import_patches
 from fsdpcheck.process_state import Change
-from fsdpcheck.workload.user_model import loading as user_model
+from fsdpcheck.workload.user_model import loading
 
 
 def patches(request: RunRequest) -> list[Change]:
     """Load the adapter and the user's own model, if there is one; what their imports changed."""
     adapters.load(request.adapter)
-    if request.case.model.own is not None:
-        user_model.load(request.case.model.own)
+    own = user_model(request.case)
+    if own is not None:
+        loading.load(own)
     return import_patches.patches(references(request))
 
 
@@ -24,5 +26,5 @@ def told(request: RunRequest) -> tuple[str, ...]:
 
 def references(request: RunRequest) -> tuple[str, ...]:
     """To the user's code that a request runs."""
-    own = request.case.model.own
+    own = user_model(request.case)
     return (request.adapter,) if own is None else (request.adapter, own.build, own.batch, own.loss)

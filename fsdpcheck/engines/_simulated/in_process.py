@@ -19,7 +19,7 @@ import torch
 from fsdpcheck import adapters, process_state
 from fsdpcheck.adapters.contract import Stored
 from fsdpcheck.adapters.declaration import Declaration
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.engines._common import imports, patches, poison
 from fsdpcheck.engines._simulated.rendezvous import current_rank
 from fsdpcheck.engines._simulated.run import SimulatedRun
@@ -110,7 +110,7 @@ class InProcessEngine:
         """See engines/base.py."""
         return checkpoints.stored(reference, folder)
 
-    def read(self, reference: str, folder: str, case: Case) -> dict[str, torch.Tensor]:
+    def read(self, reference: str, folder: str, case: TrainingCase) -> dict[str, torch.Tensor]:
         """See engines/base.py."""
         return checkpoints.read(reference, folder, case)
 

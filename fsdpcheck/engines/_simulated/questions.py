@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.execution import RunRequest
 
 
@@ -53,7 +53,7 @@ class Read:
 
     reference: str
     folder: str
-    case: Case
+    case: TrainingCase
 
 
 @dataclass(frozen=True)

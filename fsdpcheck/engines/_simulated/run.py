@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from fsdpcheck.case import TrainingCase
 from fsdpcheck.engines._common.outcomes import adapter_failure
 from fsdpcheck.engines._common.recording import RecordingGroup
 from fsdpcheck.engines._simulated.globals import RankGlobals
@@ -26,7 +27,7 @@ class SimulatedRun:
     ) -> None:
         """``looked`` is called with each rank that leaves, in its turn."""
         world_size = request.case.world_size
-        self.averaging = request.case.arithmetic.averaging
+        self.averaging = request.case.arithmetic.averaging if isinstance(request.case, TrainingCase) else "divide"
         self.globals = RankGlobals(world_size, rank_local)
         choose = CHOICES[request.schedule]
 

@@ -24,6 +24,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from fsdpcheck import adapters
+from fsdpcheck.case import StepSpec, TrainingCase
 from fsdpcheck.engines._simulated.shared_locks import modules_of
 from fsdpcheck.execution import RunRequest
 from fsdpcheck.loading import references
@@ -79,7 +80,7 @@ class SharedState:
         Followed are, of each kind of run, the first and those of the numbers 2, 4, 8, ...: to look takes a tenth of a
         millisecond.
         """
-        step = request.case.step
+        step = request.case.step if isinstance(request.case, TrainingCase) else StepSpec()
         kind = (step.private, step.norms, request.using, request.probes, bool(request.save_to))
         self._runs[kind] += 1
         if self._runs[kind] & (self._runs[kind] - 1):

@@ -14,6 +14,7 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
 from fsdpcheck import adapters
+from fsdpcheck.case import user_model
 from fsdpcheck.compat import dtensor_private, torch_private
 from fsdpcheck.engines._common.outcomes import adapter_failure, ending
 from fsdpcheck.engines._simulated import affinity
@@ -165,7 +166,7 @@ class Pool:
 
 def _foreign_code(request: RunRequest) -> str:
     """Names what is not fsdpcheck's own of what ranks run: it may have told DTensor of rules of its own."""
-    own = request.case.model.own
+    own = user_model(request.case)
     adapter = [] if adapters.is_builtin(request.adapter) else [request.adapter]
     installs = [name for name in request.installs if not name.startswith("fsdpcheck.")]
     return " ".join([*adapter, *([own.build] if own is not None else []), *installs])

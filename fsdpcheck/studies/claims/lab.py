@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fsdpcheck.case import Case, LayerSpec, MeshSpec, ModelSpec
+from fsdpcheck.case import LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest, SchedulePolicy
@@ -49,7 +49,7 @@ class Lab:
     def attempt(self, body: Callable[[int], Any], world_size: int, schedule: SchedulePolicy = "forward") -> Execution:
         """The execution of ``body`` on all ranks, in this order of ranks, whatever came of it."""
         self._body, self._returned = body, {}
-        case = Case(ModelSpec((LayerSpec(1),)), mesh=MeshSpec(dp_shard=world_size))
+        case = TrainingCase(ModelSpec((LayerSpec(1),)), mesh=MeshSpec(dp_shard=world_size))
         self.last = self._programs.run(RunRequest(case, "reference", schedule=schedule))
         return self.last
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks.training import assert_norms_in_dataset_order
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.program import probes
@@ -100,7 +100,7 @@ def gathered_in_dataset_order(lab: Lab) -> Outcome:
     }
     wrong, sizes, run = [], set(), lab.run("reference")
     for name, layout in layouts.items():
-        case = Case(_MODEL, MeshSpec(dp_shard=4), layout, StepSpec(clipping="unclipped", normaliser=4))
+        case = TrainingCase(_MODEL, MeshSpec(dp_shard=4), layout, StepSpec(clipping="unclipped", normaliser=4))
         execution = run(case, probes=(probes.ordered_norms,))
         try:
             assert_norms_in_dataset_order(execution, run.answer(case))

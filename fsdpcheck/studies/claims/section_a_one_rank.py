@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from fsdpcheck.adapters.contract import Observable
-from fsdpcheck.case import Arithmetic, BatchLayout, Case, Clipping, LayerSpec, ModelSpec, StepSpec
+from fsdpcheck.case import Arithmetic, BatchLayout, Clipping, LayerSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks._read import recorded
 from fsdpcheck.checks.clipping import assert_factors, assert_norms_exact
 from fsdpcheck.checks.shape_matched_norms import assert_norms_near
@@ -28,7 +28,7 @@ from fsdpcheck.studies.claims.registry import Outcome, claim, only_if
 from fsdpcheck.workload import batches
 
 _MODEL = ModelSpec((LayerSpec(3, bias=True, activation="relu"), LayerSpec(2)), features=3, units=(1,))
-_PLAIN = Case(_MODEL, layout=BatchLayout("contiguous", 4), step=StepSpec(steps=3, normaliser=4))
+_PLAIN = TrainingCase(_MODEL, layout=BatchLayout("contiguous", 4), step=StepSpec(steps=3, normaliser=4))
 _PRIVATE = replace(_PLAIN, step=replace(_PLAIN.step, clipping="exact"))
 _PLAINLY = ("fully_shard", "fsdp1", "reference", "reference_fsdp2")
 _PRIVATELY = ("reference", "reference:bookkeeping", "reference:flash", "reference_fsdp2")
@@ -91,14 +91,14 @@ def _real_bits(lab: Lab, name: str) -> None:
     assert_updates_follow(execution)
 
 
-def _real(clipping: Clipping, steps: int = 3) -> Case:
+def _real(clipping: Clipping, steps: int = 3) -> TrainingCase:
     step = replace(_PLAIN.step, clipping=clipping, steps=steps)
     return replace(_PLAIN, step=step, arithmetic=Arithmetic(numbers="real", project=False))
 
 
 def _from_definition(execution: Execution) -> list[float]:
     """Relative differences of norms from the roots of the exactly added squares of each sample's own gradient."""
-    found, case = [], execution.request.case
+    found, case = [], execution.request.training
     for k in range(case.step.steps):
         before = parameters_before(execution.ranks[0], k, case)
         (_, shown), *_ = recorded(execution, k, "norms")

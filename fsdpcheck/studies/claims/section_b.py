@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks.training import assert_gradients_equal
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.studies.claims import toys
@@ -243,7 +243,7 @@ def gradients_are_averaged_once(lab: Lab) -> Outcome:
     for adapter in ("reference", "fully_shard", "fsdp1"):
         run = lab.run(adapter)
         for name, (mesh, layout, step) in shapes.items():
-            case = Case(_MODEL, mesh, layout, step)
+            case = TrainingCase(_MODEL, mesh, layout, step)
             execution = run(case, observe=("grads",))
             calls = [c for c in execution.ranks[0].trace if c.op in ("reduce_scatter", "all_reduce")]
             if adapter == "reference":

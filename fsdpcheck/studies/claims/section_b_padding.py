@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec, TrainingCase
 from fsdpcheck.program import probes
 from fsdpcheck.studies.claims import toys
 from fsdpcheck.studies.claims.lab import Lab, impl
@@ -117,7 +117,7 @@ def padding_is_never_read(lab: Lab) -> Outcome:
     worlds = (2, 3, 4)
     for step in steps:
         for world_size in worlds:
-            case = Case(_MODEL, MeshSpec(dp_shard=world_size), BatchLayout("contiguous", 5), step)
+            case = TrainingCase(_MODEL, MeshSpec(dp_shard=world_size), BatchLayout("contiguous", 5), step)
             clean = run(case, observe=("shards",))
             dirty = run(case, observe=("shards",), probes=(probes.poison_padding, probes.padding))
             pairs = zip(clean.ranks, dirty.ranks, strict=True)

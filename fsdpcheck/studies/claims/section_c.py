@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, StepSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.execution import SchedulePolicy
 from fsdpcheck.studies.claims import toys
 from fsdpcheck.studies.claims.lab import Lab, impl
@@ -307,7 +307,9 @@ def uneven_batches_do_not_hang(lab: Lab) -> Outcome:
 def _completes(lab: Lab, adapter: str, counts: tuple[int, ...]) -> bool:
     clipping: Any = "unclipped" if adapter.startswith("reference") else "none"
     layout = BatchLayout("ragged", sum(counts), counts=counts)
-    case = Case(_MODEL, MeshSpec(dp_shard=len(counts)), layout, StepSpec(steps=2, normaliser=4, clipping=clipping))
+    case = TrainingCase(
+        _MODEL, MeshSpec(dp_shard=len(counts)), layout, StepSpec(steps=2, normaliser=4, clipping=clipping)
+    )
     return lab.run(adapter)(case).failure is None
 
 

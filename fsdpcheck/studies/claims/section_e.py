@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fsdpcheck.case import of_kernel
+from fsdpcheck.case import KernelCase
 from fsdpcheck.case.kernel import KernelSpec
 from fsdpcheck.checks.kernels import assert_definition
 from fsdpcheck.findings.violation import Violation
@@ -80,7 +80,7 @@ def _interpreted(lab: Lab) -> tuple[int, str]:
     run, wrong = lab.run("reference"), 0
     for spec in _SHAPES:
         try:
-            assert_definition(run(of_kernel(spec, seed=spec.positions)))
+            assert_definition(run(KernelCase(spec, seed=spec.positions)))
         except Violation:
             wrong += 1
     return wrong, f"Triton's kernels, interpreted: {wrong} of {len(_SHAPES)} shapes differ"

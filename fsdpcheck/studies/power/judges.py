@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.adapters.contract import Features, Observable
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.checks._read import local_rows, pick
 from fsdpcheck.execution import Execution, StepRecord
 from fsdpcheck.findings.violation import Violation
@@ -38,7 +38,7 @@ class _Finished(Run):
 
     def __call__(self, case: Case, *_: object, **__: object) -> Execution:
         assert self.execution is not None
-        assert case == self.execution.request.case
+        assert case == self.execution.request.training
         return self.execution
 
 
@@ -48,7 +48,7 @@ def law_judge(law: Law) -> Judge:
     def finds(run: Run, execution: Execution) -> bool:
         finished = _Finished(run.engine, run.adapter_ref, run.installs, execution=execution)
         try:
-            law.body(execution.request.case, finished)
+            law.body(execution.request.training, finished)
         except Violation:
             return True
         return False
@@ -76,7 +76,7 @@ def watched(features: Features, laws: Iterable[Law], private: bool) -> frozenset
 
 def _pairs(run: Run, execution: Execution) -> Iterator[tuple[Tensor, Tensor]]:
     """(recorded, right) of all that both sides have."""
-    case = execution.request.case
+    case = execution.request.training
     for result in execution.ranks:
         for k, (record, step) in enumerate(zip(result.steps, run.answer(case).steps, strict=True)):
             yield from ((record.params[name], value) for name, value in step.after.items() if name in record.params)
@@ -85,7 +85,9 @@ def _pairs(run: Run, execution: Execution) -> Iterator[tuple[Tensor, Tensor]]:
             yield from _row_pairs(case, k, result.rank, record, step)
 
 
-def _row_pairs(case: Case, k: int, rank: int, record: StepRecord, step: StepAnswer) -> Iterator[tuple[Tensor, Tensor]]:
+def _row_pairs(
+    case: TrainingCase, k: int, rank: int, record: StepRecord, step: StepAnswer
+) -> Iterator[tuple[Tensor, Tensor]]:
     rows = local_rows(case, k, rank, step.samples)
     if record.norms is not None:
         yield record.norms, pick(step.norms, rows)

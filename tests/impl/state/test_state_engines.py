@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from fsdpcheck.case import BatchLayout, Case, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec, TrainingCase
 from fsdpcheck.engines import open_engine
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.execution import Execution, RunRequest
@@ -34,7 +34,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 def run(engine: Engine, adapter: str, optimizer: OptimizerSpec) -> Execution:
     model = ModelSpec((LayerSpec(3, bias=True, activation="relu"), LayerSpec(1)), features=3, units=(1,))
     step = StepSpec(steps=4, optimizer=optimizer)
-    case = Case(model, MeshSpec(3), BatchLayout("contiguous", 6), step)
+    case = TrainingCase(model, MeshSpec(3), BatchLayout("contiguous", 6), step)
     execution = engine.run(RunRequest(case, adapter, frozenset({"params", "grads"})))
     assert execution.failure is None, execution.failure.text
     return execution
