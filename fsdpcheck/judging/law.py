@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fsdpcheck.judging.run import Run
 
     Body = Callable[[Any, Run], None]
-    """Of a case of the type that the space of the law has."""
+    """The case is of the type that the law's space draws."""
 
 
 @dataclass(frozen=True)

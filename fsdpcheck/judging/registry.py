@@ -6,7 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import TYPE_CHECKING, Protocol, get_args
 
 from fsdpcheck.adapters.contract import Features, Observable, Promise, Trait
 from fsdpcheck.errors import AdapterError, UsageError, explain
@@ -16,10 +16,8 @@ from fsdpcheck.loading import references, registered
 from fsdpcheck.strategies.space import Space
 
 if TYPE_CHECKING:
+    from fsdpcheck.judging.law import Body
     from fsdpcheck.judging.run import Run
-
-    Body = Callable[[Any, Run], None]
-    """Of a case of the type that the space of the law has."""
 
 
 class Collected(Protocol):

@@ -11,6 +11,7 @@ import pytest
 from fsdpcheck.adapters.capabilities import Drawn
 from fsdpcheck.case import MeshSpec, SamplerCase
 from fsdpcheck.case.sampler import AxisLayout, SamplingSpec, epoch_steps, share_count, share_of
+from fsdpcheck.checks.lifecycle import assert_released
 from fsdpcheck.checks.poisson import assert_poisson, assert_rate
 from fsdpcheck.checks.samplers import (
     assert_dealt_out,
@@ -331,3 +332,5 @@ def test_other_laws_are_named(law: Step, cause: str) -> None:
 def test_checks_of_something_else_say_so() -> None:
     with pytest.raises(UsageError, match="not one of a sampler"):
         assert_rate(Execution("made up", RunRequest(SMALL, "made up"), []))
+    with pytest.raises(UsageError, match="got a run of a SamplerCase, wanted one that trains"):
+        assert_released(execution(FIVE, TWO, WRAPPED))

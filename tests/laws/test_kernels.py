@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fsdpcheck.adapters.builtin import reference
-from fsdpcheck.case import KernelCase
+from fsdpcheck.case import KernelCase, from_json
 from fsdpcheck.case.kernel import KernelSpec
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -113,7 +113,7 @@ def test_guarded_memory_is_seen_from_outside_alone(memory: str) -> None:
 
 def test_a_case_names_its_kernel_and_comes_back_from_its_text() -> None:
     case = KernelCase(KernelSpec(0, 3, 4, 5, memory=("turned", "shared"), exponents=(-3, 2), repeated=True), 9)
-    assert type(case).from_json(case.to_json()) == case
+    assert from_json(case.to_json()) == case
     assert "activations [0, 3, 4] float32 turned, backprops [0, 3, 5] float32 shared" in case.describe()
 
 
