@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 
-from fsdpcheck.case import Case
+from fsdpcheck.case import Case, from_json
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.errors import NotExact
 from fsdpcheck.findings.violation import Violation
@@ -70,7 +70,7 @@ def test_what_breaks_the_law_is_made_smaller_and_what_was_drawn_before_it_is_not
         finding = check_law(a_law(body), run, shrink=shrink).finding
         assert finding is not None
         first = next(number for number, case in enumerate(judged) if case.layout.batch_size >= 4)
-        assert (Case.from_json(json.dumps(finding.case)) == a_case(1, 4)) is smallest
+        assert (from_json(json.dumps(finding.case)) == a_case(1, 4)) is smallest
         if not shrink:
             assert len(judged) == first + 1
         assert not set(judged[:first]) & set(judged[first:][: 2 if shrink else 1])
