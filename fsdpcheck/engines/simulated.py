@@ -11,6 +11,7 @@ who judges: a request goes there and an execution comes back, as plain data.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -39,11 +40,21 @@ class SimulatedEngine(hosts.Hosted):
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
         self._settings = Settings(str(device), budget_seconds, limit_seconds)
+        self.meanwhile: Callable[[], None] | None = None
+        """What is done once, while the ranks of the next run compute in their own process."""
 
     def run(self, request: RunRequest) -> Execution:
         """Run ``request`` on its world size of ranks. See engines/base.py for the guarantee."""
+        host, (work, self.meanwhile) = hosts.of(request.adapter), (self.meanwhile, None)
+        host.send(Simulate(request, self._settings))
         try:
-            execution: Execution = hosts.of(request.adapter).ask(Simulate(request, self._settings))
+            if work is not None:
+                work()
+        except BaseException:
+            host.close()  # nobody waits for its answer
+            raise
+        try:
+            execution: Execution = host.answer()
         except Died as death:
             return self._lost(request, str(death))
         execution.request = request

@@ -15,6 +15,7 @@ import hypothesis
 from hypothesis.errors import Flaky
 
 from fsdpcheck.case import Case
+from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact, Refused
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging import census, coverage, model_refusals
@@ -208,9 +209,11 @@ class Exploration:
         tally, wanted, vain = self.tally, self.tally.passed + most, 0
         for batch, cases in self._batches(most, label):
             before, known = tally.passed, {*tally.judged, *tally.rejected, *tally.refused}
-            for case in cases:
+            for case, following in zip(cases, (*cases[1:], None), strict=True):
                 if case in known:
                     continue
+                if following is not None and tally.passed + 1 < wanted:
+                    self._work_ahead(following)
                 try:
                     self._judge_or_count(case)
                 except Rejected:
@@ -223,6 +226,11 @@ class Exploration:
             if vain == _VAIN or not cases:
                 return None
         return None
+
+    def _work_ahead(self, following: Case) -> None:
+        """Have the answer of the case that is judged next computed while the ranks of this one compute."""
+        if isinstance(self.run.engine, SimulatedEngine):
+            self.run.engine.meanwhile = partial(self.run.prepare, following)
 
     def _judge_or_count(self, case: Case) -> None:
         """Judge a case of a batch, or count it once more: of few cases there are, a batch has many equal ones."""

@@ -79,7 +79,7 @@ class Remote:
         context = fork_server.context(preload)
         self._folder = Path(tempfile.mkdtemp(prefix=leftovers.folder_prefix()))
         self._files = _Files(self._folder)
-        self._read = 0
+        self._read, self._due = 0, False
         self._log, self._beats, self._stacks = (os.open(path, os.O_RDONLY | os.O_CREAT) for path in self._files.all)
         self._limit = Limit(MORE_THAN_A_RUN * LIMIT_SECONDS, MORE_THAN_A_RUN * TIMES_THE_LONGEST)
         self._pipe: Connection
@@ -108,6 +108,8 @@ class Remote:
 
     def send(self, question: object) -> None:
         """Ask without waiting; ``answer`` is to be called next."""
+        assert not self._due, "asked before the last answer was read, which would be taken for this one's"
+        self._due = True
         self._send(messages.dumps(question))
 
     def _send(self, payload: bytes) -> None:
@@ -118,6 +120,7 @@ class Remote:
 
     def answer(self) -> Any:
         """Wait for the answer to what was sent. Raises what ``ask`` raises."""
+        self._due = False
         try:
             found = messages.loads(self._awaited())
         except BaseException:

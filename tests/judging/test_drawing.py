@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 
 from fsdpcheck.case import Case, from_json
 from fsdpcheck.case.profiles import PROFILES
+from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.drawing import Batch, Drawings
+from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from tests.common.laws_by_hand import FakeEngine, a_case, a_law
 
@@ -88,3 +92,37 @@ def test_a_case_that_holds_when_it_is_judged_again_is_no_counterexample(run: Run
     assert verdict.status == "error"
     assert "broke and then held on the same case" in verdict.reason
     assert Flaky.__name__ not in verdict.reason
+
+
+def test_the_answer_of_the_next_case_is_computed_while_ranks_compute(
+    engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not after the last: nobody would ask for it. An answer that cannot be had is told where it is asked."""
+    judged, prepared = list[Case](), list[Case]()
+    monkeypatch.setattr(Run, "prepare", lambda run, case: prepared.append(case))
+
+    def body(case: Case, run: Run) -> None:
+        judged.append(case)
+        run(case)
+
+    law = replace(chapters()["training.plain"], body=body)
+    assert check_law(law, Run(engine, "reference"), world_sizes=(2,), most=3).status == "holds"
+    assert prepared == judged[1:3]
+    monkeypatch.undo()
+    Run(engine, "no such adapter").prepare(judged[0])
+
+
+def test_an_interrupt_while_ranks_compute_takes_their_answer_from_nobody(engine: SimulatedEngine) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    run, before, after = Run(engine, "reference"), a_case(2, 4), a_case(2, 2)
+    expected = run(after)
+    engine.meanwhile = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        run(before)
+    found = run(after)
+    assert found.request == expected.request
+    for rank, wanted in zip(found.ranks, expected.ranks, strict=True):
+        for name, value in wanted.steps[-1].params.items():
+            assert torch.equal(rank.steps[-1].params[name], value)
