@@ -4,6 +4,12 @@ Notation: u is the unit roundoff, one correctly rounded operation has relative e
 gamma(k) = k u / (1 - k u) (Higham, Accuracy and Stability of Numerical Algorithms, lemma 3.1). Bounds are Fractions:
 they are compared with exact differences, so that the comparison itself rounds nothing.
 
+The clip factor min(1, C / (n + eps)) has a bound for each thing that it is compared with; each counts its roundings:
+``factor_bound`` with the answer's factor, which is computed alike (so nothing but a nested norm may differ),
+``weight_bound`` with the real number ``exact_factor``, ``factor_range`` with real numbers whose norm is a range;
+``checks/privacy.py`` with C over the norm, without eps; ``checks/shape_matched_clipping.py`` with the factor of the
+norm that was shown. ``tests/checks/test_clipping.py`` and ``test_shape_matched_clipping.py`` hold them.
+
 Legend: n samples of a step, B of the logical batch, T positions, W ranks, L parameters with a gradient.
 """
 
