@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import count, zip_longest
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import hypothesis
@@ -209,7 +209,7 @@ class Exploration:
         tally, wanted, vain = self.tally, self.tally.passed + most, 0
         for batch, cases in self._batches(most, label):
             before, known = tally.passed, {*tally.judged, *tally.rejected, *tally.refused}
-            for case, following in zip(cases, (*cases[1:], None), strict=True):
+            for case, following in zip_longest(cases, cases[1:]):
                 if case in known:
                     continue
                 if following is not None and tally.passed + 1 < wanted:
