@@ -37,7 +37,7 @@ OnCase = Callable[["Law", Run, Case], None]
 
 
 _AT_LEAST: Final = 60
-"""Cases drawn at once, of which as many are judged as are asked for; more of them change little of what is found."""
+"""Cases drawn at once; the profile says how many of them are judged."""
 _AT_LEAST_LABELLED: Final = 10
 """The same of cases that have a label: one is enough of most, and those of a rare one are dear to draw."""
 _VAIN: Final = 7
@@ -249,9 +249,8 @@ class Exploration:
         for number in count():
             seed = seed_of(" ".join((space, *filter(None, (label, str(number or ""))))), self.seed)
             batch = Batch(cases, size, seed, most)
-            drawn = self.run.drawings.of(
-                (seed, size, most, space, self.world_sizes, self.run.avoid, self.run.own), batch
-            )
+            implementation = self.run.adapter_ref, self.run.avoid, self.run.own
+            drawn = self.run.drawings.of((implementation, space, self.world_sizes, seed, size, most), batch)
             yield batch, drawn.cases
             if drawn.all_there_are:
                 self.tally.exhausted = True

@@ -65,7 +65,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Broken:
-    """A Violation. ``number``: what its causes are asked for by; None where ``cause`` says them."""
+    """A Violation. ``number``: what its causes are requested by; None where ``cause`` is known."""
 
     what: str
     got: str

@@ -42,7 +42,7 @@ def raised_alone(execution: Execution) -> str:
     failure, case = execution.failure, execution.request.case
     if failure is None or user_model(case) is None:
         return ""
-    if failure.kind in ("lost", "exited"):  # what ends a process ends this one too, and is told of the model then
+    if failure.kind in ("lost", "exited"):  # ends this process too if the model does it; that is reported of the model
         for rank in range(case.world_size):
             _stumble(execution.request, RankState(rank, failure.kind))
     if failure.kind != "raised" or any(rank.state != "raised" for rank in failure.ranks):

@@ -9,6 +9,7 @@ knows a fault, an adapter or a verdict.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -22,8 +23,15 @@ _MANY: Final = 3
 def spread(cases: Sequence[Case], count: int) -> list[Case]:
     """``cases`` in another order: first ``count`` that cover the most pairs of kinds for their price, then the others.
 
-    The same cases in the same order give the same order. Of equally good ones the first comes first.
+    The same cases in the same order give the same order. Of equally good ones the first comes first. What was drawn
+    once more comes last: it must not stand for a case that was not judged yet.
     """
+    distinct = list(dict.fromkeys(cases))
+    again = list((Counter(cases) - Counter(distinct)).elements())
+    return [*_spread(distinct, count), *again]
+
+
+def _spread(cases: Sequence[Case], count: int) -> list[Case]:
     masks, left, covered = _masks(cases), list(range(len(cases))), 0
     order: list[int] = []
     for _ in range(min(count, len(cases))):

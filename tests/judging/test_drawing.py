@@ -126,3 +126,16 @@ def test_an_interrupt_while_ranks_compute_takes_their_answer_from_nobody(engine:
     for rank, wanted in zip(found.ranks, expected.ranks, strict=True):
         for name, value in wanted.steps[-1].params.items():
             assert torch.equal(rank.steps[-1].params[name], value)
+
+
+def test_cases_that_were_drawn_for_one_implementation_are_not_judged_on_another(engine: SimulatedEngine) -> None:
+    """A session judges all its adapters by copies of one run."""
+    law, first = chapters()["training.plain"], Run(engine, "fully_shard")
+    drawn: dict[str, list[Case]] = {"fully_shard": [], "ddp": []}
+    for adapter, cases in drawn.items():
+        check_law(
+            law, replace(first, adapter_ref=adapter), on_case=lambda law, run, case, to=cases: to.append(case), most=2
+        )
+    features = engine.declared("ddp").features
+    assert all(case.requires() <= features.accepts for case in drawn["ddp"])
+    assert drawn["ddp"] != drawn["fully_shard"]

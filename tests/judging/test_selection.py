@@ -30,13 +30,17 @@ def test_the_first_ten_have_more_pairs_of_kinds_than_the_first_that_were_drawn_a
     chosen = tuple(spread(drawn, 10))
     assert sorted(map(repr, chosen)) == sorted(map(repr, drawn))
     assert _pairs(chosen[:10]) / sum(map(price, chosen[:10])) > 1.3 * _pairs(drawn[:10]) / sum(map(price, drawn[:10]))
-    assert list(chosen[10:]) == [case for case in drawn if case not in chosen[:10]]
+    distinct = dict.fromkeys(drawn)
+    assert list(chosen[10 : len(distinct)]) == [case for case in distinct if case not in chosen[:10]]
+    assert set(chosen[len(distinct) :]) <= set(chosen[: len(distinct)])
     assert tuple(spread(drawn, 10)) == chosen
 
 
 def test_an_equal_case_is_judged_last_and_a_dear_one_after_a_cheap_one_that_has_as_much() -> None:
     one, other, dear = a_case(1, 1), a_case(2, 1), replace(a_case(3, 1), step=StepSpec(steps=3))
     assert spread([one, one, other], 2) == [one, other, one]
+    alike = [a_case(1, batch) for batch in (5, 6, 7)]  # of one kind, and three cases
+    assert spread([alike[0], alike[0], *alike], 2) == [*alike, alike[0], alike[0]]
     assert price(dear) > price(one)
     assert spread([dear, one], 1) == [one, dear]
     assert spread([one, dear], 0) == [one, dear]
