@@ -11,12 +11,11 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import hypothesis
 from hypothesis.errors import Unsatisfiable
 
 from fsdpcheck.case import Case
-from fsdpcheck.compat.hypothesis_private import whether_exhausted, without_local_constants, without_mutations
 from fsdpcheck.judging.selection import spread
+from fsdpcheck.strategies import enumeration
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -46,7 +45,7 @@ class Batch:
         """The cases; none where the strategy finds none."""
         cases: list[Case] = []
         try:
-            ended = self._draw(cases.append, hypothesis.Phase.generate)
+            ended = enumeration.each(self.strategy, self.count, self.seed, cases.append)
         except Unsatisfiable:
             return Drawn((), False)
         if self.spread_over < len(cases):
@@ -58,25 +57,7 @@ class Batch:
 
         Raises what the smallest raised, Hypothesis' Flaky among it; returns where nothing was raised.
         """
-        self._draw(judge, hypothesis.Phase.generate, hypothesis.Phase.shrink)
-
-    def _draw(self, judge: Callable[[Case], None], *phases: hypothesis.Phase) -> bool:
-        """Whether there was nothing left to draw."""
-        settings = hypothesis.settings(
-            max_examples=self.count,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            report_multiple_bugs=False,
-            print_blob=False,
-            verbosity=hypothesis.Verbosity.quiet,
-            phases=phases,
-            suppress_health_check=list(hypothesis.HealthCheck),  # time is the engine's, acceptance is counted by us
-        )
-        body = hypothesis.given(case=self.strategy)(lambda case: judge(case))
-        with without_local_constants(), without_mutations(), whether_exhausted() as ended:
-            hypothesis.seed(self.seed)(settings(body))()
-        return bool(ended)
+        enumeration.each(self.strategy, self.count, self.seed, judge, shrink=True)
 
 
 class Drawings:
