@@ -39,10 +39,15 @@ def fork() -> None:
     Where that fails, for a module that cannot be imported say, it is started when it is first needed.
     """
     with suppress(Exception):
-        for name in _PRELOADED:
-            importlib.import_module(name)
+        preload()
         with multiprocessing_private.server_by_fork():
             context()
+
+
+def preload() -> None:
+    """Import what all workers need. Raises what the imports raise."""
+    for name in _PRELOADED:
+        importlib.import_module(name)
 
 
 def context(modules: Sequence[str] = ()) -> Any:

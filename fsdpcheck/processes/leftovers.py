@@ -21,6 +21,8 @@ from typing import Final, NamedTuple
 
 MARK: Final = "FSDPCHECK_SESSION"
 """Name of the environment variable that holds the mark of a session."""
+ROOM: Final = "-" * 64
+"""What that variable holds at first where ``mark`` will write another in its place."""
 _FOLDER: Final = "fsdpcheck-"
 _PROC: Final = Path("/proc")
 _HAS_PROC: Final = (_PROC / "self" / "stat").exists()
@@ -107,20 +109,42 @@ def end_marked(mark: str) -> int:
     return ended
 
 
+def mark(mark: str) -> None:
+    """Have others read ``mark`` in the environment that this process began with, and so in that of what it forks.
+
+    What a process sets later is not told there, so it is written over ROOM, where the process was started with that.
+    """
+    find = ctypes.CDLL(None).getenv
+    find.restype = ctypes.c_void_p
+    place, room = find(MARK.encode()), len(ROOM)
+    if place and ctypes.string_at(place, room) == ROOM.encode():
+        ctypes.memmove(place, mark.encode().ljust(room, b"\0"), room)
+
+
 @contextmanager
 def adopting() -> Iterator[None]:
     """Within it, orphans among the descendants of this process become its children, where the system offers that."""
-    before = ctypes.c_int(0)
-    try:
-        control = ctypes.CDLL(None).prctl
-        offered = control(_GET_CHILD_SUBREAPER, ctypes.byref(before)) == 0 and control(_SET_CHILD_SUBREAPER, 1) == 0
-    except (AttributeError, OSError):
-        offered = False
+    before = _adopts()
+    offered = before is not None and ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1) == 0
     try:
         yield
     finally:
-        if offered and not before.value:
-            control(_SET_CHILD_SUBREAPER, 0)
+        if offered and not before:
+            ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 0)
+
+
+def can_adopt() -> bool:
+    """Whether the system offers that."""
+    return _adopts() is not None
+
+
+def _adopts() -> bool | None:
+    """Whether orphans come to this process now; None where the system offers no such thing."""
+    found = ctypes.c_int(0)
+    try:
+        return bool(found.value) if ctypes.CDLL(None).prctl(_GET_CHILD_SUBREAPER, ctypes.byref(found)) == 0 else None
+    except (AttributeError, OSError):
+        return None
 
 
 def _end(wanted: Callable[[Entry], bool]) -> int:

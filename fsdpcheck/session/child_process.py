@@ -10,7 +10,6 @@ import os
 import select
 import selectors
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -19,11 +18,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from fsdpcheck.processes import leftovers
+from fsdpcheck.processes import leftovers, zygote
 from fsdpcheck.processes.limit import LIMIT_SECONDS, TIMES_THE_LONGEST, Limit
 from fsdpcheck.processes.watch import MORE_THAN_A_RUN, STACKS, Watch
 
-_STDERR: Final = 2
 _CHUNK: Final = 1 << 16
 _BOOT: Final = """import faulthandler, json, sys
 faulthandler.register({number}, {stacks})
@@ -69,16 +67,11 @@ class Child:
         self._rest, self._mark, self._last_word = b"", mark, float("inf")
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - closed at its death, as is the next
         self._beats = tempfile.TemporaryFile()  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-c", self._boot(main), str(write), str(read), str(self._beats.fileno())),
-                *(*arguments, json.dumps(sys.path)),
-            ],
-            pass_fds=[write, read, self._stacks.fileno(), self._beats.fileno()],
-            stdin=subprocess.DEVNULL,  # nobody can be asked: to read from a terminal would be to wait for ever
-            stdout=_STDERR,  # what an implementation prints is not our answer
-            env={"OMP_NUM_THREADS": "1", **os.environ, leftovers.MARK: mark},
-            start_new_session=True,
+        self.process = zygote.start(
+            self._boot(main),
+            [*map(str, (write, read, self._beats.fileno())), *arguments, json.dumps(sys.path)],
+            [write, read, self._stacks.fileno(), self._beats.fileno()],
+            mark,
         )
         self.exit = _exit_of(self.process)
         """A file descriptor that can be read once the process has ended."""
@@ -157,7 +150,7 @@ class Child:
             return f"it was ended by signal {-code}"
 
 
-def _exit_of(process: subprocess.Popen[bytes]) -> int:
+def _exit_of(process: zygote.Process) -> int:
     """A file descriptor that can be read once ``process`` has ended."""
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(process.pid)
@@ -180,6 +173,7 @@ class Crew:
         self._children: list[Child] = []
         self._started = 0
         self._mark = f"{os.getpid()}.{time.monotonic_ns()}"
+        self._zygote = zygote.ready()
         self._others = leftovers.children()
         self._limit = Limit(MORE_THAN_A_RUN * LIMIT_SECONDS, MORE_THAN_A_RUN * TIMES_THE_LONGEST)
 
@@ -191,6 +185,8 @@ class Crew:
         for source in (child.pipe, child.exit):
             self._selector.register(source, selectors.EVENT_READ, child)
         child.watched(self._limit if main == "main" else Limit(_WHOLE_REPLAY * LIMIT_SECONDS))
+        if self.interrupted:  # while it was being started
+            child.process.send_signal(signal.SIGINT)
         return child
 
     def told(self) -> Iterator[tuple[Child, Event | str]]:
@@ -222,6 +218,8 @@ class Crew:
 
     def interrupt(self, number: int, frame: object) -> None:
         """First time: ask the children to clean up and end. Second time: end them."""
+        if self._zygote is not None:
+            self._zygote.interrupt()
         for child in self._children:
             child.process.send_signal(signal.SIGKILL if self.interrupted else signal.SIGINT)
         self.interrupted = True

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from fsdpcheck.findings.verdict import Verdict
-from fsdpcheck.processes import leftovers
+from fsdpcheck.processes import leftovers, zygote
 from fsdpcheck.processes.limit import Limit
 from fsdpcheck.session import child_process, supervisor, worker
 from fsdpcheck.session.ledger import Ledger
@@ -98,6 +98,7 @@ def test_a_session_ends_with_all_that_it_has_started(
     """Processes that were forked hold the pipe to the session open; nobody waits for its end."""
     monkeypatch.setenv("TOY_LITTER", str(tmp_path / "litter"))
     monkeypatch.setattr(child_process, "_LEAVING_SECONDS", float("inf"))
+    zygote.ready()
     before = leftovers.children()
     ledger, _ = _session(("toy.litters",), 1)
     assert [verdict.status for verdict in ledger.verdicts.values()] == ["holds"]

@@ -1,0 +1,260 @@
+"""Zygote: a process that has imported what workers need, runs nothing itself, and is forked for each of them.
+
+To import torch takes seconds and a fork takes none: a worker that stands in for a dead one is there at once, and many
+cost one import. What is forked becomes a child of this process (Linux' child subreapers); where the system has none, or
+the zygote fails, a program is started instead, which imports everything itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import functools
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, Protocol
+
+from fsdpcheck.processes import fork_server, leftovers
+
+_STDERR: Final = 2
+_MOST_FILES: Final = 16
+_LENGTH: Final = 8
+"""Bytes that hold the length of what follows them."""
+_ABOVE: Final = 256
+"""Descriptors that arrive are moved above it, out of the way of the numbers that they are to have."""
+_UNREAD: Final = ("PYTEST_CURRENT_TEST", "NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS", "LINES")
+_OURS: Final = "FSDPCHECK_"
+"""Variables that nothing reads while it is imported; a process that differs in others has another zygote."""
+_BOOT: Final = """import json, sys
+sys.path[:] = json.loads(sys.argv.pop())
+try:
+    from fsdpcheck.processes.zygote import serve
+    serve(int(sys.argv[1]))
+except (ImportError, KeyboardInterrupt):  # what cannot be imported is told by who needs it
+    sys.exit(1)"""
+
+
+class Process(Protocol):
+    """What is known of a process that was started: as of subprocess.Popen."""
+
+    pid: int
+    returncode: int | None
+
+    def wait(self) -> int: ...
+    def kill(self) -> None: ...
+    def send_signal(self, sig: int) -> None: ...
+
+
+@dataclass
+class Forked:
+    """A process that was forked from the zygote, and is a child of this one."""
+
+    pid: int
+    returncode: int | None = None
+
+    def wait(self) -> int:
+        """Its exit code, below 0 the signal that ended it. Waits for it."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, sig: int) -> None:
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
+
+
+def start(code: str, arguments: Sequence[str], files: Sequence[int], mark: str) -> Process:
+    """A process that runs ``code`` with ``arguments`` in ``sys.argv``, and leads a session of its own.
+
+    It has this one's environment with ``mark`` (see leftovers.py), and ``files`` under the same numbers. Nobody can be
+    asked there: to read from a terminal would be to wait for ever. What it prints is no answer, and goes to stderr.
+    """
+    zygote, environment = ready(), {**_environment(), leftovers.MARK: mark}
+    if zygote is not None:
+        with suppress(OSError), leftovers.adopting():
+            return Forked(zygote.fork(code, arguments, files, environment))
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", code, *arguments],
+        pass_fds=files,
+        stdin=subprocess.DEVNULL,
+        stdout=_STDERR,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def ready() -> Zygote | None:
+    """The zygote of processes with this one's environment and path, which is started if need be; it may fail later."""
+    if not leftovers.can_adopt():
+        return None
+    kept = [pair for pair in sorted(_environment().items()) if pair[0] not in _UNREAD and not pair[0].startswith(_OURS)]
+    zygote = _zygote(tuple(kept), tuple(sys.path))
+    if not zygote.runs:
+        _zygote.cache_clear()
+        zygote = _zygote(tuple(kept), tuple(sys.path))
+    return zygote
+
+
+def _environment() -> dict[str, str]:
+    return {"OMP_NUM_THREADS": "1", **os.environ}
+
+
+@functools.lru_cache(maxsize=1)
+def _zygote(environment: tuple[tuple[str, str], ...], path: tuple[str, ...]) -> Zygote:
+    return Zygote(dict(environment), path)
+
+
+class Zygote:
+    """The process, from this one's side."""
+
+    def __init__(self, environment: Mapping[str, str], path: Sequence[str]) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(path)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=_STDERR,
+                env={**environment, leftovers.MARK: leftovers.ROOM},
+                start_new_session=True,
+            )
+        self.pid: Final = self._process.pid
+        atexit.register(self.close)
+
+    def fork(self, code: str, arguments: Sequence[str], files: Sequence[int], environment: Mapping[str, str]) -> int:
+        """The number of a new process (see ``start``). Raises OSError where there is none."""
+        told = json.dumps([code, list(arguments), list(files), dict(environment), os.getcwd()]).encode()
+        self._socket.sendall(len(told).to_bytes(_LENGTH))
+        socket.send_fds(self._socket, [told[:1]], [*files, _STDERR])
+        self._socket.sendall(told[1:])
+        return int.from_bytes(_received(self._socket, _LENGTH))
+
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def interrupt(self) -> None:
+        """End it if it still imports; once it is there, nothing interrupts it."""
+        self._process.send_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        """End it; what was forked from it goes on."""
+        atexit.unregister(self.close)
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+    __del__ = close
+
+
+def _received(source: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        more = source.recv(length - len(data))
+        if not more:
+            raise ConnectionError("the zygote is gone")
+        data += more
+    return data
+
+
+def serve(descriptor: int) -> None:
+    """The whole life of the zygote: fork for each request, until nobody is left to ask."""
+    gc.disable()  # to import makes no garbage, and to look for it takes a fifth of the time
+    with suppress(Exception):  # what cannot be imported is told by who needs it
+        fork_server.preload()
+    gc.freeze()  # the collector of what is forked would write to each page that is shared
+    gc.enable()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # and not ignored: it may come for one that was forked
+    with socket.socket(fileno=descriptor) as asker, suppress(ConnectionError):
+        while True:
+            length = int.from_bytes(_received(asker, _LENGTH))
+            first, files, _, _ = socket.recv_fds(asker, 1, _MOST_FILES)
+            request = json.loads(first + _received(asker, length - 1))
+            pid = _forked(asker, files, request)
+            for file in files:
+                os.close(file)
+            asker.sendall(pid.to_bytes(_LENGTH))
+
+
+def _forked(asker: socket.socket, files: Sequence[int], request: Any) -> int:
+    """The number of a process that no parent of its own is left to, so that it goes to whoever asked for it."""
+    (read, write), (ended, ends) = os.pipe(), os.pipe()
+    between = os.fork()
+    if between == 0:
+        pid = os.fork()
+        if pid == 0:
+            os.close(ends)
+            os.read(ended, 1)  # nothing comes, and that once its parent has ended
+            for descriptor in (read, write, ended):
+                os.close(descriptor)
+            asker.close()
+            _run(files, *request)
+        os.write(write, pid.to_bytes(_LENGTH))
+        os._exit(0)
+    for descriptor in (write, ended, ends):
+        os.close(descriptor)
+    with os.fdopen(read, "rb") as pipe:
+        told = pipe.read(_LENGTH)
+    os.waitpid(between, 0)
+    return int.from_bytes(told)
+
+
+def _run(
+    files: Sequence[int],
+    code: str,
+    arguments: Sequence[str],
+    numbers: Sequence[int],
+    environment: dict[str, str],
+    folder: str,
+) -> NoReturn:
+    """The whole life of what was forked."""
+    result: Any = 1
+    try:
+        os.setsid()
+        _place(files, [*numbers, _STDERR])
+        leftovers.mark(environment[leftovers.MARK])
+        os.environ.clear()
+        os.environ.update(environment)
+        with suppress(OSError):
+            os.chdir(folder)
+        sys.argv[:] = ["-c", *arguments]
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        exec(code, {"__name__": "__main__"})
+        result = 0
+    except KeyboardInterrupt:
+        result = 130
+    except SystemExit as end:
+        result = end.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stderr.flush()
+        os._exit(result if isinstance(result, int) else int(result is not None))
+
+
+def _place(files: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give the descriptors ``files`` these numbers, nothing to stdin, and stderr to stdout."""
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, _ABOVE) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(moved, numbers, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(_STDERR, 1)

@@ -1,0 +1,156 @@
+"""Processes that are forked from a zygote are what programs would be that are started, and children of this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdpcheck.processes import leftovers, zygote
+from fsdpcheck.processes.zygote import Forked, Process
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans and reads /proc")
+TELL = """import json, os, signal, sys
+answer = {
+    "argv": sys.argv, "name": __name__, "leads": os.getsid(0) == os.getpid(), "parent": os.getppid(),
+    "given": os.environ.get("GIVEN"), "mark": os.environ["FSDPCHECK_SESSION"], "folder": os.getcwd(),
+    "read": os.read(0, 1).decode(), "handler": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])), "torch": "torch" in sys.modules,
+    "files": [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")],
+}
+os.write(int(sys.argv[1]), json.dumps(answer).encode())
+"""
+
+
+@pytest.fixture(params=["forked", "program"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How processes are started: as here, or as where orphans cannot be adopted."""
+    if request.param == "program":
+        monkeypatch.setattr(leftovers, "can_adopt", lambda: False)
+    return str(request.param)
+
+
+def started(code: str, *arguments: str, files: tuple[int, ...] = (), mark: str = "a mark") -> Process:
+    return zygote.start(code, arguments, files, mark)
+
+
+@contextmanager
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def said(code: str, *arguments: str) -> dict[str, Any]:
+    with pipe() as (read, write):
+        process = started(code, str(write), *arguments, files=(write,))
+        assert process.wait() == 0
+        found: dict[str, Any] = json.loads(os.read(read, 1 << 16))
+        assert set(found.pop("files")) == {0, 1, 2, write}
+        return found
+
+
+def test_a_process_is_the_same_whether_forked_or_a_program(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIVEN", "something")
+    monkeypatch.chdir(tmp_path)
+    found = said(TELL, "more")
+    assert found.pop("argv")[2:] == ["more"]
+    assert found.pop("torch") is (way == "forked")
+    assert found == {
+        **{"name": "__main__", "leads": True, "parent": os.getpid(), "given": "something", "mark": "a mark"},
+        **{"folder": str(tmp_path), "read": "", "handler": True, "blocked": 0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [
+        *(("pass", 0), ("raise SystemExit", 0), ("raise SystemExit(7)", 7), ("1 / 0", 1)),
+        *(("import os; os._exit(5)", 5), ("import os; os.abort()", -signal.SIGABRT)),
+    ],
+)
+def test_its_end_is_told(way: str, code: str, wanted: int, capfd: pytest.CaptureFixture[str]) -> None:
+    process = started(code)
+    assert process.wait() == process.returncode == wanted
+    process.kill()  # it is gone, and its number is nobody's
+    assert ("ZeroDivisionError" in capfd.readouterr().err) == (code == "1 / 0")
+
+
+def test_it_prints_where_this_process_reports_errors(way: str, capfd: pytest.CaptureFixture[str]) -> None:
+    started("import os; os.write(1, b'answer'); os.write(2, b', error')").wait()
+    assert capfd.readouterr() == ("", "answer, error")
+
+
+def test_an_interrupt_reaches_it(way: str) -> None:
+    with pipe() as (read, write):
+        process = started(
+            "import os, sys, time\nos.write(int(sys.argv[1]), b'!')\ntime.sleep(60)", str(write), files=(write,)
+        )
+        os.read(read, 1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() in (130, -signal.SIGINT)
+
+
+def test_what_it_forks_has_its_mark_and_no_others(way: str) -> None:
+    """By which it is found in a session of its own; and what is started without the mark has none."""
+    code = (
+        "import os, sys\nif os.fork() == 0:\n    os.setsid()\n    os.write(int(sys.argv[1]), b'%d' % os.getpid())\n"
+        "    import time\n    time.sleep(60)\nelse:\n    os.wait()"
+    )
+    with pipe() as (read, write):
+        process = started(code, str(write), files=(write,), mark="mine")
+        other = int(os.read(read, 64))
+    assert leftovers.environment(other).count(b"FSDPCHECK_SESSION=mine\0") == 1
+    assert leftovers.end_marked("mine-not") == 0
+    assert leftovers.clear(process.pid, "mine") == 1
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_one_zygote_serves_all_of_an_environment() -> None:
+    before = zygote.ready()
+    assert before is not None
+    assert isinstance(started("pass"), Forked)
+    assert zygote.ready() is before
+
+
+def test_another_environment_or_path_has_another_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what a module reads while it is imported is decided there; nothing reads ours."""
+    before = zygote.ready()
+    monkeypatch.setenv("FSDPCHECK_LIMIT_SECONDS", "7")
+    assert zygote.ready() is before
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    other = zygote.ready()
+    assert other is not before
+    monkeypatch.syspath_prepend(os.curdir)
+    assert zygote.ready() not in (before, other)
+
+
+@pytest.mark.parametrize("end", ["kill", "interrupt"])
+def test_a_zygote_that_has_ended_is_done_without_and_replaced(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANOTHER", end)
+    zygote_process = zygote.ready()
+    assert zygote_process is not None
+    if end == "kill":
+        os.kill(zygote_process.pid, signal.SIGKILL)
+    else:
+        zygote_process.interrupt()  # it imports still
+    monkeypatch.setattr(zygote, "ready", lambda: zygote_process)
+    process = started("raise SystemExit(7)")
+    assert not isinstance(process, Forked)
+    assert process.wait() == 7
+    monkeypatch.undo()
+    monkeypatch.setenv("ANOTHER", end)
+    zygote_process._process.wait()
+    assert isinstance(started("pass"), Forked)
