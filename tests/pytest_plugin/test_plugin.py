@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from fsdpcheck import pytest_plugin
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.processes import leftovers
 from fsdpcheck.report import unjudged_cases
-from tests.common.commands import LAWS, TOY, TOYS
+from tests.common.commands import LAWS, TOY, TOYS, run_pytest
 
+HOME = os.environ.get("HOME", "")
 CHAPTER = f"""
 from fsdpcheck.judging.registry import _test, chapters
 LAWS = chapters([{LAWS!r}])
@@ -28,14 +30,23 @@ def chapter(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     """A folder with one chapter of toy laws: one holds, one breaks, one is not promised."""
     monkeypatch.setenv("PYTHONPATH", str(Path(fsdpcheck.__file__).parent.parent))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("HOME", HOME)  # each test's own, otherwise, and each would have a zygote of its own
+    for name in ("USERPROFILE", "PYTEST_DEBUG_TEMPROOT"):
+        monkeypatch.delenv(name)
     pytester.makepyfile(test_chapter=CHAPTER)
     return pytester
 
 
 def _pytest(where: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    """A session in a process of its own; the plugin by its name, as conftest.py and the entry point have it."""
+    """A session in a process of its own; the plugin by its name, as conftest.py and the entry point have it.
+
+    With xdist it is a program, which starts others.
+    """
     common = ("-p", "fsdpcheck.pytest_plugin", "-p", "no:cacheprovider", "--fsdpcheck-world-size", "1")
-    return where.runpytest_subprocess(*common, *arguments)
+    if "-n" in arguments:
+        return where.runpytest_subprocess(*common, *arguments)
+    code, out, err = run_pytest(where.path, [*common, *arguments])
+    return pytest.RunResult(code, out.splitlines(), err.splitlines(), 0.0)
 
 
 @pytest.mark.parametrize("parallel", [("-p", "no:xdist"), ("-n", "2")])
