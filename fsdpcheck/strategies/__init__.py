@@ -11,6 +11,7 @@ from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.strategies import low_precision, samplers_and_kernels, training
 from fsdpcheck.strategies.adjustments import ADJUSTMENTS
+from fsdpcheck.strategies.choice import among
 from fsdpcheck.strategies.named import (
     COUNTABLE,
     EQUAL_BITS,
@@ -42,7 +43,7 @@ def cases_of(space: Space, features: Features, world_sizes: Sequence[int] = WORL
             return samplers_and_kernels.kernels(space, features)
         case BuiltSpace():
             found = space.build(features, tuple(world_sizes))
-            return found if isinstance(found, st.SearchStrategy) else st.sampled_from(found)
+            return found if isinstance(found, st.SearchStrategy) else among(found)
     raise TypeError(f"no cases are drawn of a {type(space).__name__}")
 
 

@@ -13,6 +13,7 @@ from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
 from fsdpcheck.strategies import metamorphic
+from fsdpcheck.strategies.choice import among
 from fsdpcheck.strategies.space import Adjustment
 
 Adjust = Callable[[SearchStrategy[TrainingCase], Features], SearchStrategy[TrainingCase]]
@@ -47,7 +48,7 @@ def _in_one_step(case: TrainingCase) -> TrainingCase:
 
 def _of_any_clip_norm(drawn: SearchStrategy[TrainingCase], features: Features) -> SearchStrategy[TrainingCase]:
     """As they are drawn, or with a clip norm above every norm."""
-    return drawn.flatmap(lambda case: st.sampled_from([_clipped_at(case, c) for c in (case.step.clip_norm, 1 << 40)]))
+    return drawn.flatmap(lambda case: among([_clipped_at(case, c) for c in (case.step.clip_norm, 1 << 40)]))
 
 
 def _clipped_at(case: TrainingCase, clip_norm: int) -> TrainingCase:

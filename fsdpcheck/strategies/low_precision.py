@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import BatchLayout, Clipping, Compute, LayerSpec, ModelSpec, TrainingCase
+from fsdpcheck.strategies.choice import among
 from fsdpcheck.strategies.space import CaseSpace
 
 _EXCESS = (1, 2)
@@ -37,12 +38,12 @@ def computed(
     distributed = case.layout.kind != "replicated"  # only a replicated batch may have partial norms
     if draw(st.booleans()) and distributed and case.step.micro_batches == 1 and case.step.reduction == "sum":
         case = replace(case, layout=BatchLayout("contiguous", case.world_size))
-    full = draw(st.sampled_from((False, False, True))) and distributed and case.step.reduction == "sum"
+    full = draw(among((False, False, True))) and distributed and case.step.reduction == "sum"
     counts = (1, 2, 3, 4) if {"micro-batches", "no-sync"} <= features.accepts else (1,)
-    micro_batches = draw(st.sampled_from(counts))
+    micro_batches = draw(among(counts))
     case = _of_one_feature(case, micro_batches) if full else case
-    excess, slower = draw(st.sampled_from(_EXCESS)), draw(st.sampled_from(_SLOWER))
-    step = replace(case.step, loss=draw(st.sampled_from((case.step.loss, "l1"))))
+    excess, slower = draw(among(_EXCESS)), draw(among(_SLOWER))
+    step = replace(case.step, loss=draw(among((case.step.loss, "l1"))))
     if distributed and step.normaliser % case.world_size:
         step = replace(step, normaliser=step.normaliser * case.world_size)
     step = replace(step, optimizer=replace(step.optimizer, lr_exponent=step.optimizer.lr_exponent + slower))

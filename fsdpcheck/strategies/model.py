@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fsdpcheck.case import Activation, Freeze, InputKind, LayerSpec, ModelSpec, Trait
 from fsdpcheck.case.shapes import SPATIAL, Shape, body_input, body_output, item_units
+from fsdpcheck.strategies.choice import among
 
 LARGEST_WIDTH = 7
 POLYNOMIAL: tuple[Activation, ...] = ("identity", "relu", "leaky_relu", "hardtanh", "abs")
@@ -60,16 +61,16 @@ def drawable(sizes: list[int]) -> list[int]:
 
 def model(draw: st.DrawFn, allowed: Allowed) -> ModelSpec:
     """A model that ``allowed.accepts`` covers."""
-    kind = draw(st.sampled_from(_input_kinds(allowed)))
+    kind = draw(among(_input_kinds(allowed)))
     balanced = [width for width in allowed.rows if width in (2, 4)]  # picked from without a draw of its own
     norm_possible = kind in ("vector", "sequence") and "layer-norm" in allowed.accepts and bool(balanced)
-    layer_norm = norm_possible and draw(st.sampled_from((False, True)))
+    layer_norm = norm_possible and draw(among((False, True)))
     tied = kind in ("vector", "sequence", "tokens") and allowed.has("tied")
-    tied = tied and draw(st.sampled_from(_EVENLY if kind == "tokens" else _RARELY))
-    features = draw(st.sampled_from(_features(allowed, kind, tied)))
+    tied = tied and draw(among(_EVENLY if kind == "tokens" else _RARELY))
+    features = draw(among(_features(allowed, kind, tied)))
     features = balanced[(features - 1) % len(balanced)] if layer_norm else features
     several = drawable([count for count in allowed.rows if count > 1] or [2 * allowed.shards])
-    vocabulary = draw(st.sampled_from(several)) if kind in ("tokens", "bags") else 2
+    vocabulary = draw(among(several)) if kind in ("tokens", "bags") else 2
     spec = ModelSpec(
         (),
         input=kind,
@@ -81,11 +82,11 @@ def model(draw: st.DrawFn, allowed: Allowed) -> ModelSpec:
     )
     spec = _chain(draw, allowed, spec, tied)
     if tied:
-        spec = _tie(spec, draw(st.sampled_from(_tied_pairs(len(spec.layers), kind))))
+        spec = _tie(spec, draw(among(_tied_pairs(len(spec.layers), kind))))
     spec = _thawed(spec)
     groupings = _groupings(spec, "root-parameters" in allowed.accepts)
     fewest = min(allowed.units, max(len(sizes) for sizes in groupings))
-    return replace(spec, units=draw(st.sampled_from([sizes for sizes in groupings if len(sizes) >= fewest])))
+    return replace(spec, units=draw(among([sizes for sizes in groupings if len(sizes) >= fewest])))
 
 
 def _input_kinds(allowed: Allowed) -> list[InputKind]:
@@ -109,7 +110,7 @@ def _longest(allowed: Allowed, kind: InputKind) -> int:
 
 
 def _padding(draw: st.DrawFn, allowed: Allowed, vocabulary: int) -> int | None:
-    wanted = "padding_idx" in allowed.accepts and draw(st.sampled_from((False, True)))
+    wanted = "padding_idx" in allowed.accepts and draw(among((False, True)))
     return draw(st.integers(0, vocabulary - 1)) if wanted else None
 
 
@@ -122,7 +123,7 @@ def _chain(draw: st.DrawFn, allowed: Allowed, spec: ModelSpec, tied: bool) -> Mo
     least, most = 2 if tied and spec.input != "tokens" else 1, 2 if allowed.tiny else 3
     least, most = max(least, allowed.units - spec.has_front), max(most, allowed.units - spec.has_front)
     while True:
-        one_more, count = draw(st.sampled_from((False, True, True))), len(spec.layers)
+        one_more, count = draw(among((False, True, True))), len(spec.layers)
         if count == most or (count >= least and not one_more):
             return spec
         spec = replace(spec, layers=(*spec.layers, _layer(draw, allowed, spec, tied)))
@@ -130,13 +131,13 @@ def _chain(draw: st.DrawFn, allowed: Allowed, spec: ModelSpec, tied: bool) -> Mo
 
 def _layer(draw: st.DrawFn, allowed: Allowed, so_far: ModelSpec, tied: bool) -> LayerSpec:
     """The next layer, in four draws. A kind that has no width of its own draws one all the same."""
-    width = draw(st.sampled_from(allowed.rows))
-    bias, frozen = draw(st.sampled_from(_biases(allowed.accepts)))
-    activation = draw(st.sampled_from(POLYNOMIAL + OFF_THE_GRID if allowed.off_the_grid else POLYNOMIAL))
+    width = draw(among(allowed.rows))
+    bias, frozen = draw(among(_biases(allowed.accepts)))
+    activation = draw(among(POLYNOMIAL + OFF_THE_GRID if allowed.off_the_grid else POLYNOMIAL))
     entering, spatial = _reached(so_far)
     plain = LayerSpec(width, bias, activation, frozen)
     kinds = [plain] if tied else _kinds(allowed, plain, entering, spatial, first=not so_far.layers)
-    return draw(st.sampled_from(kinds))
+    return draw(among(kinds))
 
 
 @lru_cache(maxsize=64)

@@ -15,6 +15,7 @@ from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import KernelCase, MeshSpec, SamplerCase
 from fsdpcheck.case.kernel import KernelDtype, KernelSpec, MemoryLayout
 from fsdpcheck.case.sampler import AxisLayout, SamplingSpec, mixing_epochs, repeated, share_count
+from fsdpcheck.strategies.choice import among
 from fsdpcheck.strategies.space import KernelSpace, SamplerSpace
 
 _SEEDS = st.integers(0, (1 << 32) - 1)
@@ -57,7 +58,7 @@ def draws(draw: st.DrawFn, space: SamplerSpace, features: Features, world_sizes:
         batch_size=draw(st.integers(1, 4)),
         epochs=draw(st.integers(1, 2)),
         steps=draw(st.integers(*space.steps)),
-        rate=draw(st.sampled_from((*_RATES, 1.0) if space.certain else _RATES)),
+        rate=draw(among((*_RATES, 1.0) if space.certain else _RATES)),
         shards=along_shards,
         replicas=along_replicas,
     )
@@ -102,19 +103,19 @@ def seldom_large(features: Features, world_sizes: Sequence[int]) -> list[Sampler
 @st.composite
 def kernels(draw: st.DrawFn, space: KernelSpace, features: Features) -> KernelCase:
     """Shapes with every remainder of the tile sizes, no sample, one or several, any strides, any accepted dtypes."""
-    spoiled = draw(st.sampled_from(space.poisoned))
+    spoiled = draw(among(space.poisoned))
     least = 0 if spoiled == "none" else 1
     dtypes: tuple[KernelDtype, ...] = features.kernel_dtypes
     exponents = st.one_of(st.just(0), st.integers(-24, 8)) if space.numbers == "grid" else st.just(0)
-    extent = st.sampled_from(_EXTENTS if least else (*_EXTENTS, 0))
-    features_of = st.sampled_from(_WIDE) if space.repeated else extent
+    extent = among(_EXTENTS if least else (*_EXTENTS, 0))
+    features_of = among(_WIDE) if space.repeated else extent
     spec = KernelSpec(
-        samples=draw(st.sampled_from((1, 1, 2) if space.repeated else (1, 2, 2, 3) if least else (1, 2, 2, 3, 0))),
+        samples=draw(among((1, 1, 2) if space.repeated else (1, 2, 2, 3) if least else (1, 2, 2, 3, 0))),
         positions=draw(extent),
         inputs=draw(features_of),
         outputs=draw(features_of),
-        activations=draw(st.sampled_from(dtypes)),
-        backprops=draw(st.sampled_from(dtypes)),
+        activations=draw(among(dtypes)),
+        backprops=draw(among(dtypes)),
         memory=(draw(_MEMORY), draw(_MEMORY)),
         numbers=space.numbers,
         bound=draw(st.integers(1, 3)),
@@ -125,7 +126,7 @@ def kernels(draw: st.DrawFn, space: KernelSpace, features: Features) -> KernelCa
     return KernelCase(spec, draw(_SEEDS))
 
 
-_MEMORY: st.SearchStrategy[MemoryLayout] = st.sampled_from(get_args(MemoryLayout))
+_MEMORY: st.SearchStrategy[MemoryLayout] = among(get_args(MemoryLayout))
 
 
 def _mesh(
@@ -133,9 +134,9 @@ def _mesh(
 ) -> tuple[MeshSpec, tuple[AxisLayout, AxisLayout]]:
     """A mesh of one or two axes, and what lies along each."""
     limit = features.max_world_size or max(world_sizes)
-    world = draw(st.sampled_from([size for size in world_sizes if size <= limit]))
+    world = draw(among([size for size in world_sizes if size <= limit]))
     several = "hsdp" in features.accepts
-    replicas = draw(st.sampled_from([n for n in range(1, world + 1) if world % n == 0])) if several else 1
+    replicas = draw(among([n for n in range(1, world + 1) if world % n == 0])) if several else 1
     along: list[AxisLayout] = ["distributed", "distributed"]
     along += ["replicated"] if "replicated" in features.accepts else []
-    return MeshSpec(world // replicas, replicas), (draw(st.sampled_from(along)), draw(st.sampled_from(along)))
+    return MeshSpec(world // replicas, replicas), (draw(among(along)), draw(among(along)))

@@ -33,6 +33,7 @@ from fsdpcheck.case import (
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
 from fsdpcheck.exact.grid import premultiplies_exactly
 from fsdpcheck.strategies import model as models
+from fsdpcheck.strategies.choice import among
 from fsdpcheck.strategies.model import Allowed
 from fsdpcheck.strategies.space import CaseSpace
 
@@ -91,7 +92,7 @@ def _outline(draw: st.DrawFn, space: CaseSpace, features: Features, world_sizes:
     before = features.arithmetic.averaging == "before"
     possible = "float32" in accepts and not (before and not _averages(mesh.world_size, 24))
     tiny = narrow or _flag(draw, possible, _RARELY)
-    family = draw(st.sampled_from(space.families(features)))
+    family = draw(among(space.families(features)))
     contribution = _contribution(draw, features, family, space.contributions)
     numbers = space.numbers_for(features)
     off_the_grid = numbers == "real" or _flag(draw, "surrogates" in accepts, _OFTEN)
@@ -99,8 +100,8 @@ def _outline(draw: st.DrawFn, space: CaseSpace, features: Features, world_sizes:
 
 
 def _mesh(draw: st.DrawFn, features: Features, worlds: Sequence[int]) -> MeshSpec:
-    world = draw(st.sampled_from(worlds))
-    replicas = draw(st.sampled_from(_replicas(world))) if "hsdp" in features.accepts else 1
+    world = draw(among(worlds))
+    replicas = draw(among(_replicas(world))) if "hsdp" in features.accepts else 1
     return MeshSpec(dp_shard=world // replicas, dp_replicate=replicas)
 
 
@@ -115,7 +116,7 @@ def _contribution(
 ) -> Contribution:
     possible = family != "none" and "partial-norms" in features.promises and "replicated" in features.accepts
     kinds = [kind for kind in wanted for _ in range(20 if kind == "complete" else possible)]
-    return draw(st.sampled_from(kinds))
+    return draw(among(kinds))
 
 
 def _model(draw: st.DrawFn, space: CaseSpace, features: Features, outline: _Outline) -> ModelSpec:
@@ -131,7 +132,7 @@ def _layout(draw: st.DrawFn, space: CaseSpace, features: Features, outline: _Out
     kinds = ["contiguous", "strided", "sampler", "sampler", "sampler drop_last"]
     kinds += ["ragged"] * 4 if "ragged" in accepts else []
     kinds += ["replicated"] if replicated is None and ("replicated" in accepts or world == 1) else []
-    kind = draw(st.sampled_from(kinds))
+    kind = draw(among(kinds))
     if replicated or kind == "replicated":
         return BatchLayout("replicated", draw(st.integers(1, largest)))
     if kind == "ragged":
@@ -139,8 +140,8 @@ def _layout(draw: st.DrawFn, space: CaseSpace, features: Features, outline: _Out
     sizes = _batch_sizes(accepts, world, largest, kind)
     if kind.startswith("sampler"):
         drop_last = kind == "sampler drop_last"
-        return BatchLayout("sampler", draw(st.sampled_from(sizes)), shuffle=_flag(draw, True), drop_last=drop_last)
-    return BatchLayout("strided" if kind == "strided" else "contiguous", draw(st.sampled_from(sizes)))
+        return BatchLayout("sampler", draw(among(sizes)), shuffle=_flag(draw, True), drop_last=drop_last)
+    return BatchLayout("strided" if kind == "strided" else "contiguous", draw(among(sizes)))
 
 
 def _batch_sizes(accepts: frozenset[Trait], world: int, largest: int, kind: str) -> list[int]:
@@ -167,10 +168,10 @@ def _step(
     draw: st.DrawFn, space: CaseSpace, features: Features, outline: _Outline, layout: BatchLayout, has_units: bool
 ) -> StepSpec:
     accepts, family = features.accepts, outline.family
-    steps = draw(st.sampled_from(space.steps))
+    steps = draw(among(space.steps))
     optimizer = _optimizer(draw, accepts, steps)
     losses = (*_LOSSES, "cross_entropy") if outline.off_the_grid else _LOSSES
-    step = StepSpec(draw(st.sampled_from(losses)), steps, clipping=family, optimizer=optimizer)
+    step = StepSpec(draw(among(losses)), steps, clipping=family, optimizer=optimizer)
     step = replace(step, resume=_flag(draw, "resume" in accepts and steps > 1, _RARELY))
     if family in ("exact", "probe"):
         step = replace(step, clip_norm=_clip_norm(draw, family))
@@ -181,7 +182,7 @@ def _step(
     step = replace(step, contribution=outline.contribution)
     if family != "none":
         norms = [norms for norms in space.norms if norms == "immediate" or "deferred" in features.promises]
-        step = replace(step, norms=draw(st.sampled_from(norms)))
+        step = replace(step, norms=draw(among(norms)))
         apart = "per-layer-clipping" in accepts and outline.numbers == "grid" and has_units
         step = replace(step, clip_groups="units" if _flag(draw, apart, space.by_unit) else "all")
     return replace(step, max_grad_norm=2.0 ** draw(st.integers(-1, 8))) if space.global_norm else step
@@ -193,7 +194,7 @@ def _reduced(
     """The step with a sum or mean, a normaliser and micro-batches that its shares allow."""
     accepts, world, sizes = features.accepts, outline.world, layout.local_sizes(outline.world)
     mean = _flag(draw, "mean" in accepts and outline.family == "none", _RARELY)
-    step = replace(step, normaliser=draw(st.sampled_from(_normalisers(space, features, world, layout))))
+    step = replace(step, normaliser=draw(among(_normalisers(space, features, world, layout))))
     several = _flag(draw, "micro-batches" in accepts, _OFTEN)
     if mean and len(set(sizes)) == 1 and is_power_of_two(sizes[0]) and layout.kind != "replicated":
         return replace(step, reduction="mean", normaliser=world * sizes[0])
@@ -217,11 +218,11 @@ def _normalisers(space: CaseSpace, features: Features, world: int, layout: Batch
 
 def _clip_norm(draw: st.DrawFn, family: Clipping) -> int:
     """C in units of the loss scale: a power of two where norms are, otherwise any number."""
-    return 1 << draw(st.integers(0, 5)) if family == "exact" else draw(st.sampled_from((1, 1, 2, 2, 3, 5, 7, 12)))
+    return 1 << draw(st.integers(0, 5)) if family == "exact" else draw(among((1, 1, 2, 2, 3, 5, 7, 12)))
 
 
 def _optimizer(draw: st.DrawFn, accepts: frozenset[Trait], steps: int) -> OptimizerSpec:
-    chosen = draw(st.sampled_from(_optimizers(accepts)))
+    chosen = draw(among(_optimizers(accepts)))
     chosen = replace(chosen, lr_exponent=draw(st.integers(0, 3)))
     halving = _flag(draw, "schedule" in accepts and steps > 1, _RARELY)
     return replace(chosen, schedule="halving") if halving else chosen
@@ -247,7 +248,7 @@ def _arithmetic(draw: st.DrawFn, features: Features, outline: _Outline, step: St
     before = features.arithmetic.averaging == "before"
     arithmetic = replace(arithmetic, world_factors=step.reductions if before else 1)
     if "premultiply" in accepts and family != "probe" and _premultiplies(arithmetic, outline.mesh):
-        arithmetic = replace(arithmetic, averaging=draw(st.sampled_from(_AVERAGES)))
+        arithmetic = replace(arithmetic, averaging=draw(among(_AVERAGES)))
     return arithmetic
 
 
@@ -284,4 +285,4 @@ def _averages(world: int, precision: int) -> bool:
 
 def _flag(draw: st.DrawFn, allowed: bool, odds: Sequence[bool] = (False, True)) -> bool:
     """False if not allowed, else one of ``odds``; False is the simpler."""
-    return allowed and draw(st.sampled_from(odds))
+    return allowed and draw(among(odds))
