@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 OnCase = Callable[["Law", Run, Case], None]
 
 
+_CHOICE: Final = 6
+"""Cases drawn for each that is judged, where few are."""
 _AT_LEAST: Final = 60
-"""Cases drawn at once; the profile says how many of them are judged."""
+"""Cases drawn at once, where that is no more than a choice; the profile says how many of them are judged."""
 _AT_LEAST_LABELLED: Final = 10
 """The same of cases that have a label: one is enough of most, and those of a rare one are dear to draw."""
 _VAIN: Final = 7
@@ -244,7 +246,7 @@ class Exploration:
         cases = cases_of(self.law, self.run, self.world_sizes)
         if label and not coverage.LABELS[label].computed:
             cases = cases.filter(partial(coverage.has, label=label))
-        size = max(most, _AT_LEAST_LABELLED if label else _AT_LEAST)
+        size = max(most, _AT_LEAST_LABELLED if label else min(_CHOICE * most, _AT_LEAST))
         space = self.law.space.drawn.key
         for number in count():
             seed = seed_of(" ".join((space, *filter(None, (label, str(number or ""))))), self.seed)
