@@ -192,4 +192,4 @@ def _drawn(failing: int, passing: int) -> dict[TrainingCase, bool]:
 def _verdict(name: str, engine: SimulatedEngine, shrink: bool = True) -> Verdict:
     """That of the first law that has to catch a fault."""
     law = chapters()[faults.ALL[name].caught_by]
-    return check_law(law, Run(engine, "reference", installs=(f"fsdpcheck.impl.faults:{name}",)), "ci", shrink=shrink)
+    return check_law(law, Run(engine, "reference", installs=(f"fsdpcheck.impl.faults:{name}",)), shrink=shrink)

@@ -36,7 +36,8 @@ def own() -> UserModelSpec:
 
 
 def _verdict(engine: Engine, kind: str, own: UserModelSpec | None) -> Verdict:
-    return check_law(chapters()["training.plain"], Run(engine, f"{REFUSING}:{kind}", own=own), world_sizes=(2,))
+    run = Run(engine, f"{REFUSING}:{kind}", own=own)
+    return check_law(chapters()["training.plain"], run, world_sizes=(2,), shrink=False)
 
 
 def test_a_refusal_on_every_rank_is_neither_a_finding_nor_a_pass(engine: Engine, own: UserModelSpec) -> None:

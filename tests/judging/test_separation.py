@@ -26,7 +26,7 @@ from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 
 for ref in sys.argv[1:]:
-    print(check_law(chapters()["training.plain"], Run(SimulatedEngine(), ref), world_sizes=(1, 2)).status)
+    print(check_law(chapters()["training.plain"], Run(SimulatedEngine(), ref), world_sizes=(2,), most=2, shrink=False).status)
 theirs = ("fsdpcheck.impl", "fsdpcheck.adapters.builtin", "fsdpcheck_file_", "unsharded")
 print([name for name in sys.modules if name.startswith(theirs)])
 """
@@ -44,7 +44,7 @@ def test_no_implementation_is_ever_imported_where_it_is_judged(tmp_path: Path) -
 def test_an_implementation_that_replaces_every_function_it_can_reach_is_found(engine: SimulatedEngine) -> None:
     run = Run(engine, f"{TOYS / 'patching_everything.py'}:adapter")
     for law in ("training.plain", "training.gradients" if "grads" in run.features.observables else "training.plain"):
-        verdict = check_law(chapters()[law], run, world_sizes=(1, 2))
+        verdict = check_law(chapters()[law], run, world_sizes=(2,), most=2, shrink=False)
         assert verdict.status == "finding", verdict.reason
         assert verdict.finding is not None
         assert verdict.finding.kind == "value", verdict.finding.got
