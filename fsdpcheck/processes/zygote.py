@@ -85,7 +85,7 @@ def start(code: str, arguments: Sequence[str], files: Sequence[int], mark: str) 
     zygote, environment = ready(), {**_environment(), leftovers.MARK: mark}
     if zygote is not None:
         with suppress(OSError), leftovers.adopting():
-            return Forked(zygote.fork(code, arguments, files, environment))
+            return _own(zygote.fork(code, arguments, files, environment))
     return subprocess.Popen(
         [sys.executable, "-P", "-c", code, *arguments],
         pass_fds=files,
@@ -94,6 +94,16 @@ def start(code: str, arguments: Sequence[str], files: Sequence[int], mark: str) 
         env=environment,
         start_new_session=True,
     )
+
+
+def _own(pid: int) -> Forked:
+    """What was forked, if it is a child of this process; otherwise it is ended. Raises ChildProcessError."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    return Forked(pid)
 
 
 def ready() -> Zygote | None:

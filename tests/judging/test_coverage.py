@@ -20,7 +20,7 @@ from fsdpcheck.judging.coverage import Judged, Limits
 from fsdpcheck.judging.registry import chapters, law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import BuiltSpace
-from tests.common.laws_by_hand import SPACE, FakeEngine, a_case, a_law, draw
+from tests.common.laws_by_hand import SPACE, FakeEngine, a_case, a_law
 
 ALL = Limits(frozenset(get_args(Trait)), (1, 2, 3))
 ENOUGH = Judged(15, 15, {})

@@ -26,7 +26,8 @@ from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 
 for ref in sys.argv[1:]:
-    print(check_law(chapters()["training.plain"], Run(SimulatedEngine(), ref), world_sizes=(2,), most=2, shrink=False).status)
+    run = Run(SimulatedEngine(), ref)
+    print(check_law(chapters()["training.plain"], run, world_sizes=(2,), most=2, shrink=False).status)
 theirs = ("fsdpcheck.impl", "fsdpcheck.adapters.builtin", "fsdpcheck_file_", "unsharded")
 print([name for name in sys.modules if name.startswith(theirs)])
 """

@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,19 @@ def test_a_zygote_that_has_ended_is_done_without_and_replaced(end: str, monkeypa
     monkeypatch.setenv("ANOTHER", end)
     zygote_process._process.wait()
     assert isinstance(started("pass"), Forked)
+
+
+def test_what_does_not_become_a_child_is_ended_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a system tells that it has orphans adopted, and forbids it."""
+    forked, fork = list[int](), zygote.Zygote.fork
+    monkeypatch.setattr(leftovers, "adopting", nullcontext)
+    monkeypatch.setattr(zygote.Zygote, "fork", lambda *given: forked.append(fork(*given)) or forked[0])
+    with pipe() as (read, write):
+        process = started("import os, sys\nos.read(int(sys.argv[1]), 1)", str(read), files=(read,))
+        assert not isinstance(process, Forked)
+        (pid,) = forked
+        with suppress(ProcessLookupError):
+            connection.wait([os.pidfd_open(pid)])
+        assert pid not in {entry.pid for entry in leftovers.living()}
+        os.write(write, b"!")
+        assert process.wait() == 0
