@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import fcntl
-import functools
 import gc
 import json
 import os
@@ -43,6 +42,9 @@ except (ImportError, KeyboardInterrupt):  # what cannot be imported is told by w
     sys.exit(1)"""
 
 
+Key = tuple[tuple[tuple[str, str], ...], tuple[str, ...]]
+
+
 class Process(Protocol):
     """What is known of a process that was started: as of subprocess.Popen."""
 
@@ -52,6 +54,10 @@ class Process(Protocol):
     def wait(self) -> int: ...
     def kill(self) -> None: ...
     def send_signal(self, sig: int) -> None: ...
+
+
+_zygotes: dict[Key, Zygote] = {}
+"""The one that there is, if there is one, by environment and path."""
 
 
 @dataclass
@@ -111,20 +117,22 @@ def ready() -> Zygote | None:
     if not leftovers.can_adopt():
         return None
     kept = [pair for pair in sorted(_environment().items()) if pair[0] not in _UNREAD and not pair[0].startswith(_OURS)]
-    zygote = _zygote(tuple(kept), tuple(sys.path))
-    if not zygote.runs:
-        _zygote.cache_clear()
-        zygote = _zygote(tuple(kept), tuple(sys.path))
-    return zygote
+    key = tuple(kept), tuple(sys.path)
+    if key not in _zygotes or not _zygotes[key].runs:
+        close()
+        _zygotes[key] = Zygote(dict(kept), sys.path)
+    return _zygotes[key]
+
+
+@atexit.register
+def close() -> None:
+    """End the zygote; what was forked from it goes on."""
+    while _zygotes:
+        _zygotes.popitem()[1].close()
 
 
 def _environment() -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **os.environ}
-
-
-@functools.lru_cache(maxsize=1)
-def _zygote(environment: tuple[tuple[str, str], ...], path: tuple[str, ...]) -> Zygote:
-    return Zygote(dict(environment), path)
 
 
 class Zygote:
@@ -142,15 +150,18 @@ class Zygote:
                 start_new_session=True,
             )
         self.pid: Final = self._process.pid
-        atexit.register(self.close)
 
     def fork(self, code: str, arguments: Sequence[str], files: Sequence[int], environment: Mapping[str, str]) -> int:
-        """The number of a new process (see ``start``). Raises OSError where there is none."""
+        """The number of a new process (see ``start``). Raises OSError where there is none; then it has ended."""
         told = json.dumps([code, list(arguments), list(files), dict(environment), os.getcwd()]).encode()
-        self._socket.sendall(len(told).to_bytes(_LENGTH))
-        socket.send_fds(self._socket, [told[:1]], [*files, _STDERR])
-        self._socket.sendall(told[1:])
-        return int.from_bytes(_received(self._socket, _LENGTH))
+        try:
+            self._socket.sendall(len(told).to_bytes(_LENGTH))
+            socket.send_fds(self._socket, [told[:1]], [*files, _STDERR])
+            self._socket.sendall(told[1:])
+            return int.from_bytes(_received(self._socket, _LENGTH))
+        except BaseException:  # an answer that comes later would be taken for that to the next question
+            self.close()
+            raise
 
     @property
     def runs(self) -> bool:
@@ -161,13 +172,10 @@ class Zygote:
         self._process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
-        """End it; what was forked from it goes on."""
-        atexit.unregister(self.close)
+        """End it. May be called twice."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
-
-    __del__ = close
 
 
 def _received(source: socket.socket, length: int) -> bytes:

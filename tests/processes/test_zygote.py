@@ -171,3 +171,21 @@ def test_what_does_not_become_a_child_is_ended_and_done_without(monkeypatch: pyt
         assert pid not in {entry.pid for entry in leftovers.living()}
         os.write(write, b"!")
         assert process.wait() == 0
+
+
+def test_an_interrupt_while_a_process_is_started_ends_the_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it would say later is no answer to the next question."""
+
+    def interrupted(*given: object) -> bytes:
+        raise KeyboardInterrupt
+
+    before = zygote.ready()
+    assert before is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(zygote, "_received", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            started("pass")
+    assert not before.runs
+    process = started("raise SystemExit(3)")
+    assert isinstance(process, Forked)
+    assert process.wait() == 3
