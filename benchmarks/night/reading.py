@@ -26,14 +26,15 @@ def tests(folder: Path, output: str, asked: Slice) -> Outcome:
     return Outcome(ended["passed"], lost, ended["skipped"], 0, (*failed, *missing), seconds)
 
 
-def law(folder: Path, output: str, asked: Slice) -> Outcome:
-    """The verdict of the report; what does not hold is a finding, with its token where it has one."""
+def laws(folder: Path, output: str, asked: Slice) -> Outcome:
+    """The verdicts of the report, one an item; what does not hold is a finding, with its token where it has one."""
     verdicts = json.loads((folder / "report.json").read_text(encoding="utf-8"))["verdicts"]
-    wrong = tuple(_told(verdict) for verdict in verdicts if verdict["status"] != "holds")
-    if not verdicts:
-        raise ValueError("no verdict")
-    cases = sum(verdict["cases"] for verdict in verdicts)
-    return Outcome(len(verdicts) - len(wrong), len(wrong), 0, cases, wrong)
+    wrong = [_told(verdict) for verdict in verdicts if verdict["status"] != "holds"]
+    judged = {verdict["law"]: verdict["seconds"] for verdict in verdicts}
+    seconds = {item: judged[law] for item in asked.items if (law := item.rpartition(" ")[2]) in judged}
+    missing = [f"no verdict: {item}" for item in asked.items if item not in seconds]
+    cases, holding = sum(verdict["cases"] for verdict in verdicts), len(verdicts) - len(wrong)
+    return Outcome(holding, len(wrong) + len(missing), 0, cases, (*wrong, *missing), seconds)
 
 
 def soak(folder: Path, output: str, asked: Slice) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -205,14 +206,33 @@ def test_a_test_that_failed_or_did_not_run_is_a_finding(tmp_path: Path) -> None:
 
 @each("statuses", [("holds", "finding"), ("holds", "too few cases"), ("error",)])
 def test_a_law_that_does_not_hold_is_a_finding(tmp_path: Path, statuses: tuple[str, ...]) -> None:
-    verdicts = [{"adapter": "a", "law": "b", "status": status, "cases": 3, "finding": None} for status in statuses]
+    row = {"adapter": "a", "cases": 3, "finding": None, "seconds": 2.0}
+    verdicts = [{**row, "law": f"b.{number}", "status": status} for number, status in enumerate(statuses)]
     (tmp_path / "report.json").write_text(json.dumps({"verdicts": verdicts}))
-    outcome = reading.law(tmp_path, "", Slice("laws", ("b",), (), 1.0))
+    asked = Slice("laws", tuple(f"a {verdict['law']}" for verdict in verdicts), (), 1.0)
+    outcome = reading.laws(tmp_path, "", asked)
     assert (outcome.passed, outcome.failed, outcome.cases) == (len(statuses) - 1, 1, 3 * len(statuses))
-    assert outcome.findings == (f"a b {statuses[-1]}",)
+    assert outcome.findings == (f"a b.{len(statuses) - 1} {statuses[-1]}",)
+    assert outcome.seconds == dict.fromkeys(asked.items, 2.0)
     (tmp_path / "report.json").write_text('{"verdicts": []}')
-    with pytest.raises(ValueError, match="no verdict"):
-        reading.law(tmp_path, "", Slice("laws", ("b",), (), 1.0))
+    assert reading.laws(tmp_path, "", asked).findings == tuple(f"no verdict: {item}" for item in asked.items)
+
+
+def test_laws_of_one_space_are_judged_by_one_process() -> None:
+    from benchmarks.night.parts import PARTS
+    from fsdpcheck.judging.registry import chapters
+
+    (laws,) = (part for part in PARTS if part.name == "laws")
+    slices = [[item.rpartition(" ")[::2] for item in one.items] for one in laws.slices({}, 7)]
+    split = 0
+    for one in slices:
+        keys = [(adapter, chapters()[law].space.drawn.key) for adapter, law in one]
+        assert len({adapter for adapter, _ in keys}) == 1
+        split += len(keys) - len({*keys})
+        assert [key for key, before in zip(keys, [None, *keys], strict=False) if key != before] == [
+            *dict.fromkeys(keys)
+        ]
+    assert split > len(slices), "few spaces are shared"
 
 
 def test_runs_that_must_agree_and_do_not_are_a_finding(tmp_path: Path) -> None:
