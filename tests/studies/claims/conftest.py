@@ -9,6 +9,7 @@ import pytest
 from fsdpcheck.studies.claims import registry
 from fsdpcheck.studies.claims.lab import Lab
 from fsdpcheck.studies.claims.registry import Outcome
+from tests.studies.claims.ledger import ELSEWHERE, verdict, written
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +41,16 @@ def as_it_is(measured: Callable[[str], Outcome]) -> Callable[[str], Outcome]:
         return found[id]
 
     return measure
+
+
+@pytest.fixture(scope="session")
+def verdict_before(as_it_is: Callable[[str], Outcome]) -> Callable[[str], str]:
+    """A row's verdict when nothing is broken: the document's, which test_document.py compares with what is measured.
+
+    Where the document was measured elsewhere, or is missing, the row is measured here.
+    """
+
+    def look_up(id: str) -> str:
+        return verdict(written()[id]) if id in written() and id not in ELSEWHERE else as_it_is(id).verdict
+
+    return look_up

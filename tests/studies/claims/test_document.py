@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-import torch
 
 from fsdpcheck.report import claims as report
 from fsdpcheck.studies.claims import evaluation, registry
 from fsdpcheck.studies.claims.evaluation import Row
 from fsdpcheck.studies.claims.registry import Outcome
+from tests.studies.claims.ledger import DOCUMENT, ELSEWHERE, verdict, written
 
 LEDGER = (
     [f"A{n}" for n in range(1, 13)]
@@ -27,19 +25,9 @@ ROUNDED = {"A6", "B2", "E3"}
 PROCESSES = {"D15"}
 """Rows that start processes: seconds, so at night."""
 
-ELSEWHERE = {} if importlib.util.find_spec("triton") else {"E1": "with Triton"}
-ELSEWHERE |= {"E2": "without a GPU"} if torch.cuda.is_available() else {}
-
-DOCUMENT = Path(__file__).parents[3] / "docs" / "claims.md"
 pytestmark = pytest.mark.skipif(not DOCUMENT.is_file(), reason="needs the files of the checkout")
 
 _NIGHTLY = [pytest.param(id, marks=pytest.mark.nightly) for id in sorted(PROCESSES)]
-
-
-def _written() -> dict[str, str]:
-    """Each row's line, by its id."""
-    lines = [line for line in DOCUMENT.read_text().splitlines() if re.match(r"\| [A-Z]\d", line)]
-    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
 
 
 def _shown(id: str, outcome: Outcome) -> str:
@@ -58,8 +46,8 @@ def test_every_row_of_the_ledger_has_a_check() -> None:
 
 
 def test_the_document_has_every_row_and_counts_them() -> None:
-    assert list(_written()) == LEDGER
-    rows = [Row(id, "", re.split(r" \| \*|\* \| ", line)[1], "") for id, line in _written().items()]
+    assert list(written()) == LEDGER
+    rows = [Row(id, "", verdict(line), "") for id, line in written().items()]
     assert report.markdown(rows).splitlines()[:7] == DOCUMENT.read_text().splitlines()[:7]
 
 
@@ -67,10 +55,10 @@ def test_the_document_has_every_row_and_counts_them() -> None:
 def test_the_document_says_what_is_measured(as_it_is: Callable[[str], Outcome], id: str) -> None:
     if id in ELSEWHERE:
         pytest.skip(f"the document was measured {ELSEWHERE[id]}")
-    written, shown = _written()[id], _shown(id, as_it_is(id))
+    wanted, shown = written()[id], _shown(id, as_it_is(id))
     if id in ROUNDED:
-        written, shown = _without_digits(written), _without_digits(shown)
-    assert shown == written
+        wanted, shown = _without_digits(wanted), _without_digits(shown)
+    assert shown == wanted
 
 
 @pytest.mark.nightly
