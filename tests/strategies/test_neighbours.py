@@ -37,12 +37,17 @@ def moved(pair: Neighbours) -> Counter[int]:
 
 @cache
 def cases() -> list[TrainingCase]:
-    return enumeration.distinct(strategies.cases_of(strategies.PRIVATE_PROBE, EVERYTHING), 60)
+    return enumeration.distinct(strategies.cases_of(strategies.PRIVATE_PROBE, EVERYTHING), 24)
 
 
 @pytest.fixture(scope="module")
 def pairs() -> list[Neighbours]:
     return [neighbours.of(case, EVERYTHING) for case in cases()]
+
+
+@cache
+def answered(case: TrainingCase) -> Answer:
+    return oracle.answer(case)
 
 
 def test_all_three_relations_occur_in_both_directions(pairs: list[Neighbours]) -> None:
@@ -61,7 +66,7 @@ def test_batches_differ_by_what_is_said(pairs: list[Neighbours]) -> None:
 
 def test_where_shares_must_be_equal_a_record_is_replaced_or_nothing_is_claimed() -> None:
     found = 0
-    for case in enumeration.distinct(strategies.cases_of(strategies.PRIVATE_PROBE, EQUAL_SHARES), 40):
+    for case in enumeration.distinct(strategies.cases_of(strategies.PRIVATE_PROBE, EQUAL_SHARES), 20):
         try:
             pair = neighbours.of(case, EQUAL_SHARES)
         except NotExact:
@@ -89,23 +94,23 @@ def test_right_sums_are_within_the_limit_and_ones_a_part_in_a_thousand_too_large
     """Among the drawn pairs there are some whose distance is the whole limit: there the check is sharp."""
     sharp = 0
     for pair in pairs:
-        first, second = oracle.answer(pair.first), oracle.answer(pair.second)
+        first, second = answered(pair.first), answered(pair.second)
         assert_sensitivity(pair, side(first), side(second))
         try:
             assert_sensitivity(pair, side(first, 1.001), side(second, 1.001))
         except Violation as violation:
             sharp += "at most" in violation.wanted
-    assert sharp >= 10
+    assert sharp >= 5
 
 
 def test_a_gradient_that_is_not_finite_is_a_violation(pairs: list[Neighbours]) -> None:
-    first, second = oracle.answer(pairs[0].first), oracle.answer(pairs[0].second)
+    first, second = answered(pairs[0].first), answered(pairs[0].second)
     with pytest.raises(Violation, match="not finite"):
         assert_sensitivity(pairs[0], side(first), side(second, float("nan")))
 
 
 def test_a_gradient_of_some_parameters_is_not_the_released_one(pairs: list[Neighbours]) -> None:
-    first, second = (side(oracle.answer(case)) for case in (pairs[0].first, pairs[0].second))
+    first, second = (side(answered(case)) for case in (pairs[0].first, pairs[0].second))
     for execution in (first[0], second[0]):
         for result in execution.ranks:
             result.steps[0].grads = {}
@@ -118,7 +123,7 @@ def test_the_coefficient_of_a_record_that_is_in_both_batches_is_compared_and_wit
 ) -> None:
     alone = 0
     for pair in pairs:
-        first, second = (side(oracle.answer(case)) for case in (pair.first, pair.second))
+        first, second = (side(answered(case)) for case in (pair.first, pair.second))
         if not (batches.logical_batch(pair.first, 0) & batches.logical_batch(pair.second, 0)).keys() - pair.moved:
             alone += 1
             with pytest.raises(NotExact, match="no record is in both"):
@@ -131,7 +136,7 @@ def test_the_coefficient_of_a_record_that_is_in_both_batches_is_compared_and_wit
 
 
 def test_calls_are_compared_by_their_sizes(pairs: list[Neighbours]) -> None:
-    one, other = (side(oracle.answer(case))[0] for case in (pairs[0].first, pairs[0].second))
+    one, other = (side(answered(case))[0] for case in (pairs[0].first, pairs[0].second))
     call = Collective("all_reduce", (0,), "world", 0, inputs=(("float64", (2,)),))
     longer = Collective("all_reduce", (0,), "world", 0, inputs=(("float64", (3,)),))
     one.ranks[0].trace = other.ranks[0].trace = (call,)
@@ -144,7 +149,7 @@ def test_calls_are_compared_by_their_sizes(pairs: list[Neighbours]) -> None:
 
 def test_the_limit_is_the_clip_norm_up_to_rounding(pairs: list[Neighbours]) -> None:
     for pair in pairs[:10]:
-        first, second = oracle.answer(pair.first), oracle.answer(pair.second)
+        first, second = answered(pair.first), answered(pair.second)
         ratio = _limit(pair, side(first), side(second)) / (pair.times * Fraction(math.hypot(*first.clip_norms)))
         assert 1 - Fraction(1, 2**50) <= ratio < 1 + Fraction(1, 2**20), float(ratio)
         assert torch.isfinite(first.steps[0].factors).all()
