@@ -128,9 +128,10 @@ def test_no_path_rounds_more_often_than_the_bound_counts() -> None:
 def test_copies_of_a_probed_sample_are_exact_where_no_rounding_is_allowed_for() -> None:
     """Sums of W equal float32 numbers, one after the other and in pairs, against W times the number."""
     values = torch.randn(4096, generator=torch.Generator().manual_seed(0))
-    probes = strategies.cases_of(strategies.PRIVATE_PROBE, adapters.load("reference").features)
-    probe = next(c for c in enumeration.distinct(probes, 400)
-                 if c.layout.kind == "replicated" and c.mesh.dp_replicate == 1 and c.world_size == 2)  # fmt: skip
+    space = strategies.PRIVATE_PROBE.but(replicated=True)
+    probes = strategies.cases_of(space, adapters.load("reference").features, (2,))
+    (probe,) = enumeration.distinct(probes.filter(lambda case: case.mesh.dp_replicate == 1), 1)
+    assert (probe.layout.kind, probe.world_size) == ("replicated", 2)
     for world in (2, 4, 8, 16):
         total = values
         for _ in range(world - 1):

@@ -26,7 +26,7 @@ from tests.common.fabricated import SMALL, clipped
 from tests.common.tables import each
 
 EVERYTHING = Features(frozenset(get_args(Promise)), accepts=frozenset(get_args(Trait)))
-FEW = 40
+FEW = 20
 
 
 def _squares(n: int) -> int:
@@ -119,7 +119,7 @@ def test_accepted_cases_give_the_same_bits_in_any_order_of_summation(family: str
             with numerics.of(case):
                 got = _reduced_in_another_order(answer, k, draw)
             assert all(torch.equal(got[name], value) for name, value in step.released.items())
-    assert accepted >= 36
+    assert accepted >= 0.9 * FEW
 
 
 def _norms_by_hooks(answer: Answer, gram: bool) -> Tensor:
@@ -152,9 +152,8 @@ def _norms_by_hooks(answer: Answer, gram: bool) -> Tensor:
     return total.sqrt()
 
 
-@pytest.mark.parametrize("gram", [True, False])
 @pytest.mark.parametrize("family", ["PRIVATE_EXACT", "PRIVATE_PROBE"])
-def test_accepted_norms_are_the_same_bits_in_gram_and_direct_form(family: str, gram: bool) -> None:
+def test_accepted_norms_are_the_same_bits_in_gram_and_direct_form(family: str) -> None:
     others: set[Trait] = {"tokens", "layer-norm", "padding_idx", "conv-private", "group-norm-private"}
     others |= {"rms-norm-private", "bags-private"}
     linear_only = replace(EVERYTHING, accepts=EVERYTHING.accepts - others)
@@ -167,9 +166,10 @@ def test_accepted_norms_are_the_same_bits_in_gram_and_direct_form(family: str, g
         except NotExact:
             continue
         accepted += 1
-        with numerics.of(case):
-            assert torch.equal(_norms_by_hooks(answer, gram), answer.steps[0].norms)
-    assert accepted >= 36
+        for gram in (True, False):
+            with numerics.of(case):
+                assert torch.equal(_norms_by_hooks(answer, gram), answer.steps[0].norms), f"gram={gram}"
+    assert accepted >= 0.9 * FEW
 
 
 def _nudged(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
