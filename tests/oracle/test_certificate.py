@@ -268,11 +268,9 @@ def test_absolute_gradients_bound_the_gradients() -> None:
 @each("size", range(1, 65))
 def test_premultiplied_multiples_are_exact_where_it_is_said(size: int) -> None:
     """Over all of float32, and in float64 for the sizes that ranks have."""
-    quotients = torch.arange(1, (1 << 24) // size, dtype=torch.int64)
     for dtype, precision in ((torch.float32, 24), (torch.float64, 53)):
-        multiples = (quotients * size).to(dtype)
-        assert torch.equal(multiples, quotients * size)
-        same = torch.equal(multiples * (torch.ones((), dtype=dtype) / size), quotients.to(dtype))
+        quotients = torch.arange(1, (1 << 24) // size, dtype=dtype)  # their multiples are integers below 2**24
+        same = torch.equal(quotients.mul(size).mul_(torch.ones((), dtype=dtype) / size), quotients)
         assert same == premultiplies_exactly(size, precision)
 
 

@@ -47,6 +47,11 @@ SMALL = TrainingCase(
 )
 
 
+CASES = 24
+"""Cases that are computed anew of each family and type; to compute one takes longer than to prove it."""
+
+
+@cache
 def proved(case: TrainingCase) -> oracle.Answer | None:
     answer = oracle.answer(case)
     try:
@@ -57,13 +62,15 @@ def proved(case: TrainingCase) -> oracle.Answer | None:
 
 
 @cache
+def cases(compute: Compute, clipping: Clipping, worlds: tuple[int, ...], count: int) -> tuple[TrainingCase, ...]:
+    space = strategies.LOW_PRECISION.but(clipping=(clipping,), compute=compute)
+    return tuple(enumeration.distinct(strategies.cases_of(space, EVERYTHING, worlds), count))
+
+
 def drawn(
     compute: Compute, clipping: Clipping, worlds: tuple[int, ...], count: int
 ) -> tuple[tuple[TrainingCase, oracle.Answer | None], ...]:
-    strategy = strategies.cases_of(
-        strategies.LOW_PRECISION.but(clipping=(clipping,), compute=compute), EVERYTHING, worlds
-    )
-    return tuple((case, proved(case)) for case in enumeration.distinct(strategy, count))
+    return tuple((case, proved(case)) for case in cases(compute, clipping, worlds, count))
 
 
 class Tf32(TorchDispatchMode):
@@ -127,23 +134,23 @@ def wrong(case: TrainingCase, answer: oracle.Answer, reduced: torch.dtype = torc
 @pytest.mark.parametrize("compute", ["bfloat16", pytest.param("tf32", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("family", ["none", pytest.param("unclipped", marks=pytest.mark.nightly), "exact"])
 def test_what_is_proved_has_the_bits_of_float64(family: Clipping, compute: Compute) -> None:
-    found = [(case, answer) for case, answer in drawn(compute, family, (1, 2, 3, 4, 5), 40) if answer is not None]
-    assert len(found) >= 30
+    found = [(case, answer) for case, answer in drawn(compute, family, (1, 2, 3, 4, 5), CASES) if answer is not None]
+    assert len(found) >= 0.75 * CASES
     assert not [case.describe() for case, answer in found if wrong(case, answer)]
-    assert sum(any(bool(g.any()) for g in answer.steps[0].released.values()) for _, answer in found) > 20
+    assert sum(any(bool(g.any()) for g in answer.steps[0].released.values()) for _, answer in found) > 0.5 * CASES
 
 
 @pytest.mark.parametrize(("compute", "inputs"), [("bfloat16", 90), ("tf32", 3000)])
 def test_what_rounds_is_refused(compute: Compute, inputs: int) -> None:
     """The control: the same cases with larger numbers, exact in float32. Some round there, and none of them passes."""
     rounded = 0
-    for case, _ in drawn(compute, "none", (1, 2, 3, 4, 5), 40):
+    for case in cases(compute, "none", (1, 2, 3, 4, 5), CASES):
         wide = replace(case, arithmetic=replace(case.arithmetic, inputs=inputs))
         answer = proved(replace(wide, arithmetic=replace(wide.arithmetic, compute="dtype")))
         if answer is not None and wrong(wide, answer):
             rounded += 1
             assert proved(wide) is None, wide.describe()
-    assert rounded > 8
+    assert rounded > 0.2 * CASES
 
 
 @pytest.mark.nightly
@@ -175,10 +182,11 @@ def added_up_in_bfloat16(case: TrainingCase, step: oracle.StepAnswer, k: int) ->
 
 def test_a_sum_over_micro_batches_may_need_more_bits_than_bfloat16_has() -> None:
     """So often that a law sees micro-batches added up in bfloat16 in nearly every run of the ci profile."""
-    cases = [(case, answer) for case, answer in drawn("bfloat16", "none", (2, 3, 4, 5), 60) if answer is not None]
-    put_off = [(case, answer) for case, answer in cases if not case.step.sync_every]
+    every = cases("bfloat16", "none", (2, 3, 4, 5), 60)
+    put_off = [(case, answer) for case in every if not case.step.sync_every and (answer := proved(case)) is not None]
     assert sum(_differs(added_up_in_bfloat16(case, answer.steps[0], 0), answer) for case, answer in put_off) >= 5
-    once = [(case, answer) for case, answer in cases if case.step.micro_batches == 1]
+    alone = [case for case in every if case.step.micro_batches == 1]
+    once = [(case, answer) for case in alone if (answer := proved(case)) is not None]
     assert not [case for case, answer in once if _differs(added_up_in_bfloat16(case, answer.steps[0], 0), answer)]
 
 
@@ -216,7 +224,7 @@ def test_thirteen_replicas_leave_a_clip_norm() -> None:
 def test_a_batch_is_not_dealt_out_where_norms_are_partial() -> None:
     """Their shares could not be put together: every private implementation refuses such a case."""
     strategy = strategies.cases_of(strategies.LOW_PRECISION.but(clipping=("unclipped",)), EVERYTHING, (2, 3, 4, 5))
-    partial = [case for case in enumeration.distinct(strategy, 300) if case.step.contribution != "complete"]
+    partial = [case for case in enumeration.distinct(strategy, 150) if case.step.contribution != "complete"]
     assert len(partial) >= 5
     assert {case.layout.kind for case in partial} == {"replicated"}
 
