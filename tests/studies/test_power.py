@@ -27,18 +27,17 @@ def tallied(engine: SimulatedEngine, adapter: str, family: str, count: int) -> d
 
 @pytest.mark.parametrize("family", sorted(BY_NAME))
 def test_effective_errors_are_found_and_no_honest_run_accused(engine: SimulatedEngine, family: str) -> None:
-    together = tallied(engine, "reference", family, 4)["all laws of the tier"]
-    assert (together.honest, together.alarms) == (4, 0)
+    tallies = tallied(engine, "reference", family, 2)
+    together = tallies["all laws of the tier"]
+    assert (together.honest, together.alarms) == (2, 0)
     missed = {error for error, count in together.effective.items() if together.found[error] < count}
     # where sums round, a float32 case may hide a part in 1e6, and two samples' targets may add up to the same
     assert missed <= ({"gradient_off_by_1e_6", "targets_swapped"} if together.tier == "replay" else set())
     assert set(together.effective) >= {"sample_dropped", "sample_duplicated"}
     assert set(together.smallest.values()) == {1e-12}
-
-
-def test_allclose_on_the_same_runs_misses_small_errors(engine: SimulatedEngine) -> None:
-    usual = tallied(engine, "reference", "clipped", 6)["allclose 0.001/1e-05"]
-    assert usual.found["squared_norm_off_by_1e_12"] < usual.effective["squared_norm_off_by_1e_12"]
+    if family == "clipped":  # allclose misses small errors on the same runs
+        usual = tallies["allclose 0.001/1e-05"]
+        assert usual.found["squared_norm_off_by_1e_12"] < usual.effective["squared_norm_off_by_1e_12"]
 
 
 def test_errors_are_planted_under_adapters_that_know_nothing_of_them(engine: SimulatedEngine) -> None:
