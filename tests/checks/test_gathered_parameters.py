@@ -122,7 +122,7 @@ def test_any_one_unit_of_fully_shard_kept_after_its_forward_is_found(
 @pytest.mark.parametrize(("adapter", "families"), [("fully_shard", {"none"}), ("reference", {"none", "probe"})])
 def test_cases_of_the_memory_law_have_several_steps_and_units(adapter: str, families: set[str]) -> None:
     features, law = load(adapter).features, chapters()["lifecycle.memory"]
-    drawn = enumeration.distinct(law.draw(features, (2, 3)), 100)
+    drawn = enumeration.distinct(law.draw(features, (2, 3)), 50)
     assert law.space.ranks == 2
     assert {case.step.clipping for case in drawn} == families
     assert {case.step.steps for case in drawn} == {2, 3}

@@ -33,32 +33,29 @@ def norms(run: Execution, rank: int = 0) -> torch.Tensor:
     return found
 
 
-def trained(case: TrainingCase) -> set[str]:
-    return set(oracle.answer(case).trainable)
-
-
 def test_parts_are_frozen_that_make_up_what_is_trained_and_exact_squares_add_up() -> None:
     compared, shared, by_both = 0, 0, 0
-    for case in enumeration.distinct(strategies.cases_of(strategies.PRIVATE_UNCLIPPED, EVERYTHING), 60):
+    for case in enumeration.distinct(strategies.cases_of(strategies.PRIVATE_UNCLIPPED, EVERYTHING), 24):
         one = replace(case, step=replace(case.step, steps=1, resume=False))
         try:
             parts = metamorphic.partly_frozen(one, EVERYTHING)
         except NotExact:
             continue
-        whole, first, second, *both = map(trained, parts)
+        answers = [oracle.answer(part) for part in parts]
+        whole, first, second, *both = (set(answer.trainable) for answer in answers)
         assert whole == first | second
         assert whole > first
         assert whole > second
         assert both == [first & second] * case.model.has_front
         assert case.model.has_front or not {name for name in first & second if "instrument" not in name}
-        squares = [oracle.answer(part).steps[0].squared_norms for part in parts]
+        squares = [answer.steps[0].squared_norms for answer in answers]
         rest = squares[3] if both else torch.zeros_like(squares[0])
         assert torch.equal(squares[0] + rest, squares[1] + squares[2])
         tied = case.model.tied is not None and case.model.tied[0] >= 0
         compared, shared, by_both = compared + 1, shared + tied, by_both + bool(both)
-    assert compared >= 30
+    assert compared >= 12
     assert shared >= 1
-    assert by_both >= 10
+    assert by_both >= 4
 
 
 @pytest.mark.parametrize(
