@@ -18,7 +18,7 @@ from fsdpcheck.impl.sharding import collectives
 from fsdpcheck.impl.sharding.collectives import ALONE
 from fsdpcheck.impl.sharding.flat_model import ShardedModel
 from fsdpcheck.impl.trainer import MicroBatch, Moment, Options, Trainer
-from tests.common.tables import each
+from tests.common.tables import each, every_pair
 from tests.impl.steps import (
     SIZES,
     WAYS,
@@ -39,9 +39,13 @@ if TYPE_CHECKING:
 KINDS = ["vector", "sequence", "tokens", "frozen"]
 
 
-@each("world_size", SIZES)
-@pytest.mark.parametrize("kind", KINDS)
-@each(("reshard", "sync_every", "count"), [(True, True, 1), (False, True, 2), (True, False, 3)])
+@every_pair(
+    {
+        "kind": KINDS,
+        "world_size": SIZES,
+        "reshard, sync_every, count": [(True, True, 1), (False, True, 2), (True, False, 3)],
+    }
+)
 def test_plain_steps(ranks: Ranks, kind: str, world_size: int, reshard: bool, sync_every: bool, count: int) -> None:
     options = Options(normaliser=2, sync_every=sync_every)
     wanted = single_device(kind, world_size, 2)
@@ -50,11 +54,15 @@ def test_plain_steps(ranks: Ranks, kind: str, world_size: int, reshard: bool, sy
         assert_equal(got.parameters, wanted.parameters)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@each("world_size", SIZES)
-@pytest.mark.parametrize("kind", KINDS)
-@each("passes", ["two_pass", "bookkeeping"])
-@each(("reshard", "timing", "count"), [(True, "immediate", 1), (False, "deferred", 1), (True, "deferred", 2)])
+@every_pair(
+    {
+        "kind": KINDS,
+        "world_size": SIZES,
+        "reshard, timing, count": [(True, "immediate", 1), (False, "deferred", 1), (True, "deferred", 2)],
+        "way": WAYS,
+        "passes": ["two_pass", "bookkeeping"],
+    }
+)
 def test_private_steps_that_clip_nothing(
     ranks: Ranks, way: str, kind: str, world_size: int, reshard: bool, timing: Any, count: int, passes: Any
 ) -> None:
@@ -66,10 +74,7 @@ def test_private_steps_that_clip_nothing(
         assert_equal(got.parameters, wanted.parameters)
 
 
-@each("world_size", SIZES)
-@pytest.mark.parametrize("kind", KINDS)
-@each("contribution", ["complete", "partial", "mixed"])
-@pytest.mark.parametrize("way", WAYS)
+@every_pair({"kind": KINDS, "world_size": SIZES, "contribution": ["complete", "partial", "mixed"], "way": WAYS})
 def test_replicated_batches(ranks: Ranks, way: str, kind: str, world_size: int, contribution: Any) -> None:
     options = Options(normaliser=2, privacy=Privacy(Flat(2.0**60), contribution=contribution), layout=REPLICATED)
     wanted = single_device(kind, world_size, 2)

@@ -23,7 +23,7 @@ from fsdpcheck.impl.sharding import collectives
 from fsdpcheck.impl.sharding.flat_model import ShardedModel
 from fsdpcheck.impl.sharding.fsdp2_model import PerParameterModel
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
-from tests.common.tables import each
+from tests.common.tables import each, every_pair
 
 if TYPE_CHECKING:
     from tests.impl.conftest import Ranks
@@ -220,10 +220,16 @@ def stepped(kind: str, way: str, rank: int, world_size: int, options: Options, r
     return trainer
 
 
-@each("world_size", SIZES)
-@each("passes", ["two_pass", "bookkeeping"])
-@each(("timing", "reshard"), [("immediate", True), ("deferred", True), ("immediate", False)])
-@pytest.mark.parametrize(("kind", "way"), [(kind, way) for kind in MODELS for way in WAYS if (kind, way) != UNTIED])
+@every_pair(
+    {
+        "kind": MODELS,
+        "way": WAYS,
+        "timing, reshard": [("immediate", True), ("deferred", True), ("immediate", False)],
+        "world_size": SIZES,
+        "passes": ["two_pass", "bookkeeping"],
+    },
+    unless=lambda row: (row["kind"], row["way"]) == UNTIED,
+)
 def test_a_private_step_equals_the_single_device(
     ranks: Ranks, kind: str, way: str, timing: Any, reshard: bool, passes: Any, world_size: int
 ) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -23,7 +22,7 @@ from fsdpcheck.impl.sharding.flat_model import ShardedModel
 from fsdpcheck.impl.sharding.fsdp2_model import PerParameterModel
 from fsdpcheck.impl.sharding.protocol import Sharded
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
-from tests.common.tables import each
+from tests.common.tables import every_pair
 from tests.impl.ways import WAYS, integers
 
 if TYPE_CHECKING:
@@ -113,14 +112,15 @@ def sharded(way: str, layout: str, module: nn.Module, units: list[str], reshard:
     return ShardedModel(module, units, shard, reshard, replicate)
 
 
-@each(
-    ("mode", "timing", "reshard"),
-    [("ghost", "immediate", True), ("flash", "deferred", False), ("ghost_bk", "deferred", True),
-     ("flash_bk", "immediate", False)],
-)  # fmt: skip
-@each("layout", RANKS)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", MODELS)
+MODES = [
+    ("ghost", "immediate", True),
+    ("flash", "deferred", False),
+    ("ghost_bk", "deferred", True),
+    ("flash_bk", "immediate", False),
+]
+
+
+@every_pair({"kind": MODELS, "mode, timing, reshard": MODES, "layout": RANKS, "way": WAYS})
 def test_two_private_steps_equal_the_single_device(
     ranks: Ranks, kind: str, way: str, layout: str, mode: str, timing: str, reshard: bool
 ) -> None:
