@@ -15,7 +15,7 @@ from fsdpcheck.impl.noise import gaussian
 from fsdpcheck.impl.sampling.poisson import PoissonSampler, refuse_wrap_around
 from fsdpcheck.impl.sharding.collectives import Axis
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
-from tests.common.tables import each
+from tests.common.tables import every_pair
 from tests.impl.ways import WAYS, integers
 
 if TYPE_CHECKING:
@@ -65,9 +65,7 @@ def noisy(multiplier: float, mode: Mode | None = None) -> Privacy:
     return Privacy(Flat(CLIP), mode or Mode(), noise_multiplier=multiplier, noise=NOISE)
 
 
-@each("passes", ["two_pass", "bookkeeping"])
-@each("world_size", [1, 2, 3, 4, 5, 8])
-@each("way", WAYS)
+@every_pair({"world_size": [1, 2, 3, 4, 5, 8], "way": WAYS, "passes": ["two_pass", "bookkeeping"]})
 def test_noise_is_the_single_device_one(ranks: Ranks, way: str, world_size: int, passes: Any) -> None:
     """Noise of deviation multiplier * C / N on every trainable element, by name and position, added once."""
     multiplier = 2.0**-30
@@ -148,15 +146,20 @@ def test_the_logical_batch_is_the_same_for_every_world_size(world_size: int) -> 
 
 
 def test_records_join_by_themselves_at_the_rate() -> None:
-    """4,000 steps of 50 records: each count of a record and of a pair within 6 standard deviations."""
-    joined = torch.zeros(4000, 50, dtype=torch.float64)
-    for step in range(4000):
-        joined[step, [i for micro in drawn(step, 1)[0] for i in micro]] = 1
-    deviation = (4000 * 0.3 * 0.7) ** 0.5
-    assert bool(((joined.sum(0) - 1200).abs() < 6 * deviation).all())
-    pairs = joined.T @ joined
-    off_diagonal = pairs[~torch.eye(50, dtype=torch.bool)]
-    assert bool(((off_diagonal - 4000 * 0.09).abs() < 6 * (4000 * 0.09 * 0.91) ** 0.5).all())
+    """1,000 steps of 50 records: the count of all, of each and of each pair within 6 standard deviations."""
+    steps, rate = 1000, 0.3
+    joined = torch.zeros(steps, 50, dtype=torch.float64)
+    sampler = PoissonSampler(50, rate, 4, gaussian.seeded(3), Axis(None, 0, 1))
+    for step in range(steps):
+        joined[step, [i for micro in sampler.draw(step) for i in micro]] = 1
+    pairs = (joined.T @ joined)[~torch.eye(50, dtype=torch.bool)]
+    for counts, trials, chance in (
+        (joined.sum(), steps * 50, rate),
+        (joined.sum(0), steps, rate),
+        (pairs, steps, rate**2),
+    ):
+        deviation = (trials * chance * (1 - chance)) ** 0.5
+        assert bool(((counts - trials * chance).abs() < 6 * deviation).all())
 
 
 def test_divisor_and_number_of_micro_batches_are_public() -> None:
