@@ -22,7 +22,7 @@ from fsdpcheck.impl.clipping.modes import Mode
 from fsdpcheck.impl.clipping.private_backward import Privacy
 from fsdpcheck.impl.clipping.rules import Flat
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
-from tests.common.tables import each
+from tests.common.tables import every_pair
 from tests.impl.ways import WAYS, integers, sgd
 
 if TYPE_CHECKING:
@@ -76,18 +76,13 @@ def trained(way: str, reshard: bool, kind: str, units: int, micro_batches: int) 
     return trainer
 
 
-@each("kind", PRIVACY)
-@each("reshard", [True, False])
-@each("way", WAYS)
-def test_collectives_are_as_many_as_the_formula_says(ranks: Ranks, way: str, reshard: bool, kind: str) -> None:
-    for units, micro_batches in [(1, 1), (2, 2), (3, 2)]:
-
-        def run(rank: int, units: int = units, micro_batches: int = micro_batches) -> None:
-            trained(way, reshard, kind, units, micro_batches)
-
-        ranks(run, 2)
-        counted = [Counter(op for op, _ in ranks.trace(rank)) for rank in range(2)]
-        assert counted == [wanted(kind, reshard, units, micro_batches)] * 2
+@every_pair({"kind": PRIVACY, "units, micro_batches": [(1, 1), (2, 2), (3, 2)], "way": WAYS, "reshard": [True, False]})
+def test_collectives_are_as_many_as_the_formula_says(
+    ranks: Ranks, way: str, reshard: bool, kind: str, units: int, micro_batches: int
+) -> None:
+    ranks(lambda rank: trained(way, reshard, kind, units, micro_batches) and None, 2)
+    counted = [Counter(op for op, _ in ranks.trace(rank)) for rank in range(2)]
+    assert counted == [wanted(kind, reshard, units, micro_batches)] * 2
 
 
 @pytest.mark.parametrize("way", WAYS)

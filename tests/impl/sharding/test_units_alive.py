@@ -22,7 +22,7 @@ from fsdpcheck.impl.costs import memory
 from fsdpcheck.impl.sharding.flat_model import ShardedModel
 from fsdpcheck.impl.sharding.protocol import Sharded
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
-from tests.common.tables import each
+from tests.common.tables import every_pair
 from tests.impl.ways import WAYS, integers, sgd
 
 if TYPE_CHECKING:
@@ -84,9 +84,7 @@ def watched(trainer: Trainer) -> list[dict[str, int]]:
     return seen
 
 
-@each("mode", STEPS)
-@each("reshard", [True, False])
-@each("way", WAYS)
+@every_pair({"mode": STEPS, "reshard": [True, False], "way": WAYS})
 def test_no_more_units_are_gathered_than_promised(ranks: Ranks, way: str, reshard: bool, mode: str) -> None:
     def most(rank: int) -> tuple[int, int]:
         trainer = trainer_of(way, mode, reshard)
@@ -147,9 +145,7 @@ class Stumbling:
         return loss(outputs, targets)
 
 
-@each("where", ["forward", "loss", "backward"])
-@each("mode", MODES)
-@each("way", WAYS)
+@every_pair({"mode": MODES, "where": ["forward", "loss", "backward"], "way": WAYS})
 def test_a_step_that_raised_leaves_nothing_and_the_next_one_is_clean(
     ranks: Ranks, way: str, mode: str, where: str
 ) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fsdpcheck.impl.state import plain_data
-from tests.common.tables import each
-from tests.impl.training import COMBINED, OPTIMIZERS, WAYS, Training, assert_same, flat, paddings, seen, whole
+from tests.common.tables import every_pair
+from tests.impl.training import COMBINED, OPTIMIZERS, WAYS, WORLDS, Training, assert_same, flat, paddings, seen, whole
 
 if TYPE_CHECKING:
     from tests.impl.conftest import Ranks
@@ -56,8 +56,7 @@ def saved(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return found
 
 
-@pytest.mark.parametrize(("saver", "before"), COMBINED)
-@each(("loader", "after"), COMBINED)
+@every_pair({"before": WORLDS, "after": WORLDS, "saver": WAYS, "loader": WAYS})
 def test_saved_one_way_and_loaded_another(
     ranks: Ranks, saved: Saved, saver: str, before: int, loader: str, after: int
 ) -> None:
@@ -80,10 +79,11 @@ def reference(ranks: Ranks, kind: str, steps: int) -> list[dict[str, Any]]:
     return [whole([found]) for found in ranks(body, 1)[0]]
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("ways", [("flat",) * 3, ("per-parameter",) * 3, ("flat", "per-parameter", "flat")])
-def test_stopped_twice_equals_never_stopped(ranks: Ranks, tmp_path: Path, kind: str, ways: tuple[str, ...]) -> None:
-    assert resumed(ranks, tmp_path, kind, ways) == ""
+@every_pair({"kind": OPTIMIZERS, "first": WAYS, "second": WAYS, "third": WAYS})
+def test_stopped_twice_equals_never_stopped(
+    ranks: Ranks, tmp_path: Path, kind: str, first: str, second: str, third: str
+) -> None:
+    assert resumed(ranks, tmp_path / "-".join([kind, first, second, third]), kind, (first, second, third)) == ""
 
 
 def resumed(ranks: Ranks, tmp_path: Path, kind: str, ways: tuple[str, ...]) -> str:

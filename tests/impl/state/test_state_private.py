@@ -15,6 +15,7 @@ from fsdpcheck.impl.clipping.private_backward import Privacy
 from fsdpcheck.impl.clipping.rules import Flat
 from fsdpcheck.impl.noise import gaussian
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.common.tables import every_pair
 from tests.impl.network import X, Y, loss, network
 from tests.impl.ways import WAYS, sgd
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from tests.impl.conftest import Ranks
 
 ROWS = {1: [4], 3: [2, 0, 2], 4: [1, 0, 3, 0]}
-MODES = ("ghost", "flash", "ghost_bk", "flash_bk")
 
 
 def trainer_of(way: str, mode: str) -> Trainer:
@@ -81,12 +81,12 @@ def no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Flat, "factors", lambda self, squared: torch.zeros_like(squared))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("way", WAYS)
+@every_pair({"way": WAYS, "norms": ["ghost", "flash"], "passes": ["", "_bk"]})
 def test_noise_goes_on_where_it_stopped_though_nobody_passed_a_counter(
-    ranks: Ranks, tmp_path: Path, way: str, mode: str
+    ranks: Ranks, tmp_path: Path, way: str, norms: str, passes: str
 ) -> None:
-    released = stopped(ranks, tmp_path, way, mode, (4, 3, 1))
+    mode = norms + passes
+    released = stopped(ranks, tmp_path / f"{way}-{mode}", way, mode, (4, 3, 1))
     for step, (got, wanted) in enumerate(zip(released, never_stopped(), strict=True)):
         for name, value in wanted.items():
             assert torch.equal(got[name], value), (step, name)
