@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,19 +12,24 @@ import torch._C._distributed_c10d as c10d
 
 from fsdpcheck.engines import torchrun
 from fsdpcheck.errors import UsageError
+from fsdpcheck.processes import zygote
 
 PROGRAM = Path(__file__).with_name("torchrun_program.py")
+_TORCHRUN = """import os, sys
+os.dup2(int(sys.argv.pop(1)), 2)
+os.environ |= {"PYTHONPATH": sys.argv.pop(1), "OMP_NUM_THREADS": "1"}
+from torch.distributed import run
+run.main(["--standalone", "--nproc-per-node", "2", *sys.argv[1:]])"""
+"""torchrun, in a process that has torch imported; the ranks are programs that it starts."""
 
 
 def test_runs_fail_and_go_on_under_torchrun(tmp_path: Path) -> None:
     attributes = ["honest", "killed", "late_alone", "leaves", "handles_a_signal", "needs_no_handler"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(PROGRAM), str(tmp_path / "told"), *attributes],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    with (tmp_path / "err").open("w+") as err:
+        arguments = [str(err.fileno()), os.pathsep.join(filter(None, sys.path)), str(PROGRAM), str(tmp_path / "told")]
+        done = zygote.start(_TORCHRUN, [*arguments, *attributes], [err.fileno()], f"{os.getpid()}.torchrun").wait()
+        err.seek(0)
+        assert done == 0, err.read()
     told = json.loads((tmp_path / "told").read_text())
     assert told["kinds"] == [[1, 1], "lost", "deadlock", "exited", [1, 1], [1, 1]]
     assert "rank 1 left torch.is_anomaly_enabled() on" in told["left"]

@@ -11,6 +11,7 @@ from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, Training
 from fsdpcheck.engines import torchrun
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import RunRequest
+from fsdpcheck.processes import fork_server
 
 ADAPTERS = Path(__file__).with_name("adapters_for_tests.py")
 
@@ -33,6 +34,7 @@ def driven(attributes: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    fork_server.fork()  # workers are forked from this process' own fork: torch is imported once a rank
     if torchrun.rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(driven(sys.argv[2:])))
     else:

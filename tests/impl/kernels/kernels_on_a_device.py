@@ -17,6 +17,7 @@ from torch import Tensor
 from fsdpcheck.impl import kernels
 from fsdpcheck.impl.kernels import triton_norms
 from fsdpcheck.impl.kernels.triton_norms import Tiles
+from tests.common.tables import every_pair
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -60,14 +61,14 @@ def test_the_mode_is_what_was_asked_for() -> None:
     assert kernels.implementation(a_BTd, g_BTp) is triton_norms
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", FORMS)
-def test_exact_data_give_the_bits_of_the_explicit_form(name: str, shape: tuple[int, int, int, int]) -> None:
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        a_BTd, g_BTp = integers(*shape, dtype)
-        got = FORMS[name](a_BTd, g_BTp)
-        assert got.dtype == torch.float32
-        assert torch.equal(got, explicit(a_BTd, g_BTp)), dtype
+@every_pair({"name": FORMS, "shape": SHAPES, "dtype": [torch.float32, torch.bfloat16, torch.float16]})
+def test_exact_data_give_the_bits_of_the_explicit_form(
+    name: str, shape: tuple[int, int, int, int], dtype: torch.dtype
+) -> None:
+    a_BTd, g_BTp = integers(*shape, dtype)
+    got = FORMS[name](a_BTd, g_BTp)
+    assert got.dtype == torch.float32
+    assert torch.equal(got, explicit(a_BTd, g_BTp)), dtype
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -7,6 +7,7 @@ if it is set before triton is imported, which another test of this process may h
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -190,52 +191,70 @@ def _child(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_triton_is_not_imported_before_a_kernel_is_used() -> None:
-    code = "import sys; from fsdpcheck.impl import norms; norms.rules(); print('triton' in sys.modules)"
-    assert _child("-c", code).stdout.strip() == "False"
-
-
-ON_A_GPU = pytest.param(
-    {}, id="on a GPU", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-)
+INTERPRETED = {"TRITON_INTERPRET": "1"}
+WHERE = [
+    pytest.param(INTERPRETED, "not nightly", id="interpreted"),
+    pytest.param(INTERPRETED, "nightly", id="interpreted, by night", marks=pytest.mark.nightly),
+    pytest.param({}, "", id="on a GPU", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
+]
 
 
 @needs_triton
-@pytest.mark.parametrize("environment", [pytest.param({"TRITON_INTERPRET": "1"}, id="interpreted"), ON_A_GPU])
-def test_the_triton_kernels(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize(("environment", "marked"), WHERE)
+def test_the_triton_kernels(environment: dict[str, str], marked: str) -> None:
     file = str(HERE / "kernels_on_a_device.py")
-    options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "pythonpath="]
+    options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "pythonpath=", "-m", marked]
     run = _child("-m", "pytest", *options, file, **environment)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "skipped" not in run.stdout
 
 
 _COMPILE = """
-import sys, triton
+import json, sys
+from fsdpcheck.impl import norms
+
+norms.rules()
+print("triton" in sys.modules)
+try:
+    import triton
+except ImportError:
+    sys.exit()
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from fsdpcheck.impl.kernels import triton_norms
 
-kernel, dtype = getattr(triton_norms, sys.argv[1]), sys.argv[2]
-tiles = triton_norms.FULL_TILES if dtype == "fp32" else triton_norms.HALF_TILES
-constants = {"ROWS": tiles.rows, "COLUMNS": tiles.columns, "SIDE": tiles.rows, "DEPTH": tiles.depth, "WIDEN": False}
-constants = {name: value for name, value in {**constants, "a_d": 1, "g_p": 1}.items() if name in kernel.arg_names}
-pointers = {"a_ptr": "*" + dtype, "g_ptr": "*" + dtype, "partials_ptr": "*fp32"}
-types = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in kernel.arg_names}
-options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
-source = ASTSource(kernel, types, constants)
-ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-print([word for word in ("tf32", "atom.", " red.", "\tred.", ".local", "wgmma.mma_async") if word in ptx])
+def words(kernel, dtype):
+    tiles = triton_norms.FULL_TILES if dtype == "fp32" else triton_norms.HALF_TILES
+    constants = {"ROWS": tiles.rows, "COLUMNS": tiles.columns, "SIDE": tiles.rows, "DEPTH": tiles.depth}
+    constants |= {"WIDEN": False, "a_d": 1, "g_p": 1}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    pointers = {"a_ptr": "*" + dtype, "g_ptr": "*" + dtype, "partials_ptr": "*fp32"}
+    types = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in kernel.arg_names}
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    source = ASTSource(kernel, types, constants)
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    return [word for word in ("tf32", "atom.", " red.", "\tred.", ".local", "wgmma.mma_async") if word in ptx]
+
+for name, dtype in json.loads(sys.argv[1]):
+    print(name, dtype, words(getattr(triton_norms, name), dtype))
 """
+COMPILED = [(kernel, dtype) for kernel in ("_direct_partials", "_half_gram_partials") for dtype in ("bf16", "fp32")]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Whether the rules import triton, then what of interest is in each compiled kernel: one process tells all."""
+    run = _child("-c", _COMPILE, json.dumps(COMPILED), TRITON_CACHE_DIR=str(tmp_path_factory.mktemp("triton")))
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+def test_triton_is_not_imported_before_a_kernel_is_used(told: list[str]) -> None:
+    assert told[0] == "False"
 
 
 @needs_triton
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("kernel", ["_direct_partials", "_half_gram_partials"])
-def test_what_is_compiled_for_a_gpu_has_no_atomics_no_tf32_and_no_spills(
-    kernel: str, dtype: str, tmp_path: Path
-) -> None:
+def test_what_is_compiled_for_a_gpu_has_no_atomics_no_tf32_and_no_spills(told: list[str]) -> None:
     """Compiled without a GPU. (``red.`` is a reduction into memory, as unordered as ``atom.``.)"""
-    run = _child("-c", _COMPILE, kernel, dtype, TRITON_CACHE_DIR=str(tmp_path))
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == str(["wgmma.mma_async"] if dtype == "bf16" else [])
+    wanted = {"bf16": ["wgmma.mma_async"], "fp32": []}
+    assert told[1:] == [f"{kernel} {dtype} {wanted[dtype]}" for kernel, dtype in COMPILED]
