@@ -126,12 +126,16 @@ def decoy(tmp_path: Path) -> Path:
 _ON_PROCESSES = """
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]
-from fsdpcheck.session.plan import Plan
-from fsdpcheck.session import run
-events = []
 if __name__ == "__main__":
-    run.run_session(Plan(("fully_shard",), ("training.plain",), sys.argv[1], (2,)), events.append)
-    print([event["status"] for event in events if event["event"] == "verdict"])
+    from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
+    from fsdpcheck.engines import open_engine
+    from fsdpcheck.judging.check import check_case
+    from fsdpcheck.judging.registry import chapters
+    from fsdpcheck.judging.run import Run
+    engine = open_engine(sys.argv[1])
+    case = TrainingCase(ModelSpec((LayerSpec(2),)), MeshSpec(2), BatchLayout("contiguous", 2))
+    print(check_case(chapters()["training.plain"], Run(engine, "fully_shard"), case, diagnose=False).status)
+    engine.close()
 """
 
 
