@@ -55,7 +55,7 @@ def test_every_method_is_tried() -> None:
 
 @each(("method", "law"), LAWS.items(), ids=LAWS)
 def test_a_trainer_without_what_is_promised_is_no_finding(engine: SimulatedEngine, method: str, law: str) -> None:
-    verdict = check_law(chapters()[law], Run(engine, f"{TOY}:{method}"), world_sizes=(2,))
+    verdict = check_law(chapters()[law], Run(engine, f"{TOY}:{method}"), world_sizes=(2,), most=1, shrink=False)
     assert (verdict.status, verdict.exit_code) == ("error", USAGE)
     for said in ("lacks a method", f"ReferenceTrainer without {method}", "wanted ", "next "):
         assert said in verdict.reason
@@ -89,6 +89,8 @@ def test_exact_factors_of_nested_norms_are_a_contradiction(capsys: pytest.Captur
 
 
 def test_norms_that_are_no_tensor_are_no_finding(engine: SimulatedEngine) -> None:
-    verdict = check_law(chapters()["clipping.norms"], Run(engine, f"{TOY}:Lists"), world_sizes=(1,))
+    verdict = check_law(
+        chapters()["clipping.norms"], Run(engine, f"{TOY}:Lists"), world_sizes=(1,), most=1, shrink=False
+    )
     assert (verdict.status, verdict.exit_code) == ("error", USAGE)
     assert "norms() of adapter 'reference' returned no tensor\n  got     list" in verdict.reason

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from multiprocessing import connection
 from pathlib import Path
@@ -22,7 +20,7 @@ from fsdpcheck.engines._real.transport import LocalLink
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.execution import Execution, Failure, RunRequest
-from fsdpcheck.processes import leftovers
+from fsdpcheck.processes import leftovers, zygote
 from fsdpcheck.processes.limit import Limit
 
 ADAPTERS = Path(__file__).with_name("adapters_for_tests.py")
@@ -196,23 +194,26 @@ def test_an_interrupt_leaves_no_worker(engine: ProcessesEngine, monkeypatch: pyt
     assert engine.run(request_for("honest")).failure is None
 
 
-def test_a_driver_that_dies_takes_its_workers_along() -> None:
+def test_a_driver_that_dies_takes_its_workers_along(tmp_path: Path) -> None:
     """Also those that hang in a collective: a thread of each watches the driver."""
     program = (
-        f"import os, sys; sys.path[:0] = {sys.path!r}\n"
-        "if __name__ == '__main__':\n"
-        "    from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase\n"
-        "    from fsdpcheck.engines.processes import ProcessesEngine\n"
-        "    from fsdpcheck.execution import RunRequest\n"
-        "    engine = ProcessesEngine()\n"
-        "    case = TrainingCase(ModelSpec((LayerSpec(2),)), MeshSpec(2), BatchLayout('contiguous', 2))\n"
-        f"    engine.run(RunRequest(case, {f'{ADAPTERS}:honest'!r}))\n"
-        "    print(*[link.pid for link in engine._pools[2].links], flush=True)\n"
-        "    os.kill(os.getpid(), 9)\n"
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase\n"
+        "from fsdpcheck.engines.processes import ProcessesEngine\n"
+        "from fsdpcheck.execution import RunRequest\n"
+        "from fsdpcheck.processes import fork_server\n"
+        "fork_server.fork()\n"
+        "engine = ProcessesEngine()\n"
+        "case = TrainingCase(ModelSpec((LayerSpec(2),)), MeshSpec(2), BatchLayout('contiguous', 2))\n"
+        "engine.run(RunRequest(case, sys.argv[1]))\n"
+        "Path(sys.argv[2]).write_text(' '.join(str(link.pid) for link in engine._pools[2].links))\n"
+        "os.kill(os.getpid(), 9)\n"
     )
-    driver = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
-    assert driver.returncode == -9
-    workers = [int(pid) for pid in driver.stdout.split()]
+    told = tmp_path / "pids"
+    driver = zygote.start(program, [f"{ADAPTERS}:honest", str(told)], [], f"{os.getpid()}.driver")
+    assert driver.wait() == -9
+    workers = [int(pid) for pid in told.read_text().split()]
     assert len(workers) == 2
     for pid in workers:
         _wait_until_gone(pid)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from fsdpcheck.adapters import load
 from fsdpcheck.impl import faults
 from fsdpcheck.judging.registry import chapters
+from fsdpcheck.processes import zygote
 from tests.common import commands
 
 ROOT = Path(__file__).parents[2]
@@ -63,11 +63,13 @@ inputs, targets, indices = torch.ones(2, 2), torch.ones(2, 1), (0, 1)
 def test_the_reference_is_used_as_its_document_says(tmp_path: Path) -> None:
     example, checkpoint = re.findall(r"^```python\n(.*?)^```", (DOCS / "reference.md").read_text("utf-8"), re.M | re.S)
     program = (
-        f"import torch\n{REFERENCE}\n{example}\nfolder = {str(tmp_path / 'saved')!r}\n{checkpoint}\nprint('whole')"
+        f"import os, sys\nos.dup2(int(sys.argv[1]), 1)\nos.dup2(1, 2)\nimport torch\n{REFERENCE}\n{example}\n"
+        f"folder = {str(tmp_path / 'saved')!r}\n{checkpoint}\nprint('whole', flush=True)"
     )
-    run = [sys.executable, "-c", program]
-    done = subprocess.run(run, cwd=tmp_path, env=commands.environment(), capture_output=True, text=True)
-    assert done.stdout == "whole\n", done.stderr
+    with (tmp_path / "out").open("w+") as out:
+        code = zygote.start(program, [str(out.fileno())], [out.fileno()], f"{os.getpid()}.documents").wait()
+        out.seek(0)
+        assert (code, out.read()) == (0, "whole\n")
 
 
 def test_the_finding_of_the_readme_is_what_is_printed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,19 +52,22 @@ def _modules() -> dict[str, Path]:
     return found
 
 
-def _imported(path: Path) -> Iterator[str]:
+@functools.cache
+def _imported(path: Path) -> tuple[str, ...]:
     """Every module that a file imports when it runs, at the top or inside a function, as an absolute dotted name."""
+    found: list[str] = []
     pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             pending += node.orelse
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             pending += ast.iter_child_nodes(node)
+    return tuple(found)
 
 
 def _used(module: str, modules: dict[str, Path]) -> set[str]:
