@@ -15,7 +15,7 @@ from fsdpcheck.impl.clipping.nonfinite_samples import NonFiniteNorm
 from fsdpcheck.impl.clipping.private_backward import Privacy
 from fsdpcheck.impl.clipping.rules import Automatic, Flat, PerLayer
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
-from tests.common.tables import each
+from tests.common.tables import each, every_pair
 from tests.impl.network import BOOKKEEPING, SIZES, X, Y, loss, network, per_sample, squared_norm, stepped
 from tests.impl.ways import WAYS, sgd
 
@@ -100,10 +100,7 @@ def with_bad(value: float) -> Tensor:
     return x
 
 
-@each("mode", MODES)
-@each("bad", [math.nan, math.inf])
-@each("world_size", SIZES)
-@pytest.mark.parametrize("way", WAYS)
+@every_pair({"mode": MODES, "world_size": SIZES, "way": WAYS, "bad": [math.nan, math.inf]})
 def test_every_rank_raises_and_names_sample_and_rank(
     ranks: Ranks, way: str, world_size: int, bad: float, mode: str
 ) -> None:
@@ -120,11 +117,15 @@ def test_every_rank_raises_and_names_sample_and_rank(
     assert found[0][1] == {last: 3}
 
 
-@each("rule", [Flat(2.0**40), PerLayer({"0": 2.0**40, "": 2.0**41})], ids=["flat", "per layer"])
-@each("mode", ["ghost_bk", "flash_bk"])
-@each("bad", [math.nan, math.inf])
-@each("world_size", SIZES)
-@pytest.mark.parametrize("way", WAYS)
+@every_pair(
+    {
+        "world_size": SIZES,
+        "rule": [Flat(2.0**40), PerLayer({"0": 2.0**40, "": 2.0**41})],
+        "mode": ["ghost_bk", "flash_bk"],
+        "way": WAYS,
+        "bad": [math.nan, math.inf],
+    }
+)
 def test_dropped_samples_leave_the_rest_as_if_they_were_not_there(
     ranks: Ranks, way: str, world_size: int, bad: float, mode: str, rule: rules.Clipping
 ) -> None:

@@ -31,6 +31,16 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     opened.close()
 
 
+@pytest.fixture(scope="module")
+def kept(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Execution]:
+    """A folder with a checkpoint of each step of a run, and the run."""
+    folder = tmp_path_factory.mktemp("kept")
+    here = Path(__file__).with_name("adapters_for_state.py").read_text(encoding="utf-8")
+    adapter = folder / "keeper_for_state.py"
+    adapter.write_text(f"{here}\n\nkeeper = Keeper({str(folder)!r})\n", encoding="utf-8")
+    return folder, run(engine, f"{adapter}:keeper", OPTIMIZERS["adam"])
+
+
 def run(engine: Engine, adapter: str, optimizer: OptimizerSpec) -> Execution:
     model = ModelSpec((LayerSpec(3, bias=True, activation="relu"), LayerSpec(1)), features=3, units=(1,))
     step = StepSpec(steps=4, optimizer=optimizer)
@@ -40,11 +50,28 @@ def run(engine: Engine, adapter: str, optimizer: OptimizerSpec) -> Execution:
     return execution
 
 
-OPTIMIZERS = [OptimizerSpec(momentum=0.5), OptimizerSpec("adam"), OptimizerSpec("adamw", weight_decay=0.5)]
+OPTIMIZERS = {
+    "adam": OptimizerSpec("adam"),
+    "sgd": OptimizerSpec(momentum=0.5),
+    "adamw": OptimizerSpec("adamw", weight_decay=0.5),
+}
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda spec: spec.kind)
-def test_stopping_changes_no_bit(engine: Engine, optimizer: OptimizerSpec) -> None:
+@pytest.mark.parametrize(
+    ("engine", "optimizers"),
+    [
+        ("simulated", list(OPTIMIZERS)),
+        ("processes", ["adam"]),
+        pytest.param("processes", ["sgd", "adamw"], marks=pytest.mark.nightly),
+    ],
+    indirect=["engine"],
+)
+def test_stopping_changes_no_bit(engine: Engine, optimizers: list[str]) -> None:
+    for optimizer in optimizers:
+        stopped_as_never_stopped(engine, OPTIMIZERS[optimizer])
+
+
+def stopped_as_never_stopped(engine: Engine, optimizer: OptimizerSpec) -> None:
     wanted = run(engine, "reference", optimizer)
     got = run(engine, RESUMING, optimizer)
     for rank in range(3):
@@ -60,18 +87,15 @@ def test_stopping_changes_no_bit(engine: Engine, optimizer: OptimizerSpec) -> No
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_one_engine_saved_another_loads_at_other_numbers_of_ranks(
-    engine: Engine, ranks: Ranks, tmp_path: Path, way: str
+    kept: tuple[Path, Execution], ranks: Ranks, way: str
 ) -> None:
-    here = Path(__file__).with_name("adapters_for_state.py").read_text(encoding="utf-8")
-    adapter = tmp_path / "keeper_for_state.py"
-    adapter.write_text(f"{here}\n\nkeeper = Keeper({str(tmp_path / 'kept')!r})\n", encoding="utf-8")
-    saved = run(engine, f"{adapter}:keeper", OPTIMIZERS[1])
+    folder, saved = kept
 
     def load(rank: int) -> tuple[dict[str, torch.Tensor], Any]:
         units = [name for names in models.unit_names(saved.request.case) for name in names]
         model = WAYS[way](models.build(saved.request.case), units, True)
-        optimizer = make_optimizer(OPTIMIZERS[1], model.shards())
-        state.load(tmp_path / "kept" / "3", model, optimizer)
+        optimizer = make_optimizer(OPTIMIZERS["adam"], model.shards())
+        state.load(folder / "3", model, optimizer)
         return model.full_values(), [entry["step"].item() for entry in optimizer.state.values()]
 
     for world_size in (1, 2, 4):
