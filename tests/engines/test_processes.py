@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,18 +118,22 @@ def test_gloos_own_words_are_kept(engine: ProcessesEngine) -> None:
     assert "differs between its members in input dtype, output dtype" in failure.text
 
 
-@pytest.mark.parametrize("attribute", ["spins", "keeps_the_machine"])
-def test_a_budget_that_runs_out_is_no_progress_and_shows_all_stacks(attribute: str) -> None:
-    engine = ProcessesEngine(budget_seconds=2)
-    engine.run(request_for("honest"))  # workers are there, so that the budget is for the ranks' own calls
-    failure = failed(engine.run(request_for(attribute)))
-    assert failure.kind == "no progress"
-    assert failure.seconds is None
-    waiting, running = failure.ranks
-    assert (waiting.state, running.state) == ("blocked", "running")
-    assert any(f"in {attribute}" in line for line in running.stack)
-    assert any("in step" in line for line in waiting.stack)
-    engine.close()
+def test_a_budget_that_runs_out_is_no_progress_and_shows_all_stacks() -> None:
+    attributes = ("spins", "keeps_the_machine")
+    engines = [ProcessesEngine(budget_seconds=2) for _ in attributes]
+    for engine in engines:
+        engine.run(request_for("honest"))  # workers are there, so that the budget is for the ranks' own calls
+    with ThreadPoolExecutor(len(engines)) as both:
+        executions = [*both.map(lambda engine, name: engine.run(request_for(name)), engines, attributes)]
+    for engine, attribute, execution in zip(engines, attributes, executions, strict=True):
+        failure = failed(execution)
+        assert failure.kind == "no progress", attribute
+        assert failure.seconds is None
+        waiting, running = failure.ranks
+        assert (waiting.state, running.state) == ("blocked", "running")
+        assert any(f"in {attribute}" in line for line in running.stack)
+        assert any("in step" in line for line in waiting.stack)
+        engine.close()
 
 
 def test_who_set_no_budget_is_not_kept_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
