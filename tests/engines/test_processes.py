@@ -200,7 +200,7 @@ def test_an_interrupt_leaves_no_worker(engine: ProcessesEngine, monkeypatch: pyt
 
 
 def test_a_driver_that_dies_takes_its_workers_along(tmp_path: Path) -> None:
-    """Also those that hang in a collective: a thread of each watches the driver."""
+    """Also those that compute or hang in a collective for ever: a thread of each watches the driver."""
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
@@ -211,12 +211,13 @@ def test_a_driver_that_dies_takes_its_workers_along(tmp_path: Path) -> None:
         "fork_server.fork()\n"
         "engine = ProcessesEngine()\n"
         "case = TrainingCase(ModelSpec((LayerSpec(2),)), MeshSpec(2), BatchLayout('contiguous', 2))\n"
-        "engine.run(RunRequest(case, sys.argv[1]))\n"
+        "engine.run(RunRequest(case, sys.argv[1] + ':honest'))\n"
+        "engine._pools[2].send(RunRequest(case, sys.argv[1] + ':spins'))\n"
         "Path(sys.argv[2]).write_text(' '.join(str(link.pid) for link in engine._pools[2].links))\n"
         "os.kill(os.getpid(), 9)\n"
     )
     told = tmp_path / "pids"
-    driver = zygote.start(program, [f"{ADAPTERS}:honest", str(told)], [], f"{os.getpid()}.driver")
+    driver = zygote.start(program, [str(ADAPTERS), str(told)], [], f"{os.getpid()}.driver")
     assert driver.wait() == -9
     workers = [int(pid) for pid in told.read_text().split()]
     assert len(workers) == 2
