@@ -42,9 +42,6 @@ except (ImportError, KeyboardInterrupt):  # what cannot be imported is told by w
     sys.exit(1)"""
 
 
-Key = tuple[tuple[tuple[str, str], ...], tuple[str, ...]]
-
-
 class Process(Protocol):
     """What is known of a process that was started: as of subprocess.Popen."""
 
@@ -56,8 +53,8 @@ class Process(Protocol):
     def send_signal(self, sig: int) -> None: ...
 
 
-_zygotes: dict[Key, Zygote] = {}
-"""The one that there is, if there is one, by environment and path."""
+_zygotes: dict[tuple[tuple[str, str], ...], Zygote] = {}
+"""The one that there is, if there is one, by its environment."""
 
 
 @dataclass
@@ -113,14 +110,17 @@ def _own(pid: int) -> Forked:
 
 
 def ready() -> Zygote | None:
-    """The zygote of processes with this one's environment and path, which is started if need be; it may fail later."""
+    """The zygote of processes with this one's environment, which is started if need be; it may fail later.
+
+    It imports the fsdpcheck and the torch of this process. Where those that are forked look for others, they are told.
+    """
     if not leftovers.can_adopt():
         return None
     kept = [pair for pair in sorted(_environment().items()) if pair[0] not in _UNREAD and not pair[0].startswith(_OURS)]
-    key = tuple(kept), tuple(sys.path)
+    key = tuple(kept)
     if key not in _zygotes or not _zygotes[key].runs:
         close()
-        _zygotes[key] = Zygote(dict(kept), sys.path)
+        _zygotes[key] = Zygote(dict(kept))
     return _zygotes[key]
 
 
@@ -138,11 +138,11 @@ def _environment() -> dict[str, str]:
 class Zygote:
     """The process, from this one's side."""
 
-    def __init__(self, environment: Mapping[str, str], path: Sequence[str]) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(path)],
+                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=_STDERR,

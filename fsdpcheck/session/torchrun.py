@@ -11,11 +11,12 @@ from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import UsageError
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan
-from fsdpcheck.session.worker import told_session
+from fsdpcheck.session.worker import fork_servers_of, told_session
 
 
 def session(plan: Plan, listen: Callable[[Ledger, Mapping[str, Any]], None]) -> Ledger | None:
     """Run ``plan`` with the world size of torchrun; None on the ranks that served. Raises UsageError."""
+    fork_servers_of(plan.adapters)
     if torchrun.rank() != 0:
         torchrun.serve()
         return None

@@ -40,7 +40,7 @@ def main() -> int:
     faulthandler.enable(all_threads=False)
     interrupt = _Interrupt()
     with interrupt.deferred():
-        _fork_server(Plan.from_json(sys.argv[4]).adapters)
+        fork_servers_of(Plan.from_json(sys.argv[4]).adapters)
     _follow_parent_into_death(int(sys.argv[1]))
     with (
         suppress(BrokenPipeError),  # when the pipe is closed and the parent is gone
@@ -82,7 +82,7 @@ def replay() -> int:
     faulthandler.enable(all_threads=False)
     _Interrupt()
     token, engine, (budget, laws) = tokens.decode(sys.argv[4]), sys.argv[5], map(json.loads, sys.argv[6:8])
-    _fork_server([token.adapter])
+    fork_servers_of([token.adapter])
     _follow_parent_into_death(int(sys.argv[1]))
     with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as pipe:
         try:
@@ -101,7 +101,7 @@ def replay() -> int:
     return 0
 
 
-def _fork_server(refs: Iterable[str]) -> None:
+def fork_servers_of(refs: Iterable[str]) -> None:
     """Have processes of ranks forked from this one as it is now, unless they need what takes long to import.
 
     multiprocessing's own server has that imported, and is started when it is first needed.

@@ -153,6 +153,7 @@ def test_a_process_that_waits_for_work_may_wait_for_ever(tmp_path: Path, monkeyp
     (tmp_path / "fsdpcheck" / "__init__.py").touch()
     (tmp_path / "fsdpcheck" / "session" / "worker.py").write_text("raise SystemExit\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(zygote, "ready", lambda: None)  # what is forked has the right fsdpcheck
     child = child_process.Child(0, "main", ())
     child.watched(Limit())
     spent = SimpleNamespace(is_due=True, look=lambda: True, exceeded="much")
@@ -236,6 +237,7 @@ def test_an_interrupt_before_a_process_listens_for_it_prints_no_traceback(
     (tmp_path / "fsdpcheck" / "__init__.py").touch()
     (tmp_path / "fsdpcheck" / "session" / "worker.py").write_text("raise KeyboardInterrupt\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(zygote, "ready", lambda: None)  # what is forked has the right fsdpcheck
     child = child_process.Child(0, "main", ())
     connection.wait([child.exit])
     assert child.death() == "it exited with code 130 (os._exit, or a library that ends the process)"
