@@ -177,6 +177,23 @@ class _Account:
         return f"{self.promised} checks promised, {self.ran} ran, {self.cases} distinct cases ({statuses or 'none'})"
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Laws of one space stand one after the other, for they share cases and executions; all else stays where it is."""
+    places = [number for number, item in enumerate(items) if _law_of(getattr(item, "obj", None)) is not None]
+    first: dict[object, int] = {}
+    laws = [(first.setdefault(_shared_by(items[place]), place), place, items[place]) for place in places]
+    for place, (_, _, item) in zip(places, sorted(laws, key=lambda law: law[:2]), strict=True):
+        items[place] = item
+
+
+def _shared_by(item: pytest.Item) -> object:
+    """The adapter and the space of a law."""
+    callspec = getattr(item, "callspec", None)
+    law: Law = getattr(item, "obj").law  # noqa: B009
+    return callspec and callspec.params["run"], law.space.drawn.key
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items:
         law = _law_of(getattr(item, "obj", None))
