@@ -15,7 +15,10 @@ gc.disable()  # to import and to collect makes no garbage, and to look for it to
 
 pytest_plugins = ["fsdpcheck.pytest_plugin", "pytester"]
 
-_SHARED = ("clipping.", "norms.", "rounding.", "precision.", "deferred.equals", "privacy.", "invariance.private-")
+_SHARED = (
+    *("clipping.", "norms.", "rounding.", "precision.", "deferred.", "privacy.", "invariance.private-"),
+    *("noise.scale", "noise.independent", "features.private-compiled", "state.noise"),
+)
 _OF_SHARDS = (
     *("norms.replicated-partial", "norms.mixed", "norms.one-axis"),
     *("invariance.private-units", "privacy.ignored"),
@@ -43,7 +46,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Laws of clipping, which both references do by the same code, meet reference_fsdp2 in the nightly tier.
+    """Laws of clipping and of what noise is, which both references do by the same code, meet reference_fsdp2 by night.
 
     Private training meets it by day too, as do the norms that depend on who holds which part of a parameter.
     """

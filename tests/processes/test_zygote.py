@@ -119,39 +119,33 @@ def test_what_it_forks_has_its_mark_and_no_others(way: str) -> None:
     assert process.wait() == -signal.SIGKILL
 
 
-def test_one_zygote_serves_all_of_an_environment() -> None:
+def test_one_zygote_serves_an_environment_and_one_that_has_ended_is_done_without_and_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a module reads while it is imported is decided in the zygote; nothing reads ours there."""
     before = zygote.ready()
     assert before is not None
     assert isinstance(started("pass"), Forked)
-    assert zygote.ready() is before
-
-
-def test_another_environment_has_another_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what a module reads while it is imported is decided there; nothing reads ours."""
-    before = zygote.ready()
     monkeypatch.setenv("FSDPCHECK_LIMIT_SECONDS", "7")
     assert zygote.ready() is before
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert zygote.ready() is not before
-
-
-@pytest.mark.parametrize("end", ["kill", "interrupt"])
-def test_a_zygote_that_has_ended_is_done_without_and_replaced(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANOTHER", end)
-    zygote_process = zygote.ready()
-    assert zygote_process is not None
-    if end == "kill":
-        os.kill(zygote_process.pid, signal.SIGKILL)
-    else:
-        zygote_process.interrupt()  # it imports still
-    monkeypatch.setattr(zygote, "ready", lambda: zygote_process)
-    process = started("raise SystemExit(7)")
+    other = zygote.ready()
+    assert other is not None
+    assert other is not before
+    assert not before.runs
+    other.interrupt()  # it imports still
+    with monkeypatch.context() as patch:
+        patch.setattr(zygote, "ready", lambda: other)
+        process = started("raise SystemExit(7)")
     assert not isinstance(process, Forked)
     assert process.wait() == 7
+    assert not other.runs
     monkeypatch.undo()
-    monkeypatch.setenv("ANOTHER", end)
-    zygote_process._process.wait()
+    after = zygote.ready()
+    assert after is not None
     assert isinstance(started("pass"), Forked)
+    os.kill(after.pid, signal.SIGKILL)
+    assert started("raise SystemExit(7)").wait() == 7
 
 
 def test_what_does_not_become_a_child_is_ended_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,7 +50,9 @@ def _pytest(where: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return pytest.RunResult(code, out.splitlines(), err.splitlines(), 0.0)
 
 
-@pytest.mark.parametrize("parallel", [("-p", "no:xdist"), ("-n", "2")])
+@pytest.mark.parametrize(
+    "parallel", [("-p", "no:xdist"), ("-n", "1"), pytest.param(("-n", "2"), marks=pytest.mark.nightly)]
+)
 def test_laws_are_tests_and_are_accounted_for(chapter: pytest.Pytester, parallel: tuple[str, ...]) -> None:
     result = _pytest(chapter, *parallel, "--fsdpcheck-adapter", TOY, "-rs")
     result.assert_outcomes(passed=1, failed=1, skipped=1)
@@ -72,6 +75,15 @@ def test_too_few_cases_fail_and_are_no_check_that_ran() -> None:
         account.add({"law": "a.law", "adapter": "x", "status": status, "cases": 1, "never": ["several ranks"]})
     assert (account.verdicts.total(), account.ran) == (2, 1)
     assert unjudged_cases.never(account.never) == ["x: never judged: several ranks, in a.law"]
+
+
+def test_each_process_promises_all_and_what_was_promised_is_counted_once() -> None:
+    account = pytest_plugin._Account()
+    accountant = pytest_plugin._Accountant(account)
+    for promised in (3, 3, 0):
+        accountant.pytest_testnodedown(SimpleNamespace(workeroutput={"fsdpcheck_promised": promised}), None)
+    accountant.pytest_testnodedown(SimpleNamespace(), None)  # it died before it said anything
+    assert account.promised == 3
 
 
 def test_what_simulated_ranks_share_is_told_once() -> None:

@@ -22,12 +22,12 @@ LEDGER = (
 )
 ROUNDED = {"A6", "B2", "E3"}
 """Rows on real numbers whose sums round as the processor's vector units add: their digits are its own."""
-PROCESSES = {"D15"}
-"""Rows that start processes: seconds, so at night."""
+LONG = {"B9", "D13", "D15"}
+"""Rows that take seconds, for processes or dozens of runs: at night. What turns B9 and D13 is shown by day too."""
 
 pytestmark = pytest.mark.skipif(not DOCUMENT.is_file(), reason="needs the files of the checkout")
 
-_NIGHTLY = [pytest.param(id, marks=pytest.mark.nightly) for id in sorted(PROCESSES)]
+_NIGHTLY = [pytest.param(id, marks=pytest.mark.nightly) for id in sorted(LONG)]
 
 
 def _shown(id: str, outcome: Outcome) -> str:
@@ -51,7 +51,7 @@ def test_the_document_has_every_row_and_counts_them() -> None:
     assert report.markdown(rows).splitlines()[:7] == DOCUMENT.read_text().splitlines()[:7]
 
 
-@pytest.mark.parametrize("id", [*(id for id in LEDGER if id not in PROCESSES), *_NIGHTLY])
+@pytest.mark.parametrize("id", [*(id for id in LEDGER if id not in LONG), *_NIGHTLY])
 def test_the_document_says_what_is_measured(as_it_is: Callable[[str], Outcome], id: str) -> None:
     if id in ELSEWHERE:
         pytest.skip(f"the document was measured {ELSEWHERE[id]}")
@@ -63,5 +63,5 @@ def test_the_document_says_what_is_measured(as_it_is: Callable[[str], Outcome], 
 
 @pytest.mark.nightly
 def test_the_ledger_measures_twice_alike() -> None:
-    rows = [row for row in registry.all_claims() if row.id not in PROCESSES]
+    rows = [row for row in registry.all_claims() if row.id not in LONG]
     assert evaluation.judge(rows) == evaluation.judge(rows)
