@@ -259,8 +259,9 @@ def _run(
     except BaseException:
         traceback.print_exc()
     finally:
-        with suppress(Exception):
-            sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
         os._exit(result if isinstance(result, int) else int(result is not None))
 
 

@@ -89,9 +89,12 @@ def test_its_end_is_told(way: str, code: str, wanted: int, capfd: pytest.Capture
     assert ("ZeroDivisionError" in capfd.readouterr().err) == (code == "1 / 0")
 
 
-def test_it_prints_where_this_process_reports_errors(way: str, capfd: pytest.CaptureFixture[str]) -> None:
-    started("import os; os.write(1, b'answer'); os.write(2, b', error')").wait()
-    assert capfd.readouterr() == ("", "answer, error")
+def test_it_prints_where_this_process_reports_errors(
+    way: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    started("import os; os.write(1, b'answer'); os.write(2, b', error'); print(', kept back', end='')").wait()
+    assert capfd.readouterr() == ("", "answer, error, kept back")
 
 
 def test_an_interrupt_reaches_it(way: str) -> None:
