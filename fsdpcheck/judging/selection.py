@@ -9,12 +9,14 @@ knows a fault, an adapter or a verdict.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.judging import coverage
+from fsdpcheck.workload import batches
 
 _MANY: Final = 3
 """Numbers from here on are one kind: three steps and five are alike, one and two are not."""
@@ -50,8 +52,17 @@ def price(case: Case) -> int:
 
 
 def kinds(case: Case) -> frozenset[str]:
-    """What a case is like: its traits, its labels, and each of its fields that is a word, or a number up to three."""
-    return frozenset((*case.requires(), *coverage.facts(case), *_fields("", case)))
+    """What a case is like: its traits and labels, fields that are words, or numbers up to three; where samples lie."""
+    return frozenset((*case.requires(), *coverage.facts(case), *_fields("", case), *_filled(case)))
+
+
+def _filled(case: Case) -> Iterator[str]:
+    """How many ranks have samples, how many micro-batches of one rank, and how many a micro-batch: many are empty."""
+    if isinstance(case, TrainingCase):
+        ranks = [[len(each) for each in own if each] for own in batches.indices(case, 0)]
+        yield from _fields("ranks with samples", sum(map(bool, ranks)))
+        yield from _fields("micro-batches with samples", max(map(len, ranks)))
+        yield from _fields("samples of a micro-batch", max(itertools.chain([0], *ranks)))
 
 
 def _fields(name: str, value: Any) -> Iterator[str]:

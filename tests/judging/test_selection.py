@@ -53,3 +53,12 @@ def test_what_a_case_is_like_is_told_by_words_and_small_numbers_and_never_by_its
     assert kinds(replace(small, layout=replace(small.layout, batch_size=5))) == kinds(
         replace(small, layout=replace(small.layout, batch_size=6))
     )
+
+
+def test_micro_batches_that_are_empty_stand_for_none_that_is_full() -> None:
+    """One sample in three micro-batches costs what six do, and shows nothing of the third."""
+    empty, full = (replace(a_case(2, batch), step=StepSpec(micro_batches=3)) for batch in (1, 6))
+    assert price(empty) == price(full)
+    assert {"ranks with samples: 1", "micro-batches with samples: 1"} <= kinds(empty)
+    assert {"ranks with samples: 2", "micro-batches with samples: many", "samples of a micro-batch: 1"} <= kinds(full)
+    assert "samples of a micro-batch: many" in kinds(a_case(1, 6))
