@@ -28,8 +28,6 @@ _STDERR: Final = 2
 _MOST_FILES: Final = 16
 _LENGTH: Final = 8
 """Bytes that hold the length of what follows them."""
-_ABOVE: Final = 256
-"""Descriptors that arrive are moved above it, out of the way of the numbers that they are to have."""
 _UNREAD: Final = ("PYTEST_CURRENT_TEST", "NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS", "LINES")
 _OURS: Final = "FSDPCHECK_"
 """Variables that nothing reads while it is imported; a process that differs in others has another zygote."""
@@ -38,7 +36,7 @@ sys.path[:] = json.loads(sys.argv.pop())
 try:
     from fsdpcheck.processes.zygote import serve
     serve(int(sys.argv[1]))
-except (ImportError, KeyboardInterrupt):  # what cannot be imported is told by who needs it
+except (ImportError, KeyboardInterrupt):  # a worker reports what it cannot import
     sys.exit(1)"""
 
 
@@ -191,7 +189,7 @@ def _received(source: socket.socket, length: int) -> bytes:
 def serve(descriptor: int) -> None:
     """The whole life of the zygote: fork for each request, until nobody is left to ask."""
     gc.disable()  # to import makes no garbage, and to look for it takes a fifth of the time
-    with suppress(Exception):  # what cannot be imported is told by who needs it
+    with suppress(Exception):  # a worker reports what it cannot import
         fork_server.preload()
     gc.freeze()  # the collector of what is forked would write to each page that is shared
     gc.enable()
@@ -267,7 +265,7 @@ def _run(
 
 def _place(files: Sequence[int], numbers: Sequence[int]) -> None:
     """Give the descriptors ``files`` these numbers, nothing to stdin, and stderr to stdout."""
-    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, _ABOVE) for file in files]
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]  # out of the way of those numbers
     for file in files:
         os.close(file)
     for file, number in zip(moved, numbers, strict=True):

@@ -75,6 +75,21 @@ def test_a_process_is_the_same_whether_forked_or_a_program(
     }
 
 
+def test_files_keep_their_numbers_whatever_these_are(way: str) -> None:
+    """Each is where another was on its way."""
+    code = "import os, sys\nfor word in sys.argv[1:]:\n    os.write(int(word), word.encode() + b' ')"
+    with pipe() as (read, write):
+        numbers = [257, 256, 300]
+        assert not set(numbers) & set(map(int, os.listdir("/proc/self/fd")))
+        for number in numbers:
+            os.dup2(write, number)
+        process = started(code, *map(str, numbers), files=tuple(numbers))
+        for number in numbers:
+            os.close(number)
+        assert process.wait() == 0
+        assert os.read(read, 100) == b"257 256 300 "
+
+
 @pytest.mark.parametrize(
     ("code", "wanted"),
     [
