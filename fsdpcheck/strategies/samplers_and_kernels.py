@@ -103,8 +103,8 @@ def seldom_large(features: Features, world_sizes: Sequence[int]) -> list[Sampler
 @st.composite
 def kernels(draw: st.DrawFn, space: KernelSpace, features: Features) -> KernelCase:
     """Shapes with every remainder of the tile sizes, no sample, one or several, any strides, any accepted dtypes."""
-    spoiled = draw(among(space.poisoned))
-    least = 0 if spoiled == "none" else 1
+    poison = draw(among(space.poisoned))
+    least = 0 if poison == "none" else 1
     dtypes: tuple[KernelDtype, ...] = features.kernel_dtypes
     exponents = st.one_of(st.just(0), st.integers(-24, 8)) if space.numbers == "grid" else st.just(0)
     extent = among(_EXTENTS if least else (*_EXTENTS, 0))
@@ -120,7 +120,7 @@ def kernels(draw: st.DrawFn, space: KernelSpace, features: Features) -> KernelCa
         numbers=space.numbers,
         bound=draw(st.integers(1, 3)),
         exponents=(draw(exponents), draw(exponents)),
-        spoil=spoiled,
+        spoil=poison,
         repeated=space.repeated,
     )
     return KernelCase(spec, draw(_SEEDS))

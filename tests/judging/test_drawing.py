@@ -17,9 +17,12 @@ from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.coverage import Limits
 from fsdpcheck.judging.drawing import Batch, Drawings
+from fsdpcheck.judging.exploration import Exploration
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
+from fsdpcheck.judging.tally import Tally
 from tests.common.laws_by_hand import FakeEngine, a_case, a_law
 
 CASES = st.builds(a_case, st.integers(1, 4), st.integers(1, 8), st.integers(0, 100))
@@ -139,3 +142,11 @@ def test_cases_that_were_drawn_for_one_implementation_are_not_judged_on_another(
     features = engine.declared("ddp").features
     assert all(case.requires() <= features.accepts for case in drawn["ddp"])
     assert drawn["ddp"] != drawn["fully_shard"]
+
+
+def test_a_choice_of_six_for_each_case_is_drawn_and_of_sixty_where_many_are_judged(engine: SimulatedEngine) -> None:
+    law = chapters()["training.plain"]
+    for most, size in ((1, 6), (2, 12), (11, 60), (61, 61)):
+        exploration = Exploration(law, Run(engine, "ddp"), Tally(Limits(frozenset(), (2,))), (2,))
+        batch, cases = next(exploration._batches(most, ""))
+        assert (batch.count, len(cases), batch.spread_over) == (size, size, most)

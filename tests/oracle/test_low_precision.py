@@ -39,6 +39,7 @@ from fsdpcheck.judging.run import Run
 from fsdpcheck.oracle import certificate, standards
 from fsdpcheck.strategies import enumeration
 from fsdpcheck.workload import batches, models, numerics
+from tests.common.answers import proved
 
 EVERYTHING = Features(frozenset(get_args(Promise)), frozenset(get_args(Trait)))
 SMALL = TrainingCase(
@@ -49,16 +50,6 @@ SMALL = TrainingCase(
 
 CASES = 24
 """Cases that are computed anew of each family and type; to compute one takes longer than to prove it."""
-
-
-@cache
-def proved(case: TrainingCase) -> oracle.Answer | None:
-    answer = oracle.answer(case)
-    try:
-        certificate.prove(case, answer)
-    except NotExact:
-        return None
-    return answer
 
 
 @cache

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import fsdpcheck
 from fsdpcheck import pytest_plugin
 from fsdpcheck.findings.verdict import Verdict
+from fsdpcheck.judging.registry import chapters
 from fsdpcheck.processes import leftovers
 from fsdpcheck.report import unjudged_cases
 from tests.common.commands import LAWS, TOY, TOYS, run_pytest
@@ -84,6 +86,25 @@ def test_each_process_promises_all_and_what_was_promised_is_counted_once() -> No
         accountant.pytest_testnodedown(SimpleNamespace(workeroutput={"fsdpcheck_promised": promised}), None)
     accountant.pytest_testnodedown(SimpleNamespace(), None)  # it died before it said anything
     assert account.promised == 3
+
+
+def test_laws_of_one_space_stand_one_after_the_other_and_all_else_stays() -> None:
+    """Of each adapter for itself: they share the cases that were drawn for it, and its executions."""
+
+    def item(name: str, adapter: str) -> Any:
+        return SimpleNamespace(name=name, obj=SimpleNamespace(law=chapters()[name]), callspec=called(adapter))
+
+    def called(adapter: str) -> SimpleNamespace:
+        return SimpleNamespace(params={"run": adapter})
+
+    other = SimpleNamespace(name="other", obj=len)
+    plain, beside, alike = "training.plain", "noise.scale", "invariance.world"
+    keys = [chapters()[name].space.drawn.key for name in (plain, beside, alike)]
+    assert keys[0] == keys[2] != keys[1]
+    items = [item(plain, "x"), item(beside, "x"), other, item(alike, "y"), item(alike, "x")]
+    pytest_plugin.pytest_collection_modifyitems(items)
+    assert [one.name for one in items] == [plain, alike, "other", beside, alike]
+    assert items[1].callspec.params["run"] == "x"
 
 
 def test_what_simulated_ranks_share_is_told_once() -> None:

@@ -14,10 +14,10 @@ from fsdpcheck.adapters.contract import Features, Promise
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase, Trait
 from fsdpcheck.checks.invariance import local_name
 from fsdpcheck.errors import NotExact
-from fsdpcheck.oracle import certificate
 from fsdpcheck.strategies import enumeration, metamorphic
 from fsdpcheck.workload import batches, models
 from fsdpcheck.workload.clip_groups import is_instrument
+from tests.common.answers import proved
 from tests.common.tables import each
 
 EVERYTHING = Features(frozenset(get_args(Promise)), frozenset(get_args(Trait)) - {"real"})
@@ -41,16 +41,6 @@ def body(parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def drawn() -> list[TrainingCase]:
     space = strategies.CaseSpace(clipping=("none", "unclipped", "exact"))
     return enumeration.distinct(strategies.cases_of(space, EVERYTHING), 20)
-
-
-@cache
-def proved(case: TrainingCase) -> oracle.Answer | None:
-    answer = oracle.answer(case)
-    try:
-        certificate.prove(case, answer)
-    except NotExact:
-        return None
-    return answer
 
 
 @each("relation", RELATIONS)

@@ -12,20 +12,19 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fsdpcheck import oracle, strategies
+from fsdpcheck import strategies
 from fsdpcheck.adapters import load
 from fsdpcheck.adapters.contract import FactorRule, Features, Promise
 from fsdpcheck.case import Clipping, TrainingCase, Trait
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
-from fsdpcheck.errors import NotExact
 from fsdpcheck.impl.clipping import clip_factors, rules
 from fsdpcheck.judging.check import check_case, check_law
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
-from fsdpcheck.oracle import certificate
 from fsdpcheck.strategies import enumeration
 from fsdpcheck.workload import clip_groups, models
+from tests.common.answers import proved
 
 EVERYTHING = Features(frozenset(get_args(Promise)), frozenset(get_args(Trait)))
 RULE = FactorRule(eps=1e-6)
@@ -47,16 +46,6 @@ def grouped(
     return drawn.filter(lambda case: case.step.clip_groups == "units")
 
 
-def answered(case: TrainingCase) -> oracle.Answer | None:
-    """The proved answer, if there is one."""
-    try:
-        answer = oracle.answer(case, RULE)
-        certificate.prove(case, answer)
-    except NotExact:
-        return None
-    return answer
-
-
 @FEW
 @given(grouped(EVERYTHING, "exact"))
 def test_every_parameter_is_in_the_group_whose_prefix_it_has(case: TrainingCase) -> None:
@@ -75,7 +64,7 @@ def test_every_parameter_is_in_the_group_whose_prefix_it_has(case: TrainingCase)
 @given(grouped(EVERYTHING, "exact"))
 def test_the_slack_sets_the_norm_of_every_group(case: TrainingCase) -> None:
     """Each group's squared norm is a power of four, or C_l^2 at most; in each group a sample is clipped."""
-    answer = answered(case)
+    answer = proved(case, RULE)
     if answer is None:
         return
     scale = models.loss_scale(case)
@@ -92,7 +81,7 @@ def test_the_slack_sets_the_norm_of_every_group(case: TrainingCase) -> None:
 @FEW
 @given(grouped(EVERYTHING, "probe"))
 def test_the_probe_of_each_group_reads_its_factors(case: TrainingCase) -> None:
-    answer = answered(case)
+    answer = proved(case, RULE)
     if answer is None:
         return
     for k, step in enumerate(answer.steps):
