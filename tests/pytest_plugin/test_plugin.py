@@ -98,7 +98,7 @@ def test_laws_of_one_space_stand_one_after_the_other_and_all_else_stays() -> Non
         return SimpleNamespace(params={"run": adapter})
 
     other = SimpleNamespace(name="other", obj=len)
-    plain, beside, alike = "training.plain", "noise.scale", "invariance.initial"
+    plain, beside, alike = "training.plain", "noise.scale", "training.gradients"
     keys = [chapters()[name].space.drawn.key for name in (plain, beside, alike)]
     assert keys[0] == keys[2] != keys[1]
     items = [item(plain, "x"), item(beside, "x"), other, item(alike, "y"), item(alike, "x")]
