@@ -5,11 +5,15 @@ And which laws the project's own suite asks of both references by day: what they
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; ranks are many, cores are few
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts its background jobs so; tests interrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # to import and to collect makes no garbage, and to look for it took a fifth of the time
 
@@ -32,6 +36,12 @@ def pytest_configure(config: pytest.Config) -> None:
     without = without_local_constants()
     without.__enter__()
     config.add_cleanup(lambda: without.__exit__(None, None, None))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """``-n auto``: one more than there are cores, for a test of ranks or of a command waits for another process."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(wrapper=True)

@@ -49,13 +49,25 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "lines",
         "[MINUTES [FILE [SEED]]] [--shard K/N]: honest adapters on many cases; each alarm is ours",
     ),
+    "communication": (
+        "communication.peers",
+        "lines",
+        "[MINUTES]: what gloo, DETAIL and torch's threaded group say of 170 pairs of programs; resumable",
+    ),
+    "judged": ("communication.judged", "lines", "[GLOB]: what fsdpcheck says of these pairs, counted strictly"),
+    "simulated": (
+        "simulated",
+        "lines",
+        "what a simulated rank costs: as worlds grow, against torchrun, on a large model",
+    ),
     "night": ("night", "lines", "[PART ...]: all that the nightly tier holds, in slices, into benchmarks/night.jsonl"),
     "cpus": ("cpus", "lines", "[LAWS [ADAPTERS]]: are verdicts and tokens the same on other CPUs, emulated?"),
     "witnesses": ("witnesses", "lines", "[GLOB]: a case that kills each planted fault, into tests/witnesses.json"),
+    "scripts": ("scripts", "lines", "[NAME ...] --in DIR: public scripts on simulated ranks and in processes"),
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }
 """Name -> its module, the function that gives its lines, and what it measures."""
-_OPTIONS: Final = ("shard", "list", "status", "limit_minutes")
+_OPTIONS: Final = ("shard", "list", "status", "limit_minutes", "folder")
 
 
 def main() -> None:
@@ -74,6 +86,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", default=None, help="of a night: its slices, none is run")
     parser.add_argument("--status", action="store_true", default=None, help="of a night: what is done of it")
     parser.add_argument("--limit-minutes", type=float, metavar="M", help="of a night: begin no slice after so long")
+    parser.add_argument("--in", dest="folder", metavar="DIR", help="of scripts: where their repositories lie")
     asked = parser.parse_args()
     import torch
 

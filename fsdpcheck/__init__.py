@@ -12,6 +12,14 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fsdpcheck.simulation.search import Search as Search
+    from fsdpcheck.simulation.search import search as search
+    from fsdpcheck.simulation.simulate import Simulation as Simulation
+    from fsdpcheck.simulation.simulate import SimulationFailed as SimulationFailed
+    from fsdpcheck.simulation.simulate import simulate as simulate
 
 __version__ = "0.1.0"
 
@@ -51,3 +59,13 @@ class _Moved(MetaPathFinder):
 
 
 sys.meta_path += [_BareCheckout(), _Moved()]
+
+_IN = {"Search": "search", "search": "search", "Simulation": "", "SimulationFailed": "", "simulate": ""}
+
+
+def __getattr__(name: str) -> object:
+    """``simulate``, ``search`` and what they give back, which import torch."""
+    if name in _IN:
+        module = importlib.import_module(f"fsdpcheck.simulation.{_IN[name] or 'simulate'}")
+        return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

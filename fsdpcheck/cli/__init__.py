@@ -6,8 +6,8 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,16 @@ from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.cli import claims as claims_command
 from fsdpcheck.cli import listing
 from fsdpcheck.cli import power as power_command
-from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError, spelling
-from fsdpcheck.errors.excerpt import WHOLE, excerpt, shown, visible
+from fsdpcheck.cli import simulate as simulate_command
+from fsdpcheck.cli import trace as trace_command
+from fsdpcheck.cli.exits import guarded, say, serves
+from fsdpcheck.errors import USAGE, UsageError, spelling
+from fsdpcheck.errors.excerpt import shown
 from fsdpcheck.report import colour, document, finding, summary
 from fsdpcheck.report.progress import progress
 from fsdpcheck.session import journal as journals
 from fsdpcheck.session import resume
-from fsdpcheck.session.ledger import INTERRUPTED, Ledger
+from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan, parse_globs, parse_traits, parse_world_sizes
 from fsdpcheck.session.supervisor import Listen, replayed, supervise
 
@@ -68,41 +71,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     if not words:
-        _say(f"{_parser().format_usage().rstrip()}\n{_WORDLESS}")
+        say(f"{_parser().format_usage().rstrip()}\n{_WORDLESS}")
         return USAGE
     options = _parsed(words)
-    command: Callable[[argparse.Namespace], int] = options.command
-    try:
-        return command(options)
-    except UsageError as error:
-        _say(f"fsdpcheck: {visible(excerpt(str(error), WHOLE))}")
-        return error.exit_code
-    except FsdpcheckError as error:
-        print(f"fsdpcheck: {visible(excerpt(str(error), WHOLE))}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("fsdpcheck: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # `fsdpcheck list | head`
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return USAGE
-
-
-def _serves() -> bool:
-    """Whether this process is a rank of torchrun that another drives, and that says the same."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
-
-
-def _say(text: str) -> None:
-    """On stderr, once however many ranks meet it."""
-    if not _serves():
-        print(text, file=sys.stderr)
+    return guarded(lambda: options.command(options))
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
     """The options; what argparse prints by itself comes from one rank."""
-    out, err = (io.StringIO(), io.StringIO()) if _serves() else (sys.stdout, sys.stderr)
+    out, err = (io.StringIO(), io.StringIO()) if serves() else (sys.stdout, sys.stderr)
     with redirect_stdout(out), redirect_stderr(err):
         return _parser().parse_args(words)
 
@@ -115,9 +92,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fsdpcheck {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="{run,replay,power,claims,list}")
+    commands = parser.add_subparsers(required=True, metavar="{run,replay,simulate,trace,power,claims,list}")
     _add_run(commands)
     _add_replay(commands)
+    simulate_command.add(commands, _seconds)
+    trace_command.add(commands)
     power_command.add(commands, _world_sizes)
     claims_command.add(commands)
     listing.add(commands, _one_of)
@@ -221,7 +200,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.resume and not options.json:
         raise UsageError("--resume goes on with the session of a file; next: name it with --json")
     known = resume.earlier(options.json, plan) if options.resume else None
-    writes = options.json and not _serves()
+    writes = options.json and not serves()
     journal = journals.Journal(options.json, plan, goes_on=known is not None) if writes else None
     shown = progress()
 

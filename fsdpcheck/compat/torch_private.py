@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
@@ -111,6 +112,16 @@ def is_torch(filename: str) -> bool:
     return filename.startswith(_TORCH)
 
 
+def is_a_program(filename: str) -> bool:
+    """Whether a file is none of Python's, torch's or the harness's; torch's own tests are programs."""
+    return not is_plumbing(filename) or filename.startswith(_TORCH + "testing" + os.sep)
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file is part of fsdpcheck, the reference implementation and the built-in adapters included."""
+    return filename.startswith(_OURS)
+
+
 def is_harness(filename: str) -> bool:
     """Whether a file is the harness itself, and neither the reference implementation nor an adapter."""
     return filename.startswith(_OURS) and not filename.startswith(_IMPLEMENTATIONS)
@@ -128,6 +139,11 @@ def group_identity(group: Any) -> tuple[str, tuple[int, ...]]:
     world = dist.distributed_c10d._world
     numbers = world.pg_group_ranks[group]
     return world.pg_names[group], tuple(sorted(numbers, key=numbers.__getitem__))
+
+
+def devices() -> list[str]:
+    """What recorded groups are registered for: a library may ask a backend for the device that it wants data on."""
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 class _ThreadLocalWorld(threading.local):
@@ -192,54 +208,39 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
 
 @contextmanager
 def groups_of_ranks(
-    rank: Callable[[], int | None], meet: Callable[[str, int, int], tuple[Any, int, int]]
+    rank: Callable[[], int | None],
+    meet: Callable[[str, int, int], tuple[Any, int, int]],
+    making: Callable[[str, tuple[int, ...], frozenset[str]], object],
 ) -> Iterator[None]:
     """While open, whatever backend and init_method a rank asks for, its process groups are those of ``BACKEND``.
 
     ``meet(url, rank, number of ranks)``, of which -1 stands for the usual, gives the store and both numbers.
-    A backend of torch would block the one thread that runs. "mpi", which is not built, and "fake", which reaches
-    nobody, stay what they are. Tried: 2.13.0; read in 2.11.0 and 2.12.0.
+    ``making(name, ranks, names of those it has)`` is told of each group before a rank makes it, of no ranks for all.
+    They have the name that was asked for. A backend of torch would block the one thread that runs. "mpi", which is not
+    built, and "fake", which reaches nobody, stay what they are. Tried: 2.13.0; read in 2.11.0 and 2.12.0.
     """
     module: Any = dist.distributed_c10d
-    make, rendezvous = module._new_process_group_helper, module.rendezvous
+    make, rendezvous, set_timeout = module._new_process_group_helper, module.rendezvous, module._set_pg_timeout
 
     def make_ours(size: int, place: int, ranks: Any, backend: Any, *args: Any, **options: Any) -> Any:
-        if rank() is not None and backend not in (dist.Backend.MPI, dist.Backend.FAKE):
-            backend = dist.Backend(BACKEND)
-        return make(size, place, ranks, backend, *args, **options)
+        if rank() is None or backend in (dist.Backend.MPI, dist.Backend.FAKE):
+            return make(size, place, ranks, backend, *args, **options)
+        making(str(args[1]), tuple(ranks), frozenset(map(str, module._world.pg_names.values())))
+        group, store = make(size, place, ranks, dist.Backend(BACKEND), *args, **options)
+        if group in module._world.pg_map:  # this rank is a member; who asks for the backend hears what was asked for
+            module._world.pg_map[group] = backend, module._world.pg_map[group][1]
+            module._world.pg_backend_config[group] = str(dist.distributed_c10d.BackendConfig(backend))
+        return group, store
 
     def meet_ours(url: str, own: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
         return rendezvous(url, own, world_size, **options) if rank() is None else iter([meet(url, own, world_size)])
 
-    with replaced(module, _new_process_group_helper=make_ours, rendezvous=meet_ours):
-        yield
+    def set_ours(timeout: Any, group: Any = None) -> None:
+        """Time-outs are nothing to ranks that know at once that nobody comes."""
+        if rank() is None:
+            set_timeout(timeout, group)
 
-
-@contextmanager
-def one_profiler(rank: Callable[[], int | None], refuse: Callable[[int, int], Exception]) -> Iterator[None]:
-    """While open, a rank that starts or stops a profiler while another rank's runs raises ``refuse(rank, other)``.
-
-    A process has one profiler, and a second start, or a stop of what another thread has stopped, crashes it.
-    Tried: 2.13.0; read in 2.11.0 and 2.12.0.
-    """
-    module: Any = torch.autograd.profiler
-    profiling: list[int] = []
-
-    def guarded(name: str) -> Callable[..., Any]:
-        kept = getattr(module, name)
-
-        def call(*args: Any, **options: Any) -> Any:
-            here = rank()
-            if here is not None:
-                if profiling and profiling[0] != here:
-                    raise refuse(here, profiling[0])
-                profiling[:] = [] if name == "_disable_profiler" else [here]
-            return kept(*args, **options)
-
-        return call
-
-    names = ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
-    with replaced(module, **{name: guarded(name) for name in names}):
+    with replaced(module, _new_process_group_helper=make_ours, rendezvous=meet_ours, _set_pg_timeout=set_ours):
         yield
 
 
@@ -284,6 +285,84 @@ def forget_groups_but(keep: frozenset[Any]) -> None:
     whole = keep <= world.pg_map.keys()  # or the case has destroyed what it found, and the next one starts from nothing
     if made or not whole or world.group_count != len(keep):  # a rank that is no member counts too
         world.group_count = len(keep) if whole else 0
+
+
+_GROUPS = (os.path.join("distributed", "distributed_c10d.py"), os.path.join("distributed", "rendezvous.py"))
+
+
+def is_called_to_make_groups(frame: FrameType | None) -> bool:
+    """Whether a store is used by what makes process groups: its innermost caller that is not the harness.
+
+    Tried: 2.13.0; read in 2.11.0 and 2.12.0.
+    """
+    while frame is not None and is_harness(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and is_torch(frame.f_code.co_filename) and frame.f_code.co_filename.endswith(_GROUPS)
+
+
+def is_called_to_wait(frame: FrameType | None) -> bool:
+    """Whether a message is sent or received by dist.send or dist.recv, which wait for it. Tried: 2.13.0."""
+    while frame is not None and is_harness(frame.f_code.co_filename):
+        frame = frame.f_back
+    while frame is not None and is_torch(frame.f_code.co_filename):
+        if frame.f_code.co_name in ("send", "recv"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_PYTHON_OF_GROUPS = tuple(os.path.join("distributed", name) for name in ("distributed_c10d.py", "c10d_logger.py"))
+
+
+def asked_directly(frame: FrameType | None) -> str:
+    """file:line of who has called torch.distributed, unless that is torch itself; then "". Tried: 2.13.0."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.endswith(_PYTHON_OF_GROUPS) and (is_torch(file) or not is_plumbing(file)):
+            break
+        frame = frame.f_back
+    if frame is None or is_torch(frame.f_code.co_filename):
+        return ""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def shares_storage(tensor: torch.Tensor) -> bool:
+    """Whether another tensor that is alive has the same storage. Tried: 2.13.0."""
+    ours = 2  # this tensor, and the object by which we ask
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) > ours
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a DTensor; any other tensor as it is. Tried: 2.13.0."""
+    return tensor._local_tensor if is_dtensor(tensor) else tensor
+
+
+def module_called(frame: FrameType) -> torch.nn.Module | None:
+    """The module whose call this frame is; None where it is another frame. Tried: 2.13.0."""
+    if frame.f_code is not torch.nn.Module._call_impl.__code__:
+        return None
+    return cast(torch.nn.Module, frame.f_locals["self"])
+
+
+def is_in_backward() -> bool:
+    """Whether this thread runs a backward. Tried: 2.13.0."""
+    return int(torch._C._current_graph_task_id()) != -1
+
+
+def is_step_of_optimizer(frame: FrameType) -> bool:
+    """Whether this frame is an optimizer's step."""
+    return frame.f_code.co_name == "step" and isinstance(frame.f_locals.get("self"), torch.optim.Optimizer)
+
+
+def asked_backend(group: Any) -> str:
+    """The backend that a rank asked for when it made this group, which torch need not know. Tried: 2.13.0."""
+    return str(dist.distributed_c10d._world.pg_map.get(group, (dist.Backend.GLOO,))[0])
+
+
+def backend_on_cpu(group: Any) -> str:
+    """Name of the backend by which such a group does what it is asked to do on a CPU. Tried: 2.13.0."""
+    asked = asked_backend(group)
+    return dist.distributed_c10d.BackendConfig(dist.Backend(asked)).get_device_backend_map().get("cpu", asked)
 
 
 def remove_kernels(registered: dispatcher.Library) -> None:

@@ -20,21 +20,27 @@ class Unreadable(ValueError):
     """What was read is not what was wanted; the message says why in one line."""
 
 
-def text(path: Path, errors: str = "strict") -> str:
-    """The text of a regular file, as UTF-8. Raises Unreadable: a folder, a pipe, a device, too large, not UTF-8."""
+def content(path: Path) -> bytes:
+    """What is in a regular file. Raises Unreadable: a folder, a pipe, a device, too large."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
             raise Unreadable("it is no regular file")
         if found.st_size > MAX_FILE:
             raise Unreadable(f"it is larger than {MAX_FILE} bytes, so it is none of ours")
-        return path.read_text(encoding="utf-8", errors=errors)
-    except UnicodeDecodeError as error:
-        raise Unreadable(f"it is not UTF-8 (at byte {error.start})") from None
+        return path.read_bytes()
     except (OSError, ValueError) as error:
         if isinstance(error, Unreadable):
             raise
         raise Unreadable(getattr(error, "strerror", None) or str(error)) from None
+
+
+def text(path: Path, errors: str = "strict") -> str:
+    """The text of a regular file, as UTF-8. Raises Unreadable as ``content`` does, and where it is not UTF-8."""
+    try:
+        return content(path).decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"it is not UTF-8 (at byte {error.start})") from None
 
 
 def json_data(written: str) -> Any:

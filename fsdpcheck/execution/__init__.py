@@ -16,8 +16,8 @@ from fsdpcheck.errors import UsageError
 from fsdpcheck.execution.trace import Trace
 
 FailureKind = Literal[
-    "deadlock", "mismatch", "unsafe", "in-flight", "raised", "exited", "lost", "no progress", "shared lock",
-    "adapter",
+    "deadlock", "mismatch", "unsafe", "in-flight", "never waited for", "order", "raised", "exited", "lost",
+    "no progress", "shared lock", "adapter",
 ]  # fmt: skip
 SchedulePolicy = Literal["forward", "reversed"]
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import networkx as nx
 
-from fsdpcheck.execution import Failure, FailureKind, RankState
+from fsdpcheck.execution import Failure, FailureKind, RankState, orders
 from fsdpcheck.execution.matching import (
+    ANY_SOURCE,
     LOCAL,
-    POINT_TO_POINT,
-    Instance,
     Sides,
     absent,
     call_text,
@@ -27,11 +25,13 @@ from fsdpcheck.execution.matching import (
     instance,
     match,
     mismatch_text,
+    missing_text,
     ranks_text,
+    taken_from_anybody,
 )
-from fsdpcheck.execution.trace import Collective
+from fsdpcheck.execution.trace import Collective, Times
 
-LEAVES_EARLY = {"broadcast": "root", "scatter": "root", "gather": "others", "reduce": "others"}
+LEAVES_EARLY = {"broadcast": "root", "scatter": "root", "gather": "others", "reduce": "others", "send": "any"}
 """Who may return before the other members come, on a backend that buffers."""
 
 
@@ -97,11 +97,11 @@ def nobody_can_move(states: Mapping[int, State], traces: Mapping[int, Sequence[C
     ``traces``: calls issued so far by rank; they make calls in flight (issued, not waited for) count as present.
     The states must be one consistent snapshot. Guarantee: under rendezvous semantics no rank ever moves again.
     """
-    sides = _issued(states, traces)
+    sides, taken = _issued(states, traces), taken_from_anybody(traces or {})
     blocked = [state for state in states.values() if isinstance(state, Blocked)]
     if not blocked or any(isinstance(state, Running) for state in states.values()):
         return False
-    return all(_is_stuck(state.collective, sides) for state in blocked)
+    return all(_is_stuck(state.collective, sides, taken) for state in blocked)
 
 
 def explain(
@@ -114,30 +114,30 @@ def explain(
     """
     sides = _issued(states, traces)
     kind, headline, exception = _verdict(states, sides)
-    lines = [headline, *_rank_lines(states, sides), *_missing_lines(states, sides), *_ring_line(states, sides)]
+    lines = [headline, *rank_lines(states, sides), *_missing_lines(states, sides), *_ring_line(states, sides)]
     if kind in ("raised", "mismatch"):
         lines += [f"rank {state.rank} raised:\n{state.text.rstrip()}" for state in _first_of_each_exception(states)]
-    ranks = tuple(_rank_state(states[rank], sides) for rank in sorted(states))
+    ranks = rank_states(states, sides)
     return Failure(kind, "\n".join(lines), ranks, exception, seconds if kind in _HANGS else None)
 
 
-def analyse(traces: Mapping[int, Sequence[Collective]]) -> Failure | None:
+def analyse(traces: Mapping[int, Sequence[Collective]], times: Mapping[int, Times] | None = None) -> Failure | None:
     """What is wrong with the calls of a run that *completed*; None when every legal schedule completes as well.
 
     Finds calls that disagree (many backends let them pass), calls that some member never made, and orders across groups
-    that are a ring: a hang for any backend that holds members until all have come.
+    that are a ring: a hang for any backend that holds members until all have come. ``times``: see orders.ring.
     """
     sides = match(traces)
     ranks = tuple(RankState(rank, "finished") for rank in sorted(traces))
     if (found := first_mismatch(sides)) is not None:
-        return Failure("mismatch", mismatch_text(found, sides), ranks)
-    if unmatched := [key for key in sides if absent(key, sides)]:
+        return Failure("mismatch", mismatch_text(found, sides, placed=True), ranks)
+    taken = taken_from_anybody(traces)
+    if unmatched := [key for key in sides if absent(key, sides) and (key.group_name, key.tag) not in taken]:
         head = "unsafe: a call was never matched; a backend that waits for all members hangs"
-        return Failure("unsafe", "\n".join([head, *(f"  {_missing_line(key, sides, {})}" for key in unmatched)]), ranks)
-    order = _program_order(traces)
-    if nx.is_directed_acyclic_graph(order):
-        return None
-    return Failure("unsafe", _order_text(order, sides), ranks)
+        lines = (f"  {missing_text(key, sides, placed=True)}" for key in unmatched)
+        return Failure("unsafe", "\n".join([head, *lines]), ranks)
+    demands = orders.ring(traces, times)
+    return Failure("unsafe", orders.text(orders.AS_WAITED_FOR, demands, sides), ranks) if demands else None
 
 
 _HANGS = ("deadlock", "mismatch", "unsafe")
@@ -149,10 +149,12 @@ def _issued(states: Mapping[int, State], traces: Mapping[int, Sequence[Collectiv
     return match({rank: (*known.get(rank, ()), *blocked.get(rank, ())) for rank in {*known, *blocked}})
 
 
-def _is_stuck(collective: Collective, sides: Sides) -> bool:
+def _is_stuck(collective: Collective, sides: Sides, taken: set[tuple[str, int | None]]) -> bool:
     if collective.op in LOCAL:
-        return collective.op not in POINT_TO_POINT
+        return collective.op != ANY_SOURCE
     key = instance(collective)
+    if (key.group_name, key.tag) in taken:
+        return False
     return bool(absent(key, sides)) or disagrees(sides[key])
 
 
@@ -176,7 +178,8 @@ def _verdict(states: Mapping[int, State], sides: Sides) -> tuple[FailureKind, st
 def _hopeless(states: Mapping[int, State], sides: Sides) -> set[int]:
     """Blocked ranks that no buffering frees: the absent members they wait for cannot all come."""
     blocked = {rank: state for rank, state in states.items() if isinstance(state, Blocked)}
-    may_move = {rank for rank, state in states.items() if isinstance(state, Running) or _leaves_early(state)}
+    may_move = {rank for rank, state in blocked.items() if leaves_early(rank, state.collective)}
+    may_move |= {rank for rank, state in states.items() if isinstance(state, Running)}
     while True:
         waits = set(blocked) - may_move
         freed = {rank for rank in waits if _may_be_freed(blocked[rank].collective, may_move, sides)}
@@ -191,14 +194,14 @@ def _may_be_freed(collective: Collective, may_move: set[int], sides: Sides) -> b
     return may_move.issuperset(absent(instance(collective), sides))
 
 
-def _leaves_early(state: State) -> bool:
-    if not isinstance(state, Blocked):
-        return False
-    who = LEAVES_EARLY.get(state.collective.op)
-    return who is not None and (who == "root") == (state.rank == state.collective.root)
+def leaves_early(rank: int, collective: Collective) -> bool:
+    """Whether this rank may return from the call before the others come, on a backend that buffers."""
+    who = LEAVES_EARLY.get(collective.op)
+    return who == "any" or (who is not None and (who == "root") == (rank == collective.root))
 
 
-def _rank_lines(states: Mapping[int, State], sides: Sides) -> list[str]:
+def rank_lines(states: Mapping[int, State], sides: Sides) -> list[str]:
+    """Where each rank stands, in words; those that stand alike in one line."""
     ranks_by_line: dict[str, list[int]] = defaultdict(list)
     for rank in sorted(states):
         ranks_by_line[_describe(states[rank], sides)].append(rank)
@@ -211,7 +214,9 @@ def _describe(state: State, sides: Sides) -> str:
         case Running():
             return f"running{where}"
         case Blocked():
-            return f"in {call_text(state.collective, sides)}, {_waits_for(state.collective, sides)}{where}"
+            asked = state.collective.where
+            of = f", called from {asked}" if asked and asked != state.where else ""
+            return f"in {call_text(state.collective, sides)}, {_waits_for(state.collective, sides)}{where}{of}"
         case Finished():
             return "finished"
         case Raised():
@@ -231,18 +236,8 @@ def _waits_for(collective: Collective, sides: Sides) -> str:
 
 def _missing_lines(states: Mapping[int, State], sides: Sides) -> list[str]:
     waited = {instance(state.collective) for state in states.values() if isinstance(state, Blocked)}
-    return [f"  {_missing_line(key, sides, states)}" for key in sides if key in waited and absent(key, sides)]
-
-
-def _missing_line(key: Instance, sides: Sides, states: Mapping[int, State]) -> str:
-    who: dict[str, list[int]] = {}
-    for rank in absent(key, sides):
-        made = sum(1 for other in sides if other[:2] == key[:2] and rank in sides[other])
-        state = states.get(rank)
-        ended = "" if state is None or isinstance(state, Running | Blocked) else f"; {_name(state)}"
-        who.setdefault(f"{made} call{'' if made == 1 else 's'} on this group{ended}", []).append(rank)
-    missing = ", ".join(f"{ranks_text(ranks)} ({made})" for made, ranks in who.items())
-    return f"missing: {call_text(min(sides[key].items())[1], sides)} was never called by {missing}"
+    ended = {rank: _name(state) for rank, state in states.items() if not isinstance(state, Running | Blocked)}
+    return [f"  {missing_text(key, sides, ended)}" for key in sides if key in waited and absent(key, sides)]
 
 
 def _name(state: State) -> str:
@@ -256,34 +251,11 @@ def _ring_line(states: Mapping[int, State], sides: Sides) -> list[str]:
         if isinstance(state, Blocked) and state.collective.op not in LOCAL:
             others = absent(instance(state.collective), sides)
             graph.add_edges_from((rank, other) for other in others if isinstance(states.get(other), Blocked))
-    ring = _ring(graph)
-    return ["  ring: " + " waits for ".join(f"rank {rank}" for rank in [*ring, ring[0]])] if ring else []
-
-
-def _ring(graph: Any) -> list[Any]:
     try:
-        return [edge[0] for edge in nx.find_cycle(graph)]
+        ring = [edge[0] for edge in nx.find_cycle(graph)]
     except nx.NetworkXNoCycle:
         return []
-
-
-def _program_order(traces: Mapping[int, Sequence[Collective]]) -> Any:
-    """Graph of instances: an edge from each blocking call to the calls behind it, up to the next blocking one."""
-    graph = nx.DiGraph()
-    for trace in traces.values():
-        previous: Instance | None = None
-        for collective in (call for call in trace if call.op not in LOCAL):
-            if previous is not None:
-                graph.add_edge(previous, instance(collective))
-            if not collective.asynchronous:
-                previous = instance(collective)
-    return graph
-
-
-def _order_text(order: Any, sides: Sides) -> str:
-    head = "unsafe: calls on several groups come in different orders; a backend that waits for all members hangs"
-    lines = [f"  {call_text(min(sides[key].items())[1], sides)} comes before" for key in _ring(order)]
-    return "\n".join([head, *lines, "  the first again"])
+    return ["  ring: " + " waits for ".join(f"rank {rank}" for rank in [*ring, ring[0]])]
 
 
 def _first_of_each_exception(states: Mapping[int, State]) -> list[Raised]:
@@ -292,6 +264,11 @@ def _first_of_each_exception(states: Mapping[int, State]) -> list[Raised]:
         if isinstance(state, Raised):
             first.setdefault(state.exception, state)
     return list(first.values())
+
+
+def rank_states(states: Mapping[int, State], sides: Sides) -> tuple[RankState, ...]:
+    """Where each rank stands, as data."""
+    return tuple(_rank_state(states[rank], sides) for rank in sorted(states))
 
 
 def _rank_state(state: State, sides: Sides) -> RankState:

@@ -75,7 +75,7 @@ class Setting:
     """``read() -> value``, ``write(value)`` puts it back; None: what is not put back costs the thread or the worker.
 
     ``scope``: "process", what all threads share; "thread", what a rank's thread may have of its own; "rank", what is
-    swapped at each hand-over (engines/_simulated/globals.py). Those that are not the process's are read on each rank.
+    swapped at each hand-over (simulation/globals.py). Those that are not the process's are read on each rank.
     """
 
     name: str

@@ -171,11 +171,7 @@ HONEST = (
     honest("waits_late", "asynchronous sums, waited for last to first, and barriers"),
     honest("reduce_and_broadcast", "reduces to an owner, which broadcasts"),
     honest("objects", "pickled lists in place of tensors"),
-    replace(
-        honest("ring", "a ring of sends and receives in a group of its own"),
-        mended=REFUSED,  # point-to-point calls are not offered, and the README says so
-        says="send is not offered in a checked program yet",
-    ),
+    honest("ring", "a ring of sends and receives in a group of its own"),
     honest("noisy", "prints, warns, logs, locks, caches, sets flags and starts a thread"),
     honest("as_bytes", "gathers bytes, adds up in float64"),
     honest("all_to_all", "padded all-to-all and gather", world="3"),

@@ -27,6 +27,17 @@ OPTIONS = {
         "TOKEN|FILE",
     },
     "power": {"--adapter", "--cases", "--family", "--help", "--json", "--world-size", "-h"},
+    "simulate": {
+<<<<<<< HEAD
+        "--budget", "--cuda-as-cpu", "--dumps", "--help", "--json", "--order", "--per-node", "--ranks", "--schedule",
+        "--schedules", "--torchrun", "--trace", "-h", "-m", "-n", "SCRIPT ...",
+=======
+        "--budget", "--help", "--cuda-as-cpu", "--json", "--order", "--own", "--per-node", "--ranks", "--schedule",
+        "--schedules", "--torchrun", "-h", "-m", "-n", "SCRIPT ...",
+>>>>>>> scripts
+    },
+    "trace check": {"--help", "--in-order", "--json", "-h", "PATH"},
+    "trace show": {"--help", "--width", "-h", "FILE"},
     "claims": {"--help", "--json", "--markdown", "-h", "ID"},
     "list": {"--help", "-h", "what", "GLOBS"},
 }  # fmt: skip
@@ -34,8 +45,15 @@ OPTIONS = {
 
 
 def _subcommands() -> dict[str, argparse.ArgumentParser]:
-    actions = cli._parser()._actions
-    return next(dict(action.choices) for action in actions if isinstance(action, argparse._SubParsersAction))
+    """The parsers of all commands; of one that has commands of its own, those."""
+    found: dict[str, argparse.ArgumentParser] = {}
+    pending = [("", cli._parser())]
+    while pending:
+        name, parser = pending.pop()
+        own = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        pending += [(f"{name} {word}".strip(), one) for action in own for word, one in action.choices.items()]
+        found |= {} if own else {name: parser}
+    return found
 
 
 def test_the_options_are_frozen() -> None:
@@ -47,7 +65,18 @@ def test_the_options_are_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "--help"], ["replay", "--help"], ["list", "--help"], ["claims", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["replay", "--help"],
+        ["list", "--help"],
+        ["claims", "--help"],
+        ["simulate", "--help"],
+        ["trace", "--help"],
+        ["trace", "check", "--help"],
+        ["trace", "show", "--help"],
+    ],
 )
 def test_help_ends_well_and_shows_an_example_or_the_codes(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
@@ -119,7 +148,7 @@ def test_every_option_says_what_it_is_and_its_default() -> None:
         for action in parser._actions:
             told = action.help or ""
             assert told, f"{name}: {action.option_strings or action.dest}"
-            alone = action.nargs == 0 or (name, action.dest) == ("replay", "what")
+            alone = action.nargs == 0 or (action.required and not action.option_strings)
             assert alone or "(default: " in told, f"{name}: {action.option_strings or action.dest}: {told}"
 
 

@@ -138,17 +138,48 @@ def needs_no_handler(rank: int) -> None:
 
 @AveragingAdapter
 def sends(rank: int) -> None:
+    got = _numbers()
     if rank == 0:
-        dist.send(_numbers(), dst=1)
+        dist.send(_numbers() * 3, dst=1, tag=5)
     else:
-        dist.recv(_numbers(), src=0)
+        dist.recv(got, src=0, tag=5)
+    assert got[0] == 1 + 2 * rank
 
 
 @AveragingAdapter
 def receives_in_a_batch(rank: int) -> None:
-    operations = [dist.P2POp(dist.irecv, _numbers(), 1 - rank), dist.P2POp(dist.isend, _numbers(), 1 - rank)]
+    got = _numbers()
+    operations = [dist.P2POp(dist.irecv, got, 1 - rank), dist.P2POp(dist.isend, _numbers() * rank, 1 - rank)]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
+    assert got[0] == 1 - rank
+
+
+@AveragingAdapter
+def receives_from_anybody(rank: int) -> None:
+    if rank == 0:
+        assert dist.recv(_numbers()) == 1
+    else:
+        dist.send(_numbers(), dst=0)
+
+
+@AveragingAdapter
+def splits(rank: int) -> None:
+    dist.group.WORLD.merge_remote_group(None)
+
+
+@AveragingAdapter
+def waits_for_a_message(rank: int) -> None:
+    if rank == 1:
+        dist.recv(_numbers(), src=0)
+
+
+@AveragingAdapter
+def receives_another_dtype(rank: int) -> None:
+    if rank == 0:
+        dist.send(_numbers(), dst=1)
+    else:
+        dist.recv(_numbers(dtype=torch.int64), src=0)
 
 
 @AveragingAdapter

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engines.simulator import Simulator
+from tests.simulation.simulator import Simulator
 
 
 @pytest.fixture(scope="module")

@@ -206,6 +206,37 @@ def gather_into_another_shape(rank: int, size: int) -> Tensor:
     return torch.cat(found)
 
 
+# -- pieces that are not alike, sparse tensors ---------------------------------------------------------------------
+
+
+@program
+def gather_uneven_pieces(rank: int, size: int) -> Tensor:
+    found = [torch.zeros(place + 1) for place in range(size)]
+    dist.all_gather(found, torch.ones(rank + 1))
+    return torch.cat(found)
+
+
+@program
+def reduce_scatter_uneven_pieces(rank: int, size: int) -> Tensor:
+    found = torch.zeros(rank + 1, 2)
+    dist.reduce_scatter(found, [torch.full((place + 1, 2), place + 10.0 * rank) for place in range(size)])
+    return found
+
+
+@program
+def all_reduce_sparse(rank: int, size: int) -> Tensor:
+    found = torch.sparse_coo_tensor([[rank, 3, 3]], [[1.0], [2.0], [4.0 * rank]], (5, 1), check_invariants=True)
+    dist.all_reduce(found)
+    return torch.cat([found.to_dense().flatten(), torch.tensor([float(found.is_coalesced()), found._nnz()])])
+
+
+@program
+def sum_premultiplied(rank: int, size: int) -> Tensor:
+    found = torch.ones(2)
+    dist.all_reduce(found, op=dist._make_nccl_premul_sum(0.5))
+    return found
+
+
 PROGRAMS = tuple(name for name, value in list(globals().items()) if isinstance(value, program))
 
 

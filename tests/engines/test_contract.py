@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,13 @@ import pytest
 import torch
 
 from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
-from fsdpcheck.engines._common.recording import OFFERED
+from fsdpcheck.engines._common import hosts
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import AdapterError, UsageError
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest
+from fsdpcheck.execution.recording import OFFERED
 from tests.common.tables import each
 
 ENGINES: dict[str, Callable[[], Engine]] = {
@@ -134,6 +136,8 @@ def failing(engine: Engine) -> Failing:
         ("other_op", "mismatch"),
         ("other_reduce_op", "mismatch"),
         ("other_root", "mismatch"),
+        ("waits_for_a_message", "deadlock"),
+        ("receives_another_dtype", "mismatch"),
     ],
 )
 def test_what_goes_wrong_is_called_the_same_and_leaks_nothing_into_the_next_run(
@@ -192,8 +196,14 @@ def test_ranks_start_each_run_with_the_globals_of_a_new_process(engine: Engine) 
     assert execution.failure is None, execution.failure.text
 
 
-def test_installs_are_in_place_for_one_run_and_their_hits_are_summed(engine: Engine) -> None:
+def test_installs_are_in_place_for_one_run_and_their_hits_are_summed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = f"{HERE}:counting"
+    hosts.declared(f"{ADAPTERS}:honest")
+    hosts.close()  # a new process, of an adapter that has declared itself, finds what stands beside its file
+    hosts._required.clear()
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(Path(ADAPTERS).parent)])
     execution = engine.run(own("honest", installs=(name,)))
     calls = sum(len(result.trace) for result in execution.ranks)
     assert calls > 0
@@ -222,8 +232,16 @@ def test_a_request_for_no_install_is_refused(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("attribute", ["sends", "receives_in_a_batch"])
-def test_point_to_point_is_refused_in_words_that_are_true_on_every_engine(engine: Engine, attribute: str) -> None:
-    failure = failed(engine.run(own(attribute)))
+def test_messages_are_the_same_on_every_engine(engine: Engine, simulated: Engine, attribute: str) -> None:
+    assert contents(engine.run(own(attribute))) == contents(simulated.run(own(attribute)))
+
+
+def test_a_message_may_come_from_anybody_on_every_engine(engine: Engine) -> None:
+    assert len(contents(engine.run(own("receives_from_anybody")))) == 2
+
+
+def test_what_is_not_offered_is_refused_in_words_that_are_true_on_every_engine(engine: Engine) -> None:
+    failure = failed(engine.run(own("splits")))
     assert (failure.kind, failure.exception) == ("adapter", "fsdpcheck.errors.NotSupported")
     assert "is not offered in a checked program yet, on simulated ranks as on real ones" in failure.text
     assert f"on group '0' of ranks [0, 1]\n  wanted  one of {', '.join(OFFERED)}\n" in failure.text

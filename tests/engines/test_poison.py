@@ -13,7 +13,7 @@ from torch import Tensor
 from fsdpcheck.compat import torch_private
 from fsdpcheck.engines._common import poison
 from fsdpcheck.execution import RankResult
-from tests.engines.simulator import Simulator, keep
+from tests.simulation.simulator import Simulator, keep
 
 ALLOCATIONS: dict[str, Callable[[], Tensor]] = {
     "empty": lambda: torch.empty(3),

@@ -11,9 +11,9 @@ from dataclasses import fields, replace
 import pytest
 
 from fsdpcheck import pytest_plugin
-from fsdpcheck.engines._common.outcomes import adapter_failure, ending
 from fsdpcheck.errors import AdapterError, excerpt
 from fsdpcheck.errors.excerpt import MOST, WHOLE
+from fsdpcheck.execution.outcomes import adapter_failure, ending
 from fsdpcheck.findings.verdict import Finding, Verdict
 from fsdpcheck.report import summary as on_paper
 from fsdpcheck.report.progress import progress

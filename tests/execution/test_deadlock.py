@@ -31,6 +31,12 @@ def call(
     return dataclasses.replace(REDUCE, op=op, group=group, group_name=name or str(group), sequence=sequence, **more)  # type: ignore[arg-type]
 
 
+def message(op: str, tag: int = 0) -> Collective:
+    """One side of a message from rank 0 to rank 1."""
+    tensors = {"inputs": REDUCE.inputs, "outputs": ()} if op == "send" else {"inputs": ()}
+    return call(op, reduce_op="", tag=tag, name="0", **tensors)
+
+
 def by_rank(*states: State) -> dict[int, State]:
     return {state.rank: state for state in states}
 
@@ -67,8 +73,24 @@ def test_a_call_in_flight_counts_as_present() -> None:
     assert nobody_can_move(states, {1: ()})
 
 
-def test_point_to_point_is_never_part_of_a_proof() -> None:
-    assert not nobody_can_move(by_rank(Blocked(0, call("recv")), Finished(1)))
+def test_a_receive_from_any_source_is_never_part_of_a_proof() -> None:
+    anyone = message("recv_anysource")
+    assert not nobody_can_move(by_rank(Blocked(0, anyone), Finished(1)))
+    sent = by_rank(Blocked(0, message("send")), Finished(1))
+    assert nobody_can_move(sent)
+    assert not nobody_can_move(sent, {1: (anyone,)}), "it may be the one that was received"
+
+
+def test_the_two_sides_of_a_message_meet_and_agree_in_dtype_and_number_of_elements() -> None:
+    both = message("send"), message("recv")
+    assert not nobody_can_move(by_rank(Blocked(0, both[0]), Blocked(1, both[1])))
+    assert analyse({0: both[:1], 1: both[1:]}) is None
+    assert nobody_can_move(by_rank(Blocked(0, both[0]), Blocked(1, message("recv", tag=8))))
+    assert differing(both[0], dataclasses.replace(both[1], outputs=(("float64", (2, 2)),))) == ()
+    assert differing(both[0], dataclasses.replace(both[1], outputs=(("int8", (3,)),))) == (
+        "dtype",
+        "number of elements",
+    )
 
 
 def test_ranks_that_wait_for_a_store_key_nobody_sets_are_a_deadlock() -> None:
@@ -202,8 +224,14 @@ def test_orders_that_differ_across_groups_are_unsafe_unless_asynchronous() -> No
     assert analyse({0: loose, 1: loose[::-1]}) is None
 
 
-def test_point_to_point_calls_are_left_out() -> None:
-    assert analyse({0: (call("send"),), 1: (call("recv"),)}) is None
+def test_a_message_is_no_call_of_a_group_of_the_same_two_ranks() -> None:
+    assert analyse({0: (message("send"), call()), 1: (call(asynchronous=True), message("recv"))}) is None
+
+
+def test_messages_and_collectives_in_other_orders_are_a_ring() -> None:
+    failure = analyse({0: (message("send"), call(name="0")), 1: (call(name="0"), message("recv"))})
+    assert failure is not None
+    assert (failure.kind, "comes before" in failure.text) == ("unsafe", True)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from fsdpcheck.case import BatchLayout, LayerSpec, ModelSpec, TrainingCase
 from fsdpcheck.cli import listing
 from fsdpcheck.findings import tokens
 from fsdpcheck.judging import registry
+from tests.common import commands
 from tests.common.commands import environment
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +29,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 pytestmark = pytest.mark.skipif(not DOCUMENTS[0].is_file(), reason="only a checkout has the documents")
 
-PLACES = {"train.py", "report.json", "night.json"}
-"""Files that the reader is meant to have: a model, and reports of commands before."""
+PLACES = {"train.py", "report.json", "night.json", "trace.json", "dumps"}
+"""Files that the reader is meant to have: a model, and reports, traces and dumps of commands before."""
 
 
 def _fenced(text: str, language: str) -> list[str]:
@@ -72,6 +73,8 @@ def _of_fsdpcheck(words: list[str]) -> None:
     globs = [*(options.get("law") or ()), *([options["globs"]] if options.get("globs") else [])]
     for glob in ",".join(globs).split(",") if globs else ():
         assert any(fnmatch(known, glob) for known in registry.chapters()), glob
+    for path in options.get("paths") or [*filter(None, [options.get("file")])]:
+        assert str(path) in PLACES
     if what := options.get("command") is cli._replay and options["what"]:
         assert tokens.looks_like_token(str(what)) or what in PLACES
 
@@ -119,7 +122,7 @@ KNOWN = {"fsdpcheck": _of_fsdpcheck, "torchrun": _of_torchrun, "pytest": _of_pyt
 
 def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
     shown = _shown()
-    assert {where for where, _ in shown} == {"README.md", "user-models.md", "help"}
+    assert {where for where, _ in shown} == {"README.md", "user-models.md", "traces.md", "help"}
     assert len(shown) > 30
     for where, line in shown:
         for program, *words in _parts(line):
@@ -151,6 +154,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "docs" / "examples" / "small_gpt.py", made / "train.py")
     shutil.copytree(ROOT / "docs" / "examples", made / "docs" / "examples")
     (made / "report.json").write_text(_token())
+    traces = ["--trace", "trace.json", "--dumps", "dumps", "docs/examples/sharded_step.py"]
+    assert commands.run(made, "simulate", "-n", "2", *traces)[0] == 0
     return made
 
 

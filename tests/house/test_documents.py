@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,17 @@ def test_the_finding_of_the_readme_is_what_is_printed() -> None:
     assert code == 1, err
     printed = out[out.index("FINDING 1") :].partition("\n\n")[0].replace(f"{ROOT}/", "")
     assert shown.splitlines() == printed.splitlines(), "next: put what is printed into the README"
+
+
+def test_the_picture_of_a_step_is_what_is_printed(tmp_path: Path) -> None:
+    text = (DOCS / "traces.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```console\n(.*?simulate.*?)^```", text, re.M | re.S)
+    (shown,) = re.findall(r"^```text\n(.*?)^```", text, re.M | re.S)
+    (tmp_path / "docs" / "examples").mkdir(parents=True)
+    shutil.copy(DOCS / "examples" / "sharded_step.py", tmp_path / "docs" / "examples")
+    simulate, show = (line.split()[2:] for line in block.splitlines())
+    assert commands.run(tmp_path, *simulate)[0] == 0
+    assert commands.run(tmp_path, *show) == (0, shown, ""), "next: put what is printed into docs/traces.md"
 
 
 def test_the_documents_name_every_chapter_and_count_the_laws() -> None:

@@ -139,16 +139,23 @@ if __name__ == "__main__":
 """
 
 
+_SUPERVISED = [
+    *("-P", "-m", "fsdpcheck", "run", "--adapter", "fully_shard", "--law", "training.plain", "--profile", "quick"),
+    *("--world-size", "2", "--engine"),
+]
+
+
 @pytest.mark.parametrize("engine", [pytest.param("simulated", marks=pytest.mark.nightly), "processes"])
-def test_the_processes_of_a_run_use_the_copy_that_started_them(decoy: Path, engine: str) -> None:
+@pytest.mark.parametrize(
+    "command", [pytest.param(_SUPERVISED, id="run"), pytest.param(["-c", _ON_PROCESSES], marks=pytest.mark.nightly)]
+)
+def test_the_processes_of_a_run_use_the_copy_that_started_them(decoy: Path, command: list[str], engine: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(SOURCES.parent), "OMP_NUM_THREADS": "1"}
-    supervised = ["-P", "-m", "fsdpcheck", "run", "--adapter", "fully_shard", "--law", "training.plain"]
-    for command in ([*supervised, "--world-size", "2", "--engine", engine], ["-c", _ON_PROCESSES, engine]):
-        result = subprocess.run(
-            [sys.executable, *command], cwd=decoy, env=environment, capture_output=True, text=True, check=False
-        )
-        assert result.returncode == 0, result.stderr
-        assert "holds" in result.stdout
+    result = subprocess.run(
+        [sys.executable, *command, engine], cwd=decoy, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "holds" in result.stdout
 
 
 @checkout

@@ -60,7 +60,7 @@ def test_features_that_are_no_plain_data_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("dies", "how"),
-    [("ctypes.string_at(0)", "SIGSEGV"), ("os.abort()", "code 134")],
+    [pytest.param("ctypes.string_at(0)", "SIGSEGV", marks=pytest.mark.nightly), ("os.abort()", "code 134")],
 )
 def test_ranks_that_end_their_process_are_a_finding_with_its_smallest_case(
     engine: SimulatedEngine, tmp_path: Path, dies: str, how: str

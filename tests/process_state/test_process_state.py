@@ -29,7 +29,7 @@ from fsdpcheck.judging.run import Run
 from fsdpcheck.loading import import_patches
 from fsdpcheck.process_state import Setting, settings
 from fsdpcheck.process_state.names import Name, Names
-from tests.engines.simulator import Simulator
+from tests.simulation.simulator import Simulator
 
 NOT_CHANGED_HERE = {
     "torch._C._get_blas_preferred_backend()": "needs CUDA",

@@ -83,7 +83,7 @@ class Hosted:
 def require(reference: str, installs: tuple[str, ...]) -> None:
     """Raise UsageError for a name among ``installs`` that is none where the implementation runs."""
     if installs and (reference, installs) not in _required:
-        of(reference).ask(Require(installs))
+        of(reference).ask(Require(reference, installs))
         _required.add((reference, installs))
 
 

@@ -16,15 +16,15 @@ import torch._C._distributed_c10d as c10d
 
 from fsdpcheck import adapters, process_state
 from fsdpcheck.engines._common import imports, patches, poison
-from fsdpcheck.engines._common.outcomes import adapter_failure, ending
 from fsdpcheck.engines._real.gloo import World
 from fsdpcheck.engines._real.shared_table import Row
-from fsdpcheck.engines._simulated.globals import RankGlobals
 from fsdpcheck.errors import AdapterError, NotPlain
 from fsdpcheck.execution import Failure, RankResult, RunRequest, deadlock
+from fsdpcheck.execution.outcomes import adapter_failure, ending
 from fsdpcheck.loading import provenance
 from fsdpcheck.processes import fork_server, messages
 from fsdpcheck.program import rank_program
+from fsdpcheck.simulation.globals import RankGlobals, module_global
 from fsdpcheck.workload import numerics
 
 STACK_SIGNAL = signal.SIGUSR1
@@ -113,7 +113,9 @@ def follow(request: RunRequest, run: int, world: World) -> Reply:
         with ExitStack() as stack:
             kept = stack.enter_context(process_state.Kept(imports.patches(request)))
             stack.enter_context(poison.of_ranks(request.memory))
-            own = RankGlobals(world.size, adapters.features(request.adapter).rank_local)
+            own = RankGlobals(
+                world.size, [module_global(name) for name in adapters.features(request.adapter).rank_local]
+            )
             stack.callback(own.restore)
             own.enter(rank)
             stack.enter_context(numerics.of(request.case))

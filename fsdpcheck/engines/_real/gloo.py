@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fsdpcheck.compat import dtensor_private, torch_private
-from fsdpcheck.engines._common.recording import Call, RecordingGroup
 from fsdpcheck.engines._real.shared_table import Row
+from fsdpcheck.execution.recording import Call, RecordingGroup
 
 _NEVER = timedelta(days=30)
 """gloo's own time-out, out of the way: a hang is proved from the table, long before."""
@@ -75,6 +75,10 @@ class GlooWork(c10d.Work):
                 self._native.wait()
             self._done = True
         return True
+
+    def _source_rank(self) -> int:
+        self.wait()
+        return int(self._native._source_rank())
 
     def is_completed(self) -> bool:
         return bool(self._native.is_completed())
@@ -138,6 +142,6 @@ def _register(create: Callable[..., GlooGroup]) -> None:
     """torch.distributed keeps a backend's creator for the life of the process, so it looks up the newest one."""
     if not _create:
         dist.Backend.register_backend(
-            torch_private.BACKEND, lambda *arguments: _create[-1](*arguments), devices=["cpu", "cuda"]
+            torch_private.BACKEND, lambda *arguments: _create[-1](*arguments), devices=torch_private.devices()
         )
     _create[:] = [create]

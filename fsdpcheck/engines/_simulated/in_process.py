@@ -12,24 +12,24 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 import torch
 
 from fsdpcheck import adapters, process_state
 from fsdpcheck.adapters.contract import Stored
 from fsdpcheck.adapters.declaration import Declaration
-from fsdpcheck.case import TrainingCase
+from fsdpcheck.case import TrainingCase, user_model
 from fsdpcheck.engines._common import imports, patches, poison
-from fsdpcheck.engines._simulated.rendezvous import current_rank
-from fsdpcheck.engines._simulated.run import SimulatedRun
-from fsdpcheck.engines._simulated.shared_locks import set_apart
-from fsdpcheck.engines._simulated.shared_state import SharedState
-from fsdpcheck.engines._simulated.threads import Pool
+from fsdpcheck.engines._simulated.shared_state import SharedByRanks
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.processes.limit import LIMIT_SECONDS, Limit
 from fsdpcheck.program import checkpoints, rank_program
+from fsdpcheck.simulation.globals import module_global
+from fsdpcheck.simulation.rendezvous import current_rank
+from fsdpcheck.simulation.run import SimulatedRun, World
+from fsdpcheck.simulation.shared_locks import set_apart
+from fsdpcheck.simulation.threads import Pool
 from fsdpcheck.workload import numerics
 
 Program = Callable[[RunRequest, int, torch.device, RankResult], None]
@@ -65,14 +65,13 @@ class InProcessEngine:
         self._pools: dict[int, Pool] = {}
         weakref.finalize(self, _close_all, self._pools)  # also at the interpreter's exit
         self._runs = 0
-        self._shared: dict[str, SharedState] = {}
+        self._shared: dict[str, SharedByRanks] = {}
 
     def run(self, request: RunRequest) -> Execution:
         """Run ``request`` on its world size of ranks. See engines/base.py for the guarantee."""
         world_size = request.case.world_size
         if current_rank() is not None:
             raise UsageError("a simulated rank cannot start another simulated run")
-        rank_local = adapters.features(request.adapter).rank_local
         shared = None
         if not adapters.is_builtin(request.adapter):
             set_apart(adapters.canonical(request.adapter), world_size)
@@ -88,19 +87,25 @@ class InProcessEngine:
                 stack.enter_context(poison.of_ranks(request.memory))
                 stack.enter_context(numerics.of(request.case))
                 hits = stack.enter_context(patches.installed(request.installs))
-                job = partial(self._on_rank, kept, request)
-                begun = SimulatedRun(request, rank_local, shared.begin(request) if shared is not None else None)
-                run = pool.run(begun, job, self._device, self._budget, self._limit)
-                run.execution.shared = shared.end() if shared is not None else ()
-                run.execution.install_hits = hits.read()
+                begun = SimulatedRun(_world(request), shared.begin(request) if shared is not None else None)
+                results = [RankResult(rank) for rank in range(world_size)]
+
+                def on_rank(rank: int) -> None:
+                    with kept.on_rank(rank):
+                        self._program(request, rank, self._device, results[rank])
+
+                run = pool.run(begun, on_rank, self._budget, self._limit)
+                execution = _execution(request, results, run)
+                execution.shared = shared.end() if shared is not None else ()
+                execution.install_hits = hits.read()
         except BaseException:
             self._discard(world_size)
             raise
-        if run.execution.failure is not None or kept.spent:
+        if run.failure is not None or kept.spent:
             self._discard(world_size)
         left = process_state.sentences({**kept.left, **run.lasting}, world_size)
-        run.execution.left = (*left, *imports.told(request))
-        return run.execution
+        execution.left = (*left, *imports.told(request))
+        return execution
 
     def declared(self, reference: str) -> Declaration:
         """See engines/base.py."""
@@ -121,16 +126,10 @@ class InProcessEngine:
     def close(self) -> None:
         _close_all(self._pools)
 
-    def _on_rank(
-        self, kept: process_state.Kept, request: RunRequest, rank: int, device: torch.device, result: RankResult
-    ) -> None:
-        with kept.on_rank(rank):
-            self._program(request, rank, device, result)
-
-    def _shared_by(self, adapter: str) -> SharedState:
+    def _shared_by(self, adapter: str) -> SharedByRanks:
         """What ranks of an implementation share, as far as it was seen."""
         reference = adapters.canonical(adapter)
-        return self._shared.setdefault(reference, SharedState(reference))
+        return self._shared.setdefault(reference, SharedByRanks(reference))
 
     def _discard(self, world_size: int) -> None:
         pool = self._pools.pop(world_size, None)
@@ -143,6 +142,32 @@ class InProcessEngine:
             gc.collect(0)
         else:
             gc.collect(1 if self._runs % _COLLECT_ALL_EVERY else 2)
+
+
+def _world(request: RunRequest) -> World:
+    case = request.case
+    return World(
+        case.world_size,
+        request.schedule,
+        case.arithmetic.averaging if isinstance(case, TrainingCase) else "divide",
+        tuple(map(module_global, adapters.features(request.adapter).rank_local)),
+        _foreign_code(request),
+    )
+
+
+def _foreign_code(request: RunRequest) -> str:
+    """Names what is not fsdpcheck's own of what ranks run: it may have told DTensor of rules of its own."""
+    own = user_model(request.case)
+    adapter = [] if adapters.is_builtin(request.adapter) else [request.adapter]
+    installs = [name for name in request.installs if not name.startswith("fsdpcheck.")]
+    return " ".join([*adapter, *([own.build] if own is not None else []), *installs])
+
+
+def _execution(request: RunRequest, results: list[RankResult], run: SimulatedRun) -> Execution:
+    for rank, result in enumerate(results):
+        result.trace = tuple(run.traces[rank])
+    voids = tuple(sorted(run.voids))
+    return Execution("simulated", request, results, run.failure, voids=voids, hand_overs=run.baton.hand_overs)
 
 
 def _close_all(pools: dict[int, Pool]) -> None:

@@ -34,8 +34,9 @@ class Simulate:
 
 @dataclass(frozen=True)
 class Require:
-    """Raise UsageError for a name among ``installs`` that is none."""
+    """Raise UsageError for a name among ``installs`` that is none where the implementation has been imported."""
 
+    reference: str
     installs: tuple[str, ...]
 
 

@@ -46,7 +46,9 @@ class _Service:
                 return self._declared(reference)
             case Simulate(request, settings):
                 return self._simulated(request, settings)
-            case Require(installs):
+            case Require(reference, installs):
+                with process_state.undisturbed(False):
+                    adapters.load(reference)
                 patches.check(installs)
             case Stored(reference, folder):
                 return messages.dumps(checkpoints.stored(reference, folder))

@@ -1,0 +1,109 @@
+"""What a pair of programs is: a faulty torch.distributed program and its correct twin, and where to find them all."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch.distributed as dist
+
+from benchmarks.communication import programs
+
+KINDS: Final[dict[str, str]] = {
+    "deadlock": "no rank that is left can move, whatever the backend buffers",
+    "unsafe": "comes to its end only on a backend that buffers messages or lets a root leave early",
+    "mismatch": "ranks meet in calls that disagree: operation, reduction, root, dtype, shape, or subject",
+    "in-flight": "a buffer is read, written or freed between the issue of a call and its wait",
+    "never waited": "the work of an asynchronous call is never waited for",
+    "order": "what ranks return, or whether they come to their end, depends on the schedule",
+    "raised": "a rank raises, by itself",
+    "exited": "a rank leaves the interpreter while others need it",
+    "lost": "the process of a rank is gone without a word while others need it",
+    "leak": "a communicator or a thread is left behind",
+}
+"""Kind of verdict -> what it says of a program."""
+
+HERE: Final = "# here"
+"""Marks the lines of which a report must name one."""
+
+Program = Callable[[bool], object]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a judge must say of a faulty program: one of ``kinds``, and ``ranks``, or () if all are as much at fault."""
+
+    kinds: tuple[str, ...]
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """``program(True)`` has a bug of the class, ``program(False)`` has none: it returns the same on every schedule."""
+
+    name: str
+    class_: str
+    world_size: int
+    program: Program
+    expected: Expected
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the pair was fixed before fsdpcheck first ran it."""
+        return self.program.__module__.startswith(f"{programs.__name__}.frozen.")
+
+    @property
+    def file(self) -> Path:
+        """The file that has the program."""
+        return Path(inspect.getfile(self.program))
+
+    @property
+    def lines(self) -> tuple[int, ...]:
+        """The numbers of the lines in ``file`` of which a report must name one."""
+        lines, first = inspect.getsourcelines(self.program)
+        return tuple(first + at for at, line in enumerate(lines) if HERE in line)
+
+    def run(self, faulty: bool) -> object:
+        """Run the program as this rank, and leave its groups as a script that ends well does."""
+        returned = self.program(faulty)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return returned
+
+
+_FOUND: Final[list[Pair]] = []
+
+
+def pair(class_: str, world_size: int, *kinds: str, ranks: tuple[int, ...] = ()) -> Callable[[Program], Program]:
+    """Make a pair of a program, under the name of the function."""
+
+    def register(program: Program) -> Program:
+        _FOUND.append(Pair(program.__name__, class_, world_size, program, Expected(kinds, ranks)))
+        return program
+
+    return register
+
+
+def join() -> tuple[int, int]:
+    """Join the world that the environment describes, as torchrun sets it: this rank, and how many there are."""
+    dist.init_process_group("gloo")
+    return dist.get_rank(), dist.get_world_size()
+
+
+def pairs() -> tuple[Pair, ...]:
+    """Every pair, by class and name."""
+    for module in pkgutil.walk_packages(programs.__path__, f"{programs.__name__}."):
+        importlib.import_module(module.name)
+    return tuple(sorted(_FOUND, key=lambda pair: (pair.class_, pair.name)))
+
+
+def frozen_digests() -> dict[str, str]:
+    """The SHA-256 of each file of frozen pairs, as ``frozen.json`` has them, by name of the file."""
+    folder = Path(programs.__path__[0]) / "frozen"
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.py"))}

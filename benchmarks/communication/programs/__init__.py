@@ -1,0 +1,1 @@
+"""The pairs of programs, a class of bugs or a few a module."""

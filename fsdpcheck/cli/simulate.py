@@ -1,0 +1,242 @@
+"""``fsdpcheck simulate``: a script on simulated ranks, as torchrun would start it, in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsdpcheck.cli.exits import guarded
+from fsdpcheck.errors import FINDING, UsageError, explain
+from fsdpcheck.report import colour
+
+if TYPE_CHECKING:
+    from fsdpcheck.simulation.programs.torchrun_line import Launch
+    from fsdpcheck.simulation.search import Search
+    from fsdpcheck.simulation.simulate import Simulation
+
+_EPILOG = """examples:
+  fsdpcheck simulate train.py -n 4 --epochs 1          what torchrun --nproc-per-node 4 train.py --epochs 1 runs
+  fsdpcheck simulate -n 4 -m my_package.train          a module
+  fsdpcheck simulate -n 8 --per-node 4 train.py        LOCAL_RANK and the others as on two nodes
+  fsdpcheck simulate -n 4 --schedules 50 train.py      who is received first from any source, a store's keys, ...
+  fsdpcheck simulate --torchrun 'torchrun --nproc-per-node 4 train.py --epochs 1'
+  fsdpcheck simulate -n 4 --trace trace.json train.py  who waited for whom, to be opened in https://ui.perfetto.dev
+Options of fsdpcheck stand before the script or right after it; from the first other word on, all is the script's.
+
+exit codes:
+  0 every rank came to its end   1 a hang, a mismatch, a rank that raised or left with a code, ...
+  2 usage, or something that simulated ranks do not offer   3 internal error   4 no progress   130 interrupted
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], seconds: Callable[[str], float]) -> None:
+    """Add the command to a parser; ``seconds`` reads a number of seconds."""
+    parser = commands.add_parser(
+        "simulate",
+        help="run any torch.distributed script on simulated ranks",
+        usage="fsdpcheck simulate [options] SCRIPT|-m MODULE [options] [arguments of the script]",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _options(parser, seconds)
+    parser.add_argument(
+        "words",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT ...",
+        help="a file, and its arguments (default: those of --torchrun)",
+    )
+    parser.set_defaults(command=lambda options: _simulate(options, seconds))
+
+
+def _options(parser: argparse.ArgumentParser, seconds: Callable[[str], float]) -> None:
+    parser.add_argument("-n", "--ranks", type=_count, metavar="N", help="number of ranks (default: that of --torchrun)")
+    module = "run a module, as python -m does (default: none)"
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help=module)
+    parser.add_argument("--per-node", type=_count, metavar="N", help="ranks of one node (default: all)")
+    parser.add_argument(
+        "--torchrun", metavar="LINE", help="ranks, script and arguments of such a command (default: none)"
+    )
+    parser.add_argument(
+        "--schedule", choices=("forward", "reversed"), default="forward", help="who runs first (default: forward)"
+    )
+    parser.add_argument(
+        "--budget", type=seconds, metavar="SECONDS", help="give up on ranks that compute longer (default: never)"
+    )
+    parser.add_argument(
+        "--schedules", type=_count, default=1, metavar="N", help="run it under N orders of ranks, drawn (default: 1)"
+    )
+    parser.add_argument("--order", metavar="TOKEN", help="the order of a failure that was printed (default: the first)")
+    own = "installed packages that each rank imports for itself, as it does your own modules (default: hydra)"
+    parser.add_argument("--own", metavar="PACKAGE,...", default="", help=own)
+    played = "play GPUs on the CPU, and say what was played (default: there is none)"
+    parser.add_argument("--cuda-as-cpu", action="store_true", help=played)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of it as JSON (default: none)")
+    trace = "write all calls as Chrome trace events, for Perfetto (default: none)"
+    parser.add_argument("--trace", type=Path, metavar="FILE", help=trace)
+    dumps = "write a Flight-Recorder dump of each rank into a new or empty folder (default: none)"
+    parser.add_argument("--dumps", type=Path, metavar="DIR", help=dumps)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: wanted a number of ranks above 0")
+    return int(text)
+
+
+def _simulate(options: argparse.Namespace, seconds: Callable[[str], float]) -> int:
+    _take_options_after_the_script(options, seconds)
+    _require_places(options)
+    return _in_child(lambda: _run(options), options.json)
+
+
+def _require_places(options: argparse.Namespace) -> None:
+    """Raises UsageError for a file that could not be written, before the ranks run."""
+    for name in ("json", "trace", "dumps"):
+        place = getattr(options, name)
+        if place is not None and not place.absolute().parent.is_dir():
+            raise UsageError(explain(f"--{name} names a place in a folder that is not there", got=place))
+    dumps = options.dumps
+    if dumps is not None and dumps.exists() and (not dumps.is_dir() or any(dumps.iterdir())):
+        then = "name another, so that dumps of two runs are not taken for one"
+        raise UsageError(explain("--dumps wants a new or empty folder", got=dumps, then=then))
+
+
+def _take_options_after_the_script(options: argparse.Namespace, seconds: Callable[[str], float]) -> None:
+    """Read those of ours that stand right after the script, and leave the script and its own words."""
+    if options.torchrun:
+        return
+    named = options.module or options.words
+    script, rest = named[:1], named[1:]
+    if script == ["--"]:
+        script, rest = rest[:1], rest[1:]
+    ours = argparse.ArgumentParser(prog="fsdpcheck simulate", add_help=False, allow_abbrev=False)
+    _options(ours, seconds)
+    words = {name: 1 + (action.nargs != 0) for action in ours._actions for name in action.option_strings}
+    taken: list[str] = []
+    while rest and rest[0].partition("=")[0] in words:
+        many = 1 if "=" in rest[0] else words[rest[0]]
+        taken, rest = taken + rest[:many], rest[many:]
+    ours.parse_args(taken, namespace=options)
+    named[:] = script + (rest[1:] if rest[:1] == ["--"] else rest)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from fsdpcheck.report import simulation as report
+
+    launch = _launch(options)
+    found = _found(options, launch)
+    print(report.ending(found, colour.painter(sys.stdout)), flush=True)
+    if options.json is not None:
+        _write(options.json, report.document(found, launch.script.argv))
+    if options.trace is not None or options.dumps is not None:
+        _write_traces(found.simulation, options.trace, options.dumps)
+    return report.exit_code(found.simulation)
+
+
+def _found(options: argparse.Namespace, launch: Launch) -> Search:
+    """What came of the script under one order of its ranks, or under several."""
+    from fsdpcheck.simulation.decisions import Decisions, decoded
+    from fsdpcheck.simulation.search import Search, some_orders
+    from fsdpcheck.simulation.simulate import Options, simulate_script
+
+    wanted = Options(
+        options.schedule,
+        launch.per_node,
+        budget=options.budget,
+        cuda_as_cpu=options.cuda_as_cpu,
+        own=_names(options.own),
+    )
+    runs = itertools.count()
+
+    def once(decisions: Decisions | None) -> Simulation:
+        shown = replace(wanted, decisions=decisions, show=next(runs) == 0)
+        return simulate_script(launch.script, launch.ranks, shown)
+
+    if options.order is not None:
+        if options.schedules > 1:
+            raise UsageError("--order is one order of ranks and --schedules asks for several; next: leave one out")
+        order = decoded(options.order)
+        return Search(once(Decisions(order)), 1, False, order)
+    if options.schedules > 1:
+        return some_orders(once, options.schedules)
+    return Search(once(None), 1, False)
+
+
+def _write_traces(done: Simulation, trace: Path | None, dumps: Path | None) -> None:
+    from fsdpcheck.traces import chrome, flight_recorder
+    from fsdpcheck.traces.job import of_simulation
+
+    job = of_simulation(done)
+    if trace is not None:
+        _write(trace, chrome.document(job))
+    if dumps is not None:
+        dumps.mkdir(exist_ok=True)
+        flight_recorder.write(job, dumps)
+
+
+def _launch(options: argparse.Namespace) -> Launch:
+    from fsdpcheck.simulation.programs import script, torchrun_line
+    from fsdpcheck.simulation.programs.torchrun_line import Launch
+
+    if options.torchrun:
+        if options.words or options.module:
+            raise UsageError("--torchrun names the script already; next: leave one of the two out")
+        return torchrun_line.read(options.torchrun, options.ranks, options.per_node or 0)
+    if options.ranks is None:
+        raise UsageError("how many ranks? next: add -n 4, or paste a command line by --torchrun")
+    if options.module:
+        name, *arguments = options.module
+        return Launch(script.of_module(name, arguments), options.ranks, options.per_node or 0)
+    if not options.words:
+        raise UsageError("a script is missing; next: fsdpcheck simulate train.py -n 4")
+    file, *arguments = options.words
+    return Launch(script.of_file(Path(file), arguments), options.ranks, options.per_node or 0)
+
+
+def _in_child(work: Callable[[], int], file: Path | None) -> int:
+    """``work`` in a forked process, where there is such a thing: what ends the ranks' process ends no report."""
+    if not hasattr(os, "fork"):
+        return work()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        _end(work)
+    kept = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child has it too, and says what became of it
+    try:
+        _, status = os.waitpid(child, 0)
+    finally:
+        signal.signal(signal.SIGINT, kept)
+    if not os.WIFSIGNALED(status):
+        return os.WEXITSTATUS(status)
+    from fsdpcheck.report import simulation as report
+
+    name = signal.Signals(os.WTERMSIG(status)).name
+    print(report.lost(name, colour.painter(sys.stdout)), flush=True)
+    if file is not None:
+        _write(file, report.lost_document(name))
+    return FINDING
+
+
+def _end(work: Callable[[], int]) -> None:
+    """Do the work and end this process, whatever threads are left in it."""
+    code = guarded(work)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _write(file: Path, data: dict[str, Any]) -> None:
+    file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,55 @@
+"""What torch keeps private of its CUDA side and is touched to play it on the CPU. Tried: 2.13.0, built without CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+
+from fsdpcheck.compat.torch_private import replaced
+
+PARSE_TO: Any = cast(Any, torch)._C._nn._parse_to
+"""Reads the arguments of ``Module.to``, and is handed to function modes as a function of torch."""
+
+NO_SYNC_BATCH_NORM = "_passing_sync_batchnorm_handle"
+"""The method by which ``DistributedDataParallel`` refuses ``SyncBatchNorm`` on the CPU."""
+
+
+def modules() -> list[ModuleType]:
+    """The modules of torch in which a name of ``torch.cuda`` is found a second time."""
+    cuda: Any = torch.cuda
+    return [cuda, cuda.memory, cuda.random, cuda.streams, cuda.nccl, cuda.nvtx, cuda.profiler, cuda.graphs]
+
+
+@contextmanager
+def initialised(refuse: Callable[[], object]) -> Iterator[None]:
+    """While open, what waits for CUDA to be initialised is done at once; what asks C++ for it calls ``refuse``."""
+
+    def call(function: Callable[[], object], **options: Any) -> None:
+        function()
+
+    with replaced(torch.cuda, _lazy_init=refuse, _lazy_call=call):
+        yield
+
+
+@contextmanager
+def device_contexts(change: Callable[[Any], Any]) -> Iterator[None]:
+    """While open, ``with torch.device(...)`` and ``torch.set_default_device`` mean what ``change`` makes of theirs.
+
+    Their mode lies below all others, so no other sees the device they put in.
+    """
+    from torch.utils._device import DeviceContext
+
+    make: Any = DeviceContext.__init__
+    with replaced(DeviceContext, __init__=lambda context, device: make(context, change(device))):
+        yield
+
+
+def sync_batch_norm(*args: Any) -> torch.Tensor:
+    """What ``SyncBatchNorm`` computes where it has to communicate."""
+    from torch.nn.modules._functions import SyncBatchNorm
+
+    return cast(torch.Tensor, cast(Any, SyncBatchNorm).apply(*args))

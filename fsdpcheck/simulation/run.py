@@ -1,0 +1,250 @@
+"""The state of one simulated run, and how its stand-still becomes a report."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+
+from fsdpcheck.case import Averaging
+from fsdpcheck.execution import Failure, RankState, SchedulePolicy, deadlock
+from fsdpcheck.execution.matching import ranks_text
+from fsdpcheck.execution.outcomes import adapter_failure
+from fsdpcheck.execution.recording import RecordingGroup
+from fsdpcheck.execution.trace import Collective
+from fsdpcheck.simulation.decisions import Decisions, Option
+from fsdpcheck.simulation.globals import RankGlobals, Swap
+from fsdpcheck.simulation.groups_made import GroupsMade
+from fsdpcheck.simulation.identity import Names
+from fsdpcheck.simulation.messages import Messages
+from fsdpcheck.simulation.rendezvous import Instance, MetWork, OpenCall
+from fsdpcheck.simulation.scheduler import CHOICES, Baton, place
+from fsdpcheck.simulation.stragglers import Stragglers
+from fsdpcheck.simulation.watch import Watch
+
+_ANALYSED_WHOLE = 10_000
+"""Calls of a run up to which a stand-still is explained with every rank's number of calls."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What ranks are run as.
+
+    ``schedule``: the order in which they get to run. ``averaging``: how a reduction divides (semantics.py).
+    ``apart``: global state that each rank has for itself, besides the usual. ``foreign_code`` names whatever code may
+    have told DTensor of rules of its own; "" for none. ``joined``: ranks begin with a default process group.
+    ``per_node``: ranks of one node, as their environment says; 0 for all. ``watched``: a rank that touches a buffer
+    of a call under way fails the run where it does so, and so does an asynchronous call that is never waited for.
+    ``around``: what is open on each thread that is a rank.
+    """
+
+    size: int
+    schedule: SchedulePolicy = "forward"
+    averaging: Averaging = "divide"
+    apart: tuple[Swap, ...] = ()
+    foreign_code: str = ""
+    joined: bool = True
+    per_node: int = 0
+    watched: bool = False
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+class SimulatedRun:
+    """The state of one run, shared by its ranks; only the rank that holds the baton touches it.
+
+    After it, ``failure`` is None or the one that the run ended in, ``traces`` has every rank's calls, and ``voids`` why
+    this one schedule is no proof for all.
+    """
+
+    def __init__(
+        self, world: World, looked: Callable[[int], None] | None = None, decisions: Decisions | None = None
+    ) -> None:
+        """``looked`` is called with each rank that leaves, in its turn. ``decisions``: where order matters; None for
+        whoever comes first."""
+        self.world, world_size, self.decisions = world, world.size, decisions
+        self.averaging = world.averaging
+        self.globals = RankGlobals(world_size, world.apart, world.per_node)
+        choose = CHOICES[world.schedule]
+
+        def look_and_leave(rank: int) -> None:
+            assert looked is not None
+            looked(rank)
+            self.globals.leave(rank)
+
+        leaving = self.globals.leave if looked is None else look_and_leave
+        self.baton = Baton(world_size, choose, leaving, self.globals.enter, self._stuck)
+        self.blocked_in: dict[int, Collective] = {}
+        self.waits: dict[int, MetWork] = {}
+        """Of the ranks that are blocked in a call: its work."""
+        self.instances: dict[tuple[object, ...], Instance] = {}
+        self.messages = Messages()
+        self.traces: dict[int, list[Collective]] = {rank: [] for rank in range(world_size)}
+        self.times: dict[int, list[list[int]]] = {rank: [] for rank in range(world_size)}
+        self.clock: Iterator[int] = itertools.count()
+        """Counts issues and waits of all ranks; see trace.Times."""
+        self.voids: set[str] = set()
+        self.stragglers = Stragglers(self.baton, self.voids)
+        self.open_calls: dict[int, list[OpenCall]] = {rank: [] for rank in range(world_size)}
+        """Calls issued and not yet waited for, by rank."""
+        watched = range(world_size) if world.watched else ()
+        self.names = {rank: Names() for rank in watched}
+        self.watches = {rank: Watch(rank, partial(self._refused_access, rank)) for rank in watched}
+        self.groups: dict[tuple[object, ...], RecordingGroup] = {}
+        """By rank, name and members: whose calls were numbered last."""
+        self.groups_made = GroupsMade()
+        self.daemons: dict[str, set[int]] = {}
+        """Daemons that ranks had not stopped when they ended, in words, and by which."""
+        self.like_nccl: set[str] = set()
+        """Names of the groups for which the program asked for NCCL."""
+        self.works: list[MetWork] = []
+        """Works that no rank holds any more; see there."""
+        self.ended: dict[int, deadlock.State] = {}
+        self.left: dict[int, int] = {}
+        """The exit codes of ranks that have called os._exit or os.abort."""
+        self._held_up: Failure | None = None
+        """The first time that no rank could move but for a backend that buffers."""
+        self.adapter_error: Failure | None = None
+        self.failure: Failure | None = None
+
+    def fail(self, failure: Failure) -> None:
+        """Record the run's one failure (the first wins) and unwind all ranks."""
+        if self.failure is None:
+            self.failure = failure
+        self.baton.abort()
+
+    def _refused_access(self, rank: int, failure: Failure) -> None:
+        self.fail(failure)
+        self.baton.block(rank)
+
+    def refused(self, rank: int, error: BaseException) -> None:
+        """Fail the run for what a thread that the rank started must not do; nobody need read what a thread raises."""
+        failure = adapter_failure(rank, error)
+        if failure is not None:
+            self.fail(failure)
+
+    def end_rank(self, rank: int, state: deadlock.State) -> None:
+        """Note how a rank has ended; one that has left has left, whatever it did afterwards."""
+        self.ended[rank] = deadlock.Exited(rank, self.left[rank]) if rank in self.left else state
+
+    @property
+    def lasting(self) -> dict[str, frozenset[int]]:
+        """Threads and tasks that were left running, in words, and by which ranks."""
+        return {f"{what} running": frozenset(ranks) for what, ranks in self.stragglers.left.items()}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What no run fails for and a reader should look at, a sentence each."""
+        threads = [
+            f"leak: {ranks_text(ranks)} came to their end with {what} running" for what, ranks in self.daemons.items()
+        ]
+        return (*threads, *self.groups_made.notes())
+
+    def finish(self) -> None:
+        """After all ranks have ended: what their calls and ends say of the run."""
+        self.baton.release()
+        self.works.clear()
+        if self._held_up is not None:
+            hangs = self.failure is not None and self.failure.kind == "deadlock"
+            self.failure = _hopeless(self._held_up, self.world.size) if hangs else self._held_up
+        if any(self.open_calls.values()):
+            self.voids.add("a call was never waited for")
+        if self.failure is None and not all(isinstance(s, deadlock.Finished) for s in self.ended.values()):
+            self.failure = self.adapter_error or deadlock.explain(self.ended)
+        elif self.failure is None and (self.instances or any(self.messages.pending())):
+            self.failure = deadlock.analyse(self.traces)  # what all came to has been in order: ranks waited for it
+        self.failure = (
+            self.failure or _never_waited_for(self.open_calls) or self.groups_made.unfinished(self.world.size)
+        )
+
+    def _stuck(self, since: float) -> bool:
+        """No rank can move: that is the failure, unless a backend that buffers gets on; whether it does is tried."""
+        if self.decisions is not None and (options := self._options(self.decisions)):
+            self.decisions.decide(options)
+            return True
+        states = self.states()
+        failure = self.adapter_error or deadlock.explain(states, self._issued(), time.perf_counter() - since)
+        if failure.kind == "unsafe" and self._buffer():
+            self._held_up = self._held_up or failure
+            return True
+        self.fail(failure)
+        return False
+
+    def _options(self, decisions: Decisions) -> list[Option]:
+        """What could happen next, now that no rank can go on by itself."""
+        waiting = [option for options in list(decisions.waiting.values()) for option in options()]
+        return [*waiting, *self.messages.options(self)]
+
+    def _buffer(self) -> bool:
+        """Let each rank go on that waits for others only to take what it has sent; whether there was one."""
+        return bool([work for work in list(self.waits.values()) if work.leave_early()])
+
+    def states(self) -> dict[int, deadlock.State]:
+        """How each rank has ended, or where it stands."""
+        states: dict[int, deadlock.State] = dict(self.ended)
+        for rank in sorted(set(range(self.world.size)) - set(states)):
+            if rank in self.left:
+                states[rank] = deadlock.Exited(rank, self.left[rank])
+                continue
+            where, stack = place(self.baton.frame(rank))
+            if (collective := self.blocked_in.get(rank)) is not None:
+                states[rank] = deadlock.Blocked(rank, collective, where, stack)
+            else:
+                states[rank] = deadlock.Running(rank, where, stack)
+        return states
+
+    def _issued(self) -> dict[int, list[Collective]]:
+        """The calls that the analysis of a stand-still needs: all, or in a very long run only the unmatched ones."""
+        if sum(map(len, self.traces.values())) <= _ANALYSED_WHOLE:
+            return self.traces
+        calls: dict[int, list[Collective]] = {rank: [] for rank in self.traces}
+        unmatched = [
+            *self.messages.pending(),
+            *(call for there in self.instances.values() for call in there.calls.items()),
+        ]
+        for rank, call in unmatched:
+            calls[rank].append(call.collective)
+        return calls
+
+
+def _never_waited_for(calls: Mapping[int, Sequence[OpenCall]]) -> Failure | None:
+    """Calls of the program's own that nobody has waited for, if there are any."""
+    left = [(rank, call) for rank in sorted(calls) for call in calls[rank] if call.issued_at]
+    if not left:
+        return None
+    head = "never waited for: ranks came to their end with calls under way"
+    lines = [f"  rank {rank}: {call.collective}, issued at {call.issued_at}" for rank, call in left]
+    states = tuple(RankState(rank, "finished", str(call.collective), call.issued_at) for rank, call in left)
+    return Failure(
+        "never waited for", "\n".join([head, *lines, "  next    keep what the call returns, and wait"]), states
+    )
+
+
+def _hopeless(held_up: Failure, world_size: int) -> Failure:
+    """The first stand-still of a run that no buffering could help."""
+    _, _, states = held_up.text.partition("\n")
+    head = f"deadlock: no rank can move, whether or not the backend buffers (W = {world_size})"
+    return replace(held_up, kind="deadlock", text=f"{head}\n{states}")
+
+
+def no_progress(run: SimulatedRun, why: str) -> Failure:
+    """The failure of a run that nobody waits for any more, with the stack of every rank that had not ended.
+
+    Where a rank has raised or left already, that is what went wrong first.
+    """
+    states = run.states()
+    if run.adapter_error is not None:
+        return run.adapter_error
+    if any(isinstance(state, deadlock.Raised | deadlock.Exited) for state in states.values()):
+        return deadlock.explain(states, run.traces)
+    text = [f"no progress: {why}"]
+    ranks: list[RankState] = []
+    for state in states.values():
+        if isinstance(state, deadlock.Blocked | deadlock.Running):
+            name, call = type(state).__name__.lower(), str(run.blocked_in.get(state.rank, ""))
+            ranks.append(RankState(state.rank, name, call, state.where, state.stack))
+            told = run.stragglers.told(state.rank) or f"{name} at {state.where or 'its start'}"
+            text.append(f"  rank {state.rank}: {told}")
+    return Failure("no progress", "\n".join(text), tuple(ranks))

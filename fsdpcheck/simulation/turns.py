@@ -1,0 +1,311 @@
+"""Threads that a rank starts are that rank: they know its groups, and call collectives while its own thread waits.
+
+A rank's own thread has the rank's turn while it runs, and gives it up where it waits for other threads: in
+Thread.join and in Condition.wait, with them Event.wait, queue.Queue and the results of futures; and in time.sleep, by
+which other ranks go on too. A thread it started, or a task it gave to a ThreadPoolExecutor, takes the turn for each
+call of a collective and keeps it until the call returns: it blocks as the rank, and the other ranks go on. A rank has
+ended when what it started has, daemons aside. A call that comes while the rank's own thread is busy waits until that
+waits; if it never does, the run stands still and says so. What never ends is left alone (simulation/stragglers.py).
+
+What a thread computes between its calls is not put off, so while its rank is blocked in a collective of its own, it
+sees the random generators and settings of whichever rank runs. That is noted in the run's voids.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import thread as executors
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from fsdpcheck.compat import torch_private
+from fsdpcheck.compat.observers_private import is_observed, unobserved
+from fsdpcheck.simulation.scheduler import Aborted, Baton, where
+from fsdpcheck.simulation.stragglers import VOID, Stragglers
+
+
+class Turn:
+    """A rank's turn among its own threads. ``refused`` is told what one of them raises, and may fail the run for it."""
+
+    def __init__(
+        self,
+        rank: int,
+        baton: Baton,
+        voids: set[str],
+        refused: Callable[[int, BaseException], object],
+        stragglers: Stragglers,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """``around``: what is open on each thread that is this rank."""
+        self._rank, self._baton, self._voids, self._refused = rank, baton, voids, refused
+        self._stragglers, self._around = stragglers, around
+        self.running: dict[int, str] = {}
+        """By the system's number of its thread, what the rank started and waits for, in words: no daemons."""
+        self._news, self._may_leave = threading.Event(), False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._threads: list[threading.Thread] = []
+        self._daemons: list[threading.Thread] = []
+        self._told: dict[threading.Thread, str] = {}
+        self._tasks: list[concurrent.futures.Future[Any]] = []
+        self._over = False
+
+    @contextmanager
+    def given_up(self) -> Iterator[None]:
+        """While open, the rank's own thread waits and its other threads may call. May raise Aborted at the end."""
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
+        if self._baton.aborting:
+            raise Aborted
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """While open, this thread is the rank. Raises Aborted if the rank has ended."""
+        self._lock.acquire()
+        try:
+            if self._over or self._stragglers.over or self._baton.aborting:
+                raise Aborted
+            self._voids.add(VOID)
+            with self._baton.stood_in_for(self._rank):
+                yield
+        finally:
+            self._lock.release()
+
+    @property
+    def has_others(self) -> bool:
+        """Whether something that the rank started may still run."""
+        return bool(self._threads or self._daemons or self._tasks)
+
+    def start(self, thread: threading.Thread, start: Callable[[threading.Thread], None]) -> None:
+        """Start a thread that is this rank."""
+        what = f"a thread ({_name(getattr(thread, '_target', None) or thread.run)}, started at {_caller()})"
+        if thread.daemon:
+            run, ours = self._as_rank(thread.run, ""), self._daemons
+        else:
+            run, ours = self._as_rank(thread.run, what), self._threads
+        self._told[thread] = what
+        thread.daemon = True  # it must not keep this process, which is not its rank's alone
+
+        def run_to_its_end() -> None:
+            try:
+                run()
+            except BaseException:
+                if not (self._baton.aborting or self._over or self._stragglers.over):  # the run is over, or has failed
+                    raise
+            finally:
+                ours.remove(thread)
+                del self._told[thread]
+                self._news.set()
+                del thread.run
+
+        thread.run = run_to_its_end  # type: ignore[method-assign]
+        ours.append(thread)
+        start(thread)
+
+    def submit(self, submit: Callable[..., Any], task: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Give a task to an executor, to be run as this rank."""
+        what = f"a task of an executor ({_name(task)}, given at {_caller()})"
+        future = submit(self._as_rank(task, what), *args, **options)
+        self._tasks.append(future)
+        future.add_done_callback(self._done)
+        return future
+
+    def let_others_go_on(self) -> None:
+        """Let the other ranks run as far as they can: this one may sleep until one of them has done something."""
+        self._voids.add("a rank slept, as one does that polls")
+        self._baton.pause(self._rank)
+
+    def finish(self) -> None:
+        """Wait for what the rank started, as its process would before it ends, while that may still do anything."""
+        self._stragglers.returned.add(self._rank)
+        while self._threads or self._tasks:
+            self._stragglers.wait(self._rank, self)
+            if self._may_leave and self._stragglers.leave(self._rank):
+                break
+            if others := self._baton.others_ready(self._rank, self._stragglers.returned):
+                self._baton.pass_to(self._rank, others)
+            else:
+                _waiting(self._wait_for_news)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether each of them has come as far as to run."""
+        return len(self.running) >= max(1, len(self._threads) + sum(task.running() for task in list(self._tasks)))
+
+    def look_again(self, *, may_leave: bool) -> None:
+        """Wake the rank's own thread, which waits. ``may_leave``: it may ask to leave its others alone."""
+        self._may_leave = may_leave
+        self._news.set()
+
+    @property
+    def daemons(self) -> list[str]:
+        """The daemons that still run, in words."""
+        return [self._told[thread] for thread in self._daemons]
+
+    def end(self) -> None:
+        """The rank has ended: what still wants to call is unwound."""
+        self._over = True
+        self._lock.release()
+
+    def _done(self, task: concurrent.futures.Future[Any]) -> None:
+        self._tasks.remove(task)
+        self._news.set()
+
+    def _wait_for_news(self) -> None:
+        """Until one of the others has ended, or somebody says that there is something to look at."""
+        self._news.wait()
+        self._news.clear()
+
+    def _as_rank(self, task: Callable[..., Any], what: str) -> Callable[..., Any]:
+        """``task``, to be called on another thread, which is this rank meanwhile; ``what`` it is if waited for."""
+        home, world = here.home, torch_private.world_of_this_thread()
+
+        @functools.wraps(task)
+        def run(*args: Any, **options: Any) -> Any:
+            if self._over:
+                raise Aborted
+            before, me = dict(here.__dict__), threading.get_native_id()
+            if what:
+                self.running[me] = what
+            here.__dict__.update(number=self._rank, home=home, turn=None, borrowed=self)
+            try:
+                with torch_private.in_world(world), torch.autograd.set_multithreading_enabled(False), self._around():
+                    return task(*args, **options)
+            except BaseException as error:
+                self._refused(self._rank, error)
+                raise
+            finally:
+                self.running.pop(me, None)
+                here.__dict__.clear()
+                here.__dict__.update(before)
+
+        return run
+
+
+def _name(function: Any) -> str:
+    function = getattr(function, "func", function)  # of a partial
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+def _caller() -> str:
+    return where(sys._getframe(1)) or "an unknown place"
+
+
+class _Here(threading.local):
+    """Who a thread is. ``number``: the rank; None: no rank. ``home``: what its groups are made for.
+
+    ``turn``: that of the rank whose own thread this is. ``borrowed``: that of the rank which started this thread.
+    """
+
+    number: int | None = None
+    home: Any = None
+    turn: Turn | None = None
+    borrowed: Turn | None = None
+
+
+here = _Here()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: here.__dict__.clear())  # a forked child of a rank is no rank
+
+
+def in_turn(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that a rank calls in its turn; another thread of the rank takes the turn for it.
+
+    What watches the thread, a profiler say, sees nothing of it.
+    """
+
+    @functools.wraps(method)
+    def call(*args: Any, **options: Any) -> Any:
+        if is_observed():
+            with unobserved():
+                return call(*args, **options)
+        turn = here.borrowed
+        if turn is None:
+            return method(*args, **options)
+        with turn.taken():
+            here.borrowed = None
+            try:
+                return method(*args, **options)
+            finally:
+                here.borrowed = turn
+
+    return call
+
+
+@contextmanager
+def threads_of_ranks() -> Iterator[None]:
+    """While open, threads and tasks that ranks start are those ranks, and a rank that waits gives up its turn."""
+    make, start, join = threading.Thread.__init__, threading.Thread.start, threading.Thread.join
+    wait, submit, sleep = threading.Condition.wait, ThreadPoolExecutor.submit, time.sleep
+
+    def make_ours(thread: threading.Thread, *args: Any, **options: Any) -> None:
+        make(thread, *args, **options)
+        if here.number is not None and options.get("daemon") is None:
+            thread.daemon = False  # as if the rank's own thread, from which it has this, were none
+
+    def start_ours(thread: threading.Thread) -> None:
+        turn = here.turn or here.borrowed
+        with _turn_kept():
+            if turn is None:
+                start(thread)
+            elif getattr(thread, "_target", None) is executors._worker:  # its tasks are ranks, not itself
+                thread.daemon = True
+                start(thread)
+            else:
+                turn.start(thread, start)
+
+    def join_ours(thread: threading.Thread, timeout: float | None = None) -> None:
+        _waiting(join, thread, timeout)
+
+    def wait_ours(condition: threading.Condition, timeout: float | None = None) -> bool:
+        return bool(_waiting(wait, condition, timeout))
+
+    def sleep_ours(seconds: float) -> None:
+        if here.turn is not None:
+            here.turn.let_others_go_on()
+        _waiting(sleep, seconds)
+
+    def submit_ours(executor: Any, task: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        turn = here.turn or here.borrowed
+        if turn is None:
+            return submit(executor, task, *args, **options)
+        return turn.submit(functools.partial(submit, executor), task, *args, **options)
+
+    with (
+        torch_private.replaced(threading.Thread, __init__=make_ours, start=start_ours, join=join_ours),
+        torch_private.replaced(threading.Condition, wait=wait_ours),
+        torch_private.replaced(ThreadPoolExecutor, submit=submit_ours),
+        torch_private.replaced(time, sleep=sleep_ours),
+    ):
+        yield
+
+
+@contextmanager
+def _turn_kept() -> Iterator[None]:
+    """While open, this thread waits without giving up its turn."""
+    turn, here.turn = here.turn, None
+    try:
+        yield
+    finally:
+        here.turn = turn
+
+
+def _waiting(wait: Callable[..., Any], *args: Any) -> Any:
+    """Wait; a rank's own thread with its turn given up, if one of its other threads could take it."""
+    turn = here.turn
+    if turn is None or not turn.has_others:
+        return wait(*args)
+    with _turn_kept(), turn.given_up():
+        return wait(*args)
