@@ -28,13 +28,8 @@ OPTIONS = {
     },
     "power": {"--adapter", "--cases", "--family", "--help", "--json", "--world-size", "-h"},
     "simulate": {
-<<<<<<< HEAD
-        "--budget", "--cuda-as-cpu", "--dumps", "--help", "--json", "--order", "--per-node", "--ranks", "--schedule",
-        "--schedules", "--torchrun", "--trace", "-h", "-m", "-n", "SCRIPT ...",
-=======
-        "--budget", "--help", "--cuda-as-cpu", "--json", "--order", "--own", "--per-node", "--ranks", "--schedule",
-        "--schedules", "--torchrun", "-h", "-m", "-n", "SCRIPT ...",
->>>>>>> scripts
+        "--budget", "--cuda-as-cpu", "--dumps", "--help", "--json", "--order", "--own", "--per-node", "--ranks",
+        "--schedule", "--schedules", "--torchrun", "--trace", "-h", "-m", "-n", "SCRIPT ...",
     },
     "trace check": {"--help", "--in-order", "--json", "-h", "PATH"},
     "trace show": {"--help", "--width", "-h", "FILE"},
