@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from benchmarks.paired import Ratio, paired
 from benchmarks.peers import SpawnEngine, ThreadedGroupEngine
+from fsdpcheck import process_state
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.engines.base import Engine
@@ -38,6 +39,11 @@ def _case(world_size: int, units: int, steps: int) -> TrainingCase:
 
 def engine_ratios(quick: bool = False) -> Iterator[Ratio]:
     """H2 (reference), H3 (fully_shard) and the cross ratio against torch's threaded group; H1 against mp.spawn."""
+    with process_state.undisturbed():  # as the process that runs ranks has it
+        yield from _engine_ratios(quick)
+
+
+def _engine_ratios(quick: bool) -> Iterator[Ratio]:
     ours, threaded, spawn = InProcessEngine(), ThreadedGroupEngine(), SpawnEngine()
     for world_size in (2, 4, 8):
         requests = {name: _requests(world_size, name) for name in ("reference", "fully_shard")}
