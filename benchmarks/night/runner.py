@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +30,20 @@ def row_of(one: Slice, guard: float = GUARD) -> Row:
         code, output = _run([each.replace(FOLDER, name) for each in one.command], Path(name), guard)
         outcome = _judged(one, Path(name), code, output)
     wall, spent = round(time.monotonic() - began, 1), round(_processor() - processor, 1)
-    seconds = {item: round(outcome.seconds.get(item, spent / len(one.items)), 1) for item in one.items}
+    seconds = {item: round(share * spent, 1) for item, share in _shares(one.items, outcome.seconds).items()}
     counted = {what: getattr(outcome, what) for what in ("passed", "failed", "skipped", "cases")}
     row: Row = {"part": one.part, "tree": one.tree, "items": seconds, "seed": one.seed, **counted}
     row |= {"findings": list(outcome.findings), "code": code, "processor": spent, "wall": wall}
     return row
+
+
+def _shares(items: Sequence[str], seconds: Mapping[str, float]) -> dict[str, float]:
+    """What part of a slice's processor time each item took: by the clock, which on a busy machine tells no more."""
+    told = {item: seconds[item] for item in items if item in seconds}
+    usual = sum(told.values()) / len(told) if told else 1.0
+    each = {item: told.get(item, usual) for item in items}
+    whole = sum(each.values())
+    return {item: one / whole if whole else 1 / len(each) for item, one in each.items()}
 
 
 def _judged(one: Slice, folder: Path, code: int | None, output: str) -> Outcome:

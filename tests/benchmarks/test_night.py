@@ -285,3 +285,19 @@ def test_every_part_of_the_project_is_cut_into_slices_that_say_what_they_run() -
 def test_the_readme_says_which_night_was_the_last_whole_one() -> None:
     said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert words(Record().last_whole) in said, "next: put this sentence in the README"
+
+
+def test_a_slice_counts_processor_time_whatever_the_clock_told_of_its_items() -> None:
+    """On a busy machine the clock goes on while others compute: only the proportions of its seconds are taken."""
+    told = Outcome(passed=2, seconds={"one": 300.0, "two": 100.0})
+    busy = Slice("toys", ("one", "two"), (sys.executable, "-S", "-c", "sum(range(10**7))"), 1.0, lambda *_: told)
+    row = runner.row_of(busy)
+    spent = row["processor"]
+    assert 0 < spent < 300
+    assert abs(sum(row["items"].values()) - spent) <= 0.1  # each is rounded to a tenth
+    assert runner._shares(("one", "two", "three"), {"one": 3.0, "two": 1.0}) == {
+        "one": 0.5,
+        "two": 1 / 6,
+        "three": 1 / 3,
+    }
+    assert runner._shares(("one", "two"), {}) == {"one": 0.5, "two": 0.5}
