@@ -36,6 +36,7 @@ class GroupsMade:
     def make(self, rank: int, name: str, ranks: tuple[int, ...], where: str, alive: frozenset[str]) -> Failure | None:
         """A rank makes a group; what is wrong if another made one of this name of other ranks.
 
+        Groups of one rank each connect to nobody, so they may share a name: ``new_subgroups(1, group=...)`` makes such.
         ``alive``: names of the groups that it has."""
         self._times[rank, name] += 1
         now = _Made(rank, ranks, where)
@@ -44,7 +45,8 @@ class GroupsMade:
         names[:] = [*(other for other in names if other in alive), name]
         if len(names) >= _SEVERAL:
             self._piled.setdefault((ranks, where), {})[rank] = len(names)
-        return None if before.ranks == ranks else _disagree(name, before, now)
+        agreed = before.ranks == ranks or len(before.ranks) == len(ranks) == 1
+        return None if agreed else _disagree(name, before, now)
 
     def unfinished(self, world_size: int) -> Failure | None:
         """What is wrong with groups that some of their members have not made, when all have come to their end."""

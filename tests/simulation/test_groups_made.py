@@ -36,11 +36,17 @@ def in_another_order(rank: int) -> None:
         dist.new_group(ranks)
 
 
+def of_one_rank_or_of_two(rank: int) -> None:
+    dist.new_group([0] if rank == 0 else [1, 2])
+
+
 def another_mesh(rank: int) -> None:
     init_device_mesh("cpu", (2, 2) if rank != 3 else (4, 1))
 
 
-@pytest.mark.parametrize("program", [of_other_ranks, of_its_own_alone, in_another_order, another_mesh])
+@pytest.mark.parametrize(
+    "program", [of_other_ranks, of_its_own_alone, in_another_order, of_one_rank_or_of_two, another_mesh]
+)
 def test_ranks_that_make_other_groups_are_a_mismatch_with_both_lines(program: Callable[[int], object]) -> None:
     failure = run(program).failure
     assert failure is not None
@@ -61,6 +67,17 @@ def test_groups_that_all_make_or_that_members_agree_on_are_right() -> None:
 
     done = run(program).check()
     assert (done.returned, done.notes) == ((16.0,) * 4, ())
+
+
+def test_groups_of_one_rank_each_may_share_a_name() -> None:
+    def program(rank: int) -> tuple[int, int]:
+        outer, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+        alone, all_alone = dist.new_subgroups(group_size=1, group=outer)
+        dist.barrier(alone)
+        dist.barrier()
+        return dist.get_process_group_ranks(alone)[0], len(all_alone)
+
+    assert run(program).check().returned == ((0, 2), (1, 2), (2, 2), (3, 2))
 
 
 def test_groups_made_again_and_again_and_daemons_left_are_noted() -> None:
