@@ -359,6 +359,11 @@ def asked_backend(group: Any) -> str:
     return str(dist.distributed_c10d._world.pg_map.get(group, (dist.Backend.GLOO,))[0])
 
 
+def store_of_group(group: Any) -> Any:
+    """The store by which a rank made this group; None where torch does not know it. Tried: 2.13.0."""
+    return dist.distributed_c10d._world.pg_map.get(group, (None, None))[1]
+
+
 def backend_on_cpu(group: Any) -> str:
     """Name of the backend by which such a group does what it is asked to do on a CPU. Tried: 2.13.0."""
     asked = asked_backend(group)

@@ -265,7 +265,9 @@ class RecordingGroup(_Group):
 
     def _end_coalescing(self, *args: Any) -> Any:
         """One work for all calls since the start; each was issued when it was made."""
-        works, self._coalesced = self._coalesced or [], None
+        if self._coalesced is None:
+            raise RuntimeError("Backend gloo does not implement endCoalescing")
+        works, self._coalesced = self._coalesced, None
         return Together(works)
 
     def split_group(self, *args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor
 from fsdpcheck.compat import torch_private
 from fsdpcheck.compat.observers_private import Bottom, Event, is_observed, is_profiled, unobserved
 from fsdpcheck.execution.forms import canonical, is_canonical
+from fsdpcheck.simulation.backend import BackendAnswers
 from fsdpcheck.simulation.rendezvous import Meeting, MetWork
 
 _EVENTS: Final[dict[str, tuple[str, int]]] = {
@@ -50,16 +51,10 @@ _EVENTS: Final[dict[str, tuple[str, int]]] = {
 """By method, what its event is called, if it has one, and which argument has its tensors (ProcessGroupGloo.cpp)."""
 
 
-class ObservedMeeting(Meeting):
+class ObservedMeeting(BackendAnswers, Meeting):
     """A meeting whose calls are seen by what observes the rank."""
 
     _plain: Any = None
-
-    def name(self) -> str:
-        """What torch's own groups say; their C++ goes by ``getBackendName``, and takes a "gloo" for its own class."""
-        return torch_private.backend_on_cpu(self)
-
-    _get_backend_name = name
 
     def _get_backend(self, device: torch.device) -> ObservedMeeting:
         """Raises RuntimeError where torch does: for a device that the group is not for."""

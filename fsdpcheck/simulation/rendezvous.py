@@ -24,7 +24,7 @@ from fsdpcheck.case import Averaging
 from fsdpcheck.compat import torch_private
 from fsdpcheck.errors import NotSupported
 from fsdpcheck.execution import Failure, deadlock
-from fsdpcheck.execution.matching import instance
+from fsdpcheck.execution.matching import ANY_SOURCE, instance
 from fsdpcheck.execution.recording import Call, RecordingGroup
 from fsdpcheck.execution.tensor_rules import AS_MEMORY, as_memory
 from fsdpcheck.execution.trace import Collective
@@ -316,7 +316,9 @@ class MetWork(c10d.Work):
         return True
 
     def _source_rank(self) -> int:
-        """The rank, in its group, that a received message came from."""
+        """The rank, in its group, that a received message came from. Raises RuntimeError for other calls, as gloo."""
+        if self._call.collective.op not in ("recv", ANY_SOURCE):
+            raise RuntimeError("sourceRank() may only be called on a work of recv or recv_anysource")
         self.wait()
         return self._there.source
 
