@@ -8,15 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
-)
 
 from fsdpcheck import Simulation
 from fsdpcheck.simulation.simulate import simulate
@@ -200,18 +191,34 @@ def test_objects_and_a_monitored_barrier() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("schedule", "stages"),
-    [
-        (ScheduleGPipe, 1),
-        (Schedule1F1B, 1),
-        (ScheduleLoopedBFS, 2),
-        (ScheduleInterleaved1F1B, 2),
-        (ScheduleInterleavedZeroBubble, 2),
-        (ScheduleZBVZeroBubble, 2),
-    ],
-)
-def test_every_pipeline_schedule_gives_the_gradients_of_one_device(schedule: type, stages: int) -> None:
+_SCHEDULES = {
+    "GPipe": 1,
+    "1F1B": 1,
+    "LoopedBFS": 2,
+    "Interleaved1F1B": 2,
+    "InterleavedZeroBubble": 2,
+    "ZBVZeroBubble": 2,
+    "DualPipeV": 2,
+}
+"""By name, how many stages a rank has."""
+_AS_A_V = ("ZBVZeroBubble", "DualPipeV")
+
+
+def test_the_schedules_are_all_that_torch_has() -> None:
+    from torch.distributed.pipelining import schedules  # imports torch._dynamo
+
+    bases = schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti
+    kinds = [kind for kind in vars(schedules).values() if isinstance(kind, type) and issubclass(kind, bases)]
+    names = {kind.__name__.removeprefix("Schedule") for kind in kinds if kind.__name__.startswith("Schedule")}
+    assert names == _SCHEDULES.keys()
+
+
+@pytest.mark.parametrize(("name", "stages"), _SCHEDULES.items())
+def test_every_pipeline_schedule_gives_the_gradients_of_one_device(name: str, stages: int) -> None:
+    from torch.distributed.pipelining import PipelineStage, schedules
+
+    schedule = getattr(schedules, f"Schedule{name}")
+
     def layers(count: int) -> list[nn.Linear]:
         """Whole numbers, small ones: every sum of them is exact, in whatever order."""
         made = [nn.Linear(4, 4, dtype=torch.float64) for _ in range(count)]
@@ -227,7 +234,7 @@ def test_every_pipeline_schedule_gives_the_gradients_of_one_device(schedule: typ
 
     def program(rank: int, size: int) -> dict[int, torch.Tensor]:
         whole = layers(size * stages)
-        mine = [rank, 2 * size - 1 - rank] if schedule is ScheduleZBVZeroBubble else range(rank, size * stages, size)
+        mine = [rank, 2 * size - 1 - rank] if name in _AS_A_V else range(rank, size * stages, size)
         parts = [PipelineStage(whole[place], place, len(whole), torch.device("cpu")) for place in mine]
         runner = schedule(parts[0] if stages == 1 else parts, n_microbatches=4, loss_fn=loss, scale_grads=False)
         first = [batch] if 0 in mine else []
