@@ -54,6 +54,16 @@ def require_pieces(op: str, pieces: Sequence[Tensor], own: Tensor, ranks: int, p
             _refuse(op, f"{_form(piece)} in the list", f"the form of the single tensor, {_form(own)}")
 
 
+def require_alike(op: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], ranks: int) -> None:
+    """Raises RuntimeError unless there is an output and an input a rank, all of one shape and dtype."""
+    for tensors in (outputs, inputs):
+        if len(tensors) != ranks:
+            _refuse(op, f"a list of {len(tensors)} tensors", f"one a rank, {ranks}")
+    for tensor in (*outputs, *inputs):
+        if tensor.shape != outputs[0].shape or tensor.dtype != outputs[0].dtype:
+            _refuse(op, f"{_form(tensor)} beside {_form(outputs[0])}", "one form for all, as gloo wants it")
+
+
 def require_multiple(op: str, large: Tensor, small: Tensor, ranks: int) -> None:
     """Raises RuntimeError unless ``large`` has the elements of ``ranks`` times ``small``, in its dtype."""
     if large.numel() != ranks * small.numel() or large.dtype != small.dtype:

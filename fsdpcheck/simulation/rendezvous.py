@@ -26,7 +26,7 @@ from fsdpcheck.errors import NotSupported
 from fsdpcheck.execution import Failure, deadlock
 from fsdpcheck.execution.matching import ANY_SOURCE, instance
 from fsdpcheck.execution.recording import Call, RecordingGroup
-from fsdpcheck.execution.tensor_rules import AS_MEMORY, as_memory
+from fsdpcheck.execution.tensor_rules import AS_MEMORY, as_memory, require_alike
 from fsdpcheck.execution.trace import Collective
 from fsdpcheck.simulation.decisions import Access, Decisions, Option, learn
 from fsdpcheck.simulation.identity import NOTHING_KNOWN, Identity, Names, crossed
@@ -174,6 +174,12 @@ class Meeting(RecordingGroup):
 
     def _is_like_nccl(self) -> bool:
         return "nccl" in torch_private.asked_backend(self)
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+        """Pieces may differ in shape on NCCL; gloo refuses that."""
+        if torch_private.backend_on_cpu(self) == "gloo":
+            require_alike("all_to_all", outputs, inputs, self.size())
+        return super().alltoall(outputs, inputs, opts)
 
     _go = in_turn(RecordingGroup._go)  # the number of a call is given in turn too
     _message = in_turn(RecordingGroup._message)

@@ -232,3 +232,29 @@ def test_a_transposed_tensor_is_no_value_for_all_to_all() -> None:
             dist.all_to_all_single(torch.empty(2, 2), torch.ones(2, 2).t())
 
     simulated(program, 2).check()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_lists_of_uneven_tensors_are_exchanged_as_on_nccl_and_refused_as_by_gloo(backend: str) -> None:
+    def program() -> list[list[float]]:
+        dist.init_process_group(backend)
+        rank = dist.get_rank()
+        got = [torch.zeros(other + 1) for other in range(2)]
+        dist.all_to_all(got, [torch.full((rank + 1,), float(rank))] * 2)
+        return [tensor.tolist() for tensor in got]
+
+    done = simulated(program, 2)
+    if backend == "nccl":
+        assert done.check().returned == ([[0.0], [1.0, 1.0]],) * 2
+    else:
+        assert done.failure is not None
+        assert "got     float32[2] beside float32[1]" in done.failure.text
+
+
+def test_a_list_of_all_to_all_has_a_tensor_a_rank() -> None:
+    def program() -> None:
+        dist.init_process_group("gloo")
+        with pytest.raises(RuntimeError, match="a list of 1 tensors"):
+            dist.all_to_all([torch.zeros(1)], [torch.zeros(1)])
+
+    simulated(program, 2).check()
