@@ -97,6 +97,8 @@ class SimulatedRun:
         self.groups_made = GroupsMade()
         self.daemons: dict[str, set[int]] = {}
         """Daemons that ranks had not stopped when they ended, in words, and by which."""
+        self.executors: dict[str, set[int]] = {}
+        """Executors that ranks had not shut down when they ended, in words, and by which."""
         self.like_nccl: set[str] = set()
         """Names of the groups for which the program asked for NCCL."""
         self.works: list[MetWork] = []
@@ -140,7 +142,11 @@ class SimulatedRun:
         threads = [
             f"leak: {ranks_text(ranks)} came to their end with {what} running" for what, ranks in self.daemons.items()
         ]
-        return (*threads, *self.groups_made.notes())
+        executors = [
+            f"leak: {ranks_text(ranks)} never shut down {what}, which they had given tasks"
+            for what, ranks in self.executors.items()
+        ]
+        return (*threads, *executors, *self.groups_made.notes())
 
     def finish(self) -> None:
         """After all ranks have ended: what their calls and ends say of the run."""

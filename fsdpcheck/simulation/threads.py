@@ -190,6 +190,8 @@ class Pool:
             here.turn = None
             for daemon in turn.daemons:
                 run.daemons.setdefault(daemon, set()).add(rank)
+            for executor in turn.executors.left if isinstance(state, deadlock.Finished) else ():
+                run.executors.setdefault(executor, set()).add(rank)
             turn.end()
             run.end_rank(rank, state)
             run.baton.end(rank)

@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import thread as executors
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -29,6 +28,7 @@ import torch
 
 from fsdpcheck.compat import torch_private
 from fsdpcheck.compat.observers_private import is_observed, unobserved
+from fsdpcheck.simulation.executors import Executors, executors_of_ranks
 from fsdpcheck.simulation.scheduler import Aborted, Baton, where
 from fsdpcheck.simulation.stragglers import VOID, Stragglers
 
@@ -58,6 +58,7 @@ class Turn:
         self._told: dict[threading.Thread, str] = {}
         self._tasks: list[concurrent.futures.Future[Any]] = []
         self._over = False
+        self.executors = Executors()
 
     @contextmanager
     def given_up(self) -> Iterator[None]:
@@ -248,7 +249,7 @@ def in_turn(method: Callable[..., Any]) -> Callable[..., Any]:
 def threads_of_ranks() -> Iterator[None]:
     """While open, threads and tasks that ranks start are those ranks, and a rank that waits gives up its turn."""
     make, start, join = threading.Thread.__init__, threading.Thread.start, threading.Thread.join
-    wait, submit, sleep = threading.Condition.wait, ThreadPoolExecutor.submit, time.sleep
+    wait, sleep = threading.Condition.wait, time.sleep
 
     def make_ours(thread: threading.Thread, *args: Any, **options: Any) -> None:
         make(thread, *args, **options)
@@ -277,19 +278,24 @@ def threads_of_ranks() -> Iterator[None]:
             here.turn.let_others_go_on()
         _waiting(sleep, seconds)
 
-    def submit_ours(executor: Any, task: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
-        turn = here.turn or here.borrowed
-        if turn is None:
-            return submit(executor, task, *args, **options)
-        return turn.submit(functools.partial(submit, executor), task, *args, **options)
-
     with (
+        executors_of_ranks(_executors, _submit),
         torch_private.replaced(threading.Thread, __init__=make_ours, start=start_ours, join=join_ours),
         torch_private.replaced(threading.Condition, wait=wait_ours),
-        torch_private.replaced(ThreadPoolExecutor, submit=submit_ours),
         torch_private.replaced(time, sleep=sleep_ours),
     ):
         yield
+
+
+def _executors() -> Executors | None:
+    turn = here.turn or here.borrowed
+    return None if turn is None else turn.executors
+
+
+def _submit(submit: Callable[..., Any], task: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+    """Give a task to an executor, to be run as this rank if this is one."""
+    turn = here.turn or here.borrowed
+    return submit(task, *args, **options) if turn is None else turn.submit(submit, task, *args, **options)
 
 
 @contextmanager
