@@ -110,12 +110,16 @@ class Decisions:
         """Write down what happens now."""
         mine = self.known_to(access.rank)
         self.steps.append(Step(access, dict(mine), options or {}, chosen))
-        written = self._written.setdefault(access.shared, {})
-        accessed = self._accessed.setdefault(access.shared, {})
-        learn(mine, accessed if access.writes else written)
         mine[access.rank] = len(self.steps)
+        self.hear(access.rank, access.shared, writes=access.writes)
+
+    def hear(self, rank: int, shared: tuple[object, ...], *, writes: bool) -> None:
+        """A rank uses what ranks share: it comes to know what those before it knew, and those after it what it does."""
+        mine = self.known_to(rank)
+        written, accessed = self._written.setdefault(shared, {}), self._accessed.setdefault(shared, {})
+        learn(mine, accessed if writes else written)
         learn(accessed, mine)
-        if access.writes:
+        if writes:
             learn(written, mine)
 
     def known_to(self, rank: int) -> dict[int, int]:

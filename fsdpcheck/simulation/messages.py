@@ -14,7 +14,7 @@ from functools import partial
 
 from fsdpcheck.execution.matching import ANY_SOURCE, differing
 from fsdpcheck.execution.recording import Call
-from fsdpcheck.simulation.decisions import Access, Decisions, Option
+from fsdpcheck.simulation.decisions import Access, Decisions, Option, learn
 from fsdpcheck.simulation.rendezvous import Exchange, MetWork, Run, refuse, write_down
 
 Identity = tuple[str, tuple[int, ...]]
@@ -122,5 +122,6 @@ def _meet(run: Run, group: Identity, sent: _Side, wanted: _Side) -> None:
     wanted.there.source = group[1].index(sent.rank)
     wanted.there.results = {wanted.rank: [tensor.detach().clone() for tensor in sent.call.inputs]}
     sent.there.results = {sent.rank: []}
+    learn(wanted.there.known, sent.there.known)
     for side in (sent, wanted):
         side.there.end(run)

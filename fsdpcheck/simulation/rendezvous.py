@@ -71,7 +71,7 @@ class Exchange:
     waiting: list[int] = field(default_factory=list)
     source: int = -1
     known: dict[int, int] = field(default_factory=dict)
-    """Of a run that is decided: what the members had heard of."""
+    """What the members had heard of, of a program that is watched."""
 
     def end(self, run: Run) -> None:
         """The results are there: those that wait go on."""
@@ -135,6 +135,9 @@ class Run(Protocol):
 
     @property
     def decisions(self) -> Decisions | None: ...
+
+    @property
+    def heard(self) -> Decisions | None: ...
 
     def fail(self, failure: Failure) -> None: ...
 
@@ -292,8 +295,8 @@ class MetWork(c10d.Work):
         watch = run.watches.get(rank)
         self._flight = Flight(call, sends, watch) if call.collective.asynchronous else None
         where = "" if watch is None or self._flight is None else torch_private.asked_directly(sys._getframe(1))
-        if run.decisions is not None:
-            learn(there.known, run.decisions.known_to(rank))
+        if run.heard is not None:
+            learn(there.known, run.heard.known_to(rank))
         if self._flight is not None:
             self._flight.inputs_stay = bool(where)
         self._open = OpenCall(call, where)
@@ -403,8 +406,8 @@ class MetWork(c10d.Work):
             self._run.fail(written_in_flight(self._call.collective, self._rank, touched))
             self._run.baton.block(self._rank)
         self._run.open_calls[self._rank].remove(self._open)
-        if self._run.decisions is not None:
-            learn(self._run.decisions.known_to(self._rank), self._there.known)
+        if self._run.heard is not None:
+            learn(self._run.heard.known_to(self._rank), self._there.known)
         if self._there.error is not None:
             raise copy.copy(self._there.error).with_traceback(None)
         results = self._there.results.pop(self._rank, []) if self._left_early else self._there.results.pop(self._rank)

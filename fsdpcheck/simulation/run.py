@@ -16,6 +16,7 @@ from fsdpcheck.execution.outcomes import adapter_failure
 from fsdpcheck.execution.recording import RecordingGroup
 from fsdpcheck.execution.trace import Collective
 from fsdpcheck.simulation.decisions import Decisions, Option
+from fsdpcheck.simulation.files import Files
 from fsdpcheck.simulation.globals import RankGlobals, Swap
 from fsdpcheck.simulation.groups_made import GroupsMade
 from fsdpcheck.simulation.identity import Names
@@ -65,6 +66,8 @@ class SimulatedRun:
         """``looked`` is called with each rank that leaves, in its turn. ``decisions``: where order matters; None for
         whoever comes first."""
         self.world, world_size, self.decisions = world, world.size, decisions
+        self.heard = decisions or (Decisions() if world.watched else None)
+        """What ranks have told each other, of a program that is watched or decided."""
         self.averaging = world.averaging
         self.globals = RankGlobals(world_size, world.apart, world.per_node)
         choose = CHOICES[world.schedule]
@@ -81,6 +84,7 @@ class SimulatedRun:
         """Of the ranks that are blocked in a call: its work."""
         self.instances: dict[tuple[object, ...], Instance] = {}
         self.messages = Messages()
+        self.files = Files(self)
         self.traces: dict[int, list[Collective]] = {rank: [] for rank in range(world_size)}
         self.times: dict[int, list[list[int]]] = {rank: [] for rank in range(world_size)}
         self.clock: Iterator[int] = itertools.count()
@@ -146,7 +150,7 @@ class SimulatedRun:
             f"leak: {ranks_text(ranks)} never shut down {what}, which they had given tasks"
             for what, ranks in self.executors.items()
         ]
-        return (*threads, *executors, *self.groups_made.notes())
+        return (*threads, *executors, *self.groups_made.notes(), *self.files.notes.values())
 
     def finish(self) -> None:
         """After all ranks have ended: what their calls and ends say of the run."""

@@ -66,16 +66,17 @@ def search(
 ) -> Search:
     """Run ``program`` as ``simulate`` does, under every order of ranks that could end otherwise, ``most`` at most.
 
-    Orders differ in who is received by a receive from any source, in who uses a key of a store first, and in what a
-    work answers that is polled: 'not yet' is tried once a work. Everything else that ranks exchange comes to the same
-    end in every order. The search stops at the first order that fails, or whose ranks return something else than the
-    first order's ("order"), and takes from it the decisions that the failure does not need.
+    Orders differ in who is received by a receive from any source, in who uses a key of a store or a file first, and in
+    what a work answers that is polled: 'not yet' is tried once a work. Everything else that ranks exchange comes to the
+    same end in every order. The search stops at the first order that fails, or whose ranks return something else
+    than the first order's ("order"), and takes from it the decisions that the failure does not need.
 
     Guarantee: ``proved`` is True only if all those orders were run, all came to their end with equal returned values,
     each repeated as far as it was meant to, and nothing was seen that makes more orders possible (``voids``).
 
     Between two orders each rank's environment, random generators, settings and modules imported by it are made anew.
-    What is not: files, arguments, and what ``program`` refers to outside itself.
+    What is not: files, arguments, and what ``program`` refers to outside itself. A file that one order leaves and the
+    next could read is a void.
     Raises what ``simulate`` raises, and UsageError for a ``most`` below 1.
     """
     _require(most)
@@ -103,7 +104,9 @@ def every_order(once: Once, most: int = MOST_SCHEDULES) -> Search:
         voids |= {*done.voids, *_extend(path, decisions)}
         if done.failure is not None:
             return _shortest(once, first, done, decisions, count)
-        if not _go_on(path):
+        if _go_on(path):
+            voids |= {f"file {name} of one order was there in the next" for name in done.files_left}
+        else:
             voids |= set(_repeated(once, first, begun))
             return Search(first, count, True, (), tuple(sorted(voids)))
     assert first is not None

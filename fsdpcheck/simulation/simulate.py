@@ -78,6 +78,8 @@ class Simulation:
     """What of a GPU was played on the CPU, and how often, by name."""
     asked_for_gpu: str = ""
     """Where the program asked whether there is a GPU, and was told that there is none."""
+    files_left: tuple[str, ...] = ()
+    """Files that ranks wrote and read, and that are still there."""
 
     def check(self) -> Simulation:
         """Itself. Raises SimulationFailed, with the report, unless every rank came to its end."""
@@ -206,6 +208,8 @@ def _simulated(
         run = SimulatedRun(world, looked, options.decisions)
         stack.enter_context(dispatch_private.after_each_backward(partial(_look_again, run)))
         stack.enter_context(copies_seen(lambda: run.names.get(-1 if (rank := current_rank()) is None else rank)))
+        if world_size > 1:
+            stack.enter_context(run.files.looked_at())
         pool.run(run, on_rank, options.budget, Limit(float("inf")))
         if shared is not None:
             shared.end()
@@ -225,6 +229,7 @@ def _simulated(
         run.notes,
         tuple(sorted(gpus.counts.items())),
         gpus.asked,
+        tuple(run.files.left),
     )
 
 

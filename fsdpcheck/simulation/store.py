@@ -176,13 +176,20 @@ class SimulatedStore(_Store):
     def _use(self, what: str, key: str, *, writes: bool = True) -> SimulatedRun:
         """Before a program uses a key: that is one order of many, or it is decided when."""
         run, rank = self._of_now(), current_rank()
-        if rank is None or torch_private.is_called_to_make_groups(sys._getframe(2)):
+        if rank is None:
+            return run
+        shared = ("store", id(self), key)
+        if torch_private.is_called_to_make_groups(sys._getframe(2)):
+            if run.heard is not None:
+                run.heard.hear(rank, shared, writes=writes)
             return run
         if run.decisions is None or key is _ALL:  # which depends on every key
             run.voids.add(f"store.{what} was used after init")
         if run.decisions is not None:
-            access = Access(rank, ("store", id(self), key), writes, where(sys._getframe(2)))
+            access = Access(rank, shared, writes, where(sys._getframe(2)))
             run.decisions.wait_for(rank, f"store.{what} of {_own(key)!r}", access, run.baton)
+        elif run.heard is not None:
+            run.heard.hear(rank, shared, writes=writes)
         return run
 
     def _of_now(self) -> SimulatedRun:
