@@ -22,7 +22,8 @@ from torch.testing._internal.distributed import multi_threaded_pg
 
 from benchmarks.communication import real
 from benchmarks.communication.pairs import Pair, pairs
-from benchmarks.communication.real import Outcome, Say
+from benchmarks.communication.real import Outcome
+from fsdpcheck.engines._real.forked import Said, Say
 
 RECORD: Final = Path(__file__).with_name("peers.jsonl")
 SECONDS: Final = 14.0
@@ -73,9 +74,9 @@ def _on_threads(pair: Pair, faulty: bool, say: Say) -> None:
         this_thread.rank = rank
         real.tell(rank, lambda: pair.run(faulty), told)
 
-    def told(rank: int, kind: str, text: str) -> None:
-        say(rank, kind, text)
-        if kind != "returned":
+    def told(rank: int, said: Said) -> None:
+        say(rank, said)
+        if said.kind != "returned":
             multi_threaded_pg.ProcessLocalGroup.exception_handle(None)
 
     dist.init_process_group = joined

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -242,6 +243,35 @@ def groups_of_ranks(
 
     with replaced(module, _new_process_group_helper=make_ours, rendezvous=meet_ours, _set_pg_timeout=set_ours):
         yield
+
+
+def give_up_after(seconds: float | None) -> None:
+    """From now on groups of gloo and their stores wait so long where a program does not say. Tried: 2.13.0.
+
+    None: as long as torch has them wait.
+    """
+    if seconds is not None:
+        module: Any = dist.distributed_c10d
+        module.default_pg_timeout = timedelta(seconds=seconds)
+
+
+def join_together() -> None:
+    """From now on init_process_group of this process returns when all ranks have joined. Tried: 2.13.0.
+
+    gloo fails to join a rank that is gone already; no program is about that.
+    """
+    module: Any = dist.distributed_c10d
+    init = module.init_process_group
+
+    @functools.wraps(init)
+    def joined(*args: Any, **options: Any) -> None:
+        init(*args, **options)
+        group, store = module._get_default_group(), module._get_default_store()
+        timeout = options.get("timeout") or module.default_pg_timeout
+        module._store_based_barrier(group.rank(), store, "joined", group.size(), timeout)
+
+    for owner in (dist, module):
+        owner.init_process_group = joined
 
 
 def world_of_this_thread() -> dict[str, Any]:

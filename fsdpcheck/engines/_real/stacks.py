@@ -52,4 +52,4 @@ def parse(text: str) -> Stack:
 
 
 def _is_whole(text: str) -> bool:
-    return text.endswith(("in <module>\n", "  ...\n"))
+    return text.endswith(("in <module>\n", "  ...\n", "in _run_module_as_main\n"))  # a program, a deep stack, python -m
