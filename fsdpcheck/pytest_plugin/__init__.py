@@ -1,7 +1,7 @@
 """The pytest plugin: laws as tests, one for each adapter, and an account of what was promised and what was checked.
 
-It loads in every pytest run on the machine, so it imports neither torch nor hypothesis and does nothing where no law is
-collected.
+And ``world``, for a user's own tests of distributed code (world.py). It loads in every pytest run on the machine, so it
+imports neither torch nor hypothesis and does nothing where no law is collected.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pytest
 from fsdpcheck import adapters, engines
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.errors import FsdpcheckError, excerpt
+from fsdpcheck.pytest_plugin import world as _world
 from fsdpcheck.report import colour, conditions, finding, unjudged_cases
 from fsdpcheck.session.plan import Plan, parse_traits, parse_world_sizes
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fsdpcheck.judging.run import Run
 
 _PLAN = pytest.StashKey[Plan]()
+_WORLD = pytest.StashKey[_world.World]()
 _ACCOUNT = pytest.StashKey["_Account"]()
 _PROPERTY = "fsdpcheck"
 _SHARED = "simulated ranks share {}, and write to it; `fsdpcheck run` tries what holds on real ranks"
@@ -52,6 +54,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fsdpcheck-engine", choices=("simulated", "processes"), default="simulated", help=engine)
     group.addoption("--fsdpcheck-profile", choices=tuple(PROFILES), default="quick", help=profile)
     group.addoption("--fsdpcheck-world-size", default="", metavar="1-5", help="3, 1-5 or 2,13 (default: 1-5 in quick)")
+    ranks = f"ranks of the fixture world: {' or '.join(_world.KINDS)} (default: simulated, or what ini says)"
+    group.addoption(_world.OPTION, choices=_world.KINDS, default=None, help=ranks)
+    parser.addini(_world.INI, f"{ranks}; {_world.OPTION} comes first", default=_world.KINDS[0])
+    waits = "seconds after which gloo gives up on real ranks of the fixture world (default: 60)"
+    parser.addini(_world.TIMEOUT, waits, default="60")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
         sizes = parse_world_sizes(sizes_named) if sizes_named else ()
         named = config.getoption("--fsdpcheck-avoid")
         avoid = parse_traits(named) if named else ()
+        config.stash[_WORLD] = _world.of_session(config)
         _require_checkable(asked)
     except FsdpcheckError as error:
         raise pytest.UsageError(excerpt.visible(str(error))) from error
@@ -114,6 +122,12 @@ def run(request: pytest.FixtureRequest, _fsdpcheck_engine: Any) -> Run:
 
     plan = request.config.stash[_PLAN]
     return Run(_fsdpcheck_engine, getattr(request, "param", plan.adapters[0]), avoid=frozenset(plan.avoid))
+
+
+@pytest.fixture(scope="session")
+def world(request: pytest.FixtureRequest) -> _world.World:
+    """Ranks for a test of your own: world.run(step, 4, ...) is what each of 4 ranks returns; a hang fails the test."""
+    return request.config.stash[_WORLD]
 
 
 @pytest.hookimpl(tryfirst=True)

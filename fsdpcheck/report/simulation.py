@@ -35,9 +35,7 @@ def exit_code(done: Simulation) -> int:
 def ending(found: Search, paint: Paint) -> str:
     """The report: what happened, where in the program, and on what it is conditional."""
     done = found.simulation
-    parts = [_head(done, paint)]
-    if done.failure is not None:
-        parts += _places(done.failure, paint)
+    parts = [_completed(done, paint) if done.failure is None else failed(done.failure, paint)]
     parts += [f"  {sentence}; it was put back" for sentence in done.left]
     parts += [f"  {sentence}" for sentence in done.shared]
     parts += [f"  note    {note}" for note in done.notes]
@@ -46,6 +44,13 @@ def ending(found: Search, paint: Paint) -> str:
     parts += _gpus(done)
     parts.append(_conditions(found))
     return "\n".join(part for part in parts if part)
+
+
+def failed(failure: Failure, paint: Paint) -> str:
+    """What went wrong, with the lines of the program that ranks stood at."""
+    first, _, rest = failure.text.partition("\n")
+    head = paint(first, "red") + (f"\n{rest}" if rest else "")
+    return "\n".join([head, *_places(failure, paint)])
 
 
 def lost(name: str, paint: Paint) -> str:
@@ -94,10 +99,7 @@ def lost_document(name: str) -> dict[str, Any]:
     return {"schema": SCHEMA, "fsdpcheck": __version__, "exit_code": FINDING, "failure": failure}
 
 
-def _head(done: Simulation, paint: Paint) -> str:
-    if done.failure is not None:
-        first, _, rest = done.failure.text.partition("\n")
-        return paint(first, "red") + (f"\n{rest}" if rest else "")
+def _completed(done: Simulation, paint: Paint) -> str:
     calls = Counter(call.op for trace in done.traces for call in trace)
     said = ", ".join(f"{count} {op}" for op, count in sorted(calls.items()))
     ranks = f"{done.world_size} rank{'s' if done.world_size > 1 else ''}"

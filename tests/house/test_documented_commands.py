@@ -99,7 +99,8 @@ def _of_pytest(words: list[str]) -> None:
             self.names.append(name)
 
     group = Group()
-    pytest_plugin.pytest_addoption(type("Parser", (), {"getgroup": lambda self, *_: group})())  # type: ignore[arg-type]
+    parser = {"getgroup": lambda self, *_: group, "addini": lambda self, *_, **__: None}
+    pytest_plugin.pytest_addoption(type("Parser", (), parser)())  # type: ignore[arg-type]
     for word in words:
         if word.startswith("--fsdpcheck"):
             assert word in group.names

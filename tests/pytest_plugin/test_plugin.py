@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import fsdpcheck
 from fsdpcheck import pytest_plugin
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.judging.registry import chapters
@@ -17,7 +14,6 @@ from fsdpcheck.processes import leftovers
 from fsdpcheck.report import unjudged_cases
 from tests.common.commands import LAWS, TOY, TOYS, run_pytest
 
-HOME = os.environ.get("HOME", "")
 CHAPTER = f"""
 from fsdpcheck.judging.registry import _test, chapters
 LAWS = chapters([{LAWS!r}])
@@ -29,15 +25,10 @@ test_secret = _test(LAWS["toy.secret"])
 
 
 @pytest.fixture
-def chapter(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+def chapter(place: pytest.Pytester) -> pytest.Pytester:
     """A folder with one chapter of toy laws: one holds, one breaks, one is not promised."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(fsdpcheck.__file__).parent.parent))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("HOME", HOME)  # each test's own, otherwise, and each would have a zygote of its own
-    for name in ("USERPROFILE", "PYTEST_DEBUG_TEMPROOT"):
-        monkeypatch.delenv(name)
-    pytester.makepyfile(test_chapter=CHAPTER)
-    return pytester
+    place.makepyfile(test_chapter=CHAPTER)
+    return place
 
 
 def _pytest(where: pytest.Pytester, *arguments: str) -> pytest.RunResult:
