@@ -23,7 +23,7 @@ def keep_under_all_modes(mode: Any, wanted: bool) -> None:
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
     stack = [one for one in _get_current_dispatch_mode_stack() if getattr(one, "_mode_key", None) is None]
-    if any(one is mode for one in stack) == wanted:
+    if sum(one is mode for one in stack) == int(wanted):
         return
     for _ in stack:
         _pop_mode()

@@ -9,6 +9,7 @@ written, their inputs must not be written. What does not go through torch's disp
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class Watch(Unnoticed):  # type: ignore[no-untyped-call]
         self._buffers: dict[object, list[_Buffer]] = {}
         self._storages: set[int] = set()
         self._rests = False
+        self._within: set[int] = set()
+        """Threads that are in an operation under it: torch has taken it off their modes, and puts it back after it."""
 
     def begin(self, key: object, call: Collective, read: Sequence[Tensor], written: Sequence[Tensor]) -> None:
         """From now on the call is under way; ``key`` ends it. ``read``, ``written``: by the call."""
@@ -76,7 +79,8 @@ class Watch(Unnoticed):  # type: ignore[no-untyped-call]
 
     def take_its_place(self) -> None:
         """On this thread, if it is needed: torch puts modes back as they were when a backward has ended."""
-        dispatch_private.keep_under_all_modes(self, bool(self._storages))
+        wanted = bool(self._storages) and threading.get_ident() not in self._within
+        dispatch_private.keep_under_all_modes(self, wanted)
 
     @contextmanager
     def until_the_end(self) -> Iterator[None]:
@@ -100,7 +104,11 @@ class Watch(Unnoticed):  # type: ignore[no-untyped-call]
             for tensor, writes in dispatch_private.accesses(func, args, kwargs or {}):
                 if _has_storage(tensor) and tensor.untyped_storage()._cdata in self._storages:
                     self._compare(func, tensor, writes)
-        return func(*args, **(kwargs or {}))
+        self._within.add(thread := threading.get_ident())
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._within.discard(thread)
 
     def _compare(self, func: Any, tensor: Tensor, writes: bool) -> None:
         for buffers in self._buffers.values():

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -163,6 +164,16 @@ def test_what_a_program_may_do_meanwhile_is_let_be(program: Callable[[torch.Tens
         assert done.returned == wanted
     else:
         assert done.returned == (wanted, wanted)
+
+
+def test_many_calls_of_operators_under_way_cost_no_depth() -> None:
+    """Each is issued by an operation that is seen itself (DTensor's, a gathered state dict's)."""
+
+    def gathers(tensor: torch.Tensor) -> object:
+        gathered = [funcol.all_gather_tensor(tensor, 0, dist.group.WORLD) for _ in range(150)]
+        return sum(each.sum().item() for each in gathered)
+
+    assert run(gathers).check().returned == (150 * 12.0,) * 2
 
 
 def test_a_call_that_is_never_waited_for_is_told_with_its_line() -> None:
