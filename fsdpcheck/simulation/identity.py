@@ -80,7 +80,10 @@ class Names:
                 handle.remove()
 
     def has(self, name: str) -> bool:
-        """Whether a parameter or module of this rank has this name; a gradient is its parameter's."""
+        """Whether a parameter or module of this rank has this name; a gradient is its parameter's.
+
+        A parameter without memory is not here: it lies on another rank, where ranks have parts of a flat parameter.
+        """
         return name.removeprefix("gradient of ") in self._all
 
     def identify(self, tensors: Sequence[Tensor], frame: FrameType | None) -> Identity:
@@ -111,7 +114,7 @@ class Names:
         self._fresh = True
         by_size: dict[tuple[int, torch.dtype], list[_Entry]] = defaultdict(list)
         self._modules, classes = WeakKeyDictionary(), Counter[str]()
-        self._storages = {}
+        self._storages, here = {}, set[str]()
         inner = {part for module in self._seen for part in module.children()}
         for root in [module for module in self._seen if module not in inner]:
             name = type(root).__name__
@@ -123,10 +126,11 @@ class Names:
                 own = torch_private.own_part(parameter)
                 by_size[own.numel(), own.dtype].append((f"{name}.{path}", ref(parameter)))
                 self._storages[own.untyped_storage()._cdata] = f"{name}.{path}", ref(parameter)
+                if own.is_meta or own.untyped_storage().nbytes():
+                    here.add(f"{name}.{path}")
         self._parameters = dict(by_size)
         self._next = dict.fromkeys(by_size, 0)
-        named = {name for entries in by_size.values() for name, _ in entries}
-        self._all = named | set(self._modules.values())
+        self._all = here | set(self._modules.values())
 
     def _name_of(self, tensor: Tensor) -> tuple[str, bool]:
         """The parameter or buffer whose memory, or gradient's, this is, and whether it is only a part of it.

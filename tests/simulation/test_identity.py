@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from fsdpcheck import Simulation
 from fsdpcheck.simulation.simulate import simulate
@@ -155,6 +155,32 @@ def test_parts_of_other_parameters_are_not_gathered_together() -> None:
         text = mismatch(program)
         assert "of Net.first.weight" in text or "of FSDPNet.first.weight" in text, text
         assert "second.weight" in text
+
+
+def test_ranks_gather_parts_of_a_flat_parameter_that_hold_other_parameters() -> None:
+    """Of FSDP1 with original parameters: each rank's part is a view of those that lie in it, and ends with another."""
+
+    def program(rank: int) -> None:
+        layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+        sharded = FullyShardedDataParallel(layers, device_id=torch.device("cpu"), use_orig_params=True)
+        sharded(torch.ones(2, 4)).sum().backward()
+
+    assert run(program).check().returned == (None, None)
+
+
+def test_flat_parameters_of_one_shape_in_another_order_are_a_mismatch() -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.flat = torch.ones(8)
+            self.one, self.two = nn.Parameter(self.flat[:4]), nn.Parameter(self.flat[4:])
+
+    def program(rank: int) -> None:
+        nets = [Flat(), Flat()]
+        for net in nets if rank == 0 else nets[::-1]:
+            dist.all_reduce(net.flat)
+
+    assert "all_reduce(float32[8]) sum of Flat#2.two" in mismatch(program)
 
 
 def test_buffers_have_names_too() -> None:
