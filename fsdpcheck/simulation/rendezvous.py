@@ -28,6 +28,7 @@ from fsdpcheck.execution.matching import ANY_SOURCE, instance
 from fsdpcheck.execution.recording import Call, RecordingGroup
 from fsdpcheck.execution.tensor_rules import AS_MEMORY, as_memory, require_alike
 from fsdpcheck.execution.trace import Collective
+from fsdpcheck.simulation.children import Children
 from fsdpcheck.simulation.decisions import Access, Decisions, Option, learn
 from fsdpcheck.simulation.identity import NOTHING_KNOWN, Identity, Names, crossed
 from fsdpcheck.simulation.in_flight import Flight, written_in_flight
@@ -131,6 +132,9 @@ class Run(Protocol):
     names: dict[int, Names]
 
     @property
+    def children(self) -> Children: ...
+
+    @property
     def messages(self) -> Messages: ...
 
     @property
@@ -188,7 +192,9 @@ class Meeting(RecordingGroup):
     _message = in_turn(RecordingGroup._message)
 
     def _perform(self, call: Call) -> MetWork:
-        run, rank = self._run(), require_rank()
+        run = self._run()
+        run.children.require_none()
+        rank = require_rank()
         if rank in run.left:  # it has swallowed the SystemExit that its os._exit was
             raise SystemExit(run.left[rank])
         identity = self._identify(run, rank, call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,7 @@ from fsdpcheck.execution.matching import ranks_text
 from fsdpcheck.execution.outcomes import adapter_failure
 from fsdpcheck.execution.recording import RecordingGroup
 from fsdpcheck.execution.trace import Collective
+from fsdpcheck.simulation.children import Children
 from fsdpcheck.simulation.decisions import Decisions, Option
 from fsdpcheck.simulation.files import Files
 from fsdpcheck.simulation.globals import RankGlobals, Swap
@@ -98,7 +100,7 @@ class SimulatedRun:
         self.watches = {rank: Watch(rank, partial(self._refused_access, rank)) for rank in watched}
         self.groups: dict[tuple[object, ...], RecordingGroup] = {}
         """By rank, name and members: whose calls were numbered last."""
-        self.groups_made = GroupsMade()
+        self.groups_made, self.children = GroupsMade(), Children()
         self.daemons: dict[str, set[int]] = {}
         """Daemons that ranks had not stopped when they ended, in words, and by which."""
         self.executors: dict[str, set[int]] = {}
@@ -109,7 +111,7 @@ class SimulatedRun:
         """Works that no rank holds any more; see there."""
         self.ended: dict[int, deadlock.State] = {}
         self.left: dict[int, int] = {}
-        """The exit codes of ranks that have called os._exit or os.abort."""
+        """The exit codes of ranks that have called os._exit or os.abort; below zero, the signal that ended one."""
         self._held_up: Failure | None = None
         """The first time that no rank could move but for a backend that buffers."""
         self.adapter_error: Failure | None = None
@@ -133,7 +135,12 @@ class SimulatedRun:
 
     def end_rank(self, rank: int, state: deadlock.State) -> None:
         """Note how a rank has ended; one that has left has left, whatever it did afterwards."""
-        self.ended[rank] = deadlock.Exited(rank, self.left[rank]) if rank in self.left else state
+        self.ended[rank] = self._gone(rank) if rank in self.left else state
+
+    def _gone(self, rank: int) -> deadlock.State:
+        """How it has left: by an exit code, or by a signal, which stands below zero."""
+        code = self.left[rank]
+        return deadlock.Exited(rank, code) if code >= 0 else deadlock.Lost(rank, signal.Signals(-code).name)
 
     @property
     def lasting(self) -> dict[str, frozenset[int]]:
@@ -166,7 +173,10 @@ class SimulatedRun:
         elif self.failure is None and (self.instances or any(self.messages.pending())):
             self.failure = deadlock.analyse(self.traces)  # what all came to has been in order: ranks waited for it
         self.failure = (
-            self.failure or _never_waited_for(self.open_calls) or self.groups_made.unfinished(self.world.size)
+            self.children.failure
+            or self.failure
+            or _never_waited_for(self.open_calls)
+            or self.groups_made.unfinished(self.world.size)
         )
 
     def _stuck(self, since: float) -> bool:
@@ -196,7 +206,7 @@ class SimulatedRun:
         states: dict[int, deadlock.State] = dict(self.ended)
         for rank in sorted(set(range(self.world.size)) - set(states)):
             if rank in self.left:
-                states[rank] = deadlock.Exited(rank, self.left[rank])
+                states[rank] = self._gone(rank)
                 continue
             where, stack = place(self.baton.frame(rank))
             if (collective := self.blocked_in.get(rank)) is not None:
@@ -247,7 +257,7 @@ def no_progress(run: SimulatedRun, why: str) -> Failure:
     states = run.states()
     if run.adapter_error is not None:
         return run.adapter_error
-    if any(isinstance(state, deadlock.Raised | deadlock.Exited) for state in states.values()):
+    if any(isinstance(state, deadlock.Raised | deadlock.Exited | deadlock.Lost) for state in states.values()):
         return deadlock.explain(states, run.traces)
     text = [f"no progress: {why}"]
     ranks: list[RankState] = []

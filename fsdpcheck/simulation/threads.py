@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -87,7 +88,7 @@ class Pool:
         with (
             torch_private.isolated_threads(self._world),
             self._meshes.in_place(),
-            torch_private.groups_of_ranks(current_rank, self._meet, self._making),
+            torch_private.groups_of_ranks(partial(_rank, run), self._meet, self._making),
             blocking_private.stores_of_ranks(current_rank, self.store.at),
             blocking_private.gloo_of_ranks(current_rank, self._gloo),
             dynamo_private.compiled_without("fsdpcheck.simulation", "fsdpcheck.execution", "fsdpcheck.compat"),
@@ -195,6 +196,12 @@ class Pool:
             turn.end()
             run.end_rank(rank, state)
             run.baton.end(rank)
+
+
+def _rank(run: SimulatedRun) -> int | None:
+    """That which calls. Raises NotSupported in a forked child."""
+    run.children.require_none()
+    return current_rank()
 
 
 def _stood_still(run: SimulatedRun, budget: float | None, limit: Limit) -> Failure | None:

@@ -17,6 +17,7 @@ from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
+from fsdpcheck import simulate as simulated
 from fsdpcheck.compat import torch_private
 from fsdpcheck.execution import Execution, RankResult
 from tests.simulation.simulator import Simulator, failure_of, keep
@@ -64,7 +65,7 @@ def test_a_forked_child_of_a_rank_ends_and_is_no_rank(simulate: Simulator) -> No
         if rank == 0:
             fork = multiprocessing.get_context("fork")
             codes = []
-            for target, arguments in ((int, ()), (os._exit, (3,)), (_reduces_in_silence, ())):
+            for target, arguments in ((int, ()), (os._exit, (3,))):
                 child = fork.Process(target=target, args=arguments)
                 child.start()
                 child.join()
@@ -74,12 +75,29 @@ def test_a_forked_child_of_a_rank_ends_and_is_no_rank(simulate: Simulator) -> No
             keep(result, value=torch.cat(list(DataLoader(torch.arange(3), num_workers=1))))
         dist.barrier()
 
-    assert [value.tolist() for value in values(simulate(body))] == [[0, 3, 1], [0, 1, 2]]
+    assert [value.tolist() for value in values(simulate(body))] == [[0, 3], [0, 1, 2]]
 
 
-def _reduces_in_silence() -> None:
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork on this system")
+@pytest.mark.parametrize("call", ["barrier", "init_process_group", "new_group"])
+def test_a_forked_child_that_communicates_is_refused_by_name_though_nobody_looks_at_it(call: str) -> None:
+    def program() -> None:
+        dist.init_process_group("gloo")
+        child = multiprocessing.get_context("fork").Process(target=_calls_in_silence, args=(call,))
+        child.start()
+        child.join()
+
+    failure = simulated(program, 2).failure
+    assert failure is not None
+    assert failure.kind == "adapter"
+    assert "a process that a rank has forked uses torch.distributed" in failure.text
+
+
+def _calls_in_silence(call: str) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    dist.all_reduce(torch.ones(1))
+    if call == "init_process_group":
+        dist.destroy_process_group()
+    getattr(dist, call)()
 
 
 def test_every_backend_that_a_rank_asks_for_is_the_simulated_one(simulate: Simulator) -> None:
