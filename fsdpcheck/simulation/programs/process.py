@@ -1,29 +1,29 @@
-"""What a rank does to its process, of which it is only a thread here: signals, exit handlers, children.
+"""What a rank does to its process, of which it is only a thread here: exit handlers, numbers, processes it starts.
 
-``threading.main_thread`` is the rank's own thread; a handler of a signal is remembered and not put in place;
-``atexit`` functions run when the rank's program has ended, in reverse; ``torch.multiprocessing.spawn(f, nprocs=W)``
-on rank r runs ``f(r, ...)``, as if that rank were the child r; a forked child ends where the rank's program does;
-``os.getpid`` is the system's number of the rank's own thread, so that files which are named by it are apart.
+``threading.main_thread`` is the rank's own thread; signals are those of signals.py; ``atexit`` functions run when the
+rank's program has ended, in reverse; ``torch.multiprocessing.spawn(f, nprocs=W)`` on rank r runs ``f(r, ...)``, as if
+that rank were the child r; a forked child ends where the rank's program does; ``os.getpid`` is the system's number of
+the rank's own thread, so that files which are named by it are apart.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import signal
 import sys
 import threading
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch.multiprocessing as multiprocessing
 
 from fsdpcheck.compat import torch_private
 from fsdpcheck.compat.torch_private import replaced
 from fsdpcheck.errors import NotSupported, explain
+from fsdpcheck.simulation.programs.signals import RankSignals
 from fsdpcheck.simulation.rendezvous import current_rank
 
 _CRASHED: Final = 1
@@ -34,19 +34,20 @@ class RankProcesses:
 
     def __init__(self, world_size: int) -> None:
         self._size, self._process = world_size, os.getpid()
-        self._signals: dict[int, dict[int, Any]] = defaultdict(dict)
+        self._signals = RankSignals(self._number)
         self._threads: dict[int, threading.Thread] = {}
         self._at_exit: dict[int, list[tuple[Callable[..., Any], Any, Any]]] = defaultdict(list)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """While open, functions of the whole process that a rank calls are about that rank alone."""
+        spawn = self._spawn
         with (
-            replaced(signal, signal=self._signal(signal.signal), getsignal=self._getsignal(signal.getsignal)),
+            self._signals.in_place(),
             replaced(atexit, register=self._register(atexit.register), unregister=self._unregister(atexit.unregister)),
             replaced(threading, main_thread=self._main_thread(threading.main_thread)),
             replaced(os, getpid=self._getpid(os.getpid)),
-            replaced(multiprocessing, spawn=self._spawn(cast(Any, multiprocessing).spawn)),
+            replaced(multiprocessing, spawn=spawn("spawn"), start_processes=spawn("start_processes")),
         ):
             yield
 
@@ -59,9 +60,11 @@ class RankProcesses:
             try:
                 return program()
             except SystemExit as error:
-                if error.code not in (None, 0):
-                    raise
-                return None
+                if error.code in (None, 0):
+                    return None
+                if not isinstance(error.code, int):
+                    print(error.code, file=sys.stderr)  # as Python does
+                raise
             finally:
                 while self._at_exit[rank]:
                     function, args, options = self._at_exit[rank].pop()
@@ -69,24 +72,6 @@ class RankProcesses:
         finally:
             if os.getpid() != self._process:
                 _end_child()
-
-    def _signal(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def ours(number: int, handler: Any) -> Any:
-            rank = current_rank()
-            if rank is None or os.getpid() != self._process:
-                return real(number, handler)
-            before = self._signals[rank].get(int(number), signal.SIG_DFL)
-            self._signals[rank][int(number)] = handler
-            return before
-
-        return ours
-
-    def _getsignal(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def ours(number: int) -> Any:
-            rank = current_rank()
-            return real(number) if rank is None else self._signals[rank].get(int(number), real(number))
-
-        return ours
 
     def _register(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def ours(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -122,28 +107,51 @@ class RankProcesses:
             rank = current_rank()
             if rank is None or not torch_private.is_a_program(sys._getframe(1).f_code.co_filename):
                 return real()
-            return self._threads[rank].native_id or real()
+            return self._number(rank)
 
         return ours
 
-    def _spawn(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def ours(fn: Callable[..., Any], args: Any = (), nprocs: int = 1, *rest: Any, **options: Any) -> Any:
+    def _number(self, rank: int) -> int:
+        return self._threads[rank].native_id or self._process
+
+    def _spawn(self, name: str) -> Callable[..., Any]:
+        real = getattr(multiprocessing, name)
+
+        def ours(
+            fn: Callable[..., Any], args: Any = (), nprocs: int = 1, join: bool = True, *rest: Any, **ways: Any
+        ) -> Any:
             rank = current_rank()
             if rank is None:
-                return real(fn, args, nprocs, *rest, **options)
+                return real(fn, args, nprocs, join, *rest, **ways)
             if nprocs != self._size:
                 raise NotSupported(
                     explain(
                         "a program that spawns its ranks runs on as many simulated ranks as it spawns",
-                        got=f"torch.multiprocessing.spawn(..., nprocs={nprocs}) on {self._size} simulated ranks",
+                        got=f"torch.multiprocessing.{name}(..., nprocs={nprocs}) on {self._size} simulated ranks",
                         wanted=f"nprocs={self._size}",
                         then=f"simulate it on {nprocs} ranks",
                     )
                 )
+            groups = torch_private.groups_of_this_thread()
             fn(rank, *args)
-            return None
+            torch_private.forget_groups_but(groups)  # they end with the process that would have made them
+            return None if join else _Spawned()
 
         return ours
+
+
+class _Spawned:
+    """What a program that does not join at once gets; all are over by then."""
+
+    processes: tuple[()] = ()
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Whether all have ended."""
+        return True
+
+    def pids(self) -> list[int]:
+        """There are no processes."""
+        return []
 
 
 def _end_child() -> None:
