@@ -134,9 +134,11 @@ def _take_options_after_the_script(options: argparse.Namespace, seconds: Callabl
 
 def _run(options: argparse.Namespace) -> int:
     from fsdpcheck.report import simulation as report
+    from fsdpcheck.simulation.programs.streams import descriptors_kept
 
     launch = _launch(options)
-    found = _found(options, launch)
+    with descriptors_kept():
+        found = _found(options, launch)
     print(report.ending(found, colour.painter(sys.stdout)), flush=True)
     if options.json is not None:
         _write(options.json, report.document(found, launch.script.argv))

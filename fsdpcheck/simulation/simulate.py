@@ -222,15 +222,21 @@ def _simulated(
         traces,
         tuple(tuple(tuple(moments) for moments in run.times[rank]) for rank in range(world_size)),
         tuple(sorted({*run.voids, *(shared.voids if shared else ())})),
-        process_state.sentences({**kept.left, **run.lasting}, world_size),
+        process_state.sentences(kept.left, world_size),
         run.baton.hand_overs,
         tuple(shared.sentences(modules.extensions)) if shared else (),
         ring_in_order_of_issue(_of_groups(run.like_nccl, traces)),
-        run.notes,
+        (*run.notes, *_not_ended(run)),
         tuple(sorted(gpus.counts.items())),
         gpus.asked,
         tuple(run.files.left),
     )
+
+
+def _not_ended(run: SimulatedRun) -> Iterator[str]:
+    """Threads that are no daemons, and that ranks left running."""
+    for sentence in process_state.sentences(run.lasting, run.world.size):
+        yield f"leak: {sentence}, and a process does not end before its threads have"
 
 
 def _look_again(run: SimulatedRun) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -38,6 +39,32 @@ class Printed:
 
     def _note(self, rank: int, text: str) -> None:
         self._texts[rank].append(text)
+
+
+@contextmanager
+def descriptors_kept() -> Iterator[None]:
+    """While open, to read from descriptor 0 is an error; afterwards 0, 1 and 2 are what they were, whoever closed them.
+
+    For a process that runs nothing but the ranks.
+    """
+    kept = {number: os.dup(number) for number in (0, 1, 2) if _is_open(number)}
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    try:
+        yield
+    finally:
+        for number, copy in kept.items():
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 class RankStream(io.TextIOBase):
