@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 import torch._C._distributed_c10d as c10d
@@ -61,7 +61,7 @@ class BackendAnswers(RecordingGroup):
         """Options of gloo, with the group's name and ranks; none for the group of all, as torch says."""
         found = _Gloo._Options()
         found.group_name = self.group_name
-        found.global_ranks_in_group = [] if self is dist.group.WORLD else list(self.identity[1])
+        found.global_ranks_in_group = [] if cast(Any, self) is dist.group.WORLD else list(self.identity[1])
         return found
 
     def get_group_store(self) -> Any:

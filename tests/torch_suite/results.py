@@ -11,6 +11,8 @@ from pathlib import Path
 KINDS = ("simulated", "gloo", "threaded")
 STATUSES = ("passed", "failed", "killed", "skipped")
 KNOWN = Path(__file__).with_name("known.json")
+RECORD = Path(__file__).with_name("wheel.jsonl")
+"""The tests of torch's wheel, as they were last run whole; docs/torch-suite.md says when."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,29 @@ def table(lines: Iterable[Line]) -> str:
     for test, said in differences(lines).items():
         rows.append(f"{test}: {said}\n    {reasons.get(test, 'NOT KNOWN')}")
     return "\n".join(rows)
+
+
+def markdown(lines: Iterable[Line]) -> str:
+    """The tables of docs/torch-suite.md: counts, what gloo alone passes with its reason, and what it alone does not."""
+    tests, reasons = _by_test(lines), known()
+    rows = ["| ranks | " + " | ".join(STATUSES) + " |", "|---" * (1 + len(STATUSES)) + "|"]
+    for kind in KINDS:
+        of_kind = [kinds[kind].status for kinds in tests.values() if kind in kinds]
+        rows.append(f"| {kind} | " + " | ".join(str(of_kind.count(status)) for status in STATUSES) + " |")
+    rows += ["", "| passes on gloo and not on simulated ranks | reason |", "|---|---|"]
+    rows += [f"| {test} | {reasons.get(test, 'NOT KNOWN')} |" for test in differences(lines)]
+    rows += ["", "| passes on simulated ranks and not on gloo | what gloo says |", "|---|---|"]
+    rows += [f"| {test} | {kinds['gloo'].reason} |" for test, kinds in tests.items() if _alone(kinds)]
+    rows += ["", "| fails on both | what simulated ranks say | what gloo says |", "|---|---|---|"]
+    for test, kinds in tests.items():
+        ours, theirs = kinds["simulated"], kinds["gloo"]
+        if {ours.status, theirs.status} <= {"failed", "killed"}:
+            rows.append(f"| {test} | {ours.reason} | {theirs.reason} |")
+    return "\n".join(rows)
+
+
+def _alone(kinds: dict[str, Line]) -> bool:
+    return _passed(kinds, "simulated") and not _passed(kinds, "gloo")
 
 
 def _passed(kinds: dict[str, Line], kind: str) -> bool:

@@ -15,6 +15,7 @@ from tests.common.commands import environment
 from tests.torch_suite import results, runner
 from tests.torch_suite.results import Line, Outcome
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "torch-suite.md"
 BY_DAY = (
     *("test_DistributedDataParallelCPU", "test_accumulate_gradients_no_sync", "test_all_reduce_sum_complex"),
     *(
@@ -46,6 +47,15 @@ def test_simulated_ranks_differ_from_gloo_by_the_table_and_no_more(tmp_path: Pat
     assert len(results.passing(lines)) > 100
     assert {test: said for test, said in results.differences(lines).items() if test not in known} == {}
     assert known.keys() & results.passing(lines) == set(), "these pass now: take them out of known.json"
+
+
+def test_the_document_says_what_the_record_says() -> None:
+    lines, known = results.read(results.RECORD), results.known()
+    assert results.markdown(lines) in DOCUMENT.read_text()
+    assert results.differences(lines).keys() == known.keys()
+    by_kind = [{(line.test, line.size) for line in lines if line.kind == kind} for kind in results.KINDS]
+    assert by_kind[0] == by_kind[1] == by_kind[2]
+    assert sum(map(len, by_kind)) == len(lines)
 
 
 def test_a_test_that_crashes_or_does_not_end_ends_alone() -> None:
