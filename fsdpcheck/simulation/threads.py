@@ -16,7 +16,14 @@ import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
-from fsdpcheck.compat import blocking_private, dtensor_private, dynamo_private, observers_private, torch_private
+from fsdpcheck.compat import (
+    blocking_private,
+    defaults_private,
+    dtensor_private,
+    dynamo_private,
+    observers_private,
+    torch_private,
+)
 from fsdpcheck.errors import NotSupported
 from fsdpcheck.execution import Failure, deadlock
 from fsdpcheck.execution.outcomes import adapter_failure, ending
@@ -91,6 +98,8 @@ class Pool:
             torch_private.groups_of_ranks(partial(_rank, run), self._meet, self._making),
             blocking_private.stores_of_ranks(current_rank, self.store.at),
             blocking_private.gloo_of_ranks(current_rank, self._gloo),
+            blocking_private.no_rpc_on_ranks(current_rank),
+            defaults_private.no_group_at_import(current_rank),
             dynamo_private.compiled_without("fsdpcheck.simulation", "fsdpcheck.execution", "fsdpcheck.compat"),
             observers_private.profilers_of_ranks(starts_threads_of_the_harness),
             threads_of_ranks(),

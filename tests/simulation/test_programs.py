@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
+import sys
 import weakref
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from fsdpcheck import simulate as simulated
 from fsdpcheck.compat import torch_private
-from fsdpcheck.execution import Execution, RankResult
+from fsdpcheck.execution import Execution, RankResult, SchedulePolicy
 from tests.simulation.simulator import Simulator, failure_of, keep
 
 
@@ -188,3 +190,35 @@ def test_outputs_are_written_behind_the_back_of_autograd(simulate: Simulator, as
         keep(result, value=gathered)
 
     assert [value.tolist() for value in values(simulate(body))] == [[0.0, 1.0, 6.0]] * 2
+
+
+@pytest.mark.parametrize("schedule", ["forward", "reversed"])
+def test_defaults_of_a_module_of_torch_that_ranks_import_are_the_groups_of_the_rank_that_calls(
+    schedule: SchedulePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch.distributed.nn.functional", raising=False)
+
+    def program() -> list[float]:
+        dist.init_process_group("gloo")
+        functional = importlib.import_module("torch.distributed.nn.functional")
+        value = torch.full((1,), dist.get_rank() + 1.0, requires_grad=True)
+        total = functional.all_reduce(value * 2)
+        total.backward()
+        assert value.grad is not None
+        return [total.item(), value.grad.item()]
+
+    assert simulated(program, 2, schedule=schedule).check().returned == ([6.0, 4.0],) * 2
+
+
+def test_rpc_is_refused_by_name() -> None:
+    def program() -> None:
+        from torch.distributed import rpc
+
+        rpc.init_rpc("one", rank=int(os.environ["RANK"]), world_size=2)
+
+    failure = simulated(program, 2).failure
+    assert failure is not None
+    assert (failure.kind, failure.text.splitlines()[0]) == (
+        "adapter",
+        "simulated ranks have no torch.distributed.rpc",
+    )
