@@ -117,7 +117,7 @@ class Run(Protocol):
     averaging: Averaging
     baton: Baton
     blocked_in: dict[int, Collective]
-    waits: dict[int, MetWork]
+    waits: list[MetWork]
     instances: dict[tuple[object, ...], Instance]
     traces: dict[int, list[Collective]]
     times: dict[int, list[list[int]]]
@@ -188,8 +188,17 @@ class Meeting(RecordingGroup):
             require_alike("all_to_all", outputs, inputs, self.size())
         return super().alltoall(outputs, inputs, opts)
 
-    _go = in_turn(RecordingGroup._go)  # the number of a call is given in turn too
-    _message = in_turn(RecordingGroup._message)
+    def _numbered_with(self, *call: object, **options: object) -> tuple[str, str]:
+        return "group", repr(self.identity[0])
+
+    def _matched_with(
+        self, op: str, tensors: object, way: tuple[int, ...], tag: int, native: object
+    ) -> tuple[str, ...]:
+        to = f"sends to rank {way[1]} in" if op == "send" else "receives in"
+        return f"{to} group", repr(self.identity[0]), f"tag {tag}"
+
+    _go = in_turn(RecordingGroup._go, _numbered_with)  # the number of a call is given in turn too
+    _message = in_turn(RecordingGroup._message, _matched_with)
 
     def _perform(self, call: Call) -> MetWork:
         run = self._run()
@@ -276,11 +285,28 @@ def refuse(run: Run, calls: Mapping[int, Call]) -> None:
     states: dict[int, deadlock.State] = {}
     for rank, call in calls.items():
         where, stack = place(run.baton.frame(rank))
+        if not call.collective.asynchronous:  # the rank may by now stand in a call of another of its threads
+            where = call.collective.where or where
         states[rank] = deadlock.Blocked(rank, call.collective, where, stack)
     run.fail(deadlock.explain(states))
     current = current_rank()
     assert current is not None
     run.baton.block(current)
+
+
+def block(run: Run, rank: int, call: Collective, until: Callable[[], bool]) -> None:
+    """Let this thread of a rank be blocked in a call until it can go on; its others go on. May raise Aborted."""
+
+    def sleep() -> None:
+        run.blocked_in[rank] = call
+        run.baton.block(rank)
+        del run.blocked_in[rank]
+
+    turn = here.turn or here.lent
+    if turn is None:
+        sleep()
+    else:
+        turn.block(until, sleep)
 
 
 class MetWork(c10d.Work):
@@ -385,11 +411,11 @@ class MetWork(c10d.Work):
         return self._call.outputs
 
     def _block(self) -> None:
-        run = self._run
-        self._there.waiting.append(self._rank)
-        run.blocked_in[self._rank], run.waits[self._rank] = self._call.collective, self
-        run.baton.block(self._rank)
-        del run.blocked_in[self._rank], run.waits[self._rank]
+        run, there = self._run, self._there
+        there.waiting.append(self._rank)
+        run.waits.append(self)
+        block(run, self._rank, self._call.collective, lambda: there.complete or self._left_early)
+        run.waits.remove(self)
 
     def leave_early(self) -> bool:
         """Let the rank that waits here go on, if a backend that buffers would; whether it does.

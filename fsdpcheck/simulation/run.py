@@ -82,8 +82,8 @@ class SimulatedRun:
         leaving = self.globals.leave if looked is None else look_and_leave
         self.baton = Baton(world_size, choose, leaving, self.globals.enter, self._stuck)
         self.blocked_in: dict[int, Collective] = {}
-        self.waits: dict[int, MetWork] = {}
-        """Of the ranks that are blocked in a call: its work."""
+        self.waits: list[MetWork] = []
+        """Of the calls in which ranks are blocked."""
         self.instances: dict[tuple[object, ...], Instance] = {}
         self.messages = Messages()
         self.files = Files(self)
@@ -199,7 +199,7 @@ class SimulatedRun:
 
     def _buffer(self) -> bool:
         """Let each rank go on that waits for others only to take what it has sent; whether there was one."""
-        return bool([work for work in list(self.waits.values()) if work.leave_early()])
+        return bool([work for work in list(self.waits) if work.leave_early()])
 
     def states(self) -> dict[int, deadlock.State]:
         """How each rank has ended, or where it stands."""

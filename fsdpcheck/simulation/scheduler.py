@@ -11,8 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -90,15 +89,9 @@ class Baton:
         if self.aborting:
             self._unwind(rank)
 
-    @contextmanager
-    def stood_in_for(self, rank: int) -> Iterator[None]:
-        """While open, this thread is the rank, whose own waits for it."""
-        kept = self._threads[rank], self.tasks[rank]
-        self._threads[rank], self.tasks[rank] = threading.get_ident(), f"/proc/self/task/{threading.get_native_id()}"
-        try:
-            yield
-        finally:
-            self._threads[rank], self.tasks[rank] = kept
+    def stands(self, rank: int, thread: int, task: int) -> None:
+        """From now on this thread, which has these numbers for Python and for the system, is the rank."""
+        self._threads[rank], self.tasks[rank] = thread, f"/proc/self/task/{task}"
 
     def pause(self, rank: int) -> None:
         """Let the other ranks run as far as they can, then go on: for programs that poll."""

@@ -209,9 +209,11 @@ def _shortest(once: Once, first: Simulation, failed: Simulation, decisions: Deci
         if tried.failure is not None and tried.failure.kind == kind:
             order, failed = fewer, tried
     last = Decisions(order)
-    failed = _compared(first, once(last))
-    assert failed.failure is not None
-    return Search(_told(failed, failed.failure, order, last), count + 1, False, tuple(order), failed.voids)
+    again = _compared(first, once(last))
+    if again.failure is None:  # it need not fail in the same order again
+        assert failed.failure is not None
+        return Search(failed, count + 1, False, tuple(order), tuple(sorted({*failed.voids, _OTHERWISE})))
+    return Search(_told(again, again.failure, order, last), count + 1, False, tuple(order), again.voids)
 
 
 def _told(failed: Simulation, failure: Failure, order: Sequence[str], decisions: Decisions) -> Simulation:

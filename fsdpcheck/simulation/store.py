@@ -13,7 +13,7 @@ import torch.distributed as dist
 from fsdpcheck.compat import torch_private
 from fsdpcheck.execution.trace import Collective
 from fsdpcheck.simulation.decisions import Access
-from fsdpcheck.simulation.rendezvous import current_rank, require_rank
+from fsdpcheck.simulation.rendezvous import block, current_rank, require_rank
 from fsdpcheck.simulation.scheduler import where
 from fsdpcheck.simulation.turns import in_turn
 
@@ -38,7 +38,7 @@ class SimulatedStore(_Store):
         super().__init__()
         self._run, self._values = run, dict[str, bytes]()
         self._queues: dict[str, list[bytes]] = defaultdict(list)
-        self._waiting: dict[int, str] = {}
+        self._waiting: list[tuple[int, str]] = []
         self._others: dict[str, SimulatedStore] = {}
 
     def clear(self) -> None:
@@ -156,8 +156,9 @@ class SimulatedStore(_Store):
 
     def _tell(self, run: SimulatedRun, key: str) -> None:
         """Let go on who waits for a key."""
-        for rank in [rank for rank, wanted in self._waiting.items() if wanted == key]:
-            del self._waiting[rank]
+        told = [waiting for waiting in self._waiting if waiting[1] == key]
+        self._waiting = [waiting for waiting in self._waiting if waiting not in told]
+        for rank, _ in told:
             run.baton.wake(rank)
 
     def _wait(self, what: str, key: str, there: Callable[[], bool], *, writes: bool = False) -> None:
@@ -166,9 +167,8 @@ class SimulatedStore(_Store):
         while True:
             while not there():
                 call = Collective(f"store.{what}", tuple(run.traces), "store", 0, subject=f"key {_own(key)!r}")
-                self._waiting[rank], run.blocked_in[rank] = key, call
-                run.baton.block(rank)
-                del run.blocked_in[rank]
+                self._waiting.append((rank, key))
+                block(run, rank, call, there)
             self._use(what, key, writes=writes)
             if there():  # or another has taken it meanwhile
                 return

@@ -187,7 +187,9 @@ class Pool:
         run, job = self.current, self._job
         assert run is not None
         state: deadlock.State = deadlock.Finished(rank)
-        here.turn = turn = Turn(rank, run.baton, run.voids, run.refused, run.stragglers, run.world.around)
+        here.turn = turn = Turn(
+            rank, run.baton, run.voids, run.refused, run.stragglers, run.world.around, run.decisions
+        )
         try:
             run.baton.start(rank)
             job(rank)

@@ -19,18 +19,29 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import thread as executors
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fsdpcheck.compat import torch_private
 from fsdpcheck.compat.observers_private import is_observed, unobserved
+from fsdpcheck.simulation.decisions import Decisions
 from fsdpcheck.simulation.executors import Executors, executors_of_ranks
 from fsdpcheck.simulation.scheduler import Aborted, Baton, where
 from fsdpcheck.simulation.stragglers import VOID, Stragglers
+from fsdpcheck.simulation.thread_order import NOT_SETTLED, Caller, Standstill, ThreadOrder, TurnLock
+
+
+@dataclass(frozen=True, eq=False)
+class _Blocked:
+    """A thread that is blocked in a call, and may go on when ``until()``."""
+
+    until: Callable[[], bool]
 
 
 class Turn:
@@ -44,15 +55,19 @@ class Turn:
         refused: Callable[[int, BaseException], object],
         stragglers: Stragglers,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
+        decisions: Decisions | None = None,
     ) -> None:
-        """``around``: what is open on each thread that is this rank."""
+        """``around``: what is open on each thread that is this rank. ``decisions``: of a run that is decided."""
         self._rank, self._baton, self._voids, self._refused = rank, baton, voids, refused
         self._stragglers, self._around = stragglers, around
         self.running: dict[int, str] = {}
         """By the system's number of its thread, what the rank started and waits for, in words: no daemons."""
         self._news, self._may_leave = threading.Event(), False
-        self._lock = threading.Lock()
-        self._lock.acquire()
+        self._lock = TurnLock()
+        self._order = None if decisions is None else ThreadOrder(rank, decisions, self._lock)
+        self._standstill, self._own = Standstill(), (threading.get_ident(), threading.get_native_id())
+        self._blocked: list[_Blocked] = []
+        self._started = Counter[str]()
         self._threads: list[threading.Thread] = []
         self._daemons: list[threading.Thread] = []
         self._told: dict[threading.Thread, str] = {}
@@ -63,26 +78,102 @@ class Turn:
     @contextmanager
     def given_up(self) -> Iterator[None]:
         """While open, the rank's own thread waits and its other threads may call. May raise Aborted at the end."""
-        self._lock.release()
+        self._let_go()
         try:
             yield
         finally:
             self._lock.acquire()
+            self._baton.stands(self._rank, *self._own)
         if self._baton.aborting:
             raise Aborted
 
+    def _let_go(self) -> None:
+        """Let another thread have the turn: one that wants it, or else one that is blocked, which sees to the rank."""
+        self._lock.release(self._blocked[0] if self._blocked and not self._lock.wanted else None)
+
+    def block(self, until: Callable[[], bool], sleep: Callable[[], None]) -> None:
+        """Let this thread, which has the turn, be blocked in a call; the rank's other threads go on.
+
+        The rank is blocked, by ``sleep``, when none of its threads can do anything more. May raise Aborted."""
+        if not self.has_others:
+            sleep()
+            return
+        me = _Blocked(until)
+        self._blocked.append(me)
+        try:
+            while not until():
+                self._settled()
+                following = next((other for other in self._blocked if other.until()), None)
+                if following is None and not self._lock.wanted:
+                    sleep()
+                elif following is not me:
+                    self._lock.release(following)
+                    self._lock.wait_to_be_told(me)
+                    self._stand_in()
+                if self._over or self._baton.aborting:
+                    raise Aborted
+        finally:
+            self._blocked.remove(me)
+
+    def _stand_in(self) -> None:
+        self._baton.stands(self._rank, threading.get_ident(), threading.get_native_id())
+
+    def _settled(self) -> bool:
+        """Wait until no other thread of the rank moves; whether that could be waited for."""
+
+        def others() -> list[int]:
+            me = threading.get_native_id()
+            threads = [thread.native_id or 0 for thread in (*self._threads, *self._daemons)]
+            return [task for task in {*threads, *self.running, self._own[1]} if task != me]
+
+        settled = self._standstill.reached(others)
+        if not settled and self._order is not None:
+            self._voids.add(NOT_SETTLED)
+        return settled
+
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """While open, this thread is the rank. Raises Aborted if the rank has ended."""
-        self._lock.acquire()
+    def taken(self, shared: tuple[Hashable, ...] | None = None) -> Iterator[None]:
+        """While open, this thread is the rank. ``shared``: by which its call is in order with those of other threads.
+
+        Raises Aborted if the rank has ended."""
+        caller = self._caller(shared)
+        chosen = self._acquire(caller)
         try:
             if self._over or self._stragglers.over or self._baton.aborting:
                 raise Aborted
+            if caller is not None and not chosen:
+                self._let_others_go_first(caller)
             self._voids.add(VOID)
-            with self._baton.stood_in_for(self._rank):
-                yield
+            self._stand_in()
+            yield
         finally:
-            self._lock.release()
+            self._baton.stands(self._rank, *self._own)
+            self._let_go()
+
+    def call(self, shared: tuple[Hashable, ...]) -> None:
+        """On the rank's own thread, which is about to make a call: others of its threads may make theirs first."""
+        if self._order is not None and self.has_others and (caller := self._caller(shared)) is not None:
+            self._let_others_go_first(caller)
+            if self._baton.aborting:
+                raise Aborted
+
+    def _caller(self, shared: tuple[Hashable, ...] | None) -> Caller | None:
+        return None if self._order is None or shared is None else Caller(here.thread, shared, where(sys._getframe(3)))
+
+    def _acquire(self, caller: Caller | None) -> bool:
+        """Wait for the turn; whether it was decided that this caller is next."""
+        if caller is None or self._order is None:
+            return self._lock.acquire()
+        self._order.comes(caller)
+        try:
+            return self._lock.acquire(caller)
+        finally:
+            self._order.goes(caller)
+
+    def _let_others_go_first(self, caller: Caller) -> None:
+        assert self._order is not None
+        self._order.let_others_go_first(caller, self._settled)
+        self._stand_in()
 
     @property
     def has_others(self) -> bool:
@@ -91,11 +182,12 @@ class Turn:
 
     def start(self, thread: threading.Thread, start: Callable[[threading.Thread], None]) -> None:
         """Start a thread that is this rank."""
-        what = f"a thread ({_name(getattr(thread, '_target', None) or thread.run)}, started at {_caller()})"
+        name = _name(getattr(thread, "_target", None) or thread.run)
+        what = f"a thread ({name}, started at {_caller()})"
         if thread.daemon:
-            run, ours = self._as_rank(thread.run, ""), self._daemons
+            run, ours = self._as_rank(thread.run, "", self._numbered("thread", name)), self._daemons
         else:
-            run, ours = self._as_rank(thread.run, what), self._threads
+            run, ours = self._as_rank(thread.run, what, self._numbered("thread", name)), self._threads
         self._told[thread] = what
         thread.daemon = True  # it must not keep this process, which is not its rank's alone
 
@@ -118,7 +210,7 @@ class Turn:
     def submit(self, submit: Callable[..., Any], task: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Give a task to an executor, to be run as this rank."""
         what = f"a task of an executor ({_name(task)}, given at {_caller()})"
-        future = submit(self._as_rank(task, what), *args, **options)
+        future = submit(self._as_rank(task, what, self._numbered("task", _name(task))), *args, **options)
         self._tasks.append(future)
         future.add_done_callback(self._done)
         return future
@@ -158,7 +250,7 @@ class Turn:
     def end(self) -> None:
         """The rank has ended: what still wants to call is unwound."""
         self._over = True
-        self._lock.release()
+        self._let_go()
 
     def _done(self, task: concurrent.futures.Future[Any]) -> None:
         self._tasks.remove(task)
@@ -169,7 +261,13 @@ class Turn:
         self._news.wait()
         self._news.clear()
 
-    def _as_rank(self, task: Callable[..., Any], what: str) -> Callable[..., Any]:
+    def _numbered(self, kind: str, name: str) -> str:
+        """The name of something that the rank starts, among the like of it, in every run."""
+        told = f"{kind} {name.rpartition('.')[2]}"
+        self._started[told] += 1
+        return f"{told} #{self._started[told] - 1}"
+
+    def _as_rank(self, task: Callable[..., Any], what: str, thread: str) -> Callable[..., Any]:
         """``task``, to be called on another thread, which is this rank meanwhile; ``what`` it is if waited for."""
         home, world = here.home, torch_private.world_of_this_thread()
 
@@ -180,7 +278,7 @@ class Turn:
             before, me = dict(here.__dict__), threading.get_native_id()
             if what:
                 self.running[me] = what
-            here.__dict__.update(number=self._rank, home=home, turn=None, borrowed=self)
+            here.__dict__.update(number=self._rank, home=home, turn=None, borrowed=self, thread=thread)
             try:
                 with torch_private.in_world(world), torch.autograd.set_multithreading_enabled(False), self._around():
                     return task(*args, **options)
@@ -208,12 +306,15 @@ class _Here(threading.local):
     """Who a thread is. ``number``: the rank; None: no rank. ``home``: what its groups are made for.
 
     ``turn``: that of the rank whose own thread this is. ``borrowed``: that of the rank which started this thread.
+    ``lent``: the same, while this thread has the turn. ``thread``: which of the rank's threads it is, in every run.
     """
 
     number: int | None = None
     home: Any = None
     turn: Turn | None = None
     borrowed: Turn | None = None
+    lent: Turn | None = None
+    thread: str = "its own thread"
 
 
 here = _Here()
@@ -221,9 +322,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: here.__dict__.clear())  # a forked child of a rank is no rank
 
 
-def in_turn(method: Callable[..., Any]) -> Callable[..., Any]:
+def in_turn(
+    method: Callable[..., Any], shared: Callable[..., tuple[Hashable, ...]] | None = None
+) -> Callable[..., Any]:
     """A method that a rank calls in its turn; another thread of the rank takes the turn for it.
 
+    ``shared``, called as the method is: by which its calls are in order among the threads of a rank; None for none.
     What watches the thread, a profiler say, sees nothing of it.
     """
 
@@ -232,15 +336,17 @@ def in_turn(method: Callable[..., Any]) -> Callable[..., Any]:
         if is_observed():
             with unobserved():
                 return call(*args, **options)
-        turn = here.borrowed
+        turn, own = here.borrowed, here.turn
         if turn is None:
+            if shared is not None and own is not None and own.has_others:
+                own.call(shared(*args, **options))
             return method(*args, **options)
-        with turn.taken():
-            here.borrowed = None
+        with turn.taken(None if shared is None else shared(*args, **options)):
+            here.borrowed, here.lent = None, turn
             try:
                 return method(*args, **options)
             finally:
-                here.borrowed = turn
+                here.borrowed, here.lent = turn, None
 
     return call
 

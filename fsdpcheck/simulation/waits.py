@@ -50,6 +50,20 @@ def nobody_moves() -> bool:
     return first is not None and first == _look()
 
 
+def stands(task: Path) -> tuple[bool, str]:
+    """Whether a thread waits for others of this process without a time-out, or has ended; and how often it has slept.
+
+    What stands so in two looks, none of which finds another that moves, has not moved between them.
+    """
+    try:
+        words = (task / "syscall").read_text().split()
+        switches = [line for line in (task / "status").read_text().splitlines() if "ctxt_switches" in line]
+    except OSError:  # it has ended
+        return True, ""
+    waits = len(words) > _TIME_OUT and words[0] == str(_FUTEX) and not int(words[_TIME_OUT], 16)
+    return waits, f"{words} {switches}"
+
+
 def _look() -> dict[str, str] | None:
     """Of each thread the wait it is in and how often it went to sleep; None when one does not wait for another."""
     ours = {str(thread.native_id) for thread in threading.enumerate() if thread.name in _HARNESS}

@@ -1,0 +1,196 @@
+"""Threads of one rank: which of two calls first is searched where the program allows both, and only there."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fsdpcheck import Search, search, simulate
+
+Program = Callable[[int, int], object]
+VOID = "a thread that a rank started called a collective"
+
+
+def joined(program: Program) -> Callable[[], object]:
+    def whole() -> object:
+        dist.init_process_group("gloo")
+        return program(dist.get_rank(), dist.get_world_size())
+
+    return whole
+
+
+def tried(program: Program, world_size: int = 2) -> Search:
+    return search(joined(program), world_size)
+
+
+def started(*targets: Callable[[], object]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=target) for target in targets]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def reduced(*shape: int, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    value = torch.ones(shape)
+    dist.all_reduce(value, group=group)
+    return value
+
+
+def two_on_one_group(rank: int, size: int) -> None:
+    (thread,) = started(lambda: reduced(3))
+    reduced(2)
+    thread.join()
+
+
+def two_receive_from_one(rank: int, size: int) -> object:
+    got = torch.empty(2)
+    if rank == 0:
+        for value in range(2):
+            dist.send(torch.full((1,), float(value)), 1)
+        return None
+    for thread in started(lambda: dist.recv(got[:1], 0), lambda: dist.recv(got[1:], 0)):
+        thread.join()
+    return got.tolist()
+
+
+def two_tasks_of_one_executor(rank: int, size: int) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(reduced, 2), pool.submit(reduced, 3)]:
+            future.result()
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [(two_on_one_group, "mismatch"), (two_receive_from_one, "order"), (two_tasks_of_one_executor, "mismatch")],
+)
+def test_two_threads_whose_calls_share_an_order_are_found_with_the_threads_and_lines(
+    program: Program, kind: str
+) -> None:
+    found = tried(program)
+    assert found.simulation.failure is not None
+    assert found.simulation.failure.kind == kind
+    (decision,) = found.order
+    assert "first of its threads at" in decision
+    text = found.simulation.failure.text
+    assert f"decided  {decision}, at {__file__}:" in text
+    assert text.count(f", at {__file__}:") >= 2
+    assert tried(program).order == found.order, "it is found by the same name again"
+
+
+def two_on_a_group_each(rank: int, size: int) -> object:
+    own = dist.new_group([0, 1])
+    (thread,) = started(lambda: reduced(3, group=own))
+    reduced(2)
+    thread.join()
+    return None
+
+
+def held_back_by_a_join(rank: int, size: int) -> object:
+    (thread,) = started(lambda: reduced(3))
+    thread.join()
+    return reduced(2).tolist()
+
+
+def held_back_by_a_lock(rank: int, size: int) -> object:
+    lock, found = threading.Lock(), []
+    lock.acquire()
+
+    def after() -> None:
+        with lock:
+            found.append(reduced(3).tolist())
+
+    (thread,) = started(after)
+    found.append(reduced(2).tolist())
+    lock.release()
+    thread.join()
+    return found
+
+
+def held_back_by_a_queue(rank: int, size: int) -> object:
+    asked: queue.Queue[int] = queue.Queue()
+    found: list[object] = []
+
+    def serve() -> None:
+        found.append(reduced(asked.get()).tolist())
+
+    (thread,) = started(serve)
+    found.append(reduced(2).tolist())
+    asked.put(3)
+    thread.join()
+    return found
+
+
+def received_by_tag(rank: int, size: int) -> object:
+    """The second waits first; the sender comes to it last."""
+    got = torch.empty(2)
+    if rank == 0:
+        for tag in range(2):
+            dist.send(torch.full((1,), float(tag)), 1, tag=tag)
+        return None
+    for thread in started(lambda: dist.recv(got[1:], 0, tag=1), lambda: dist.recv(got[:1], 0, tag=0)):
+        thread.join()
+    return got.tolist()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [two_on_a_group_each, held_back_by_a_join, held_back_by_a_lock, held_back_by_a_queue, received_by_tag],
+)
+def test_threads_that_share_no_order_or_hold_each_other_back_are_no_finding(program: Program) -> None:
+    found = tried(program)
+    assert found.simulation.failure is None, found.simulation.failure.text
+    assert (found.schedules, found.complete, found.proved) == (1, True, False)
+    assert VOID in found.voids
+    assert set(found.voids) <= {VOID, "calls on several groups were under way together"}
+
+
+def joins_on_one_rank_before_and_on_the_other_after(rank: int, size: int) -> object:
+    own = dist.new_group([0, 1])
+    (thread,) = started(lambda: reduced(3, group=own))
+    if rank:
+        thread.join()
+    value = reduced(2).tolist()
+    thread.join()
+    return value
+
+
+def waits_for_a_key_that_the_other_thread_sets(rank: int, size: int) -> object:
+    store = dist.distributed_c10d._get_default_store()
+    (thread,) = started(lambda: store.get(f"ready {rank}"))
+    value = reduced(2).tolist()
+    store.set(f"ready {rank}", "yes")
+    thread.join()
+    return value
+
+
+@pytest.mark.parametrize(
+    "program", [joins_on_one_rank_before_and_on_the_other_after, waits_for_a_key_that_the_other_thread_sets]
+)
+@pytest.mark.parametrize("schedule", ["forward", "reversed"])
+def test_a_rank_that_is_blocked_in_one_thread_goes_on_in_another(program: Program, schedule: str) -> None:
+    done = simulate(joined(program), 2, show=False, schedule=schedule)  # type: ignore[arg-type]
+    assert done.failure is None, done.failure.text
+    assert done.returned == ([2.0, 2.0],) * 2
+    assert tried(program).simulation.failure is None
+
+
+def test_all_threads_of_a_rank_blocked_is_a_deadlock() -> None:
+    def program(rank: int, size: int) -> None:
+        own = dist.new_group([0, 1])
+        threads = started(lambda: dist.barrier(group=own)) if rank == 0 else []
+        if rank == 0:
+            dist.barrier()
+        for thread in threads:
+            thread.join()
+
+    done = simulate(joined(program), 2, show=False)
+    assert done.failure is not None
+    assert done.failure.kind == "deadlock"
+    assert "rank 0: in barrier() #" in done.failure.text
