@@ -118,6 +118,16 @@ def is_a_program(filename: str) -> bool:
     return not is_plumbing(filename) or filename.startswith(_TORCH + "testing" + os.sep)
 
 
+def is_asked_by_a_program(frame: FrameType | None) -> bool:
+    """Whether the innermost caller that is neither the harness nor Python's own is a program, and not torch."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_torch(file) or is_a_program(file):
+            return not is_torch(file)
+        frame = frame.f_back
+    return False
+
+
 def is_ours(filename: str) -> bool:
     """Whether a file is part of fsdpcheck, the reference implementation and the built-in adapters included."""
     return filename.startswith(_OURS)

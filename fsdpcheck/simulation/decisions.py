@@ -122,6 +122,12 @@ class Decisions:
         if writes:
             learn(written, mine)
 
+    def tick(self, rank: int) -> int:
+        """The number of something that a rank does now and that is no step: who hears of it hears of this number."""
+        self.steps.append(Step(Access(rank, ("nothing", len(self.steps)), False), dict(self.known_to(rank))))
+        self.known_to(rank)[rank] = len(self.steps)
+        return len(self.steps)
+
     def known_to(self, rank: int) -> dict[int, int]:
         """By rank: how far this one has heard of its steps."""
         return self._known.setdefault(rank, {})

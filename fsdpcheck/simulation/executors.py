@@ -26,6 +26,8 @@ class Executors:
 
     def __init__(self) -> None:
         self._used: Counter[str] = Counter()
+        self.side_by_side = False
+        """Whether one with several threads was given several tasks."""
 
     @property
     def left(self) -> list[str]:
@@ -52,6 +54,8 @@ def executors_of_ranks(of_this_rank: Callable[[], Executors | None], give: Calla
         if (found := made.pop(executor, None)) is not None:
             used[executor] = found
             found[0]._used[found[1]] += 1
+        elif (found := used.get(executor)) is not None and executor._max_workers > 1:
+            found[0].side_by_side = True
         return give(partial(submit, executor), task, *args, **options)
 
     def shutdown_ours(executor: ThreadPoolExecutor, *args: Any, **options: Any) -> None:

@@ -1,8 +1,8 @@
 """Files that several ranks use: which of them comes first may depend on the schedule, and nobody need communicate.
 
 Looked at are what Python opens, renames, removes and asks about by os.stat (so by ``exists``), and what torch.save
-writes. Not: folders, what is only appended to, what C code opens by itself, what lies where Python, installed packages,
-the system or a cache keep theirs, and locks.
+writes. Not: what C code opens by itself, what lies where Python, installed packages, the system or a cache keep theirs,
+and locks. Folders, and what is only appended to, are told of and not searched (simulation/folders.py).
 
 In a run that is decided, each use waits until it is decided that it comes next. In any other, two uses of one file by
 two ranks, of which one writes and neither had to come before the other for all that the ranks told each other, are
@@ -24,7 +24,9 @@ from typing import Any, Final, Protocol
 from fsdpcheck.compat import torch_private
 from fsdpcheck.compat.files_private import archives_written
 from fsdpcheck.simulation.decisions import Access, Decisions
+from fsdpcheck.simulation.folders import Folders, Kind, allows_that_it_exists
 from fsdpcheck.simulation.scheduler import Baton, where
+from fsdpcheck.simulation.surroundings import EVENTS, pipes_of_ranks, said_of
 from fsdpcheck.simulation.turns import here
 
 _PYTHON: Final = {sys.prefix, sys.base_prefix, sys.exec_prefix}
@@ -32,6 +34,10 @@ _FOLDERS: Final = (*(folder + os.sep for folder in _PYTHON), "/proc/", "/sys/", 
 _NOT_LOOKED_AT: Final = re.compile(
     r"-packages/|/\.cache/|/\.triton/|/__pycache__/|/torchinductor_|\.(py|pyc|pyi|so|lock)$"
 )
+_TOLD: Final = {"open", "os.rename", "os.remove", "os.truncate", "os.mkdir", "os.listdir", "os.scandir", *EVENTS} | {
+    *("tempfile.mkdtemp", "tempfile.mkstemp", "shutil.rmtree")
+}
+"""Python's audit events that are looked at."""
 _WRITES: Final = os.O_WRONLY | os.O_RDWR
 _NUMBERS: Final = re.compile(r"\d{4,}|[0-9a-f]{16,}")
 """What is no part of the name that a file has in every run: the time, a number of a process."""
@@ -61,6 +67,7 @@ class Files:
         self._run = run
         self._uses: dict[str, dict[tuple[int, bool], _Use]] = {}
         self._temporary: dict[str, str] = {}
+        self._folders, self._mixed = Folders(), set[str]()
         self.notes: dict[str, str] = {}
         """By file, what is said of two uses that nothing orders."""
 
@@ -74,6 +81,8 @@ class Files:
             if here.number is not None and not _here.inside and options.get("dir_fd") is None:
                 with suppress(OSError, ValueError, TypeError):
                     if stat.S_ISDIR(asked(path).st_mode):
+                        if not allows_that_it_exists(sys._getframe(1)):
+                            self._seen(path, folder="look")
                         return asked(path, *args, **options)
                 self._seen(path, writes=False)
             return asked(path, *args, **options)
@@ -83,6 +92,7 @@ class Files:
             with (
                 torch_private.replaced(os, stat=stat_ours),
                 archives_written(lambda path: self._seen(path, writes=True)),
+                pipes_of_ranks(self._run.voids),
             ):
                 yield
         finally:
@@ -99,8 +109,16 @@ class Files:
         """One of Python's audit events, on a thread of a rank."""
         if event == "open":
             path, _, flags = args
-            if not flags & os.O_APPEND:
+            if flags & os.O_APPEND:
+                self._seen(path, folder="append")
+            else:
                 self._seen(path, writes=bool(flags & _WRITES))
+        elif event == "os.mkdir":
+            self._seen(args[0], folder="make if absent" if allows_that_it_exists(sys._getframe(2)) else "make")
+        elif event in ("os.listdir", "os.scandir"):
+            self._seen(args[0] if args[0] is not None else ".", folder="list")
+        elif event in EVENTS:
+            self._run.voids |= {said} if (said := said_of(event)) else set()
         elif event in ("tempfile.mkdtemp", "tempfile.mkstemp"):
             number = sum(name.startswith(f"rank {here.number}:") for name in self._temporary.values())
             self._temporary[os.path.abspath(args[0])] = f"rank {here.number}: temporary {number}"
@@ -114,7 +132,7 @@ class Files:
             for path in [path for path in self._uses if path.startswith(inside)]:
                 self._seen(path, writes=True)
 
-    def _seen(self, path: Any, *, writes: bool) -> None:
+    def _seen(self, path: Any, *, writes: bool = False, folder: Kind | None = None) -> None:
         if here.number is None or _here.inside or self._run.baton.aborting or not isinstance(path, str | os.PathLike):
             return
         name = os.fspath(path)
@@ -123,21 +141,52 @@ class Files:
         if not _NOT_LOOKED_AT.search(name):
             _here.inside = True
             try:
-                self._use(name, writes)
+                if folder is None:
+                    self._use(name, writes)
+                else:
+                    self._use_folder(name, folder)
             finally:
                 _here.inside = False
 
     def _use(self, path: str, writes: bool) -> None:
-        rank = here.number
+        rank, heard = here.number, self._run.heard
         assert rank is not None
+        late = path in self._folders and heard is not None and self._folders.use(path, rank, "look", heard)
+        if late or (path in self._mixed and not writes):
+            self._run.voids.add(f"ranks appended to a file in an order that nothing fixes: {self._named(path)}")
+        if writes and heard is not None:
+            self._enter(path, rank, heard)
         frame = sys._getframe(2)
         access = Access(rank, ("file", path), writes, where(frame))
         if self._run.decisions is not None and here.turn is not None and not _imports(frame):
             what = f"{'write' if writes else 'read'} of {self._named(path)}"
             self._run.decisions.wait_for(rank, what, access, self._run.baton)
-            self._uses.setdefault(path, {})[rank, writes] = _Use(access, 0)
-        elif self._run.heard is not None:
-            self._compare(path, access, self._run.heard)
+            self._uses.setdefault(path, {})[rank, writes] = _Use(access, self._run.decisions.known_to(rank)[rank])
+        elif heard is not None:
+            self._compare(path, access, heard)
+
+    def _use_folder(self, path: str, kind: Kind) -> None:
+        """Uses of what is not searched."""
+        rank, heard = here.number, self._run.heard
+        assert rank is not None
+        if heard is None:
+            return
+        races = self._folders.use(path, rank, kind, heard)
+        known, others = heard.known_to(rank), [use for (r, _), use in self._uses.get(path, {}).items() if r != rank]
+        if kind == "append" and any(known.get(use.access.rank, 0) < use.count for use in others):
+            self._run.voids.add(f"ranks appended to a file in an order that nothing fixes: {self._named(path)}")
+        if races and kind == "append":
+            self._mixed.add(path)
+        elif races:
+            self._run.voids.add(f"ranks used a folder in an order that nothing fixes: {self._named(path)}")
+        if kind in ("make", "make if absent", "append") and not os.path.lexists(path):
+            self._enter(path, rank, heard)
+
+    def _enter(self, path: str, rank: int, heard: Decisions) -> None:
+        """A rank makes or removes an entry of a folder."""
+        folder = os.path.dirname(path)
+        if self._folders.use(folder, rank, "enter", heard):
+            self._run.voids.add(f"ranks used a folder in an order that nothing fixes: {self._named(folder)}")
 
     def _compare(self, path: str, access: Access, heard: Decisions) -> None:
         """Note a use, and whether it could have come before one of another rank on which it depends."""
@@ -181,7 +230,7 @@ def _add_hook() -> None:
 def _hook(event: str, args: tuple[Any, ...]) -> None:
     if not _live or here.number is None or _here.inside:
         return
-    if event == "open" or event.startswith(("os.re", "os.tr", "tempfile.mk", "shutil.rm")):
+    if event in _TOLD:
         _live[-1](event, args)
 
 

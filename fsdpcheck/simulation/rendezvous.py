@@ -309,6 +309,18 @@ def block(run: Run, rank: int, call: Collective, until: Callable[[], bool]) -> N
         turn.block(until, sleep)
 
 
+class _Future(torch.futures.Future[list[Tensor]]):
+    """That of a work; to ask whether it is done is a poll."""
+
+    def __init__(self, voids: set[str]) -> None:
+        super().__init__()
+        self._voids = voids
+
+    def done(self) -> bool:
+        self._voids.add("a future of a work was polled")
+        return bool(super().done())
+
+
 class MetWork(c10d.Work):
     """A call under way on one rank.
 
@@ -347,6 +359,8 @@ class MetWork(c10d.Work):
     @in_turn
     def wait(self, timeout: Any = None) -> bool:
         """Block until all members have issued the call, then write this rank's outputs."""
+        if timeout is not None and torch_private.asked_directly(sys._getframe(1)):
+            self._run.voids.add("a work was waited for with a time-out, which nothing here takes")
         if not self._delivered:
             self._delivered = True
             self._call.times.append(next(self._run.clock))
@@ -402,7 +416,7 @@ class MetWork(c10d.Work):
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """A completed future of the outputs; waits for them, which is stronger than real backends."""
         self.wait()
-        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        future = _Future(self._run.voids)
         future.set_result(self._call.outputs)
         return future
 

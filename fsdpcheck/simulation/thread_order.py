@@ -117,10 +117,9 @@ class ThreadOrder:
     def let_others_go_first(self, me: Caller, settled: Callable[[], bool]) -> None:
         """With the turn: until it is decided that this caller is next. ``settled`` waits until no other moves."""
         while settled():
-            rivals = {caller.thread: caller for caller in self._coming if caller.shared == me.shared} | {me.thread: me}
-            if len(rivals) == 1:
-                return
-            chosen = self._chosen([rivals[name] for name in sorted(rivals)])
+            here = sorted([*self._coming, me], key=lambda caller: caller.thread)
+            rivals = [caller for caller in here if caller.shared == me.shared]
+            chosen = self._chosen(rivals) if len(rivals) > 1 else here[0]  # as in every run, if it does not matter
             if chosen is me:
                 return
             self._lock.release(chosen)

@@ -35,7 +35,7 @@ from fsdpcheck.simulation.run import SimulatedRun, no_progress
 from fsdpcheck.simulation.scheduler import Aborted, where
 from fsdpcheck.simulation.shared_locks import stuck_in_a_lock
 from fsdpcheck.simulation.store import SimulatedStore
-from fsdpcheck.simulation.turns import Turn, here, threads_of_ranks
+from fsdpcheck.simulation.turns import SIDE_BY_SIDE, Turn, here, threads_of_ranks
 from fsdpcheck.simulation.waits import starts_threads_of_the_harness
 
 
@@ -204,6 +204,8 @@ class Pool:
                 run.daemons.setdefault(daemon, set()).add(rank)
             for executor in turn.executors.left if isinstance(state, deadlock.Finished) else ():
                 run.executors.setdefault(executor, set()).add(rank)
+            if turn.side_by_side and run.decisions is not None:
+                run.voids.add(SIDE_BY_SIDE)
             turn.end()
             run.end_rank(rank, state)
             run.baton.end(rank)

@@ -24,7 +24,8 @@ from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import thread as executors
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+from weakref import WeakSet
 
 import torch
 
@@ -35,6 +36,8 @@ from fsdpcheck.simulation.executors import Executors, executors_of_ranks
 from fsdpcheck.simulation.scheduler import Aborted, Baton, where
 from fsdpcheck.simulation.stragglers import VOID, Stragglers
 from fsdpcheck.simulation.thread_order import NOT_SETTLED, Caller, Standstill, ThreadOrder, TurnLock
+
+SIDE_BY_SIDE: Final = "several threads of a rank ran at once; what they do to each other between calls is not searched"
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +77,7 @@ class Turn:
         self._tasks: list[concurrent.futures.Future[Any]] = []
         self._over = False
         self.executors = Executors()
+        self._unjoined, self._several = WeakSet[threading.Thread](), False
 
     @contextmanager
     def given_up(self) -> Iterator[None]:
@@ -205,6 +209,9 @@ class Turn:
 
         thread.run = run_to_its_end  # type: ignore[method-assign]
         ours.append(thread)
+        if torch_private.is_asked_by_a_program(sys._getframe(1)):
+            self._unjoined.add(thread)
+            self._several |= len(self._unjoined) > 1
         start(thread)
 
     def submit(self, submit: Callable[..., Any], task: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -214,6 +221,15 @@ class Turn:
         self._tasks.append(future)
         future.add_done_callback(self._done)
         return future
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether the program had several threads or tasks of the rank run at once."""
+        return self._several or self.executors.side_by_side
+
+    def joined(self, thread: threading.Thread) -> None:
+        """The program has waited for it."""
+        self._unjoined.discard(thread)
 
     def let_others_go_on(self) -> None:
         """Let the other ranks run as far as they can: this one may sleep until one of them has done something."""
@@ -375,6 +391,9 @@ def threads_of_ranks() -> Iterator[None]:
 
     def join_ours(thread: threading.Thread, timeout: float | None = None) -> None:
         _waiting(join, thread, timeout)
+        turn = here.turn or here.borrowed
+        if turn is not None and not thread.is_alive():
+            turn.joined(thread)
 
     def wait_ours(condition: threading.Condition, timeout: float | None = None) -> bool:
         return bool(_waiting(wait, condition, timeout))

@@ -150,6 +150,63 @@ def test_files_in_order_and_files_of_one_rank_are_neither_noted_nor_void(program
     assert (found.proved, found.schedules) == (True, 1), found
 
 
+def lists_what_others_make(folder: Path, rank: int) -> object:
+    (folder / f"{rank}").write_text("", encoding="utf-8")
+    found = len(os.listdir(folder))
+    dist.barrier()
+    (folder / f"{rank}").unlink()
+    return found
+
+
+def asks_for_a_folder(folder: Path, rank: int) -> object:
+    if rank == 0:
+        (folder / "made").mkdir()
+    found = (folder / "made").exists()
+    dist.barrier()
+    if rank == 0:
+        (folder / "made").rmdir()
+    return found
+
+
+def makes_what_another_makes(folder: Path, rank: int) -> object:
+    try:
+        (folder / "made").mkdir()
+    except FileExistsError:
+        return "late"
+    return "first"
+
+
+def reads_what_all_append(folder: Path, rank: int) -> object:
+    every_rank_appends(folder, rank)
+    dist.barrier()
+    return (folder / "log").read_text(encoding="utf-8")[:2]
+
+
+def reads_while_another_appends(folder: Path, rank: int) -> object:
+    if rank == 0:
+        return every_rank_appends(folder, rank)
+    return text_if_there(folder / "log")
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (lists_what_others_make, "used a folder in an order that nothing fixes: "),
+        (asks_for_a_folder, "used a folder in an order that nothing fixes: made"),
+        (makes_what_another_makes, "used a folder in an order that nothing fixes: made"),
+        (reads_what_all_append, "appended to a file in an order that nothing fixes: log"),
+        (reads_while_another_appends, "appended to a file in an order that nothing fixes: log"),
+    ],
+)
+def test_folders_and_appended_files_in_no_fixed_order_are_no_proof(program: Program, told: str, tmp_path: Path) -> None:
+    for number, run in enumerate((simulate, search)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        found = run(joined(program, folder), 2, **{"show": False} if run is simulate else {})  # type: ignore[operator]
+        assert any(told in void for void in found.voids), found.voids
+        assert not getattr(found, "proved", False)
+
+
 def test_a_file_that_one_order_leaves_to_the_next_is_no_proof(tmp_path: Path) -> None:
     def program(folder: Path, rank: int) -> object:
         if rank == 0:

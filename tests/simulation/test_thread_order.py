@@ -5,12 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from fsdpcheck import Search, search, simulate
+from fsdpcheck.simulation.turns import SIDE_BY_SIDE
 
 Program = Callable[[int, int], object]
 VOID = "a thread that a rank started called a collective"
@@ -59,8 +61,6 @@ def two_receive_from_one(rank: int, size: int) -> object:
 
 
 def two_tasks_of_one_executor(rank: int, size: int) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(reduced, 2), pool.submit(reduced, 3)]:
             future.result()
@@ -148,7 +148,7 @@ def test_threads_that_share_no_order_or_hold_each_other_back_are_no_finding(prog
     assert found.simulation.failure is None, found.simulation.failure.text
     assert (found.schedules, found.complete, found.proved) == (1, True, False)
     assert VOID in found.voids
-    assert set(found.voids) <= {VOID, "calls on several groups were under way together"}
+    assert set(found.voids) <= {VOID, SIDE_BY_SIDE, "calls on several groups were under way together"}
 
 
 def joins_on_one_rank_before_and_on_the_other_after(rank: int, size: int) -> object:
@@ -194,3 +194,39 @@ def test_all_threads_of_a_rank_blocked_is_a_deadlock() -> None:
     assert done.failure is not None
     assert done.failure.kind == "deadlock"
     assert "rank 0: in barrier() #" in done.failure.text
+
+
+def threads_that_append(rank: int, size: int) -> object:
+    found: list[int] = []
+    for thread in started(*(lambda number=number: found.append(number) for number in range(2))):
+        thread.join()
+    return found
+
+
+def tasks_that_append(rank: int, size: int) -> object:
+    found: list[int] = []
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(2):
+            pool.submit(found.append, number)
+    return found
+
+
+def one_after_another(rank: int, size: int) -> object:
+    found: list[int] = []
+    for number in range(2):
+        started(lambda number=number: found.append(number))[0].join()
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(2):
+            pool.submit(found.append, number)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("program", "proved"), [(threads_that_append, False), (tasks_that_append, False), (one_after_another, True)]
+)
+def test_threads_of_a_rank_that_run_at_once_are_no_proof_even_if_they_call_nothing(
+    program: Program, proved: bool
+) -> None:
+    found = tried(program)
+    assert found.proved is proved
+    assert found.voids == (() if proved else (SIDE_BY_SIDE,))
