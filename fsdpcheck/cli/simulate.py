@@ -170,7 +170,19 @@ def _found(options: argparse.Namespace, launch: Launch) -> Search:
         if options.schedules > 1:
             raise UsageError("--order is one order of ranks and --schedules asks for several; next: leave one out")
         order = decoded(options.order)
-        return Search(once(Decisions(order)), 1, False, order)
+        decisions = Decisions(order)
+        done = once(decisions)
+        if decisions.left and done.failure is None:
+            raise UsageError(
+                explain(
+                    "the program no longer comes to a decision of this order, and ends well",
+                    got=f"no {decisions.left[0]!r}",
+                    wanted=f"the decisions of the token: {', '.join(map(repr, order))}",
+                    then="look for orders anew, by --schedules",
+                )
+            )
+        left = tuple(f"a decision of the order did not come up: {key}" for key in decisions.left)
+        return Search(replace(done, notes=(*done.notes, *left)), 1, False, order)
     if options.schedules > 1:
         return some_orders(once, options.schedules)
     return Search(once(None), 1, False)

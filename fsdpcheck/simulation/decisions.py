@@ -4,6 +4,11 @@ Ranks that only exchange collectives and messages of a known source come to the 
 for a message from any source, for a store that several ranks use, for a work that is polled. In a run that is decided,
 each of these waits until no rank can go on without it; what could happen next is then known, and one is chosen. (For
 messages this is POE: Vakkalanka, Gopalakrishnan, Kirby, CAV 2008.)
+
+A decision is named by the rank (and its thread), what it does, and the number of this among the like of it. So an order
+is had again after edits that leave these: other lines and names of variables, other calls, on other groups too, other
+keys, tags, files and threads. It is not after those that change them: one more receive from any source of the same tag
+before, a key, file or function of a thread that is renamed. A wanted decision that does not come up is ``left``.
 """
 
 from __future__ import annotations
@@ -73,6 +78,11 @@ class Decisions:
         self._known: dict[int, dict[int, int]] = {}
         self._written: dict[tuple[object, ...], dict[int, int]] = {}
         self._accessed: dict[tuple[object, ...], dict[int, int]] = {}
+
+    @property
+    def left(self) -> list[str]:
+        """Wanted decisions that have not come up."""
+        return list(self._wanted)
 
     @property
     def taken(self) -> list[Step]:

@@ -160,6 +160,8 @@ def _repeated(once: Once, first: Simulation, begun: Sequence[str]) -> Iterator[s
 def _extend(path: list[_Point], decisions: Decisions) -> Iterator[str]:
     """Put what was decided, and what else must be tried, on the path; a void if it has left it."""
     taken = decisions.taken
+    if decisions.left:
+        yield _OTHERWISE
     for point, step in zip(path, taken, strict=False):
         if point.chosen != step.chosen or point.options != frozenset(step.options):
             yield _OTHERWISE
@@ -213,6 +215,7 @@ def _shortest(once: Once, first: Simulation, failed: Simulation, decisions: Deci
     if again.failure is None:  # it need not fail in the same order again
         assert failed.failure is not None
         return Search(failed, count + 1, False, tuple(order), tuple(sorted({*failed.voids, _OTHERWISE})))
+    order = [key for key in order if key not in last.left]
     return Search(_told(again, again.failure, order, last), count + 1, False, tuple(order), again.voids)
 
 

@@ -174,6 +174,40 @@ def test_orders_are_drawn_until_one_fails_which_is_had_again_by_its_token(folder
         assert (code, words in err) == (2, True)
 
 
+def test_a_token_survives_edits_that_leave_what_it_decides_and_is_refused_after_others(folder: Path) -> None:
+    (folder / "first.py").write_text(_FIRST_COME)
+    _, out, _ = run(folder, "simulate", "-n", "3", "--schedules", "50", "first.py")
+    token = out.split("--order ")[1].split()[0]
+    edited = (
+        _FIRST_COME.replace("first", "earliest")
+        .replace("\nif dist", "\n\n\nimport threading\nlogs = []\nif dist", 1)
+        .replace(
+            "if dist",
+            "own = dist.new_group([0, 1, 2])\ndist.all_reduce(torch.ones(1), group=own)\n"
+            "threading.Thread(target=logs.append, args=('began',)).start()\nif dist",
+            1,
+        )
+    )
+    assert edited.count("\n") > _FIRST_COME.count("\n") + 5
+    (folder / "edited.py").write_text(edited)
+    code, out, _ = run(folder, "simulate", "-n", "3", "--order", token, "edited.py")
+    assert (code, out.startswith("rank 0 raised AssertionError")) == (1, True), out
+    (folder / "other.py").write_text(
+        _FIRST_COME.replace("torch.ones(1), 0)", "torch.ones(1), 0, tag=4)")
+        .replace("dist.recv(torch.ones(1))", "dist.recv(torch.ones(1), tag=4)")
+        .replace("3 - first)", "3 - first, tag=4)")
+    )
+    code, _, err = run(folder, "simulate", "-n", "3", "--order", token, "other.py")
+    assert code == 2
+    assert "the program no longer comes to a decision of this order, and ends well" in err
+    assert "got     no 'rank 0: receive from any source, tag 0 #0 from rank 2'" in err
+    broken = (folder / "other.py").read_text() + "raise SystemExit(3)\n"
+    (folder / "broken.py").write_text(broken)
+    code, out, _ = run(folder, "simulate", "-n", "3", "--order", token, "broken.py")
+    assert code == 1
+    assert "a decision of the order did not come up: rank 0: receive from any source, tag 0 #0 from rank 2" in out
+
+
 def test_an_order_that_is_the_only_one_is_run_once(folder: Path) -> None:
     code, out, _ = run(folder, "simulate", "-n", "2", "--schedules", "50", "train.py")
     assert (code, out.splitlines()[-1]) == (0, "  one order of ranks was run")

@@ -49,6 +49,13 @@ def two_on_one_group(rank: int, size: int) -> None:
     thread.join()
 
 
+def two_of_which_one_computes_first(rank: int, size: int) -> None:
+    """It is waited for: it could be first as well."""
+    (thread,) = started(lambda: sum(range(1_000_000)) and reduced(3))
+    reduced(2)
+    thread.join()
+
+
 def two_receive_from_one(rank: int, size: int) -> object:
     got = torch.empty(2)
     if rank == 0:
@@ -68,7 +75,12 @@ def two_tasks_of_one_executor(rank: int, size: int) -> None:
 
 @pytest.mark.parametrize(
     ("program", "kind"),
-    [(two_on_one_group, "mismatch"), (two_receive_from_one, "order"), (two_tasks_of_one_executor, "mismatch")],
+    [
+        (two_on_one_group, "mismatch"),
+        (two_of_which_one_computes_first, "mismatch"),
+        (two_receive_from_one, "order"),
+        (two_tasks_of_one_executor, "mismatch"),
+    ],
 )
 def test_two_threads_whose_calls_share_an_order_are_found_with_the_threads_and_lines(
     program: Program, kind: str
