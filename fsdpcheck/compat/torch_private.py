@@ -280,7 +280,8 @@ def join_together() -> None:
         timeout = options.get("timeout") or module.default_pg_timeout
         module._store_based_barrier(group.rank(), store, "joined", group.size(), timeout)
 
-    for owner in (dist, module):
+    package: Any = dist
+    for owner in (package, module):
         owner.init_process_group = joined
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
 from fsdpcheck.compat import torch_private
@@ -90,7 +91,7 @@ def on_gloo(
     with listener, Forked({(rank,): partial(live, rank) for rank in range(world_size)}) as ranks:
         port = listener.getsockname()[1]
         options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
-        store = dist.TCPStore(_HOST, port, **options)
+        store = c10d.TCPStore(_HOST, port, **options)
         yield ranks
     del store
 
@@ -99,7 +100,7 @@ def _become(rank: int, world_size: int, environment: Mapping[str, str], seconds:
     """Make this forked process the rank, as torchrun starts one: with its environment, and seeds of its own."""
     RankGlobals(world_size, unseeded()).enter(rank)
     os.environ.update({**environment, "TORCHELASTIC_USE_AGENT_STORE": "True"})
-    dist.set_debug_level_from_env()
+    c10d.set_debug_level_from_env()
     torch_private.give_up_after(seconds)
     torch_private.join_together()
 
