@@ -6,6 +6,7 @@ import linecache
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from fsdpcheck import __version__
@@ -18,7 +19,7 @@ from fsdpcheck.simulation.search import Search
 from fsdpcheck.simulation.simulate import Simulation
 from fsdpcheck.traces import plain
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 """Version of the document; it grows with every change that a reader could notice."""
 _WIDTH: Final = 120
 _AROUND: Final = 2
@@ -62,11 +63,14 @@ def document(found: Search, argv: Sequence[str]) -> dict[str, Any]:
     """The same as JSON data.
 
     {schema, fsdpcheck, argv, world_size, exit_code, failure, ranks, voids, left, shared, hand_overs, notes,
-    schedules, order, substitutions, out_of_order}. ``schedules``: orders of ranks that were run; ``order``: the
-    decisions that the failure needs. ``substitutions``: how often what of a GPU was played on the CPU, by name.
-    ``failure``: None, or {kind, text, exception, ranks: [{rank, state, waiting_for, where, stack}]}. ``ranks``: {rank,
-    printed, calls} of each; a call is {op, group, ranks, number, reduce_op, root, inputs, outputs, asynchronous,
-    subject, tag, about, phase, where, times}, for ``times`` see execution.trace.Times.
+    schedules, drawn, order, smaller, worlds_tried, substitutions, out_of_order}. ``schedules``: orders of ranks that
+    were run; ``drawn``: None, or of those that were drawn {orders, depth, takers, choices, counted, chance},
+    see simulation/priorities.py; ``order``: the decisions that the failure needs. ``smaller``: None, or the same failure
+    in the smallest of the ``worlds_tried`` that has it, {world_size, failure, order}. ``substitutions``: how often what
+    of a GPU was played on the CPU, by name. ``failure``: None, or {kind, text, exception, ranks: [{rank, state,
+    waiting_for, where, stack}]}. ``ranks``: {rank, printed, calls} of each; a call is {op, group, ranks, number,
+    reduce_op, root, inputs, outputs, asynchronous, subject, tag, about, phase, where, times}, for ``times`` see
+    execution.trace.Times.
     """
     done = found.simulation
     return {
@@ -86,10 +90,17 @@ def document(found: Search, argv: Sequence[str]) -> dict[str, Any]:
         "hand_overs": done.hand_overs,
         "notes": list(done.notes),
         "schedules": found.schedules,
+        "drawn": _drawn(found),
         "order": list(found.order),
         "substitutions": dict(done.substitutions),
         "out_of_order": _out_of_order(done),
     }
+
+
+def _drawn(found: Search) -> dict[str, Any] | None:
+    if found.drawn is None:
+        return None
+    return {**asdict(found.drawn), "chance": str(found.drawn.chance)}
 
 
 def lost_document(name: str) -> dict[str, Any]:
@@ -143,10 +154,9 @@ def _conditions(found: Search) -> str:
     if found.simulation.failure is not None:
         return f"  again   add --order {encoded(found.order)}" if found.order else ""
     voids = found.voids or found.simulation.voids
-    ran = "one order of ranks was run" if found.schedules == 1 else f"{found.schedules} orders of ranks were run"
-    if not voids and found.schedules > 1 and not found.complete:
-        return f"  {ran}, drawn; another may end otherwise"
-    return f"  {ran}" + (f"; another may end otherwise: {'; '.join(voids)}" if voids else "")
+    otherwise = "; another may end otherwise" if voids or (found.schedules > 1 and not found.complete) else ""
+    told = f"  {found.did}{otherwise}{': ' if voids else ''}{'; '.join(voids)}"
+    return f"{told}\n  drawn   {found.drawn}" if found.drawn is not None else told
 
 
 def _out_of_order(done: Simulation) -> str:

@@ -42,12 +42,19 @@ class Access:
 
 @dataclass(slots=True)
 class Option:
-    """What could happen next. ``of``: the name of what is decided; ``key``: with its outcome; ``act`` makes it so."""
+    """What could happen next. ``of``: the name of what is decided; ``key``: with its outcome; ``act`` makes it so.
+
+    ``taker``: whose turn it would be; the rank's own unless said otherwise. A taker has one such turn after another.
+    """
 
     of: str
     key: str
     access: Access
     act: Callable[[], object]
+    taker: str = ""
+
+    def __post_init__(self) -> None:
+        self.taker = self.taker or f"rank {self.access.rank}"
 
 
 @dataclass(slots=True)

@@ -49,7 +49,8 @@ class Messages:
                 for rank, sent in sorted(first_of_each.items()):
                     take = partial(self._take, run, way, sent, anybody)
                     key = f"{anybody.name} from rank {rank}"
-                    yield Option(anybody.name, key, _access(anybody, way), take)
+                    taker = f"messages from rank {rank} to rank {anybody.rank}, tag {way[2]} of {way[0]}"
+                    yield Option(anybody.name, key, _access(anybody, way), take, taker)
 
     def _take(self, run: Run, way: _Way, sent: _Side, wanted: _Side) -> None:
         self._sent[way].remove(sent)

@@ -405,8 +405,9 @@ class MetWork(c10d.Work):
             run.baton.wake(rank)
 
         def options() -> list[Option]:
-            done = [Option(name, f"{name}: complete", access, partial(reply, True))] if self._there.complete else []
-            return [*done, Option(name, f"{name}: not yet", access, partial(reply, False))]
+            complete = Option(name, f"{name}: complete", access, partial(reply, True), f"work of {name}")
+            not_yet = Option(name, f"{name}: not yet", access, partial(reply, False))
+            return [complete, not_yet] if self._there.complete else [not_yet]
 
         decisions.waiting[rank] = options
         run.baton.block(rank)

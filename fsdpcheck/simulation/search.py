@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import torch
-
 from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.execution import Failure, RankState
-from fsdpcheck.simulation.decisions import Decisions, Option, alternatives
+from fsdpcheck.simulation.comparison import compared
+from fsdpcheck.simulation.decisions import Decisions, alternatives
+from fsdpcheck.simulation.priorities import DEPTH, Drawn, Priorities, choices, takers
 from fsdpcheck.simulation.simulate import Options, Simulation, simulated
 
 Once = Callable[[Decisions], Simulation]
 MOST_SCHEDULES: Final = 1000
+DRAWN: Final = 100
+"""Orders that are drawn where that many are not all."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Search:
 
     ``simulation``: the one that failed, or the first. ``complete``: no other order can end otherwise, if what ranks
     compute depends on nothing but what they are given. ``order``: the decisions that the failure needs, by name.
-    ``voids``: why even all these orders are no proof.
+    ``voids``: why even all these orders are no proof. ``drawn``: those of the orders that were drawn at random, and
+    what that promises; None where none was.
     """
 
     simulation: Simulation
@@ -32,11 +35,21 @@ class Search:
     complete: bool
     order: tuple[str, ...] = ()
     voids: tuple[str, ...] = ()
+    drawn: Drawn | None = None
 
     @property
     def proved(self) -> bool:
         """Whether every order comes to the same end."""
         return self.complete and self.simulation.failure is None and not self.voids
+
+    @property
+    def did(self) -> str:
+        """How many orders were run, and whether these are all that could end otherwise, in words."""
+        if self.schedules == 1:
+            return "one order of ranks was run"
+        if self.complete and not self.voids:
+            return f"all {self.schedules} orders of ranks that could end otherwise were run"
+        return f"{self.schedules} orders of ranks were run"
 
     def check(self) -> Search:
         """Itself. Raises SimulationFailed, with the report, if an order failed."""
@@ -61,15 +74,18 @@ def search(
     kwargs: Mapping[str, Any] | None = None,
     *,
     most: int = MOST_SCHEDULES,
+    drawn: int = DRAWN,
     per_node: int = 0,
     budget: float | None = None,
 ) -> Search:
     """Run ``program`` as ``simulate`` does, under every order of ranks that could end otherwise, ``most`` at most.
 
-    Orders differ in who is received by a receive from any source, in who uses a key of a store or a file first, and in
-    what a work answers that is polled: 'not yet' is tried once a work. Everything else that ranks exchange comes to the
-    same end in every order. The search stops at the first order that fails, or whose ranks return something else
-    than the first order's ("order"), and takes from it the decisions that the failure does not need.
+    Orders differ in who is received by a receive from any source, in who uses a key of a store or a file first, in
+    which of a rank's threads calls first, and in what a work answers that is polled: 'not yet' is tried once a work.
+    Everything else that ranks exchange comes to the same end in every order. Where ``most`` are not all, ``drawn`` more
+    are drawn at random (simulation/priorities.py), each of which finds a bug with the probability that
+    ``Search.drawn`` names. The search stops at the first order that fails, or whose ranks return something else than
+    the first order's ("order"), and takes from it the decisions that the failure does not need.
 
     Guarantee: ``proved`` is True only if all those orders were run, all came to their end with equal returned values,
     each repeated as far as it was meant to, and nothing was seen that makes more orders possible (``voids``).
@@ -77,73 +93,97 @@ def search(
     Between two orders each rank's environment, random generators, settings and modules imported by it are made anew.
     What is not: files, arguments, and what ``program`` refers to outside itself. A file that one order leaves and the
     next could read is a void.
-    Raises what ``simulate`` raises, and UsageError for a ``most`` below 1.
+    Raises what ``simulate`` raises, and UsageError for a ``most`` below 1 or a ``drawn`` below 0.
     """
-    _require(most)
+    _require(most, drawn)
     wanted = kwargs or {}
+    options = Options(per_node=per_node, budget=budget, show=False)
 
-    def once(decisions: Decisions) -> Simulation:
-        options = Options(per_node=per_node, budget=budget, show=False, decisions=decisions)
-        return simulated(program, world_size, args, wanted, options)
+    def tried(ranks: int, orders: int, more: int = 0) -> Search:
+        def once(decisions: Decisions) -> Simulation:
+            return simulated(program, ranks, args, wanted, replace(options, decisions=decisions))
 
-    return every_order(once, most)
+        return every_order(once, orders, more)
+
+    return tried(world_size, most, drawn)
 
 
-def every_order(once: Once, most: int = MOST_SCHEDULES) -> Search:
-    """Try each order that could end otherwise, depth first, ``most`` of them at most; stop at the first failure."""
-    first: Simulation | None = None
-    begun: list[str] = []
-    voids: set[str] = set()
+def every_order(once: Once, most: int = MOST_SCHEDULES, drawn: int = 0) -> Search:
+    """Try each order that could end otherwise, depth first, ``most`` of them at most; stop at the first failure.
+
+    If these are not all, ``drawn`` more are drawn.
+    """
+    tries = _Tries(once)
     path: list[_Point] = []
-    for count in range(1, most + 1):
+    for _ in range(most):
         decisions = Decisions([point.chosen for point in path])
-        done = once(decisions)
-        if first is None:
-            first, begun = done, [step.chosen for step in decisions.taken]
-        done = _compared(first, done)
-        voids |= {*done.voids, *_extend(path, decisions)}
+        done = tries.run(decisions)
+        tries.voids |= set(_extend(path, decisions))
         if done.failure is not None:
-            return _shortest(once, first, done, decisions, count)
+            return tries.failed(done, decisions)
         if _go_on(path):
-            voids |= {f"file {name} of one order was there in the next" for name in done.files_left}
+            tries.voids |= {f"file {name} of one order was there in the next" for name in done.files_left}
         else:
-            voids |= set(_repeated(once, first, begun))
-            return Search(first, count, True, (), tuple(sorted(voids)))
-    assert first is not None
-    return Search(first, most, False, (), tuple(sorted(voids)))
+            tries.voids |= set(_repeated(once, tries.first, tries.begun))
+            return tries.ended(complete=True)
+    return _draw(tries, drawn) if drawn else tries.ended(complete=False)
 
 
-def some_orders(once: Once, most: int, seed: int = 0) -> Search:
-    """Try ``most`` orders drawn by priorities of ranks that change at drawn places (PCT: Burckhardt et al., 2010)."""
-    first: Simulation | None = None
-    voids: set[str] = set()
-    for count in range(most):
-        decisions = Decisions((), _Priorities(random.Random(f"{seed} {count}")).choose if count else lambda o: o[0])
-        done = once(decisions)
-        first = first or done
-        done = _compared(first, done)
-        voids |= set(done.voids)
+def some_orders(once: Once, most: int, seed: int = 0, depth: int = DEPTH) -> Search:
+    """Try ``most`` orders: the first, then such as are drawn for bugs of this depth (simulation/priorities.py)."""
+    tries = _Tries(once)
+    decisions = Decisions()
+    done = tries.run(decisions)
+    if done.failure is not None:
+        return tries.failed(done, decisions)
+    if not tries.choices:
+        return tries.ended(complete=True)
+    return _draw(tries, most - 1, seed, depth) if most > 1 else tries.ended(complete=False)
+
+
+def _draw(tries: _Tries, many: int, seed: int = 0, depth: int = DEPTH) -> Search:
+    """Orders that are drawn for as many choices as one has had so far."""
+    counted = 0
+    for number in range(1, many + 1):
+        known = tries.choices
+        decisions = Decisions((), Priorities(random.Random(f"{seed} {number}"), known, depth).choose)
+        done = tries.run(decisions)
+        counted = counted + 1 if tries.choices == known else 0
+        tries.drawn = Drawn(number, depth, len(tries.takers), tries.choices, counted)
         if done.failure is not None:
-            return _shortest(once, first, done, decisions, count + 1)
-        if not any(len(step.options) > 1 for step in decisions.taken):
-            return Search(first, count + 1, True, (), tuple(sorted(voids)))
-    assert first is not None
-    return Search(first, most, False, (), tuple(sorted(voids)))
+            return tries.failed(done, decisions)
+    return tries.ended(complete=False)
 
 
-class _Priorities:
-    """Ranks go by priority; at each decision one in eight loses it."""
+class _Tries:
+    """The orders of one search that have been run, and what they have shown."""
 
-    def __init__(self, draw: random.Random) -> None:
-        self._draw, self._of = draw, dict[int, float]()
+    def __init__(self, once: Once) -> None:
+        self._once, self.count, self.choices = once, 0, 0
+        self.first: Simulation
+        self.begun: list[str] = []
+        """The decisions of the first order."""
+        self.voids: set[str] = set()
+        self.takers: set[str] = set()
+        self.drawn: Drawn | None = None
 
-    def choose(self, options: Sequence[Option]) -> Option:
-        for option in options:
-            self._of.setdefault(option.access.rank, self._draw.random())
-        chosen = max(options, key=lambda option: (self._of[option.access.rank], self._draw.random()))
-        if self._draw.randrange(8) == 0:
-            self._of[chosen.access.rank] = -self._draw.random()
-        return chosen
+    def run(self, decisions: Decisions) -> Simulation:
+        """One more; failed, too, if its ranks return something else than the first's."""
+        done = self._once(decisions)
+        if not self.count:
+            self.first, self.begun = done, [step.chosen for step in decisions.taken]
+        self.count += 1
+        self.takers |= takers(decisions.taken)
+        self.choices = max(self.choices, choices(decisions.taken))
+        done = compared(self.first, done)
+        self.voids |= set(done.voids)
+        return done
+
+    def failed(self, done: Simulation, decisions: Decisions) -> Search:
+        return replace(_shortest(self._once, self.first, done, decisions, self.count), drawn=self.drawn)
+
+    def ended(self, *, complete: bool) -> Search:
+        return Search(self.first, self.count, complete, (), tuple(sorted(self.voids)), self.drawn)
 
 
 _OTHERWISE: Final = "the program went another way in the same order of ranks: it is not deterministic"
@@ -152,7 +192,7 @@ _OTHERWISE: Final = "the program went another way in the same order of ranks: it
 def _repeated(once: Once, first: Simulation, begun: Sequence[str]) -> Iterator[str]:
     """A void if the first order, run once more, is another run."""
     decisions = Decisions(begun)
-    again = _compared(first, once(decisions))
+    again = compared(first, once(decisions))
     if again.failure is not None or again.traces != first.traces or [step.chosen for step in decisions.taken] != begun:
         yield _OTHERWISE
 
@@ -186,37 +226,24 @@ def _go_on(path: list[_Point]) -> bool:
     return True
 
 
-def _compared(first: Simulation, done: Simulation) -> Simulation:
-    """``done``, failed if its ranks have returned something else than those of the first order did."""
-    if first is done or done.failure is not None or first.failure is not None:
-        return done
-    for rank, (one, other) in enumerate(zip(first.returned, done.returned, strict=True)):
-        if not _equal(one, other):
-            text = (
-                f"order: what rank {rank} returns depends on the order of ranks\n"
-                f"  first order    {_short(one)}\n  this order     {_short(other)}"
-            )
-            return replace(done, failure=Failure("order", text))
-    return done
-
-
 def _shortest(once: Once, first: Simulation, failed: Simulation, decisions: Decisions, count: int) -> Search:
     """The failure, with those decisions only that it needs: each other one is left to chance, one after another."""
     order = [step.chosen for step in decisions.taken if len(step.options) > 1]
     kind = failed.failure.kind if failed.failure is not None else ""
     for key in list(reversed(order)):
         fewer = [other for other in order if other != key]
-        tried = _compared(first, once(Decisions(fewer)))
+        tried = compared(first, once(Decisions(fewer)))
         count += 1
         if tried.failure is not None and tried.failure.kind == kind:
             order, failed = fewer, tried
     last = Decisions(order)
-    again = _compared(first, once(last))
-    if again.failure is None:  # it need not fail in the same order again
-        assert failed.failure is not None
-        return Search(failed, count + 1, False, tuple(order), tuple(sorted({*failed.voids, _OTHERWISE})))
-    order = [key for key in order if key not in last.left]
-    return Search(_told(again, again.failure, order, last), count + 1, False, tuple(order), again.voids)
+            return tries.failed(done, decisions)
+        if _go_on(path):
+            tries.voids |= {f"file {name} of one order was there in the next" for name in done.files_left}
+        else:
+            tries.voids |= set(_repeated(once, tries.first, tries.begun))
+            return tries.ended(complete=True)
+    return _draw(tries, drawn) if drawn else tries.ended(complete=False)
 
 
 def _told(failed: Simulation, failure: Failure, order: Sequence[str], decisions: Decisions) -> Simulation:
@@ -233,23 +260,8 @@ def _told(failed: Simulation, failure: Failure, order: Sequence[str], decisions:
     return replace(failed, failure=replace(failure, text="\n".join([failure.text, *lines]), ranks=ranks))
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        same = one.dtype == other.dtype and one.shape == other.shape
-        return same and bool(((one == other) | (one.isnan() & other.isnan())).all())
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    says_nothing = type(one).__eq__ is object.__eq__  # type: ignore[comparison-overlap]
-    return says_nothing or bool(one == other)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:197] + "..."
-
-
-def _require(most: int) -> None:
+def _require(most: int, drawn: int) -> None:
     if most < 1:
         raise UsageError(explain("this is no number of schedules", got=most, wanted="1 or more"))
+    if drawn < 0:
+        raise UsageError(explain("this is no number of schedules to draw", got=drawn, wanted="0 or more"))

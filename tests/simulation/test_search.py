@@ -174,8 +174,8 @@ def test_decisions_are_known_by_name_so_they_survive_an_edit() -> None:
 
 
 def test_the_most_is_kept_and_drawn_orders_find_it_too(tmp_path: Path) -> None:
-    found = search(joined(counts_in_a_store), 3, most=4)
-    assert (found.schedules, found.complete, found.proved) == (4, False, False)
+    found = search(joined(counts_in_a_store), 3, most=4, drawn=0)
+    assert (found.schedules, found.complete, found.proved, found.drawn) == (4, False, False, None)
 
     def once(decisions: Decisions) -> object:
         return simulated(joined(expects_the_first), 3, (), {}, Options(show=False, decisions=decisions))
@@ -183,8 +183,9 @@ def test_the_most_is_kept_and_drawn_orders_find_it_too(tmp_path: Path) -> None:
     drawn = some_orders(once, 20)  # type: ignore[arg-type]
     assert drawn.simulation.failure is not None
     assert json.dumps(drawn.order) == json.dumps(["rank 0: receive from any source, tag 0 #0 from rank 2"])
-    with pytest.raises(UsageError, match="this is no number of schedules"):
-        search(joined(counts_in_a_store), 2, most=0)
+    for numbers in ({"most": 0}, {"drawn": -1}):
+        with pytest.raises(UsageError, match="this is no number of schedules"):
+            search(joined(counts_in_a_store), 2, **numbers)
 
 
 def test_a_program_that_is_not_deterministic_is_not_proved() -> None:
