@@ -18,6 +18,7 @@ from fsdpcheck.errors import FINDING, UsageError, explain
 from fsdpcheck.report import colour
 
 if TYPE_CHECKING:
+    from fsdpcheck.simulation.decisions import Decisions
     from fsdpcheck.simulation.programs.torchrun_line import Launch
     from fsdpcheck.simulation.search import Search
     from fsdpcheck.simulation.simulate import Simulation
@@ -26,6 +27,7 @@ _EPILOG = """examples:
   fsdpcheck simulate train.py -n 4 --epochs 1          what torchrun --nproc-per-node 4 train.py --epochs 1 runs
   fsdpcheck simulate -n 4 -m my_package.train          a module
   fsdpcheck simulate -n 8 --per-node 4 train.py        LOCAL_RANK and the others as on two nodes
+  fsdpcheck simulate -n 8 --shrink train.py            the smallest number of ranks at which it fails alike
   fsdpcheck simulate -n 4 --schedules 50 train.py      who is received first from any source, a store's keys, ...
   fsdpcheck simulate --torchrun 'torchrun --nproc-per-node 4 train.py --epochs 1'
   fsdpcheck simulate -n 4 --trace trace.json train.py  who waited for whom, to be opened in https://ui.perfetto.dev
@@ -74,6 +76,8 @@ def _options(parser: argparse.ArgumentParser, seconds: Callable[[str], float]) -
         "--schedules", type=_count, default=1, metavar="N", help="run it under N orders of ranks, drawn (default: 1)"
     )
     parser.add_argument("--order", metavar="TOKEN", help="the order of a failure that was printed (default: the first)")
+    shrink = "of a failure, look for the smallest number of ranks that fails alike (default: no)"
+    parser.add_argument("--shrink", action="store_true", help=shrink)
     own = "installed packages that each rank imports for itself, as it does your own modules (default: hydra)"
     parser.add_argument("--own", metavar="PACKAGE,...", default="", help=own)
     played = "play GPUs on the CPU, and say what was played (default: there is none)"
@@ -149,9 +153,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def _found(options: argparse.Namespace, launch: Launch) -> Search:
     """What came of the script under one order of its ranks, or under several."""
-    from fsdpcheck.simulation.decisions import Decisions, decoded
+    from fsdpcheck.simulation.decisions import decoded
     from fsdpcheck.simulation.search import Search, some_orders
     from fsdpcheck.simulation.simulate import Options, simulate_script
+    from fsdpcheck.simulation.smaller_worlds import shrunk
 
     wanted = Options(
         options.schedule,
@@ -162,30 +167,43 @@ def _found(options: argparse.Namespace, launch: Launch) -> Search:
     )
     runs = itertools.count()
 
-    def once(decisions: Decisions | None) -> Simulation:
-        shown = replace(wanted, decisions=decisions, show=next(runs) == 0)
-        return simulate_script(launch.script, launch.ranks, shown)
+    if options.order is not None and options.schedules > 1:
+        raise UsageError("--order is one order of ranks and --schedules asks for several; next: leave one out")
+    order = decoded(options.order) if options.order is not None else ()
 
-    if options.order is not None:
+    def tried(ranks: int, schedules: int) -> Search:
+        def once(decisions: Decisions | None) -> Simulation:
+            shown = replace(wanted, decisions=decisions, show=next(runs) == 0)
+            return simulate_script(launch.script, ranks, shown)
+
+        if options.order is not None:
+            return _in_order(once, order)
         if options.schedules > 1:
-            raise UsageError("--order is one order of ranks and --schedules asks for several; next: leave one out")
-        order = decoded(options.order)
-        decisions = Decisions(order)
-        done = once(decisions)
-        if decisions.left and done.failure is None:
-            raise UsageError(
-                explain(
-                    "the program no longer comes to a decision of this order, and ends well",
-                    got=f"no {decisions.left[0]!r}",
-                    wanted=f"the decisions of the token: {', '.join(map(repr, order))}",
-                    then="look for orders anew, by --schedules",
-                )
+            return some_orders(once, schedules)
+        return Search(once(None), 1, False)
+
+    found = tried(launch.ranks, options.schedules)
+    return shrunk(found, tried, launch.per_node) if options.shrink else found
+
+
+def _in_order(once: Callable[[Decisions], Simulation], order: tuple[str, ...]) -> Search:
+    """The program in an order that was printed once. Raises UsageError if it ends well without those decisions."""
+    from fsdpcheck.simulation.decisions import Decisions
+    from fsdpcheck.simulation.search import Search
+
+    decisions = Decisions(order)
+    done = once(decisions)
+    if decisions.left and done.failure is None:
+        raise UsageError(
+            explain(
+                "the program no longer comes to a decision of this order, and ends well",
+                got=f"no {decisions.left[0]!r}",
+                wanted=f"the decisions of the token: {', '.join(map(repr, order))}",
+                then="look for orders anew, by --schedules",
             )
-        left = tuple(f"a decision of the order did not come up: {key}" for key in decisions.left)
-        return Search(replace(done, notes=(*done.notes, *left)), 1, False, order)
-    if options.schedules > 1:
-        return some_orders(once, options.schedules)
-    return Search(once(None), 1, False)
+        )
+    left = tuple(f"a decision of the order did not come up: {key}" for key in decisions.left)
+    return Search(replace(done, notes=(*done.notes, *left)), 1, False, order)
 
 
 def _write_traces(done: Simulation, trace: Path | None, dumps: Path | None) -> None:

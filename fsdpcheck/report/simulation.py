@@ -44,6 +44,7 @@ def ending(found: Search, paint: Paint) -> str:
         parts.append(paint(_out_of_order(done), "yellow"))
     parts += _gpus(done)
     parts.append(_conditions(found))
+    parts += _smaller(found, paint)
     return "\n".join(part for part in parts if part)
 
 
@@ -92,6 +93,8 @@ def document(found: Search, argv: Sequence[str]) -> dict[str, Any]:
         "schedules": found.schedules,
         "drawn": _drawn(found),
         "order": list(found.order),
+        "smaller": _small(found.smaller),
+        "worlds_tried": list(found.worlds_tried),
         "substitutions": dict(done.substitutions),
         "out_of_order": _out_of_order(done),
     }
@@ -101,6 +104,13 @@ def _drawn(found: Search) -> dict[str, Any] | None:
     if found.drawn is None:
         return None
     return {**asdict(found.drawn), "chance": str(found.drawn.chance)}
+
+
+def _small(found: Search | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    done = found.simulation
+    return {"world_size": done.world_size, "failure": plain.of_failure(done.failure), "order": list(found.order)}
 
 
 def lost_document(name: str) -> dict[str, Any]:
@@ -157,6 +167,22 @@ def _conditions(found: Search) -> str:
     otherwise = "; another may end otherwise" if voids or (found.schedules > 1 and not found.complete) else ""
     told = f"  {found.did}{otherwise}{': ' if voids else ''}{'; '.join(voids)}"
     return f"{told}\n  drawn   {found.drawn}" if found.drawn is not None else told
+
+
+def _smaller(found: Search, paint: Paint) -> Iterator[str]:
+    """The same failure in the smallest world that has it, and how to have it again; or that none has."""
+    if found.smaller is None:
+        if found.worlds_tried:
+            first, last = found.worlds_tried[0], found.worlds_tried[-1]
+            yield f"  no smaller world fails alike: W = {first}{f' to {last}' if last > first else ''} tried"
+        return
+    small = found.smaller.simulation
+    assert small.failure is not None
+    sizes = f"found at W = {found.simulation.world_size}; the smallest world that fails alike: W = {small.world_size}"
+    yield paint(sizes, "bold")
+    yield failed(small.failure, paint)
+    order = f" and --order {encoded(found.smaller.order)}" if found.smaller.order else ""
+    yield f"  again   with -n {small.world_size}{order}"
 
 
 def _out_of_order(done: Simulation) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.execution import Failure, RankState
+from fsdpcheck.simulation import smaller_worlds
 from fsdpcheck.simulation.comparison import compared
 from fsdpcheck.simulation.decisions import Decisions, alternatives
 from fsdpcheck.simulation.priorities import DEPTH, Drawn, Priorities, choices, takers
@@ -27,7 +28,8 @@ class Search:
     ``simulation``: the one that failed, or the first. ``complete``: no other order can end otherwise, if what ranks
     compute depends on nothing but what they are given. ``order``: the decisions that the failure needs, by name.
     ``voids``: why even all these orders are no proof. ``drawn``: those of the orders that were drawn at random, and
-    what that promises; None where none was.
+    what that promises; None where none was. ``smaller``: the same failure in the smallest world that has it;
+    ``worlds_tried``: in which it was looked for.
     """
 
     simulation: Simulation
@@ -36,6 +38,8 @@ class Search:
     order: tuple[str, ...] = ()
     voids: tuple[str, ...] = ()
     drawn: Drawn | None = None
+    smaller: Search | None = None
+    worlds_tried: tuple[int, ...] = ()
 
     @property
     def proved(self) -> bool:
@@ -75,6 +79,7 @@ def search(
     *,
     most: int = MOST_SCHEDULES,
     drawn: int = DRAWN,
+    shrink: bool = False,
     per_node: int = 0,
     budget: float | None = None,
 ) -> Search:
@@ -85,7 +90,8 @@ def search(
     Everything else that ranks exchange comes to the same end in every order. Where ``most`` are not all, ``drawn`` more
     are drawn at random (simulation/priorities.py), each of which finds a bug with the probability that
     ``Search.drawn`` names. The search stops at the first order that fails, or whose ranks return something else than
-    the first order's ("order"), and takes from it the decisions that the failure does not need.
+    the first order's ("order"), and takes from it the decisions that the failure does not need. ``shrink``: look for the same failure in smaller worlds, smallest first, with the same
+    program and arguments, under as many orders as it took here (simulation/smaller_worlds.py).
 
     Guarantee: ``proved`` is True only if all those orders were run, all came to their end with equal returned values,
     each repeated as far as it was meant to, and nothing was seen that makes more orders possible (``voids``).
@@ -105,7 +111,8 @@ def search(
 
         return every_order(once, orders, more)
 
-    return tried(world_size, most, drawn)
+    found = tried(world_size, most, drawn)
+    return smaller_worlds.shrunk(found, tried, per_node) if shrink else found
 
 
 def every_order(once: Once, most: int = MOST_SCHEDULES, drawn: int = 0) -> Search:
@@ -237,13 +244,12 @@ def _shortest(once: Once, first: Simulation, failed: Simulation, decisions: Deci
         if tried.failure is not None and tried.failure.kind == kind:
             order, failed = fewer, tried
     last = Decisions(order)
-            return tries.failed(done, decisions)
-        if _go_on(path):
-            tries.voids |= {f"file {name} of one order was there in the next" for name in done.files_left}
-        else:
-            tries.voids |= set(_repeated(once, tries.first, tries.begun))
-            return tries.ended(complete=True)
-    return _draw(tries, drawn) if drawn else tries.ended(complete=False)
+    again = compared(first, once(last))
+    if again.failure is None:  # it need not fail in the same order again
+        assert failed.failure is not None
+        return Search(failed, count + 1, False, tuple(order), tuple(sorted({*failed.voids, _OTHERWISE})))
+    order = [key for key in order if key not in last.left]
+    return Search(_told(again, again.failure, order, last), count + 1, False, tuple(order), again.voids)
 
 
 def _told(failed: Simulation, failure: Failure, order: Sequence[str], decisions: Decisions) -> Simulation:

@@ -29,7 +29,7 @@ OPTIONS = {
     "power": {"--adapter", "--cases", "--family", "--help", "--json", "--world-size", "-h"},
     "simulate": {
         "--budget", "--cuda-as-cpu", "--dumps", "--help", "--json", "--order", "--own", "--per-node", "--ranks",
-        "--schedule", "--schedules", "--torchrun", "--trace", "-h", "-m", "-n", "SCRIPT ...",
+        "--schedule", "--schedules", "--shrink", "--torchrun", "--trace", "-h", "-m", "-n", "SCRIPT ...",
     },
     "trace check": {"--help", "--in-order", "--json", "-h", "PATH"},
     "trace show": {"--help", "--width", "-h", "FILE"},

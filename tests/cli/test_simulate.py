@@ -211,3 +211,31 @@ def test_a_token_survives_edits_that_leave_what_it_decides_and_is_refused_after_
 def test_an_order_that_is_the_only_one_is_run_once(folder: Path) -> None:
     code, out, _ = run(folder, "simulate", "-n", "2", "--schedules", "50", "train.py")
     assert (code, out.splitlines()[-1]) == (0, "  one order of ranks was run")
+
+
+_IN_ORDER = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank():
+    dist.send(torch.ones(1), 0)
+else:
+    came = [dist.recv(torch.ones(1)) for _ in range(dist.get_world_size() - 1)]
+    assert came == sorted(came)
+"""
+
+
+def test_a_failure_is_had_again_in_the_smallest_world_that_has_it(folder: Path) -> None:
+    (folder / "first.py").write_text(_IN_ORDER)
+    shrink = ("--shrink", "--schedules", "60", "--json", "found.json")
+    code, out, _ = run(folder, "simulate", "-n", "5", *shrink, "first.py")
+    assert code == 1
+    assert "\nfound at W = 5; the smallest world that fails alike: W = 3\n" in out
+    told = json.loads((folder / "found.json").read_text())
+    assert (told["world_size"], told["smaller"]["world_size"], told["worlds_tried"]) == (5, 3, [1, 2, 3])
+    assert told["smaller"]["failure"]["kind"] == told["failure"]["kind"] == "raised"
+    token = out.split("  again   with -n 3 and --order ")[1].split()[0]
+    code, out, _ = run(folder, "simulate", "-n", "3", "--order", token, "first.py")
+    assert (code, out.startswith("rank 0 raised AssertionError")) == (1, True)
+    code, out, _ = run(folder, "simulate", "-n", "2", "--shrink", "hangs.py")
+    assert code == 1
+    assert out.endswith("\n  no smaller world fails alike: W = 1 tried\n")
