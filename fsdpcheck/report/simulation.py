@@ -66,7 +66,7 @@ def document(found: Search, argv: Sequence[str]) -> dict[str, Any]:
     {schema, fsdpcheck, argv, world_size, exit_code, failure, ranks, voids, left, shared, hand_overs, notes,
     schedules, drawn, order, smaller, worlds_tried, substitutions, out_of_order}. ``schedules``: orders of ranks that
     were run; ``drawn``: None, or of those that were drawn {orders, depth, takers, choices, counted, chance},
-    see simulation/priorities.py; ``order``: the decisions that the failure needs. ``smaller``: None, or the same failure
+    see simulation/priorities.py; ``order``: the decisions that the failure needs. ``smaller``: None, or that failure
     in the smallest of the ``worlds_tried`` that has it, {world_size, failure, order}. ``substitutions``: how often what
     of a GPU was played on the CPU, by name. ``failure``: None, or {kind, text, exception, ranks: [{rank, state,
     waiting_for, where, stack}]}. ``ranks``: {rank, printed, calls} of each; a call is {op, group, ranks, number,

@@ -123,7 +123,7 @@ KNOWN = {"fsdpcheck": _of_fsdpcheck, "torchrun": _of_torchrun, "pytest": _of_pyt
 
 def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
     shown = _shown()
-    assert {where for where, _ in shown} == {"README.md", "user-models.md", "traces.md", "help"}
+    assert {where for where, _ in shown} == {"README.md", "user-models.md", "simulate.md", "traces.md", "help"}
     assert len(shown) > 30
     for where, line in shown:
         for program, *words in _parts(line):

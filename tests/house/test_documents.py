@@ -94,6 +94,33 @@ def test_the_picture_of_a_step_is_what_is_printed(tmp_path: Path) -> None:
     assert commands.run(tmp_path, *show) == (0, shown, ""), "next: put what is printed into docs/traces.md"
 
 
+def _blocks(section: str, language: str) -> list[str]:
+    """The blocks of one section of docs/simulate.md."""
+    text = (DOCS / "simulate.md").read_text(encoding="utf-8")
+    part = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return re.findall(rf"^```{language}\n(.*?)^```", part, re.M | re.S)
+
+
+def test_programs_are_simulated_searched_and_shrunk_as_the_document_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks, said = ([*_blocks("In Python", kind), *_blocks("Shrinking", kind)] for kind in ("python", "text"))
+    names: dict[str, object] = {"__name__": "steps"}
+    for at, (block, wanted) in enumerate(zip(blocks, said, strict=True)):
+        lines = "".join(blocks[:at]).count("\n") * "\n"
+        exec(compile(lines + block, "steps.py", "exec"), names)
+        assert capsys.readouterr().out == wanted, "next: put what is printed into docs/simulate.md"
+
+
+def test_the_tests_of_the_document_pass(tmp_path: Path) -> None:
+    (block,) = _blocks("In pytest", "python")
+    (tmp_path / "test_steps.py").write_text(block)
+    options = ["-p", "fsdpcheck.pytest_plugin", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(tmp_path)]
+    code, out, err = commands.run_pytest(tmp_path, options)
+    assert (code, "= 5 passed" in out.splitlines()[-1]) == (0, True), out + err
+
+
 def test_the_documents_name_every_chapter_and_count_the_laws() -> None:
     text = (DOCS / "guarantees.md").read_text(encoding="utf-8")
     table = text.split("## What must hold")[1].split("\n## ")[0]
