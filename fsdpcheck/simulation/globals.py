@@ -146,6 +146,29 @@ def unseeded() -> tuple[Swap, ...]:
     return tuple(replace(swap, fresh=fresh[swap.name]) for swap in _swaps() if swap.name in fresh)
 
 
+def begin_generators(rank: int) -> None:
+    """This rank goes on as a process that is new, which has none of what its parent has seeded."""
+    for swap in unseeded():
+        assert swap.fresh is not None
+        swap.write(swap.fresh(rank))
+
+
+def inherit_generators(rank: int) -> None:
+    """This rank goes on as a forked child: generators that it has not used are those of the one parent of all ranks."""
+    for swap in unseeded():
+        assert swap.fresh is not None
+        if _state(swap.read()) == _state(swap.fresh(rank)):
+            swap.write(swap.fresh(0))
+
+
+def _state(generator: Any) -> Any:
+    """The state of a generator as ``Swap.read`` gives it, to be compared."""
+    if isinstance(generator, np.random.MT19937):
+        state = generator.state["state"]
+        return state["key"].tobytes(), state["pos"]
+    return generator.numpy().tobytes() if isinstance(generator, torch.Tensor) else generator
+
+
 def _numpy_generator(rank: int) -> np.random.MT19937:
     """A rank's bit generator as after a seed of 0; reused, for to set a state costs a third of making a generator."""
     while len(_numpy_generators) <= rank:

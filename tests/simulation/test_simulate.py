@@ -188,6 +188,64 @@ if __name__ == "__main__":
     assert mp.spawn.__module__ == "torch.multiprocessing.spawn"
 
 
+STARTS = """
+import random, sys
+import torch, torch.distributed as dist
+from torch.multiprocessing import get_context
+
+def work(rank, size, *rest):
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[0]}.meet", rank=rank, world_size=size)
+    drawn = torch.tensor([torch.rand(1).item(), random.random()])
+    least, most = drawn.clone(), drawn.clone()
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    print(dist.get_rank(), (least == most).tolist())
+    sys.exit()
+
+if __name__ == "__main__":
+    context, size = get_context(sys.argv[1]), 2
+    given = [context.Queue()] if sys.argv[2:] == ["queue"] else []
+    if sys.argv[2:] == ["seeded"]:
+        torch.manual_seed(3)
+    started = [context.Process(target=work, args=(rank, size, *given)) for rank in range(size)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    print([process.exitcode for process in started], started[0].is_alive())
+"""
+"""A program that starts its ranks itself, and prints on each which of what torch and Python draw is equal on all."""
+
+
+@pytest.mark.parametrize(
+    ("words", "equal"),
+    [
+        (("fork",), "[True, True]"),
+        (("spawn",), "[False, False]"),
+        (("fork", "seeded"), "[True, True]"),
+        (("spawn", "seeded"), "[False, False]"),
+    ],
+)
+def test_a_process_that_is_given_its_rank_is_that_rank(words: tuple[str, ...], equal: str, tmp_path: Path) -> None:
+    """A forked child has the generators of its parent, seeded or not; a new process has its own."""
+    printed = _run(tmp_path, STARTS, 2, *words).check().printed
+    assert printed == tuple(f"{rank} {equal}\n[0, 0] False\n" for rank in range(2))
+
+
+def test_a_process_that_shares_a_queue_with_its_rank_is_refused(tmp_path: Path) -> None:
+    failure = _run(tmp_path, STARTS, 2, "fork", "queue").failure
+    assert failure is not None
+    assert "simulated ranks do not share what a program makes before it starts them" in failure.text
+    assert "Queue of multiprocessing" in failure.text
+
+
+def test_processes_that_are_too_few_to_be_the_ranks_are_refused(tmp_path: Path) -> None:
+    """Two children on three ranks: none of them is a rank, and they would meet beside the simulation."""
+    failure = _run(tmp_path, STARTS, 3, "fork").failure
+    assert failure is not None
+    assert "a process that a rank has forked uses torch.distributed" in failure.text
+
+
 @pytest.mark.parametrize("asks", ["input()", "import sys; sys.stdin.read()"])
 def test_a_script_that_asks_somebody_is_refused_by_name(asks: str, tmp_path: Path) -> None:
     failure = _run(tmp_path, asks).failure

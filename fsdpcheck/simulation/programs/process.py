@@ -1,9 +1,9 @@
 """What a rank does to its process, of which it is only a thread here: exit handlers, numbers, processes it starts.
 
 ``threading.main_thread`` is the rank's own thread; signals are those of signals.py; ``atexit`` functions run when the
-rank's program has ended, in reverse; ``torch.multiprocessing.spawn(f, nprocs=W)`` on rank r runs ``f(r, ...)``, as if
-that rank were the child r; a forked child ends where the rank's program does; ``os.getpid`` is the system's number of
-the rank's own thread, so that files which are named by it are apart.
+rank's program has ended, in reverse; a child that is a rank runs as this one (launched.py), and any other forked child
+ends where the rank's program does; ``os.getpid`` is the system's number of the rank's own thread, so that files which
+are named by it are apart.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-import torch.multiprocessing as multiprocessing
-
 from fsdpcheck.compat import torch_private
 from fsdpcheck.compat.torch_private import replaced
-from fsdpcheck.errors import NotSupported, explain
+from fsdpcheck.simulation.programs.launched import Launched
 from fsdpcheck.simulation.programs.signals import RankSignals
 from fsdpcheck.simulation.rendezvous import current_rank
 
@@ -33,7 +31,7 @@ class RankProcesses:
     """What W ranks have set of their processes."""
 
     def __init__(self, world_size: int) -> None:
-        self._size, self._process = world_size, os.getpid()
+        self._launched, self._process = Launched(world_size), os.getpid()
         self._signals = RankSignals(self._number)
         self._threads: dict[int, threading.Thread] = {}
         self._at_exit: dict[int, list[tuple[Callable[..., Any], Any, Any]]] = defaultdict(list)
@@ -41,13 +39,12 @@ class RankProcesses:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """While open, functions of the whole process that a rank calls are about that rank alone."""
-        spawn = self._spawn
         with (
             self._signals.in_place(),
             replaced(atexit, register=self._register(atexit.register), unregister=self._unregister(atexit.unregister)),
             replaced(threading, main_thread=self._main_thread(threading.main_thread)),
             replaced(os, getpid=self._getpid(os.getpid)),
-            replaced(multiprocessing, spawn=spawn("spawn"), start_processes=spawn("start_processes")),
+            self._launched.in_place(),
         ):
             yield
 
@@ -113,45 +110,6 @@ class RankProcesses:
 
     def _number(self, rank: int) -> int:
         return self._threads[rank].native_id or self._process
-
-    def _spawn(self, name: str) -> Callable[..., Any]:
-        real = getattr(multiprocessing, name)
-
-        def ours(
-            fn: Callable[..., Any], args: Any = (), nprocs: int = 1, join: bool = True, *rest: Any, **ways: Any
-        ) -> Any:
-            rank = current_rank()
-            if rank is None:
-                return real(fn, args, nprocs, join, *rest, **ways)
-            if nprocs != self._size:
-                raise NotSupported(
-                    explain(
-                        "a program that spawns its ranks runs on as many simulated ranks as it spawns",
-                        got=f"torch.multiprocessing.{name}(..., nprocs={nprocs}) on {self._size} simulated ranks",
-                        wanted=f"nprocs={self._size}",
-                        then=f"simulate it on {nprocs} ranks",
-                    )
-                )
-            groups = torch_private.groups_of_this_thread()
-            fn(rank, *args)
-            torch_private.forget_groups_but(groups)  # they end with the process that would have made them
-            return None if join else _Spawned()
-
-        return ours
-
-
-class _Spawned:
-    """What a program that does not join at once gets; all are over by then."""
-
-    processes: tuple[()] = ()
-
-    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Whether all have ended."""
-        return True
-
-    def pids(self) -> list[int]:
-        """There are no processes."""
-        return []
 
 
 def _end_child() -> None:
