@@ -24,6 +24,17 @@ def modules() -> list[ModuleType]:
     return [cuda, cuda.memory, cuda.random, cuda.streams, cuda.nccl, cuda.nvtx, cuda.profiler, cuda.graphs]
 
 
+RECORD_STREAM = "_no_dispatch_record_stream"
+"""The function by which FSDP1 calls ``Tensor.record_stream``, of tensors on a GPU alone."""
+
+
+def who_record_streams() -> list[ModuleType]:
+    """The modules in which that is found."""
+    from torch.distributed.fsdp import _common_utils, _flat_param, _runtime_utils
+
+    return [_common_utils, _flat_param, _runtime_utils]
+
+
 @contextmanager
 def initialised(refuse: Callable[[], object]) -> Iterator[None]:
     """While open, what waits for CUDA to be initialised is done at once; what asks C++ for it calls ``refuse``."""
@@ -36,15 +47,29 @@ def initialised(refuse: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def device_contexts(change: Callable[[Any], Any]) -> Iterator[None]:
+def device_contexts(change: Callable[[Any], Any], made: Callable[[Any, Any], object]) -> Iterator[None]:
     """While open, ``with torch.device(...)`` and ``torch.set_default_device`` mean what ``change`` makes of theirs.
 
-    Their mode lies below all others, so no other sees the device they put in.
+    Their mode lies below all others, so no other sees the device they put in; ``made`` is given each function for which
+    they put in one that was changed, and what it has made.
     """
-    from torch.utils._device import DeviceContext
+    from torch.utils._device import DeviceContext, _device_constructors
 
     make: Any = DeviceContext.__init__
-    with replaced(DeviceContext, __init__=lambda context, device: make(context, change(device))):
+    call: Any = DeviceContext.__torch_function__
+    changed: set[int] = set()
+
+    def make_ours(context: Any, device: Any) -> None:
+        make(context, ours := change(device))
+        (changed.add if ours is not device else changed.discard)(id(context))
+
+    def call_ours(context: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = call(context, func, types, args, kwargs)
+        if id(context) in changed and func in _device_constructors() and (kwargs or {}).get("device") is None:
+            made(func, result)
+        return result
+
+    with replaced(DeviceContext, __init__=make_ours, __torch_function__=call_ours):
         yield
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +12,17 @@ from torch import Tensor
 
 from fsdpcheck.compat.torch_private import replaced
 
-_COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
-"""Operations that wait for a call, or hand its tensors on."""
+COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+"""Namespaces of operations that wait for a call, or hand its tensors on."""
+WITHOUT_VALUES = frozenset(("empty_like", "new_empty", "new_empty_strided", "empty", "empty_strided"))
+"""Operations that write nothing to what they make."""
+OF_SHAPES = WITHOUT_VALUES | {
+    *("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
+    *("new_zeros", "new_ones", "new_full"),
+}
+"""Operations that look at the shape of a tensor alone."""
+_WRITES = {"all_gather_copy_in": ("all_gather_output",)}
+"""Arguments that operations write to though their schemas do not say so."""
 
 
 def keep_under_all_modes(mode: Any, wanted: bool) -> None:
@@ -32,34 +42,64 @@ def keep_under_all_modes(mode: Any, wanted: bool) -> None:
         _push_mode(one)
 
 
+def is_unwrapped(types: Sequence[type]) -> bool:
+    """Whether tensors of these types are wrappers that call the operation again, of what they hold. Tried: 2.13.0."""
+    return any(issubclass(kind, _wrappers()) for kind in types)
+
+
+@functools.cache
+def _wrappers() -> tuple[type, ...]:
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.tensor import DTensor
+
+    return DTensor, AsyncCollectiveTensor
+
+
 def accesses(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, bool]]:
     """The tensors whose values an operation reads or writes, and whether it writes; a view reads none.
 
     Tried: 2.13.0.
     """
-    if func.namespace in _COMMUNICATION:
-        return
-    for number, argument in enumerate(func._schema.arguments):
+    for number, name, writes in _arguments(func):
         if number < len(args):
             value = args[number]
-        elif argument.name in kwargs:
-            value = kwargs[argument.name]
+        elif name in kwargs:
+            value = kwargs[name]
         else:
-            continue
-        alias = argument.alias_info
-        if alias is not None and not alias.is_write:
             continue
         for tensor in value if isinstance(value, list | tuple) else (value,):
             if isinstance(tensor, Tensor):
-                yield tensor, alias is not None
+                yield tensor, writes
+
+
+@functools.cache
+def name_of(func: Any) -> str:
+    """Of an operation, without namespace and overload. Tried: 2.13.0."""
+    return str(func._schema.name).rpartition("::")[2]
+
+
+@functools.cache
+def _arguments(func: Any) -> tuple[tuple[int, str, bool], ...]:
+    """Of each argument whose values matter its number, its name and whether it is written."""
+    name = name_of(func)
+    if func.namespace in COMMUNICATION or name in OF_SHAPES:
+        return ()
+    found = []
+    for number, argument in enumerate(func._schema.arguments):
+        alias = argument.alias_info
+        if "Tensor" not in str(argument.type) or (alias is not None and not alias.is_write):
+            continue
+        found.append((number, argument.name, alias is not None or argument.name in _WRITES.get(name, ())))
+    return tuple(found)
 
 
 @contextmanager
-def after_each_backward(done: Callable[[], object]) -> Iterator[None]:
-    """While open, ``done`` is called on the thread of each backward that has ended. Tried: 2.13.0."""
+def around_each_backward(begins: Callable[[], object], done: Callable[[], object]) -> Iterator[None]:
+    """While open, both are called on the thread of each backward, before it and when it has ended. Tried: 2.13.0."""
     run = torch.autograd.graph._engine_run_backward
 
     def run_and_tell(*args: Any, **options: Any) -> Any:
+        begins()
         try:
             return run(*args, **options)
         finally:

@@ -17,7 +17,7 @@ from fsdpcheck.execution.trace import Trace
 
 FailureKind = Literal[
     "deadlock", "mismatch", "unsafe", "in-flight", "never waited for", "order", "raised", "exited", "lost",
-    "no progress", "shared lock", "adapter",
+    "no progress", "shared lock", "stream race", "freed in use", "adapter",
 ]  # fmt: skip
 SchedulePolicy = Literal["forward", "reversed"]
 

@@ -30,6 +30,21 @@ def subject_and_line(frame: FrameType | None) -> tuple[str, str]:
     return subject, line
 
 
+def line_of(frame: FrameType | None) -> tuple[CodeType, int] | None:
+    """Code and number of the line that ``subject_and_line`` would give, without text: for those who rarely show it."""
+    while frame is not None:
+        code = frame.f_code
+        if (_TELLS.get(id(code)) or _tells(code))[1]:
+            return code, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def line_text(line: tuple[CodeType, int] | None) -> str:
+    """file:line, or ""."""
+    return _line(*line) if line is not None else ""
+
+
 def _tells(code: CodeType) -> tuple[str, bool, CodeType]:
     """What its source decides, never who ran it: the local variable of this code that can be a sharding unit, or "",
     and whether its lines are a caller's."""

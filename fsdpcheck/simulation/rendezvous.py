@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -30,6 +31,9 @@ from fsdpcheck.execution.tensor_rules import AS_MEMORY, as_memory, require_alike
 from fsdpcheck.execution.trace import Collective
 from fsdpcheck.simulation.children import Children
 from fsdpcheck.simulation.decisions import Access, Decisions, Option, learn
+from fsdpcheck.simulation.device.calls import OnGpu
+from fsdpcheck.simulation.device.memory import Memory
+from fsdpcheck.simulation.device.timelines import Timeline
 from fsdpcheck.simulation.identity import NOTHING_KNOWN, Identity, Names, crossed
 from fsdpcheck.simulation.in_flight import Flight, written_in_flight
 from fsdpcheck.simulation.scheduler import Baton, place, where
@@ -73,6 +77,8 @@ class Exchange:
     source: int = -1
     known: dict[int, int] = field(default_factory=dict)
     """What the members had heard of, of a program that is watched."""
+    begun: dict[Timeline, int] = field(default_factory=dict)
+    """Of ranks with a GPU: what their streams had come to when they issued it."""
 
     def end(self, run: Run) -> None:
         """The results are there: those that wait go on."""
@@ -127,8 +133,10 @@ class Run(Protocol):
     left: dict[int, int]
     groups: dict[tuple[object, ...], RecordingGroup]
     like_nccl: set[str]
+    like_gloo: set[str]
     works: list[MetWork]
     watches: dict[int, Watch]
+    memories: dict[int, Memory]
     names: dict[int, Names]
 
     @property
@@ -177,7 +185,9 @@ class Meeting(RecordingGroup):
             self._calls = before.calls if before is not None else 0
             self._messages = before._messages if before is not None else {}
             run.groups[rank, *self.identity] = self
+            asked = torch_private.asked_backend(self)
             run.like_nccl |= {self.identity[0]} if self._is_like_nccl() else set()
+            run.like_gloo |= {self.identity[0]} if asked == "gloo" else set()
 
     def _is_like_nccl(self) -> bool:
         return "nccl" in torch_private.asked_backend(self)
@@ -253,12 +263,19 @@ def _complete(run: Run, there: Instance) -> None:
             write_down(run, rank, call, replace(call.collective, subject=found.tensor or found.module))
         refuse(run, there.calls)
     try:
-        there.results = dict(zip(there.members, move(calls, run.averaging), strict=True))
+        there.results = dict(zip(there.members, _computed(run, calls), strict=True))
     except NotSupported:
         raise
     except Exception as error:  # as on gloo, where each rank computes and so finds out
         there.error = error
     there.end(run)
+
+
+def _computed(run: Run, calls: list[Call]) -> list[list[Tensor]]:
+    """The outputs of each member; none of it is the doing of the rank that came last."""
+    watch = run.watches.get(require_rank())
+    with nullcontext() if watch is None else watch.resting():
+        return move(calls, run.averaging)
 
 
 def _agree(members: list[Collective]) -> bool:
@@ -336,7 +353,10 @@ class MetWork(c10d.Work):
         c10d.Work.__init__(self)
         self._run, self._rank, self._there, self._call = run, rank, there, call
         sends = call.collective.op == "broadcast" and call.collective.root == rank
-        watch = run.watches.get(rank)
+        watch, memory = run.watches.get(rank), run.memories.get(rank)
+        self._on_gpu = None
+        if memory is not None:
+            self._on_gpu = OnGpu(memory, call, there.begun, call.collective.group_name in run.like_gloo)
         self._flight = Flight(call, sends, watch) if call.collective.asynchronous else None
         where = "" if watch is None or self._flight is None else torch_private.asked_directly(sys._getframe(1))
         if run.heard is not None:
@@ -366,7 +386,11 @@ class MetWork(c10d.Work):
             self._call.times.append(next(self._run.clock))
             if not self._there.complete:
                 self._block()
-            self._deliver()
+            watch = self._run.watches.get(self._rank)
+            with nullcontext() if watch is None else watch.resting():
+                self._deliver()
+            if self._on_gpu is not None:
+                self._on_gpu.wait()
             self._call.times.append(next(self._run.clock))
         return True
 

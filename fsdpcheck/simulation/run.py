@@ -18,6 +18,7 @@ from fsdpcheck.execution.recording import RecordingGroup
 from fsdpcheck.execution.trace import Collective
 from fsdpcheck.simulation.children import Children
 from fsdpcheck.simulation.decisions import Decisions, Option
+from fsdpcheck.simulation.device.memory import Memory
 from fsdpcheck.simulation.files import Files
 from fsdpcheck.simulation.globals import RankGlobals, Swap
 from fsdpcheck.simulation.groups_made import GroupsMade
@@ -41,7 +42,8 @@ class World:
     have told DTensor of rules of its own; "" for none. ``joined``: ranks begin with a default process group.
     ``per_node``: ranks of one node, as their environment says; 0 for all. ``watched``: a rank that touches a buffer
     of a call under way fails the run where it does so, and so does an asynchronous call that is never waited for.
-    ``around``: what is open on each thread that is a rank.
+    ``around``: what is open on each thread that is a rank. ``memory``: makes that of a rank's GPU, of ranks that are
+    watched; see Memory.
     """
 
     size: int
@@ -53,6 +55,7 @@ class World:
     per_node: int = 0
     watched: bool = False
     around: Callable[[], AbstractContextManager[object]] = nullcontext
+    memory: Callable[[int, Callable[[Failure], object]], Memory] | None = None
 
 
 class SimulatedRun:
@@ -97,7 +100,9 @@ class SimulatedRun:
         """Calls issued and not yet waited for, by rank."""
         watched = range(world_size) if world.watched else ()
         self.names = {rank: Names() for rank in watched}
-        self.watches = {rank: Watch(rank, partial(self._refused_access, rank)) for rank in watched}
+        refuse = {rank: partial(self._refused_access, rank) for rank in watched}
+        self.memories = {} if world.memory is None else {rank: world.memory(rank, refuse[rank]) for rank in watched}
+        self.watches = {rank: Watch(rank, refuse[rank], self.memories.get(rank)) for rank in watched}
         self.groups: dict[tuple[object, ...], RecordingGroup] = {}
         """By rank, name and members: whose calls were numbered last."""
         self.groups_made, self.children = GroupsMade(), Children()
@@ -107,6 +112,8 @@ class SimulatedRun:
         """Executors that ranks had not shut down when they ended, in words, and by which."""
         self.like_nccl: set[str] = set()
         """Names of the groups for which the program asked for NCCL."""
+        self.like_gloo: set[str] = set()
+        """Those for which it asked for gloo alone."""
         self.works: list[MetWork] = []
         """Works that no rank holds any more; see there."""
         self.ended: dict[int, deadlock.State] = {}

@@ -21,6 +21,7 @@ from fsdpcheck.compat import dispatch_private
 from fsdpcheck.compat.observers_private import Unnoticed
 from fsdpcheck.execution import Failure, RankState
 from fsdpcheck.execution.trace import Collective
+from fsdpcheck.simulation.device.memory import Memory
 from fsdpcheck.simulation.scheduler import place
 
 
@@ -51,9 +52,10 @@ class Watch(Unnoticed):  # type: ignore[no-untyped-call]
         """So torch.compile does not take it for a mode of the program."""
         return True
 
-    def __init__(self, rank: int, refuse: Callable[[Failure], object]) -> None:
+    def __init__(self, rank: int, refuse: Callable[[Failure], object], memory: Memory | None = None) -> None:
+        """``memory``: that of a GPU, which is told of each operation."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._rank, self._refuse = rank, refuse
+        self._rank, self._refuse, self._memory = rank, refuse, memory
         self._buffers: dict[object, list[_Buffer]] = {}
         self._storages: set[int] = set()
         self._rests = False
@@ -79,12 +81,13 @@ class Watch(Unnoticed):  # type: ignore[no-untyped-call]
 
     def take_its_place(self) -> None:
         """On this thread, if it is needed: torch puts modes back as they were when a backward has ended."""
-        wanted = bool(self._storages) and threading.get_ident() not in self._within
-        dispatch_private.keep_under_all_modes(self, wanted)
+        wanted = bool(self._storages) or self._memory is not None
+        dispatch_private.keep_under_all_modes(self, wanted and threading.get_ident() not in self._within)
 
     @contextmanager
     def until_the_end(self) -> Iterator[None]:
         """While open, the rank's program runs."""
+        self.take_its_place()
         try:
             yield
         finally:
@@ -100,15 +103,25 @@ class Watch(Unnoticed):  # type: ignore[no-untyped-call]
             self._rests = before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._storages and not self._rests:
-            for tensor, writes in dispatch_private.accesses(func, args, kwargs or {}):
+        if types and dispatch_private.is_unwrapped(types):
+            return NotImplemented  # comes back as operations of what the tensors wrap
+        options = kwargs or {}
+        if self._rests:
+            return func(*args, **options)
+        if self._storages:
+            for tensor, writes in dispatch_private.accesses(func, args, options):
                 if _has_storage(tensor) and tensor.untyped_storage()._cdata in self._storages:
                     self._compare(func, tensor, writes)
+        memory = self._memory
+        looks = memory is not None and not memory.quiet and memory.before(func, args, options)
         self._within.add(thread := threading.get_ident())
         try:
-            return func(*args, **(kwargs or {}))
+            results = func(*args, **options)
         finally:
             self._within.discard(thread)
+        if looks and memory is not None:
+            memory.after(func, results)
+        return results
 
     def _compare(self, func: Any, tensor: Tensor, writes: bool) -> None:
         for buffers in self._buffers.values():

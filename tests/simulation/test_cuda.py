@@ -76,6 +76,7 @@ def _played(line: str, size: int = 2) -> dict[str, int]:
          {"autocast": 1}),
         ("assert torch.cuda.amp.GradScaler().is_enabled()", {"GradScaler(device=)": 1}),
         ("assert torch.zeros(2).pin_memory().shape == (2,)", {"Tensor.pin_memory": 1}),
+        ("assert torch.ones(2, pin_memory=True).sum() == 2", {"torch.ones(pin_memory=)": 1}),
         ("list(DataLoader(TensorDataset(torch.zeros(2)), pin_memory=True))", {"DataLoader(pin_memory=)": 1}),
         ("torch.set_default_device('cuda'); assert torch.ones(1).device.type == 'cpu'; torch.set_default_device(None)",
          {"torch.device as default": 1}),

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -66,6 +68,15 @@ def steps_before_it_waits(tensor: torch.Tensor) -> object:
     return [work.wait() for work in works]
 
 
+def reads_what_a_wrapper_holds(tensor: torch.Tensor) -> object:
+    mesh = init_device_mesh("cpu", (2,))
+    sharded = DTensor.from_local(tensor, mesh, [Shard(0)])
+    work = dist.all_reduce(tensor, async_op=True)
+    double = sharded * 2  # here
+    work.wait()
+    return double
+
+
 def frees_what_is_sent(tensor: torch.Tensor) -> object:
     work = dist.all_gather([torch.empty(4), torch.empty(4)], tensor, async_op=True)  # here
     tensor.untyped_storage().resize_(0)
@@ -80,6 +91,7 @@ def frees_what_is_sent(tensor: torch.Tensor) -> object:
         (writes_what_is_sent, "wrote to an input"),
         (writes_what_will_be_written, "wrote to an output"),
         (steps_before_it_waits, "read an output"),
+        (reads_what_a_wrapper_holds, "read an output"),
         (frees_what_is_sent, "freed an input"),
     ],
 )
@@ -103,6 +115,13 @@ def reads_inputs_and_other_halves(tensor: torch.Tensor) -> float:
     other.wait()
     work.wait()
     return found.item() + whole.sum().item()
+
+
+def looks_at_shapes_alone(tensor: torch.Tensor) -> float:
+    work = dist.all_reduce(tensor, async_op=True)
+    other = torch.empty_like(tensor).fill_(1) + torch.zeros_like(tensor) + tensor.new_ones(4)
+    work.wait()
+    return other.sum().item()
 
 
 def enters_and_leaves_modes(tensor: torch.Tensor) -> float:
@@ -152,6 +171,7 @@ def trains_sharded(tensor: torch.Tensor) -> bool:
     ("program", "wanted"),
     [
         (reads_inputs_and_other_halves, 24.0),
+        (looks_at_shapes_alone, 8.0),
         (enters_and_leaves_modes, 1.0),
         (trains_in_parallel, True),
         (trains_sharded, True),

@@ -2,8 +2,9 @@
 
 Tensors are on the CPU and say so. What moves one to a GPU, or back, copies it, as the bus does; one that is there
 already is copied too, a leaf with a gradient excepted. A GPU has its own random generator: what names a GPU where it
-draws takes its numbers from it, other draws come from the rank's one generator for the CPU. Not modelled: that a GPU
-computes beside the host, its memory, its rounding, its arithmetic of float16 and TF32.
+draws takes its numbers from it, other draws come from the rank's one generator for the CPU. That a GPU computes beside
+the host, in streams, is a model (docs/streams.md). Not modelled: how much memory it has, its rounding, its arithmetic
+of float16 and TF32.
 
 Three layers: functions of torch that name a device, by a function mode of each thread; torch.cuda and torch.accelerator
 (cuda_devices.py); and the classes that are told of GPUs when they are made.
@@ -12,6 +13,7 @@ Three layers: functions of torch that name a device, by a function mode of each 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,10 +28,19 @@ from torch.utils.data import DataLoader
 
 from fsdpcheck.compat import cuda_private
 from fsdpcheck.compat.torch_private import replaced
+from fsdpcheck.execution import Failure
+from fsdpcheck.simulation.device.memory import Memory
 from fsdpcheck.simulation.programs import sync_batch_norm
 from fsdpcheck.simulation.programs.cuda_devices import Devices
-from fsdpcheck.simulation.programs.cuda_streams import PlayedEvent, PlayedStream
-from fsdpcheck.simulation.programs.cuda_tensors import CPU, DEVICE, OLD_TYPE, CallsOnCpu, as_cuda, is_gpu
+from fsdpcheck.simulation.programs.cuda_tensors import (
+    CPU,
+    DEVICE,
+    OLD_TYPE,
+    CallsOnCpu,
+    as_cuda,
+    is_gpu,
+    written_by,
+)
 from fsdpcheck.simulation.programs.stand_in import standing_in
 
 _GENERATOR: Final = torch.Generator
@@ -54,14 +65,22 @@ class CudaAsCpu:
         with ExitStack() as stack:
             stack.enter_context(self._devices.in_place())
             stack.enter_context(sync_batch_norm.in_place(self._note))
-            stack.enter_context(cuda_private.device_contexts(self._device("torch.device as default")))
+            stack.enter_context(
+                cuda_private.device_contexts(self._device("torch.device as default"), self._made_by_default)
+            )
             stack.enter_context(standing_in(torch, "device", self._make_device))
             stack.enter_context(standing_in(torch, "Generator", self._make_generator))
-            stack.enter_context(standing_in(torch, "Stream", self._make(torch.Stream, PlayedStream), PlayedStream))
-            stack.enter_context(standing_in(torch, "Event", self._make(torch.Event, PlayedEvent), PlayedEvent))
+            for real, played in ((torch.Stream, self._devices.Stream), (torch.Event, self._devices.Event)):
+                stack.enter_context(standing_in(torch, real.__name__, self._make(real, played), played))
             for owner, functions in self._functions():
                 stack.enter_context(replaced(owner, **functions))
             yield
+
+    def memory(self, rank: int, refuse: Callable[[Failure], object]) -> Memory:
+        """That of a rank's GPU, from now on watched; ``refuse`` is given what breaks the order of its streams."""
+        here = self._devices.of(rank)
+        here.memory = Memory(rank, here.timelines, refuse)
+        return here.memory
 
     @contextmanager
     def on_thread(self) -> Iterator[None]:
@@ -75,6 +94,31 @@ class CudaAsCpu:
 
     def _note(self, name: str) -> None:
         self.counts[name] += 1
+
+    def _made_by_default(self, function: Any, result: Any) -> None:
+        memory = self._devices.here.memory
+        if memory is not None and isinstance(result, torch.Tensor):
+            memory.made(result, "gpu", written_by(function), sys._getframe(1))
+
+    def _recorded_by_program(self, tensor: torch.Tensor, stream: Any) -> None:
+        self._note("Tensor.record_stream")
+        self._record_stream(tensor, stream)
+
+    def _record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+        memory = self._devices.here.memory
+        if memory is not None:
+            memory.recorded(tensor, stream.timeline)
+
+    def _resize(self, real: Any) -> Callable[..., Any]:
+        """``UntypedStorage.resize_``: FSDP frees memory so, and asks for it again."""
+
+        def ours(storage: Any, size: int) -> Any:
+            memory = self._devices.here.memory
+            if memory is not None:
+                memory.resized(storage, size, sys._getframe(1))
+            return real(storage, size)
+
+        return ours
 
     # -- what is told of GPUs when it is made ----------------------------------------------------------------------
 
@@ -108,7 +152,10 @@ class CudaAsCpu:
     def _functions(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Owner, and what stands in place of its attributes."""
         with_ = self._with
-        yield torch.Tensor, {"record_stream": lambda tensor, stream: self._note("Tensor.record_stream")}
+        yield torch.Tensor, {"record_stream": lambda tensor, stream: self._recorded_by_program(tensor, stream)}
+        yield torch.UntypedStorage, {"resize_": self._resize(torch.UntypedStorage.resize_)}
+        for module in cuda_private.who_record_streams():
+            yield module, {cuda_private.RECORD_STREAM: self._record_stream}
         yield torch, {"load": self._load(torch.load), "get_device_module": self._module(torch.get_device_module)}
         yield torch, {"set_default_tensor_type": self._default_type(torch.set_default_tensor_type)}
         yield torch.autocast, {"__init__": self._autocast(torch.autocast.__init__)}

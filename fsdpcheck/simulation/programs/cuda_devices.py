@@ -2,7 +2,9 @@
 
 A question ("is there a GPU?") is answered for the program alone: torch is told the truth, or it would call what is not
 there. What acts (sets a device, a stream, a seed) acts on the state of the rank. Nothing here takes time or memory:
-streams are in order with all else, memory counts as 0. What is in no table below is refused by name.
+memory counts as 0, and streams are done in the order of the program; what that order need not be, simulation/device
+knows. torch.cpu, which FSDP uses of tensors that are on the CPU, has the same streams. What is in no table below is
+refused by name.
 """
 
 from __future__ import annotations
@@ -12,13 +14,15 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Final
 
 import torch
 
 from fsdpcheck.compat import cuda_private, torch_private
 from fsdpcheck.errors import NotSupported, explain
+from fsdpcheck.simulation.device.memory import Memory
+from fsdpcheck.simulation.device.timelines import Timelines
 from fsdpcheck.simulation.programs.cuda_streams import PlayedEvent, PlayedStream
 from fsdpcheck.simulation.programs.stand_in import stand_in
 from fsdpcheck.simulation.scheduler import where
@@ -32,7 +36,7 @@ _ZERO: Final = (
     *("max_memory_cached", "get_sync_debug_mode"),
 )
 _NOTHING: Final = (
-    *("synchronize", "init", "empty_cache", "ipc_collect", "reset_peak_memory_stats", "reset_max_memory_allocated"),
+    *("init", "empty_cache", "ipc_collect", "reset_peak_memory_stats", "reset_max_memory_allocated"),
     *("reset_max_memory_cached", "reset_accumulated_memory_stats", "set_per_process_memory_fraction"),
     *("set_sync_debug_mode", "empty_host_cache"),
 )
@@ -42,11 +46,25 @@ _TYPES: Final = ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short",
 
 @dataclass
 class _OfRank:
-    """What a rank has set: its device, stream and the generator of its device."""
+    """What a rank has set: its device, stream and the generator of its device; and, if it is watched, its memory."""
 
     index: int
     generator: torch.Generator
-    stream: PlayedStream = field(default_factory=PlayedStream)
+    stream_type: InitVar[type[PlayedStream]]
+    timelines: Timelines = field(default_factory=Timelines)
+    memory: Memory | None = None
+
+    def __post_init__(self, stream_type: type[PlayedStream]) -> None:
+        self.default_stream = self._stream = stream_type(timeline=self.timelines.default)
+
+    @property
+    def stream(self) -> PlayedStream:
+        """The current stream."""
+        return self._stream
+
+    @stream.setter
+    def stream(self, stream: PlayedStream) -> None:
+        self._stream, self.timelines.current = stream, stream.timeline
 
 
 class Devices:
@@ -55,13 +73,18 @@ class Devices:
     def __init__(self, rank: Callable[[], int | None], count: int, note: Callable[[str], None]) -> None:
         self._rank, self._count, self._note = rank, count, note
         self._own: dict[int | None, _OfRank] = {}
+        self.Stream: type[PlayedStream] = type("Stream", (PlayedStream,), {"devices": self})
+        self.Event: type[PlayedEvent] = type("Event", (PlayedEvent,), {"devices": self})
 
     @property
     def here(self) -> _OfRank:
         """That of the rank whose turn it is."""
-        rank = self._rank()
+        return self.of(self._rank())
+
+    def of(self, rank: int | None) -> _OfRank:
+        """That of a rank."""
         if rank not in self._own:
-            self._own[rank] = _OfRank(0, torch.Generator().manual_seed(_SEED + (rank or 0)))
+            self._own[rank] = _OfRank(0, torch.Generator().manual_seed(_SEED + (rank or 0)), self.Stream)
         return self._own[rank]
 
     @contextlib.contextmanager
@@ -78,6 +101,7 @@ class Devices:
             for name in torch.accelerator.__all__:
                 played = self._of_accelerator(name, getattr(torch.accelerator, name))
                 stack.enter_context(torch_private.replaced(torch.accelerator, **{name: played}))
+            stack.enter_context(torch_private.replaced(torch.cpu, **self._of_cpu()))
             for module, named in self._beside().items():
                 ours = {name: self._acting(f"{module.__name__}.{name}", play) for name, play in named.items()}
                 stack.enter_context(torch_private.replaced(module, **ours))
@@ -140,8 +164,9 @@ class Devices:
         acts |= dict.fromkeys(_NOTHING, lambda *_, **__: None)
         acts |= dict.fromkeys(_EMPTY, lambda *_, **__: {})
         return acts | {
-            "Stream": PlayedStream,
-            "Event": PlayedEvent,
+            "Stream": self.Stream,
+            "Event": self.Event,
+            "synchronize": lambda device=None: self.here.timelines.block_for_all(),
             "StreamContext": self._stream,
             "stream": self._stream,
             "set_device": self._set_device,
@@ -149,7 +174,7 @@ class Devices:
             "device": self._device,
             "device_of": lambda tensor: contextlib.nullcontext(),
             "current_stream": lambda device=None: self.here.stream,
-            "default_stream": lambda device=None: PlayedStream(),
+            "default_stream": lambda device=None: self.here.default_stream,
             "set_stream": lambda stream: setattr(self.here, "stream", stream or self.here.stream),
             "memory_summary": lambda *_, **__: "",
             "cudart": lambda: types.SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
@@ -163,6 +188,12 @@ class Devices:
             "set_rng_state": lambda state, device=None: self.here.generator.set_state(state) and None,
             "set_rng_state_all": lambda states: self.here.generator.set_state(states[self.here.index]) and None,
         }
+
+    def _of_cpu(self) -> dict[str, Any]:
+        """What FSDP asks for streams: it goes by the device of its mesh, which is the CPU."""
+        acts = self._acts()
+        names = ("Stream", "Event", "StreamContext", "stream", "current_stream", "synchronize")
+        return {name: acts[name] for name in names}
 
     def _beside(self) -> dict[types.ModuleType, dict[str, Callable[..., Any]]]:
         """Functions of modules of ``torch.cuda`` that have no name in it."""

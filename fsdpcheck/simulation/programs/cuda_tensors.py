@@ -15,7 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from fsdpcheck.compat import cuda_private
+from fsdpcheck.compat.dispatch_private import WITHOUT_VALUES
 from fsdpcheck.compat.torch_private import is_dtensor
+from fsdpcheck.execution.call_sites import line_of
 from fsdpcheck.simulation.programs.cuda_devices import Devices, is_program
 
 DEVICE: Final = torch.device
@@ -53,37 +55,83 @@ class CallsOnCpu(TorchFunctionMode):
         play = _OF_TENSORS.get(func)
         if play is not None:
             return play(self, func, args, options)
-        if "device" in options and is_gpu(options["device"]):
+        if "device" not in options and "pin_memory" not in options:
+            return func(*args, **options)
+        place = _place(options, sys._getframe(1))
+        if is_gpu(options.get("device")):
             self._note(f"{_name(func)}(device=)")
             options = {**options, "device": CPU}
             if func in _DRAWS and options.get("generator") is None:
                 options["generator"] = self._devices.here.generator
-        return func(*args, **options)
+        if options.get("pin_memory"):
+            self._note(f"{_name(func)}(pin_memory=)")
+            options = {**options, "pin_memory": False}
+        result = func(*args, **options)
+        memory = self._devices.here.memory
+        if memory is not None and isinstance(result, torch.Tensor):
+            memory.made(result, place, written_by(func), sys._getframe(1))
+        return result
+
+    def _moved(self, tensor: torch.Tensor, move: Callable[[], torch.Tensor], place: str, waits: bool) -> torch.Tensor:
+        """What ``move`` gives, copied where nothing was moved, as a copy that the GPU has a part in.
+
+        ``place``: where it goes; "" where that may be either. ``waits``: the host waits for the copy."""
+        memory = self._devices.here.memory
+        if memory is None:
+            return _copied(tensor, move())
+        with memory.quietly():
+            same = (result := move()) is tensor
+            result = _copied(tensor, result)
+        there = memory.is_on_gpu(tensor)
+        if not place or (there and place == "gpu"):
+            place = "gpu" if there else ""
+            memory.made(result, place, "" if same else "to", sys._getframe(2))
+        elif result is tensor or (there := there or place == "gpu"):
+            pins = place == "host" and not waits
+            memory.made(result, "pinned" if pins else place, "", sys._getframe(2))
+            if result is not tensor:
+                memory.copied(result, tensor, not waits, line_of(sys._getframe(2)))
+        return result
 
     def _to(self, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         tensor, *rest = args
         device = rest[0] if rest else options.get("device")
+        waits = not (options.get("non_blocking") or any(value is True for value in rest[2:3]))
+        place = "gpu"
         if is_gpu(device):
             self._note("Tensor.to")
             if rest:
                 rest[0] = CPU
             else:
                 options = {**options, "device": CPU}
-        elif not (device in ("cpu", CPU) and _called_by_program()):
+        elif device in ("cpu", CPU) and _called_by_program():
+            place = "host" if device == "cpu" else ""  # a device may be that of a tensor which is on a played GPU
+        else:
             return function(*args, **options)
-        return _copied(tensor, function(tensor, *rest, **options))
+        return self._moved(tensor, lambda: function(tensor, *rest, **options), place, waits)
 
     def _cuda(self, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         self._note("Tensor.cuda")
-        return _copied(args[0], args[0])
+        waits = not (options.get("non_blocking") or any(value is True for value in args[2:3]))
+        return self._moved(args[0], lambda: args[0], "gpu", waits)
 
     def _cpu(self, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        moved = function(*args, **options)
-        return _copied(args[0], moved) if _called_by_program() else moved
+        if not _called_by_program():
+            return function(*args, **options)
+        return self._moved(args[0], lambda: function(*args, **options), "host", True)
 
     def _pin_memory(self, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         self._note("Tensor.pin_memory")
-        return args[0].clone()
+        pinned = args[0].clone()
+        if (memory := self._devices.here.memory) is not None:
+            memory.made(pinned, "pinned", "", sys._getframe(2))
+        return pinned
+
+    def _read(self, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """What reads values past the dispatcher."""
+        if (memory := self._devices.here.memory) is not None:
+            memory.read_by_host(args[0], _name(function), sys._getframe(2))
+        return function(*args, **options)
 
     def _get_device(self, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if not _called_by_program():
@@ -122,6 +170,8 @@ _OF_TENSORS: Final[dict[Any, Callable[..., Any]]] = {
     torch.Tensor.cuda: CallsOnCpu._cuda,
     torch.Tensor.cpu: CallsOnCpu._cpu,
     torch.Tensor.pin_memory: CallsOnCpu._pin_memory,
+    torch.Tensor.tolist: CallsOnCpu._read,
+    torch.Tensor.numpy: CallsOnCpu._read,
     torch.Tensor.get_device: CallsOnCpu._get_device,
     torch.Tensor.type: CallsOnCpu._type,
     cuda_private.PARSE_TO: CallsOnCpu._parse_to,
@@ -133,6 +183,22 @@ _OURS: Final = 3
 
 def _called_by_program() -> bool:
     return is_program(sys._getframe(_OURS))
+
+
+def _place(options: dict[str, Any], frame: Any) -> str:
+    """Where a tensor is made, as Memory.made has it."""
+    device = options.get("device")
+    if is_gpu(device):
+        return "gpu"
+    if options.get("pin_memory"):
+        return "pinned"
+    return "host" if device == "cpu" and is_program(frame) else ""
+
+
+def written_by(function: Any) -> str:
+    """The name of a function that makes tensors; "" if it gives them no values."""
+    name = _name(function)
+    return "" if name.rpartition(".")[2] in WITHOUT_VALUES else name
 
 
 def _copied(tensor: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
