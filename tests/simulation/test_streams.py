@@ -37,7 +37,7 @@ def current() -> Any:
     return torch.cuda.current_stream()
 
 
-# -- pairs: a race, and its twin ----------------------------------------------------------------------------
+# -- pairs: a race, and its twin ----------------------------------------------------------------
 
 
 def side_reads_at_once() -> None:
@@ -270,7 +270,7 @@ def test_a_race_is_told_with_both_lines_and_its_twin_is_silent(
     assert played(twin).failure is None
 
 
-# -- memory that is freed in use ----------------------------------------------------------------------------
+# -- memory that is freed in use ----------------------------------------------------------------
 
 
 def used_on_a_side_stream(
@@ -334,7 +334,7 @@ def test_an_input_of_an_asynchronous_call_is_kept_until_the_wait() -> None:
     assert played(program).failure is None
 
 
-# -- what programs do ----------------------------------------------------------------------------------------------------
+# -- what programs do ----------------------------------------------------------------
 
 
 def prefetches() -> None:

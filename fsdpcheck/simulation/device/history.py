@@ -10,7 +10,7 @@ from typing import Final
 from fsdpcheck.simulation.device.timelines import Timeline
 
 _MOST: Final = 64
-"""Accesses that are remembered of one piece of memory; of more, the oldest are forgotten."""
+"""Accesses that are remembered of one piece of memory; of more, the oldest reads are forgotten, then the oldest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,9 @@ class History:
             elif not _replaces(new, old):
                 kept.append(old)
         kept.append(new)
-        self.accesses = kept if len(kept) <= _MOST else kept[-_MOST:]
+        if len(kept) > _MOST:
+            del kept[next((place for place, old in enumerate(kept) if not old.writes), 0)]
+        self.accesses = kept
         return broken
 
     def unordered(self, timeline: Timeline, but: Iterable[Timeline]) -> list[Access]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from fsdpcheck.execution import Failure, RankState
+from fsdpcheck.execution import Failure, FailureKind, RankState
 from fsdpcheck.execution.call_sites import line_text
 from fsdpcheck.simulation.device.history import Access, Line
 from fsdpcheck.simulation.device.timelines import Timeline
@@ -23,7 +23,7 @@ def race(rank: int, shape: tuple[int, ...], new: Access, old: Access) -> Failure
         f"  got     {_told(new)}\n  and     {_told(old)}\n"
         f"  wanted  the first to come after the second\n  next    {_remedy(new, old)}"
     )
-    return Failure("stream race", text, _states(rank, old.line))
+    return _failure("stream race", text, rank, new.line, old.line)
 
 
 def freed_in_use(rank: int, freed: Freed, use: Access, owner: Timeline, block: Block) -> Failure:
@@ -34,16 +34,19 @@ def freed_in_use(rank: int, freed: Freed, use: Access, owner: Timeline, block: B
         f"  of      memory allocated there at {_at(freed.allocated)}, and freed at {_at(freed.line)}\n"
         f"  in use  by {_told(use)}\n"
         f"  wanted  {owner.name} to come after that use before it is given the memory\n"
-        f"  next    call tensor.record_stream(stream) for {use.timeline.name}, or have {owner.name} wait for an event "
-        f"that is recorded there after the use, before the tensor is freed"
+        f"  next    call record_stream on the tensor for {use.timeline.name}; or have {owner.name} wait for it before "
+        f"the tensor is freed"
     )
-    return Failure("freed in use", text, _states(rank, use.line))
+    return _failure("freed in use", text, rank, block.allocated, use.line)
 
 
-def _states(rank: int, other: Line) -> tuple[RankState, ...]:
-    """Where the rank stands, and the other line."""
+def _failure(kind: FailureKind, text: str, rank: int, line: Line, other: Line) -> Failure:
+    """With the lines of the program, and the place inside torch's own sharding where one stands there."""
     where, stack = place(sys._getframe(3))
-    return RankState(rank, "running", "", where, stack), RankState(rank, "earlier", "", line_text(other))
+    here = line_text(line) or where
+    inside = f"\n  inside  {where}" if where not in ("", here) else ""
+    states = RankState(rank, "running", "", here, stack), RankState(rank, "earlier", "", line_text(other))
+    return Failure(kind, text + inside, states)
 
 
 def _told(access: Access) -> str:
