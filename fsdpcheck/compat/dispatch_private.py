@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ def accesses(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, bool]]
 
     Tried: 2.13.0.
     """
-    for number, name, writes in _arguments(func):
+    for number, name, writes in operation(func).arguments:
         if number < len(args):
             value = args[number]
         elif name in kwargs:
@@ -72,25 +73,37 @@ def accesses(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, bool]]
                 yield tensor, writes
 
 
-@functools.cache
-def name_of(func: Any) -> str:
-    """Of an operation, without namespace and overload. Tried: 2.13.0."""
-    return str(func._schema.name).rpartition("::")[2]
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a schema says. ``name``: without namespace and overload. ``arguments``: of each whose values matter its
+    number, its name and whether it is written."""
+
+    func: Any
+    name: str
+    namespace: str
+    text: str
+    arguments: tuple[tuple[int, str, bool], ...]
 
 
-@functools.cache
-def _arguments(func: Any) -> tuple[tuple[int, str, bool], ...]:
-    """Of each argument whose values matter its number, its name and whether it is written."""
-    name = name_of(func)
-    if func.namespace in COMMUNICATION or name in OF_SHAPES:
-        return ()
+_OPERATIONS: dict[int, Operation] = {}
+"""By identity of the operation, which is kept alive for it: its hash is computed in Python."""
+
+
+def operation(func: Any) -> Operation:
+    """Tried: 2.13.0."""
+    return _OPERATIONS.get(id(func)) or _OPERATIONS.setdefault(id(func), _read(func))
+
+
+def _read(func: Any) -> Operation:
+    name = str(func._schema.name).rpartition("::")[2]
     found = []
     for number, argument in enumerate(func._schema.arguments):
         alias = argument.alias_info
-        if "Tensor" not in str(argument.type) or (alias is not None and not alias.is_write):
-            continue
-        found.append((number, argument.name, alias is not None or argument.name in _WRITES.get(name, ())))
-    return tuple(found)
+        if "Tensor" in str(argument.type) and (alias is None or alias.is_write):
+            found.append((number, argument.name, alias is not None or argument.name in _WRITES.get(name, ())))
+    if func.namespace in COMMUNICATION or name in OF_SHAPES:
+        found = []
+    return Operation(func, name, func.namespace, str(func), tuple(found))
 
 
 @contextmanager

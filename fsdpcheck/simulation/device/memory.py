@@ -94,46 +94,50 @@ class Memory:
 
         To be called from the dispatch mode, with what it is given.
         """
-        name = dispatch_private.name_of(func)
+        op = dispatch_private.operation(func)
+        name = op.name
+        if not op.arguments:
+            return name in dispatch_private.OF_SHAPES and self.is_on_gpu(args[0])
         if name == "copy_":
             return self._copy(args, kwargs)
         tensors = list(dispatch_private.accesses(func, args, kwargs))
         blocks = [self._blocks.get(_key(tensor)) for tensor, _ in tensors]
-        if not any(blocks):
-            return name in dispatch_private.OF_SHAPES and self.is_on_gpu(args[0])
+        if not any(blocks) and op.namespace != "fsdp":
+            return False
         on_gpu = any(block is not None and block.place == "gpu" for block in blocks)
         if on_gpu and name not in _MIXES and _is_of_host(tensors, blocks):
             self.timelines.block(self.timelines.record(self.timelines.current))
             on_gpu = False
         line = line_of(sys._getframe(2))
-        if func.namespace == "fsdp" or (on_gpu and name not in _MIXES):
+        of_fsdp = op.namespace == "fsdp"
+        if of_fsdp or (on_gpu and name not in _MIXES):
             on_gpu = True
             for tensor, _ in tensors:
-                self._infer(tensor, func.namespace == "fsdp", line)
+                self._infer(tensor, of_fsdp, line)
         if not on_gpu:
-            self._on_host(tensors, str(func))
+            self._on_host(tensors, op.text)
             return False
         stream = self.timelines.launch(self.timelines.current)
         if not stream.in_graph and torch.is_grad_enabled():
             stream.in_graph = any(tensor.requires_grad for tensor, _ in tensors)
-        for tensor, writes in tensors:
-            self._note(tensor, stream, writes, str(func), line)
+        for (tensor, writes), block in zip(tensors, blocks, strict=True):
+            self._note(tensor, stream, writes, op.text, line, block)
         if name in _BLOCKS or (name == "index" and _is_masked(args)):
             self.timelines.block(stream.moment())
         return True
 
     def after(self, func: Any, results: Any) -> None:
         """Note the results of an operation that the GPU has done: new memory, allocated on the current stream."""
-        if func.namespace in dispatch_private.COMMUNICATION:
+        op = dispatch_private.operation(func)
+        if op.namespace in dispatch_private.COMMUNICATION:
             return
         line: Line = None
-        name = dispatch_private.name_of(func)
         for result in results if isinstance(results, list | tuple) else (results,):
             if isinstance(result, Tensor) and _key(result) not in self._blocks:
                 line = line or line_of(sys._getframe(2))
                 self._allocate(result, "gpu", line)
-                if name not in dispatch_private.WITHOUT_VALUES:
-                    self._note(result, self.timelines.current, True, str(func), line)
+                if op.name not in dispatch_private.WITHOUT_VALUES:
+                    self._note(result, self.timelines.current, True, op.text, line)
 
     def _copy(self, args: Any, kwargs: Any) -> bool:
         """``copy_``, which may be from the host or to it."""
@@ -183,8 +187,16 @@ class Memory:
         else:
             self.timelines.host.time += 1
 
-    def _note(self, tensor: Tensor, timeline: Timeline, writes: bool, operation: str, line: Line) -> None:
-        block = self._blocks.get(_key(tensor))
+    def _note(
+        self,
+        tensor: Tensor,
+        timeline: Timeline,
+        writes: bool,
+        operation: str,
+        line: Line,
+        block: Block | None = None,
+    ) -> None:
+        block = block or self._blocks.get(_key(tensor))
         if block is None or not tensor.numel():
             return
         new = Access(timeline, timeline.time, _span(tensor), writes, operation, line)
@@ -311,14 +323,18 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata if not tensor.is_sparse and tensor.device.type == "cpu" else 0
+    """By which its storage is known; 0 for a tensor that has none."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # a sparse one
+        return 0
 
 
 def _span(tensor: Tensor) -> Span:
     size = tensor.element_size()
-    first = tensor.storage_offset() * size
+    first = int(tensor.storage_offset()) * size
     if tensor.is_contiguous():
-        return Span(first, first + tensor.numel() * size)
+        return Span(first, first + int(tensor.numel()) * size)
     reach = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     layout = None if reach <= tensor.numel() else (tuple(tensor.shape), tensor.stride())
     return Span(first, first + reach * size, layout)
