@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.communication.pairs import Pair, pairs
+from benchmarks.communication.pairs import Pair, pairs, without_prefixes
 from fsdpcheck.simulation.search import search
 
 RECORD: Final = Path(__file__).with_name("judged.jsonl")
@@ -40,9 +40,7 @@ class Verdict:
 
     def is_right(self, pair: Pair) -> bool:
         """Whether it is what was expected of the faulty program, strictly."""
-        wanted = pair.expected
-        at_line = not pair.lines or any(line in pair.lines for line in self.lines)
-        return self.kind in wanted.kinds and set(wanted.ranks) <= set(self.ranks) and at_line
+        return pair.is_named_by({self.kind}, self.ranks, self.lines)
 
 
 def judge(pair: Pair, faulty: bool) -> Verdict:
@@ -57,18 +55,21 @@ def judge(pair: Pair, faulty: bool) -> Verdict:
     except EOFError:
         found = {"kind": "lost", "text": "the process of the ranks was lost", "ranks": [], "schedules": 1}
     child.join()
-    text = str(found["text"])
-    lines = {int(line) for line in re.findall(re.escape(str(pair.file)) + r":(\d+)", text)}
-    ranks = {int(number) for part in re.findall(r"ranks? ([\d, -]+)", text) for number in _numbers(part)}
+    text = without_prefixes(str(found["text"]))
     return Verdict(
         _KINDS.get(found["kind"], found["kind"]),
-        tuple(sorted(ranks | set(found["ranks"]))),
-        tuple(sorted(lines)),
+        tuple(sorted(ranks_in(text) | set(found["ranks"]))),
+        tuple(sorted(pair.lines_in(text))),
         text,
         found["schedules"],
         found.get("proved", False),
         round(time.monotonic() - began, 3),
     )
+
+
+def ranks_in(text: str) -> set[int]:
+    """The ranks that a report of fsdpcheck names."""
+    return {number for part in re.findall(r"ranks? ([\d, -]+)", text) for number in _numbers(part)}
 
 
 def _numbers(text: str) -> Iterator[int]:

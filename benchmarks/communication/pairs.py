@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import os
 import pkgutil
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
+import torch
 import torch.distributed as dist
 
 from benchmarks.communication import programs
@@ -31,6 +35,10 @@ KINDS: Final[dict[str, str]] = {
 
 HERE: Final = "# here"
 """Marks the lines of which a report must name one."""
+
+PROGRAMS: Final = Path(programs.__path__[0])
+"""The folder that has the programs."""
+_PREFIXES: Final = (Path(__file__).parents[2], Path(torch.__file__).parents[1])
 
 Program = Callable[[bool], object]
 
@@ -66,8 +74,23 @@ class Pair:
     @property
     def lines(self) -> tuple[int, ...]:
         """The numbers of the lines in ``file`` of which a report must name one."""
-        lines, first = inspect.getsourcelines(self.program)
-        return tuple(first + at for at, line in enumerate(lines) if HERE in line)
+        return _marked(self.program)
+
+    def is_named_by(self, kinds: Collection[str], ranks: Collection[int], lines: Collection[int]) -> bool:
+        """Whether a report that names these is right of the faulty program, strictly.
+
+        One of its kinds is expected, one of its lines is marked, and every rank at fault is among its ranks."""
+        return bool(set(kinds) & set(self.expected.kinds)) and self.is_placed_by(ranks, lines)
+
+    def is_placed_by(self, ranks: Collection[int], lines: Collection[int]) -> bool:
+        """Whether line and ranks are right, whatever the report takes it for."""
+        at_line = not self.lines or bool(set(lines) & set(self.lines))
+        return at_line and set(self.expected.ranks) <= set(ranks)
+
+    def lines_in(self, text: str) -> frozenset[int]:
+        """The lines of ``file`` that a text names."""
+        path = without_prefixes(str(self.file))
+        return frozenset(int(line) for line in re.findall(re.escape(path) + r":(\d+)", text))
 
     def run(self, faulty: bool) -> object:
         """Run the program as this rank, and leave its groups as a script that ends well does."""
@@ -75,6 +98,12 @@ class Pair:
         if dist.is_initialized():
             dist.destroy_process_group()
         return returned
+
+
+@cache
+def _marked(program: Program) -> tuple[int, ...]:
+    lines, first = inspect.getsourcelines(program)
+    return tuple(first + at for at, line in enumerate(lines) if HERE in line)
 
 
 _FOUND: Final[list[Pair]] = []
@@ -103,7 +132,14 @@ def pairs() -> tuple[Pair, ...]:
     return tuple(sorted(_FOUND, key=lambda pair: (pair.class_, pair.name)))
 
 
+def without_prefixes(text: str) -> str:
+    """The text with paths of files of this repository relative to it, and those of packages to where they lie."""
+    for prefix in _PREFIXES:
+        text = text.replace(f"{prefix}{os.sep}", "")
+    return text
+
+
 def frozen_digests() -> dict[str, str]:
     """The SHA-256 of each file of frozen pairs, as ``frozen.json`` has them, by name of the file."""
-    folder = Path(programs.__path__[0]) / "frozen"
+    folder = PROGRAMS / "frozen"
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.py"))}
