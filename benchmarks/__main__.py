@@ -50,9 +50,9 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "[MINUTES [FILE [SEED]]] [--shard K/N]: honest adapters on many cases; each alarm is ours",
     ),
     "communication": (
-        "communication.peers",
+        "communication.tables",
         "lines",
-        "[MINUTES]: what gloo, DETAIL and torch's threaded group say of 170 pairs of programs; resumable",
+        "[MINUTES]: what other tools say of 170 pairs of programs, resumable and shared out, beside fsdpcheck",
     ),
     "judged": ("communication.judged", "lines", "[GLOB]: what fsdpcheck says of these pairs, counted strictly"),
     "simulated": (
@@ -84,7 +84,9 @@ def main() -> None:
     parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="of the study; each has a default")
     parser.add_argument("--shard", type=_shard, metavar="K/N", help="of a study that is shared out: its K-th part of N")
     parser.add_argument("--list", action="store_true", default=None, help="of a night: its slices, none is run")
-    parser.add_argument("--status", action="store_true", default=None, help="of a night: what is done of it")
+    parser.add_argument(
+        "--status", action="store_true", default=None, help="of a night or communication: what is on record"
+    )
     parser.add_argument("--limit-minutes", type=float, metavar="M", help="of a night: begin no slice after so long")
     parser.add_argument("--in", dest="folder", metavar="DIR", help="of scripts: where their repositories lie")
     asked = parser.parse_args()

@@ -9,9 +9,13 @@ from __future__ import annotations
 import argparse
 import signal
 import time
+import traceback
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from pathlib import Path
+from typing import Final
 
 import torch
 import torch._dynamo
@@ -20,9 +24,12 @@ import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel  # noqa: F401
 
-from benchmarks.communication.pairs import Pair, pairs
+from benchmarks.communication.pairs import PROGRAMS, Pair, pairs, without_prefixes
 from fsdpcheck.engines._real import gloo_ranks
-from fsdpcheck.engines._real.forked import Forked, Said, Say
+from fsdpcheck.engines._real.forked import GRACE_SECONDS, Forked, Said, Say
+
+_CHARACTERS: Final = 1200
+"""How much of what one rank says is kept."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +50,27 @@ def run(
     seconds: float,
     environment: Mapping[str, str] | None = None,
     group_seconds: float | None = None,
+    around: Callable[[int], AbstractContextManager[object]] = nullcontext,
+    grace_seconds: float = GRACE_SECONDS,
 ) -> Outcome:
     """Run every rank as a process of its own on gloo; one that is not at its end after ``seconds`` is ended.
 
     ``group_seconds``: after how long gloo's own groups and stores give up, which is half an hour without it.
+    ``around``: what each rank runs its program in, by rank. ``grace_seconds``: how long the other ranks may go on when
+    one has raised, before they are ended, as torchrun ends them.
     """
 
     def program(rank: int, say: Say) -> None:
-        tell(rank, lambda: pair.run(faulty), say)
+        def within() -> object:
+            with around(rank):
+                return pair.run(faulty)
+
+        tell(rank, within, say)
 
     started = time.monotonic()
     with gloo_ranks.on_gloo(pair.world_size, program, group_seconds, environment) as ranks:
-        ranks.until_over(seconds)
-    return _together(ranks.said, pair.world_size, time.monotonic() - started)
+        ranks.until_over(seconds, grace_seconds)
+        return _together(ranks, pair.world_size, time.monotonic() - started)
 
 
 def tell(rank: int, program: Callable[[], object], say: Say) -> None:
@@ -65,28 +80,46 @@ def tell(rank: int, program: Callable[[], object], say: Say) -> None:
     except SystemExit as error:
         say(rank, Said("ended", f"SystemExit({error.code!r})", error.code not in (None, 0)))
     except BaseException as error:
-        say(rank, Said("raised", f"{type(error).__name__}: {error}", fails=True))
+        say(rank, Said("raised", told(error), fails=True))
     else:
         say(rank, Said("returned", repr(returned)))
 
 
-def collected(programs: Mapping[tuple[int, ...], Callable[[Say], None]], seconds: float) -> Outcome:
+def told(error: BaseException) -> str:
+    """The last line of its traceback, cut where torch's C++ frames begin, and the lines of the program in it."""
+    said = str(error).partition("\nException raised from")[0][:_CHARACTERS]
+    places = [
+        f"\n  at {frame.filename}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_relative_to(PROGRAMS)
+    ]
+    return without_prefixes("".join([f"{type(error).__name__}: {said}", *places]))
+
+
+def collected(
+    programs: Mapping[tuple[int, ...], Callable[[Say], None]], seconds: float, grace_seconds: float = GRACE_SECONDS
+) -> Outcome:
     """Fork a process for the ranks of each program, and say what came of all together."""
     started = time.monotonic()
     with Forked(programs) as ranks:
-        ranks.until_over(seconds)
-    return _together(ranks.said, sum(map(len, programs)), time.monotonic() - started)
+        ranks.until_over(seconds, grace_seconds)
+        return _together(ranks, sum(map(len, programs)), time.monotonic() - started)
 
 
-def _words(said: Said) -> tuple[str, str]:
+def _words(ranks: Forked, rank: int) -> tuple[str, str]:
+    """What became of a rank; of a process that did not end well also the last that it wrote."""
+    said = ranks.said[rank]
     if said.kind != "gone":
         return said.kind, said.what
     code = said.what
-    return "ended", f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    last = ranks.output(rank).strip()[-_CHARACTERS:] if code else ""
+    end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return "ended", without_prefixes(f"{end}\n{last}".strip())
 
 
-def _together(told: Mapping[int, Said], world_size: int, seconds: float) -> Outcome:
-    said = {rank: _words(one) for rank, one in sorted(told.items())}
+def _together(ranks: Forked, world_size: int, seconds: float) -> Outcome:
+    told = ranks.said
+    said = {rank: _words(ranks, rank) for rank in sorted(told)}
     kinds = {kind for kind, _ in said.values()}
     lines = [f"rank {rank}: {kind}: {text}" for rank, (kind, text) in said.items() if kind != "returned"]
     seconds = round(seconds, 2)

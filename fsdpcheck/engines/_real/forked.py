@@ -95,8 +95,8 @@ class Forked:
         pids = {rank: int(process.pid or 0) for rank, (_, process) in processes.items()}
         return stacks.collect(files, pids, lambda rank: processes[rank][1].is_alive())
 
-    def until_over(self, seconds: float | None = None) -> None:
-        """Return when all have ended, a moment after the first has failed, or after ``seconds``."""
+    def until_over(self, seconds: float | None = None, grace_seconds: float = GRACE_SECONDS) -> None:
+        """Return when all have ended, ``grace_seconds`` after the first has failed, or after ``seconds``."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while self._open and self.silent:
             left = None if deadline is None else deadline - time.monotonic()
@@ -106,7 +106,7 @@ class Forked:
                 assert isinstance(pipe, Connection)
                 self._hear(pipe)
             if any(said.fails for said in self.said.values()):
-                soon = time.monotonic() + GRACE_SECONDS
+                soon = time.monotonic() + grace_seconds
                 deadline = soon if deadline is None else min(deadline, soon)
 
     def _of(self, rank: int) -> tuple[tuple[int, ...], BaseProcess]:
