@@ -6,6 +6,7 @@ watchdog does; gloo has none. A rank whose process is lost leaves no dump.
 
 from __future__ import annotations
 
+import ast
 import io
 import logging
 import os
@@ -115,7 +116,7 @@ class _Groups:
 def _said(analyser: Analyser, folder: Path, spent: float) -> Outcome:
     """In a process of its own: torch's analyser leaves garbage collection off."""
     heard = real.collected({(0,): lambda say: real.tell(0, lambda: analyser(folder), say)}, 60.0)
-    text = heard.text.removeprefix("rank 0: ") if heard.kind != "completed" else eval(heard.text)
+    text = heard.text.removeprefix("rank 0: ") if heard.kind != "completed" else ast.literal_eval(heard.text)
     kind = "reported" if heard.kind == "completed" and text else heard.kind
     text = without_prefixes(text.replace(f"{folder.parent}{os.sep}", ""))
     return Outcome(kind, text[:_CHARACTERS], round(spent + heard.seconds, 2))
