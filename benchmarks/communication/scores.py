@@ -18,7 +18,7 @@ Result = Literal["said", "time-out", "other result", "nothing", "not applicable"
 
 RESULTS: Final[dict[Result, str]] = {
     "said": "the tool raised, ended or reported something, right or wrong",
-    "time-out": "nothing moved until the clock of the group or of the benchmark ended it",
+    "time-out": "the clock of the group or of the benchmark ended it, and nobody said what is wrong",
     "other result": "the program came to its end with other values than its twin, and no tool said so",
     "nothing": "the program came to its end with the values of its twin",
     "not applicable": "the tool cannot run the correct twin",
@@ -55,7 +55,6 @@ _RANKS: Final = (
     r"errors while waiting for send/recv from rank (\d+)",
     r"missing ranks: \{([\d, ]+)\}|Culprit rank (\d+)|Missing dump files from ranks \{([\d, ]+)\}",
 )
-_ACCUSES: Final = ("mismatch", "deadlock")
 _OWN_KINDS: Final = re.compile(r"(deadlock|unsafe|mismatch): ")
 """How a report of ``fsdpcheck trace check`` begins."""
 
@@ -109,20 +108,22 @@ def score(pair: Pair, found: Outcome, twin: Outcome) -> Score:
         return Score(strict=False, placed=False, result=result, alarm=alarm, seconds=seconds)
     ranks, lines = accused_in(found.text), pair.lines_in(found.text)
     strict = pair.is_named_by(kinds_in(found.text), ranks, lines) and not alarm
-    return Score(strict, pair.is_placed_by(ranks, lines), "said" if strict else result, alarm, seconds)
+    return Score(strict, pair.is_placed_by(ranks, lines), result, alarm, seconds)
 
 
 def _result(found: Outcome, twin: Outcome) -> Result:
     if found.kind == "completed":
         return "nothing" if found.text == twin.text or twin.kind != "completed" else "other result"
-    return "time-out" if found.kind == "time-out" else "said"
+    return "time-out" if found.kind == "time-out" and not _accuses(found.text) else "said"
 
 
 def _is_alarm(twin: Outcome) -> bool:
     """Whether something accuses the correct twin: a report, the clock, or words that name a bug of communication."""
-    return twin.kind in ("time-out", "reported") or (
-        twin.kind != "completed" and any(kind in kinds_in(twin.text) for kind in _ACCUSES)
-    )
+    return twin.kind in ("time-out", "reported") or (twin.kind != "completed" and _accuses(twin.text))
+
+
+def _accuses(text: str) -> bool:
+    return bool(kinds_in(text) & {"mismatch", "deadlock"})
 
 
 def own_score(pair: Pair, found: Verdict, twin: Verdict) -> Score:

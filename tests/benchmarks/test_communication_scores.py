@@ -77,6 +77,7 @@ def test_kinds_and_ranks_that_a_text_names(text: str, kinds: set[str], ranks: se
         (Outcome("raised", CRASHED, 1.0), _pair("deadlock"), (False, True, "said")),
         (Outcome("time-out", CLOCK, 8.0), _pair("deadlock", ranks=(0,)), (False, True, "time-out")),
         (Outcome("time-out", BARRIER, 8.0), _pair("deadlock", ranks=(1,)), (True, True, "said")),
+        (Outcome("time-out", BARRIER, 8.0), _pair("order"), (False, True, "said")),
         (Outcome("reported", ANALYSER, 8.0), _pair("deadlock", ranks=(1,)), (True, True, "said")),
         (Outcome("reported", ANALYSER, 8.0), _pair("deadlock", ranks=(0,)), (False, False, "said")),
         (Outcome("completed", "1.0; 1.0", 1.0), _pair("in-flight"), (False, False, "nothing")),
