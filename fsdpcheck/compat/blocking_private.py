@@ -11,7 +11,6 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
 from fsdpcheck.compat.torch_private import replaced
-from fsdpcheck.errors import NotSupported, explain
 
 
 @contextmanager
@@ -64,22 +63,14 @@ def gloo_of_ranks(here: Callable[[], int | None], make: Callable[[int, int], Any
 
 
 @contextmanager
-def no_rpc_on_ranks(rank: Callable[[], int | None]) -> Iterator[None]:
-    """While open, a rank that starts torch.distributed.rpc is refused: agents wait for each other. Tried: 2.13.0."""
+def rpc_of_ranks(refuse: Callable[[], None]) -> Iterator[None]:
+    """While open, ``refuse`` is called before torch.distributed.rpc starts: agents wait for each other. Tried: 2.13.0."""
     rpc: Any = dist.rpc
     real = rpc.init_rpc
 
     def init_rpc(*args: Any, **options: Any) -> Any:
-        if rank() is None:
-            return real(*args, **options)
-        raise NotSupported(
-            explain(
-                "simulated ranks have no torch.distributed.rpc",
-                got=f"init_rpc on rank {rank()}",
-                wanted="messages and collectives of torch.distributed",
-                then="run it on real ranks",
-            )
-        )
+        refuse()
+        return real(*args, **options)
 
     with replaced(rpc, init_rpc=init_rpc):
         yield

@@ -24,7 +24,7 @@ from fsdpcheck.compat import (
     observers_private,
     torch_private,
 )
-from fsdpcheck.errors import NotSupported
+from fsdpcheck.errors import NotSupported, explain
 from fsdpcheck.execution import Failure, deadlock
 from fsdpcheck.execution.outcomes import adapter_failure, ending
 from fsdpcheck.processes.limit import LOOK_SECONDS, Limit, Spent, sleep_of
@@ -98,7 +98,7 @@ class Pool:
             torch_private.groups_of_ranks(partial(_rank, run), self._meet, self._making),
             blocking_private.stores_of_ranks(current_rank, self.store.at),
             blocking_private.gloo_of_ranks(current_rank, self._gloo),
-            blocking_private.no_rpc_on_ranks(current_rank),
+            blocking_private.rpc_of_ranks(_refuse_rpc),
             defaults_private.no_group_at_import(current_rank),
             dynamo_private.compiled_without("fsdpcheck.simulation", "fsdpcheck.execution", "fsdpcheck.compat"),
             observers_private.profilers_of_ranks(starts_threads_of_the_harness),
@@ -209,6 +209,18 @@ class Pool:
             turn.end()
             run.end_rank(rank, state)
             run.baton.end(rank)
+
+
+def _refuse_rpc() -> None:
+    if current_rank() is not None:
+        raise NotSupported(
+            explain(
+                "simulated ranks have no torch.distributed.rpc",
+                got=f"init_rpc on rank {current_rank()}",
+                wanted="messages and collectives of torch.distributed",
+                then="run it on real ranks",
+            )
+        )
 
 
 def _rank(run: SimulatedRun) -> int | None:
