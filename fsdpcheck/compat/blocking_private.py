@@ -64,7 +64,7 @@ def gloo_of_ranks(here: Callable[[], int | None], make: Callable[[int, int], Any
 
 @contextmanager
 def rpc_of_ranks(refuse: Callable[[], None]) -> Iterator[None]:
-    """While open, ``refuse`` is called before torch.distributed.rpc starts: agents wait for each other. Tried: 2.13.0."""
+    """While open, ``refuse`` is called before torch.distributed.rpc starts; its agents block. Tried: 2.13.0."""
     rpc: Any = dist.rpc
     real = rpc.init_rpc
 

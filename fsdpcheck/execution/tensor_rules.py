@@ -19,6 +19,22 @@ AS_MEMORY = frozenset({"all_reduce", "reduce", "broadcast", "scatter"})
 """Operations that take a tensor for the elements behind its address."""
 
 
+GLOO_DTYPES = frozenset(
+    {
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool),
+    }
+)
+"""What gloo's collectives move, complex numbers aside. Tried: 2.13.0."""
+
+
+def require_scalars_of_gloo(op: str, tensors: Sequence[Tensor]) -> None:
+    """Raises RuntimeError for what gloo does not take: a message may have any dtype, all but gather complex ones."""
+    for tensor in tensors:
+        if tensor.dtype not in GLOO_DTYPES and not (tensor.is_complex() and op != "gather"):
+            _refuse(op, f"{_form(tensor)}: Invalid scalar type", "a dtype that gloo moves")
+
+
 def require_dense(op: str, tensors: Sequence[Tensor]) -> None:
     """Raises RuntimeError if ``op`` would read or write a tensor with gaps, or one whose elements overlap."""
     if op not in AS_MEMORY:

@@ -27,7 +27,13 @@ from fsdpcheck.errors import NotSupported
 from fsdpcheck.execution import Failure, deadlock
 from fsdpcheck.execution.matching import ANY_SOURCE, instance
 from fsdpcheck.execution.recording import Call, RecordingGroup
-from fsdpcheck.execution.tensor_rules import AS_MEMORY, as_memory, require_alike
+from fsdpcheck.execution.tensor_rules import (
+    AS_MEMORY,
+    GLOO_DTYPES,
+    as_memory,
+    require_alike,
+    require_scalars_of_gloo,
+)
 from fsdpcheck.execution.trace import Collective
 from fsdpcheck.simulation.children import Children
 from fsdpcheck.simulation.decisions import Access, Decisions, Option, learn
@@ -194,9 +200,13 @@ class Meeting(RecordingGroup):
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Pieces may differ in shape on NCCL; gloo refuses that."""
-        if torch_private.backend_on_cpu(self) == "gloo":
+        if self._is_gloo():
             require_alike("all_to_all", outputs, inputs, self.size())
         return super().alltoall(outputs, inputs, opts)
+
+    def _is_gloo(self) -> bool:
+        """Whether the program asked for gloo alone."""
+        return torch_private.asked_backend(self) in ("gloo", "cpu:gloo")
 
     def _numbered_with(self, *call: object, **options: object) -> tuple[str, str]:
         return "group", repr(self.identity[0])
@@ -216,6 +226,9 @@ class Meeting(RecordingGroup):
         rank = require_rank()
         if rank in run.left:  # it has swallowed the SystemExit that its os._exit was
             raise SystemExit(run.left[rank])
+        moved = (*call.inputs, *call.outputs)
+        if call.collective.tag is None and any(t.dtype not in GLOO_DTYPES for t in moved) and self._is_gloo():
+            require_scalars_of_gloo(call.collective.op, moved)
         identity = self._identify(run, rank, call)
         run.traces[rank].append(call.collective)
         run.times[rank].append(call.times)

@@ -11,6 +11,7 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
 from fsdpcheck import simulate
+from fsdpcheck.execution.tensor_rules import GLOO_DTYPES
 
 CPU, TIME = torch.device("cpu"), timedelta(seconds=9)
 
@@ -118,3 +119,40 @@ def test_fully_shard_may_ask_the_group_for_its_buffers(from_the_group: bool) -> 
         return model.weight.grad.full_tensor().flatten().tolist()  # type: ignore[no-any-return]
 
     assert simulate(program, 2, show=False).check().returned == ([1.5] * 4,) * 2
+
+
+def _moves() -> dict[str, bool]:
+    """By call and dtype, whether the group takes it; every call on one rank."""
+    found = {}
+    for dtype in {torch.float8_e4m3fn, torch.int16, torch.uint16, torch.complex64, *GLOO_DTYPES}:
+        for name, call in {
+            "all_reduce": lambda t: dist.all_reduce(
+                t, op=dist.ReduceOp.AVG if t.is_complex() else dist.ReduceOp.PRODUCT
+            ),
+            "broadcast": lambda t: dist.broadcast(t, 0),
+            "all_gather": lambda t: dist.all_gather([torch.empty_like(t)], t),
+            "all_gather_single": lambda t: dist.all_gather_single(torch.empty_like(t), t),
+            "gather": lambda t: dist.gather(t, [torch.empty_like(t)]),
+            "scatter": lambda t: dist.scatter(torch.empty_like(t), [t]),
+        }.items():
+            try:
+                call(torch.ones(2).to(dtype))
+                found[f"{name} {dtype}"] = True
+            except RuntimeError:
+                found[f"{name} {dtype}"] = False
+    return found
+
+
+def test_collectives_take_the_dtypes_that_gloo_takes_where_gloo_was_asked_for() -> None:
+    def program(backend: str) -> dict[str, bool]:
+        dist.init_process_group(backend)
+        return _moves()
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        wanted = _moves()
+    finally:
+        dist.destroy_process_group()
+    assert False in wanted.values()
+    assert simulate(program, 1, ["gloo"]).check().returned[0] == wanted
+    assert simulate(program, 1, ["nccl"]).check().returned[0]["broadcast torch.int16"]
