@@ -25,9 +25,9 @@ from fsdpcheck.compat import torch_private
 from fsdpcheck.compat.files_private import archives_written
 from fsdpcheck.simulation.decisions import Access, Decisions
 from fsdpcheck.simulation.folders import Folders, Kind, allows_that_it_exists
+from fsdpcheck.simulation.here import here
 from fsdpcheck.simulation.scheduler import Baton, where
 from fsdpcheck.simulation.surroundings import EVENTS, pipes_of_ranks, said_of
-from fsdpcheck.simulation.turns import here
 
 _PYTHON: Final = {sys.prefix, sys.base_prefix, sys.exec_prefix}
 _FOLDERS: Final = (*(folder + os.sep for folder in _PYTHON), "/proc/", "/sys/", "/dev/", "/usr/", "/etc/", "/lib")

@@ -27,7 +27,7 @@ _DEPEND: Final = {
         ("append", "look"),
     )
 }
-_STANDARD: Final = ("os.py", "pathlib.py", "genericpath.py")
+_STANDARD: Final = ("os.py", "pathlib.py", "genericpath.py", "<frozen os>", "<frozen genericpath>")
 
 
 @dataclass(slots=True)

@@ -40,11 +40,12 @@ from fsdpcheck.simulation.decisions import Access, Decisions, Option, learn
 from fsdpcheck.simulation.device.calls import OnGpu
 from fsdpcheck.simulation.device.memory import Memory
 from fsdpcheck.simulation.device.timelines import Timeline
+from fsdpcheck.simulation.here import here
 from fsdpcheck.simulation.identity import NOTHING_KNOWN, Identity, Names, crossed
 from fsdpcheck.simulation.in_flight import Flight, written_in_flight
 from fsdpcheck.simulation.scheduler import Baton, place, where
 from fsdpcheck.simulation.semantics import move, unequal_parts
-from fsdpcheck.simulation.turns import here, in_turn
+from fsdpcheck.simulation.turns import in_turn
 from fsdpcheck.simulation.watch import Watch
 
 

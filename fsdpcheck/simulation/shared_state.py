@@ -3,18 +3,22 @@
 Real ranks have a copy each. A table of a module through which ranks exchange gradients works on simulated ranks alone;
 a cache works on both. Which of the two it is only real ranks can say, so what is written to is told by name. Looked at
 is all that can be reached from given modules and objects by names, containers, attributes, closures and defaults,
-through objects of the modules' own classes and modules and optimizers of torch. Not seen: what libraries keep for it,
-state inside C extensions, and what is written and taken back between two looks.
+through objects of the modules' own classes, modules and optimizers of torch, queues, events, locks, buffers and small
+arrays. Not seen: what libraries keep for it, state inside C extensions, open files, and what is written and taken back
+between two looks.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
+import io
 import itertools
 import math
 import operator
+import queue
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +26,7 @@ from pathlib import Path
 from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Final
 
+import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -38,6 +43,8 @@ _BOOKKEEPING: Final = frozenset({
     "__loader__", "__abstractmethods__", "_abc_impl", "__module__", "__qualname__", "__slotnames__",
 })  # fmt: skip
 _PLAIN: Final = (int, float, bool, str, bytes, type(None))
+_LARGEST: Final = 65536
+"""Bytes of an array up to which it is looked at."""
 _EMPTY: Final = CellType()
 _GONE: Final = object()
 
@@ -227,11 +234,31 @@ def _reader(value: Any, own: set[str]) -> Callable[[], list[Any]] | None:
         return lambda: [value.cache_info().currsize, value.__wrapped__]
     if kind is itertools.count:
         return lambda: [repr(value)]
+    if kind in _STATES:
+        return functools.partial(_STATES[kind], value)
     if issubclass(kind, type):
         return (lambda: _of_names(vars(value))) if value.__module__ in own else None
     if issubclass(kind, property | staticmethod | classmethod):
         return lambda: [getattr(value, name, None) for name in ("fget", "fset", "__func__")]
     return (lambda: _of_object(value)) if kind.__module__ in own or issubclass(kind, nn.Module | Optimizer) else None
+
+
+def _of_array(value: Any) -> list[Any]:
+    return [value.tobytes() if value.nbytes <= _LARGEST and not value.dtype.hasobject else len(value)]
+
+
+_STATES: Final[dict[type, Callable[[Any], list[Any]]]] = {
+    queue.Queue: lambda value: [*value.queue],
+    queue.LifoQueue: lambda value: [*value.queue],
+    queue.PriorityQueue: lambda value: [*value.queue],
+    queue.SimpleQueue: lambda value: [value.qsize()],
+    threading.Event: lambda value: [value.is_set()],
+    type(threading.Lock()): lambda value: [value.locked()],
+    io.BytesIO: lambda value: [value.getbuffer().nbytes, value.tell()],
+    io.StringIO: lambda value: [value.tell()],
+    np.ndarray: _of_array,
+}
+"""What objects of Python's and of numpy hold, that a program keeps as its own."""
 
 
 def _of_tensor(value: Tensor) -> list[Any]:

@@ -46,7 +46,8 @@ class TurnLock:
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
-        self._is_taken, self._next = True, None
+        self._is_taken = True
+        self._next: object = None
         self.wanted = 0
         """How many threads wait for it, beside those that must be told."""
 
@@ -58,7 +59,7 @@ class TurnLock:
                 _wait(self._condition)
             self.wanted -= 1
             self._is_taken, chosen = True, self._next is not None
-            self._next: object = None
+            self._next = None
             return chosen
 
     def wait_to_be_told(self, me: object) -> None:

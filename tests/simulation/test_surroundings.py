@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import multiprocessing
 import os
+import queue
 import socket
 import subprocess
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,6 +23,8 @@ from torch.utils.data import DataLoader
 from fsdpcheck import search
 
 Program = Callable[[Path, int], object]
+QUEUE: queue.Queue[int] = queue.Queue()
+EVENT, LOCK, ARRAY, BUFFER = threading.Event(), threading.Lock(), np.zeros(2), io.BytesIO()
 PIPE = multiprocessing.get_context("fork").SimpleQueue()
 
 
@@ -90,6 +96,29 @@ def test_a_way_that_is_not_searched_is_a_void(program: Program, void: str, tmp_p
     assert found.simulation.failure is None, found.simulation.failure.text
     assert void in found.voids
     assert not found.proved
+
+
+@pytest.mark.parametrize(
+    ("write", "put_back", "name"),
+    [
+        (lambda: QUEUE.put(1), QUEUE.queue.clear, "QUEUE"),
+        (EVENT.set, EVENT.clear, "EVENT"),
+        (lambda: LOCK.acquire(blocking=False), LOCK.release, "LOCK"),
+        (lambda: ARRAY.put(0, 1.0), lambda: ARRAY.fill(0.0), "ARRAY"),
+        (lambda: BUFFER.write(b"a"), lambda: BUFFER.truncate(BUFFER.seek(0)), "BUFFER"),
+    ],
+)
+def test_an_object_of_the_module_that_ranks_share_and_write_to_is_a_void(
+    write: Callable[[], object], put_back: Callable[[], object], name: str, tmp_path: Path
+) -> None:
+    def program(folder: Path, rank: int) -> None:
+        if rank == 0:
+            write()
+        dist.barrier()
+        if rank == 0:
+            put_back()
+
+    assert search(joined(program, tmp_path), 2).voids == (f"ranks wrote to what they share: {__name__}.{name}",)
 
 
 def test_a_future_of_a_work_that_is_only_waited_for_is_none(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from fsdpcheck import Search, search, simulate
-from fsdpcheck.simulation.turns import SIDE_BY_SIDE
+from fsdpcheck.simulation.turn import SIDE_BY_SIDE
 
 Program = Callable[[int, int], object]
 VOID = "a thread that a rank started called a collective"
