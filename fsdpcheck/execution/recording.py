@@ -29,6 +29,7 @@ from fsdpcheck.execution.signatures import (
     sparse_signature,
 )
 from fsdpcheck.execution.tensor_rules import (
+    require_a_rank,
     require_contiguous,
     require_dense,
     require_member,
@@ -228,6 +229,7 @@ class RecordingGroup(_Group):
         return self._go("scatter", flat, outputs, opts, native, root=root, signatures=((), signature(outputs)))
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+        require_a_rank("all_to_all", self._group_size, outputs, inputs)
         native = lambda g: g.alltoall(outputs, inputs, opts)  # noqa: E731
         return self._go("all_to_all", inputs, outputs, opts, native, signatures=((), ()))
 
@@ -285,6 +287,8 @@ class RecordingGroup(_Group):
 
         Raises RuntimeError for what gloo refuses: a message to oneself, a tensor that is not contiguous."""
         require_contiguous(op, *tensors)
+        if tag < 0:
+            raise RuntimeError("Tag must be nonnegative")
         if op != ANY_SOURCE and way[0] == way[1]:
             raise RuntimeError(f"{op}: rank {way[0]} cannot send itself a message")
         sends, signed = op == "send", signature(tensors)
@@ -397,6 +401,8 @@ class RecordingGroup(_Group):
 
 
 def _pieces(tensor: Tensor, splits: list[int], size: int) -> list[Tensor]:
+    if splits and len(splits) != size:
+        raise RuntimeError(f"Number of tensor splits not equal to group size: {len(splits)}, of {size} ranks")
     return list(torch.split(tensor, splits) if splits else torch.chunk(tensor, size))
 
 

@@ -36,7 +36,10 @@ def require_scalars_of_gloo(op: str, tensors: Sequence[Tensor]) -> None:
 
 
 def require_dense(op: str, tensors: Sequence[Tensor]) -> None:
-    """Raises RuntimeError if ``op`` would read or write a tensor with gaps, or one whose elements overlap."""
+    """Raises RuntimeError if ``op`` would read or write a tensor with gaps, whose elements overlap, or a sparse one."""
+    for tensor in tensors:
+        if tensor.is_sparse and op != "all_reduce":
+            _refuse(op, f"a sparse tensor, {_form(tensor)}", "a dense one: all_reduce alone takes sparse ones")
     if op not in AS_MEMORY:
         return
     for tensor in tensors:
@@ -70,11 +73,22 @@ def require_pieces(op: str, pieces: Sequence[Tensor], own: Tensor, ranks: int, p
             _refuse(op, f"{_form(piece)} in the list", f"the form of the single tensor, {_form(own)}")
 
 
-def require_alike(op: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], ranks: int) -> None:
-    """Raises RuntimeError unless there is an output and an input a rank, all of one shape and dtype."""
-    for tensors in (outputs, inputs):
+def require_a_rank(op: str, ranks: int, *lists: Sequence[Tensor]) -> None:
+    """Raises RuntimeError unless each list has a tensor a rank."""
+    for tensors in lists:
         if len(tensors) != ranks:
             _refuse(op, f"a list of {len(tensors)} tensors", f"one a rank, {ranks}")
+
+
+def require_stacked(op: str, large: Tensor, small: Tensor, ranks: int) -> None:
+    """Raises RuntimeError unless ``large`` is made of parts of the shape of ``small`` along its first dimension."""
+    parts = large.chunk(ranks) if large.dim() else ()
+    if len(parts) != ranks or any(part.shape != small.shape for part in parts):
+        _refuse(op, f"{_form(large)} beside {_form(small)}", f"{ranks} parts of that shape along the first dimension")
+
+
+def require_alike(op: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    """Raises RuntimeError unless all are of one shape and dtype."""
     for tensor in (*outputs, *inputs):
         if tensor.shape != outputs[0].shape or tensor.dtype != outputs[0].dtype:
             _refuse(op, f"{_form(tensor)} beside {_form(outputs[0])}", "one form for all, as gloo wants it")

@@ -33,6 +33,7 @@ from fsdpcheck.execution.tensor_rules import (
     as_memory,
     require_alike,
     require_scalars_of_gloo,
+    require_stacked,
 )
 from fsdpcheck.execution.trace import Collective
 from fsdpcheck.simulation.children import Children
@@ -202,8 +203,22 @@ class Meeting(RecordingGroup):
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Pieces may differ in shape on NCCL; gloo refuses that."""
         if self._is_gloo():
-            require_alike("all_to_all", outputs, inputs, self.size())
+            require_alike("all_to_all", outputs, inputs)
         return super().alltoall(outputs, inputs, opts)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+        """Ranks' tensors may lie along a new dimension on NCCL; gloo refuses that."""
+        if self._is_gloo():
+            require_stacked("all_gather", output, input, self.size())
+        return super().all_gather_single(output, input, opts)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+        """As ``all_gather_single``."""
+        if self._is_gloo():
+            require_stacked("reduce_scatter", input, output, self.size())
+        return super().reduce_scatter_single(output, input, opts)
+
+    _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
 
     def _is_gloo(self) -> bool:
         """Whether the program asked for gloo alone."""

@@ -258,3 +258,33 @@ def test_a_list_of_all_to_all_has_a_tensor_a_rank() -> None:
             dist.all_to_all([torch.zeros(1)], [torch.zeros(1)])
 
     simulated(program, 2).check()
+
+
+REFUSED_BY_GLOO = {
+    "dist.broadcast(torch.eye(2).to_sparse(), 0)": "a sparse tensor",
+    "dist.isend(torch.ones(1), 0, tag=-1)": "Tag must be nonnegative",
+    "dist.all_gather_single(torch.empty(1, 2), torch.ones(2))": "along the first dimension",
+    "dist.reduce_scatter_single(torch.empty(2), torch.ones(1, 2))": "along the first dimension",
+    "dist.all_to_all_single(torch.empty(4), torch.ones(4), [2, 2], [2, 2])": "Number of tensor splits",
+    "dist.all_to_all([torch.empty(1)] * 2, [torch.ones(1)] * 2)": "a list of 2 tensors",
+    "dist.all_reduce(torch.eye(2).to_sparse(), op=dist.ReduceOp.MAX)": "sparse tensors are summed",
+}
+"""By call, on one rank, words of our refusal."""
+
+
+@pytest.mark.parametrize("call", REFUSED_BY_GLOO)
+def test_what_gloo_refuses_is_refused(call: str) -> None:
+    names = {"dist": dist, "torch": torch}
+
+    def program() -> None:
+        dist.init_process_group("gloo")
+        with pytest.raises((RuntimeError, fsdpcheck.errors.NotSupported), match=REFUSED_BY_GLOO[call]):
+            eval(call, names)
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        with pytest.raises((RuntimeError, ValueError)):
+            eval(call, names)
+    finally:
+        dist.destroy_process_group()
+    simulated(program, 1).check()
