@@ -6,11 +6,12 @@ and locks. Folders, and what is only appended to, are told of and not searched (
 
 In a run that is decided, each use waits until it is decided that it comes next. In any other, two uses of one file by
 two ranks, of which one writes and neither had to come before the other for all that the ranks told each other, are
-noted, and void. A rank that imports, or a thread that it started, is not held up, but noted too.
+noted, and void. A rank that imports or sets up logging, or a thread that it started, is not held up, but noted too.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import stat
@@ -38,6 +39,7 @@ _TOLD: Final = {"open", "os.rename", "os.remove", "os.truncate", "os.mkdir", "os
     *("tempfile.mkdtemp", "tempfile.mkstemp", "shutil.rmtree")
 }
 """Python's audit events that are looked at."""
+_LOCKING: Final = {"<frozen importlib._bootstrap>", logging.__file__}
 _WRITES: Final = os.O_WRONLY | os.O_RDWR
 _NUMBERS: Final = re.compile(r"\d{4,}|[0-9a-f]{16,}")
 """What is no part of the name that a file has in every run: the time, a number of a process."""
@@ -158,7 +160,7 @@ class Files:
             self._enter(path, rank, heard)
         frame = sys._getframe(2)
         access = Access(rank, ("file", path), writes, where(frame))
-        if self._run.decisions is not None and here.turn is not None and not _imports(frame):
+        if self._run.decisions is not None and here.turn is not None and not _holds_a_lock_of_all(frame):
             what = f"{'write' if writes else 'read'} of {self._named(path)}"
             self._run.decisions.wait_for(rank, what, access, self._run.baton)
             self._uses.setdefault(path, {})[rank, writes] = _Use(access, self._run.decisions.known_to(rank)[rank])
@@ -234,10 +236,10 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         _live[-1](event, args)
 
 
-def _imports(frame: Any) -> bool:
-    """Whether Python imports a module meanwhile, whose lock other ranks may wait for."""
+def _holds_a_lock_of_all(frame: Any) -> bool:
+    """Whether Python imports a module, or sets up logging: other ranks may wait for the locks of these."""
     while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+        if frame.f_code.co_filename in _LOCKING:
             return True
         frame = frame.f_back
     return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable
@@ -129,9 +130,25 @@ def every_rank_appends(folder: Path, rank: int) -> object:
         return log.write(f"{rank}\n")
 
 
+def every_rank_logs_to_its_own(folder: Path, rank: int) -> object:
+    """logging opens the file while it holds a lock that is one for all ranks."""
+    logger = logging.getLogger(f"{__name__} {rank}")
+    logging._lock.acquire()
+    try:
+        handler = logging.FileHandler(folder / f"{rank}.log", mode="w")
+    finally:
+        logging._lock.release()
+    logger.addHandler(handler)
+    logger.error("begun")
+    logger.removeHandler(handler)
+    handler.close()
+    return rank
+
+
 @pytest.mark.parametrize(
     "program",
     [
+        every_rank_logs_to_its_own,
         after_a_barrier,
         after_a_message,
         after_a_group_is_made,
