@@ -6,7 +6,8 @@ and locks. Folders, and what is only appended to, are told of and not searched (
 
 In a run that is decided, each use waits until it is decided that it comes next. In any other, two uses of one file by
 two ranks, of which one writes and neither had to come before the other for all that the ranks told each other, are
-noted, and void. A rank that imports or sets up logging, or a thread that it started, is not held up, but noted too.
+noted, and void. A rank that imports, sets up logging or holds a lock, or a thread that it started, is not held up, but
+noted too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Final, Protocol
 
 from fsdpcheck.compat import torch_private
@@ -27,6 +29,7 @@ from fsdpcheck.compat.files_private import archives_written
 from fsdpcheck.simulation.decisions import Access, Decisions
 from fsdpcheck.simulation.folders import Folders, Kind, allows_that_it_exists
 from fsdpcheck.simulation.here import here
+from fsdpcheck.simulation.named_locks import LOCKS, is_taken, named
 from fsdpcheck.simulation.scheduler import Baton, where
 from fsdpcheck.simulation.surroundings import EVENTS, pipes_of_ranks, said_of
 
@@ -160,7 +163,7 @@ class Files:
             self._enter(path, rank, heard)
         frame = sys._getframe(2)
         access = Access(rank, ("file", path), writes, where(frame))
-        if self._run.decisions is not None and here.turn is not None and not _holds_a_lock_of_all(frame):
+        if self._run.decisions is not None and here.turn is not None and not _may_hold_a_lock(frame):
             what = f"{'write' if writes else 'read'} of {self._named(path)}"
             self._run.decisions.wait_for(rank, what, access, self._run.baton)
             self._uses.setdefault(path, {})[rank, writes] = _Use(access, self._run.decisions.known_to(rank)[rank])
@@ -236,10 +239,15 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         _live[-1](event, args)
 
 
-def _holds_a_lock_of_all(frame: Any) -> bool:
-    """Whether Python imports a module, or sets up logging: other ranks may wait for the locks of these."""
+def _may_hold_a_lock(frame: FrameType | None) -> bool:
+    """Whether Python imports a module or sets up logging, or the program's code names a lock that is taken.
+
+    Other ranks may wait for it."""
     while frame is not None:
-        if frame.f_code.co_filename in _LOCKING:
+        file = frame.f_code.co_filename
+        if file in _LOCKING:
+            return True
+        if torch_private.is_a_program(file) and any(isinstance(one, LOCKS) and is_taken(one) for one in named(frame)):
             return True
         frame = frame.f_back
     return False

@@ -9,23 +9,21 @@ turn. That is seen (simulation/waits.py) and told, and is no finding: on real ra
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from types import FrameType, ModuleType
 from typing import Any, Final
 
 from fsdpcheck.compat import torch_private
 from fsdpcheck.execution import Failure
+from fsdpcheck.simulation.named_locks import LOCKS, RLOCK, is_taken, named
 from fsdpcheck.simulation.rendezvous import current_rank
 from fsdpcheck.simulation.run import SimulatedRun, no_progress
 from fsdpcheck.simulation.scheduler import place
 from fsdpcheck.simulation.waits import nobody_moves
 
-_LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
 _REFERENCES: Final = 3
 """To a lock beside the places that hold it, while it is looked at: the table's, a local variable's, an argument's."""
 _apart: list[LockApart] = []
@@ -36,7 +34,7 @@ class LockApart:
     """A lock of which each rank has its own. A thread that is no rank takes all of them, so it excludes every rank."""
 
     def __init__(self, kind: type) -> None:
-        self._make = threading.RLock if kind is _RLOCK else threading.Lock
+        self._make = threading.RLock if kind is RLOCK else threading.Lock
         self._own: list[Any] = [self._make()]
         self._outside: list[list[Any]] = []
 
@@ -116,24 +114,20 @@ def _replace(modules: list[ModuleType]) -> None:
         for owner, name, lock in _slots(module):
             places.setdefault(id(lock), (lock, []))[1].append((owner, name))
     for lock, held in places.values():
-        if sys.getrefcount(lock) == len(held) + _REFERENCES and not _is_taken(lock):
+        if sys.getrefcount(lock) == len(held) + _REFERENCES and not is_taken(lock):
             _apart.append(LockApart(type(lock)))
             for owner, name in held:
                 setattr(owner, name, _apart[-1])
 
 
-def _is_taken(lock: Any) -> bool:
-    return not repr(lock).startswith("<unlocked ")
-
-
 def _slots(module: ModuleType) -> Iterator[tuple[Any, str, Any]]:
     """(owner, name, lock) of each lock that a name of a module or of its classes is bound to."""
     for name, value in list(vars(module).items()):
-        if isinstance(value, _LOCK | _RLOCK):
+        if isinstance(value, LOCKS):
             yield module, name, value
         elif isinstance(value, type) and value.__module__ == module.__name__:
             for inner, entry in list(vars(value).items()):
-                if isinstance(entry, _LOCK | _RLOCK):
+                if isinstance(entry, LOCKS):
                     yield value, inner, entry
                 elif isinstance(entry, functools.cached_property) and hasattr(entry, "lock"):  # until Python 3.12
                     yield entry, "lock", entry.lock
@@ -175,7 +169,7 @@ def _is_the_users(module: ModuleType, home: ModuleType) -> bool:
 
 def _holder(run: SimulatedRun, rank: int, frame: FrameType | None) -> int | None:
     """The rank that holds a lock which the code that ``rank`` is in names, if one does."""
-    wanted = [lock for lock in _named(frame) if isinstance(lock, _LOCK | _RLOCK) and _is_taken(lock)]
+    wanted = [lock for lock in named(frame) if isinstance(lock, LOCKS) and is_taken(lock)]
     for lock in wanted:
         _, told, owner = repr(lock).partition("owner=")
         if told:
@@ -183,21 +177,7 @@ def _holder(run: SimulatedRun, rank: int, frame: FrameType | None) -> int | None
     for other in set(range(run.world.size)) - {rank} - set(run.ended):
         there = run.baton.frame(other)
         while there is not None:
-            if any(lock is mine for lock in _named(there) for mine in wanted):
+            if any(lock is mine for lock in named(there) for mine in wanted):
                 return other
             there = there.f_back
     return None
-
-
-def _named(frame: FrameType | None) -> Iterator[Any]:
-    """What the names that occur in a frame's code are bound to: locals, globals, and attributes of these."""
-    if frame is None:
-        return
-    names = frame.f_code.co_names
-    values = [*frame.f_locals.values(), *(frame.f_globals[name] for name in names if name in frame.f_globals)]
-    yield from values
-    for value in values:
-        for name in names:
-            with suppress(Exception):
-                found = inspect.getattr_static(value, name)
-                yield found if not inspect.isdatadescriptor(found) else None

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,10 +146,21 @@ def every_rank_logs_to_its_own(folder: Path, rank: int) -> object:
     return rank
 
 
+LOCK = threading.Lock()
+"""Of this module, and so of all ranks."""
+
+
+def every_rank_under_a_lock(folder: Path, rank: int) -> object:
+    with LOCK:
+        (folder / f"{rank}").write_text("a", encoding="utf-8")
+    return rank
+
+
 @pytest.mark.parametrize(
     "program",
     [
         every_rank_logs_to_its_own,
+        every_rank_under_a_lock,
         after_a_barrier,
         after_a_message,
         after_a_group_is_made,
