@@ -13,12 +13,7 @@ from benchmarks.communication.pairs import KINDS, Pair, pairs
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
 MISSED = {
-    "distributed_checkpoint_saved_by_rank_zero": "the save meets the next collective: a mismatch, before any hang",
     "one_rank_looks_for_unused_parameters": "its extra sum is the last call of all: a hang, and nothing to mismatch",
-    "file_read_without_a_barrier": "files are not what simulated ranks look at",
-    "pool_of_threads_never_shut_down": "nobody holds the executor any more, and Python ends it",
-    "metrics_thread_on_the_group_of_training": "how threads of one rank interleave is not searched",
-    "two_threads_take_from_one_source": "how threads of one rank interleave is not searched",
 }
 """Faulty programs that are not named strictly, and why. Each is still asked for, so that the list shrinks."""
 
