@@ -325,7 +325,7 @@ def _has_memory(tensor: Tensor) -> bool:
 def _key(tensor: Tensor) -> int:
     """By which its storage is known; 0 for a tensor that has none."""
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # a sparse one
         return 0
 
