@@ -11,7 +11,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from fsdpcheck.compat import dispatch_private
 from fsdpcheck.execution import Failure
 from fsdpcheck.execution.call_sites import line_of
 from fsdpcheck.simulation.device import wording
+from fsdpcheck.simulation.device.allocator import Allocator, Block
 from fsdpcheck.simulation.device.history import Access, History, Line, Span
 from fsdpcheck.simulation.device.timelines import Timeline, Timelines
 
@@ -34,38 +34,6 @@ _BLOCKS: Final = frozenset(
 """Operations whose result the host has to wait for."""
 _MIXES: Final = frozenset(("copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_"))
 """Operations of tensors on a GPU and such on the host."""
-_SMALL: Final = 1 << 20
-"""Bytes up to which torch's allocator takes memory from a pool of its own."""
-
-
-@dataclass(eq=False, slots=True)
-class Block:
-    """The memory of one storage. ``owner``: the stream on which it was allocated, None where that is not known.
-
-    ``place``: "gpu"; "pinned", of the host, which copies use while the host goes on; "" while nothing is known.
-    ``recorded``: streams for which ``record_stream`` was called. ``allocated``: the line.
-    """
-
-    place: str
-    owner: Timeline | None = None
-    allocated: Line = None
-    history: History = field(default_factory=History)
-    recorded: set[Timeline] = field(default_factory=set)
-    bytes: int = 0
-    storage: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Freed:
-    """Memory that its owner can be given again, while ``uses`` on other streams may still be under way.
-
-    ``allocated``, ``line``: where it was, and where it was freed.
-    """
-
-    bytes: int
-    allocated: Line
-    uses: list[Access]
-    line: Line
 
 
 class Memory:
@@ -74,7 +42,7 @@ class Memory:
     def __init__(self, rank: int, timelines: Timelines, refuse: Callable[[Failure], object]) -> None:
         self._rank, self.timelines, self._refuse = rank, timelines, refuse
         self._blocks: dict[int, Block] = {}
-        self._free: dict[Timeline, list[Freed]] = {}
+        self._allocator = Allocator(rank, timelines, refuse)
         self.quiet = False
         """Whether what is computed now is none of the rank's doing."""
 
@@ -252,7 +220,7 @@ class Memory:
         block.bytes = storage.nbytes()
         block.storage = weakref.ref(storage, lambda _: self._forget(key, block))
         if owned:
-            self._reuse(block)
+            self._allocator.reuse(block)
 
     # -- the caching allocator -----------------------------------------------------------------------------------------
 
@@ -272,50 +240,23 @@ class Memory:
         if block is None or size == before:
             return
         if before:
-            self._give_back(block, line_of(frame))
+            self._allocator.give_back(block, line_of(frame))
         block.history, block.recorded = History(), set()
         block.bytes, block.owner, block.allocated = size, self.timelines.current, line_of(frame)
         if size:
-            self._reuse(block)
+            self._allocator.reuse(block)
 
     def _forget(self, key: int, block: Block) -> None:
         """Nothing refers to the storage any more."""
         if self._blocks.get(key) is block:
             del self._blocks[key]
-        self._give_back(block, line_of(sys._getframe(1)))
-
-    def _give_back(self, block: Block, line: Line) -> None:
-        if block.place != "gpu" or block.owner is None or not block.bytes:
-            return
-        uses = block.history.unordered(block.owner, block.recorded)
-        if uses:
-            self._free.setdefault(block.owner, []).append(Freed(block.bytes, block.allocated, uses, line))
-
-    def _reuse(self, block: Block) -> None:
-        """The owner allocates: it may be given what it has freed, unless it waits for the uses by then."""
-        freed = self._free.get(owner := self.timelines.current)
-        if not freed:
-            return
-        self.timelines.launch(owner)
-        left = []
-        for gone in freed:
-            uses = [use for use in gone.uses if not use.is_before(owner)]
-            if uses and block.place == "gpu" and _fits(block.bytes, gone.bytes):
-                self._refuse(wording.freed_in_use(self._rank, gone, uses[0], owner, block))
-            if uses:
-                left.append(replace(gone, uses=uses))
-        self._free[owner] = left
+        self._allocator.give_back(block, line_of(sys._getframe(1)))
 
 
 def _is_of_host(tensors: Iterable[tuple[Tensor, bool]], blocks: Iterable[Block | None]) -> bool:
     """Whether the host computes: with its own memory, and numbers that torch has it wait for."""
     places = {block.place for (tensor, _), block in zip(tensors, blocks, strict=True) if block and tensor.dim()}
     return "pinned" in places and "gpu" not in places
-
-
-def _fits(wanted: int, there: int) -> bool:
-    """Whether torch's allocator may take a block of ``there`` bytes for a request of ``wanted``."""
-    return 0 < wanted <= there and (wanted <= _SMALL) == (there <= _SMALL)
 
 
 def _has_memory(tensor: Tensor) -> bool:

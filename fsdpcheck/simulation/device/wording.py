@@ -12,7 +12,7 @@ from fsdpcheck.simulation.device.timelines import Timeline
 from fsdpcheck.simulation.scheduler import place
 
 if TYPE_CHECKING:
-    from fsdpcheck.simulation.device.memory import Block, Freed
+    from fsdpcheck.simulation.device.allocator import Block, Freed
 
 
 def race(rank: int, shape: tuple[int, ...], new: Access, old: Access) -> Failure:
