@@ -367,6 +367,17 @@ def goes_back_through_two_streams() -> float:
     return loss.item()
 
 
+def uses_gradients_where_they_were_computed() -> float:
+    """The engine computes them on the stream of the forward."""
+    layer, side = nn.Linear(4, 4).cuda(), torch.cuda.Stream()
+    side.wait_stream(current())
+    with torch.cuda.stream(side):
+        loss = layer(torch.ones(4, device="cuda")).sum()
+    loss.backward()
+    with torch.cuda.stream(side):
+        return layer.weight.grad.sum().item()  # type: ignore[union-attr]
+
+
 def goes_by_another_rank() -> None:
     """The second call ends after the other rank has begun it, and that is after the first."""
     x, side = torch.zeros(4, device="cuda"), torch.cuda.Stream()
@@ -390,7 +401,14 @@ def asks_until_it_is_done() -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "program", [prefetches, goes_back_through_two_streams, goes_by_another_rank, asks_until_it_is_done]
+    "program",
+    [
+        prefetches,
+        goes_back_through_two_streams,
+        uses_gradients_where_they_were_computed,
+        goes_by_another_rank,
+        asks_until_it_is_done,
+    ],
 )
 def test_programs_in_order_are_let_be(program: Callable[[], object]) -> None:
     assert played(program).failure is None

@@ -28,7 +28,6 @@ from torch.distributed.fsdp import (
     fully_sharded_data_parallel,
 )
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
 from fsdpcheck.execution import Failure
@@ -108,6 +107,8 @@ def zero() -> None:
 
 
 def pipeline() -> None:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
     rank, size = dist.get_rank(), dist.get_world_size()
     stage = PipelineStage(nn.Linear(8, 8).cuda(), rank, size, torch.device("cuda", rank))
     schedule = Schedule1F1B(stage, 4, loss_fn=lambda output, target: (output - target).square().mean())
