@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -265,9 +267,19 @@ def _in_child(work: Callable[[], int], file: Path | None) -> int:
 def _end(work: Callable[[], int]) -> None:
     """Do the work and end this process, whatever threads are left in it."""
     code = guarded(work)
+    _leave_no_servers()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _leave_no_servers() -> None:
+    """Of what Python does at its end and ``os._exit`` does not: servers of managers and daemons of ranks are ended."""
+    util._run_finalizers(0)
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()
+            child.join()
 
 
 def _write(file: Path, data: dict[str, Any]) -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,6 +119,23 @@ def test_what_kills_the_process_of_the_ranks_is_a_finding_too(folder: Path) -> N
     assert code == 1
     assert "lost: the process of the ranks was killed by SIGSEGV" in out
     assert json.loads((folder / "found.json").read_text())["failure"]["kind"] == "lost"
+
+
+def test_servers_and_daemons_that_ranks_started_end_with_them(folder: Path) -> None:
+    """As at the end of a Python process; else they would hold on to stdout, and who reads it would wait for ever."""
+    (folder / "serves.py").write_text(
+        "import multiprocessing, time\nserver = multiprocessing.get_context('fork').Manager()\n"
+        "daemon = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,), daemon=True)\n"
+        "daemon.start()\nprint('started', server._process.pid, daemon.pid)\n"
+    )
+    with (folder / "out").open("w") as out:  # a pipe would be theirs too
+        command = [sys.executable, "-m", "fsdpcheck", "simulate", "serves.py", "-n", "2"]
+        code = subprocess.run(command, cwd=folder, stdout=out, stderr=out, check=False).returncode
+    started = [int(one) for line in re.findall(r"started (.*)", (folder / "out").read_text()) for one in line.split()]
+    left = [number for number in started if Path(f"/proc/{number}").exists()]
+    for number in left:
+        os.kill(number, signal.SIGKILL)
+    assert (code, len(started), left) == (0, 4, [])
 
 
 @pytest.mark.parametrize(
