@@ -20,11 +20,16 @@ import torch.distributed as dist
 
 DEVICES: Final = "FSDPCHECK_PLAYED_DEVICES"
 """Variable of the environment: GPUs of a node; 0 for none, in which case only generators are set."""
+LOGS: Final = "FSDPCHECK_PLAYED_LOGS"
+"""Variable of the environment: the folder where each process prints to a file of its own; torchrun has them itself."""
 
 
 def begin() -> None:
     """In this process from here on."""
     rank = int(os.environ.get("RANK", "0"))
+    if folder := os.environ.get(LOGS):
+        _print_apart(folder)
+        os.register_at_fork(after_in_child=functools.partial(_print_apart, folder))
     _begin_generators(rank)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # whole lines, of all processes
@@ -66,6 +71,13 @@ def _kept_for_ever(make: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return ours
+
+
+def _print_apart(folder: str) -> None:
+    log = os.open(os.path.join(folder, f"std-{os.getpid()}.log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
 
 
 def _begin_generators(rank: int) -> None:
