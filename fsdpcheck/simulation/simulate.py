@@ -22,6 +22,7 @@ from fsdpcheck.simulation.decisions import Decisions
 from fsdpcheck.simulation.globals import unseeded
 from fsdpcheck.simulation.identity import copies_seen
 from fsdpcheck.simulation.programs import shared as shared_by_ranks
+from fsdpcheck.simulation.programs.logs import RankLoggers
 from fsdpcheck.simulation.programs.modules import RankModules
 from fsdpcheck.simulation.programs.no_gpu import NoGpu
 from fsdpcheck.simulation.programs.process import RankProcesses
@@ -178,7 +179,7 @@ def _simulated(
     shared = SharedByProgram(roots or {}) if world_size > 1 else None
     ranks, printed, processes = _Ranks(), Printed(options.show), RankProcesses(world_size)
     kept = process_state.Kept((), world_size)
-    gpus = _gpus(world_size, options)
+    gpus, loggers = _gpus(world_size, options), RankLoggers()
 
     def on_rank(rank: int) -> None:
         with kept.on_rank(rank), run.watches[rank].until_the_end(), run.names[rank].told():
@@ -191,9 +192,10 @@ def _simulated(
         stack.enter_context(modules.in_place())
         stack.enter_context(processes.in_place())
         stack.enter_context(gpus.in_place())
+        stack.enter_context(loggers.in_place())
         pool = Pool(world_size, pinned=False)
         stack.callback(pool.close)
-        apart = (*unseeded(), *modules.swaps)
+        apart = (*unseeded(), *modules.swaps, loggers.swap)
         world = World(
             world_size,
             options.schedule,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import multiprocessing
 import os
 import random
@@ -186,6 +187,33 @@ if __name__ == "__main__":
     assert refused.kind == "adapter"
     assert "simulate it on 3 ranks" in refused.text
     assert mp.spawn.__module__ == "torch.multiprocessing.spawn"
+
+
+def test_each_rank_has_its_own_handlers_and_levels_of_loggers(tmp_path: Path) -> None:
+    """Each adds a handler, and rank 0 alone asks for more; else each would say what the others log, and twice."""
+    source = """
+import logging, os, sys
+import torch.distributed as dist
+logger, rank = logging.getLogger("of.all"), int(os.environ["RANK"])
+dist.init_process_group("gloo")
+for where in (logging.root, logger):
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter(f"{rank} {where.name} %(message)s"))
+    where.addHandler(handler)
+    dist.barrier()
+logger.setLevel(logging.INFO if rank == 0 else logging.ERROR)
+dist.barrier()
+logger.info("told")
+dist.barrier()
+logger.error("wrong")
+print(len(logging.root.handlers) - int(sys.argv[1]))
+"""
+    before = list(logging.root.handlers), logging.getLogger("of.all").level
+    printed = _run(tmp_path, source, 2, str(len(logging.root.handlers))).check().printed
+    assert printed[0] == "0 of.all told\n0 root told\n0 of.all wrong\n0 root wrong\n1\n"
+    assert printed[1] == "1 of.all wrong\n1 root wrong\n1\n"
+    assert (logging.root.handlers, logging.getLogger("of.all").level) == before
+    assert not logging.getLogger("of.all").handlers
 
 
 STARTS = """
