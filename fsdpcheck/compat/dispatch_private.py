@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,16 +107,16 @@ def _read(func: Any) -> Operation:
 
 
 @contextmanager
-def around_each_backward(begins: Callable[[], object], done: Callable[[], object]) -> Iterator[None]:
-    """While open, both are called on the thread of each backward, before it and when it has ended. Tried: 2.13.0."""
+def within_each_backward(opened: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """While open, ``opened()`` is entered on the thread of each backward, for as long as that runs. Tried: 2.13.0."""
     run = torch.autograd.graph._engine_run_backward
 
-    def run_and_tell(*args: Any, **options: Any) -> Any:
-        begins()
-        try:
+    def run_within(*args: Any, **options: Any) -> Any:
+        with opened():
             return run(*args, **options)
-        finally:
-            done()
 
-    with replaced(torch.autograd, _engine_run_backward=run_and_tell):
+    with (
+        replaced(torch.autograd, _engine_run_backward=run_within),
+        replaced(torch.autograd.graph, _engine_run_backward=run_within),
+    ):
         yield

@@ -209,9 +209,7 @@ def _simulated(
         )
         looked = None if shared is None else shared.look
         run = SimulatedRun(world, looked, options.decisions)
-        stack.enter_context(
-            dispatch_private.around_each_backward(partial(_begin_backward, run), partial(_end_backward, run))
-        )
+        stack.enter_context(dispatch_private.within_each_backward(partial(_backward, run)))
         stack.enter_context(copies_seen(lambda: run.names.get(-1 if (rank := current_rank()) is None else rank)))
         if world_size > 1:
             stack.enter_context(run.files.looked_at())
@@ -244,18 +242,18 @@ def _not_ended(run: SimulatedRun) -> Iterator[str]:
         yield f"leak: {sentence}, and a process does not end before its threads have"
 
 
-def _begin_backward(run: SimulatedRun) -> None:
-    memory = None if (rank := current_rank()) is None else run.memories.get(rank)
+@contextmanager
+def _backward(run: SimulatedRun) -> Iterator[None]:
+    """While open, a backward runs on this thread."""
+    rank = current_rank()
+    memory = None if rank is None else run.memories.get(rank)
     if memory is not None:
         memory.timelines.begin_backward()
-
-
-def _end_backward(run: SimulatedRun) -> None:
-    rank = current_rank()
-    if rank is not None:
-        run.watches[rank].take_its_place()
-        if rank in run.memories:
-            run.memories[rank].timelines.end_backward()
+    try:
+        yield
+    finally:
+        if rank is not None:
+            run.watches[rank].take_its_place()
 
 
 def _of_groups(names: set[str], traces: Sequence[Trace]) -> dict[int, list[Collective]]:

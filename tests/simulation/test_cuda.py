@@ -251,6 +251,21 @@ def test_every_name_of_torch_cuda_is_played_left_alone_or_refused_by_name() -> N
     assert all("argument" in text or name == "torch.cuda.cudaStatus" for name, text in others.items()), others
 
 
+@pytest.mark.parametrize(("dtype", "uses"), [(torch.float16, [False, True]), (torch.bfloat16, [True, True])])
+def test_gradients_in_float16_are_computed_by_kernels_of_torch_itself(dtype: torch.dtype, uses: list[bool]) -> None:
+    """oneDNN's of convolutions take 200 times as long as those in bfloat16."""
+
+    def program() -> list[bool]:
+        seen: list[bool] = []
+        images = torch.ones(1, 1, 4, 4, requires_grad=True)
+        images.register_hook(lambda gradient: seen.append(torch.backends.mkldnn.enabled))
+        with torch.autocast("cuda", dtype):
+            nn.functional.conv2d(images, torch.ones(1, 1, 3, 3)).sum().backward()
+        return [*seen, torch.backends.mkldnn.enabled]
+
+    assert _play(program).check().returned == (uses, uses)
+
+
 def test_all_is_put_back() -> None:
     before = (torch.device, torch.cuda.is_available, torch.cuda.Stream, torch.load, torch.autocast.__init__)
     _play(lambda: torch.zeros(1).cuda())
