@@ -275,7 +275,7 @@ def _end(work: Callable[[], int]) -> None:
 
 def _leave_no_servers() -> None:
     """Of what Python does at its end and ``os._exit`` does not: servers of managers and daemons of ranks are ended."""
-    util._run_finalizers(0)
+    util._run_finalizers(0)  # type: ignore[attr-defined]  # a private name of Python's
     for child in multiprocessing.active_children():
         if child.daemon:
             child.kill()
