@@ -254,6 +254,8 @@ def _backward(run: SimulatedRun) -> Iterator[None]:
     finally:
         if rank is not None:
             run.watches[rank].take_its_place()
+        if memory is not None:
+            memory.timelines.end_backward()
 
 
 def _of_groups(names: set[str], traces: Sequence[Trace]) -> dict[int, list[Collective]]:
