@@ -28,6 +28,7 @@ and orders across groups that are a ring. Dumps may be pickles or JSON; nothing 
 
 exit codes:
   0 nothing wrong   1 a finding   2 usage, or a file that cannot be read   3 internal error
+  4 undecided: ranks stood in a call with a rank of which there is no dump
 """
 
 

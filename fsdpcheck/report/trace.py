@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from fsdpcheck import __version__
-from fsdpcheck.errors import FINDING, HOLDS
+from fsdpcheck.errors import FINDING, HOLDS, NO_PROGRESS
 from fsdpcheck.execution import Failure
 from fsdpcheck.execution.matching import ranks_text
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.traces import checking, plain
 from fsdpcheck.traces.job import Job
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Version of the document; it grows with every change that a reader could notice."""
 
 
@@ -29,11 +29,17 @@ class Checked:
 
     @property
     def exit_code(self) -> int:
-        return HOLDS if self.failure is None else FINDING
+        """0 nothing wrong; 1 a finding; 4 ranks stood in a call with a rank of which there is no dump."""
+        return FINDING if self.failure is not None else NO_PROGRESS if self.undecided else HOLDS
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        return tuple(checking.undecided(self.job)) if self.failure is None else ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return (*(() if self.failure is not None else checking.under_way(self.job)), *self.job.notes)
+        under_way = checking.under_way(self.job) if self.failure is None and not self.undecided else ()
+        return (*under_way, *self.job.notes)
 
 
 def ending(checked: Checked, paint: Paint) -> str:
@@ -45,6 +51,10 @@ def _head(checked: Checked, paint: Paint) -> list[str]:
     if checked.failure is not None:
         first, *rest = checked.failure.text.split("\n")
         return [paint(first, "red"), *rest]
+    if checked.undecided:
+        first, *rest = checked.undecided
+        missing = "  next: add the missing dumps; a rank without one has crashed, or was killed"
+        return [paint(f"undecided: {first}", "yellow"), *(f"  {sentence}" for sentence in rest), missing]
     job = checked.job
     calls = sum(map(len, job.traces.values()))
     of = "" if len(job.traces) == job.world_size else f", of {job.world_size} ranks,"
@@ -55,8 +65,8 @@ def _head(checked: Checked, paint: Paint) -> list[str]:
 def document(checked: Checked) -> dict[str, Any]:
     """The same as JSON data.
 
-    {schema, fsdpcheck, paths, world_size, exit_code, failure, ranks, notes}; ``failure`` as that of a simulation
-    (report/simulation.py), ``ranks``: {rank, calls, state} of those that are known, ``calls`` their number.
+    {schema, fsdpcheck, paths, world_size, exit_code, failure, undecided, ranks, notes}; ``failure`` as that of a
+    simulation (report/simulation.py), ``ranks``: {rank, calls, state} of those that are known, ``calls`` their number.
     """
     job = checked.job
     return {
@@ -66,6 +76,7 @@ def document(checked: Checked) -> dict[str, Any]:
         "world_size": job.world_size,
         "exit_code": checked.exit_code,
         "failure": plain.of_failure(checked.failure),
+        "undecided": list(checked.undecided),
         "ranks": [
             {"rank": rank, "calls": len(job.traces[rank]), "state": type(job.states[rank]).__name__.lower()}
             for rank in sorted(job.traces)

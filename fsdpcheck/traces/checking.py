@@ -35,6 +35,20 @@ def under_way(job: Job) -> Iterator[str]:
         yield f"{ranks_text(those)} stood in {call}, to which all members that are known had come"
 
 
+def undecided(job: Job) -> Iterator[str]:
+    """Calls that did not end, and have members of which nothing is known, a sentence each: one may be the cause."""
+    ranks: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
+    for rank, state in sorted(job.states.items()):
+        if isinstance(state, Blocked):
+            unknown = tuple(member for member in state.collective.group if member not in job.traces)
+            call = f"{state.collective}{f' at {state.where}' if state.where else ''}"
+            if unknown:
+                ranks[call, unknown].append(rank)
+    for (call, unknown), those in ranks.items():
+        unknown_ranks = ranks_text(unknown)
+        yield f"{ranks_text(those)} stood in {call}, and there is no dump of {unknown_ranks}, which has part in it"
+
+
 def _found(job: Job) -> Failure | None:
     sides = match(job.traces)
     if (key := first_mismatch(sides)) is not None:

@@ -77,6 +77,22 @@ def test_dumps_without_fault_are_code_0_and_notes_are_printed(folder: Path) -> N
     )
 
 
+def test_ranks_that_stand_in_a_call_with_one_that_left_no_dump_are_undecided_and_code_4(folder: Path) -> None:
+    stuck = entry("nccl:all_reduce", 1, line=7, state="started", retired=False)
+    write(folder / "dumps", {rank: dump([stuck], {"0": (0, 1, 2)}) for rank in (0, 2)})
+    code, out, _ = run(folder, "trace", "check", "dumps", "--json", "found.json")
+    told = (
+        "ranks 0, 2 stood in all_reduce(float32[4]) #1 on ranks [0, 1, 2] at /home/user/train.py:7, "
+        "and there is no dump of rank 1, which has part in it"
+    )
+    assert code == 4
+    assert out.startswith(f"undecided: {told}\n  next: add the missing dumps; a rank without one has crashed, or was")
+    found = json.loads((folder / "found.json").read_text())
+    assert (found["exit_code"], found["failure"], found["undecided"]) == (4, None, [told])
+    write(folder / "all", {rank: dump([stuck], {"0": (0, 1, 2)}) for rank in range(3)})
+    assert run(folder, "trace", "check", "all")[0] == 0, "all that can be known is known"
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
