@@ -323,8 +323,9 @@ def test_a_script_that_leaves_because_there_is_no_gpu_is_no_riddle(tmp_path: Pat
     assert "add --cuda-as-cpu" in report
 
 
-def test_an_error_of_a_program_that_wants_no_gpu_stays_what_it_is(tmp_path: Path) -> None:
-    failure = _without("torch.zeros(2) + torch.zeros(3)", tmp_path).failure
+@pytest.mark.parametrize("line", ["torch.zeros(2) + torch.zeros(3)", "raise ValueError('no batch for gpu 0 on nccl')"])
+def test_an_error_of_a_program_that_wants_no_gpu_stays_what_it_is(line: str, tmp_path: Path) -> None:
+    failure = _without(line, tmp_path).failure
     assert failure is not None
     assert failure.kind == "raised"
 

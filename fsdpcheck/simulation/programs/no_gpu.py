@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import linecache
 import re
 import sys
@@ -52,12 +53,18 @@ class NoGpu:
         try:
             return program()
         except _KINDS as error:
-            if self._there or isinstance(error, NotSupported) or not _OF_GPUS.search(str(error)):
+            if self._there or isinstance(error, NotSupported) or not self._is_about_gpus(error):
                 raise
             at, line = _place(error)
             said = f"{line}: {str(error).strip().splitlines()[0]}"
             text = explain("the program wants a GPU, and there is none", got=said, where=at, then=_THEN)
             raise NotSupported(text) from error
+
+    def _is_about_gpus(self, error: BaseException) -> bool:
+        """Whether torch says that there is no GPU, or the program, which has asked before whether there is one."""
+        if not _OF_GPUS.search(str(error)):
+            return False
+        return bool(self.asked) or not _raised_by_a_program(error)
 
     def _noting(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def ours(*args: Any, **options: Any) -> Any:
@@ -67,6 +74,18 @@ class NoGpu:
             return real(*args, **options)
 
         return ours
+
+
+def _raised_by_a_program(error: BaseException) -> bool:
+    """Whether a line of the program raises by itself, and no function of torch that it calls."""
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    if innermost is None:
+        return False
+    code = innermost.tb_frame.f_code
+    raises = code.co_code[innermost.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return raises and not torch_private.is_torch(code.co_filename)
 
 
 def _place(error: BaseException) -> tuple[str, str]:
