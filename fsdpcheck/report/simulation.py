@@ -37,7 +37,8 @@ def ending(found: Search, paint: Paint) -> str:
     """The report: what happened, where in the program, and on what it is conditional."""
     done = found.simulation
     parts = [_completed(done, paint) if done.failure is None else failed(done.failure, paint)]
-    parts += [f"  {sentence}; it was put back" for sentence in done.left]
+    if done.failure is None:  # a rank that is unwound leaves much as it is
+        parts += [f"  {sentence}; it was put back" for sentence in done.left]
     parts += [f"  {sentence}" for sentence in done.shared]
     parts += [f"  note    {note}" for note in done.notes]
     if done.failure is None and done.out_of_order:

@@ -156,7 +156,9 @@ class SimulatedRun:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What no run fails for and a reader should look at, a sentence each."""
+        """What no run fails for and a reader should look at, a sentence each. What a failed run leaves is no leak."""
+        if self.failure is not None:
+            return tuple(self.files.notes.values())
         threads = [
             f"leak: {ranks_text(ranks)} came to their end with {what} running" for what, ranks in self.daemons.items()
         ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +14,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpcheck import Simulation
+from fsdpcheck.report import colour, simulation
+from fsdpcheck.simulation.search import Search
 from fsdpcheck.simulation.simulate import simulate
 
 
@@ -115,3 +119,18 @@ def test_a_group_that_a_member_never_makes_is_a_hang_on_gloo() -> None:
     ).failure
     assert alone is not None
     assert "rank 0: init_process_group(), at " in alone.text
+
+
+def test_what_a_run_that_failed_leaves_is_no_leak() -> None:
+    def program(rank: int) -> None:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        warnings.filters.append(("ignore", None, UserWarning, None, 0))
+        if rank == 0:
+            dist.barrier()
+
+    done = run(program, 2)
+    assert done.failure is not None
+    assert done.notes == ()
+    report = simulation.ending(Search(done, 1, False), colour.painter(io.StringIO()))
+    assert "deadlock" in report
+    assert "it was put back" not in report
