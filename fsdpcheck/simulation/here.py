@@ -6,6 +6,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from fsdpcheck.errors import NotSupported
+
 if TYPE_CHECKING:
     from fsdpcheck.simulation.turn import Turn
 
@@ -28,3 +30,24 @@ class _Here(threading.local):
 here = _Here()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: here.__dict__.clear())  # a forked child of a rank is no rank
+
+
+def current_rank() -> int | None:
+    """The global rank this thread is, or None outside rank threads and those that they start."""
+    return here.number
+
+
+def set_current_rank(rank: int) -> None:
+    here.number = rank
+
+
+def require_rank() -> int:
+    """The global rank this thread is. Raises NotSupported outside."""
+    if here.number is None:
+        raise NotSupported(
+            f"torch.distributed was used in a thread that is no rank\n"
+            f"  got     thread {threading.current_thread().name!r} of process {os.getpid()}\n"
+            f"  wanted  the rank's own thread, or one that it started by threading or a ThreadPoolExecutor\n"
+            f"  next    start the thread where the rank's program runs, or run on real ranks"
+        )
+    return here.number

@@ -15,7 +15,9 @@ from functools import partial
 from fsdpcheck.execution.matching import ANY_SOURCE, differing
 from fsdpcheck.execution.recording import Call
 from fsdpcheck.simulation.decisions import Access, Decisions, Option, learn
-from fsdpcheck.simulation.rendezvous import Exchange, MetWork, Run, refuse, write_down
+from fsdpcheck.simulation.exchange import Exchange, Run
+from fsdpcheck.simulation.rendezvous import refuse, write_down
+from fsdpcheck.simulation.work import MetWork
 
 Identity = tuple[str, tuple[int, ...]]
 _Way = tuple[Identity, int, int | None]

@@ -19,7 +19,8 @@ from fsdpcheck.compat import torch_private
 from fsdpcheck.compat.observers_private import Bottom, Event, is_observed, is_profiled, unobserved
 from fsdpcheck.execution.forms import canonical, is_canonical
 from fsdpcheck.simulation.backend import BackendAnswers
-from fsdpcheck.simulation.rendezvous import Meeting, MetWork
+from fsdpcheck.simulation.rendezvous import Meeting
+from fsdpcheck.simulation.work import MetWork
 
 _EVENTS: Final[dict[str, tuple[str, int]]] = {
     "allreduce": ("all_reduce", 0),

@@ -19,15 +19,16 @@ from fsdpcheck.execution.trace import Collective
 from fsdpcheck.simulation.children import Children
 from fsdpcheck.simulation.decisions import Decisions, Option
 from fsdpcheck.simulation.device.memory import Memory
+from fsdpcheck.simulation.exchange import Instance, OpenCall
 from fsdpcheck.simulation.files import Files
 from fsdpcheck.simulation.globals import RankGlobals, Swap
 from fsdpcheck.simulation.groups_made import GroupsMade
 from fsdpcheck.simulation.identity import Names
 from fsdpcheck.simulation.messages import Messages
-from fsdpcheck.simulation.rendezvous import Instance, MetWork, OpenCall
 from fsdpcheck.simulation.scheduler import CHOICES, Baton, place
 from fsdpcheck.simulation.stragglers import Stragglers
 from fsdpcheck.simulation.watch import Watch
+from fsdpcheck.simulation.work import MetWork
 
 _ANALYSED_WHOLE = 10_000
 """Calls of a run up to which a stand-still is explained with every rank's number of calls."""

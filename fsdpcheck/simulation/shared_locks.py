@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from fsdpcheck.compat import torch_private
 from fsdpcheck.execution import Failure
+from fsdpcheck.simulation.here import current_rank
 from fsdpcheck.simulation.named_locks import LOCKS, RLOCK, is_taken, named
-from fsdpcheck.simulation.rendezvous import current_rank
 from fsdpcheck.simulation.run import SimulatedRun, no_progress
 from fsdpcheck.simulation.scheduler import place
 from fsdpcheck.simulation.waits import nobody_moves

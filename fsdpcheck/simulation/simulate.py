@@ -20,6 +20,7 @@ from fsdpcheck.execution.trace import Collective, Times, Trace
 from fsdpcheck.processes.limit import Limit
 from fsdpcheck.simulation.decisions import Decisions
 from fsdpcheck.simulation.globals import unseeded
+from fsdpcheck.simulation.here import current_rank
 from fsdpcheck.simulation.identity import copies_seen
 from fsdpcheck.simulation.programs import shared as shared_by_ranks
 from fsdpcheck.simulation.programs.logs import RankLoggers
@@ -29,7 +30,6 @@ from fsdpcheck.simulation.programs.process import RankProcesses
 from fsdpcheck.simulation.programs.script import Script
 from fsdpcheck.simulation.programs.shared import SharedByProgram
 from fsdpcheck.simulation.programs.streams import Printed
-from fsdpcheck.simulation.rendezvous import current_rank
 from fsdpcheck.simulation.run import SimulatedRun, World
 from fsdpcheck.simulation.threads import Pool
 

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from fsdpcheck.compat import torch_private
 from fsdpcheck.execution.trace import Collective
 from fsdpcheck.simulation.decisions import Access
-from fsdpcheck.simulation.rendezvous import block, current_rank, require_rank
+from fsdpcheck.simulation.exchange import block
+from fsdpcheck.simulation.here import current_rank, require_rank
 from fsdpcheck.simulation.scheduler import where
 from fsdpcheck.simulation.turns import in_turn
 

@@ -26,7 +26,7 @@ from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.processes.limit import LIMIT_SECONDS, Limit
 from fsdpcheck.program import checkpoints, rank_program
 from fsdpcheck.simulation.globals import module_global
-from fsdpcheck.simulation.rendezvous import current_rank
+from fsdpcheck.simulation.here import current_rank
 from fsdpcheck.simulation.run import SimulatedRun, World
 from fsdpcheck.simulation.shared_locks import set_apart
 from fsdpcheck.simulation.threads import Pool

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from fsdpcheck.compat.torch_private import replaced
 from fsdpcheck.simulation.globals import Swap
-from fsdpcheck.simulation.rendezvous import current_rank
+from fsdpcheck.simulation.here import current_rank
 
 _State = dict[logging.Logger, tuple[list[logging.Handler], int]]
 _CHANGES: Final = ("addHandler", "removeHandler", "setLevel")

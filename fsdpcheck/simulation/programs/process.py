@@ -20,9 +20,9 @@ from typing import Any, Final
 
 from fsdpcheck.compat import torch_private
 from fsdpcheck.compat.torch_private import replaced
+from fsdpcheck.simulation.here import current_rank
 from fsdpcheck.simulation.programs.launched import Launched
 from fsdpcheck.simulation.programs.signals import RankSignals
-from fsdpcheck.simulation.rendezvous import current_rank
 
 _CRASHED: Final = 1
 
