@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private, torch_private
 
 
 @contextmanager
@@ -25,7 +25,11 @@ def no_group_at_import(rank: Callable[[], int | None]) -> Iterator[None]:
 
     def world(cls: Any) -> Any:
         code = sys._getframe(1).f_code
-        if not code.co_flags & inspect.CO_OPTIMIZED and torch_private.is_torch(code.co_filename) and rank() is not None:
+        if (
+            not code.co_flags & inspect.CO_OPTIMIZED
+            and frames_private.is_torch(code.co_filename)
+            and rank() is not None
+        ):
             return None  # no function, but the body of a module or a class
         return real.fget(cls)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import CodeType, FrameType
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 
 _TELLS: dict[int, tuple[str, bool, CodeType]] = {}
 """By identity of the code, which is kept alive for it: to hash code is to hash all that is in it."""
@@ -15,7 +15,7 @@ _LINES: dict[tuple[int, int], str] = {}
 def subject_and_line(frame: FrameType | None) -> tuple[str, str]:
     """The unit whose data travels and the line that asked for it, each "" where the stack does not tell.
 
-    The unit: the nearest frame whose ``self`` says so (torch_private.subject_of). The line: file:line of the nearest
+    The unit: the nearest frame whose ``self`` says so (frames_private.subject_of). The line: file:line of the nearest
     frame that is neither torch's nor the harness's.
     """
     subject = line = ""
@@ -25,7 +25,7 @@ def subject_and_line(frame: FrameType | None) -> tuple[str, str]:
         if is_callers and not line:
             line = _line(code, frame.f_lineno)
         if local and not subject:
-            subject = torch_private.subject_of(frame.f_locals.get(local)) or ""
+            subject = frames_private.subject_of(frame.f_locals.get(local)) or ""
         frame = frame.f_back
     return subject, line
 
@@ -48,11 +48,11 @@ def line_text(line: tuple[CodeType, int] | None) -> str:
 def _tells(code: CodeType) -> tuple[str, bool, CodeType]:
     """What its source decides, never who ran it: the local variable of this code that can be a sharding unit, or "",
     and whether its lines are a caller's."""
-    local, plumbing = "", torch_private.is_plumbing(code.co_filename)
+    local, plumbing = "", frames_private.is_plumbing(code.co_filename)
     if not plumbing:
         arguments = code.co_varnames[: code.co_argcount]
-        local = next((name for name in torch_private.SUBJECT_LOCALS if name in arguments), "")
-    _TELLS[id(code)] = found = local, not plumbing and not torch_private.is_torch(code.co_filename), code
+        local = next((name for name in frames_private.SUBJECT_LOCALS if name in arguments), "")
+    _TELLS[id(code)] = found = local, not plumbing and not frames_private.is_torch(code.co_filename), code
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from types import TracebackType
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 from fsdpcheck.errors import AdapterError, NotSupported, excerpt, qualified
 from fsdpcheck.execution import Failure, RankState
 from fsdpcheck.execution.deadlock import Exited, Raised
@@ -30,7 +30,7 @@ def adapter_failure(rank: int, error: BaseException) -> Failure | None:
 def _text(error: BaseException) -> str:
     """The traceback of the implementation and the innermost frame; of torch and the harness around it nothing else."""
     *outer, innermost = traceback.extract_tb(error.__traceback__) or [None]
-    frames = [frame for frame in outer if frame is not None and not torch_private.is_plumbing(frame.filename)]
+    frames = [frame for frame in outer if frame is not None and not frames_private.is_plumbing(frame.filename)]
     shown = [
         f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}\n" for frame in (*frames, innermost) if frame
     ]
@@ -45,7 +45,7 @@ def _where(trace: TracebackType | None) -> str:
     where = ""
     while trace is not None:
         code = trace.tb_frame.f_code
-        if not torch_private.is_plumbing(code.co_filename):
+        if not frames_private.is_plumbing(code.co_filename):
             where = f"{code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return excerpt.excerpt(where)

@@ -16,7 +16,7 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private, groups_private
 from fsdpcheck.errors import NotSupported
 from fsdpcheck.execution.call_sites import subject_and_line
 from fsdpcheck.execution.matching import ANY_SOURCE
@@ -101,7 +101,7 @@ class RecordingGroup(_Group):
     def identity(self) -> tuple[str, tuple[int, ...]]:
         """Name and global ranks by rank in the group: what keys a group (store prefixes are not unique per rank)."""
         if self._identity is None:
-            self._identity = torch_private.group_identity(self)
+            self._identity = groups_private.group_identity(self)
         return self._identity
 
     def stand_for(self, name: str, ranks: tuple[int, ...]) -> None:
@@ -112,7 +112,7 @@ class RecordingGroup(_Group):
         return self._group_size
 
     def getBackendName(self) -> str:
-        return torch_private.BACKEND
+        return groups_private.BACKEND
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -300,7 +300,7 @@ class RecordingGroup(_Group):
             self.count_message(op, way, tag),
             inputs=signed if sends else (),
             outputs=() if sends else signed,
-            asynchronous=not torch_private.is_called_to_wait(sys._getframe(1)),
+            asynchronous=not frames_private.is_called_to_wait(sys._getframe(1)),
             subject=whose,
             tag=tag,
             where=line,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import CellType, MappingProxyType, ModuleType
 from typing import Any, Final
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 
 _OFTEN: Final = (
     "fsdpcheck.checks.", "fsdpcheck.exact.", "fsdpcheck.properties.", "fsdpcheck.case.", "torch.nn.functional.",
@@ -131,7 +131,7 @@ def _layers(value: Any) -> Iterator[Any]:
 
 def _is_of_torch(value: Any) -> bool:
     code = getattr(value, "__code__", None)
-    return code is not None and torch_private.is_torch(code.co_filename)
+    return code is not None and frames_private.is_torch(code.co_filename)
 
 
 _EMPTY: Final = CellType()

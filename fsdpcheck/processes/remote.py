@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fsdpcheck import errors
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 from fsdpcheck.errors import FsdpcheckError, NoProgress, UsageError, excerpt
 from fsdpcheck.processes import fork_server, leftovers, messages
 from fsdpcheck.processes.limit import LIMIT_SECONDS, TIMES_THE_LONGEST, Limit, beat_into
@@ -186,7 +186,7 @@ class Remote:
 def _is_plumbing(line: str) -> bool:
     """Whether a line of a stack is about the harness, torch or Python's threads."""
     found = re.match(r'\s*File "(.+)", line \d+ in ', line)
-    return found is not None and (torch_private.is_plumbing(found[1]) or found[1].endswith("threading.py"))
+    return found is not None and (frames_private.is_plumbing(found[1]) or found[1].endswith("threading.py"))
 
 
 @dataclass(frozen=True)

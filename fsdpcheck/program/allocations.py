@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 
 _ALLOCATE = {
     torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted,
@@ -44,6 +44,6 @@ class Allocations(TorchFunctionMode):
 
 
 def _site(frame: FrameType | None) -> str:
-    while frame is not None and torch_private.is_plumbing(frame.f_code.co_filename):
+    while frame is not None and frames_private.is_plumbing(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""

@@ -14,7 +14,7 @@ import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import groups_private
 from fsdpcheck.execution.recording import RecordingGroup
 
 _Gloo: Any = c10d.ProcessGroupGloo
@@ -38,7 +38,7 @@ class BackendAnswers(RecordingGroup):
 
     def name(self) -> str:
         """What torch's own groups say; their C++ goes by ``getBackendName``, and takes a "gloo" for its own class."""
-        return torch_private.backend_on_cpu(self)
+        return groups_private.backend_on_cpu(self)
 
     _get_backend_name = name
 
@@ -66,7 +66,7 @@ class BackendAnswers(RecordingGroup):
 
     def get_group_store(self) -> Any:
         """The store by which torch has made the group."""
-        return torch_private.store_of_group(self)
+        return groups_private.store_of_group(self)
 
     def eager_connect_single_device(self, device: torch.device) -> None:
         """Members are connected from the first."""

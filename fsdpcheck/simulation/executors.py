@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 from fsdpcheck.compat.torch_private import replaced
 
 _INSTALLED = "-packages"
@@ -70,7 +70,7 @@ def executors_of_ranks(of_this_rank: Callable[[], Executors | None], give: Calla
 def _asked_at() -> str:
     """file:line of the caller, if that is a program of the user's, and neither installed nor Python's own."""
     frame = sys._getframe(1)
-    while torch_private.is_harness(frame.f_code.co_filename) and frame.f_back is not None:
+    while frames_private.is_harness(frame.f_code.co_filename) and frame.f_back is not None:
         frame = frame.f_back
     file = frame.f_code.co_filename
-    return f"{file}:{frame.f_lineno}" if torch_private.is_a_program(file) and _INSTALLED not in file else ""
+    return f"{file}:{frame.f_lineno}" if frames_private.is_a_program(file) and _INSTALLED not in file else ""

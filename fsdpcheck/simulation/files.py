@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final, Protocol
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private, torch_private
 from fsdpcheck.compat.files_private import archives_written
 from fsdpcheck.simulation.decisions import Access, Decisions
 from fsdpcheck.simulation.folders import Folders, Kind, allows_that_it_exists
@@ -247,7 +247,7 @@ def _may_hold_a_lock(frame: FrameType | None) -> bool:
         file = frame.f_code.co_filename
         if file in _LOCKING:
             return True
-        if torch_private.is_a_program(file) and any(isinstance(one, LOCKS) and is_taken(one) for one in named(frame)):
+        if frames_private.is_a_program(file) and any(isinstance(one, LOCKS) and is_taken(one) for one in named(frame)):
             return True
         frame = frame.f_back
     return False

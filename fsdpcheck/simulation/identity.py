@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private, torch_private
 
 _SAME_EVERYWHERE = frozenset({"all_reduce", "reduce", "broadcast", "reduce_scatter"})
 """Calls whose members give the same thing each; an all_gather may well put different whole parameters together."""
@@ -102,11 +102,11 @@ class Names:
         """The innermost module on the stack, and the phase."""
         module, phase = None, "backward" if torch_private.is_in_backward() else ""
         while frame is not None:
-            found = torch_private.module_called(frame)
+            found = frames_private.module_called(frame)
             if found is not None:
                 module = module or found
                 phase = phase or "forward"
-            phase = phase or ("step" if torch_private.is_step_of_optimizer(frame) else "")
+            phase = phase or ("step" if frames_private.is_step_of_optimizer(frame) else "")
             frame = frame.f_back
         return module, phase
 

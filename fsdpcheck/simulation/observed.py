@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import groups_private
 from fsdpcheck.compat.observers_private import Bottom, Event, is_observed, is_profiled, unobserved
 from fsdpcheck.execution.forms import canonical, is_canonical
 from fsdpcheck.simulation.backend import BackendAnswers
@@ -91,7 +91,7 @@ class ObservedMeeting(BackendAnswers, Meeting):
         tensors = list(_flat(args[place])) if place < len(args) else []
         if title == "scatter":  # gloo shows what the root sends, and nothing of the others
             tensors = list(args[place][0]) if args[place] else []
-        return Event(f"{torch_private.backend_on_cpu(self)}:{title}", tensors)
+        return Event(f"{groups_private.backend_on_cpu(self)}:{title}", tensors)
 
 
 def _flat(tensors: Any) -> Iterator[Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import groups_private
 from fsdpcheck.errors import NotSupported
 from fsdpcheck.execution import deadlock
 from fsdpcheck.execution.matching import instance
@@ -62,12 +62,12 @@ class Meeting(RecordingGroup):
             self._calls = before.calls if before is not None else 0
             self._messages = before._messages if before is not None else {}
             run.groups[rank, *self.identity] = self
-            asked = torch_private.asked_backend(self)
+            asked = groups_private.asked_backend(self)
             run.like_nccl |= {self.identity[0]} if self._is_like_nccl() else set()
             run.like_gloo |= {self.identity[0]} if asked == "gloo" else set()
 
     def _is_like_nccl(self) -> bool:
-        return "nccl" in torch_private.asked_backend(self)
+        return "nccl" in groups_private.asked_backend(self)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Pieces may differ in shape on NCCL; gloo refuses that."""
@@ -91,7 +91,7 @@ class Meeting(RecordingGroup):
 
     def _is_gloo(self) -> bool:
         """Whether the program asked for gloo alone."""
-        return torch_private.asked_backend(self) in ("gloo", "cpu:gloo")
+        return groups_private.asked_backend(self) in ("gloo", "cpu:gloo")
 
     def _numbered_with(self, *call: object, **options: object) -> tuple[str, str]:
         return "group", repr(self.identity[0])

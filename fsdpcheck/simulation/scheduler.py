@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 from fsdpcheck.execution import SchedulePolicy
 
 Choose = Callable[[Sequence[int]], int]
@@ -202,7 +202,7 @@ def place(frame: FrameType | None) -> tuple[str, tuple[str, ...]]:
 def where(frame: FrameType | None) -> str:
     """file:line of the innermost frame outside torch and fsdpcheck's own plumbing; "" if there is none."""
     while frame is not None:
-        if not torch_private.is_plumbing(frame.f_code.co_filename):
+        if not frames_private.is_plumbing(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from types import FrameType, ModuleType
 from typing import Any, Final
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 from fsdpcheck.execution import Failure
 from fsdpcheck.simulation.here import current_rank
 from fsdpcheck.simulation.named_locks import LOCKS, RLOCK, is_taken, named
@@ -164,7 +164,7 @@ def _is_the_users(module: ModuleType, home: ModuleType) -> bool:
     file = getattr(module, "__file__", None) or "<"
     if module.__name__.partition(".")[0] == home.__name__.partition(".")[0]:
         return True
-    return not (torch_private.is_plumbing(file) or "-packages" in file or module.__name__.startswith("fsdpcheck."))
+    return not (frames_private.is_plumbing(file) or "-packages" in file or module.__name__.startswith("fsdpcheck."))
 
 
 def _holder(run: SimulatedRun, rank: int, frame: FrameType | None) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 from fsdpcheck.execution.trace import Collective
 from fsdpcheck.simulation.decisions import Access
 from fsdpcheck.simulation.exchange import block
@@ -84,7 +84,7 @@ class SimulatedStore(_Store):
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Nothing here takes time: with a time-out it waits, too, and that is no proof."""
         run = self._of_now()
-        if timeout is not None and torch_private.is_a_program(sys._getframe(1).f_code.co_filename):
+        if timeout is not None and frames_private.is_a_program(sys._getframe(1).f_code.co_filename):
             run.voids.add(TIMED)
         for key in keys:
             self.get(key)
@@ -155,7 +155,7 @@ class SimulatedStore(_Store):
     def set_timeout(self, timeout: timedelta) -> None:
         """Nothing here takes time; a program that asks for it may count on it all the same."""
         run = self._run()
-        if run is not None and torch_private.is_a_program(sys._getframe(1).f_code.co_filename):
+        if run is not None and frames_private.is_a_program(sys._getframe(1).f_code.co_filename):
             run.voids.add(TIMED)
 
     def _put(self, run: SimulatedRun, key: str, value: bytes) -> None:
@@ -187,7 +187,7 @@ class SimulatedStore(_Store):
         if rank is None:
             return run
         shared = ("store", id(self), key)
-        if torch_private.is_called_to_make_groups(sys._getframe(2)):
+        if frames_private.is_called_to_make_groups(sys._getframe(2)):
             if run.heard is not None:
                 run.heard.hear(rank, shared, writes=writes)
             return run

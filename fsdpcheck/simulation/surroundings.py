@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 from fsdpcheck.compat.torch_private import replaced
 from fsdpcheck.simulation.here import here
 
@@ -31,7 +31,7 @@ EVENTS: Final = {
 def said_of(event: str) -> str:
     """The void of an event on this thread, which a rank causes; "" if it is none, or torch's own doing."""
     said = EVENTS.get(event, "")
-    return said if said and torch_private.is_asked_by_a_program(sys._getframe(1)) else ""
+    return said if said and frames_private.is_asked_by_a_program(sys._getframe(1)) else ""
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from fsdpcheck.compat import (
     defaults_private,
     dtensor_private,
     dynamo_private,
+    groups_private,
     observers_private,
-    torch_private,
 )
 from fsdpcheck.errors import NotSupported, explain
 from fsdpcheck.execution import Failure, deadlock
@@ -49,7 +49,7 @@ class Pool:
         self.store = SimulatedStore(lambda: self.current)
         self.current: SimulatedRun | None = None
         self._meshes = dtensor_private.Meshes(current_rank)
-        self._world = torch_private.thread_local_world(lambda: self.current and require_rank())
+        self._world = groups_private.thread_local_world(lambda: self.current and require_rank())
         self._job: Any = None
         self._made = Counter[int]()
         self._go = [threading.Lock() for _ in range(world_size)]
@@ -79,24 +79,24 @@ class Pool:
         def job(rank: int) -> None:
             if world.joined and not dist.is_initialized():  # its first run, or the last one has destroyed its groups
                 dist.init_process_group(
-                    torch_private.BACKEND, rank=rank, world_size=self.world_size, store=cast(Any, self.store)
+                    groups_private.BACKEND, rank=rank, world_size=self.world_size, store=cast(Any, self.store)
                 )
-            groups = torch_private.groups_of_this_thread()
+            groups = groups_private.groups_of_this_thread()
             self._meshes.begin(rank, world.foreign_code)
             with world.around():
                 program(rank)
             assert here.turn is not None
             here.turn.finish()
-            torch_private.forget_groups_but(groups)
+            groups_private.forget_groups_but(groups)
             self._meshes.end(rank)
 
         self._job = job
         if self._pinned:
             affinity.gather_on_one_core(self._threads)
         with (
-            torch_private.isolated_threads(self._world),
+            groups_private.isolated_threads(self._world),
             self._meshes.in_place(),
-            torch_private.groups_of_ranks(partial(_rank, run), self._meet, self._making),
+            groups_private.groups_of_ranks(partial(_rank, run), self._meet, self._making),
             blocking_private.stores_of_ranks(current_rank, self.store.at),
             blocking_private.gloo_of_ranks(current_rank, self._gloo),
             blocking_private.rpc_of_ranks(_refuse_rpc),
@@ -268,9 +268,9 @@ def _guarded_exits(left: dict[int, int]) -> Iterator[None]:
 
 
 def _register_backend() -> None:
-    if torch_private.BACKEND.upper() in dist.Backend.__dict__:
+    if groups_private.BACKEND.upper() in dist.Backend.__dict__:
         return
-    dist.Backend.register_backend(torch_private.BACKEND, _create_group, devices=torch_private.devices())
+    dist.Backend.register_backend(groups_private.BACKEND, _create_group, devices=groups_private.devices())
 
 
 def _create_group(store: Any, rank: int, size: int, timeout: Any) -> ObservedMeeting:

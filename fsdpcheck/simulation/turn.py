@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import torch
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private, groups_private
 from fsdpcheck.simulation.decisions import Decisions
 from fsdpcheck.simulation.executors import Executors
 from fsdpcheck.simulation.here import here
@@ -195,7 +195,7 @@ class Turn:
 
         thread.run = run_to_its_end  # type: ignore[method-assign]
         ours.append(thread)
-        if torch_private.is_asked_by_a_program(sys._getframe(1)):
+        if frames_private.is_asked_by_a_program(sys._getframe(1)):
             self._unjoined.add(thread)
             self._several |= len(self._unjoined) > 1
         start(thread)
@@ -271,7 +271,7 @@ class Turn:
 
     def _as_rank(self, task: Callable[..., Any], what: str, thread: str) -> Callable[..., Any]:
         """``task``, to be called on another thread, which is this rank meanwhile; ``what`` it is if waited for."""
-        home, world = here.home, torch_private.world_of_this_thread()
+        home, world = here.home, groups_private.world_of_this_thread()
 
         @functools.wraps(task)
         def run(*args: Any, **options: Any) -> Any:
@@ -282,7 +282,7 @@ class Turn:
                 self.running[me] = what
             here.__dict__.update(number=self._rank, home=home, turn=None, borrowed=self, thread=thread)
             try:
-                with torch_private.in_world(world), torch.autograd.set_multithreading_enabled(False), self._around():
+                with groups_private.in_world(world), torch.autograd.set_multithreading_enabled(False), self._around():
                     return task(*args, **options)
             except BaseException as error:
                 self._refused(self._rank, error)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import groups_private
 
 _TASKS: Final = Path("/proc/self/task")
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
@@ -70,7 +70,7 @@ def _look() -> dict[str, str] | None:
     found: dict[str, str] = {}
     try:
         for task in _tasks() - _NOT_OF_RANKS - ours - {str(threading.get_native_id())}:
-            if (_TASKS / task / "comm").read_text().strip() == torch_private.STORE_SERVER:
+            if (_TASKS / task / "comm").read_text().strip() == groups_private.STORE_SERVER:
                 continue
             words = (_TASKS / task / "syscall").read_text().split()
             if len(words) <= _TIME_OUT or words[0] != str(_FUTEX) or int(words[_TIME_OUT], 16):

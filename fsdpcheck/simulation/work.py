@@ -17,7 +17,7 @@ import torch
 import torch._C._distributed_c10d as c10d
 from torch import Tensor
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 from fsdpcheck.execution import deadlock
 from fsdpcheck.execution.matching import ANY_SOURCE
 from fsdpcheck.execution.recording import Call
@@ -62,7 +62,7 @@ class MetWork(c10d.Work):
         if memory is not None:
             self._on_gpu = OnGpu(memory, call, there.begun, call.collective.group_name in run.like_gloo)
         self._flight = Flight(call, sends, watch) if call.collective.asynchronous else None
-        where = "" if watch is None or self._flight is None else torch_private.asked_directly(sys._getframe(1))
+        where = "" if watch is None or self._flight is None else frames_private.asked_directly(sys._getframe(1))
         if run.heard is not None:
             learn(there.known, run.heard.known_to(rank))
         if self._flight is not None:
@@ -83,7 +83,7 @@ class MetWork(c10d.Work):
     @in_turn
     def wait(self, timeout: Any = None) -> bool:
         """Block until all members have issued the call, then write this rank's outputs."""
-        if timeout is not None and torch_private.asked_directly(sys._getframe(1)):
+        if timeout is not None and frames_private.asked_directly(sys._getframe(1)):
             self._run.voids.add("a work was waited for with a time-out, which nothing here takes")
         if not self._delivered:
             self._delivered = True

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 from fsdpcheck.errors.reading import Unreadable
 from fsdpcheck.traces.flight_recorder import DTYPES, RECORDER
 
@@ -162,7 +162,7 @@ def _line(frames: list[Any], where: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _is_library(file: str) -> bool:
-    return bool(_LIBRARY.search(file)) or torch_private.is_plumbing(file)
+    return bool(_LIBRARY.search(file)) or frames_private.is_plumbing(file)
 
 
 def in_parts(entry: Entry, size: int) -> tuple[Tensors, Tensors]:

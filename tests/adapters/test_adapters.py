@@ -28,7 +28,7 @@ from fsdpcheck.case import (
 from fsdpcheck.checks.clipping import assert_global_norm, assert_norms_exact
 from fsdpcheck.checks.hooks_and_memory import assert_hooks_fire
 from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal, assert_ranks_agree
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import AdapterError, MissingDependency
@@ -236,8 +236,8 @@ class TestSubjectOf:
         class Root:
             fqn = ""
 
-        assert torch_private.subject_of(Unit()) == "units.0"
-        assert torch_private.subject_of(Root()) == torch_private.ROOT
+        assert frames_private.subject_of(Unit()) == "units.0"
+        assert frames_private.subject_of(Root()) == frames_private.ROOT
 
     def test_of_anything_else(self) -> None:
         class Hostile:
@@ -246,7 +246,7 @@ class TestSubjectOf:
                 raise RuntimeError("not yet")
 
         for thing in (None, 3, "units.0", torch.ones(1), torch.nn.Linear(1, 1), Hostile()):
-            assert torch_private.subject_of(thing) is None
+            assert frames_private.subject_of(thing) is None
 
     def test_of_fsdp1_tells_equal_units_apart(self) -> None:
         class FlatParameter:
@@ -258,18 +258,18 @@ class TestSubjectOf:
             def __init__(self, place: int | None) -> None:
                 self._handle_index = place
 
-        assert torch_private.subject_of(FlatParamHandle(None)) == "weight, bias"
-        assert torch_private.subject_of(FlatParamHandle(0)) == "unit 0: weight, bias"
-        assert torch_private.subject_of(FlatParamHandle(1)) == "unit 1: weight, bias"
+        assert frames_private.subject_of(FlatParamHandle(None)) == "weight, bias"
+        assert frames_private.subject_of(FlatParamHandle(0)) == "unit 0: weight, bias"
+        assert frames_private.subject_of(FlatParamHandle(1)) == "unit 1: weight, bias"
 
     def test_of_fsdp2_before_and_after_it_knows(self) -> None:
         class FSDPParamGroup:
             _module_fqn: str | None = None
 
         group = FSDPParamGroup()
-        assert torch_private.subject_of(group) is None
+        assert frames_private.subject_of(group) is None
         group._module_fqn = "units.1"
-        assert torch_private.subject_of(group) == "units.1"
+        assert frames_private.subject_of(group) == "units.1"
 
 
 def test_fsdp1_cannot_clip_a_float64_model(engine: Engine) -> None:

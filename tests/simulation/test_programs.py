@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
 from fsdpcheck import simulate as simulated
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import groups_private
 from fsdpcheck.execution import Execution, RankResult, SchedulePolicy
 from tests.simulation.simulator import Simulator, failure_of, keep
 
@@ -107,7 +107,7 @@ def test_every_backend_that_a_rank_asks_for_is_the_simulated_one(simulate: Simul
         sums = []
         for backend in ("gloo", "nccl", "cpu:gloo,cuda:nccl", None):
             group = dist.new_group(backend=backend)
-            assert dist.get_backend(group) == (backend or torch_private.BACKEND)
+            assert dist.get_backend(group) == (backend or groups_private.BACKEND)
             assert group.name() == {"cpu:gloo,cuda:nccl": "gloo"}.get(str(backend), dist.get_backend(group))
             assert group._get_backend(torch.device("cpu")) is group
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)

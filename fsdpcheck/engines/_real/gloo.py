@@ -11,7 +11,7 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
 
-from fsdpcheck.compat import dtensor_private, torch_private
+from fsdpcheck.compat import dtensor_private, groups_private
 from fsdpcheck.engines._real.shared_table import Row
 from fsdpcheck.execution.recording import Call, RecordingGroup
 
@@ -117,14 +117,14 @@ class World:
         """Initialise the default group of run number ``run``; groups the program makes get connections of their own."""
         self._row.begin(run)
         store = c10d.PrefixStore(f"run {run}", self._store)
-        dist.init_process_group(torch_private.BACKEND, rank=self.rank, world_size=self.size, store=store)
+        dist.init_process_group(groups_private.BACKEND, rank=self.rank, world_size=self.size, store=store)
 
     def close(self) -> None:
         """End the run's groups."""
         self._row.end()
         self._is_open = False
         if dist.is_initialized():
-            several = len(torch_private.groups_of_this_thread()) > 1
+            several = len(groups_private.groups_of_this_thread()) > 1
             dist.destroy_process_group()
             if several:
                 dtensor_private.forget_meshes()
@@ -142,6 +142,6 @@ def _register(create: Callable[..., GlooGroup]) -> None:
     """torch.distributed keeps a backend's creator for the life of the process, so it looks up the newest one."""
     if not _create:
         dist.Backend.register_backend(
-            torch_private.BACKEND, lambda *arguments: _create[-1](*arguments), devices=torch_private.devices()
+            groups_private.BACKEND, lambda *arguments: _create[-1](*arguments), devices=groups_private.devices()
         )
     _create[:] = [create]

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import groups_private
 from fsdpcheck.engines._real.forked import Forked, Said, Say
 from fsdpcheck.errors import UsageError, excerpt, explain, qualified
 from fsdpcheck.execution import Failure, FailureKind, deadlock
@@ -101,8 +101,8 @@ def _become(rank: int, world_size: int, environment: Mapping[str, str], seconds:
     RankGlobals(world_size, unseeded()).enter(rank)
     os.environ.update({**environment, "TORCHELASTIC_USE_AGENT_STORE": "True"})
     c10d.set_debug_level_from_env()
-    torch_private.give_up_after(seconds)
-    torch_private.join_together()
+    groups_private.give_up_after(seconds)
+    groups_private.join_together()
 
 
 def _loopback() -> dict[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 from fsdpcheck.engines._real.follower import STACK_SIGNAL
 
 _ENGINES = f"{os.sep}fsdpcheck{os.sep}engines{os.sep}"
@@ -46,7 +46,7 @@ def collect(files: Mapping[int, Path], pids: Mapping[int, int], alive: Callable[
 def parse(text: str) -> Stack:
     """A stack from faulthandler's text (most recent call first)."""
     frames = [match for match in map(_FRAME.fullmatch, text.splitlines()) if match]
-    ours = (frame for frame in frames if not (torch_private.is_plumbing(frame["file"]) or _ENGINES in frame["file"]))
+    ours = (frame for frame in frames if not (frames_private.is_plumbing(frame["file"]) or _ENGINES in frame["file"]))
     where = next((f"{frame['file']}:{frame['line']}" for frame in ours), "")
     return Stack(where, tuple(frame[0] for frame in reversed(frames)))
 

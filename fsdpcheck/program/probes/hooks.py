@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import groups_private, torch_private
 from fsdpcheck.program.probe import Notes, probe
 
 SLOPE = "slope"
@@ -202,7 +202,7 @@ def _largest(values: Any) -> float:
 
 def _calls_so_far() -> int:
     """Of this rank in this run, on all of its groups that record."""
-    return sum(int(getattr(group, "calls", 0)) for group in torch_private.groups_of_this_thread())
+    return sum(int(getattr(group, "calls", 0)) for group in groups_private.groups_of_this_thread())
 
 
 def _room(module: nn.Module, name: str) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from fsdpcheck.compat import cuda_private, torch_private
+from fsdpcheck.compat import cuda_private, frames_private, torch_private
 from fsdpcheck.errors import NotSupported, explain
 from fsdpcheck.simulation.device.memory import Memory
 from fsdpcheck.simulation.device.timelines import Timelines
@@ -287,7 +287,7 @@ class _Generators:
 def is_program(frame: types.FrameType) -> bool:
     """Whether a frame is of the program, or of a package that it uses: neither torch's nor the harness's."""
     file = frame.f_code.co_filename
-    return not (torch_private.is_torch(file) or torch_private.is_harness(file))
+    return not (frames_private.is_torch(file) or frames_private.is_harness(file))
 
 
 def not_played(what: str) -> NotSupported:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch.multiprocessing as multiprocessing
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private, groups_private
 from fsdpcheck.compat.torch_private import replaced
 from fsdpcheck.errors import NotSupported, explain
 from fsdpcheck.simulation import globals as of_processes
@@ -76,7 +76,7 @@ class Launched:
     def _start(self, real: Callable[[Any], None]) -> Callable[[Any], None]:
         def ours(child: Any) -> None:
             rank = current_rank()
-            if rank is None or not torch_private.is_a_program(sys._getframe(1).f_code.co_filename):
+            if rank is None or not frames_private.is_a_program(sys._getframe(1).f_code.co_filename):
                 return real(child)
             given = [*child._args, *child._kwargs.values()]
             number = self._started[rank]
@@ -125,9 +125,9 @@ class _Spawned:
 def _as_child(rank: int, method: str, work: Callable[[], object]) -> None:
     """Do the work as a process would that this rank had started; its process groups end with it."""
     (of_processes.inherit_generators if method == "fork" else of_processes.begin_generators)(rank)
-    groups = torch_private.groups_of_this_thread()
+    groups = groups_private.groups_of_this_thread()
     work()
-    torch_private.forget_groups_but(groups)
+    groups_private.forget_groups_but(groups)
 
 
 def _run(child: Any) -> None:

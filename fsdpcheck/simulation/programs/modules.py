@@ -19,7 +19,7 @@ from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any, Final
 
-from fsdpcheck.compat import import_private, torch_private
+from fsdpcheck.compat import frames_private, import_private
 from fsdpcheck.simulation.globals import Swap
 
 _STANDARD: Final = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
@@ -38,7 +38,7 @@ def is_a_users(path: str) -> bool:
 def _is_a_users(path: str) -> bool:
     if any(part in path for part in _INSTALLED) or path.startswith(_STANDARD):
         return False
-    return not (torch_private.is_torch(path) or torch_private.is_ours(path))
+    return not (frames_private.is_torch(path) or frames_private.is_ours(path))
 
 
 def loaded() -> tuple[list[ModuleType], list[str]]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private, torch_private
 from fsdpcheck.errors import NotSupported, explain
 from fsdpcheck.simulation.programs.cuda_devices import is_program
 from fsdpcheck.simulation.scheduler import where
@@ -85,7 +85,7 @@ def _raised_by_a_program(error: BaseException) -> bool:
         return False
     code = innermost.tb_frame.f_code
     raises = code.co_code[innermost.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return raises and not torch_private.is_torch(code.co_filename)
+    return raises and not frames_private.is_torch(code.co_filename)
 
 
 def _place(error: BaseException) -> tuple[str, str]:
@@ -93,7 +93,7 @@ def _place(error: BaseException) -> tuple[str, str]:
     frames = [
         frame
         for frame, _ in traceback.walk_tb(error.__traceback__)
-        if not torch_private.is_plumbing(frame.f_code.co_filename)
+        if not frames_private.is_plumbing(frame.f_code.co_filename)
     ]
     at = where(frames[-1]) if frames else ""
     file, _, number = at.rpartition(":")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 from fsdpcheck.compat.torch_private import replaced
 from fsdpcheck.simulation.here import current_rank
 from fsdpcheck.simulation.programs.launched import Launched
@@ -102,7 +102,7 @@ class RankProcesses:
 
         def ours() -> int:
             rank = current_rank()
-            if rank is None or not torch_private.is_a_program(sys._getframe(1).f_code.co_filename):
+            if rank is None or not frames_private.is_a_program(sys._getframe(1).f_code.co_filename):
                 return real()
             return self._number(rank)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpcheck.case import Named
-from fsdpcheck.compat import torch_private
+from fsdpcheck.compat import frames_private
 from fsdpcheck.errors import UsageError
 from fsdpcheck.workload.user_model import loading as user_model
 from fsdpcheck.workload.user_model.loading import Loss
@@ -147,7 +147,7 @@ def _module(at: list[str]) -> str:
 def _line(error: BaseException) -> str:
     """file:line of the innermost frame that is the user's."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not torch_private.is_plumbing(frame.filename)]
+    own = [frame for frame in frames if not frames_private.is_plumbing(frame.filename)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
