@@ -26,7 +26,7 @@ LOGS: Final = "FSDPCHECK_PLAYED_LOGS"
 
 def begin() -> None:
     """In this process from here on."""
-    rank = int(os.environ.get("RANK", "0"))
+    rank = _ranks[0] = int(os.environ.get("RANK", "0"))
     if folder := os.environ.get(LOGS):
         _print_apart(folder)
         os.register_at_fork(after_in_child=functools.partial(_print_apart, folder))
@@ -38,6 +38,7 @@ def begin() -> None:
 
     @functools.wraps(real)
     def wrap(function: Any, index: int, *rest: Any) -> Any:
+        _ranks[0] = index
         _begin_generators(index)
         return real(function, index, *rest)
 
@@ -46,7 +47,7 @@ def begin() -> None:
         from fsdpcheck.compat.torch_private import replaced
         from fsdpcheck.simulation.programs.cuda import CudaAsCpu
 
-        played, stack = CudaAsCpu(lambda: None, devices, "gloo"), ExitStack()
+        played, stack = CudaAsCpu(lambda: _ranks[0], devices, "gloo"), ExitStack()
         stack.enter_context(played.in_place())
         stack.enter_context(played.on_thread())
         for name in ("init_process_group", "new_group"):
@@ -55,6 +56,8 @@ def begin() -> None:
 
 
 _kept: list[Any] = []
+_ranks = [0]
+"""The rank that this process is, as far as that is known before its program tells."""
 
 
 def _kept_for_ever(make: Callable[..., Any]) -> Callable[..., Any]:

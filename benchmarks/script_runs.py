@@ -22,7 +22,7 @@ from typing import Any, Final
 from benchmarks import made_data, played
 
 _HERE: Final = Path(__file__).parent
-_SECONDS: Final = 1500
+_SECONDS: Final = 540
 """After which a run is given up, and said to be."""
 _START: Final = """
 import importlib.util
@@ -86,6 +86,7 @@ def in_processes(row: dict[str, Any], folder: Path) -> Ran:
 def _ran(place: _Place, code: int | None, seconds: float, lines: str, ending: str) -> Ran:
     """What came of it, without the folders of this machine; ``ending``: what tells how it ended."""
     named = {f"{place.folder}{os.sep}": "", str(place.top): "COPY", str(_ROOT): "FSDPCHECK", sys.prefix: "PREFIX"}
+    named[sys.base_prefix] = "PREFIX"
     for folder in {entry for entry in sys.path if entry.endswith("site-packages")}:
         named[folder] = "site-packages"
     named[sysconfig.get_path("stdlib")] = "python"

@@ -23,7 +23,7 @@ def lines(*names: str, folder: str = "") -> Iterator[str]:
     """[NAME ...] --in DIR: each script on simulated ranks and in processes, into public_scripts.jsonl; then a table."""
     if not folder:
         raise SystemExit("python -m benchmarks scripts --in DIR: where the repositories lie, DIR/OWNER/NAME")
-    for row in json.loads(LIST.read_text(encoding="utf-8"))["scripts"]:
+    for row in _listed():
         if names and row["name"] not in names:
             continue
         yield f"{row['name']}: {row['line']}"
@@ -36,13 +36,14 @@ def lines(*names: str, folder: str = "") -> Iterator[str]:
 def table() -> Iterator[str]:
     """The newest result of each script, in the order of the list, and how many run."""
     rows = list(_kept().values())
-    yield "| script | ranks | simulated | s | processes | s | equal lines |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    places = {row["name"]: row["repository"] for row in _listed()}
+    yield "| script | repository | ranks | simulated | s | processes | s | equal lines |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for row in rows:
         one, other = row["simulated"], row["real"]
         yield (
-            f"| {row['name']} | {row['ranks']} | {one['outcome']} | {one['seconds']} | {other['outcome']} "
-            f"| {other['seconds']} | {row['equal']} |"
+            f"| {row['name']} | {places[row['name']]} | {row['ranks']} | {one['outcome']} | {one['seconds']} "
+            f"| {other['outcome']} | {other['seconds']} | {row['equal']} |"
         )
     here = [row for row in rows if row["simulated"]["outcome"] == "runs"]
     both = [row for row in here if row["real"]["outcome"] == "runs"]
@@ -56,8 +57,12 @@ def table() -> Iterator[str]:
 def _kept() -> dict[str, dict[str, Any]]:
     """Results by name, in the order of the list."""
     newest = {found["name"]: found for found in map(json.loads, RESULTS.read_text(encoding="utf-8").splitlines())}
-    names = [row["name"] for row in json.loads(LIST.read_text(encoding="utf-8"))["scripts"]]
-    return {name: newest[name] for name in names if name in newest}
+    return {row["name"]: newest[row["name"]] for row in _listed() if row["name"] in newest}
+
+
+def _listed() -> list[dict[str, Any]]:
+    scripts: list[dict[str, Any]] = json.loads(LIST.read_text(encoding="utf-8"))["scripts"]
+    return scripts
 
 
 def _keep(found: dict[str, Any]) -> None:
