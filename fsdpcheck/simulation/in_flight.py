@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -115,7 +116,14 @@ def _is_poison(tensor: Tensor) -> Tensor:
     return tensor == torch.iinfo(tensor.dtype).max
 
 
+_WORDS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Compared as integers where that can be done, in one pass: NaN, which poison is, equals no NaN."""
+    words = _WORDS.get(one.element_size())
+    if one.is_floating_point() and words is not None and one.is_contiguous() and other.is_contiguous():
+        return torch.equal(one.data.view(words), other.data.view(words))
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
