@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import multiprocessing
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fsdpcheck.cli.exits import guarded
-from fsdpcheck.errors import FINDING, UsageError, explain
+from fsdpcheck.compat import multiprocessing_private
+from fsdpcheck.errors import FINDING, INTERNAL, UsageError, explain
 from fsdpcheck.report import colour
 
 if TYPE_CHECKING:
@@ -264,22 +264,20 @@ def _in_child(work: Callable[[], int], file: Path | None) -> int:
     return FINDING
 
 
-def _end(work: Callable[[], int]) -> None:
-    """Do the work and end this process, whatever threads are left in it."""
-    code = guarded(work)
-    _leave_no_servers()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _leave_no_servers() -> None:
-    """Of what Python does at its end and ``os._exit`` does not: servers of managers and daemons of ranks are ended."""
-    util._run_finalizers(0)  # type: ignore[attr-defined]  # a private name of Python's
-    for child in multiprocessing.active_children():
-        if child.daemon:
-            child.kill()
-            child.join()
+def _end(work: Callable[[], int]) -> NoReturn:
+    """Do the work and end this process, whatever threads are left in it, and whatever goes wrong."""
+    code = INTERNAL
+    try:
+        multiprocessing_private.forget_what_the_parent_has()
+        code = guarded(work)
+        multiprocessing_private.end_servers()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()
+        code = INTERNAL
+    finally:
+        os._exit(code)
 
 
 def _write(file: Path, data: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
-"""What multiprocessing keeps private: its fork server as a fork of this process. Tried on Python 3.11; 3.12 was read.
+"""What multiprocessing keeps private: its fork server as a fork of this process, and what a fork inherits of it.
 
-multiprocessing starts the server as a new program, which imports everything once more.
+Tried on Python 3.11; 3.12 was read. multiprocessing starts the server as a new program, which imports everything once
+more.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker, util
+from multiprocessing import process, resource_tracker, util
 from typing import Any, NoReturn
 
 
@@ -24,6 +25,24 @@ def server_by_fork() -> Iterator[None]:
         yield
     finally:
         private.spawnv_passfds = kept
+
+
+def forget_what_the_parent_has() -> None:
+    """In a child by ``os.fork``: its parent's processes are none of its own, nor is what these do at their end."""
+    of_processes: Any = process
+    of_processes._children = set()
+    private: Any = util
+    private._finalizer_registry.clear()
+
+
+def end_servers() -> None:
+    """Of what Python does at its end and ``os._exit`` does not: servers of managers and daemons are ended."""
+    private: Any = util
+    private._run_finalizers(0)
+    for child in process.active_children():
+        if child.daemon:
+            child.kill()
+            child.join()
 
 
 def _fork(program: str, arguments: Sequence[str], descriptors: Sequence[int]) -> int:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
+from multiprocessing import util
 from pathlib import Path
 
 import pytest
 
+from fsdpcheck.compat import multiprocessing_private
 from fsdpcheck.errors import UsageError
 from fsdpcheck.simulation.programs import torchrun_line
 from tests.common.commands import run
@@ -131,11 +134,46 @@ def test_servers_and_daemons_that_ranks_started_end_with_them(folder: Path) -> N
     with (folder / "out").open("w") as out:  # a pipe would be theirs too
         command = [sys.executable, "-m", "fsdpcheck", "simulate", "serves.py", "-n", "2"]
         code = subprocess.run(command, cwd=folder, stdout=out, stderr=out, check=False).returncode
-    started = [int(one) for line in re.findall(r"started (.*)", (folder / "out").read_text()) for one in line.split()]
+    started = [
+        int(one) for line in re.findall(r"started (\d+ \d+)", (folder / "out").read_text()) for one in line.split()
+    ]
     left = [number for number in started if Path(f"/proc/{number}").exists()]
     for number in left:
         os.kill(number, signal.SIGKILL)
     assert (code, len(started), left) == (0, 4, [])
+
+
+def test_processes_of_the_caller_are_left_alone(folder: Path) -> None:
+    """The command may be called in a process that has children of its own, a session of tests say."""
+    (folder / "silent.py").write_text("pass")
+    own = multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True)
+    own.start()
+    ended: list[int] = []
+    kept = util.Finalize(None, lambda: ended.append(os.write(writes, b"x")), exitpriority=1)
+    reads, writes = os.pipe()
+    try:
+        assert run(folder, "simulate", "-n", "2", "silent.py")[0] == 0
+        assert own.is_alive()
+        os.set_blocking(reads, False)
+        with pytest.raises(BlockingIOError):
+            os.read(reads, 1)
+    finally:
+        kept.cancel()
+        own.kill()
+        own.join()
+
+
+def test_a_child_that_fails_inside_ends_there_with_code_3(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And never goes on as a second copy of who called the command."""
+
+    def fails() -> None:
+        raise ValueError("inside")
+
+    (folder / "silent.py").write_text("pass")
+    monkeypatch.setattr(multiprocessing_private, "end_servers", fails)
+    before = os.getpid()
+    assert run(folder, "simulate", "-n", "2", "silent.py")[0] == 3
+    assert os.getpid() == before
 
 
 @pytest.mark.parametrize(
