@@ -7,6 +7,7 @@ What programs import is imported before the fork, so that time is the ranks' own
 from __future__ import annotations
 
 import argparse
+import importlib
 import signal
 import time
 import traceback
@@ -14,20 +15,19 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Final
-
-import torch
-import torch._dynamo
-import torch.distributed.checkpoint
-import torch.distributed.fsdp
-import torch.distributed.pipelining
-import torch.distributed.tensor.parallel  # noqa: F401
 
 from benchmarks.communication.pairs import PROGRAMS, Pair, pairs, without_prefixes
 from fsdpcheck.engines._real import gloo_ranks
 from fsdpcheck.engines._real.forked import GRACE_SECONDS, Forked, Said, Say
 
+_USED: Final = (
+    *("_dynamo", "distributed.checkpoint", "distributed.fsdp", "distributed.pipelining"),
+    "distributed.tensor.parallel",
+)
+"""What of torch programs import, besides what torch imports itself."""
 _CHARACTERS: Final = 1200
 """How much of what one rank says is kept."""
 
@@ -67,10 +67,18 @@ def run(
 
         tell(rank, within, say)
 
+    _import_what_programs_use()
     started = time.monotonic()
     with gloo_ranks.on_gloo(pair.world_size, program, group_seconds, environment) as ranks:
         ranks.until_over(seconds, grace_seconds)
         return _together(ranks, pair.world_size, time.monotonic() - started)
+
+
+@cache
+def _import_what_programs_use() -> None:
+    """Once, in the process that forks the ranks."""
+    for name in _USED:
+        importlib.import_module(f"torch.{name}")
 
 
 def tell(rank: int, program: Callable[[], object], say: Say) -> None:
@@ -100,6 +108,7 @@ def collected(
     programs: Mapping[tuple[int, ...], Callable[[Say], None]], seconds: float, grace_seconds: float = GRACE_SECONDS
 ) -> Outcome:
     """Fork a process for the ranks of each program, and say what came of all together."""
+    _import_what_programs_use()
     started = time.monotonic()
     with Forked(programs) as ranks:
         ranks.until_over(seconds, grace_seconds)
