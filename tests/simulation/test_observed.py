@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeWork
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
 
 from fsdpcheck import simulate
@@ -121,6 +120,7 @@ def test_a_rank_is_in_a_mode_while_it_has_entered_one(schedule: SchedulePolicy) 
 
 def test_communication_is_counted_where_it_happens() -> None:
     """In the second step DistributedDataParallel tells the order of its buckets; so do gloo's ranks."""
+    from torch.distributed.tensor.debug import CommDebugMode  # which imports the compiler
 
     def program() -> object:
         dist.init_process_group("gloo")
