@@ -11,7 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fsdpcheck.engines._real import gloo_ranks
+from fsdpcheck.engines._real.forked import Said
 from fsdpcheck.errors import UsageError
+from fsdpcheck.execution.deadlock import Raised
 from fsdpcheck.pytest_plugin.world import KINDS, Kind, SharedByRanks, World, of_session
 from tests.common.commands import run, run_pytest
 
@@ -254,3 +257,15 @@ def test_a_process_that_is_a_rank_already_is_not_forked() -> None:
             of("processes").run(print, 2)
     finally:
         dist.destroy_process_group()
+
+
+def test_a_lost_connection_is_never_the_cause_where_another_rank_has_raised() -> None:
+    """gloo gives up a connection at once, and who had it may say so before the one that gave up has said why."""
+    gone = Raised(1, "RuntimeError: Connection closed by peer", exception="RuntimeError")
+    cause = Raised(0, "RuntimeError: Timed out waiting 20ms", exception="RuntimeError")
+    said = [
+        Said("raised", gone, True, moment=1),
+        Said("raised", cause, True, moment=2),
+        Said("gone", -9, True, moment=3),
+    ]
+    assert sorted(said, key=gloo_ranks._order) == [said[2], said[1], said[0]]

@@ -152,7 +152,7 @@ def _failure(ranks: Forked, world_size: int, seconds: float) -> Failure | None:
     wrong = [rank for rank, said in ranks.said.items() if said.kind != "returned"]
     if not wrong:
         return None
-    first = min(wrong, key=lambda rank: (ranks.said[rank].kind != "gone", ranks.said[rank].moment))
+    first = min(wrong, key=lambda rank: _order(ranks.said[rank]))
     if ranks.said[first].kind == "unsendable":
         return _unsendable(first, *ranks.said[first].what)
     silent, found = ranks.silent, ranks.stacks(ranks.silent)
@@ -165,6 +165,12 @@ def _failure(ranks: Forked, world_size: int, seconds: float) -> Failure | None:
     in_order = tuple(states[rank] for rank in range(world_size))
     places = deadlock.rank_states(dict(enumerate(in_order)), {})
     return Failure(kind, "\n".join([*lines, *more]), places, getattr(states[first], "exception", ""))
+
+
+def _order(said: Said) -> tuple[bool, bool, int]:
+    """What is first is taken for the cause: a lost process before others, and a lost connection after what lost it."""
+    connection_lost = isinstance(said.what, Raised) and any(words in said.what.text for words in _PEER_GONE)
+    return said.kind != "gone", connection_lost, said.moment
 
 
 def _state(rank: int, said: Said) -> State:
