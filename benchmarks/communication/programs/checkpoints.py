@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from benchmarks.communication.pairs import join, pair
 
 
-@pair("checkpoint", 2, "deadlock", "mismatch", ranks=(0,))
+@pair("checkpoint", 2, "deadlock", ranks=(0,))
 def distributed_checkpoint_saved_by_rank_zero(faulty: bool) -> object:
     """A distributed checkpoint is saved as a plain one would be: on rank 0."""
     rank, _ = join()
