@@ -216,7 +216,7 @@ class Files:
 
 class _Here(threading.local):
     inside = False
-    """Whether this thread is told already."""
+    """Whether this thread is inside its own report of a use."""
 
 
 _here = _Here()

@@ -180,7 +180,7 @@ def _state(rank: int, said: Said) -> State:
 
 
 def _told(state: State, seconds: float) -> tuple[FailureKind, str, list[str]]:
-    """The kind of failure that a rank's end is, its headline, and what is told besides."""
+    """The kind of failure that a rank's end is, its headline, and the lines that follow it."""
     match state:
         case Raised() if any(words in state.text for words in GAVE_UP):
             head = f"no progress: rank {state.rank} gave up; gloo waits {seconds:g} s unless the program says otherwise"
