@@ -23,7 +23,7 @@ FLOORS: dict[str, int] = {
     "session": 9, "studies": 9,
     "judging": 8, "laws": 9,
     "checks": 7,
-    "diagnosis": 6, "engines": 6, "traces": 6,
+    "comparison": 6, "diagnosis": 6, "engines": 6, "traces": 6,
     "oracle": 5, "program": 5, "simulation": 5, "strategies": 5,
     "adapter": 4, "execution": 4, "findings": 4, "workload": 4,
     "adapters": 3,
@@ -95,9 +95,9 @@ def test_imports_point_down() -> None:
     assert {_room(module) for module in modules} == set(FLOORS)
 
 
-def test_the_house_has_at_most_twelve_floors_and_twenty_seven_rooms() -> None:
+def test_the_house_has_at_most_twelve_floors_and_twenty_eight_rooms() -> None:
     assert sorted(set(FLOORS.values())) == list(range(12))
-    assert len(FLOORS) <= 27
+    assert len(FLOORS) <= 28
 
 
 def test_no_modules_import_one_another_in_a_circle() -> None:

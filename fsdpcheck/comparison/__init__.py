@@ -1,0 +1,1 @@
+"""Compare: an unmodified training script on W ranks against the same script on one, without a tolerance."""

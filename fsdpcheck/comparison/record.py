@@ -1,0 +1,97 @@
+"""What was observed of one run of a script, as plain data: pieces of tensors by rank, batches, losses, notes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
+
+from fsdpcheck.execution import Failure
+from fsdpcheck.execution.trace import Trace
+
+KINDS: Final = {
+    "loss": "what backward was called on",
+    "initial parameter": "a parameter just before the first step of its optimizer",
+    "gradient": "a parameter's gradient as its optimizer's step begins",
+    "norm": "what a function that clips gradients returned",
+    "parameter": "a parameter as its optimizer's step ends",
+    "state": "a tensor of the optimizer's state of a parameter as the step ends; 'state exp_avg' names it",
+    "option": "a number in the optimizer's group of a parameter as the step begins; 'option lr' names it",
+    "checkpoint": "a tensor of a file that the script saved",
+}
+"""Kind of observable -> what it is. In the order in which a step makes them."""
+
+
+class Key(NamedTuple):
+    """Which observable: of which step of its optimizer, of which kind, and of which parameter.
+
+    ``step``: how many steps that optimizer has completed, so 0 is the first. ``kind``: one of KINDS, a state or an
+    option with its name after it. ``name``: the parameter's, as the unwrapped root module names it; for a loss or a
+    norm its number within the step, as text.
+    """
+
+    step: int
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}{' of ' + self.name if self.name else ''} at step {self.step}"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One rank's part of a tensor.
+
+    ``shape``: of the whole tensor. ``values``: float64 (or int64, bool), one-dimensional, on the CPU, a copy.
+    ``places``: int64, where in the flattened whole tensor each value stands; None for the whole of it, in order.
+    ``partial``: "" where the values are the tensor's; "sum", "avg" or "norm p" where those of ranks are still to be
+    added, averaged, or put together as p-norms of parts.
+    """
+
+    shape: tuple[int, ...]
+    values: Tensor
+    places: Tensor | None = None
+    partial: str = ""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one outermost forward was given, and the labels its loss was.
+
+    ``rows``: by the name of the input ("x", "0" where it has none), one hash for each entry of its first dimension.
+    ``labels``: one hash a row of the target that the next loss function was given; () where none was seen.
+    """
+
+    rows: dict[str, tuple[str, ...]]
+    labels: tuple[str, ...] = ()
+
+
+@dataclass
+class RankRecord:
+    """What one rank did. ``steps``: completed steps by optimizer, in the order of their first step.
+
+    ``batches``: by step, micro-batches in their order. ``calls``: by key, how many collectives the rank had issued when
+    the observable was seen. ``notes``: what is reported and not judged, a sentence with file:line each, and how often.
+    """
+
+    pieces: dict[Key, Piece] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+    batches: dict[int, list[MicroBatch]] = field(default_factory=dict)
+    calls: dict[Key, int] = field(default_factory=dict)
+    notes: Counter[str] = field(default_factory=Counter)
+    lines: dict[Key, str] = field(default_factory=dict)
+    """By key, the line of the script at which it was seen, as "file.py:12"."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was observed of a script on ``world_size`` ranks. ``failure``: None if every rank came to its end."""
+
+    world_size: int
+    ranks: tuple[RankRecord, ...]
+    traces: tuple[Trace, ...]
+    failure: Failure | None = None
+    printed: tuple[str, ...] = ()
+    more: dict[str, Any] = field(default_factory=dict)
