@@ -17,6 +17,7 @@ from fsdpcheck import __version__, adapters
 from fsdpcheck.case import Trait
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.cli import claims as claims_command
+from fsdpcheck.cli import compare as compare_command
 from fsdpcheck.cli import listing
 from fsdpcheck.cli import power as power_command
 from fsdpcheck.cli import simulate as simulate_command
@@ -92,10 +93,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fsdpcheck {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="{run,replay,simulate,trace,power,claims,list}")
+    commands = parser.add_subparsers(required=True, metavar="{run,replay,simulate,compare,trace,power,claims,list}")
     _add_run(commands)
     _add_replay(commands)
     simulate_command.add(commands, _seconds)
+    compare_command.add(commands, _seconds)
     trace_command.add(commands)
     power_command.add(commands, _world_sizes)
     claims_command.add(commands)

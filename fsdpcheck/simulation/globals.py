@@ -36,6 +36,16 @@ UNSEEDED: Final = 7919
 """Seeds from here on, a rank each, stand for what a process draws from the system."""
 
 
+@dataclass
+class _System:
+    """``first``: the seed of rank 0 that stands for what its process draws from the system; others follow."""
+
+    first: int = UNSEEDED
+
+
+system = _System()
+
+
 @dataclass(frozen=True, slots=True)
 class Swap:
     """One piece of global state. ``cheap``: to read costs less than to write, so it is written only when it differs.
@@ -137,11 +147,14 @@ _numpy_generators: list[np.random.MT19937] = []
 
 
 def unseeded() -> tuple[Swap, ...]:
-    """Generators that begin on each rank with numbers of its own, as those of processes do that nobody has seeded."""
+    """Generators that begin on each rank with numbers of its own, as those of processes do that nobody has seeded.
+
+    With which, ``system.first`` says: a process that has set it draws other numbers from the system.
+    """
     fresh: dict[str, Callable[[int], Any]] = {
-        "torch.rng": lambda rank: torch.Generator().manual_seed(UNSEEDED + rank).get_state(),
-        "random": lambda rank: python_rng.seeded(UNSEEDED + rank),
-        "numpy.random": lambda rank: np.random.MT19937(UNSEEDED + rank),
+        "torch.rng": lambda rank: torch.Generator().manual_seed(system.first + rank).get_state(),
+        "random": lambda rank: python_rng.seeded(system.first + rank),
+        "numpy.random": lambda rank: np.random.MT19937(system.first + rank),
     }
     return tuple(replace(swap, fresh=fresh[swap.name]) for swap in _swaps() if swap.name in fresh)
 

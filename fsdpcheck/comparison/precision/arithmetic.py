@@ -15,6 +15,5 @@ class Arithmetic:
     [-eps, eps] of its type.
     """
 
-
     precision: Literal["own", "float64"] = "own"
     noise: int | None = None

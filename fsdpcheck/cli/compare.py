@@ -1,0 +1,117 @@
+"""``fsdpcheck compare``: a training script on W simulated ranks against itself on one, without a tolerance."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fsdpcheck.errors import UsageError, explain
+from fsdpcheck.report import colour
+
+_EPILOG = """examples:
+  fsdpcheck compare 'train.py --batch-size {16//W} --steps 5' --ranks 1,2,4
+  fsdpcheck compare '-m my_package.train --micro-batch {8//W} --layers {layers:4}'
+  fsdpcheck compare 'pipeline.py' --ranks 2,4          against 2 ranks, where one cannot run it
+Braces hold arithmetic over W, the number of ranks: together the ranks must do what one does.
+
+exit codes:
+  0 all agree   1 they differ, or fail on more ranks   2 usage   3 internal error
+  4 nothing could be decided   130 interrupted
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], seconds: Callable[[str], float]) -> None:
+    """Add the command to a parser; ``seconds`` reads a number of seconds."""
+    parser = commands.add_parser(
+        "compare",
+        help="does a training script compute on W ranks what it computes on one?",
+        usage="fsdpcheck compare [options] 'SCRIPT [arguments with {16//W}]'",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("line", metavar="'SCRIPT ...'", help="the script and its arguments, as one word")
+    parser.add_argument(
+        "--ranks",
+        type=_sizes,
+        default=(1, 2, 4),
+        metavar="1,2,4",
+        help="numbers of ranks, the first against the others",
+    )
+    parser.add_argument("--per-node", type=int, default=0, metavar="N", help="ranks of one node (default: all)")
+    played = "play GPUs on the CPU, and say what was played (default: there is none)"
+    parser.add_argument("--cuda-as-cpu", action="store_true", help=played)
+    own = "installed packages that each rank imports for itself (default: hydra)"
+    parser.add_argument("--own", metavar="PACKAGE,...", default="", help=own)
+    parser.add_argument(
+        "--budget", type=seconds, metavar="SECONDS", help="give up on ranks that compute longer (default: never)"
+    )
+    parser.add_argument(
+        "--false-alarm",
+        type=_probability,
+        metavar="P",
+        help="probability with which an honest script may be said to differ (default: 1e-6)",
+    )
+    parser.add_argument(
+        "-j", "--jobs", type=int, metavar="N", help="runs at a time (default: the cores of this machine)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of it as JSON (default: none)")
+    parser.set_defaults(command=_compare)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r}: wanted numbers of ranks, 1,2,4 say")
+    return tuple(map(int, words))
+
+
+def _probability(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: wanted a probability between 0 and 1, 1e-6 say")
+    return value
+
+
+def _compare(options: argparse.Namespace) -> int:
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        raise UsageError(explain("--json names a place in a folder that is not there", got=options.json))
+    from fsdpcheck.comparison.command_line import read
+    from fsdpcheck.comparison.compare import compare
+    from fsdpcheck.comparison.rounding_bound import FALSE_ALARM
+    from fsdpcheck.report import comparison as report
+    from fsdpcheck.simulation.simulate import Options
+
+    own = tuple(name.strip() for name in options.own.split(",") if name.strip())
+    wanted = Options(
+        per_node=options.per_node, budget=options.budget, show=False, cuda_as_cpu=options.cuda_as_cpu, own=own
+    )
+    jobs = options.jobs or _usable_cores()
+    alarm = options.false_alarm or FALSE_ALARM
+    found = compare(read(options.line), options.ranks, wanted, jobs=jobs, false_alarm=alarm, told=_progress())
+    print(report.ending(found, colour.painter(sys.stdout)), flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps(report.document(found), indent=1) + "\n", encoding="utf-8")
+    return report.exit_code(found)
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _progress() -> Callable[[int, int, str], Any]:
+    """One live line on a terminal; nothing otherwise, for a comparison is short."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return lambda ended, goal, what: None
+
+    def told(ended: int, goal: int, what: str) -> None:
+        print(f"\r\x1b[2K[{ended}/{goal}] {what}" if ended < goal else "\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+    return told

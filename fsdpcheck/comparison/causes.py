@@ -1,0 +1,155 @@
+"""What a wrong observable is instead: common mistakes, each computed and compared as finely as the observable itself.
+
+A cause is told only where what it predicts lies within the threshold of what the run has, and the observable itself
+does not. So no cause is a guess: "is 4 times that of one rank" is a measured equality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from fsdpcheck.comparison.decision import Decision
+from fsdpcheck.comparison.facts import order
+from fsdpcheck.comparison.record import Key, Observation, Piece
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a cause may look at. ``base``, ``whole``: values of both runs. ``run``: what ranks have recorded.
+
+    ``decisions``: of the observables of the first wrong step, by key.
+    """
+
+    base: Mapping[Key, Tensor]
+    whole: Mapping[Key, Tensor]
+    run: Observation
+    decisions: Mapping[Key, Decision]
+
+
+def causes(first: Decision, evidence: Evidence) -> list[str]:
+    """Sentences, the most telling first; () where nothing that is known explains the observable."""
+    found = [*_nothing(first, evidence), *_factors(first, evidence), *_part_of_norm(first, evidence)]
+    return [*found, *_before(first, evidence)]
+
+
+def of_replicas(key: Key, base: Mapping[Key, Tensor], run: Observation, threshold: float) -> list[str]:
+    """Of replicas that differ: whether together, or one of them, they are what one rank has."""
+    wanted = base.get(key)
+    own = _whole_pieces(key, run)
+    if wanted is None or len(own) < 2:
+        return []
+    many = len(own)
+    values = {rank: piece.values.reshape(wanted.shape) for rank, piece in own.items() if piece.values.numel()}
+    together = torch.stack([values[rank] for rank in sorted(values)])
+    for name, candidate in (("average", together.mean(0)), ("sum", together.sum(0))):
+        if _within(candidate, wanted, threshold):
+            return [f"the {name} of the {many} ranks' is what one rank has: nothing reduces them"]
+    right = [rank for rank in sorted(values) if _within(values[rank], wanted, threshold)]
+    if right:
+        return [f"rank {', '.join(map(str, right))} of {many} has what one rank has, the others have not"]
+    return []
+
+
+def _whole_pieces(key: Key, run: Observation) -> dict[int, Piece]:
+    pieces = {rank: record.pieces[key] for rank, record in enumerate(run.ranks) if key in record.pieces}
+    return {rank: piece for rank, piece in pieces.items() if piece.places is None and not piece.partial}
+
+
+def _nothing(first: Decision, evidence: Evidence) -> Iterator[str]:
+    got, wanted = evidence.whole.get(first.key), evidence.base.get(first.key)
+    if got is None:
+        yield "no rank has it"
+    elif wanted is None:
+        yield f"one rank has none; {evidence.run.world_size} ranks do"
+    elif got.shape != wanted.shape:
+        yield f"its shape is {list(got.shape)}, where one rank has {list(wanted.shape)}"
+    elif bool(got.isnan().any() > wanted.isnan().any()):
+        yield f"{int(got.isnan().sum())} of {got.numel()} entries are NaN"
+    elif not got.any() and bool(wanted.any()):
+        yield "all of it is zero"
+
+
+def _factors(first: Decision, evidence: Evidence) -> Iterator[str]:
+    got, wanted = evidence.whole.get(first.key), evidence.base.get(first.key)
+    if got is None or wanted is None or got.shape != wanted.shape or not bool(wanted.any()):
+        return
+    for factor, name in _candidates(evidence.run.world_size, evidence.run):
+        if _within(got, wanted * float(factor), first.threshold * float(factor)):
+            yield f"it is {name} times that of one rank{_how_many(first, factor, evidence)}"
+            return
+    measured = _common_factor(got, wanted, first)
+    if measured is not None:
+        yield f"it is {measured:.6g} times that of one rank{_how_many(first, measured, evidence)}"
+
+
+def _common_factor(got: Tensor, wanted: Tensor, first: Decision) -> float | None:
+    """The one number by which all entries are multiplied, if there is one; of a single entry any number would do."""
+    if got.numel() < 2:
+        return None
+    factor = float((got * wanted).sum() / (wanted * wanted).sum())
+    return factor if factor and _within(got, wanted * factor, first.threshold * max(abs(factor), 1.0)) else None
+
+
+def _candidates(world_size: int, run: Observation) -> Iterator[tuple[Fraction, str]]:
+    """Factors that mistakes about ranks have: sizes of groups that the run has used, and what follows from them."""
+    sizes = {len(call.group) for trace in run.traces for call in trace if len(call.group) > 1} | {world_size}
+    for size in sorted(sizes, reverse=True):
+        what = "W" if size == world_size else "the size of a group,"
+        yield Fraction(size), f"{what} = {size}" if what == "W" else f"{what} {size},"
+        yield Fraction(1, size), f"1/{size}"
+        yield Fraction(size * size), f"{size}^2"
+        yield Fraction(1, size * size), f"1/{size}^2"
+
+
+def _how_many(first: Decision, factor: Fraction | float, evidence: Evidence) -> str:
+    """Of how many observables of this kind and step the same is true."""
+    alike = [key for key in evidence.whole if key.step == first.key.step and key.kind == first.key.kind]
+    true = 0
+    for key in alike:
+        got, wanted, decision = evidence.whole[key], evidence.base.get(key), evidence.decisions.get(key)
+        if wanted is not None and decision is not None and got.shape == wanted.shape:
+            true += _within(got, wanted * float(factor), decision.threshold * max(abs(float(factor)), 1.0))
+    return f", as {true} of {len(alike)} are" if len(alike) > 1 else ""
+
+
+def _part_of_norm(first: Decision, evidence: Evidence) -> Iterator[str]:
+    """Of a norm: whether it is that of one rank's part of the gradients. Clipping scales both by one factor."""
+    if first.key.kind != "norm":
+        return
+    got, wanted = evidence.whole.get(first.key), evidence.base.get(first.key)
+    grads = {
+        key: value for key, value in evidence.base.items() if key.kind == "gradient" and key.step == first.key.step
+    }
+    if got is None or wanted is None or not grads or not float(wanted):
+        return
+    total = torch.stack([value.double().norm() for value in grads.values()]).norm()
+    for rank, record in enumerate(evidence.run.ranks):
+        parts = [record.pieces[key].values.double().norm() for key in grads if key in record.pieces]
+        if parts and _within(got * total, wanted * torch.stack(parts).norm(), first.threshold * float(total)):
+            yield f"it is the norm of rank {rank}'s part of the gradients alone"
+            return
+
+
+def _before(first: Decision, evidence: Evidence) -> Iterator[str]:
+    """Which kinds of observables of that step were still right."""
+    right = {
+        key.kind.partition(" ")[0]
+        for key, decision in evidence.decisions.items()
+        if key.step == first.key.step and decision.says == "agrees" and order(key)[:2] < order(first.key)[:2]
+    }
+    wrong = {
+        key.kind.partition(" ")[0]
+        for key, decision in evidence.decisions.items()
+        if key.step == first.key.step and decision.says == "differs" and order(key)[:2] < order(first.key)[:2]
+    }
+    if kinds := sorted(right - wrong):
+        yield f"before it in this step agree: {', '.join(kinds)}"
+
+
+def _within(one: Tensor, other: Tensor, threshold: float) -> bool:
+    return one.shape == other.shape and bool(((one - other).abs() <= threshold).all())

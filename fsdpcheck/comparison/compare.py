@@ -1,0 +1,281 @@
+"""Compare: a script on each number of ranks against itself on the first, from observation to verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+from fsdpcheck.comparison import causes, facts
+from fsdpcheck.comparison.command_line import CommandLine
+from fsdpcheck.comparison.decision import Decision, Noise, Values, decided, noise_of
+from fsdpcheck.comparison.distances import between
+from fsdpcheck.comparison.facts import Fact, order
+from fsdpcheck.comparison.observation.whole import Assembled, assembled
+from fsdpcheck.comparison.precision.arithmetic import Arithmetic
+from fsdpcheck.comparison.record import Key, Observation
+from fsdpcheck.comparison.rounding_bound import FALSE_ALARM
+from fsdpcheck.comparison.runs import Run, each_observed
+from fsdpcheck.errors import UsageError, explain
+from fsdpcheck.execution import Failure
+from fsdpcheck.simulation.simulate import Options
+
+NOISY: Final = 4
+"""Noisy runs of each world at first. More make the threshold lower (rounding_bound.py)."""
+CONFIRMING: Final = 8
+"""Further noisy runs of a world before it is said to differ."""
+_EPS: Final = {"float64": 2.0**-52, "own": 2.0**-23}
+Says = Literal["agrees", "differs", "fails", "undecidable"]
+Told = Callable[[int, int, str], object]
+"""(runs that have ended, runs in sight, what ended) -> None."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What came of one number of ranks against the base.
+
+    ``fact``: the first that differs. ``first``: the first observable that differs. ``undecidable``: observables of
+    which nothing can be said. ``precision``: the first that agrees in float64 and not in the script's own precision.
+    ``causes``: sentences. ``resolution``: the coarsest of what agrees.
+    """
+
+    size: int
+    says: Says
+    failure: Failure | None = None
+    fact: Fact | None = None
+    first: Decision | None = None
+    undecidable: tuple[Decision, ...] = ()
+    precision: Decision | None = None
+    causes: tuple[str, ...] = ()
+    observables: int = 0
+    equal: int = 0
+    differing: int = 0
+    resolution: float = 0.0
+    line: str = ""
+    call: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A script on several numbers of ranks.
+
+    ``why``: why nothing could be compared; "" where it was. ``notes``: what is told and not judged, and how often.
+    """
+
+    line: CommandLine
+    base: int
+    worlds: tuple[World, ...]
+    why: str = ""
+    failure: Failure | None = None
+    notes: tuple[tuple[str, int], ...] = ()
+    steps: int = 0
+    false_alarm: float = FALSE_ALARM
+    runs: int = 0
+
+    @property
+    def says(self) -> Says:
+        """The worst of what its worlds say; undecidable where nothing was compared."""
+        said = {world.says for world in self.worlds}
+        ranked: tuple[Says, ...] = ("fails", "differs", "undecidable", "agrees")
+        return next((each for each in ranked if each in said), "undecidable")
+
+
+@dataclass
+class _Runs:
+    """Runs of one script as they are wanted, each once."""
+
+    line: CommandLine
+    options: Options
+    jobs: int
+    told: Told
+    done: dict[Run, Observation] = field(default_factory=dict)
+    wholes: dict[Run, Assembled] = field(default_factory=dict)
+
+    def get(self, wanted: Iterable[Run]) -> None:
+        """Do those of the runs that are not done."""
+        left = [run for run in dict.fromkeys(wanted) if run not in self.done]
+        ended, goal = len(self.done), len(self.done) + len(left)
+        for run, observation in each_observed(self.line.at, left, self.options, self.jobs):
+            ended += 1
+            self.done[run] = observation
+            self.told(ended, goal, str(run))
+
+    def whole(self, run: Run) -> Assembled:
+        """What ranks have recorded, put together."""
+        self.get([run])
+        if run not in self.wholes:
+            self.wholes[run] = assembled(self.done[run])
+        return self.wholes[run]
+
+    def values(self, run: Run) -> Values:
+        return self.whole(run).values
+
+
+def compare(
+    line: CommandLine,
+    ranks: Sequence[int],
+    options: Options,
+    *,
+    jobs: int = 1,
+    false_alarm: float = FALSE_ALARM,
+    told: Told = lambda ended, goal, what: None,
+) -> Comparison:
+    """Compare the script on each of ``ranks`` with itself on the first.
+
+    Guarantee: an observable "agrees" where the two runs differ by no more than noise of rounding moves either, at a
+    printed resolution no coarser than float32's; "differs" is said of an honest script with a probability of
+    ``false_alarm`` at most, in the model of rounding_bound.py. Raises UsageError for ranks that are none, and for a
+    command line that is none at one of them.
+    """
+    _require(ranks)
+    for size in ranks:
+        line.at(size)
+    runs, base = _Runs(line, options, jobs, told), ranks[0]
+    clean, other = Run(base), Run(base, entropy=_OTHER)
+    runs.get([clean, other, *(_raised(size) for size in ranks), *(Run(size) for size in ranks[1:])])
+    comparison = Comparison(line, base, (), false_alarm=false_alarm, steps=sum(_steps(runs.done[clean])))
+    why, failure = _nothing_to_compare(runs, clean, other)
+    if why:
+        return replace(comparison, why=why, failure=failure, runs=len(runs.done), notes=_notes(runs))
+    worlds = tuple(_world(runs, base, size, false_alarm / (len(ranks) - 1)) for size in ranks[1:])
+    return replace(comparison, worlds=worlds, runs=len(runs.done), notes=_notes(runs))
+
+
+_OTHER: Final = 1 << 20
+"""Added to what stands for the system's random numbers, in a run that must come out equal all the same."""
+
+
+def _require(ranks: Sequence[int]) -> None:
+    if len(set(ranks)) < 2 or len(set(ranks)) < len(ranks) or min(ranks) < 1:
+        raise UsageError(
+            explain("--ranks names the numbers of ranks to compare", got=",".join(map(str, ranks)), wanted="1,2,4 say")
+        )
+
+
+def _raised(size: int, noise: int | None = None) -> Run:
+    return Run(size, Arithmetic("float64", noise))
+
+
+def _steps(observation: Observation) -> Sequence[int]:
+    return next((record.steps for record in observation.ranks if record.steps), ())
+
+
+def _nothing_to_compare(runs: _Runs, clean: Run, other: Run) -> tuple[str, Failure | None]:
+    """Why the base is nothing to compare with, if it is not."""
+    failure = runs.done[clean].failure
+    if failure is not None:
+        return f"the script fails on {clean}", failure
+    if not any(_steps(runs.done[clean])):
+        return f"no optimizer made a step on {clean}", None
+    moved = [key for key, distance in between(runs.values(clean), runs.values(other)).items() if distance.apart]
+    if moved:
+        first = min(moved, key=order)
+        return f"the script is not deterministic: twice on {clean}, {first} is not the same", None
+    return "", None
+
+
+def _world(runs: _Runs, base: int, size: int, false_alarm: float) -> World:
+    own, raised = runs.done[Run(size)], runs.done[_raised(size)]
+    if own.failure is not None:
+        return World(size, "fails", own.failure)
+    unraised = runs.done[_raised(base)].failure or raised.failure
+    one, this = (Run(base), Run(size)) if unraised else (_raised(base), _raised(size))
+    fact = facts.first(facts.differing(runs.done[one], runs.whole(one), runs.done[this], runs.whole(this)))
+    if fact is not None:
+        told = tuple(_of_replicas(fact.key, runs, one, this, false_alarm)) if fact.kind == "replicas" else ()
+        return World(size, "differs", fact=fact, causes=told, **_place(fact.key, runs.done[this]))
+    if unraised:
+        why = f"in float64 it fails: {unraised.text.splitlines()[0]}"
+        return World(size, "undecidable", causes=(why,))
+    return _by_numbers(runs, base, size, false_alarm)
+
+
+def _of_replicas(key: Key | None, runs: _Runs, one: Run, this: Run, false_alarm: float) -> Sequence[str]:
+    """What replicas that differ are together, as finely as noise lets one say."""
+    if key is None or this.arithmetic.precision == "own":
+        return ()
+    noise = _noise(runs, one, this, NOISY)
+    eps = _EPS[this.arithmetic.precision]
+    found = decided(runs.values(one), runs.values(this), noise, eps, false_alarm, lambda other: other == key)
+    return causes.of_replicas(key, runs.values(one), runs.done[this], found[0].threshold) if found else ()
+
+
+def _by_numbers(runs: _Runs, base: int, size: int, false_alarm: float) -> World:
+    one, this = _raised(base), _raised(size)
+    if all(distance.apart == 0 for distance in between(runs.values(one), runs.values(this)).values()):
+        found = _decisions(runs, base, size, 0, false_alarm)
+    else:
+        found = _decisions(runs, base, size, NOISY, false_alarm)
+        if any(decision.says == "differs" for decision in found):
+            found = _decisions(runs, base, size, NOISY + CONFIRMING, false_alarm)
+    wrong = [decision for decision in found if decision.says == "differs"]
+    undecidable = tuple(decision for decision in found if decision.says == "undecidable")
+    agreeing = [decision for decision in found if decision.says == "agrees"]
+    world = World(
+        size,
+        "differs" if wrong else "undecidable" if undecidable else "agrees",
+        undecidable=undecidable,
+        observables=len(found),
+        equal=sum(decision.apart == 0 for decision in found),
+        differing=len(wrong),
+        resolution=max((decision.resolution for decision in agreeing if decision.apart), default=0.0),
+    )
+    if not wrong:
+        return replace(world, precision=_precision_only(runs, base, size, false_alarm))
+    step = {decision.key: decision for decision in found if decision.key.step == wrong[0].key.step}
+    evidence = causes.Evidence(runs.values(one), runs.values(this), runs.done[this], step)
+    told = tuple(causes.causes(wrong[0], evidence))
+    return replace(world, first=wrong[0], causes=told, **_place(wrong[0].key, runs.done[this]))
+
+
+def _decisions(runs: _Runs, base: int, size: int, many: int, false_alarm: float) -> list[Decision]:
+    one, this = _raised(base), _raised(size)
+    noise = _noise(runs, one, this, many)
+    return decided(runs.values(one), runs.values(this), noise, _EPS["float64"], false_alarm, is_judged)
+
+
+def _noise(runs: _Runs, one: Run, this: Run, many: int) -> Noise:
+    if not many:
+        return Noise({}, 1)
+    noisy = {
+        run: [replace(run, arithmetic=replace(run.arithmetic, noise=seed)) for seed in range(many)]
+        for run in (one, this)
+    }
+    runs.get(each for those in noisy.values() for each in those)
+    return noise_of(*((runs.values(run), [runs.values(each) for each in those]) for run, those in noisy.items()))
+
+
+def _precision_only(runs: _Runs, base: int, size: int, false_alarm: float) -> Decision | None:
+    """The first observable that differs in the script's own precision by more than its noise there."""
+    one, this = Run(base), Run(size)
+    if all(distance.apart == 0 for distance in between(runs.values(one), runs.values(this)).values()):
+        return None
+    noise = _noise(runs, one, this, NOISY)
+    found = decided(runs.values(one), runs.values(this), noise, _EPS["own"], false_alarm, is_judged)
+    return next((decision for decision in found if decision.says == "differs"), None)
+
+
+def is_judged(key: Key) -> bool:
+    """Whether an observable is decided by its numbers. Options are exact; losses are each rank's own."""
+    return key.kind != "loss" and not key.kind.startswith("option ")
+
+
+def _place(key: Key | None, run: Observation) -> dict[str, str]:
+    """The script's line at which an observable was seen, and the collective before it."""
+    for rank, record in enumerate(run.ranks):
+        if key is not None and key in record.pieces:
+            before = run.traces[rank][: record.calls.get(key, 0)]
+            call = f"{before[-1]}, at {before[-1].where}" if before else ""
+            return {"line": record.lines.get(key, ""), "call": call}
+    return {}
+
+
+def _notes(runs: _Runs) -> tuple[tuple[str, int], ...]:
+    """What the runs without noise tell, the most frequent first; how often in the one that has it most."""
+    often: dict[str, int] = {}
+    for run, observation in runs.done.items():
+        if run.arithmetic.noise is None:
+            for record in observation.ranks:
+                for note, many in record.notes.items():
+                    often[note] = max(often.get(note, 0), many)
+    return tuple(sorted(often.items(), key=lambda item: (-item[1], item[0])))

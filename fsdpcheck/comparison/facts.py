@@ -1,0 +1,193 @@
+"""What must be equal exactly between W ranks and one, and needs no numbers: steps, data, labels, replicas, options.
+
+A fact that differs names its cause. Of what comes after its step no number is judged.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from fsdpcheck.comparison.observation.whole import Assembled
+from fsdpcheck.comparison.record import Key, MicroBatch, Observation, RankRecord
+
+_SHOWN: Final = 4
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something exact that differs. ``step``: the first. ``kind``: what differs. ``text``: a sentence that says how."""
+
+    step: int
+    kind: str
+    text: str
+    key: Key | None = None
+
+
+def first(facts: Iterable[Fact]) -> Fact | None:
+    """That of the first step; of one step, the one that causes the others."""
+    return min(facts, key=lambda fact: (fact.step, _CAUSES.index(fact.kind)), default=None)
+
+
+_CAUSES: Final = ("data", "labels", "pairs", "option", "replicas", "parts", "steps")
+
+
+def differing(base: Observation, base_whole: Assembled, run: Observation, whole: Assembled) -> list[Fact]:
+    """Every fact in which ``run`` is not what ``base``, of fewer ranks, is."""
+    return [
+        *_steps(base, run),
+        *_batches(base, run),
+        *_options(base_whole, run, whole),
+        *_replicas(run, whole),
+        *(Fact(key.step, "parts", f"{key}: {why}", key) for key, why in whole.gaps.items()),
+    ]
+
+
+def _steps(base: Observation, run: Observation) -> Iterator[Fact]:
+    wanted = next(tuple(record.steps) for record in base.ranks)
+    for rank, record in enumerate(run.ranks):
+        got = tuple(record.steps)
+        if got == wanted or (not got and len(run.ranks) > 1 and not record.pieces):
+            continue
+        fewer = [min(pair) for pair in itertools.zip_longest(got, wanted, fillvalue=0) if len(set(pair)) > 1]
+        yield Fact(
+            min(fewer), "steps", f"rank {rank} makes {_counted(got)}, where {_ranks(base)} makes {_counted(wanted)}"
+        )
+        return
+
+
+def _counted(steps: Sequence[int]) -> str:
+    if len(steps) > 1:
+        return f"{', '.join(map(str, steps))} steps of its {len(steps)} optimizers"
+    return f"{steps[0]} step{'s' * (steps[0] != 1)}" if steps else "no step"
+
+
+def _batches(base: Observation, run: Observation) -> Iterator[Fact]:
+    steps = sorted({step for record in (*base.ranks, *run.ranks) for step in record.batches})
+    for kind, what, rows in _ROWS:
+        for step in steps:
+            wanted, got = (_together(there.ranks, step, rows) for there in (base, run))
+            if not _one_factor(wanted, got):
+                yield Fact(step, kind, _of_data(what, step, base, run, rows))
+                break
+
+
+def _inputs(batch: MicroBatch) -> Iterable[object]:
+    """Rows of all inputs of a micro-batch, those of one number together."""
+    names = [name for name, rows in batch.rows.items() if rows]
+    many = max((len(batch.rows[name]) for name in names), default=0)
+    alike = [name for name in sorted(names) if len(batch.rows[name]) == many]
+    return list(zip(*(batch.rows[name] for name in alike), strict=True))
+
+
+def _labels(batch: MicroBatch) -> Iterable[object]:
+    return batch.labels
+
+
+def _pairs(batch: MicroBatch) -> Iterable[object]:
+    inputs = list(_inputs(batch))
+    return list(zip(inputs, batch.labels, strict=True)) if len(inputs) == len(batch.labels) else []
+
+
+_Rows = Callable[[MicroBatch], Iterable[object]]
+_ROWS: Final[tuple[tuple[str, str, _Rows], ...]] = (
+    ("data", "input rows", _inputs),
+    ("labels", "labels", _labels),
+    ("pairs", "pairs of an input row and its label", _pairs),
+)
+
+
+def _together(ranks: Sequence[RankRecord], step: int, rows: _Rows) -> Counter[object]:
+    return Counter(row for record in ranks for batch in record.batches.get(step, ()) for row in rows(batch))
+
+
+def _one_factor(one: Counter[object], other: Counter[object]) -> bool:
+    """Whether both hold the same rows, each of the one as often as of the other up to one factor for all."""
+    return set(one) == set(other) and len({other[row] / one[row] for row in one}) <= 1
+
+
+def _of_data(what: str, step: int, base: Observation, run: Observation, rows: _Rows) -> str:
+    wanted, got = (_together(there.ranks, step, rows) for there in (base, run))
+    if not got or not wanted:
+        none, some = (run, base) if not got else (base, run)
+        return f"{_ranks(none)} are given no {what} at step {step}, {_ranks(some)} {sum((got or wanted).values())}"
+    foreign, missing = set(got) - set(wanted), set(wanted) - set(got)
+    lines = [f"{what} at step {step} are not those of {_ranks(base)}"]
+    if foreign:
+        whose = {
+            rank: sum(row in foreign for batch in record.batches.get(step, ()) for row in rows(batch))
+            for rank, record in enumerate(run.ranks)
+        }
+        told = ", ".join(f"{many} of rank {rank}" for rank, many in list(whose.items())[:_SHOWN] if many)
+        lines.append(
+            f"{sum(whose.values())} of {sum(got.values())} are others ({told}){_elsewhere(foreign, base, rows)}"
+        )
+    if missing:
+        lines.append(f"{len(missing)} of {_ranks(base)} are left out")
+    if not foreign and not missing:
+        often = {row: got[row] / wanted[row] for row in wanted}
+        most = max(often, key=lambda row: often[row])
+        lines.append(f"some come {got[most]} times where others come {min(got.values())} times")
+    return "; ".join(lines)
+
+
+def _elsewhere(rows: set[object], base: Observation, of: _Rows) -> str:
+    """Whether rows that come at the wrong step come at another."""
+    where = {
+        step
+        for record in base.ranks
+        for step, batches in record.batches.items()
+        for batch in batches
+        for row in of(batch)
+        if row in rows
+    }
+    if not where:
+        return f", which {_ranks(base)} never meets"
+    return f", which {_ranks(base)} meets at step {', '.join(map(str, sorted(where)[:_SHOWN]))}"
+
+
+def _options(base_whole: Assembled, run: Observation, whole: Assembled) -> Iterator[Fact]:
+    for key, value in base_whole.values.items():
+        if not key.kind.startswith("option "):
+            continue
+        for rank, record in enumerate(run.ranks):
+            piece = record.pieces.get(key)
+            if piece is None or torch.equal(piece.values.reshape(-1), value.reshape(-1)):
+                continue
+            got, wanted = (tensor.reshape(-1).tolist() for tensor in (piece.values, value))
+            said = (
+                f"{key.kind.removeprefix('option ')} of {key.name} is {_plain(got)} on rank {rank} at step {key.step}"
+            )
+            yield Fact(key.step, "option", f"{said}, where one rank has {_plain(wanted)}", key)
+            return
+
+
+def _replicas(run: Observation, whole: Assembled) -> Iterator[Fact]:
+    for key in sorted(whole.replicas, key=order):
+        one, other, apart = whole.replicas[key]
+        text = f"ranks {one} and {other} hold replicas of {key} that differ by {apart:.3g}"
+        yield Fact(key.step, "replicas", text, key)
+        return
+
+
+ORDER: Final = ("checkpoint loaded", "initial parameter", "loss", "gradient", "norm", "option", "parameter", "state")
+
+
+def order(key: Key) -> tuple[int, int, str, str]:
+    """The order in which a script makes its observables."""
+    kind = next((number for number, name in enumerate(ORDER) if key.kind.startswith(name)), len(ORDER))
+    return key.step, kind, key.kind, key.name
+
+
+def _plain(values: list[float]) -> str:
+    return str(values[0]) if len(values) == 1 else str(values)
+
+
+def _ranks(observation: Observation) -> str:
+    size = observation.world_size
+    return "one rank" if size == 1 else f"{size} ranks"

@@ -1,0 +1,168 @@
+"""A script on W ranks in one arithmetic, observed, in a process of its own; several such runs, a few at a time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Final, NoReturn
+
+from fsdpcheck.comparison.observation.observer import Observer
+from fsdpcheck.comparison.precision.arithmetic import Arithmetic
+from fsdpcheck.comparison.precision.modes import in_arithmetic, installed
+from fsdpcheck.comparison.record import Observation
+from fsdpcheck.compat import multiprocessing_private
+from fsdpcheck.errors import HOLDS, INTERNAL, FsdpcheckError, UsageError
+from fsdpcheck.execution import Failure
+from fsdpcheck.processes import messages
+from fsdpcheck.simulation.globals import system
+from fsdpcheck.simulation.here import require_rank
+from fsdpcheck.simulation.programs.script import Script
+from fsdpcheck.simulation.simulate import Options, simulate_script
+
+_ANSWER: Final = "answer"
+_TRACEBACK: Final = "traceback"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is run. ``entropy``: what stands for the system's random numbers, of a script that seeds nothing."""
+
+    world_size: int
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
+    entropy: int = 0
+
+    def __str__(self) -> str:
+        noise = "" if self.arithmetic.noise is None else f", noise {self.arithmetic.noise}"
+        precision = "float64" if self.arithmetic.precision == "float64" else "its own precision"
+        return f"{self.world_size} rank{'s' * (self.world_size > 1)} in {precision}{noise}"
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A script whose ranks are observed, in one arithmetic: what ``simulate_script`` takes for a Script."""
+
+    script: Script
+    observer: Observer
+    arithmetic: Arithmetic
+
+    def main(self, rank: int) -> ModuleType:
+        """The module that a rank runs it in."""
+        return self.script.main(rank)
+
+    def run(self) -> None:
+        """Run it on the rank that this is."""
+        rank = require_rank()
+        notes = self.observer.records[rank].notes
+        with in_arithmetic(self.arithmetic, notes, rank), self.observer.on_rank(rank):
+            self.script.run()
+
+
+def observed(script: Script, run: Run, options: Options) -> Observation:
+    """One run of the script, in this process, which it changes: see ``each_observed``."""
+    system.first += run.entropy
+    observer = Observer(run.world_size)
+    shown = Observed(script, observer, run.arithmetic)
+    with observer.installed(), installed():
+        done = simulate_script(shown, run.world_size, options)
+    ranks = tuple(observer.records[rank] for rank in range(run.world_size))
+    return Observation(run.world_size, ranks, done.traces, done.failure, done.printed)
+
+
+def each_observed(
+    script: Callable[[int], Script], runs: Iterable[Run], options: Options, jobs: int
+) -> Iterator[tuple[Run, Observation]]:
+    """Each run with what was observed of it, as they end, ``jobs`` at a time.
+
+    ``script(world_size)``. Each runs in a forked process and a folder of its own. What ends that process is the failure
+    of its run. Raises an error of ours that a process has raised, and ends the others.
+    """
+    waiting, running = deque(runs), dict[int, tuple[Run, Path]]()
+    with tempfile.TemporaryDirectory(prefix="fsdpcheck-") as folder:
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    run = waiting.popleft()
+                    place = Path(folder) / str(len(waiting))
+                    place.mkdir()
+                    running[_started(script, run, options, place)] = run, place
+                pid, status = os.wait()
+                if pid in running:
+                    run, place = running.pop(pid)
+                    yield run, _ended(run, place, status)
+                    shutil.rmtree(place, ignore_errors=True)
+        finally:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def _started(script: Callable[[int], Script], run: Run, options: Options, place: Path) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        _work(lambda: observed(script(run.world_size), run, options), place)
+    return pid
+
+
+def _work(work: Callable[[], Observation], place: Path) -> NoReturn:
+    """Do the work, leave its answer beside the folder in which it is done, and end this process."""
+    code = INTERNAL
+    try:
+        multiprocessing_private.forget_what_the_parent_has()
+        answer = place / _ANSWER
+        with in_linked_folder(place / "folder"):
+            try:
+                found: object = work()
+            except UsageError as error:
+                found = str(error)
+        answer.write_bytes(messages.dumps(found))
+        multiprocessing_private.end_servers()
+        code = HOLDS
+    except BaseException:
+        (place / _TRACEBACK).write_text(traceback.format_exc())
+    finally:
+        os._exit(code)
+
+
+def _ended(run: Run, place: Path, status: int) -> Observation:
+    """What the process of a run left. Raises UsageError that it raised, and FsdpcheckError for an error of ours."""
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        lost = Failure("lost", f"lost: the process of the ranks was killed by {name}\n  where   {run}")
+        return Observation(run.world_size, (), (), lost)
+    if not (place / _ANSWER).exists():
+        text = (place / _TRACEBACK).read_text() if (place / _TRACEBACK).exists() else f"it ended by code {status >> 8}"
+        raise FsdpcheckError(f"the process of a run ended without an answer\n  where   {run}\n{text}")
+    found = messages.loads((place / _ANSWER).read_bytes())
+    if isinstance(found, str):
+        raise UsageError(found)
+    assert isinstance(found, Observation)
+    return found
+
+
+@contextmanager
+def in_linked_folder(folder: Path) -> Iterator[None]:
+    """While open, the working folder is a new one that has links to all that this one has.
+
+    So a script finds its data, and a file that one run writes is not what the next run reads.
+    """
+    here = Path.cwd()
+    folder.mkdir()
+    for entry in here.iterdir():
+        (folder / entry.name).symlink_to(entry)
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(here)

@@ -1,0 +1,188 @@
+"""What came of comparing a script on W ranks with itself on one: for people, and as JSON."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator
+from typing import Any, Final
+
+from fsdpcheck import __version__
+from fsdpcheck.comparison.compare import Comparison, World
+from fsdpcheck.comparison.decision import Decision
+from fsdpcheck.errors import FINDING, HOLDS, NO_PROGRESS
+from fsdpcheck.execution import Failure
+from fsdpcheck.report.colour import Paint
+from fsdpcheck.report.simulation import failed
+
+SCHEMA: Final = 1
+"""Version of the document; it grows with every change that a reader could notice."""
+_NOTES: Final = 8
+
+
+def exit_code(found: Comparison) -> int:
+    """0 agrees; 1 differs, or fails on more ranks; 4 nothing could be decided."""
+    return {"agrees": HOLDS, "differs": FINDING, "fails": FINDING, "undecidable": NO_PROGRESS}[found.says]
+
+
+def ending(found: Comparison, paint: Paint) -> str:
+    """The report: a paragraph for each number of ranks, then what was not judged."""
+    parts = list(_not_compared(found, paint)) if found.why else []
+    for world in found.worlds:
+        parts += _world(world, found, paint)
+    parts += _notes(found)
+    return "\n".join(parts)
+
+
+def _not_compared(found: Comparison, paint: Paint) -> Iterator[str]:
+    yield paint(f"nothing compared: {found.why}", "yellow")
+    if found.failure is not None:
+        yield failed(found.failure, paint)
+    if "deterministic" in found.why:
+        yield "  next    seed torch, random and numpy on every rank, and read no clock"
+
+
+def _world(world: World, found: Comparison, paint: Paint) -> Iterator[str]:
+    base = _ranks(found.base)
+    if world.says == "agrees":
+        fine = "equal bits" if world.equal == world.observables else f"resolution {world.resolution:.1e}"
+        head = f"{_ranks(world.size)} agree with {base}: {found.steps} steps, {world.observables} observables, {fine}"
+        yield paint(head, "green")
+        yield from _precision(world, paint)
+        return
+    if world.says == "fails":
+        assert world.failure is not None
+        yield paint(f"{_ranks(world.size)} fail where {base} {_do(found.base, 'come')} to the end", "red")
+        yield failed(world.failure, paint)
+        return
+    if world.says == "undecidable":
+        yield from _undecidable(world, paint)
+        return
+    yield paint(f"{_ranks(world.size)} differ from {base}", "red")
+    if world.fact is not None:
+        yield f"  {world.fact.kind:<8}{world.fact.text}"
+    if world.first is not None:
+        yield from _first(world.first, world)
+    yield from (f"  cause   {cause}" for cause in world.causes)
+    yield from _places(world)
+
+
+def _first(first: Decision, world: World) -> Iterator[str]:
+    yield f"  first   {first.key}: {_apart(first)}"
+    yield f"  then    {world.differing} of {world.observables} observables differ, {world.equal} have equal bits"
+
+
+def _apart(decision: Decision) -> str:
+    relative = decision.apart / decision.size if decision.size else decision.apart
+    seen = f"{relative:.2g} of its largest entry {decision.size:.4g}"
+    return f"apart by {seen}, where rounding explains {decision.resolution:.1e}"
+
+
+def _places(world: World) -> Iterator[str]:
+    if world.line:
+        yield f"  seen at {world.line}{_source(world.line)}"
+    if world.call:
+        yield f"  after   {world.call}"
+
+
+def _source(line: str) -> str:
+    """The text of a line that stands as file:number."""
+    file, _, number = line.rpartition(":")
+    text = linecache.getline(file, int(number)).strip() if number.isdecimal() else ""
+    return f": {text}" if text else ""
+
+
+def _undecidable(world: World, paint: Paint) -> Iterator[str]:
+    yield paint(f"{_ranks(world.size)}: undecidable", "yellow")
+    if world.undecidable:
+        first = world.undecidable[0]
+        yield f"  from    {first.key} on: noise of rounding moves it by {_of(first.noise, first.size)} of its size"
+        yield f"  {len(world.undecidable)} of {world.observables} observables; the others agree"
+    yield from (f"  cause   {cause}" for cause in world.causes)
+
+
+def _of(part: float, whole: float) -> str:
+    return f"{part / whole:.1e}" if whole else f"{part:.1e}"
+
+
+def _precision(world: World, paint: Paint) -> Iterator[str]:
+    if world.precision is not None:
+        first = world.precision
+        yield paint(
+            "  warning precision only: in float64 they agree, in the script's own precision they do not", "yellow"
+        )
+        yield f"  first   {first.key}: {_apart(first)}"
+
+
+def _notes(found: Comparison) -> Iterator[str]:
+    for note, many in found.notes[:_NOTES]:
+        yield f"  note    {note}" + (f" ({many} times)" if many > 1 else "")
+    if len(found.notes) > _NOTES:
+        yield f"  note    and {len(found.notes) - _NOTES} more, which --json has"
+    if not found.why:
+        alarm = f"an honest script is said to differ with a probability of {found.false_alarm:.0e} at most"
+        yield f"  {found.runs} runs; {alarm}"
+
+
+def _ranks(size: int) -> str:
+    return "one rank" if size == 1 else f"{size} ranks"
+
+
+def _do(size: int, verb: str) -> str:
+    return f"{verb}s" if size == 1 else verb
+
+
+def document(found: Comparison) -> dict[str, Any]:
+    """The same as JSON data.
+
+    {schema, fsdpcheck, command, base, says, why, exit_code, steps, runs, false_alarm, failure, worlds, notes}. A world
+    is {ranks, says, failure, fact, first, precision, causes, undecidable, observables, equal, differing, resolution,
+    line, call}; a fact {step, kind, text}; a decision {observable, step, kind, name, apart, threshold, size}.
+    """
+    return {
+        "schema": SCHEMA,
+        "fsdpcheck": __version__,
+        "command": found.line.text,
+        "base": found.base,
+        "says": found.says,
+        "why": found.why,
+        "exit_code": exit_code(found),
+        "steps": found.steps,
+        "runs": found.runs,
+        "false_alarm": found.false_alarm,
+        "failure": _failure(found.failure),
+        "worlds": [_world_data(world) for world in found.worlds],
+        "notes": [{"text": note, "times": many} for note, many in found.notes],
+    }
+
+
+def _world_data(world: World) -> dict[str, Any]:
+    fact = world.fact
+    return {
+        "ranks": world.size,
+        "says": world.says,
+        "failure": _failure(world.failure),
+        "fact": None if fact is None else {"step": fact.step, "kind": fact.kind, "text": fact.text},
+        "first": _decision(world.first),
+        "precision": _decision(world.precision),
+        "causes": list(world.causes),
+        "undecidable": [_decision(decision) for decision in world.undecidable],
+        "observables": world.observables,
+        "equal": world.equal,
+        "differing": world.differing,
+        "resolution": world.resolution,
+        "line": world.line,
+        "call": world.call,
+    }
+
+
+def _failure(failure: Failure | None) -> dict[str, str] | None:
+    return None if failure is None else {"kind": failure.kind, "text": failure.text}
+
+
+def _decision(decision: Decision | None) -> dict[str, Any] | None:
+    if decision is None:
+        return None
+    step, kind, name = decision.key
+    apart = decision.apart if decision.apart != float("inf") else None
+    said = {"observable": str(decision.key), "step": step, "kind": kind, "name": name, "apart": apart}
+    return {**said, "threshold": decision.threshold, "size": decision.size}
