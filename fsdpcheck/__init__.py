@@ -15,6 +15,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fsdpcheck.pytest_plugin.ranks_agree import RanksDisagree as RanksDisagree
+    from fsdpcheck.pytest_plugin.ranks_agree import assert_ranks_agree as assert_ranks_agree
     from fsdpcheck.simulation.search import Search as Search
     from fsdpcheck.simulation.search import search as search
     from fsdpcheck.simulation.simulate import Simulation as Simulation
@@ -60,12 +62,16 @@ class _Moved(MetaPathFinder):
 
 sys.meta_path += [_BareCheckout(), _Moved()]
 
-_IN = {"Search": "search", "search": "search", "Simulation": "", "SimulationFailed": "", "simulate": ""}
+_SIMULATE, _SEARCH, _AGREE = "simulation.simulate", "simulation.search", "pytest_plugin.ranks_agree"
+_IN = {
+    **dict.fromkeys(("Simulation", "SimulationFailed", "simulate"), _SIMULATE),
+    **dict.fromkeys(("Search", "search"), _SEARCH),
+    **dict.fromkeys(("RanksDisagree", "assert_ranks_agree"), _AGREE),
+}
 
 
 def __getattr__(name: str) -> object:
-    """``simulate``, ``search`` and what they give back, which import torch."""
+    """``simulate``, ``search``, ``assert_ranks_agree`` and what they give back or raise, which import torch."""
     if name in _IN:
-        module = importlib.import_module(f"fsdpcheck.simulation.{_IN[name] or 'simulate'}")
-        return getattr(module, name)
+        return getattr(importlib.import_module(f"fsdpcheck.{_IN[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -169,8 +169,8 @@ def _options(base_whole: Assembled, run: Observation, whole: Assembled) -> Itera
 
 def _replicas(run: Observation, whole: Assembled) -> Iterator[Fact]:
     for key in sorted(whole.replicas, key=order):
-        one, other, apart = whole.replicas[key]
-        text = f"ranks {one} and {other} hold replicas of {key} that differ by {apart:.3g}"
+        found = whole.replicas[key]
+        text = f"ranks {found.one} and {found.other} hold replicas of {key} that differ by {found.greatest:.3g}"
         yield Fact(key.step, "replicas", text, key)
         return
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import selectors
 import shutil
 import signal
 import sys
 import tempfile
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -95,15 +96,26 @@ def each_observed(
                     place = Path(folder) / str(len(waiting))
                     place.mkdir()
                     running[_started(script, run, options, place)] = run, place
-                pid, status = os.wait()
-                if pid in running:
-                    run, place = running.pop(pid)
-                    yield run, _ended(run, place, status)
-                    shutil.rmtree(place, ignore_errors=True)
+                pid, status = _one_that_ends(running)
+                run, place = running.pop(pid)
+                yield run, _ended(run, place, status)
+                shutil.rmtree(place, ignore_errors=True)
         finally:
             for pid in running:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+
+
+def _one_that_ends(running: Collection[int]) -> tuple[int, int]:
+    """The first of these processes to end, and how it ended; the first of all where a system tells no more."""
+    if not hasattr(os, "pidfd_open"):
+        return os.waitpid(next(iter(running)), 0)
+    with ExitStack() as stack, selectors.DefaultSelector() as ends:
+        for pid in running:
+            handle = os.pidfd_open(pid)
+            stack.callback(os.close, handle)
+            ends.register(handle, selectors.EVENT_READ, pid)
+        return os.waitpid(ends.select()[0][0].data, 0)
 
 
 def _started(script: Callable[[int], Script], run: Run, options: Options, place: Path) -> int:

@@ -1,0 +1,128 @@
+"""``fsdpcheck compare``: what it says of scripts, its exit codes, and its bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.common.commands import run
+
+_SCRIPT = """
+import argparse, os, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=8)
+parser.add_argument("--width", type=int, default=4)
+args = parser.parse_args()
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(3, args.width), nn.Tanh(), nn.Linear(args.width, 2)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+data = torch.randn(24, 3, generator=torch.Generator().manual_seed(1))
+target = torch.randn(24, 2, generator=torch.Generator().manual_seed(2))
+for step in range(3):
+    begin = (step * world + rank) * args.batch_size % 24
+    x, y = data[begin : begin + args.batch_size], target[begin : begin + args.batch_size]
+    loss = nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    # HERE
+    optimizer.step()
+dist.destroy_process_group()
+"""
+_LINE = "train.py --batch-size {8//W}"
+
+
+def _write(folder: Path, *changes: tuple[str, str]) -> Path:
+    text = _SCRIPT
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "train.py").write_text(text)
+    return folder
+
+
+def test_ranks_that_do_what_one_does_agree_at_a_resolution_that_is_printed(tmp_path: Path) -> None:
+    code, out, err = run(_write(tmp_path), "compare", _LINE, "--ranks", "1,2,4", "--json", "out.json")
+    assert code == 0, out + err
+    assert [line.partition(":")[0] for line in out.splitlines()[:2]] == [
+        "2 ranks agree with one rank",
+        "4 ranks agree with one rank",
+    ]
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert (data["says"], data["exit_code"], data["steps"]) == ("agrees", 0, 3)
+    assert all(0 < world["resolution"] < 2.0**-23 and world["observables"] == 84 for world in data["worlds"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("# HERE", "[p.grad.mul_(world) for p in model.parameters()]"), "it is W = 2 times that of one rank"),
+        (("model = DistributedDataParallel(nn.Sequential", "model = nn.Sequential"), "nothing reduces them"),
+        (("(step * world + rank)", "(step * world)"), "are not those of one rank"),
+        (("lr=0.01", "lr=0.01 * world"), "lr of 0.weight is 0.02 on rank 0 at step 0, where one rank has 0.01"),
+        (("manual_seed(2))", "manual_seed(2 + rank))"), "labels at step 0 are not those of one rank"),
+        (("range(3)", "range(3 - (world == 2))"), "rank 0 makes 2 steps, where one rank makes 3 steps"),
+        (("lr=0.01", "lr=0.01, eps=1e-8 * (1 + 1e-5 * rank)"), "eps of 0.weight is"),
+    ],
+)
+def test_a_mistake_about_ranks_is_found_and_named(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    if "Sequential" in change[0]:
+        change = (change[0] + "(nn.Linear(3, args.width), nn.Tanh(), nn.Linear(args.width, 2)))",
+                  change[1] + "(nn.Linear(3, args.width), nn.Tanh(), nn.Linear(args.width, 2))")  # fmt: skip
+    code, out, err = run(_write(tmp_path, change), "compare", _LINE, "--ranks", "1,2")
+    assert code == 1, out + err
+    assert said in out
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([("# HERE", "raise ValueError('no')")], "nothing compared: the script fails on one rank"),
+        ([("manual_seed(0)", "seed()")], "nothing compared: the script is not deterministic: twice on one rank"),
+        ([("optimizer.step()", "pass")], "nothing compared: no optimizer made a step on one rank"),
+    ],
+)
+def test_a_script_that_is_nothing_to_compare_with_is_named_and_code_4(
+    tmp_path: Path, changes: list[tuple[str, str]], said: str
+) -> None:
+    code, out, _ = run(_write(tmp_path, *changes), "compare", _LINE, "--ranks", "1,2")
+    assert (code, said in out) == (4, True), out
+
+
+def test_a_script_that_hangs_on_more_ranks_is_a_finding_with_the_report_of_the_hang(tmp_path: Path) -> None:
+    folder = _write(tmp_path, ("# HERE", "rank and dist.barrier()"))
+    code, out, _ = run(folder, "compare", _LINE, "--ranks", "1,2")
+    assert code == 1
+    assert "2 ranks fail where one rank comes to the end" in out
+    assert "rank 1" in out and "train.py" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("train.py --batch-size {8//W}", "--ranks", "1,3"), "8 is not divided by 3"),
+        (("train.py --batch-size {8//X}",), "braces hold arithmetic over W"),
+        (("nowhere.py",), "there is no script 'nowhere.py'"),
+        (("train.py", "--ranks", "2"), "--ranks names the numbers of ranks to compare"),
+        (("train.py", "--ranks", "1,1"), "--ranks names the numbers of ranks to compare"),
+        (("train.py", "--ranks", "1,x"), "wanted numbers of ranks"),
+        (("train.py", "--false-alarm", "2"), "wanted a probability between 0 and 1"),
+        (("train.py", "--json", "no/where.json"), "--json names a place in a folder that is not there"),
+    ],
+)
+def test_a_command_that_cannot_be_run_is_code_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    code, _, err = run(_write(tmp_path), "compare", *words)
+    assert (code, said in err) == (2, True), err
+
+
+def test_what_one_run_writes_is_not_what_the_next_run_reads(tmp_path: Path) -> None:
+    save = "if step == 1 and os.path.exists('now'): raise SystemExit(9)\n    if step == 2: open('now', 'w').close()"
+    code, out, _ = run(_write(tmp_path, ("# HERE", save)), "compare", _LINE, "--ranks", "1,2")
+    assert code == 0, out
+    assert not (tmp_path / "now").exists()
