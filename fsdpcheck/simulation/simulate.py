@@ -27,7 +27,7 @@ from fsdpcheck.simulation.programs.logs import RankLoggers
 from fsdpcheck.simulation.programs.modules import RankModules
 from fsdpcheck.simulation.programs.no_gpu import NoGpu
 from fsdpcheck.simulation.programs.process import RankProcesses
-from fsdpcheck.simulation.programs.script import Script
+from fsdpcheck.simulation.programs.script import Runnable
 from fsdpcheck.simulation.programs.shared import SharedByProgram
 from fsdpcheck.simulation.programs.streams import Printed
 from fsdpcheck.simulation.run import SimulatedRun, World
@@ -155,7 +155,7 @@ def simulated(
     return _simulated(lambda: program(*args, **kwargs), world_size, options, modules, roots)
 
 
-def simulate_script(script: Script, world_size: int, options: Options) -> Simulation:
+def simulate_script(script: Runnable, world_size: int, options: Options) -> Simulation:
     """The same for a script: each rank runs it as its ``__main__``."""
     return _simulated(script.run, world_size, options, RankModules(current_rank, script.main, options.own))
 

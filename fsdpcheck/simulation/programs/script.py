@@ -9,9 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from fsdpcheck.errors import UsageError, explain
+
+
+class Runnable(Protocol):
+    """What each rank runs as its ``__main__``."""
+
+    def main(self, rank: int) -> ModuleType:
+        """The module that a rank runs it in."""
+
+    def run(self) -> None:
+        """Run it on the rank that this is."""
 
 
 @dataclass(frozen=True)
