@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fsdpcheck.execution import Failure
@@ -47,13 +48,26 @@ class Piece:
     ``shape``: of the whole tensor. ``values``: float64 (or int64, bool), one-dimensional, on the CPU, a copy.
     ``places``: int64, where in the flattened whole tensor each value stands; None for the whole of it, in order.
     ``partial``: "" where the values are the tensor's; "sum", "avg" or "norm p" where those of ranks are still to be
-    added, averaged, or put together as p-norms of parts.
+    added, averaged, or put together as p-norms of parts; "max" and "min" are those of parts. ``parts``: how many ranks
+    have a part of each value. ``replica``: which of several equal wholes the part is of, where it is partial.
     """
 
     shape: tuple[int, ...]
     values: Tensor
     places: Tensor | None = None
     partial: str = ""
+    parts: int = 1
+    replica: tuple[int, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As arrays of numpy, which are pickled ten times as fast as tensors."""
+        places = None if self.places is None else self.places.numpy()
+        return _piece, (self.shape, self.values.numpy(), places, self.partial, self.parts, self.replica)
+
+
+def _piece(shape: tuple[int, ...], values: Any, places: Any, *more: Any) -> Piece:
+    """A piece that was pickled; a place that several pieces share is shared again."""
+    return Piece(shape, torch.from_numpy(values), None if places is None else torch.from_numpy(places), *more)
 
 
 @dataclass(frozen=True)
