@@ -1,0 +1,68 @@
+"""Checkpoints that a rank saves: each tensor in them, by file and key."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fsdpcheck.comparison.observation.pieces import NotPlaced
+from fsdpcheck.comparison.observation.rank_log import RankLog
+from fsdpcheck.compat import layouts_private
+
+
+class Checkpoints:
+    """Keeps what a rank saves, by the last part of the file's path, for folders are each run's own."""
+
+    def __init__(self, log: RankLog) -> None:
+        self._log = log
+        self._saves: Counter[tuple[int, str]] = Counter()
+
+    def keep(self, value: object, file: object) -> None:
+        """``value`` is about to be saved to ``file``."""
+        if isinstance(value, nn.Module | Optimizer):
+            self._log.note(f"a {type(value).__name__} saved whole is compared by its state_dict")
+            value = value.state_dict()
+        name, moment = self._name(file), self._log.now()
+        for key, tensor in _tensors(value):
+            try:
+                for number, piece in enumerate(self._pieces(tensor)):
+                    self._log.keep_named(
+                        "checkpoint", f"{name}:{key}" + (f" block {number}" if number else ""), piece, moment
+                    )
+            except NotPlaced as unknown:
+                self._log.note(f"{key} of checkpoint {name} is not compared: {unknown}")
+
+    def _pieces(self, tensor: Any) -> Iterator[Any]:
+        blocks = layouts_private.blocks_of(tensor)
+        if blocks is None:
+            yield self._log.pieces.of(tensor)
+            return
+        for block in blocks:
+            yield self._log.pieces.of_block(block.shape, block.values, block.offsets)
+
+    def _name(self, file: object) -> str:
+        path = getattr(file, "name", file) if not isinstance(file, str | os.PathLike) else file
+        name = os.path.basename(os.fspath(path).rstrip(os.sep)) if isinstance(path, str | os.PathLike) else "(stream)"
+        self._saves[self._log.step, name] += 1
+        times = self._saves[self._log.step, name]
+        return name if times == 1 else f"{name}#{times}"
+
+
+def _tensors(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every tensor of nested dicts and lists, by its dotted path."""
+    if isinstance(value, Tensor) or layouts_private.blocks_of(value) is not None:
+        yield path, value
+        return
+    if isinstance(value, Mapping):
+        inner: Any = value.items()
+    elif isinstance(value, list | tuple):
+        inner = enumerate(value)
+    else:
+        return
+    for name, one in inner:
+        yield from _tensors(one, f"{path}.{name}" if path else str(name))

@@ -1,0 +1,121 @@
+"""What one rank has done so far, by objects of its own; at its end it becomes a RankRecord, by names."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from fsdpcheck.comparison.observation.parameter_names import ParameterNames, Subject
+from fsdpcheck.comparison.observation.pieces import NotPlaced, Pieces
+from fsdpcheck.comparison.record import Key, MicroBatch, Piece, RankRecord
+from fsdpcheck.simulation.scheduler import where
+
+
+class Moment(NamedTuple):
+    """When something was seen: after how many collectives of the rank, and at which line of the script."""
+
+    calls: int
+    line: str
+
+
+class _Slot(NamedTuple):
+    step: int
+    kind: str
+    about: tuple[int, int] | str
+    optimizer: int
+
+
+@dataclass
+class Batch:
+    """What an outermost forward of ``root`` was given."""
+
+    root: nn.Module
+    rows: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    labels: list[str] = field(default_factory=list)
+
+
+class RankLog:
+    """Kept by everything that observes a rank. ``calls``: how many collectives the rank has issued so far."""
+
+    def __init__(self, calls: Callable[[], int]) -> None:
+        self._calls = calls
+        self.pieces, self.names = Pieces(), ParameterNames()
+        self.steps: list[int] = []
+        self.batches: dict[int, list[Batch]] = {}
+        self.notes: Counter[str] = Counter()
+        self._kept: dict[_Slot, tuple[Piece, Moment]] = {}
+        self._numbers: Counter[tuple[int, str]] = Counter()
+
+    @property
+    def step(self) -> int:
+        """Of the rank: as many as the optimizer has completed that has taken most."""
+        return max(self.steps, default=0)
+
+    def now(self) -> Moment:
+        return Moment(self._calls(), line())
+
+    def note(self, text: str) -> None:
+        """Report something that is not judged, with the line of the script."""
+        there = line()
+        self.notes[f"{text}, at {there}" if there else text] += 1
+
+    def keep(self, kind: str, step: int, subject: Subject, tensor: Tensor, moment: Moment, optimizer: int) -> None:
+        """Keep this rank's piece of a parameter's value, gradient or state."""
+        take = self.pieces
+        try:
+            piece = take.of(tensor) if subject.part is None else take.of_part(tensor, subject.part)
+        except NotPlaced as unknown:
+            self.note(f"the {kind} of a parameter of shape {tuple(subject.parameter.shape)} is not compared: {unknown}")
+            return
+        self.keep_piece(kind, step, subject, piece, moment, optimizer)
+
+    def keep_piece(
+        self, kind: str, step: int, subject: Subject, piece: Piece | None, moment: Moment, optimizer: int
+    ) -> None:
+        if piece is not None:
+            self._kept[_Slot(step, kind, subject.key, optimizer)] = piece, moment
+
+    def keep_named(self, kind: str, name: str, piece: Piece | None, moment: Moment) -> None:
+        """Keep a piece of what has a name of its own."""
+        if piece is not None:
+            self._kept[_Slot(self.step, kind, name, 0)] = piece, moment
+
+    def keep_numbered(self, kind: str, tensor: Tensor, moment: Moment) -> None:
+        """Keep a loss or a norm, the next of this step."""
+        number = self._numbers[self.step, kind]
+        self._numbers[self.step, kind] += 1
+        try:
+            self.keep_named(kind, str(number), self.pieces.of(tensor), moment)
+        except NotPlaced as unknown:
+            self.note(f"{kind} {number} of step {self.step} is not compared: {unknown}")
+
+    def record(self) -> RankRecord:
+        """All of it by names."""
+        self.names.look()
+        names, prefixes = self.names.names(), self.names.roots()
+        found = RankRecord(steps=list(self.steps), notes=Counter(self.notes))
+        for slot, (piece, moment) in self._kept.items():
+            name = slot.about if isinstance(slot.about, str) else names.get(slot.about, "?")
+            key = Key(slot.step, slot.kind, name)
+            if key in found.pieces:
+                key = key._replace(name=f"{name} (optimizer {slot.optimizer})")
+            found.pieces[key], found.calls[key], found.lines[key] = piece, moment.calls, moment.line
+        for step, batches in self.batches.items():
+            found.batches[step] = [_named(batch, prefixes.get(batch.root, "")) for batch in batches]
+        return found
+
+
+def _named(batch: Batch, prefix: str) -> MicroBatch:
+    return MicroBatch({prefix + name: rows for name, rows in batch.rows.items()}, tuple(batch.labels))
+
+
+def line() -> str:
+    """The innermost line of a program that this thread is at, as "file.py:12"; "" where there is none."""
+    there = where(sys._getframe(1))
+    return Path(there).name if there else ""

@@ -1,0 +1,171 @@
+"""Where a rank's part of a sharded tensor stands in the whole: what DTensor, FSDP1 and ShardedTensor keep of it.
+
+Nothing here communicates. Tried: 2.13.0 unless a line says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fsdpcheck.compat.observers_private import unobserved
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """While open, this thread computes without gradients, and neither modes nor profilers of a program see it."""
+    with unobserved(), cast(Any, torch._C).DisableTorchFunction(), torch.no_grad():
+        yield
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a DTensor lies on its mesh, seen from this rank.
+
+    ``indices``: by dimension that is sharded, which indices of it this rank has, in order. ``partial``: "" or how ranks
+    are to be put together ("sum", "avg", "max", "min", "norm 2.0"), by each dimension of the mesh that is partial.
+    ``parts``: how many ranks have a part of each value. ``replica``: where the rank is on dimensions that repeat.
+    """
+
+    shape: tuple[int, ...]
+    indices: dict[int, Tensor]
+    partial: tuple[str, ...] = ()
+    parts: int = 1
+    replica: tuple[int, ...] = ()
+
+
+def layout_key(tensor: Any) -> tuple[object, ...]:
+    """What its layout depends on."""
+    mesh = tensor.device_mesh
+    return tuple(tensor.shape), tuple(mesh.shape), tuple(mesh.get_coordinate() or ()), tuple(tensor.placements)
+
+
+def layout_of(tensor: Any) -> Layout | None:
+    """That of a DTensor; None on a rank that is not on its mesh."""
+    from torch.distributed.tensor.placement_types import Shard, _StridedShard
+
+    mesh, shape = tensor.device_mesh, tuple(tensor.shape)
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    indices: dict[int, Tensor] = {}
+    partial: list[str] = []
+    replica: list[int] = []
+    parts = 1
+    for number, placement in enumerate(tensor.placements):
+        size, here = mesh.size(number), coordinate[number]
+        if isinstance(placement, Shard | _StridedShard):
+            before = indices.get(placement.dim)
+            before = torch.arange(shape[placement.dim], device="cpu") if before is None else before
+            indices[placement.dim] = before[_taken(placement, len(before), size, here)]
+        elif placement.is_partial():
+            norm = getattr(placement, "norm_type", None)
+            partial.append(str(placement.reduce_op) if norm is None else f"norm {float(norm)}")
+            parts *= size
+        else:
+            replica.append(here)
+    return Layout(shape, indices, tuple(partial), parts, tuple(replica))
+
+
+def _taken(placement: Any, length: int, size: int, here: int) -> Tensor:
+    """Which of ``length`` indices the part ``here`` of ``size`` has, in order."""
+    from torch.distributed.tensor.placement_types import _StridedShard, _StridedShardOffsetMode
+
+    if isinstance(placement, _StridedShard):
+        offsets = placement.local_shard_size_and_offset(length, size, here, _StridedShardOffsetMode.ALL)[1]
+        return torch.tensor(offsets, dtype=torch.int64, device="cpu")
+    most = -(-length // size)  # as torch.chunk
+    return torch.arange(min(length, most * here), min(length, most * (here + 1)), device="cpu")
+
+
+def waited(tensor: Tensor) -> Tensor:
+    """The tensor that an asynchronous functional collective returned, when it is there; any other as it is."""
+    wait = getattr(tensor, "trigger_wait", None) if type(tensor).__name__ == "AsyncCollectiveTensor" else None
+    return tensor if wait is None else cast(Tensor, wait())
+
+
+@dataclass(frozen=True)
+class FlatPart:
+    """What this rank's part of FSDP1's flat parameter has of one parameter of the model.
+
+    ``name``: below the module that FSDP wraps. ``offset``, ``count``: where in the rank's part; ``first``: from which
+    value of the parameter on, in the order of its memory. ``strides``: where that is not the order of its places.
+    ``local``: values of the rank's part, with padding. ``flat``: whether the optimizer has the flat parameter itself.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    count: int
+    first: int
+    strides: tuple[int, ...] | None
+    local: int
+    flat: bool
+    converted: bool
+    """By an extension, of a DTensor say: then it is a part of a part."""
+
+    def places(self) -> Tensor:
+        """Of its values, in the flattened parameter."""
+        there = torch.arange(self.first, self.first + self.count, device="cpu")
+        if self.strides is None:
+            return there
+        order = torch.arange(nn.Parameter(torch.empty(self.shape, device="meta")).numel(), device="cpu")
+        place_of = torch.empty_like(order)
+        place_of[order.as_strided(self.shape, self.strides).flatten()] = order
+        return place_of[there]
+
+
+def flat_parameter_of(module: nn.Module) -> Any:
+    """The flat parameter that FSDP1 made of parameters in ``module``, which it wraps; None where it made none."""
+    handle = getattr(module, "_handle", None) if "_fsdp_wrapped_module" in module._modules else None
+    return None if handle is None else handle.flat_param
+
+
+def is_flat(parameter: Tensor) -> bool:
+    """Whether it is FSDP1's flat parameter."""
+    return bool(getattr(parameter, "_is_flat_param", False)) and hasattr(parameter, "_fqns")
+
+
+def originals_of(flat: Any) -> Sequence[Tensor]:
+    """The parameters of the model that the optimizer has in place of the flat one; () where it has the flat one."""
+    return flat._params or ()
+
+
+def parts_of(flat: Any) -> Iterator[FlatPart]:
+    """Of each parameter of the model, in their order."""
+    contiguous, extensions = flat._contiguities, flat._param_extensions
+    for number, (name, shape, there) in enumerate(zip(flat._fqns, flat._shapes, flat._shard_param_infos, strict=True)):
+        yield FlatPart(
+            name=name,
+            shape=tuple(shape),
+            offset=there.offset_in_shard or 0,
+            count=there.numel_in_shard or 0,
+            first=there.intra_param_start_idx or 0,
+            strides=None if contiguous[number] else tuple(flat._strides[number]),
+            local=flat._sharded_size.numel(),
+            flat=flat._params is None,
+            converted=extensions[number] is not None,
+        )
+
+
+@dataclass(frozen=True)
+class LocalShard:
+    """One of a rank's blocks of a ShardedTensor."""
+
+    shape: tuple[int, ...]
+    values: Tensor
+    offsets: tuple[int, ...]
+
+
+def blocks_of(tensor: object) -> Iterator[LocalShard] | None:
+    """A rank's blocks of a ShardedTensor; None where it is none."""
+    if type(tensor).__name__ != "ShardedTensor":
+        return None
+    sharded: Any = tensor
+    shape = tuple(sharded.size())
+    return (LocalShard(shape, shard.tensor, tuple(shard.metadata.shard_offsets)) for shard in sharded.local_shards())
