@@ -1,0 +1,106 @@
+"""An arithmetic, entered on the thread of a rank round its script."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fsdpcheck.comparison.precision import notes, randomness
+from fsdpcheck.comparison.precision.arithmetic import Arithmetic
+from fsdpcheck.comparison.precision.noise import Noise
+from fsdpcheck.comparison.precision.operators import Operator, operator
+from fsdpcheck.comparison.precision.raised import Raised
+from fsdpcheck.compat import tensors_private
+from fsdpcheck.compat.dispatch_private import undispatched
+
+
+@contextmanager
+def in_arithmetic(arithmetic: Arithmetic, counted: Counter[str], rank: int) -> Iterator[None]:
+    """While open, this thread computes in that arithmetic, without dropout; notes of it are counted there.
+
+    Guarantee: in the script's own arithmetic without noise, every bit is what it is without this, but for dropout.
+    ``counted``: a sentence with file:line each. Where the script fails and its error speaks of types, that is noted.
+    To be opened within ``entrances.installed()``.
+    """
+    raised = arithmetic.precision == "float64"
+    noise = None if arithmetic.noise is None else Noise(arithmetic.noise)
+    with notes.taken(counted, raised=raised):
+        try:
+            with ArithmeticMode(Raised() if raised else None, noise):
+                yield
+        except Exception as error:
+            if raised:
+                notes.note_refusal(error)
+            raise
+
+
+class ArithmeticMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Operators of one thread, raised, with noise, or looked at."""
+
+    def __init__(self, raised: Raised | None, noise: Noise | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._raised, self._noise = raised, noise
+        self._call = _call if noise is None else self._noisy
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        call = self._call
+        if types:
+            if any(tensors_private.unwraps_itself(kind) for kind in types):
+                return NotImplemented  # comes back as operations of what the tensors wrap
+            if any(tensors_private.is_fake(kind) for kind in types):
+                call = _call  # it has no values
+        known = operator(func)
+        if known.base in randomness.SEEN:
+            randomness.see(known, args, kwargs or {})
+        if self._raised is not None:
+            return self._raised.result(known, args, kwargs or {}, call)
+        return call(known, args, kwargs or {})
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled while a mode is entered (entrances.py); torch would look so at each operator. 2.13.0."""
+        return False
+
+    def _noisy(self, known: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        noise, rounding = self._noise, known.rounding
+        assert noise is not None
+        if rounding == "reduction":
+            with undispatched():
+                args = noise.inputs(known, args)
+        result = known.func(*args, **kwargs)
+        if rounding in ("rounding", "reduction") or (rounding != "communication" and _rounds(known, args, result)):
+            with undispatched():
+                noise.results(known, result)
+        return result
+
+
+def _call(known: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return known.func(*args, **kwargs)
+
+
+def _rounds(known: Operator, args: tuple[Any, ...], result: Any) -> bool:
+    """Whether this call rounds, of an operator that need not."""
+    if known.accumulates is not None:
+        return len(args) > known.accumulates and bool(args[known.accumulates])
+    if known.rounding != "cast":
+        return False
+    given = [value for value in _flat(args) if value.is_floating_point()]
+    made = [value for value in _flat((result,)) if value.is_floating_point()]
+    finest = min((torch.finfo(value.dtype).eps for value in given), default=1.0)
+    return any(torch.finfo(value.dtype).eps > finest for value in made)
+
+
+def _flat(values: Sequence[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _flat(value)
