@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.comparison.decision import Decision
-from fsdpcheck.comparison.facts import order
-from fsdpcheck.comparison.record import Key, Observation, Piece
+from fsdpcheck.comparison.record import Key, Observation, Piece, order
 
 
 @dataclass(frozen=True)

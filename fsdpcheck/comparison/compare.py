@@ -10,10 +10,10 @@ from fsdpcheck.comparison import causes, facts
 from fsdpcheck.comparison.command_line import CommandLine
 from fsdpcheck.comparison.decision import Decision, Noise, Values, decided, noise_of
 from fsdpcheck.comparison.distances import between
-from fsdpcheck.comparison.facts import Fact, order
+from fsdpcheck.comparison.facts import Fact
 from fsdpcheck.comparison.observation.whole import Assembled, assembled
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
-from fsdpcheck.comparison.record import Key, Observation
+from fsdpcheck.comparison.record import Key, Observation, order
 from fsdpcheck.comparison.rounding_bound import FALSE_ALARM
 from fsdpcheck.comparison.runs import Run, each_observed
 from fsdpcheck.errors import UsageError, explain
@@ -132,9 +132,12 @@ def compare(
         line.at(size)
     runs, base = _Runs(line, options, jobs, told), ranks[0]
     clean, other = Run(base), Run(base, entropy=_OTHER)
-    runs.get([clean, other, *(_raised(size) for size in ranks), *(Run(size) for size in ranks[1:])])
+    runs.get([clean])
     comparison = Comparison(line, base, (), false_alarm=false_alarm, steps=sum(_steps(runs.done[clean])))
-    why, failure = _nothing_to_compare(runs, clean, other)
+    why, failure = _fails(runs, clean)
+    if not why:
+        runs.get([other, *(_raised(size) for size in ranks), *(Run(size) for size in ranks[1:])])
+        why = _moves(runs, clean, other)
     if why:
         return replace(comparison, why=why, failure=failure, runs=len(runs.done), notes=_notes(runs))
     worlds = tuple(_world(runs, base, size, false_alarm / (len(ranks) - 1)) for size in ranks[1:])
@@ -160,18 +163,25 @@ def _steps(observation: Observation) -> Sequence[int]:
     return next((record.steps for record in observation.ranks if record.steps), ())
 
 
-def _nothing_to_compare(runs: _Runs, clean: Run, other: Run) -> tuple[str, Failure | None]:
-    """Why the base is nothing to compare with, if it is not."""
+def _fails(runs: _Runs, clean: Run) -> tuple[str, Failure | None]:
+    """Why the base is nothing to compare with, if it fails or makes no step."""
     failure = runs.done[clean].failure
     if failure is not None:
-        return f"the script fails on {clean}", failure
-    if not any(_steps(runs.done[clean])):
-        return f"no optimizer made a step on {clean}", None
+        return f"the script fails on {_ranks(clean)}", failure
+    return ("", None) if any(_steps(runs.done[clean])) else (f"no optimizer made a step on {_ranks(clean)}", None)
+
+
+def _moves(runs: _Runs, clean: Run, other: Run) -> str:
+    """The same if two runs of the base differ."""
     moved = [key for key, distance in between(runs.values(clean), runs.values(other)).items() if distance.apart]
-    if moved:
-        first = min(moved, key=order)
-        return f"the script is not deterministic: twice on {clean}, {first} is not the same", None
-    return "", None
+    if not moved:
+        return ""
+    first = min(moved, key=order)
+    return f"the script is not deterministic: run twice on {_ranks(clean)}, {first} is not the same"
+
+
+def _ranks(run: Run) -> str:
+    return "one rank" if run.world_size == 1 else f"{run.world_size} ranks"
 
 
 def _world(runs: _Runs, base: int, size: int, false_alarm: float) -> World:
@@ -221,7 +231,7 @@ def _by_numbers(runs: _Runs, base: int, size: int, false_alarm: float) -> World:
         resolution=max((decision.resolution for decision in agreeing if decision.apart), default=0.0),
     )
     if not wrong:
-        return replace(world, precision=_precision_only(runs, base, size, false_alarm))
+        return replace(world, precision=_precision_only(runs, base, size, false_alarm, found))
     step = {decision.key: decision for decision in found if decision.key.step == wrong[0].key.step}
     evidence = causes.Evidence(runs.values(one), runs.values(this), runs.done[this], step)
     told = tuple(causes.causes(wrong[0], evidence))
@@ -245,10 +255,17 @@ def _noise(runs: _Runs, one: Run, this: Run, many: int) -> Noise:
     return noise_of(*((runs.values(run), [runs.values(each) for each in those]) for run, those in noisy.items()))
 
 
-def _precision_only(runs: _Runs, base: int, size: int, false_alarm: float) -> Decision | None:
-    """The first observable that differs in the script's own precision by more than its noise there."""
+def _precision_only(
+    runs: _Runs, base: int, size: int, false_alarm: float, raised: Sequence[Decision]
+) -> Decision | None:
+    """The first observable that differs in the script's own precision by more than its noise there.
+
+    To first order noise grows as eps does: what lies within that multiple of the threshold in float64 needs no runs.
+    """
     one, this = Run(base), Run(size)
-    if all(distance.apart == 0 for distance in between(runs.values(one), runs.values(this)).values()):
+    distances = between(runs.values(one), runs.values(this))
+    within = {decision.key: decision.threshold * _EPS["own"] / _EPS["float64"] for decision in raised}
+    if all(distance.apart <= within.get(key, 0.0) for key, distance in distances.items() if is_judged(key)):
         return None
     noise = _noise(runs, one, this, NOISY)
     found = decided(runs.values(one), runs.values(this), noise, _EPS["own"], false_alarm, is_judged)

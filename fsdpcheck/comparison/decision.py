@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.comparison.distances import Distance, between
-from fsdpcheck.comparison.facts import order
-from fsdpcheck.comparison.record import Key
+from fsdpcheck.comparison.record import Key, order
 from fsdpcheck.comparison.rounding_bound import factor
 
 COARSEST: Final = torch.finfo(torch.float32).eps

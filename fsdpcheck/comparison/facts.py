@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from fsdpcheck.comparison.observation.whole import Assembled
-from fsdpcheck.comparison.record import Key, MicroBatch, Observation, RankRecord
+from fsdpcheck.comparison.record import Key, MicroBatch, Observation, RankRecord, order
 
 _SHOWN: Final = 4
 
@@ -34,7 +34,7 @@ def first(facts: Iterable[Fact]) -> Fact | None:
     return min(facts, key=lambda fact: (fact.step, _CAUSES.index(fact.kind)), default=None)
 
 
-_CAUSES: Final = ("data", "labels", "pairs", "option", "replicas", "parts", "steps")
+_CAUSES: Final = ("steps", "data", "labels", "pairs", "option", "replicas", "parts")
 
 
 def differing(base: Observation, base_whole: Assembled, run: Observation, whole: Assembled) -> list[Fact]:
@@ -130,9 +130,8 @@ def _of_data(what: str, step: int, base: Observation, run: Observation, rows: _R
     if missing:
         lines.append(f"{len(missing)} of {_ranks(base)} are left out")
     if not foreign and not missing:
-        often = {row: got[row] / wanted[row] for row in wanted}
-        most = max(often, key=lambda row: often[row])
-        lines.append(f"some come {got[most]} times where others come {min(got.values())} times")
+        most = max(wanted, key=lambda row: got[row] / wanted[row])
+        lines.append(f"some come {got[most]} times, where one rank has them {wanted[most]} times")
     return "; ".join(lines)
 
 
@@ -168,20 +167,11 @@ def _options(base_whole: Assembled, run: Observation, whole: Assembled) -> Itera
 
 
 def _replicas(run: Observation, whole: Assembled) -> Iterator[Fact]:
-    for key in sorted(whole.replicas, key=order):
+    for key in sorted((key for key in whole.replicas if not key.kind.startswith("option ")), key=order):
         found = whole.replicas[key]
         text = f"ranks {found.one} and {found.other} hold replicas of {key} that differ by {found.greatest:.3g}"
         yield Fact(key.step, "replicas", text, key)
         return
-
-
-ORDER: Final = ("checkpoint loaded", "initial parameter", "loss", "gradient", "norm", "option", "parameter", "state")
-
-
-def order(key: Key) -> tuple[int, int, str, str]:
-    """The order in which a script makes its observables."""
-    kind = next((number for number, name in enumerate(ORDER) if key.kind.startswith(name)), len(ORDER))
-    return key.step, kind, key.kind, key.name
 
 
 def _plain(values: list[float]) -> str:

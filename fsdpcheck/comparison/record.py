@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-import torch
 from torch import Tensor
 
 from fsdpcheck.execution import Failure
 from fsdpcheck.execution.trace import Trace
 
 KINDS: Final = {
-    "loss": "what backward was called on",
     "initial parameter": "a parameter just before the first step of its optimizer",
+    "loss": "what backward was called on",
     "gradient": "a parameter's gradient as its optimizer's step begins",
     "norm": "what a function that clips gradients returned",
+    "option": "a number in the optimizer's group of a parameter as the step begins; 'option lr' names it",
     "parameter": "a parameter as its optimizer's step ends",
     "state": "a tensor of the optimizer's state of a parameter as the step ends; 'state exp_avg' names it",
-    "option": "a number in the optimizer's group of a parameter as the step begins; 'option lr' names it",
     "checkpoint": "a tensor of a file that the script saved",
 }
 """Kind of observable -> what it is. In the order in which a step makes them."""
@@ -41,6 +39,12 @@ class Key(NamedTuple):
         return f"{self.kind}{' of ' + self.name if self.name else ''} at step {self.step}"
 
 
+def order(key: Key) -> tuple[int, int, str, str]:
+    """The order in which a script makes its observables, for ``sorted``."""
+    kind = next(number for number, name in enumerate(KINDS) if key.kind.startswith(name))
+    return key.step, kind, key.kind, key.name
+
+
 @dataclass(frozen=True)
 class Piece:
     """One rank's part of a tensor.
@@ -58,16 +62,6 @@ class Piece:
     partial: str = ""
     parts: int = 1
     replica: tuple[int, ...] = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """As arrays of numpy, which are pickled ten times as fast as tensors."""
-        places = None if self.places is None else self.places.numpy()
-        return _piece, (self.shape, self.values.numpy(), places, self.partial, self.parts, self.replica)
-
-
-def _piece(shape: tuple[int, ...], values: Any, places: Any, *more: Any) -> Piece:
-    """A piece that was pickled; a place that several pieces share is shared again."""
-    return Piece(shape, torch.from_numpy(values), None if places is None else torch.from_numpy(places), *more)
 
 
 @dataclass(frozen=True)
@@ -94,7 +88,7 @@ class RankRecord:
     steps: list[int] = field(default_factory=list)
     batches: dict[int, list[MicroBatch]] = field(default_factory=dict)
     calls: dict[Key, int] = field(default_factory=dict)
-    notes: Counter[str] = field(default_factory=Counter)
+    notes: dict[str, int] = field(default_factory=dict)
     lines: dict[Key, str] = field(default_factory=dict)
     """By key, the line of the script at which it was seen, as "file.py:12"."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import selectors
 import shutil
@@ -9,25 +11,27 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Final, NoReturn
 
 from fsdpcheck.comparison.observation.observer import Observer
+from fsdpcheck.comparison.observation.script import ObservedScript
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
-from fsdpcheck.comparison.precision.modes import in_arithmetic, installed
-from fsdpcheck.comparison.record import Observation
+from fsdpcheck.comparison.precision.entering import in_arithmetic
+from fsdpcheck.comparison.precision.entrances import installed
+from fsdpcheck.comparison.record import Observation, RankRecord
 from fsdpcheck.compat import multiprocessing_private
 from fsdpcheck.errors import HOLDS, INTERNAL, FsdpcheckError, UsageError
 from fsdpcheck.execution import Failure
 from fsdpcheck.processes import messages
 from fsdpcheck.simulation.globals import system
 from fsdpcheck.simulation.here import require_rank
-from fsdpcheck.simulation.programs.script import Script
+from fsdpcheck.simulation.programs.script import Runnable, Script
 from fsdpcheck.simulation.simulate import Options, simulate_script
 
 _ANSWER: Final = "answer"
@@ -49,12 +53,12 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Observed:
-    """A script whose ranks are observed, in one arithmetic: what ``simulate_script`` takes for a Script."""
+class _InArithmetic:
+    """A script whose ranks compute in one arithmetic. ``notes``: by rank, what that has to report."""
 
-    script: Script
-    observer: Observer
+    script: Runnable
     arithmetic: Arithmetic
+    notes: dict[int, Counter[str]] = field(default_factory=dict)
 
     def main(self, rank: int) -> ModuleType:
         """The module that a rank runs it in."""
@@ -63,19 +67,19 @@ class Observed:
     def run(self) -> None:
         """Run it on the rank that this is."""
         rank = require_rank()
-        notes = self.observer.records[rank].notes
-        with in_arithmetic(self.arithmetic, notes, rank), self.observer.on_rank(rank):
+        with in_arithmetic(self.arithmetic, self.notes.setdefault(rank, Counter()), rank):
             self.script.run()
 
 
 def observed(script: Script, run: Run, options: Options) -> Observation:
     """One run of the script, in this process, which it changes: see ``each_observed``."""
     system.first += run.entropy
-    observer = Observer(run.world_size)
-    shown = Observed(script, observer, run.arithmetic)
+    observer, computing = Observer(), _InArithmetic(script, run.arithmetic)
     with observer.installed(), installed():
-        done = simulate_script(shown, run.world_size, options)
-    ranks = tuple(observer.records[rank] for rank in range(run.world_size))
+        done = simulate_script(ObservedScript(computing, observer), run.world_size, options)
+    ranks = tuple(observer.records.get(rank, RankRecord()) for rank in range(run.world_size))
+    for rank, notes in computing.notes.items():
+        ranks[rank].notes.update(notes)
     return Observation(run.world_size, ranks, done.traces, done.failure, done.printed)
 
 
@@ -121,9 +125,11 @@ def _one_that_ends(running: Collection[int]) -> tuple[int, int]:
 def _started(script: Callable[[int], Script], run: Run, options: Options, place: Path) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
+    gc.freeze()  # the collector of the child would write to each page that is shared
     pid = os.fork()
     if pid == 0:
         _work(lambda: observed(script(run.world_size), run, options), place)
+    gc.unfreeze()
     return pid
 
 
@@ -133,12 +139,13 @@ def _work(work: Callable[[], Observation], place: Path) -> NoReturn:
     try:
         multiprocessing_private.forget_what_the_parent_has()
         answer = place / _ANSWER
+        before = set(sys.modules)
         with in_linked_folder(place / "folder"):
             try:
                 found: object = work()
             except UsageError as error:
                 found = str(error)
-        answer.write_bytes(messages.dumps(found))
+        answer.write_bytes(messages.dumps((found, _of_torch(set(sys.modules) - before))))
         multiprocessing_private.end_servers()
         code = HOLDS
     except BaseException:
@@ -156,11 +163,19 @@ def _ended(run: Run, place: Path, status: int) -> Observation:
     if not (place / _ANSWER).exists():
         text = (place / _TRACEBACK).read_text() if (place / _TRACEBACK).exists() else f"it ended by code {status >> 8}"
         raise FsdpcheckError(f"the process of a run ended without an answer\n  where   {run}\n{text}")
-    found = messages.loads((place / _ANSWER).read_bytes())
+    found, imported = messages.loads((place / _ANSWER).read_bytes())
+    for name in imported:  # so that the next fork has it already
+        with suppress(Exception):
+            importlib.import_module(name)
     if isinstance(found, str):
         raise UsageError(found)
     assert isinstance(found, Observation)
     return found
+
+
+def _of_torch(modules: Iterable[str]) -> list[str]:
+    """Those of them that are torch's, which imports much of itself only when it is used."""
+    return sorted(name for name in modules if name.partition(".")[0] == "torch")
 
 
 @contextmanager

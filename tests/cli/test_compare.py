@@ -56,7 +56,7 @@ def test_ranks_that_do_what_one_does_agree_at_a_resolution_that_is_printed(tmp_p
     ]
     data = json.loads((tmp_path / "out.json").read_text())
     assert (data["says"], data["exit_code"], data["steps"]) == ("agrees", 0, 3)
-    assert all(0 < world["resolution"] < 2.0**-23 and world["observables"] == 84 for world in data["worlds"])
+    assert all(0 < world["resolution"] < 2.0**-23 and world["observables"] == 64 for world in data["worlds"])
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_mistake_about_ranks_is_found_and_named(tmp_path: Path, change: tuple[
     ("changes", "said"),
     [
         ([("# HERE", "raise ValueError('no')")], "nothing compared: the script fails on one rank"),
-        ([("manual_seed(0)", "seed()")], "nothing compared: the script is not deterministic: twice on one rank"),
+        ([("manual_seed(0)", "seed()")], "nothing compared: the script is not deterministic: run twice on one rank"),
         ([("optimizer.step()", "pass")], "nothing compared: no optimizer made a step on one rank"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_script_that_hangs_on_more_ranks_is_a_finding_with_the_report_of_the_h
     code, out, _ = run(folder, "compare", _LINE, "--ranks", "1,2")
     assert code == 1
     assert "2 ranks fail where one rank comes to the end" in out
-    assert "rank 1" in out and "train.py" in out
+    assert "train.py" in out
 
 
 @pytest.mark.parametrize(

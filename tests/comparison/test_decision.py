@@ -43,7 +43,8 @@ def test_a_result_is_rounded_once_though_no_noisy_run_moves_it() -> None:
 
 def test_noise_that_hides_what_a_float32_would_show_leaves_it_undecided() -> None:
     found = _decide({W: [1.0]}, {W: [1.0 + 1e-9]}, Noise({W: COARSEST}, 8))
-    assert found[0].says == "undecidable" and found[0].resolution > COARSEST
+    assert found[0].says == "undecidable"
+    assert found[0].resolution > COARSEST
 
 
 def test_a_gradient_that_is_zero_but_for_rounding_agrees_beside_one_that_is_not() -> None:

@@ -99,7 +99,7 @@ class RankLog:
         """All of it by names."""
         self.names.look()
         names, prefixes = self.names.names(), self.names.roots()
-        found = RankRecord(steps=list(self.steps), notes=Counter(self.notes))
+        found = RankRecord(steps=list(self.steps), notes=dict(self.notes))
         for slot, (piece, moment) in self._kept.items():
             name = slot.about if isinstance(slot.about, str) else names.get(slot.about, "?")
             key = Key(slot.step, slot.kind, name)
