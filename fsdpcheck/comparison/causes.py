@@ -136,18 +136,13 @@ def _part_of_norm(first: Decision, evidence: Evidence) -> Iterator[str]:
 
 def _before(first: Decision, evidence: Evidence) -> Iterator[str]:
     """Which kinds of observables of that step were still right."""
-    right = {
-        key.kind.partition(" ")[0]
-        for key, decision in evidence.decisions.items()
-        if key.step == first.key.step and decision.says == "agrees" and order(key)[:2] < order(first.key)[:2]
-    }
-    wrong = {
-        key.kind.partition(" ")[0]
-        for key, decision in evidence.decisions.items()
-        if key.step == first.key.step and decision.says == "differs" and order(key)[:2] < order(first.key)[:2]
-    }
-    if kinds := sorted(right - wrong):
-        yield f"before it in this step agree: {', '.join(kinds)}"
+    says: dict[str, set[str]] = {}
+    for key, decision in evidence.decisions.items():
+        if order(key)[:2] < order(first.key)[:2]:
+            says.setdefault(key.kind, set()).add(decision.says)
+    right = [kind for kind, those in says.items() if those == {"agrees"}]
+    if right:
+        yield f"what comes before it in this step agrees: {', '.join(f'{kind}s' for kind in right)}"
 
 
 def _within(one: Tensor, other: Tensor, threshold: float) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from fsdpcheck.comparison import causes, facts
+from fsdpcheck.comparison import causes, facts, losses
 from fsdpcheck.comparison.command_line import CommandLine
 from fsdpcheck.comparison.decision import Decision, Noise, Values, decided, noise_of
 from fsdpcheck.comparison.distances import between
@@ -50,6 +50,10 @@ class World:
     observables: int = 0
     equal: int = 0
     differing: int = 0
+    alike: tuple[str, ...] = ()
+    """Names of those that differ as ``first`` does: of its kind, at its step."""
+    of_alike: int = 0
+    """How many there are of its kind at its step."""
     resolution: float = 0.0
     line: str = ""
     call: str = ""
@@ -90,6 +94,9 @@ class _Runs:
     told: Told
     done: dict[Run, Observation] = field(default_factory=dict)
     wholes: dict[Run, Assembled] = field(default_factory=dict)
+    all: dict[Run, Values] = field(default_factory=dict)
+    confirmed: bool = False
+    """Whether a world that seemed to differ was run with more noise."""
 
     def get(self, wanted: Iterable[Run]) -> None:
         """Do those of the runs that are not done."""
@@ -108,7 +115,11 @@ class _Runs:
         return self.wholes[run]
 
     def values(self, run: Run) -> Values:
-        return self.whole(run).values
+        """All observables of a run, losses put together among them."""
+        if run not in self.all:
+            whole = self.whole(run)
+            self.all[run] = {**whole.values, **losses.together(whole)}
+        return self.all[run]
 
 
 def compare(
@@ -216,7 +227,8 @@ def _by_numbers(runs: _Runs, base: int, size: int, false_alarm: float) -> World:
         found = _decisions(runs, base, size, 0, false_alarm)
     else:
         found = _decisions(runs, base, size, NOISY, false_alarm)
-        if any(decision.says == "differs" for decision in found):
+        if any(decision.says == "differs" for decision in found) and not runs.confirmed:
+            runs.confirmed = True
             found = _decisions(runs, base, size, NOISY + CONFIRMING, false_alarm)
     wrong = [decision for decision in found if decision.says == "differs"]
     undecidable = tuple(decision for decision in found if decision.says == "undecidable")
@@ -234,8 +246,33 @@ def _by_numbers(runs: _Runs, base: int, size: int, false_alarm: float) -> World:
         return replace(world, precision=_precision_only(runs, base, size, false_alarm, found))
     step = {decision.key: decision for decision in found if decision.key.step == wrong[0].key.step}
     evidence = causes.Evidence(runs.values(one), runs.values(this), runs.done[this], step)
-    told = tuple(causes.causes(wrong[0], evidence))
-    return replace(world, first=wrong[0], causes=told, **_place(wrong[0].key, runs.done[this]))
+    told = [*causes.causes(wrong[0], evidence), *_losses(runs, base, size, wrong[0].key.step, false_alarm)]
+    alike = [decision for decision in step.values() if decision.key.kind == wrong[0].key.kind]
+    names = tuple(decision.key.name for decision in alike if decision.says == "differs")
+    return replace(
+        world,
+        first=wrong[0],
+        alike=names,
+        of_alike=len(alike),
+        causes=tuple(told),
+        **_place(wrong[0].key, runs.done[this]),
+    )
+
+
+def _losses(runs: _Runs, base: int, size: int, step: int, false_alarm: float) -> Iterable[str]:
+    """What the losses of a step say, as finely as noise lets them be told apart."""
+    one, this = _raised(base), _raised(size)
+    noise = _noise(runs, one, this, NOISY)
+    found = decided(
+        runs.values(one),
+        runs.values(this),
+        noise,
+        _EPS["float64"],
+        false_alarm,
+        lambda key: key.kind.startswith("loss "),
+    )
+    agree = {decision.key for decision in found if decision.says != "differs"}
+    return losses.told(step, runs.whole(one), runs.whole(this), agree.__contains__)
 
 
 def _decisions(runs: _Runs, base: int, size: int, many: int, false_alarm: float) -> list[Decision]:
@@ -274,7 +311,7 @@ def _precision_only(
 
 def is_judged(key: Key) -> bool:
     """Whether an observable is decided by its numbers. Options are exact; losses are each rank's own."""
-    return key.kind != "loss" and not key.kind.startswith("option ")
+    return not key.kind.startswith(("loss", "option "))
 
 
 def _place(key: Key | None, run: Observation) -> dict[str, str]:

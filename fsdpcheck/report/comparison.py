@@ -17,6 +17,7 @@ from fsdpcheck.report.simulation import failed
 SCHEMA: Final = 1
 """Version of the document; it grows with every change that a reader could notice."""
 _NOTES: Final = 8
+_NAMES: Final = 6
 
 
 def exit_code(found: Comparison) -> int:
@@ -68,7 +69,10 @@ def _world(world: World, found: Comparison, paint: Paint) -> Iterator[str]:
 
 def _first(first: Decision, world: World) -> Iterator[str]:
     yield f"  first   {first.key}: {_apart(first)}"
-    yield f"  then    {world.differing} of {world.observables} observables differ, {world.equal} have equal bits"
+    if world.of_alike > 1:
+        names = ", ".join(world.alike[:_NAMES]) + (", ..." if len(world.alike) > _NAMES else "")
+        yield f"  alike   {len(world.alike)} of {world.of_alike} {first.key.kind}s of this step differ: {names}"
+    yield f"  in all  {world.differing} of {world.observables} observables differ, {world.equal} have equal bits"
 
 
 def _apart(decision: Decision) -> str:
@@ -135,8 +139,8 @@ def document(found: Comparison) -> dict[str, Any]:
     """The same as JSON data.
 
     {schema, fsdpcheck, command, base, says, why, exit_code, steps, runs, false_alarm, failure, worlds, notes}. A world
-    is {ranks, says, failure, fact, first, precision, causes, undecidable, observables, equal, differing, resolution,
-    line, call}; a fact {step, kind, text}; a decision {observable, step, kind, name, apart, threshold, size}.
+    is {ranks, says, failure, fact, first, precision, causes, undecidable, observables, equal, differing, alike,
+    of_alike, resolution, line, call}; a fact {step, kind, text}; a decision {observable, step, kind, name, apart, threshold, size}.
     """
     return {
         "schema": SCHEMA,
@@ -169,6 +173,8 @@ def _world_data(world: World) -> dict[str, Any]:
         "observables": world.observables,
         "equal": world.equal,
         "differing": world.differing,
+        "alike": list(world.alike),
+        "of_alike": world.of_alike,
         "resolution": world.resolution,
         "line": world.line,
         "call": world.call,
