@@ -6,18 +6,22 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.report import colour
+
+if TYPE_CHECKING:
+    from fsdpcheck.comparison.compare import Comparison
 
 _EPILOG = """examples:
   fsdpcheck compare 'train.py --batch-size {16//W} --steps 5' --ranks 1,2,4
   fsdpcheck compare '-m my_package.train --micro-batch {8//W} --layers {layers:4}'
   fsdpcheck compare 'pipeline.py' --ranks 2,4          against 2 ranks, where one cannot run it
-Braces hold arithmetic over W, the number of ranks: together the ranks must do what one does.
+Braces hold arithmetic over W, the number of ranks: together the ranks must do what one does. A number with a name,
+{layers:4}, may be made smaller: where ranks differ, the smallest that still differs alike is looked for.
 
 exit codes:
   0 all agree   1 they differ, or fail on more ranks   2 usage   3 internal error
@@ -86,6 +90,7 @@ def _compare(options: argparse.Namespace) -> int:
     from fsdpcheck.comparison.command_line import read
     from fsdpcheck.comparison.compare import compare
     from fsdpcheck.comparison.rounding_bound import FALSE_ALARM
+    from fsdpcheck.comparison.smaller import smaller
     from fsdpcheck.report import comparison as report
     from fsdpcheck.simulation.simulate import Options
 
@@ -95,10 +100,19 @@ def _compare(options: argparse.Namespace) -> int:
     )
     jobs = options.jobs or _usable_cores()
     alarm = options.false_alarm or FALSE_ALARM
-    found = compare(read(options.line), options.ranks, wanted, jobs=jobs, false_alarm=alarm, told=_progress())
-    print(report.ending(found, colour.painter(sys.stdout)), flush=True)
+    line, paint, told = read(options.line), colour.painter(sys.stdout), _progress()
+    found = compare(line, options.ranks, wanted, jobs=jobs, false_alarm=alarm, told=told)
+    print(report.ending(found, paint), flush=True)
+
+    def again(ranks: int, marked: Mapping[str, int]) -> Comparison:
+        fewer = read(line.with_numbers(marked))
+        return compare(fewer, (found.base, ranks), wanted, jobs=jobs, false_alarm=alarm, told=told)
+
+    less = smaller(found, again)
+    if less is not None:
+        print(report.smaller(found, less, paint), flush=True)
     if options.json is not None:
-        options.json.write_text(json.dumps(report.document(found), indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(report.document(found, less), indent=1) + "\n", encoding="utf-8")
     return report.exit_code(found)
 
 

@@ -53,6 +53,15 @@ class CommandLine:
         values = {**self.marked, **(marked or {})}
         return tuple(_BRACES.sub(lambda match: _put(match, world_size, values, self.text), word) for word in self.words)
 
+    def with_numbers(self, marked: Mapping[str, int]) -> str:
+        """The command line as text, with other numbers where the user has marked some."""
+        return _BRACES.sub(lambda match: _renumbered(match, marked), self.text)
+
+
+def _renumbered(match: re.Match[str], marked: Mapping[str, int]) -> str:
+    name = _MARKED.fullmatch(match[1]) if match[1] is not None else None
+    return f"{{{name[1]}:{marked[name[1]]}}}" if name else match[0]
+
 
 def read(text: str) -> CommandLine:
     """Raises UsageError for a line that cannot be split, names no script, or has braces that are no arithmetic."""

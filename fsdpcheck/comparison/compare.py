@@ -85,13 +85,13 @@ class Comparison:
 
 
 @dataclass
-class _Runs:
-    """Runs of one script as they are wanted, each once."""
+class Runs:
+    """Runs of one script as they are wanted, each once. ``jobs`` at a time; ``told`` hears of each that ends."""
 
     line: CommandLine
     options: Options
-    jobs: int
-    told: Told
+    jobs: int = 1
+    told: Told = lambda ended, goal, what: None
     done: dict[Run, Observation] = field(default_factory=dict)
     wholes: dict[Run, Assembled] = field(default_factory=dict)
     all: dict[Run, Values] = field(default_factory=dict)
@@ -130,18 +130,19 @@ def compare(
     jobs: int = 1,
     false_alarm: float = FALSE_ALARM,
     told: Told = lambda ended, goal, what: None,
+    runs: Runs | None = None,
 ) -> Comparison:
     """Compare the script on each of ``ranks`` with itself on the first.
 
     Guarantee: an observable "agrees" where the two runs differ by no more than noise of rounding moves either, at a
     printed resolution no coarser than float32's; "differs" is said of an honest script with a probability of
     ``false_alarm`` at most, in the model of rounding_bound.py. Raises UsageError for ranks that are none, and for a
-    command line that is none at one of them.
+    command line that is none at one of them. ``runs``: where runs are kept, for a caller that looks at them.
     """
     _require(ranks)
     for size in ranks:
         line.at(size)
-    runs, base = _Runs(line, options, jobs, told), ranks[0]
+    runs, base = runs or Runs(line, options, jobs, told), ranks[0]
     clean, other = Run(base), Run(base, entropy=_OTHER)
     runs.get([clean])
     comparison = Comparison(line, base, (), false_alarm=false_alarm, steps=sum(_steps(runs.done[clean])))
@@ -174,7 +175,7 @@ def _steps(observation: Observation) -> Sequence[int]:
     return next((record.steps for record in observation.ranks if record.steps), ())
 
 
-def _fails(runs: _Runs, clean: Run) -> tuple[str, Failure | None]:
+def _fails(runs: Runs, clean: Run) -> tuple[str, Failure | None]:
     """Why the base is nothing to compare with, if it fails or makes no step."""
     failure = runs.done[clean].failure
     if failure is not None:
@@ -182,7 +183,7 @@ def _fails(runs: _Runs, clean: Run) -> tuple[str, Failure | None]:
     return ("", None) if any(_steps(runs.done[clean])) else (f"no optimizer made a step on {_ranks(clean)}", None)
 
 
-def _moves(runs: _Runs, clean: Run, other: Run) -> str:
+def _moves(runs: Runs, clean: Run, other: Run) -> str:
     """The same if two runs of the base differ."""
     moved = [key for key, distance in between(runs.values(clean), runs.values(other)).items() if distance.apart]
     if not moved:
@@ -195,7 +196,7 @@ def _ranks(run: Run) -> str:
     return "one rank" if run.world_size == 1 else f"{run.world_size} ranks"
 
 
-def _world(runs: _Runs, base: int, size: int, false_alarm: float) -> World:
+def _world(runs: Runs, base: int, size: int, false_alarm: float) -> World:
     own, raised = runs.done[Run(size)], runs.done[_raised(size)]
     if own.failure is not None:
         return World(size, "fails", own.failure)
@@ -211,7 +212,7 @@ def _world(runs: _Runs, base: int, size: int, false_alarm: float) -> World:
     return _by_numbers(runs, base, size, false_alarm)
 
 
-def _of_replicas(key: Key | None, runs: _Runs, one: Run, this: Run, false_alarm: float) -> Sequence[str]:
+def _of_replicas(key: Key | None, runs: Runs, one: Run, this: Run, false_alarm: float) -> Sequence[str]:
     """What replicas that differ are together, as finely as noise lets one say."""
     if key is None or this.arithmetic.precision == "own":
         return ()
@@ -221,7 +222,7 @@ def _of_replicas(key: Key | None, runs: _Runs, one: Run, this: Run, false_alarm:
     return causes.of_replicas(key, runs.values(one), runs.done[this], found[0].threshold) if found else ()
 
 
-def _by_numbers(runs: _Runs, base: int, size: int, false_alarm: float) -> World:
+def _by_numbers(runs: Runs, base: int, size: int, false_alarm: float) -> World:
     one, this = _raised(base), _raised(size)
     if all(distance.apart == 0 for distance in between(runs.values(one), runs.values(this)).values()):
         found = _decisions(runs, base, size, 0, false_alarm)
@@ -259,7 +260,7 @@ def _by_numbers(runs: _Runs, base: int, size: int, false_alarm: float) -> World:
     )
 
 
-def _losses(runs: _Runs, base: int, size: int, step: int, false_alarm: float) -> Iterable[str]:
+def _losses(runs: Runs, base: int, size: int, step: int, false_alarm: float) -> Iterable[str]:
     """What the losses of a step say, as finely as noise lets them be told apart."""
     one, this = _raised(base), _raised(size)
     noise = _noise(runs, one, this, NOISY)
@@ -275,13 +276,13 @@ def _losses(runs: _Runs, base: int, size: int, step: int, false_alarm: float) ->
     return losses.told(step, runs.whole(one), runs.whole(this), agree.__contains__)
 
 
-def _decisions(runs: _Runs, base: int, size: int, many: int, false_alarm: float) -> list[Decision]:
+def _decisions(runs: Runs, base: int, size: int, many: int, false_alarm: float) -> list[Decision]:
     one, this = _raised(base), _raised(size)
     noise = _noise(runs, one, this, many)
     return decided(runs.values(one), runs.values(this), noise, _EPS["float64"], false_alarm, is_judged)
 
 
-def _noise(runs: _Runs, one: Run, this: Run, many: int) -> Noise:
+def _noise(runs: Runs, one: Run, this: Run, many: int) -> Noise:
     if not many:
         return Noise({}, 1)
     noisy = {
@@ -293,7 +294,7 @@ def _noise(runs: _Runs, one: Run, this: Run, many: int) -> Noise:
 
 
 def _precision_only(
-    runs: _Runs, base: int, size: int, false_alarm: float, raised: Sequence[Decision]
+    runs: Runs, base: int, size: int, false_alarm: float, raised: Sequence[Decision]
 ) -> Decision | None:
     """The first observable that differs in the script's own precision by more than its noise there.
 
@@ -324,7 +325,7 @@ def _place(key: Key | None, run: Observation) -> dict[str, str]:
     return {}
 
 
-def _notes(runs: _Runs) -> tuple[tuple[str, int], ...]:
+def _notes(runs: Runs) -> tuple[tuple[str, int], ...]:
     """What the runs without noise tell, the most frequent first; how often in the one that has it most."""
     often: dict[str, int] = {}
     for run, observation in runs.done.items():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import linecache
+import shlex
 from collections.abc import Iterator
 from typing import Any, Final
 
 from fsdpcheck import __version__
 from fsdpcheck.comparison.compare import Comparison, World
 from fsdpcheck.comparison.decision import Decision
+from fsdpcheck.comparison.smaller import Smaller
 from fsdpcheck.errors import FINDING, HOLDS, NO_PROGRESS
 from fsdpcheck.execution import Failure
 from fsdpcheck.report.colour import Paint
@@ -127,6 +129,20 @@ def _notes(found: Comparison) -> Iterator[str]:
         yield f"  {found.runs} runs; {alarm}"
 
 
+def smaller(found: Comparison, less: Smaller, paint: Paint) -> str:
+    """The difference with the smallest numbers of those that the user has marked."""
+    command = (
+        f"fsdpcheck compare {shlex.quote(found.line.with_numbers(less.marked))} --ranks {found.base},{less.world.size}"
+    )
+    return "\n".join(
+        [paint(f"smaller: it differs alike with {_numbers(less)}, {less.tried} tried", "bold"), f"  {command}"]
+    )
+
+
+def _numbers(less: Smaller) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in less.marked.items())
+
+
 def _ranks(size: int) -> str:
     return "one rank" if size == 1 else f"{size} ranks"
 
@@ -135,12 +151,13 @@ def _do(size: int, verb: str) -> str:
     return f"{verb}s" if size == 1 else verb
 
 
-def document(found: Comparison) -> dict[str, Any]:
+def document(found: Comparison, less: Smaller | None = None) -> dict[str, Any]:
     """The same as JSON data.
 
-    {schema, fsdpcheck, command, base, says, why, exit_code, steps, runs, false_alarm, failure, worlds, notes}. A world
+    {schema, fsdpcheck, command, base, says, why, exit_code, steps, runs, false_alarm, failure, worlds, smaller, notes}. A world
     is {ranks, says, failure, fact, first, precision, causes, undecidable, observables, equal, differing, alike,
-    of_alike, resolution, line, call}; a fact {step, kind, text}; a decision {observable, step, kind, name, apart, threshold, size}.
+    of_alike, resolution, line, call}; a fact {step, kind, text}; a decision {observable, step,
+    kind, name, apart, threshold, size}.
     """
     return {
         "schema": SCHEMA,
@@ -155,6 +172,7 @@ def document(found: Comparison) -> dict[str, Any]:
         "false_alarm": found.false_alarm,
         "failure": _failure(found.failure),
         "worlds": [_world_data(world) for world in found.worlds],
+        "smaller": None if less is None else {"numbers": dict(less.marked), "world": _world_data(less.world)},
         "notes": [{"text": note, "times": many} for note, many in found.notes],
     }
 
@@ -179,6 +197,25 @@ def _world_data(world: World) -> dict[str, Any]:
         "line": world.line,
         "call": world.call,
     }
+
+
+def category(world: World) -> str:
+    """What differs in one word of a fixed list, for tables: a fact's kind, or the cause, or the kind of observable."""
+    if world.failure is not None:
+        return world.failure.kind
+    told = " ".join(world.causes)
+    if world.fact is not None:
+        reduced = world.fact.kind == "replicas" and "nothing reduces them" in told
+        return (
+            "not reduced"
+            if reduced
+            else {"replicas": "replicas differ", "pairs": "labels"}.get(world.fact.kind, world.fact.kind)
+        )
+    if world.first is None:
+        return ""
+    if "times that of one rank" in told:
+        return "factor"
+    return {"norm": "clip norm"}.get(world.first.key.kind, world.first.key.kind.partition(" ")[0])
 
 
 def _failure(failure: Failure | None) -> dict[str, str] | None:

@@ -126,3 +126,15 @@ def test_what_one_run_writes_is_not_what_the_next_run_reads(tmp_path: Path) -> N
     code, out, _ = run(_write(tmp_path, ("# HERE", save)), "compare", _LINE, "--ranks", "1,2")
     assert code == 0, out
     assert not (tmp_path / "now").exists()
+
+
+def test_numbers_with_a_name_are_made_smaller_while_it_differs_alike(tmp_path: Path) -> None:
+    folder = _write(tmp_path, ("# HERE", "if args.width > 2: [p.grad.mul_(world) for p in model.parameters()]"))
+    line = "train.py --batch-size {8//W} --width {width:8}"
+    code, out, _ = run(folder, "compare", line, "--ranks", "1,2", "--json", "out.json")
+    assert code == 1
+    assert out.splitlines()[-2:] == [
+        "smaller: it differs alike with width = 4, 3 tried",
+        "  fsdpcheck compare 'train.py --batch-size {8//W} --width {width:4}' --ranks 1,2",
+    ]
+    assert json.loads((tmp_path / "out.json").read_text())["smaller"]["numbers"] == {"width": 4}
