@@ -5,6 +5,7 @@ Nothing here communicates. Tried: 2.13.0 unless a line says otherwise.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +17,25 @@ from torch import Tensor, nn
 from fsdpcheck.compat.observers_private import unobserved
 
 
+class _Here(threading.local):
+    aside = False
+
+
+_here = _Here()
+
+
 @contextmanager
 def aside() -> Iterator[None]:
     """While open, this thread computes without gradients, and neither modes nor profilers of a program see it."""
-    with unobserved(), cast(Any, torch._C).DisableTorchFunction(), torch.no_grad():
+    if _here.aside:
         yield
+        return
+    _here.aside = True
+    try:
+        with unobserved(), cast(Any, torch._C).DisableTorchFunction(), torch.no_grad():
+            yield
+    finally:
+        _here.aside = False
 
 
 @dataclass(frozen=True)

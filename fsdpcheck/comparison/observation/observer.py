@@ -18,7 +18,7 @@ from fsdpcheck.comparison.observation.functions import Functions, scalars
 from fsdpcheck.comparison.observation.optimizer_steps import OptimizerSteps
 from fsdpcheck.comparison.observation.rank_log import RankLog
 from fsdpcheck.comparison.observation.unseen_updates import UnseenUpdates
-from fsdpcheck.comparison.record import RankRecord
+from fsdpcheck.comparison.record import RankRecord, share_pieces
 from fsdpcheck.compat import frames_private
 from fsdpcheck.compat.torch_private import is_in_backward
 from fsdpcheck.simulation.here import current_rank, here
@@ -62,7 +62,10 @@ class Observer:
             for handle in handles:
                 handle.remove()
             del self._ranks[rank]
-            self.records[rank] = observed.end()
+            self.records[rank] = record = observed.end()
+            for other in self.records.values():
+                if other is not record:
+                    share_pieces(record, other)
 
     def _here(self) -> _Rank | None:
         rank = self._rank()

@@ -29,6 +29,7 @@ class OptimizerSteps:
         self.covered: dict[int, Tensor] = {}
         """Parameters that an optimizer has, by identity."""
 
+    @layouts_private.aside()
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """A step begins. Given a closure, gives back one that is seen to end: only then there are gradients."""
         self._stepping.append(optimizer)
@@ -52,6 +53,7 @@ class OptimizerSteps:
         self._gradients(optimizer, moment)
         return None
 
+    @layouts_private.aside()
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """A step has ended."""
         if not self._stepping:
@@ -98,6 +100,7 @@ class OptimizerSteps:
         for subject in self._log.names.subjects(parameter):
             self._log.keep("initial parameter", self._log.steps[of], subject, parameter, moment, of)
 
+    @layouts_private.aside()
     def _gradients(self, optimizer: Optimizer, moment: Moment) -> None:
         of = self._optimizers[optimizer]
         for parameter in _parameters(optimizer):
@@ -148,12 +151,12 @@ def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 def _numbers(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers among the options of a group; those of a pair are "betas.0" and "betas.1"."""
+    """The numbers among the options of a group; those of a pair are "betas.0" and "betas.1". A flag is no number."""
     for name, value in group.items():
         several = value if isinstance(value, list | tuple) and name != "params" else (value,)
         for place, one in enumerate(several):
             one = _value(one) if isinstance(one, Tensor) and one.numel() == 1 and not one.is_meta else one
-            if isinstance(one, int | float):
+            if isinstance(one, int | float) and not isinstance(one, bool):
                 yield f"{name}.{place}" if len(several) > 1 else name, float(one)
 
 

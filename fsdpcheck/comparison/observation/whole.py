@@ -76,7 +76,7 @@ def _unlike(pieces: Mapping[int, Piece]) -> str:
 
 def _put_together(found: Assembled, key: Key, pieces: Mapping[int, Piece]) -> None:
     some = next(iter(pieces.values()))
-    parts = {rank: (_flat(piece), piece.places) for rank, piece in pieces.items()}
+    parts = {rank: (_flat(piece), piece.places) for rank, piece in _distinct(pieces).items()}
     if some.partial:
         replicas, gap = _reduced(pieces)
         if gap:
@@ -100,6 +100,17 @@ def _put_together(found: Assembled, key: Key, pieces: Mapping[int, Piece]) -> No
 _Part = tuple[Tensor, Tensor | None]
 
 
+def _distinct(pieces: Mapping[int, Piece]) -> dict[int, Piece]:
+    """Of pieces that ranks share only the first rank's."""
+    seen: set[int] = set()
+    found = {}
+    for rank, piece in pieces.items():
+        if id(piece) not in seen:
+            seen.add(id(piece))
+            found[rank] = piece
+    return found
+
+
 def _flat(piece: Piece) -> Tensor:
     return piece.values.to(torch.float64)
 
@@ -107,6 +118,8 @@ def _flat(piece: Piece) -> Tensor:
 def _filled(shape: tuple[int, ...], parts: Mapping[int, _Part]) -> tuple[Tensor, Tensor, Difference | None]:
     """The flattened whole, which places were given, and the two ranks that differ most in what both gave."""
     size = torch.Size(shape).numel()
+    if len(parts) == 1 and (only := next(iter(parts.values())))[1] is None:
+        return only[0], torch.ones(size, dtype=torch.bool), None
     whole, owner = torch.zeros(size, dtype=torch.float64), torch.full((size,), -1, dtype=torch.int64)
     worst: Difference | None = None
     for rank, (values, places) in parts.items():
