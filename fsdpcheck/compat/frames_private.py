@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, cast
 
 import torch
@@ -100,11 +100,15 @@ def is_a_program(filename: str) -> bool:
     return not is_plumbing(filename) or filename.startswith(_TORCH + "testing" + os.sep)
 
 
-def is_asked_by_a_program(frame: FrameType | None) -> bool:
-    """Whether the innermost caller that is neither the harness nor Python's own is a program, and not torch."""
+def is_asked_by_a_program(frame: FrameType | None, through: CodeType | None = None) -> bool:
+    """Whether the innermost caller that is neither the harness nor Python's own is a program, and not torch.
+
+    ``through``: the code of a function of torch whose caller counts instead."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_torch(file) or is_a_program(file):
+        if frame.f_code is through:
+            through = None
+        elif is_torch(file) or is_a_program(file):
             return not is_torch(file)
         frame = frame.f_back
     return False

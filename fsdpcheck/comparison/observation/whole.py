@@ -90,8 +90,7 @@ def _put_together(found: Assembled, key: Key, pieces: Mapping[int, Piece]) -> No
     if missing:
         place = _indices(int((~seen).nonzero()[0, 0]), some.shape)
         found.gaps[key] = (
-            f"{missing} of {len(seen)} values are on no rank, the first at {list(place)}; {ranks_text(list(pieces))} "
-            f"{'has' if len(pieces) == 1 else 'have'} the others"
+            f"{missing} of {len(seen)} values are on no rank, the first at {list(place)}; {_have(pieces)} the others"
         )
     else:
         found.values[key] = whole.reshape(some.shape)
@@ -165,11 +164,15 @@ def _reduced(pieces: Mapping[int, Piece]) -> tuple[dict[int, _Part], str]:
         given = counts > 0
         if bool((counts[given] != first.parts).any()):
             return {}, (
-                f"{ranks_text(list(group))} have parts to be put together by {first.partial}, "
+                f"{_have(group)} parts to be put together by {first.partial}, "
                 f"and {int(counts[given].min())} of {first.parts} parts of a value were seen"
             )
         found[min(group)] = _finished(first, total)[given], given.nonzero()[:, 0]
     return found, ""
+
+
+def _have(pieces: Mapping[int, Piece]) -> str:
+    return f"{ranks_text(pieces)} {'has' if len(pieces) == 1 else 'have'}"
 
 
 _NEUTRAL: Final = {"sum": 0.0, "avg": 0.0, "norm": 0.0, "max": float("-inf"), "min": float("inf")}

@@ -88,3 +88,10 @@ def same(one: Observed, other: Observed, kind: str, step: int = 0) -> list[str]:
     for name, value in mine.items():
         assert torch.equal(value, theirs[name]), f"{kind} of {name}: {value} and {theirs[name]}"
     return list(mine)
+
+
+def line_of(source: str, text: str) -> str:
+    """The first line of a script that contains ``text``, as observables have it."""
+    lines = (textwrap.dedent(NET) + textwrap.dedent(source)).splitlines()
+    first = len(textwrap.dedent(NET).splitlines())
+    return f"train.py:{next(number for number, line in enumerate(lines, 1) if number > first and text in line)}"

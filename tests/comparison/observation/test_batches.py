@@ -1,0 +1,149 @@
+"""The rows and labels that a script trains on are seen, whichever way they are given; what a model computes is not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from fsdpcheck.comparison.observation.batches import rows
+from tests.comparison.observation.observing import Observed, observe
+
+STEP = """
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    def step(loss):
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def _batches(observed: Observed, step: int = 0) -> list[dict[str, tuple[str, ...]]]:
+    return [dict(batch.rows) for record in observed.observation.ranks for batch in record.batches.get(step, [])]
+
+
+def _labels(observed: Observed, step: int = 0) -> list[tuple[str, ...]]:
+    return [batch.labels for record in observed.observation.ranks for batch in record.batches.get(step, [])]
+
+
+def test_equal_rows_have_equal_hashes_whatever_they_lie_in() -> None:
+    whole = torch.arange(24, dtype=torch.float32).reshape(4, 3, 2)
+    assert (
+        rows(whole)[1:3] == rows(whole[1:3].clone()) == rows(whole.permute(0, 2, 1).contiguous().permute(0, 2, 1)[1:3])
+    )
+    assert len(set(rows(whole))) == 4
+    assert rows(whole.to(torch.bfloat16)) == rows(whole)
+    assert rows(torch.tensor([3, 1])) == rows(torch.tensor([[3], [1]])) == ("3", "1")
+    assert rows(torch.tensor(2.5)) == ("2.5",)
+
+
+@pytest.mark.parametrize("how", ["x[here]", "x=x[here]"])
+def test_ranks_together_have_the_rows_of_one_rank_by_the_names_of_the_forward(tmp_path: Path, how: str) -> None:
+    source = f"""
+    model = Net() if W == 1 else nn.parallel.DistributedDataParallel(Net())
+    {STEP.strip()}
+    here = slice(rank * BATCH // W, (rank + 1) * BATCH // W)
+    step(nn.MSELoss()(model({how}), y[here]))
+    """
+    one, two = (observe(tmp_path, source, size) for size in (1, 2))
+    assert [list(batch) for batch in _batches(two)] == [["x"], ["x"]]
+    assert len(_batches(one)[0]["x"]) == 12
+    for seen in (lambda run: [batch["x"] for batch in _batches(run)], _labels):
+        assert Counter(row for rows in seen(two) for row in rows) == Counter(seen(one)[0])
+        assert len(seen(two)[0]) == 6
+
+
+def test_containers_are_looked_into(tmp_path: Path) -> None:
+    observed = observe(
+        tmp_path,
+        f"""
+    from typing import NamedTuple
+    class Pair(NamedTuple):
+        left: torch.Tensor
+        right: torch.Tensor
+    class Takes(Net):
+        def forward(self, batch, *more, scale, labels=None, **others):
+            return ((super().forward(batch["x"][0]) + more[0].left) * scale - labels).sum()
+    model = Takes()
+    {STEP.strip()}
+    step(model(dict(x=[x]), Pair(y, y + 1), scale=torch.tensor(2), labels=y, mask=y > 0, name="a"))
+    """,
+        1,
+    )
+    assert sorted(_batches(observed)[0]) == ["0.left", "0.right", "batch.x.0", "labels", "mask", "scale"]
+    assert _batches(observed)[0]["0.left"] == _batches(observed)[0]["labels"] != _batches(observed)[0]["0.right"]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "F.cross_entropy(model(x), y[:, 0].abs().long() % 2)",
+        "F.cross_entropy(input=model(x), target=y[:, 0].abs().long() % 2)",
+        "nn.CrossEntropyLoss()(model(x), y[:, 0].abs().long() % 2)",
+        "nn.NLLLoss()(model(x), y[:, 0].abs().long() % 2)",
+        "F.binary_cross_entropy_with_logits(model(x)[:, 0], (y[:, 0].abs().long() % 2).double())",
+        "F.huber_loss(model(x)[:, 0], (y[:, 0].abs().long() % 2).double())",
+    ],
+)
+def test_labels_are_those_of_any_loss_function(tmp_path: Path, loss: str) -> None:
+    observed = observe(tmp_path, f"model = Net()\n{STEP}\n    step({loss})".replace("\n    ", "\n"), 1)
+    expected = [value.remainder(2) for value in torch.arange(1, 25)[::2].remainder(7).sub(3).abs()]
+    assert [float(label) for label in _labels(observed)[0]] == [float(value) for value in expected]
+    assert len(_batches(observed)) == 1
+
+
+def test_forwards_that_are_no_training_are_not_counted(tmp_path: Path) -> None:
+    observed = observe(
+        tmp_path,
+        f"""
+    from torch.utils.checkpoint import checkpoint
+    class Again(Net):
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=False)
+    model, transform = Again(), nn.Softmax(dim=1)
+    {STEP.strip()}
+    for _ in range(2):
+        step(F.mse_loss(model(transform(x)), y))
+        with torch.no_grad():
+            F.mse_loss(model(x), y)
+    """,
+        1,
+    )
+    assert [len(_batches(observed, step)) for step in (0, 1, 2)] == [1, 1, 0]
+    assert [len(labels) for labels in _labels(observed)] == [12]
+
+
+def test_what_a_model_has_computed_is_no_data(tmp_path: Path) -> None:
+    observed = observe(
+        tmp_path,
+        f"""
+    model, judge = Net(last=3), Net(last=1)
+    {STEP.strip()}
+    fake = model(x)
+    judge(fake).sum().backward()
+    judge(fake.detach()).sum().backward()
+    step(F.mse_loss(model(x), fake.detach()))
+    """,
+        1,
+    )
+    assert [sorted(batch) for batch in _batches(observed)] == [["Net.x"], [], [], ["Net.x"]]
+    assert _labels(observed)[-1] == ()
+
+
+def test_micro_batches_are_each_seen(tmp_path: Path) -> None:
+    observed = observe(
+        tmp_path,
+        f"""
+    model = Net()
+    {STEP.strip()}
+    for _ in range(2):
+        F.mse_loss(model(x[:4]), y[:4]).backward()
+        step(F.mse_loss(model(x[4:6]), y[4:6]))
+    """,
+        1,
+    )
+    for step in (0, 1):
+        assert [len(batch["x"]) for batch in _batches(observed, step)] == [4, 2]
+        assert [len(labels) for labels in _labels(observed, step)] == [4, 2]

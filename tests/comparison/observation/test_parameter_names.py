@@ -1,0 +1,138 @@
+"""A parameter has the name that the unwrapped model has for it, on any number of ranks and in any wrapper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.comparison.observation.observing import observe
+
+PLAIN = ["one.bias", "one.weight", "two.weight"]
+
+
+def _names(folder: Path, source: str, size: int = 1, kind: str = "parameter") -> list[str]:
+    return sorted(observe(folder, source, size).values(kind))
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        "Net()",
+        "nn.parallel.DistributedDataParallel(Net())",
+        "torch.compile(Net(), backend='eager')",
+        "nn.parallel.DistributedDataParallel(nn.parallel.DistributedDataParallel(Net()))",
+        "checkpointed()",
+        "flat()",
+        "Own(Net())",
+    ],
+)
+def test_wrappers_have_no_part_in_names(tmp_path: Path, wrapped: str) -> None:
+    source = f"""
+    class Own(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+        def forward(self, x):
+            return self.module(x)
+    def checkpointed():
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+        model = Net()
+        model.one = checkpoint_wrapper(model.one)
+        return checkpoint_wrapper(model)
+    def flat():
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+        from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+        model = Net()
+        model.one = FSDP(checkpoint_wrapper(model.one), device_id=torch.device("cpu"), use_orig_params=True)
+        return FSDP(model, device_id=torch.device("cpu"), use_orig_params=True)
+    model = {wrapped}
+    train(model, torch.optim.SGD(model.parameters(), lr=0.125))
+    """
+    assert _names(tmp_path, source) == PLAIN
+    assert observe(tmp_path, source, 1).notes == []
+
+
+def test_a_module_of_a_model_that_is_called_module_keeps_its_name_beside_others(tmp_path: Path) -> None:
+    source = """
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module, self.head = nn.Linear(3, 2), nn.Linear(2, 2)
+        def forward(self, x):
+            return self.head(self.module(x))
+    model = Two()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.125))
+    """
+    assert _names(tmp_path, source) == ["head.bias", "head.weight", "module.bias", "module.weight"]
+
+
+@pytest.mark.parametrize("model", ["Tied()", "fully_shard(Tied())", "FSDP(Tied(), device_id=torch.device('cpu'))"])
+def test_a_tied_parameter_has_one_name(tmp_path: Path, model: str) -> None:
+    source = f"""
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+            self.last.weight = self.first.weight
+        def forward(self, x):
+            return self.last(self.first(x))[:, :2]
+    model = {model}
+    train(model, torch.optim.SGD(model.parameters(), lr=0.125))
+    """
+    assert _names(tmp_path, source, 2) == ["first.weight"]
+
+
+def test_roots_are_told_apart_only_where_names_meet(tmp_path: Path) -> None:
+    source = """
+    class Generator(Net): pass
+    class Judge(Net): pass
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(2, 2)
+        def forward(self, x):
+            return self.head(x)
+    models = Generator(last=3), Judge(), Judge(), Head()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.125) for model in models]
+    made = models[0](x)
+    models[3](models[1](made) + models[2](made)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    """
+    names = [f"{root}.{name}" for root in ("Generator", "Judge", "Judge#2") for name in PLAIN]
+    assert _names(tmp_path, source) == sorted([*names, "head.bias", "head.weight"])
+
+
+def test_a_part_that_is_also_called_alone_is_no_root(tmp_path: Path) -> None:
+    source = """
+    model = Net()
+    model.one(x).sum().backward()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.125))
+    """
+    assert _names(tmp_path, source) == PLAIN
+
+
+def test_parameters_of_no_module_are_numbered_by_their_optimizers(tmp_path: Path) -> None:
+    source = """
+    parameters = [nn.Parameter(whole_numbers(3, 2)) for _ in range(3)]
+    sum((x @ parameter).sum() for parameter in parameters).backward()
+    torch.optim.SGD(parameters[:2], lr=0.125).step()
+    torch.optim.SGD(parameters[2:], lr=0.125).step()
+    """
+    assert _names(tmp_path, source) == ["parameter 0 of SGD", "parameter 0 of SGD#2", "parameter 1 of SGD"]
+
+
+def test_two_optimizers_of_one_parameter_are_both_seen(tmp_path: Path) -> None:
+    source = """
+    model = Net()
+    first, second = (torch.optim.SGD(model.parameters(), lr=lr) for lr in (0.125, 0.25))
+    model(x).sum().backward()
+    first.step()
+    second.step()
+    """
+    observed = observe(tmp_path, source, 1)
+    assert sorted(observed.values("parameter")) == sorted([*PLAIN, *(f"{name} (optimizer 1)" for name in PLAIN)])
+    assert observed.observation.ranks[0].steps == [1, 1]
+    assert observed.value("option lr", "one.bias (optimizer 1)") == 0.25
