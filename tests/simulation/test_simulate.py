@@ -343,3 +343,27 @@ def test_a_rank_that_sleeps_until_a_file_is_there_lets_the_others_run(tmp_path: 
         "a rank slept, as one does that polls",
         "ranks used a file in an order that nothing fixes: made",
     )
+
+
+def test_functions_of_a_script_have_code_of_each_ranks_own(tmp_path: Path) -> None:
+    done = _run(
+        tmp_path,
+        'import torch.distributed as dist\ndist.init_process_group("gloo")\ndef step(): pass\n'
+        "print(id(step.__code__))\ndist.barrier()",
+    ).check()
+    assert len(set(done.printed)) == 2
+
+
+@pytest.mark.nightly
+def test_each_rank_of_a_script_compiles_for_itself(tmp_path: Path) -> None:
+    source = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+@torch.compile(backend="eager")
+def doubled(x):
+    print("not compiled")
+    return x * 2
+print(doubled(torch.ones(1) * dist.get_rank()).item())
+"""
+    assert [text.split()[-1] for text in _run(tmp_path, source).check().printed] == ["0.0", "2.0"]
