@@ -6,6 +6,7 @@ Tried: 2.13.0 unless a line says otherwise.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, cast
@@ -188,3 +189,17 @@ def keywords_of_call(frame: FrameType | None) -> dict[str, Any]:
         frame = frame.f_back
     found = None if frame is None or frame.f_code.co_name != "inner" else frame.f_locals.get("kwargs")
     return found if isinstance(found, dict) else {}
+
+
+_SHAPES = ("_forward_metadata_inference", "_shape_inference")
+
+
+def is_called_for_shapes(frame: FrameType | None) -> bool:
+    """Whether a pipeline calls a stage to learn the shapes of what it returns. Tried: 2.13.0; read in 2.11.0."""
+    if "torch.distributed.pipelining.stage" not in sys.modules:
+        return False
+    while frame is not None:
+        if frame.f_code.co_name in _SHAPES and is_torch(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,6 +15,30 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.compat.observers_private import unobserved
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is under way on this thread, in which parameters are not themselves."""
+    return bool(cast(Any, torch._C)._are_functorch_transforms_active())
+
+
+def _untransformed() -> AbstractContextManager[object]:
+    if not is_transformed():
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
+
+
+def untransformed(tensor: Tensor) -> Tensor:
+    """What transforms of torch.func wrap, with the dimension that vmap maps in front; any other tensor as it is."""
+    transforms = cast(Any, torch._C)._functorch
+    while transforms.is_functorch_wrapped_tensor(tensor):
+        dimension = transforms.maybe_get_bdim(tensor)
+        tensor = transforms.get_unwrapped(tensor)
+        if dimension > 0:
+            tensor = tensor.movedim(dimension, 0)
+    return tensor
 
 
 class _Here(threading.local):
@@ -26,13 +50,13 @@ _here = _Here()
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """While open, this thread computes without gradients, and neither modes nor profilers of a program see it."""
+    """While open, this thread computes without gradients, and nothing of a program's sees or transforms it."""
     if _here.aside:
         yield
         return
     _here.aside = True
     try:
-        with unobserved(), cast(Any, torch._C).DisableTorchFunction(), torch.no_grad():
+        with _untransformed(), unobserved(), cast(Any, torch._C).DisableTorchFunction(), torch.no_grad():
             yield
     finally:
         _here.aside = False

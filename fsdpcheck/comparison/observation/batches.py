@@ -50,8 +50,8 @@ class Batches:
             return
         self._inside.append(module)
         self._log.names.see(module)
-        if torch.is_grad_enabled():
-            if module not in self._trained:
+        if torch.is_grad_enabled() and not frames_private.is_called_for_shapes(sys._getframe()):
+            if module not in self._trained and not layouts_private.is_transformed():
                 self._trained.add(module)
                 self.at_first_forward(module)
             kwargs = frames_private.keywords_of_call(sys._getframe())
@@ -68,6 +68,7 @@ class Batches:
         self._inside.pop()
         if not self._inside:
             for _, tensor in _tensors({"": output}):
+                tensor = layouts_private.untransformed(tensor)
                 if tensor.layout is torch.strided and not is_dtensor(tensor):
                     self._computed.append(cast(Any, StorageWeakRef)(tensor.untyped_storage()))
 
@@ -93,6 +94,7 @@ class Batches:
 
     def _rows(self, tensor: Tensor, what: str) -> tuple[str, ...] | None:
         """A hash of each row; None where the tensor is no data, or not known to be."""
+        tensor = layouts_private.untransformed(tensor)
         if tensor.requires_grad or self._is_computed(tensor):
             return None
         if is_dtensor(tensor) or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:

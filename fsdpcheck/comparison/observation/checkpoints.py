@@ -25,8 +25,9 @@ class Checkpoints:
     def keep(self, value: object, file: object) -> None:
         """``value`` is about to be saved to ``file``."""
         if isinstance(value, nn.Module | Optimizer):
-            self._log.note(f"a {type(value).__name__} saved whole is compared by its state_dict")
-            value = value.state_dict()
+            self._log.note(
+                f"a {type(value).__name__} that is saved whole is not compared: its state_dict may be collective"
+            )
         name, moment = self._name(file), self._log.now()
         for key, tensor in _tensors(value):
             try:

@@ -25,7 +25,9 @@ _LATE: Final = {
 
 
 class Listener(Protocol):
-    """What a rank is told; each wraps one call."""
+    """What a rank is told; ``call`` makes the call that it wraps."""
+
+    def made(self, optimizer: torch.optim.Optimizer) -> None: ...
 
     def loss(self, tensors: object) -> None: ...
 
@@ -58,6 +60,7 @@ class Functions:
                     if hasattr(owner, name):
                         self._replace(owner, name, self._of_norm)
             self._replace(torch.autograd, "backward", self._of_backward)
+            self._replace(torch.optim.Optimizer, "__init__", self._of_optimizer)
             for owner in (torch, torch.serialization):
                 self._replace(owner, "save", self._of_save)
             self.look_for_more()
@@ -102,6 +105,11 @@ class Functions:
     @staticmethod
     def _of_backward(listener: Listener, call: Any, args: Any, kwargs: Any) -> Any:
         listener.loss(args[0] if args else kwargs.get("tensors"))
+        return call()
+
+    @staticmethod
+    def _of_optimizer(listener: Listener, call: Any, args: Any, kwargs: Any) -> Any:
+        listener.made(args[0])
         return call()
 
     @staticmethod

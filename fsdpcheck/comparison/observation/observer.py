@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.modules import module as modules
+from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 
 from fsdpcheck.comparison.observation.batches import Batches
@@ -115,6 +116,10 @@ class _Rank:
             yield
         except Exception as error:
             self.log.note(f"something could not be observed, {type(error).__name__}: {error}")
+
+    def made(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to be made."""
+        self._optimizers.made(optimizer)
 
     def loss(self, tensors: object) -> None:
         """A backward is about to begin."""

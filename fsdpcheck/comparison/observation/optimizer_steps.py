@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fsdpcheck.comparison.observation.pieces import number
-from fsdpcheck.comparison.observation.rank_log import Moment, RankLog
+from fsdpcheck.comparison.observation.rank_log import Moment, RankLog, line
 from fsdpcheck.comparison.record import Piece
 from fsdpcheck.compat import layouts_private
 from fsdpcheck.compat.torch_private import is_in_backward, own_part
@@ -25,7 +25,7 @@ class OptimizerSteps:
         self._kinds: Counter[str] = Counter()
         self._stepping: list[Optimizer] = []
         self._options: dict[tuple[int, int, str], tuple[float, Piece]] = {}
-        self._known: set[int] = set()
+        self._unseen: dict[Optimizer, str] = {}
         self.covered: dict[int, Tensor] = {}
         """Parameters that an optimizer has, by identity."""
 
@@ -33,6 +33,7 @@ class OptimizerSteps:
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """A step begins. Given a closure, gives back one that is seen to end: only then there are gradients."""
         self._stepping.append(optimizer)
+        self._unseen.pop(optimizer, None)
         if len(self._stepping) > 1:
             return None
         moment, of = self._log.now(), self._number(optimizer)
@@ -72,8 +73,14 @@ class OptimizerSteps:
         self._states(optimizer, of, moment)
         self._log.steps[of] += 1
 
+    def made(self, optimizer: Optimizer) -> None:
+        """An optimizer is made; no step of it has been seen."""
+        self._unseen[optimizer] = line()
+
     def end(self) -> None:
         """The script has ended."""
+        for optimizer, there in self._unseen.items():
+            self._log.notes[f"no step was seen of the {type(optimizer).__name__} made at {there}"] += 1
         if self._stepping:
             kind = type(self._stepping[0]).__name__
             self._log.note(f"a step of {kind} did not end, and no later step was seen")

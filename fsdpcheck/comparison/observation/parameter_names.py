@@ -48,7 +48,8 @@ class ParameterNames:
         """The script has called this module."""
         if root not in self._roots:
             self._roots[root] = {}
-            self.look(root)
+            if not layouts_private.is_transformed():
+                self.look(root)
 
     def look(self, only: nn.Module | None = None) -> None:
         """Look at what the roots have now; parameters may have been replaced."""

@@ -147,3 +147,44 @@ def test_micro_batches_are_each_seen(tmp_path: Path) -> None:
     for step in (0, 1):
         assert [len(batch["x"]) for batch in _batches(observed, step)] == [4, 2]
         assert [len(labels) for labels in _labels(observed, step)] == [4, 2]
+
+
+def test_rows_inside_transforms_are_those_of_the_batch(tmp_path: Path) -> None:
+    source = """
+    from torch.func import functional_call, grad, vmap
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    def loss(parameters, x, y):
+        return F.mse_loss(functional_call(model, parameters, (x,)), y)
+    gradients = vmap(grad(loss), (None, 0, 0))(parameters, x, y)
+    for name, parameter in model.named_parameters():
+        parameter.grad = gradients[name].sum(0)
+    optimizer.step()
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    """
+    observed = observe(tmp_path, source, 1)
+    assert _batches(observed) == _batches(observed, 1)
+    assert _labels(observed) == _labels(observed, 1)
+    assert len(_labels(observed)[0]) == 12
+    assert sorted(observed.values("parameter")) == ["one.bias", "one.weight", "two.weight"]
+    assert observed.notes == []
+
+
+def test_a_pipeline_s_look_at_shapes_is_no_batch(tmp_path: Path) -> None:
+    source = """
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+    part = [Net(last=3), Net()][rank]
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.125)
+    stage = PipelineStage(part, rank, W, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, n_microbatches=3, loss_fn=F.mse_loss)
+    schedule.step(*([x] if rank == 0 else []), **({} if rank == 0 else {"target": y}))
+    optimizer.step()
+    """
+    observed = observe(tmp_path, source, 2)
+    first, last = observed.observation.ranks
+    assert [len(batch.rows["x"]) for batch in first.batches[0]] == [4, 4, 4]
+    assert [len(batch.labels) for batch in last.batches[0]] == [4, 4, 4]
+    assert [batch.rows for batch in last.batches[0]] == [{}, {}, {}]
+    assert observed.notes == []

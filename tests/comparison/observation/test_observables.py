@@ -180,6 +180,23 @@ def test_what_is_not_judged_is_a_note(tmp_path: Path, source: str, told: str, li
     assert observe(tmp_path, source, 1).notes == [told.format(at=line_of(source, line))]
 
 
+@pytest.mark.nightly
+def test_a_step_that_is_compiled_is_not_seen_and_that_is_a_note(tmp_path: Path) -> None:
+    source = """
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    @torch.compile(backend="eager")
+    def step():
+        optimizer.step()
+    model(x).sum().backward()
+    step()
+    """
+    observed = observe(tmp_path, source, 1)
+    line = line_of(source, "SGD(")
+    assert f"no step was seen of the SGD made at {line}" in observed.notes
+    assert any(note.startswith("3 parameters changed") for note in observed.notes)
+
+
 def test_an_optimizer_in_a_backward_is_seen_all_the_same(tmp_path: Path) -> None:
     source = """
     model = Net()
