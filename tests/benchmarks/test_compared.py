@@ -1,0 +1,77 @@
+"""Compared scripts: each planted bug fits its script, and by night each runs to its end on simulated ranks."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("benchmarks.compared.honest", reason="only a checkout has the benchmarks")
+from benchmarks.compared import effects
+from benchmarks.compared.bugs import BUGS
+from benchmarks.compared.honest import HONEST, SCRIPTS, Honest
+from benchmarks.compared.planted import CAUSES, Bug
+
+
+def _name(row: Honest | Bug) -> str:
+    return row.name
+
+
+def test_every_script_is_in_the_table_once() -> None:
+    names = [script.name for script in HONEST]
+    assert sorted(names) == sorted(path.stem for path in SCRIPTS.glob("*.py"))
+    assert {bug.script for bug in BUGS} <= set(names)
+
+
+@pytest.mark.parametrize("script", HONEST, ids=_name)
+def test_arguments_follow_the_number_of_ranks(script: Honest) -> None:
+    for ranks in script.ranks:
+        words = " ".join(script.arguments(ranks))
+        assert "{" not in words
+    assert script.ranks == tuple(sorted(set(script.ranks)))
+
+
+def test_every_bug_fits_its_script_and_is_python() -> None:
+    assert not [name for name, times in Counter(bug.name for bug in BUGS).items() if times > 1]
+    texts = {}
+    for bug in BUGS:
+        texts[bug.name] = ast.dump(ast.parse(bug.text()))
+        assert texts[bug.name] != ast.dump(ast.parse(bug.honest.path.read_text(encoding="utf-8"))), bug.name
+    assert len(set(texts.values())) == len(texts), "two bugs are the same text"
+
+
+def test_an_edit_that_does_not_fit_once_is_refused() -> None:
+    for old, times in (("no such line", 0), ("import", 6)):
+        bug = Bug("made", "ddp_mlp", "other", "loss", "", ((old, ""),))
+        with pytest.raises(ValueError, match=f"occurs {times} times in ddp_mlp, wanted once"):
+            bug.text()
+
+
+def test_every_bug_says_what_is_expected() -> None:
+    for bug in BUGS:
+        assert bug.cause in CAUSES, bug.name
+        assert bug.truth, bug.name
+        assert set(bug.ranks) <= set(bug.honest.ranks[1:]), bug.name
+        assert (bug.first == "") == (bug.ranks == ()) == bug.harmless, bug.name
+        assert (bug.size is not None) == (bug.cause == "small error"), bug.name
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", HONEST, ids=_name)
+def test_an_honest_script_runs_and_prints_as_many_numbers_on_any_number_of_ranks(script: Honest) -> None:
+    lines = {}
+    for ranks in script.ranks:
+        seen = effects.run(script.path.read_text(), script.name, script.arguments(ranks, quiet=True), ranks)
+        assert seen.failure == "", (ranks, seen.failure)
+        lines[ranks] = len(seen.losses())
+    assert len(set(lines.values())) == 1, lines
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("bug", BUGS, ids=_name)
+def test_a_bug_runs_to_its_end_or_fails_as_it_says(bug: Bug) -> None:
+    for ranks in bug.ranks[:1]:
+        seen = effects.run(bug.text(), bug.script, bug.honest.arguments(ranks, quiet=True), ranks)
+        assert seen.failure == "", (ranks, seen.failure)
+        assert seen.parameters
