@@ -52,5 +52,6 @@ def finish(model: nn.Module) -> None:
         value = (value.full_tensor() if isinstance(value, DTensor) else value).double().flatten()
         weights = torch.arange(1, value.numel() + 1, dtype=torch.float64)
         sums = (float(value @ weights).hex(), float(value.abs() @ weights).hex())
-        print(f"parameter {dist.get_rank()} {name} {sums[0]} {sums[1]}", flush=True)
+        line = f"parameter {dist.get_rank()} {name} {sums[0]} {sums[1]}\n"
+        print(line, end="", flush=True)  # in one piece, for ranks that are processes share the output
     dist.destroy_process_group()

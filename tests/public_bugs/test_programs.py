@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,18 +38,25 @@ BY_DAY = ("entangle_expert_gradient", "megatron_gather_backward")
 Sums = dict[tuple[int, str], tuple[float, float]]
 
 
-def _sums(program: Any, ranks: int, form: str) -> Sums:
-    """(rank, parameter) -> its sum and the sum of its magnitudes, as that rank printed them."""
+def _arguments(program: Any, ranks: int, form: str) -> list[str]:
     template = re.sub(r"{(.+?)}", lambda found: str(eval(found[1], {"W": ranks})), program.template)
-    arguments = [*template.split(), "--form", form, "--dtype", "float64"]
-    code, out, err = commands.run(FOLDER, "simulate", "-n", str(ranks), f"{program.name}.py", *arguments)
-    assert code == 0, f"{program.name} on {ranks} ranks, {form}:\n{out}\n{err}"
+    return [f"{program.name}.py", *template.split(), "--form", form, "--dtype", "float64"]
+
+
+def _printed(out: str) -> Sums:
+    """(rank, parameter) -> its sum and the sum of its magnitudes, as that rank printed them."""
     found = {}
     for line in out.splitlines():
-        if printed := re.fullmatch(r"\[rank \d+\] parameter (\d+) (\S+) (\S+) (\S+)", line):
+        if printed := re.fullmatch(r"(?:\[rank \d+\] )?parameter (\d+) (\S+) (\S+) (\S+)", line):
             rank, name, *sums = printed.groups()
             found[int(rank), name] = (float.fromhex(sums[0]), float.fromhex(sums[1]))
     return found
+
+
+def _sums(program: Any, ranks: int, form: str) -> Sums:
+    code, out, err = commands.run(FOLDER, "simulate", "-n", str(ranks), *_arguments(program, ranks, form))
+    assert code == 0, f"{program.name} on {ranks} ranks, {form}:\n{out}\n{err}"
+    return _printed(out)
 
 
 def _difference(sums: Sums, single: Sums) -> float:
@@ -67,7 +75,7 @@ def _holds(program: Any, ranks: tuple[int, ...]) -> None:
     for number in ranks:
         correct, faulty = _sums(program, number, "correct"), _sums(program, number, "faulty")
         assert {name for _, name in correct} == {name for _, name in single}
-        assert not _replicas_differ(correct)
+        assert not _replicas_differ(correct), f"{program.name}, W = {number}: ranks differ in the correct form"
         if number not in program.shown:
             assert faulty == correct, f"{program.name} is not faulty at W = {number}"
             continue
@@ -85,6 +93,17 @@ def test_a_program_shows_its_bug_on_two_ranks(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_program_shows_its_bug_where_the_table_says(name: str) -> None:
     _holds(NAMES[name], NAMES[name].ranks[1:])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", NAMES)
+def test_processes_on_gloo_compute_the_same_to_the_bit(name: str) -> None:
+    """Of two ranks: a sum of two has one order only."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, *_arguments(NAMES[name], 2, "faulty")]
+    done = subprocess.run(command, cwd=FOLDER, env=commands.environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert _printed(done.stdout) == _sums(NAMES[name], 2, "faulty")
 
 
 def test_the_table_has_every_program_and_each_says_what_it_is_about() -> None:
