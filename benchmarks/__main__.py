@@ -55,6 +55,7 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "[MINUTES]: what other tools say of 170 pairs of programs, resumable and shared out, beside fsdpcheck",
     ),
     "judged": ("communication.judged", "lines", "[GLOB]: what fsdpcheck says of these pairs, counted strictly"),
+    "compared": ("compared.study", "lines", "[GLOB]: what compare says of honest scripts, planted and public bugs"),
     "simulated": (
         "simulated",
         "lines",

@@ -11,6 +11,7 @@ from fsdpcheck.comparison.command_line import CommandLine
 from fsdpcheck.comparison.decision import Decision, Noise, Values, decided, noise_of
 from fsdpcheck.comparison.distances import between
 from fsdpcheck.comparison.facts import Fact
+from fsdpcheck.comparison.hand_sharding import located
 from fsdpcheck.comparison.observation.whole import Assembled, assembled
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
 from fsdpcheck.comparison.record import Key, Observation, order
@@ -86,10 +87,14 @@ class Comparison:
 
 @dataclass
 class Runs:
-    """Runs of one script as they are wanted, each once. ``jobs`` at a time; ``told`` hears of each that ends."""
+    """Runs of one script as they are wanted, each once. ``jobs`` at a time; ``told`` hears of each that ends.
+
+    ``base``: the number of ranks with which the others are compared.
+    """
 
     line: CommandLine
     options: Options
+    base: int = 1
     jobs: int = 1
     told: Told = lambda ended, goal, what: None
     done: dict[Run, Observation] = field(default_factory=dict)
@@ -111,6 +116,9 @@ class Runs:
         """What ranks have recorded, put together."""
         self.get([run])
         if run not in self.wholes:
+            if run.world_size != self.base:
+                beginning = replace(run, world_size=self.base, arithmetic=replace(run.arithmetic, noise=None))
+                self.done[run] = located(self.done[run], self.whole(beginning).values)
             self.wholes[run] = assembled(self.done[run])
         return self.wholes[run]
 
@@ -142,7 +150,7 @@ def compare(
     _require(ranks)
     for size in ranks:
         line.at(size)
-    runs, base = runs or Runs(line, options, jobs, told), ranks[0]
+    runs, base = runs or Runs(line, options, ranks[0], jobs, told), ranks[0]
     clean, other = Run(base), Run(base, entropy=_OTHER)
     runs.get([clean])
     comparison = Comparison(line, base, (), false_alarm=false_alarm, steps=sum(_steps(runs.done[clean])))
@@ -202,7 +210,12 @@ def _world(runs: Runs, base: int, size: int, false_alarm: float) -> World:
         return World(size, "fails", own.failure)
     unraised = runs.done[_raised(base)].failure or raised.failure
     one, this = (Run(base), Run(size)) if unraised else (_raised(base), _raised(size))
-    fact = facts.first(facts.differing(runs.done[one], runs.whole(one), runs.done[this], runs.whole(this)))
+    found = facts.differing(runs.done[one], runs.whole(one), runs.done[this], runs.whole(this))
+    first, fact = facts.first(found), facts.first(each for each in found if each.kind not in facts.GIVEN)
+    if first is not None and first.kind in facts.GIVEN and not unraised:
+        world = _by_numbers(runs, base, size, false_alarm, first)
+        if world.says != "agrees" or fact is None:
+            return world
     if fact is not None:
         told = tuple(_of_replicas(fact.key, runs, one, this, false_alarm)) if fact.kind == "replicas" else ()
         return World(size, "differs", fact=fact, causes=told, **_place(fact.key, runs.done[this]))
@@ -222,7 +235,8 @@ def _of_replicas(key: Key | None, runs: Runs, one: Run, this: Run, false_alarm: 
     return causes.of_replicas(key, runs.values(one), runs.done[this], found[0].threshold) if found else ()
 
 
-def _by_numbers(runs: Runs, base: int, size: int, false_alarm: float) -> World:
+def _by_numbers(runs: Runs, base: int, size: int, false_alarm: float, given: Fact | None = None) -> World:
+    """``given``: the first difference in what ranks are given. It is told where numbers differ: rows may be split."""
     one, this = _raised(base), _raised(size)
     if all(distance.apart == 0 for distance in between(runs.values(one), runs.values(this)).values()):
         found = _decisions(runs, base, size, 0, false_alarm)
@@ -236,7 +250,8 @@ def _by_numbers(runs: Runs, base: int, size: int, false_alarm: float) -> World:
     agreeing = [decision for decision in found if decision.says == "agrees"]
     world = World(
         size,
-        "differs" if wrong else "undecidable" if undecidable else "agrees",
+        fact=given if wrong or undecidable else None,
+        says="differs" if wrong else "undecidable" if undecidable else "agrees",
         undecidable=undecidable,
         observables=len(found),
         equal=sum(decision.apart == 0 for decision in found),

@@ -34,6 +34,8 @@ def first(facts: Iterable[Fact]) -> Fact | None:
     return min(facts, key=lambda fact: (fact.step, _CAUSES.index(fact.kind)), default=None)
 
 
+GIVEN: Final = ("data", "labels", "pairs")
+"""Kinds of facts about what ranks are given. Ranks may rightly be given parts of rows, so numbers must confirm them."""
 _CAUSES: Final = ("steps", "data", "labels", "pairs", "option", "replicas", "parts")
 
 

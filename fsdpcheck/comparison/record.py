@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fsdpcheck.execution import Failure
@@ -63,6 +64,15 @@ class Piece:
     parts: int = 1
     replica: tuple[int, ...] = ()
 
+    def equals(self, other: Piece) -> bool:
+        """Whether the two have the same values at the same places, bit for bit but for the signs of zeros."""
+        rest = (self.shape, self.partial, self.parts, self.replica)
+        if rest != (other.shape, other.partial, other.parts, other.replica):
+            return False
+        if (self.places is None) != (other.places is None) or not torch.equal(self.values, other.values):
+            return False
+        return self.places is None or other.places is None or torch.equal(self.places, other.places)
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -103,3 +113,11 @@ class Observation:
     failure: Failure | None = None
     printed: tuple[str, ...] = ()
     more: dict[str, Any] = field(default_factory=dict)
+
+
+def share_pieces(record: RankRecord, other: RankRecord) -> None:
+    """Have ``record`` keep the pieces of ``other`` where its own equal them, as those of replicas do."""
+    for key, piece in record.pieces.items():
+        same = other.pieces.get(key)
+        if same is not None and same is not piece and piece.equals(same):
+            record.pieces[key] = same

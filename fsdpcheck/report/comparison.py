@@ -154,10 +154,10 @@ def _do(size: int, verb: str) -> str:
 def document(found: Comparison, less: Smaller | None = None) -> dict[str, Any]:
     """The same as JSON data.
 
-    {schema, fsdpcheck, command, base, says, why, exit_code, steps, runs, false_alarm, failure, worlds, smaller, notes}. A world
-    is {ranks, says, failure, fact, first, precision, causes, undecidable, observables, equal, differing, alike,
-    of_alike, resolution, line, call}; a fact {step, kind, text}; a decision {observable, step,
-    kind, name, apart, threshold, size}.
+    {schema, fsdpcheck, command, base, says, why, exit_code, steps, runs, false_alarm, failure, worlds, smaller, notes}.
+    A world is {ranks, says, failure, fact, first, precision, causes, undecidable, observables, equal, differing, alike,
+    of_alike, resolution, line, call}; a fact {step, kind, text}; a decision {observable, step, kind, name, apart,
+    threshold, size}; ``smaller`` None or {numbers, world}.
     """
     return {
         "schema": SCHEMA,
