@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 
 from benchmarks.compared.bugs import BUGS
-from benchmarks.compared.honest import HONEST, Honest
+from benchmarks.compared.honest import HONEST
 from fsdpcheck.comparison.command_line import read
 from fsdpcheck.comparison.compare import Runs, World, compare
 from fsdpcheck.comparison.runs import Run
@@ -172,7 +172,7 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def is_right(row: dict[str, Any]) -> bool:
-    """Whether it says what was wanted; a "precision only" is a warning of what agrees, and right where that was planted."""
+    """Whether it says what was wanted. "Precision only" is a warning of what agrees, and right where that was planted."""
     if row["cause"] == "precision only":
         return any(world["precision"] for world in row["worlds"]) or bool(row["says"] == "differs")
     if row["wanted"] == "fails":

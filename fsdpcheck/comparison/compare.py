@@ -205,24 +205,34 @@ def _ranks(run: Run) -> str:
 
 
 def _world(runs: Runs, base: int, size: int, false_alarm: float) -> World:
-    own, raised = runs.done[Run(size)], runs.done[_raised(size)]
-    if own.failure is not None:
-        return World(size, "fails", own.failure)
-    unraised = runs.done[_raised(base)].failure or raised.failure
-    one, this = (Run(base), Run(size)) if unraised else (_raised(base), _raised(size))
-    found = facts.differing(runs.done[one], runs.whole(one), runs.done[this], runs.whole(this))
-    first, fact = facts.first(found), facts.first(each for each in found if each.kind not in facts.GIVEN)
-    if first is not None and first.kind in facts.GIVEN and not unraised:
-        world = _by_numbers(runs, base, size, false_alarm, first)
-        if world.says != "agrees" or fact is None:
-            return world
-    if fact is not None:
-        told = tuple(_of_replicas(fact.key, runs, one, this, false_alarm)) if fact.kind == "replicas" else ()
-        return World(size, "differs", fact=fact, causes=told, **_place(fact.key, runs.done[this]))
-    if unraised:
+    """What is said of one number of ranks: by exact facts in float64, by numbers there, by exact facts in its own."""
+    own, raised = (Run(base), Run(size)), (_raised(base), _raised(size))
+    if (failure := runs.done[own[1]].failure) is not None:
+        return World(size, "fails", failure)
+    unraised = next((runs.done[run].failure for run in raised if runs.done[run].failure is not None), None)
+    if unraised is not None:
         why = f"in float64 it fails: {unraised.text.splitlines()[0]}"
-        return World(size, "undecidable", causes=(why,))
-    return _by_numbers(runs, base, size, false_alarm)
+        return _by_facts(runs, *own, false_alarm) or World(size, "undecidable", causes=(why,))
+    first = facts.first(facts.differing(*(side for run in raised for side in (runs.done[run], runs.whole(run)))))
+    fact = _by_facts(runs, *raised, false_alarm)
+    if fact is not None and first is not None and first.kind not in facts.GIVEN:
+        return fact
+    world = _by_numbers(runs, base, size, false_alarm, first)
+    if world.says != "agrees":
+        return world
+    return fact or _by_facts(runs, *own, false_alarm) or world
+
+
+def _by_facts(runs: Runs, one: Run, this: Run, false_alarm: float) -> World | None:
+    """What differs exactly and needs no numbers to confirm it, if anything does."""
+    found = facts.differing(runs.done[one], runs.whole(one), runs.done[this], runs.whole(this))
+    fact = facts.first(each for each in found if each.kind not in facts.GIVEN)
+    if fact is None:
+        return None
+    told = list(_of_replicas(fact.key, runs, one, this, false_alarm)) if fact.kind == "replicas" else []
+    if this.arithmetic.precision == "own":
+        told.append("in float64 nothing differs")
+    return World(this.world_size, "differs", fact=fact, causes=tuple(told), **_place(fact.key, runs.done[this]))
 
 
 def _of_replicas(key: Key | None, runs: Runs, one: Run, this: Run, false_alarm: float) -> Sequence[str]:

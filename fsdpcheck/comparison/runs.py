@@ -128,23 +128,24 @@ def _started(script: Callable[[int], Script], run: Run, options: Options, place:
     gc.freeze()  # the collector of the child would write to each page that is shared
     pid = os.fork()
     if pid == 0:
-        _work(lambda: observed(script(run.world_size), run, options), place)
+        _work(lambda: script(run.world_size), lambda ready: observed(ready, run, options), place)
     gc.unfreeze()
     return pid
 
 
-def _work(work: Callable[[], Observation], place: Path) -> NoReturn:
-    """Do the work, leave its answer beside the folder in which it is done, and end this process."""
+def _work(ready: Callable[[], Script], work: Callable[[Script], Observation], place: Path) -> NoReturn:
+    """Do the work with the script that is found here, leave its answer beside the folder in which it is done, and end this process."""
     code = INTERNAL
     try:
         multiprocessing_private.forget_what_the_parent_has()
         answer = place / _ANSWER
         before = set(sys.modules)
-        with in_linked_folder(place / "folder"):
-            try:
-                found: object = work()
-            except UsageError as error:
-                found = str(error)
+        try:
+            script = ready()  # before the folder changes, so that its files are known by their own paths
+            with in_linked_folder(place / "folder"):
+                found: object = work(script)
+        except UsageError as error:
+            found = str(error)
         answer.write_bytes(messages.dumps((found, _of_torch(set(sys.modules) - before))))
         multiprocessing_private.end_servers()
         code = HOLDS

@@ -36,7 +36,13 @@ def is_fake(kind: type) -> bool:
 def rebuilt_through(rebuilt: Callable[..., Tensor]) -> Iterator[None]:
     """While open, ``rebuilt(rebuild, *args)`` makes the tensors of files and of other processes. Tried: 2.13.0."""
     utils = cast(Any, torch)._utils
-    with replaced(utils, _rebuild_tensor=functools.partial(rebuilt, utils._rebuild_tensor)):
+    rebuild = utils._rebuild_tensor
+
+    @functools.wraps(rebuild)  # the reader of files asks for its name
+    def through(*args: Any) -> Tensor:
+        return rebuilt(rebuild, *args)
+
+    with replaced(utils, _rebuild_tensor=through):
         yield
 
 

@@ -20,6 +20,7 @@ SCHEMA: Final = 1
 """Version of the document; it grows with every change that a reader could notice."""
 _NOTES: Final = 8
 _NAMES: Final = 6
+_FACTS: Final = {"replicas": "copies"}
 
 
 def exit_code(found: Comparison) -> int:
@@ -62,7 +63,7 @@ def _world(world: World, found: Comparison, paint: Paint) -> Iterator[str]:
         return
     yield paint(f"{_ranks(world.size)} differ from {base}", "red")
     if world.fact is not None:
-        yield f"  {world.fact.kind:<8}{world.fact.text}"
+        yield f"  {_FACTS.get(world.fact.kind, world.fact.kind):<8}{world.fact.text}"
     if world.first is not None:
         yield from _first(world.first, world)
     yield from (f"  cause   {cause}" for cause in world.causes)
