@@ -38,11 +38,11 @@ def rebuilt_through(rebuilt: Callable[..., Tensor]) -> Iterator[None]:
     utils = cast(Any, torch)._utils
     rebuild = utils._rebuild_tensor
 
-    @functools.wraps(rebuild)  # the reader of files asks for its name
-    def through(*args: Any) -> Tensor:
+    @functools.wraps(rebuild)
+    def rebuild_ours(*args: Any) -> Tensor:
         return rebuilt(rebuild, *args)
 
-    with replaced(utils, _rebuild_tensor=through):
+    with replaced(utils, _rebuild_tensor=rebuild_ours):
         yield
 
 
@@ -70,6 +70,7 @@ def dropouts_replaced(simple: Wrapped, attention: Wrapped, recurrent: Wrapped) -
     kinds = [
         f"{before}dropout{after}" for before in ("", "alpha_", "feature_", "feature_alpha_") for after in ("", "_")
     ]
+    kinds.append("native_dropout")
     networks = ("lstm", "gru", "rnn_tanh", "rnn_relu")
     with ExitStack() as stack:
         for owner in (torch, cast(Any, torch)._VF):

@@ -78,7 +78,7 @@ class ArithmeticMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = known.func(*args, **kwargs)
         if rounding in ("rounding", "reduction") or (rounding != "communication" and _rounds(known, args, result)):
             with undispatched():
-                noise.results(known, result)
+                noise.results(known, args, result)
         return result
 
 

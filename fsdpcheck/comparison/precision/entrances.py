@@ -65,7 +65,8 @@ def _type(value: Any) -> Any:
 def _wide(tensor: Tensor) -> Tensor:
     if tensor.dtype not in WIDE:
         return tensor
-    return tensor.detach().to(WIDE[tensor.dtype]).requires_grad_(tensor.requires_grad)
+    with dispatch_private.undispatched():
+        return tensor.detach().to(WIDE[tensor.dtype]).requires_grad_(tensor.requires_grad)
 
 
 def _rebuilt(rebuild: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -73,7 +74,8 @@ def _rebuilt(rebuild: Callable[..., Tensor], *args: Any) -> Tensor:
     if not notes.is_raised():
         return rebuild(*args)
     with dispatch_private.undispatched():
-        return _wide(rebuild(*args))
+        made = rebuild(*args)
+    return _wide(made)
 
 
 def _in_own_type(initialize: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -85,8 +87,8 @@ def _in_own_type(initialize: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return initialize(tensor, *args, **options)
         with torch.no_grad():
             with dispatch_private.undispatched():
-                made = initialize(tensor.detach().float(), *args, **options)
-            tensor.copy_(made.double())
+                made = initialize(tensor.detach().float(), *args, **options).double()
+            tensor.copy_(made)
         return tensor
 
     return initialized

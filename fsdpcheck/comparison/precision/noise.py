@@ -59,14 +59,22 @@ class Noise:
             return [self._copy(inner, key + place) for place, inner in enumerate(value)]
         return value
 
-    def results(self, operator: Operator, results: Any) -> None:
-        """Change what a rounding operator has given, or has written, in place."""
-        if isinstance(results, Tensor):
-            self._shake(results, operator.salt)
-        elif isinstance(results, list | tuple):
-            for place, inner in enumerate(results):
+    def results(self, operator: Operator, args: tuple[Any, ...], results: Any) -> None:
+        """Change what a rounding operator has given, or has written, in place. Those on lists give nothing back."""
+        if results is None:
+            for number in operator.written:
+                if isinstance(number, int) and number < len(args):
+                    self._shake_all(args[number], operator.salt + number)
+        else:
+            self._shake_all(results, operator.salt)
+
+    def _shake_all(self, values: Any, salt: int) -> None:
+        if isinstance(values, Tensor):
+            self._shake(values, salt)
+        elif isinstance(values, list | tuple):
+            for place, inner in enumerate(values):
                 if isinstance(inner, Tensor):
-                    self._shake(inner, operator.salt + place)
+                    self._shake(inner, salt + place)
 
     def _shake(self, tensor: Tensor, salt: int) -> None:
         if not _may_be_inexact(tensor):
@@ -111,4 +119,4 @@ def _may_be_inexact(tensor: Tensor) -> bool:
     if tensor.dtype not in _SAME_SIZE or tensor.is_meta or tensor.layout is not torch.strided:
         return False
     count = tensor.numel()
-    return count > 1 or (count == 1 and not float(tensor).is_integer())
+    return count > 1 or (count == 1 and not float(tensor.item()).is_integer())

@@ -108,6 +108,8 @@ def _rounding(func: Any, base: str) -> Rounding:
         return "constant"
     if base in ("scatter", "put") and "reduce" in func._overloadname:
         return "reduction"
+    if base == "round" and func._overloadname == "decimals":
+        return "rounding"
     if base in EXACT or func.is_view:
         return "exact"
     return "reduction" if base in REDUCTION else "rounding"

@@ -119,7 +119,7 @@ class Raised:
         """The script has made a tensor of this type, or has cast one."""
         if isinstance(made, Tensor) and made.dtype is torch.float64:
             self._own.remember(made, kind)
-            if is_casting_module() and kind in WIDE and torch.equal(made.float(), made):
+            if is_casting_module() and kind in WIDE and _is_plain(made) and torch.equal(made.float(), made):
                 made.copy_(made.to(kind))  # parameters as they were drawn: the initial point is what the script casts
 
     def _scaler(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -133,6 +133,11 @@ class Raised:
             if value is not given[number] and number in operator.written:
                 value.copy_(given[number])
         return raised[0] if isinstance(result, Tensor) else result
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it has values."""
+    return type(tensor) is Tensor and not tensor.is_meta
 
 
 def _has_floats(value: Any) -> bool:

@@ -6,27 +6,27 @@ from typing import Final
 
 _EXACT: Final = """
 abs absolute adaptive_max_pool2d adaptive_max_pool3d alias amax amin _aminmax aminmax argsort as_strided
-as_strided_scatter broadcast_to cat ceil _chunk_cat clamp clamp_max clamp_min clone coalesce _coalesced _conj
-_conj_physical conj_physical constant_pad_nd contiguous copysign cummax cummin detach diag_embed diagonal
-diagonal_backward diagonal_scatter embedding expand flip floor fmax fmin frac fractional_max_pool2d
-fractional_max_pool3d gather hardshrink hardshrink_backward hardtanh hardtanh_backward imag index index_copy
-index_fill index_put _index_put_impl index_select indices isin kthvalue lift lift_fresh masked_fill masked_scatter
-masked_select max max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d maximum median min
-minimum mode movedim nan_to_num nanmedian narrow native_channel_shuffle neg _neg_view negative permute pixel_shuffle
-pixel_unshuffle positive put real reflection_pad1d reflection_pad2d reflection_pad3d relu repeat replication_pad1d
-replication_pad2d replication_pad3d reshape _reshape_alias _reshape_copy resize resize_as resolve_conj resolve_neg
-roll rot90 scatter select select_backward select_scatter set sgn sign slice slice_backward slice_scatter sort split
-split_with_sizes squeeze stack t take threshold threshold_backward topk trace_backward transpose tril triu trunc
-unbind unfold _unique _unique2 unique_consecutive unique_dim _unsafe_index _unsafe_index_put unsafe_split
-unsafe_split_with_sizes _unsafe_view unsqueeze upsample_nearest1d upsample_nearest2d upsample_nearest3d
-_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _values values view view_as_complex
-view_as_real where
+as_strided_scatter block_diag broadcast_to cat ceil channel_shuffle _chunk_cat clamp clamp_max clamp_min clone
+coalesce _coalesced complex _conj _conj_physical conj_physical constant_pad_nd contiguous copysign cummax cummin
+detach diag_embed diagonal diagonal_backward diagonal_scatter embedding expand flip floor fmax fmin fmod frac
+fractional_max_pool2d fractional_max_pool3d frexp gather hardshrink hardshrink_backward hardtanh hardtanh_backward
+heaviside im2col imag index index_fill index_put _index_put_impl index_select indices isin kthvalue lift
+lift_fresh lu_unpack masked_fill masked_scatter masked_select max max_pool2d_with_indices max_pool3d_with_indices
+max_unpool2d max_unpool3d maximum median min minimum mode movedim nan_to_num nanmedian narrow native_channel_shuffle
+neg _neg_view negative permute pixel_shuffle pixel_unshuffle positive put real reflection_pad1d reflection_pad2d
+reflection_pad3d relu repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d reshape
+_reshape_alias _reshape resize resize_as resolve_conj resolve_neg roll rot90 round scatter select
+select_backward select_scatter set sgn sign slice slice_backward slice_scatter sort split split_with_sizes squeeze
+stack t take threshold threshold_backward topk trace_backward transpose tril triu trunc unbind unfold _unique
+_unique2 unique_consecutive unique_dim _unsafe_index _unsafe_index_put unsafe_split unsafe_split_with_sizes
+_unsafe_view unsqueeze upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
+_upsample_nearest_exact2d _upsample_nearest_exact3d _values values view view_as_complex view_as_real where
 """
 _CONSTANT: Final = """
 arange bartlett_window blackman_window _efficientzerotensor empty empty_like empty_permuted empty_strided eye fill
 fill_diagonal from_file full full_like hamming_window hann_window kaiser_window linspace logspace new_empty
-new_empty_strided new_full new_ones new_zeros ones ones_like scalar_tensor tril_indices triu_indices vander zero
-zeros zeros_like
+new_empty_strided new_full new_ones new_zeros ones ones_like scalar_tensor tril_indices triu_indices zero zeros
+zeros_like
 """
 _DRAW: Final = """
 alpha_dropout bernoulli binomial cauchy dropout exponential feature_alpha_dropout feature_dropout _fused_dropout
@@ -41,8 +41,8 @@ avg_pool2d_backward avg_pool3d avg_pool3d_backward baddbmm binary_cross_entropy 
 col2im _convolution convolution convolution_backward cumprod cumsum dist dot _embedding_bag _embedding_bag_backward
 _embedding_bag_dense_backward _embedding_bag_forward_only _embedding_bag_per_sample_weights_backward
 embedding_dense_backward _fft_c2c _fft_c2r _fft_r2c _fused_rms_norm _fused_rms_norm_backward glu_backward
-grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward _grouped_mm huber_loss im2col
-inner linalg__powsum linalg_cross linalg_vecdot linalg_vector_norm linear linear_backward _log_softmax
+grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward _grouped_mm huber_loss inner
+linalg__powsum linalg_cross linalg_vecdot linalg_vector_norm linear linear_backward _log_softmax
 _log_softmax_backward_data _logcumsumexp logcumsumexp logsumexp max_pool2d_with_indices_backward
 max_pool3d_with_indices_backward mean mkldnn_convolution mkldnn_rnn_layer mm mse_loss multi_margin_loss
 multilabel_margin_loss_forward mv nanmean nansum native_batch_norm_backward native_group_norm

@@ -91,3 +91,24 @@ def test_what_is_computed_again_in_a_backward_is_the_same() -> None:
     computed_again = with_noise(partial(gradient, lambda given: checkpoint(layer, given, use_reentrant=False)))
     assert torch.equal(kept, computed_again)
     assert not torch.equal(kept, gradient(layer))
+
+
+def test_what_lists_of_tensors_are_given_in_place_has_noise() -> None:
+    def added(parts: list[Tensor]) -> list[Tensor]:
+        torch._foreach_mul_(parts, 1.1)
+        return parts
+
+    got, plain = with_noise(lambda: added([torch.ones(40), torch.ones(3)])), added([torch.ones(40), torch.ones(3)])
+    assert all(not torch.equal(a, b) for a, b in zip(got, plain, strict=True))
+
+
+def test_noise_warns_of_nothing_and_leaves_gradients_to_the_script() -> None:
+    weight = torch.full((1,), 0.3, requires_grad=True)
+
+    def gradient() -> Tensor:
+        (weight * weight).sum().backward()
+        assert weight.grad is not None
+        grad, weight.grad = weight.grad, None
+        return grad
+
+    assert float(with_noise(gradient)) == pytest.approx(0.6)
