@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fsdpcheck.comparison.precision.arithmetic import Arithmetic
-from fsdpcheck.comparison.precision.entering import in_arithmetic
-from fsdpcheck.comparison.precision.entrances import installed
+from tests.comparison.precision.raising import Block, assert_all_is_raised, raised
 
-FLOAT64 = Arithmetic("float64")
 Result = dict[str, Tensor]
-
-
-@contextmanager
-def raised() -> Iterator[Counter[str]]:
-    notes: Counter[str] = Counter()
-    with installed(), in_arithmetic(FLOAT64, notes, 0):
-        yield notes
 
 
 def trained(model: nn.Module, batches: list[tuple[Tensor, Tensor]], optimizer: torch.optim.Optimizer) -> Result:
@@ -42,22 +26,6 @@ def trained(model: nn.Module, batches: list[tuple[Tensor, Tensor]], optimizer: t
         optimizer.step()
         losses.append(loss.detach())
     return {**{name: value.detach().clone() for name, value in model.state_dict().items()}, "loss": torch.stack(losses)}
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(11, 16)
-        self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
-        self.norm = nn.LayerNorm(16)
-        self.more = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 1))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.embed(inputs)
-        mask = nn.Transformer.generate_square_subsequent_mask(inputs.shape[1])
-        hidden = hidden + self.attend(hidden, hidden, hidden, attn_mask=mask, need_weights=False)[0]
-        result: Tensor = self.more(self.norm(hidden)).squeeze(-1)
-        return result
 
 
 def multilayer() -> nn.Module:
@@ -117,10 +85,6 @@ def test_a_script_is_raised_to_what_it_is_in_float64(case: str, optimizer: str) 
         assert got[name].dtype == value.dtype, name
         assert torch.equal(got[name], value), name
     assert_all_is_raised(notes)
-
-
-def assert_all_is_raised(notes: Counter[str]) -> None:
-    assert not [note for note in notes if note.startswith("low precision")]
 
 
 class Doubled(torch.autograd.Function):
@@ -205,151 +169,3 @@ def test_a_gradient_scaler_sees_gradients_that_are_not_finite() -> None:
         scaler.update()
         assert scaler.get_scale() == 65536 / 2
         assert parameter.tolist() == [1, 1, 1]
-
-
-DRAWS: dict[str, Callable[[], Tensor]] = {
-    "a parameter of a module": lambda: nn.Linear(5, 7).weight,
-    "of a module cast to bfloat16": lambda: nn.Linear(5, 7).bfloat16().weight,
-    "of a module made in bfloat16": lambda: nn.Linear(5, 7, dtype=torch.bfloat16).weight,
-    "by default in bfloat16": lambda: with_default(torch.bfloat16, lambda: nn.Linear(5, 7).weight),
-    "in float64 of the script": lambda: torch.empty(40, dtype=torch.float64).normal_(),
-    "a truncated normal": lambda: nn.init.trunc_normal_(torch.empty(6, 6), std=0.02),
-    "orthogonal": lambda: nn.init.orthogonal_(torch.empty(6, 6)),
-    "kaiming": lambda: nn.init.kaiming_normal_(torch.Tensor(6, 6)),
-    "a slice": lambda: torch.zeros(6, 40)[:, ::2].normal_(0.1, 2),
-    "a transposed one": lambda: torch.zeros(6, 40).t().uniform_(-1, 1),
-    "like another": lambda: torch.randn_like(torch.zeros(9, dtype=torch.bfloat16)),
-    "of a probability": lambda: torch.bernoulli(torch.full((30,), 0.3)),
-    "exponential": lambda: torch.empty(20).exponential_(),
-    "uniform": lambda: torch.rand(20),
-    "in half": lambda: torch.rand(20, dtype=torch.float16),
-    "integers": lambda: torch.randint(0, 9, (20,)),
-    "integers as floats": lambda: torch.randint(0, 9, (20,), dtype=torch.float32),
-    "a permutation": lambda: torch.randperm(20),
-    "of weights": lambda: torch.multinomial(torch.arange(1.0, 9), 30, replacement=True),
-    "a FloatTensor": lambda: nn.init.xavier_uniform_(torch.FloatTensor(4, 5)),
-    "a whole block": lambda: torch.cat([value.flatten() for value in Block().parameters()]),
-    "a deep copy, drawn again": lambda: nn.init.normal_(copy.deepcopy(nn.Linear(3, 20)).weight),
-}
-
-
-def with_default(kind: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(kind)
-    try:
-        return make()
-    finally:
-        torch.set_default_dtype(before)
-
-
-@pytest.mark.parametrize("draw", DRAWS)
-def test_what_is_drawn_is_the_same_number_and_the_generator_is_left_as_it_is(draw: str) -> None:
-    def drawn() -> tuple[Tensor, Tensor]:
-        torch.manual_seed(11)
-        return DRAWS[draw]().detach(), torch.get_rng_state()
-
-    expected, state = drawn()
-    with raised() as notes:
-        got, state_raised = drawn()
-    assert got.dtype == (torch.float64 if expected.is_floating_point() else expected.dtype)
-    assert torch.equal(got, expected.to(got.dtype))
-    assert torch.equal(state, state_raised)
-    assert_all_is_raised(notes)
-
-
-def test_a_normal_draw_of_computed_means_is_not_rounded() -> None:
-    with raised():
-        mean = torch.full((9,), 1 / 3)
-        torch.manual_seed(1)
-        got = torch.normal(mean, 0.5)
-        torch.manual_seed(1)
-        assert torch.equal(got, mean + 0.5 * torch.randn(9))
-    assert not torch.equal(got, got.float().double())
-
-
-third = 1 / 3
-MADE: dict[str, Callable[[], Tensor]] = {
-    "torch.tensor": lambda: torch.tensor([third]),
-    "torch.tensor of a type": lambda: torch.tensor([third], dtype=torch.float32),
-    "torch.as_tensor": lambda: torch.as_tensor([third], dtype=torch.bfloat16),
-    "torch.asarray": lambda: torch.asarray([third]),
-    "new_tensor": lambda: torch.ones(1).new_tensor([third]),
-    "torch.full": lambda: torch.full((1,), third),
-    "torch.scalar_tensor": lambda: torch.scalar_tensor(third)[None],
-    "integers over a number": lambda: torch.ones(1, dtype=torch.int64) / 3,
-    "integers, cast": lambda: torch.ones(1, dtype=torch.int64).float() / 3,
-    "where": lambda: torch.where(torch.ones(1) > 0, third, 0.0),
-    "one by three": lambda: torch.ones(1).half() / 3,
-    "torch.get_default_dtype": lambda: torch.ones(1, dtype=torch.get_default_dtype()) / 3,
-    "a list of floats in numpy": lambda: torch.from_numpy(np.array([third])),
-    "a mean": lambda: torch.arange(3).float().mean()[None] / 3,
-    "filled": lambda: torch.empty(1, dtype=torch.bfloat16).fill_(third),
-    "set": lambda: set_item(torch.zeros(1), third),
-    "polar": lambda: torch.polar(torch.tensor([third]), torch.zeros(1)).real,
-    "a python number": lambda: torch.ones(1, dtype=torch.int64) * third,
-}
-
-
-def set_item(tensor: Tensor, value: float) -> Tensor:
-    tensor[0] = value
-    return tensor
-
-
-@pytest.mark.parametrize("way", MADE)
-def test_what_is_made_of_numbers_is_not_rounded(way: str) -> None:
-    with raised() as notes:
-        got = MADE[way]()
-    assert got.dtype is torch.float64
-    assert got.tolist() == [third]
-    assert_all_is_raised(notes)
-
-
-def loaded() -> Tensor:
-    saved = io.BytesIO()
-    torch.save({"weight": torch.arange(3).to(torch.bfloat16)}, saved)
-    saved.seek(0)
-    result: Tensor = torch.load(saved)["weight"]
-    return result
-
-
-ENTERING: dict[str, Callable[[], Tensor]] = {
-    "from_numpy": lambda: torch.from_numpy(np.arange(3, dtype=np.float32)),
-    "tensor of numpy": lambda: torch.tensor(np.arange(3, dtype=np.float16)),
-    "frombuffer": lambda: torch.frombuffer(bytearray(np.arange(3, dtype=np.float32)), dtype=torch.float32),
-    "pickle": lambda: pickle.loads(pickle.dumps(torch.arange(3.0))),
-    "load": loaded,
-    "a parameter of the past": lambda: before_the_run,
-}
-before_the_run = torch.arange(3.0)
-
-
-@pytest.mark.parametrize("way", ENTERING)
-def test_what_comes_from_elsewhere_is_raised_before_it_is_changed(way: str) -> None:
-    global before_the_run
-    before_the_run = torch.arange(3.0)
-    with raised() as notes:
-        got = ENTERING[way]()
-        got.div_(3)
-    assert got.dtype is torch.float64
-    assert got.tolist() == [0, third, 2 / 3]
-    assert_all_is_raised(notes)
-
-
-def test_a_file_of_bytes_saved_in_float32_is_read_as_such() -> None:
-    saved, kept = io.BytesIO(), torch.tensor([third])
-    torch.save(kept, saved)
-    saved.seek(0)
-    with raised():
-        got = torch.load(saved)
-    assert got.tolist() == kept.tolist() != [third]
-
-
-def test_what_stays_low_is_noted_with_its_line() -> None:
-    whole = torch.zeros(4)
-    part = whole[:2]
-    with raised() as notes:
-        part.add_(third)
-    assert part.dtype is torch.float32
-    (note,) = notes
-    assert note.startswith("low precision entered aten.add_.Tensor at ")
-    assert __file__ in note
