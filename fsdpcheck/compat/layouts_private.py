@@ -5,6 +5,7 @@ Nothing here communicates. Tried: 2.13.0 unless a line says otherwise.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -41,6 +42,11 @@ def untransformed(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def without_function_modes() -> AbstractContextManager[object]:
+    """While open, no mode of a program sees functions of torch that this thread calls."""
+    return cast("AbstractContextManager[object]", cast(Any, torch._C).DisableTorchFunction())
+
+
 class _Here(threading.local):
     aside = False
 
@@ -56,7 +62,7 @@ def aside() -> Iterator[None]:
         return
     _here.aside = True
     try:
-        with _untransformed(), unobserved(), cast(Any, torch._C).DisableTorchFunction(), torch.no_grad():
+        with _untransformed(), unobserved(), without_function_modes(), torch.no_grad():
             yield
     finally:
         _here.aside = False
@@ -153,7 +159,7 @@ class FlatPart:
         there = torch.arange(self.first, self.first + self.count, device="cpu")
         if self.strides is None:
             return there
-        order = torch.arange(nn.Parameter(torch.empty(self.shape, device="meta")).numel(), device="cpu")
+        order = torch.arange(math.prod(self.shape), device="cpu")
         place_of = torch.empty_like(order)
         place_of[order.as_strided(self.shape, self.strides).flatten()] = order
         return place_of[there]

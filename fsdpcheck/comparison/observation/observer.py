@@ -20,7 +20,7 @@ from fsdpcheck.comparison.observation.optimizer_steps import OptimizerSteps
 from fsdpcheck.comparison.observation.rank_log import RankLog
 from fsdpcheck.comparison.observation.unseen_updates import UnseenUpdates
 from fsdpcheck.comparison.record import RankRecord, share_pieces
-from fsdpcheck.compat import frames_private
+from fsdpcheck.compat import frames_private, layouts_private
 from fsdpcheck.compat.torch_private import is_in_backward
 from fsdpcheck.simulation.here import current_rank, here
 
@@ -95,8 +95,9 @@ class _Rank:
 
     def end(self) -> RankRecord:
         """The script has ended."""
-        self._optimizers.end()
-        self._updates.end(self._optimizers.covered)
+        with self._noting():
+            self._optimizers.end()
+            self._updates.end(self._optimizers.covered)
         return self.log.record()
 
     def _guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,9 +112,10 @@ class _Rank:
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """What goes wrong inside becomes a note."""
+        """What goes wrong inside becomes a note, and no mode of the script's sees what is asked of tensors."""
         try:
-            yield
+            with layouts_private.without_function_modes():
+                yield
         except Exception as error:
             self.log.note(f"something could not be observed, {type(error).__name__}: {error}")
 

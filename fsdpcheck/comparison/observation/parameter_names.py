@@ -34,8 +34,8 @@ class Subject:
 class ParameterNames:
     """The root modules of a rank, and what their parameters are called.
 
-    A root is what the script calls and nothing calls it in turn. Several roots in which a name is found twice are told
-    apart by their classes, "Generator.fc.weight", and those of one class by numbers, "Net#2.fc.weight".
+    A root is what the script calls and nothing calls it in turn. Where a name is found in several roots that are
+    trained, those are told apart by their classes, "Generator.fc.weight", of one class by numbers, "Net#2.fc.weight".
     """
 
     def __init__(self) -> None:
@@ -77,8 +77,9 @@ class ParameterNames:
         """What to write before the names of each root: "" where all names are clear without."""
         inner = {part for root in self._roots for part in root.modules() if part is not root}
         roots = [root for root in self._roots if root not in inner]
-        times = Counter(name for root in roots for name in {*self._roots[root].values()})
-        shared = [root for root in roots if any(times[name] > 1 for name in self._roots[root].values())]
+        trained = [root for root in roots if not self._optimizers.keys().isdisjoint(self._roots[root])]
+        times = Counter(name for root in trained for name in {*self._roots[root].values()})
+        shared = [root for root in trained if any(times[name] > 1 for name in self._roots[root].values())]
         prefixes, classes = dict.fromkeys(roots, ""), Counter[str]()
         for root in shared:
             kind = type(unwrapped(root)).__name__

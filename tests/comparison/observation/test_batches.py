@@ -128,7 +128,7 @@ def test_what_a_model_has_computed_is_no_data(tmp_path: Path) -> None:
     """,
         1,
     )
-    assert [sorted(batch) for batch in _batches(observed)] == [["Net.x"], [], [], ["Net.x"]]
+    assert [sorted(batch) for batch in _batches(observed)] == [["x"], [], [], ["x"]]
     assert _labels(observed)[-1] == ()
 
 

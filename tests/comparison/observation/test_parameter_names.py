@@ -20,8 +20,7 @@ def _names(folder: Path, source: str, size: int = 1, kind: str = "parameter") ->
     [
         "Net()",
         "nn.parallel.DistributedDataParallel(Net())",
-        "torch.compile(Net(), backend='eager')",
-        "nn.parallel.DistributedDataParallel(nn.parallel.DistributedDataParallel(Net()))",
+        pytest.param("torch.compile(Net(), backend='eager')", marks=pytest.mark.nightly),
         "checkpointed()",
         "flat()",
         "Own(Net())",
@@ -103,6 +102,19 @@ def test_roots_are_told_apart_only_where_names_meet(tmp_path: Path) -> None:
     """
     names = [f"{root}.{name}" for root in ("Generator", "Judge", "Judge#2") for name in PLAIN]
     assert _names(tmp_path, source) == sorted([*names, "head.bias", "head.weight"])
+
+
+def test_a_model_that_is_not_trained_does_not_count(tmp_path: Path) -> None:
+    source = """
+    model, teacher = Net(), Net()
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    F.mse_loss(model(x), teacher(x).detach()).backward()
+    optimizer.step()
+    averaged.update_parameters(model)
+    averaged(x)
+    """
+    assert _names(tmp_path, source) == PLAIN
 
 
 def test_a_part_that_is_also_called_alone_is_no_root(tmp_path: Path) -> None:

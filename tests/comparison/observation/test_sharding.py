@@ -45,6 +45,18 @@ SCRIPTS = {
     "FSDP, original parameters, SHARD_GRAD_OP": FSDP1 + '    train_wrapped("SHARD_GRAD_OP", True)',
     "FSDP, flat, NO_SHARD": FSDP1 + '    train_wrapped("NO_SHARD", False)',
     "FSDP, original parameters, NO_SHARD": FSDP1 + '    train_wrapped("NO_SHARD", True)',
+    "FSDP, flat, transposed": FSDP1.replace("model = Net()", "model = transposed()", 1)
+    + """
+    def transposed():
+        model = Net()
+        model.one.weight = nn.Parameter(whole_numbers(3, 5).t())
+        return model
+    if W == 1:
+        model = transposed()
+        train(model, torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5))
+    else:
+        train_wrapped("FULL_SHARD", False)
+    """,
     "ZeRO optimizer": """
         from torch.distributed.optim import ZeroRedundancyOptimizer
         model = nn.parallel.DistributedDataParallel(Net())

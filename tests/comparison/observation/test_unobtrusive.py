@@ -63,6 +63,18 @@ SHARDED = """
 """
 
 REPLICATED = """
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+    class Operations(TorchDispatchMode):
+        seen = 0
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen += 1
+            return func(*args, **(kwargs or {}))
+    class Functions(TorchFunctionMode):
+        seen = 0
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.seen += 1
+            return func(*args, **(kwargs or {}))
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.utils.checkpoint import checkpoint
     class Checkpointed(Net):
@@ -71,12 +83,14 @@ REPLICATED = """
     model = nn.parallel.DistributedDataParallel(Checkpointed())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
     for step in range(2):
-        with model.no_sync():
-            nn.MSELoss()(model(torch.randn(4, 6)), torch.randn(4, 4)).backward()
-        model(torch.randn(4, 6)).sum().backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
+      with Operations() as operations, Functions() as functions:
+          with model.no_sync():
+              nn.MSELoss()(model(torch.randn(4, 6)), torch.randn(4, 4)).backward()
+          model(torch.randn(4, 6)).sum().backward()
+          nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+          optimizer.step()
+          optimizer.zero_grad()
+      print(operations.seen, functions.seen)
     torch.save(model.state_dict(), f"model{rank}.pt")
     digest(model)
 """
