@@ -80,10 +80,13 @@ class MicroBatch:
 
     ``rows``: by the name of the input ("x", "0" where it has none), one hash for each entry of its first dimension.
     ``labels``: one hash a row of the target that the next loss function was given; () where none was seen.
+    ``elements``: by the name of the input, "" for the labels, how many numbers there are, and the sum modulo 2**64 of
+    their hashes. Those of parts add up to those of the whole however it is split, along a sequence too.
     """
 
     rows: dict[str, tuple[str, ...]]
     labels: tuple[str, ...] = ()
+    elements: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass

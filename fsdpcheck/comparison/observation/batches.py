@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final, cast
 from weakref import WeakKeyDictionary, WeakSet
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -57,8 +58,10 @@ class Batches:
             kwargs = frames_private.keywords_of_call(sys._getframe())
             batch = Batch(module)
             for name, tensor in _tensors(_bound(module, args, kwargs)):
-                if (rows := self._rows(tensor, f"input {name} of {type(unwrapped(module)).__name__}")) is not None:
-                    batch.rows[name] = rows
+                data = self._data(tensor, f"input {name} of {type(unwrapped(module)).__name__}")
+                if data is not None:
+                    batch.rows[name] = rows(data)
+                    batch.add(name, elements(data))
             self._log.batches.setdefault(self._log.step, []).append(batch)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
@@ -78,8 +81,11 @@ class Batches:
             return False
         self._in_loss = True
         batches = self._log.batches.get(self._log.step)
-        if batches and isinstance(target, Tensor) and (rows := self._rows(target, "the target of a loss")) is not None:
-            batches[-1].labels.extend(rows)
+        if batches and isinstance(target, Tensor):
+            data = self._data(target, "the target of a loss")
+            if data is not None:
+                batches[-1].labels.extend(rows(data))
+                batches[-1].add("", elements(data))
         return True
 
     def out_of_loss(self) -> None:
@@ -92,8 +98,8 @@ class Batches:
             known = self._is_model[module] = next(module.parameters(), None) is not None
         return known
 
-    def _rows(self, tensor: Tensor, what: str) -> tuple[str, ...] | None:
-        """A hash of each row; None where the tensor is no data, or not known to be."""
+    def _data(self, tensor: Tensor, what: str) -> numpy.ndarray[Any, Any] | None:
+        """Its numbers; None where the tensor is no data, or not known to be."""
         tensor = layouts_private.untransformed(tensor)
         if tensor.requires_grad or self._is_computed(tensor):
             return None
@@ -101,7 +107,7 @@ class Batches:
             self._log.note(f"rows of {what} are not compared: it is a {type(tensor).__name__} of {tensor.layout}")
             return None
         with layouts_private.aside():
-            return rows(tensor)
+            return numbers(tensor)
 
     def _is_computed(self, tensor: Tensor) -> bool:
         """Whether it lies in what a module has returned."""
@@ -111,15 +117,30 @@ class Batches:
         return any(known.cdata == storage and not known.expired() for known in self._computed)
 
 
-def rows(tensor: Tensor) -> tuple[str, ...]:
-    """Of each entry of the first dimension a hash, equal for equal values of one type; a number is its own."""
-    tensor = tensor.detach()
-    if tensor.is_floating_point() and tensor.dtype is not torch.float64:
-        tensor = tensor.to(torch.float32)
-    if tensor.numel() == (tensor.shape[0] if tensor.ndim else 1):
-        return tuple(map(repr, tensor.reshape(-1).tolist()))
-    array = tensor.cpu().contiguous().numpy()
-    return tuple(hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest() for row in array)
+def numbers(tensor: Tensor) -> numpy.ndarray[Any, Any]:
+    """Its values as float32 if that is what they are exactly, float64, int64 or bool."""
+    tensor = tensor.detach().cpu()
+    if tensor.is_floating_point():
+        tensor = tensor if tensor.dtype is torch.float64 else tensor.to(torch.float32)
+    elif tensor.dtype is not torch.bool and not tensor.is_complex():
+        tensor = tensor.to(torch.int64)
+    return tensor.resolve_conj().resolve_neg().contiguous().numpy()
+
+
+def rows(values: numpy.ndarray[Any, Any]) -> tuple[str, ...]:
+    """Of each entry of the first dimension a hash, equal for equal values; a number is its own."""
+    if values.size == (len(values) if values.ndim else 1):
+        return tuple(map(repr, values.reshape(-1).tolist()))
+    return tuple(hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest() for row in values)
+
+
+def elements(values: numpy.ndarray[Any, Any]) -> tuple[int, int]:
+    """How many numbers, and the sum modulo 2**64 of their hashes by splitmix64 (Steele et al., OOPSLA 2014)."""
+    bits = numpy.frombuffer(values.tobytes(), numpy.dtype(f"u{min(values.itemsize, 8)}")).astype(numpy.uint64)
+    bits += numpy.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> numpy.uint64(shift))) * numpy.uint64(factor)
+    return values.size, int((bits ^ (bits >> numpy.uint64(31))).sum(dtype=numpy.uint64))
 
 
 def _bound(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,18 @@ class Batch:
     root: nn.Module
     rows: dict[str, tuple[str, ...]] = field(default_factory=dict)
     labels: list[str] = field(default_factory=list)
+    elements: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, name: str, elements: tuple[int, int]) -> None:
+        """More numbers of an input, or "" of the labels."""
+        count, total = self.elements.get(name, (0, 0))
+        self.elements[name] = count + elements[0], (total + elements[1]) % 2**64
+
+    def named(self, prefix: str) -> MicroBatch:
+        """With ``prefix`` before the names of its inputs."""
+        rows = {prefix + name: rows for name, rows in self.rows.items()}
+        elements = {prefix + name if name else "": number for name, number in self.elements.items()}
+        return MicroBatch(rows, tuple(self.labels), elements)
 
 
 class RankLog:
@@ -107,12 +119,8 @@ class RankLog:
                 key = key._replace(name=f"{name} (optimizer {slot.optimizer})")
             found.pieces[key], found.calls[key], found.lines[key] = piece, moment.calls, moment.line
         for step, batches in self.batches.items():
-            found.batches[step] = [_named(batch, prefixes.get(batch.root, "")) for batch in batches]
+            found.batches[step] = [batch.named(prefixes.get(batch.root, "")) for batch in batches]
         return found
-
-
-def _named(batch: Batch, prefix: str) -> MicroBatch:
-    return MicroBatch({prefix + name: rows for name, rows in batch.rows.items()}, tuple(batch.labels))
 
 
 def line() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsdpcheck.comparison.observation.batches import rows
+from fsdpcheck.comparison.observation.batches import elements, numbers, rows
 from tests.comparison.observation.observing import Observed, observe
 
 STEP = """
@@ -30,13 +30,46 @@ def _labels(observed: Observed, step: int = 0) -> list[tuple[str, ...]]:
 
 def test_equal_rows_have_equal_hashes_whatever_they_lie_in() -> None:
     whole = torch.arange(24, dtype=torch.float32).reshape(4, 3, 2)
+    strided = whole.permute(0, 2, 1).contiguous().permute(0, 2, 1)
+    first = rows(numbers(whole))
+    assert first[1:3] == rows(numbers(whole[1:3].clone())) == rows(numbers(strided[1:3]))
+    assert len(set(first)) == 4
+    assert rows(numbers(whole.to(torch.bfloat16))) == first
     assert (
-        rows(whole)[1:3] == rows(whole[1:3].clone()) == rows(whole.permute(0, 2, 1).contiguous().permute(0, 2, 1)[1:3])
+        rows(numbers(torch.tensor([3, 1]))) == rows(numbers(torch.tensor([[3], [1]], dtype=torch.int8))) == ("3", "1")
     )
-    assert len(set(rows(whole))) == 4
-    assert rows(whole.to(torch.bfloat16)) == rows(whole)
-    assert rows(torch.tensor([3, 1])) == rows(torch.tensor([[3], [1]])) == ("3", "1")
-    assert rows(torch.tensor(2.5)) == ("2.5",)
+    assert rows(numbers(torch.tensor(2.5))) == ("2.5",)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64, torch.uint8, torch.bool, torch.complex64])
+def test_elements_of_parts_add_up_however_the_whole_is_split(dtype: torch.dtype) -> None:
+    whole = torch.arange(24).remainder(5).to(dtype).reshape(4, 3, 2)
+    count, total = elements(numbers(whole))
+    assert count == 24
+    for dim in range(3):
+        parts = [elements(numbers(part)) for part in whole.chunk(2, dim)]
+        assert (sum(part[0] for part in parts), sum(part[1] for part in parts) % 2**64) == (count, total)
+    other = whole.clone()
+    other[3, 2, 1] = other[3, 2, 1] == 0
+    assert elements(numbers(other))[1] != total
+
+
+def test_elements_are_kept_of_inputs_and_labels(tmp_path: Path) -> None:
+    source = f"""
+    model = nn.Conv1d(2, 2, 1)
+    {STEP.strip()}
+    x, y = whole_numbers(3, 2, 4), whole_numbers(3, 2, 4)
+    here = slice(rank * 4 // W, (rank + 1) * 4 // W)
+    step(F.mse_loss(model(x[..., here]), y[..., here]))
+    """
+    one, two = (observe(tmp_path, source, size) for size in (1, 2))
+    (whole,) = one.observation.ranks[0].batches[0]
+    parts = [record.batches[0][0] for record in two.observation.ranks]
+    assert set(whole.elements) == {"input", ""}
+    for name, (count, total) in whole.elements.items():
+        assert sum(part.elements[name][0] for part in parts) == count == 24
+        assert sum(part.elements[name][1] for part in parts) % 2**64 == total
+    assert set(whole.rows["input"]).isdisjoint(parts[0].rows["input"])
 
 
 @pytest.mark.parametrize("how", ["x[here]", "x=x[here]"])
