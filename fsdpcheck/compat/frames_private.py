@@ -203,3 +203,15 @@ def is_called_for_shapes(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def stage_called(frame: FrameType | None) -> int | None:
+    """Which stage of a pipeline, by its number, runs the innermost call of this stack; None outside. Tried: 2.13.0."""
+    pipelining = sys.modules.get("torch.distributed.pipelining.stage")
+    while pipelining is not None and frame is not None:
+        if frame.f_code.co_filename == pipelining.__file__:
+            number = _attribute(frame.f_locals.get("self"), "stage_index")
+            if isinstance(number, int):
+                return number
+        frame = frame.f_back
+    return None

@@ -23,6 +23,8 @@ from fsdpcheck.compat.torch_private import is_dtensor, is_in_backward
 
 _OUTPUTS: Final = 64
 """How many tensors that modules have returned are known again where they are given to others."""
+_LARGEST: Final = 2**20
+"""Numbers of such a tensor up to which its rows are, too, where others hold them: a batch of real and made ones."""
 
 
 class Batches:
@@ -35,6 +37,7 @@ class Batches:
         self._log = log
         self._inside: list[nn.Module] = []
         self._is_model: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+        self._computed_rows: deque[frozenset[str]] = deque(maxlen=_OUTPUTS)
         self._trained: WeakSet[nn.Module] = WeakSet()
         self._computed: deque[Any] = deque(maxlen=_OUTPUTS)
         self._in_loss = False
@@ -50,7 +53,7 @@ class Batches:
         if is_in_backward() or not self._has_parameters(module):
             return
         self._inside.append(module)
-        self._log.names.see(module)
+        self._log.names.see(module, frames_private.stage_called(sys._getframe()))
         if torch.is_grad_enabled() and not frames_private.is_called_for_shapes(sys._getframe()):
             if module not in self._trained and not layouts_private.is_transformed():
                 self._trained.add(module)
@@ -73,7 +76,7 @@ class Batches:
             for _, tensor in _tensors({"": output}):
                 tensor = layouts_private.untransformed(tensor)
                 if tensor.layout is torch.strided and not is_dtensor(tensor):
-                    self._computed.append(cast(Any, StorageWeakRef)(tensor.untyped_storage()))
+                    self._remember(tensor)
 
     def in_loss(self, target: object) -> bool:
         """A loss function begins, given this target; whether it is the outermost."""
@@ -92,6 +95,14 @@ class Batches:
         """The outermost loss function has ended."""
         self._in_loss = False
 
+    def _remember(self, output: Tensor) -> None:
+        """A module has returned it."""
+        self._computed.append(cast(Any, StorageWeakRef)(output.untyped_storage()))
+        is_small = output.ndim > 1 and output.numel() <= _LARGEST and not output.is_meta
+        if output.is_floating_point() and is_small and output.numel() > len(output):
+            with layouts_private.aside():
+                self._computed_rows.append(frozenset(rows(numbers(output))))
+
     def _has_parameters(self, module: nn.Module) -> bool:
         known = self._is_model.get(module)
         if known is None:
@@ -107,7 +118,11 @@ class Batches:
             self._log.note(f"rows of {what} are not compared: it is a {type(tensor).__name__} of {tensor.layout}")
             return None
         with layouts_private.aside():
-            return numbers(tensor)
+            values = numbers(tensor)
+            if values.ndim > 1 and values.dtype.kind == "f":
+                kept = [not any(row in computed for computed in self._computed_rows) for row in rows(values)]
+                values = values if all(kept) else values[numpy.array(kept)]
+            return values if values.size or not tensor.numel() else None
 
     def _is_computed(self, tensor: Tensor) -> bool:
         """Whether it lies in what a module has returned."""

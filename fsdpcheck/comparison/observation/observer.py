@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from fsdpcheck.comparison.observation.batches import Batches
 from fsdpcheck.comparison.observation.checkpoints import Checkpoints
 from fsdpcheck.comparison.observation.functions import Functions, scalars
 from fsdpcheck.comparison.observation.optimizer_steps import OptimizerSteps
+from fsdpcheck.comparison.observation.pipeline_names import with_names_of_the_whole
 from fsdpcheck.comparison.observation.rank_log import RankLog
 from fsdpcheck.comparison.observation.unseen_updates import UnseenUpdates
 from fsdpcheck.comparison.record import RankRecord, share_pieces
@@ -32,7 +33,7 @@ def collectives_so_far() -> int:
 
 
 class Observer:
-    """Observes the ranks of one run. ``records``: by rank, complete when ``on_rank`` has closed.
+    """Observes the ranks of one run. ``records``: by rank, complete when ``installed`` has closed.
 
     Guarantee: the run issues the same calls and computes the same bits as without it, and draws the same random
     numbers. What it cannot see is a note of the rank's.
@@ -47,9 +48,19 @@ class Observer:
         self._ranks: dict[int, _Rank] = {}
         self._functions = Functions(self._here)
 
-    def installed(self) -> AbstractContextManager[None]:
-        """While open, functions of torch tell the ranks that call them; to be opened once, around the run."""
-        return self._functions.in_place()
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """While open, functions of torch tell the ranks that call them; to be opened once, around the run.
+
+        When it closes, names of a pipeline's stages become those of the whole model.
+        """
+        try:
+            with self._functions.in_place():
+                yield
+        finally:
+            ranks = sorted(self.records)
+            named = with_names_of_the_whole([self.records[rank] for rank in ranks])
+            self.records.update(zip(ranks, named, strict=True))
 
     @contextmanager
     def on_rank(self, rank: int) -> Iterator[None]:

@@ -36,18 +36,22 @@ class ParameterNames:
 
     A root is what the script calls and nothing calls it in turn. Where a name is found in several roots that are
     trained, those are told apart by their classes, "Generator.fc.weight", of one class by numbers, "Net#2.fc.weight".
+    Those of a pipeline's stages always are, by its number: pipeline_names.py makes them names of the whole model.
     """
 
     def __init__(self) -> None:
         self._roots: dict[nn.Module, dict[tuple[int, int], str]] = {}
+        self._stages: dict[nn.Module, int] = {}
         self._flat: dict[int, tuple[Tensor, FlatPart]] = {}
         self._optimizers: dict[tuple[int, int], str] = {}
         self._alive: list[Tensor] = []
 
-    def see(self, root: nn.Module) -> None:
-        """The script has called this module."""
+    def see(self, root: nn.Module, stage: int | None = None) -> None:
+        """The script has called this module, or a pipeline has, whose stage of this number it is."""
         if root not in self._roots:
             self._roots[root] = {}
+            if stage is not None:
+                self._stages[root] = stage
             if not layouts_private.is_transformed():
                 self.look(root)
 
@@ -74,10 +78,11 @@ class ParameterNames:
         self._optimizers.setdefault(subject.key, name)
 
     def roots(self) -> dict[nn.Module, str]:
-        """What to write before the names of each root: "" where all names are clear without."""
+        """What to write before the names of each root: "" where all names are clear without, and for a stage."""
         inner = {part for root in self._roots for part in root.modules() if part is not root}
         roots = [root for root in self._roots if root not in inner]
-        trained = [root for root in roots if not self._optimizers.keys().isdisjoint(self._roots[root])]
+        alone = [root for root in roots if root not in self._stages]
+        trained = [root for root in alone if not self._optimizers.keys().isdisjoint(self._roots[root])]
         times = Counter(name for root in trained for name in {*self._roots[root].values()})
         shared = [root for root in trained if any(times[name] > 1 for name in self._roots[root].values())]
         prefixes, classes = dict.fromkeys(roots, ""), Counter[str]()
@@ -89,7 +94,9 @@ class ParameterNames:
 
     def names(self) -> dict[tuple[int, int], str]:
         """What each parameter is called, by the key of its subject."""
-        named = {key: prefix + path for root, prefix in self.roots().items() for key, path in self._roots[root].items()}
+        prefixes = self.roots()
+        prefixes.update((root, f"stage {number}.") for root, number in self._stages.items() if root in prefixes)
+        named = {key: prefix + path for root, prefix in prefixes.items() for key, path in self._roots[root].items()}
         return {**self._optimizers, **named}
 
 

@@ -158,11 +158,16 @@ def test_what_a_model_has_computed_is_no_data(tmp_path: Path) -> None:
     judge(fake).sum().backward()
     judge(fake.detach()).sum().backward()
     step(F.mse_loss(model(x), fake.detach()))
+    judge(torch.cat([x, fake.detach()])[torch.randperm(2 * BATCH)])
     """,
         1,
     )
     assert [sorted(batch) for batch in _batches(observed)] == [["x"], [], [], ["x"]]
     assert _labels(observed)[-1] == ()
+    (mixed,) = observed.observation.ranks[0].batches[1]
+    alone = observed.observation.ranks[0].batches[0][0]
+    assert sorted(mixed.rows["x"]) == sorted(alone.rows["x"])
+    assert mixed.elements["x"] == alone.elements["x"]
 
 
 def test_micro_batches_are_each_seen(tmp_path: Path) -> None:

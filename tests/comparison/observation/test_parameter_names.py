@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.comparison.observation.observing import observe
+from tests.comparison.observation.observing import observe, same
 
 PLAIN = ["one.bias", "one.weight", "two.weight"]
 
@@ -148,3 +149,53 @@ def test_two_optimizers_of_one_parameter_are_both_seen(tmp_path: Path) -> None:
     assert sorted(observed.values("parameter")) == sorted([*PLAIN, *(f"{name} (optimizer 1)" for name in PLAIN)])
     assert observed.observation.ranks[0].steps == [1, 1]
     assert observed.value("option lr", "one.bias (optimizer 1)") == 0.25
+
+
+PIPELINE = """
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+    layers = [nn.Linear(3, 3) for _ in range(4)]
+    for number, layer in enumerate(layers):
+        layer.weight.data, layer.bias.data = whole_numbers(3, 3) + number, whole_numbers(3) - number
+    class Keeps(nn.Module):
+        def __init__(self, first, layers):
+            super().__init__()
+            for number, layer in enumerate(layers, first):
+                self.add_module(str(number), layer)
+        def forward(self, x):
+            for layer in self.children():
+                x = layer(x)
+            return x
+    per = len(layers) // W
+    mine = layers[rank * per : (rank + 1) * per]
+    part = MADE
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.125)
+    total = lambda output, target: (output - target).sum()
+    if W == 1:
+        total(part(x), x).backward()
+    else:
+        stage = PipelineStage(part, rank, W, torch.device("cpu"))
+        schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=total, scale_grads=False)
+        schedule.step(*([x] if rank == 0 else []), **({"target": x} if rank == W - 1 else {}))
+    optimizer.step()
+"""
+
+
+def test_stages_that_keep_names_have_those_of_the_whole(tmp_path: Path) -> None:
+    source = PIPELINE.replace("MADE", "Keeps(rank * per, mine)")
+    one, two, four = (observe(tmp_path, source, size) for size in (1, 2, 4))
+    for several in (two, four):
+        for kind in ("initial parameter", "gradient", "parameter"):
+            assert len(same(one, several, kind)) == 8
+        assert (several.whole.replicas, several.whole.gaps) == ({}, {})
+    assert {name for record in four.observation.ranks for batch in record.batches[0] for name in batch.rows} == {"x"}
+
+
+def test_stages_that_number_their_parts_are_numbered_through(tmp_path: Path) -> None:
+    source = PIPELINE.replace("MADE", "nn.Sequential(*mine)")
+    one, two, four = (observe(tmp_path, source, size) for size in (1, 2, 4))
+    assert same(two, four, "initial parameter") == [f"parameter {number} of the pipeline" for number in range(8)]
+    assert same(two, four, "gradient")
+    assert same(two, four, "parameter")
+    whole = list(one.values("parameter").values())
+    assert all(torch.equal(*pair) for pair in zip(whole, two.values("parameter").values(), strict=True))
+    assert (two.whole.replicas, four.whole.replicas) == ({}, {})
