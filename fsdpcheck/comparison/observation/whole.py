@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from fsdpcheck.comparison.observation.hand_made_shards import HandMade, placed
 from fsdpcheck.comparison.record import Key, Observation, Piece, RankRecord
 from fsdpcheck.execution.matching import ranks_text
 
@@ -39,19 +40,39 @@ class Assembled:
     replicas: dict[Key, Difference] = field(default_factory=dict)
     gaps: dict[Key, str] = field(default_factory=dict)
     by_rank: dict[Key, dict[int, Tensor]] = field(default_factory=dict)
+    split: dict[str, int] = field(default_factory=dict)
+    """By name, the dimension along which the script has split a parameter by hand."""
 
 
-def assembled(observation: Observation) -> Assembled:
-    """All that ``observation`` has pieces of, whole."""
-    found = Assembled()
-    for key, pieces in _by_key(observation.ranks).items():
+def assembled(observation: Observation, alone: Assembled | None = None) -> Assembled:
+    """All that ``observation`` has pieces of, whole.
+
+    ``alone``: the same of one rank. With it, plain tensors of another shape than one rank's are parts that the script
+    has made by hand: they have the places that their first values tell, or there is a gap.
+    """
+    found, ranks = Assembled(), observation.ranks
+    made = HandMade(ranks) if alone is None else placed(ranks, alone.values)
+    found.split = made.found
+    for key, pieces in _by_key(made.ranks).items():
         if key.kind in _BY_RANK:
             found.by_rank[key] = {rank: piece.values.to(torch.float64) for rank, piece in pieces.items()}
+        elif key.name in made.unknown and _is_of_the_shape_of_a_part(key, pieces, ranks):
+            found.gaps[key] = made.unknown[key.name]
         elif wrong := _unlike(pieces):
             found.gaps[key] = wrong
         else:
             _put_together(found, key, pieces)
     return found
+
+
+def _is_of_the_shape_of_a_part(key: Key, pieces: Mapping[int, Piece], ranks: Sequence[RankRecord]) -> bool:
+    """Whether it is split as its parameter is: not a count of steps, say."""
+    for rank, piece in pieces.items():
+        mine = ranks[rank].pieces
+        shapes = (mine[of].shape for of in mine if of.kind == "initial parameter" and of.name == key.name)
+        if piece.shape == next(shapes, None):
+            return True
+    return False
 
 
 def _by_key(records: Sequence[RankRecord]) -> dict[Key, dict[int, Piece]]:
