@@ -11,7 +11,6 @@ from fsdpcheck.comparison.command_line import CommandLine
 from fsdpcheck.comparison.decision import Decision, Noise, Values, decided, noise_of
 from fsdpcheck.comparison.distances import between
 from fsdpcheck.comparison.facts import Fact
-from fsdpcheck.comparison.hand_sharding import located
 from fsdpcheck.comparison.observation.whole import Assembled, assembled
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
 from fsdpcheck.comparison.record import Key, Observation, order
@@ -116,10 +115,10 @@ class Runs:
         """What ranks have recorded, put together."""
         self.get([run])
         if run not in self.wholes:
-            if run.world_size != self.base:
-                beginning = replace(run, world_size=self.base, arithmetic=replace(run.arithmetic, noise=None))
-                self.done[run] = located(self.done[run], self.whole(beginning).values)
-            self.wholes[run] = assembled(self.done[run])
+            clean = replace(run, arithmetic=replace(run.arithmetic, noise=None))
+            alone = None if run.world_size == self.base else self.whole(replace(clean, world_size=self.base))
+            self.get([clean])
+            self.wholes[run] = assembled(_begun_as(self.done[clean], self.done[run]), alone)
         return self.wholes[run]
 
     def values(self, run: Run) -> Values:
@@ -128,6 +127,15 @@ class Runs:
             whole = self.whole(run)
             self.all[run] = {**whole.values, **losses.together(whole)}
         return self.all[run]
+
+
+def _begun_as(clean: Observation, noisy: Observation) -> Observation:
+    """``noisy`` with what ranks of ``clean`` began with: by its first values it is known which part each rank has."""
+    ranks = []
+    for one, other in zip(clean.ranks, noisy.ranks, strict=True):
+        first = {key: piece for key, piece in one.pieces.items() if key.kind == "initial parameter"}
+        ranks.append(replace(other, pieces={**other.pieces, **first}))
+    return replace(noisy, ranks=tuple(ranks))
 
 
 def compare(

@@ -17,6 +17,7 @@ from fsdpcheck.comparison.observation.whole import Assembled
 from fsdpcheck.comparison.record import Key, MicroBatch, Observation, RankRecord, order
 
 _SHOWN: Final = 4
+_MODULUS: Final = 2**64
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _batches(base: Observation, run: Observation) -> Iterator[Fact]:
     for kind, what, rows in _ROWS:
         for step in steps:
             wanted, got = (_together(there.ranks, step, rows) for there in (base, run))
-            if not _one_factor(wanted, got):
+            if not _one_factor(wanted, got) and not _same_numbers(base, run, step, kind):
                 yield Fact(step, kind, _of_data(what, step, base, run, rows))
                 break
 
@@ -111,6 +112,29 @@ def _together(ranks: Sequence[RankRecord], step: int, rows: _Rows) -> Counter[ob
 def _one_factor(one: Counter[object], other: Counter[object]) -> bool:
     """Whether both hold the same rows, each of the one as often as of the other up to one factor for all."""
     return set(one) == set(other) and len({other[row] / one[row] for row in one}) <= 1
+
+
+def _same_numbers(base: Observation, run: Observation, step: int, kind: str) -> bool:
+    """Whether rows are split, along a sequence say, and the numbers in them are the same all together."""
+    wanted, got = (_numbers(there.ranks, step, labels=kind == "labels") for there in (base, run))
+    if kind == "pairs" or set(wanted) != set(got) or not wanted:
+        return False
+    factors = {got[name][0] / wanted[name][0] for name in wanted if wanted[name][0]}
+    if len(factors) != 1 or not (factor := factors.pop()).is_integer():
+        return False
+    return all((wanted[name][1] * int(factor) - got[name][1]) % _MODULUS == 0 for name in wanted)
+
+
+def _numbers(ranks: Sequence[RankRecord], step: int, *, labels: bool) -> dict[str, tuple[int, int]]:
+    """By the name of an input how many numbers it has on all ranks, and the sum of their hashes."""
+    found: dict[str, tuple[int, int]] = {}
+    for record in ranks:
+        for batch in record.batches.get(step, ()):
+            for name, (many, hashed) in batch.elements.items():
+                if (name == "") is labels:
+                    so_far = found.get(name, (0, 0))
+                    found[name] = so_far[0] + many, so_far[1] + hashed
+    return found
 
 
 def _of_data(what: str, step: int, base: Observation, run: Observation, rows: _Rows) -> str:

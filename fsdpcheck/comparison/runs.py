@@ -134,7 +134,7 @@ def _started(script: Callable[[int], Script], run: Run, options: Options, place:
 
 
 def _work(ready: Callable[[], Script], work: Callable[[Script], Observation], place: Path) -> NoReturn:
-    """Do the work with the script that is found here, leave its answer beside the folder in which it is done, and end this process."""
+    """Do the work with the script that is found here, leave its answer beside the work's folder, end this process."""
     code = INTERNAL
     try:
         multiprocessing_private.forget_what_the_parent_has()
