@@ -91,7 +91,7 @@ class _Rank:
         self.log, self._functions = log, functions
         self._optimizers, self._batches, self._checkpoints = OptimizerSteps(log), Batches(log), Checkpoints(log)
         self._updates = UnseenUpdates(log)
-        self._in_norm = self._in_save = False
+        self._in_norm = False
 
     def hooks(self) -> list[Any]:
         """Put hooks on all modules and optimizers; handles that take them off."""
@@ -171,8 +171,8 @@ class _Rank:
         return found
 
     def save(self, call: Callable[[], Any], value: object, file: object) -> Any:
-        """``torch.save`` is called, by a program or in a checkpoint that is kept already."""
-        if not self._in_save and frames_private.is_asked_by_a_program(sys._getframe()):
+        """``torch.save`` is called; by torch itself it is where a distributed checkpoint is kept already."""
+        if frames_private.is_asked_by_a_program(sys._getframe()):
             with self._noting():
                 self._checkpoints.keep(value, file)
         return call()
@@ -181,8 +181,4 @@ class _Rank:
         """``torch.distributed.checkpoint`` saves."""
         with self._noting():
             self._checkpoints.keep(value, getattr(writer, "checkpoint_id", None) or getattr(writer, "path", writer))
-        self._in_save = True
-        try:
-            return call()
-        finally:
-            self._in_save = False
+        return call()

@@ -114,26 +114,21 @@ def _wrapped(module: nn.Module) -> str | None:
     return names[0] if is_wrapper and module._modules[names[0]] is not None else None
 
 
-def _parameters(
-    module: nn.Module, prefix: str = "", seen: set[int] | None = None
-) -> Iterator[tuple[str, Subject, Tensor]]:
-    """Each parameter once: its path without wrappers, and how it is looked up; the first path of one that is tied."""
-    seen = set() if seen is None else seen
+def _parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Subject, Tensor]]:
+    """Each parameter: its path without wrappers, how it is looked up, and itself; one that is tied several times."""
     flat = layouts_private.flat_parameter_of(module)
     if flat is not None:
         originals = layouts_private.originals_of(flat)
         for place, part in enumerate(layouts_private.parts_of(flat)):
             own = originals[place] if originals else flat
-            seen.add(id(own))
             yield prefix + _clean(part.name), Subject(own, part, place if part.flat else 0), own
     for name, parameter in module._parameters.items():
-        if parameter is not None and id(parameter) not in seen and not layouts_private.is_flat(parameter):
-            seen.add(id(parameter))
+        if parameter is not None and not layouts_private.is_flat(parameter):
             yield prefix + name, Subject(parameter), parameter
     inner = _wrapped(module)
     for name, child in module._modules.items():
         if child is not None:
-            yield from _parameters(child, prefix if name == inner else f"{prefix}{name}.", seen)
+            yield from _parameters(child, prefix if name == inner else f"{prefix}{name}.")
 
 
 def _clean(path: str) -> str:

@@ -46,7 +46,7 @@ class Pieces:
         A tensor of another size than the parameter's is taken whole: a count of steps, say. Raises NotPlaced.
         """
         if part.converted:
-            raise NotPlaced("FSDP has flattened a part of it, which an extension made")
+            raise NotPlaced("it is a part of a part that FSDP has flattened")
         with layouts_private.aside():
             if tuple(tensor.shape) == part.shape and not (part.flat and tensor.ndim == 1):
                 return Piece(part.shape, _values(tensor))

@@ -118,6 +118,7 @@ def test_containers_are_looked_into(tmp_path: Path) -> None:
         "nn.NLLLoss()(model(x), y[:, 0].abs().long() % 2)",
         "F.binary_cross_entropy_with_logits(model(x)[:, 0], (y[:, 0].abs().long() % 2).double())",
         "F.huber_loss(model(x)[:, 0], (y[:, 0].abs().long() % 2).double())",
+        "F.mse_loss(model(x)[:, 0], (y[:, 0].abs().long() % 2).as_subclass(type('Own', (torch.Tensor,), {})))",
     ],
 )
 def test_labels_are_those_of_any_loss_function(tmp_path: Path, loss: str) -> None:
@@ -159,12 +160,14 @@ def test_what_a_model_has_computed_is_no_data(tmp_path: Path) -> None:
     judge(fake.detach()).sum().backward()
     step(F.mse_loss(model(x), fake.detach()))
     judge(torch.cat([x, fake.detach()])[torch.randperm(2 * BATCH)])
+    F.mse_loss(model(x)[:, :1], judge(x).detach())
     """,
         1,
     )
     assert [sorted(batch) for batch in _batches(observed)] == [["x"], [], [], ["x"]]
-    assert _labels(observed)[-1] == ()
-    (mixed,) = observed.observation.ranks[0].batches[1]
+    assert _labels(observed) == [(), (), (), ()]
+    assert _labels(observed, 1) == [(), (), ()]
+    mixed = observed.observation.ranks[0].batches[1][0]
     alone = observed.observation.ranks[0].batches[0][0]
     assert sorted(mixed.rows["x"]) == sorted(alone.rows["x"])
     assert mixed.elements["x"] == alone.elements["x"]

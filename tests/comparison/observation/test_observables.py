@@ -60,10 +60,12 @@ def test_a_norm_is_that_of_the_whole_gradient(tmp_path: Path, model: str, clip: 
 
 def test_losses_are_each_ranks_own(tmp_path: Path) -> None:
     source = """
+    from torch.utils.checkpoint import checkpoint
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     for _ in range(2):
-        (model(x).sum() * 0 + rank).backward()
+        summed = checkpoint(lambda x: model(x).sum(), x.clone().requires_grad_(), use_reentrant=True)
+        (summed * 0 + rank).backward()
         torch.autograd.backward([model(x).sum() * 0 + 10 + rank])
         optimizer.step()
     """
@@ -72,6 +74,7 @@ def test_losses_are_each_ranks_own(tmp_path: Path) -> None:
         for number, first in (("0", 0), ("1", 10)):
             of_ranks = observed.whole.by_rank[Key(step, "loss", number)]
             assert {rank: float(value) for rank, value in of_ranks.items()} == {0: first, 1: first + 1}
+    assert len(observed.whole.by_rank) == 4
 
 
 def test_a_closure_s_gradients_are_seen_when_it_has_computed_them(tmp_path: Path) -> None:
@@ -168,6 +171,17 @@ def test_states_of_a_zero_optimizer_are_their_owners(tmp_path: Path) -> None:
         ),
         (
             """
+    from torch.distributed.tensor import DTensor, Shard
+    mesh = init_device_mesh("cpu", (1,))
+    parameter = nn.Parameter(DTensor.from_local(torch.ones(3), mesh, [Shard(0)], shape=(4,), stride=(1,)))
+    torch.optim.SGD([parameter], lr=0.125).step()
+    """,
+            "the {kind} of a parameter of shape (4,) is not compared: (Shard(dim=0),) gives this rank 4 of its values, "
+            "and it has 3, at {at}",
+            ".step()",
+        ),
+        (
+            """
     model = Net()
     model(x).backward(torch.ones(BATCH, 2))
     """,
@@ -177,7 +191,8 @@ def test_states_of_a_zero_optimizer_are_their_owners(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_judged_is_a_note(tmp_path: Path, source: str, told: str, line: str) -> None:
-    assert observe(tmp_path, source, 1).notes == [told.format(at=line_of(source, line))]
+    kinds = ("initial parameter", "parameter") if "{kind}" in told else ("",)
+    assert observe(tmp_path, source, 1).notes == [told.format(at=line_of(source, line), kind=kind) for kind in kinds]
 
 
 @pytest.mark.nightly
@@ -195,6 +210,26 @@ def test_a_step_that_is_compiled_is_not_seen_and_that_is_a_note(tmp_path: Path) 
     line = line_of(source, "SGD(")
     assert f"no step was seen of the SGD made at {line}" in observed.notes
     assert any(note.startswith("3 parameters changed") for note in observed.notes)
+
+
+def test_a_flat_part_of_a_part_is_a_note(tmp_path: Path) -> None:
+    source = """
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = parallelize_module(Net(6), mesh["tp"], {"one": ColwiseParallel(), "two": RowwiseParallel()})
+    model = FSDP(model, device_mesh=mesh["dp"], use_orig_params=True, device_id=torch.device("cpu"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    model(x).sum().backward()
+    optimizer.step()
+    """
+    observed = observe(tmp_path, source, 4)
+    told = "it is a part of a part that FSDP has flattened"
+    assert observed.notes
+    assert all(told in note for note in observed.notes), observed.notes
+    assert {key.kind for key in observed.whole.values} == {
+        *("option lr", "option momentum", "option dampening", "option weight_decay")
+    }
 
 
 def test_an_optimizer_in_a_backward_is_seen_all_the_same(tmp_path: Path) -> None:

@@ -95,6 +95,17 @@ ON_FOUR = {
     + '    train_wrapped("HYBRID_SHARD", False, device_mesh=init_device_mesh("cpu", (2, 2) if W > 1 else (1, 1)))',
     "FSDP, original parameters, HYBRID_SHARD": FSDP1
     + '    train_wrapped("HYBRID_SHARD", True, device_mesh=init_device_mesh("cpu", (2, 2) if W > 1 else (1, 1)))',
+    "partial gradients, repeated": """
+        from torch.distributed.tensor import Partial, Replicate, distribute_tensor
+        mesh = init_device_mesh("cpu", (2, 2) if W > 1 else (1, 1))
+        parameter = nn.Parameter(distribute_tensor(whole_numbers(3, 2), mesh, [Replicate(), Replicate()]))
+        optimizer = torch.optim.SGD([parameter], lr=0.0)
+        here, size = mesh.get_local_rank(1), mesh.size(1)
+        part = slice(here * BATCH // size, (here + 1) * BATCH // size)
+        local = parameter.to_local(grad_placements=[Replicate(), Partial()])
+        (x[part] @ local - y[part]).sum().backward()
+        optimizer.step()
+    """,
     "strided shards": """
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -112,7 +123,14 @@ ON_FOUR = {
             optimizer.step()
     """,
 }
-BY_DAY = ("fully_shard, uneven", "FSDP, flat", "FSDP, original parameters", "partial gradients", "ZeRO optimizer")
+BY_DAY = (
+    "fully_shard, uneven",
+    "FSDP, flat",
+    "FSDP, original parameters",
+    "partial gradients",
+    "partial gradients, repeated",
+    "strided shards",
+)
 
 
 def _agree(one: Observed, several: Observed) -> None:
@@ -138,7 +156,7 @@ def test_parts_make_the_whole_of_one_rank(tmp_path: Path, sharding: str) -> None
 
 @pytest.mark.parametrize(
     "sharding",
-    [pytest.param(name, marks=() if name == "strided shards" else pytest.mark.nightly) for name in ON_FOUR],
+    [pytest.param(name, marks=() if name in BY_DAY else pytest.mark.nightly) for name in ON_FOUR],
 )
 def test_so_they_do_on_meshes_of_two_dimensions(tmp_path: Path, sharding: str) -> None:
     _agree(observe(tmp_path, ON_FOUR[sharding], 1), observe(tmp_path, ON_FOUR[sharding], 4))
