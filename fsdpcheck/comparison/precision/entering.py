@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpcheck.comparison.precision import notes, randomness
@@ -43,6 +44,8 @@ def in_arithmetic(arithmetic: Arithmetic, counted: Counter[str], rank: int) -> I
 class ArithmeticMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Operators of one thread, raised, with noise, or looked at."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, raised: Raised | None, noise: Noise | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._raised, self._noise = raised, noise
@@ -57,6 +60,8 @@ class ArithmeticMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return NotImplemented  # comes back as operations of what the tensors wrap
             if any(tensors_private.is_fake(kind) for kind in types):
                 call = _call  # it has no values
+        if not isinstance(func, OpOverload):
+            return self._of_higher_order(func, args, kwargs or {})
         known = operator(func)
         if known.base in randomness.SEEN:
             randomness.see(known, args, kwargs or {})
@@ -68,6 +73,15 @@ class ArithmeticMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         """Nothing is compiled while a mode is entered (entrances.py); torch would look so at each operator. 2.13.0."""
         return False
+
+    def _of_higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator that calls functions, such as that of flex_attention, whose operators no mode sees."""
+        notes.note(f"operators within {func} are not seen")
+        result = func(*args, **kwargs)
+        if self._noise is not None:
+            with undispatched():
+                self._noise.shake(result, len(args))
+        return result
 
     def _noisy(self, known: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         noise, rounding = self._noise, known.rounding
@@ -92,10 +106,10 @@ def _rounds(known: Operator, args: tuple[Any, ...], result: Any) -> bool:
         return len(args) > known.accumulates and bool(args[known.accumulates])
     if known.rounding != "cast":
         return False
-    given = [value for value in _flat(args) if value.is_floating_point()]
-    made = [value for value in _flat((result,)) if value.is_floating_point()]
-    finest = min((torch.finfo(value.dtype).eps for value in given), default=1.0)
-    return any(torch.finfo(value.dtype).eps > finest for value in made)
+    given = [torch.finfo(value.dtype).eps for value in _flat(args) if value.is_floating_point()]
+    results = args[:1] if result is None else (result,)
+    made = [torch.finfo(value.dtype).eps for value in _flat(results) if value.is_floating_point()]
+    return max(made, default=0.0) > min(given, default=1.0)
 
 
 def _flat(values: Sequence[Any]) -> Iterator[Tensor]:

@@ -115,8 +115,12 @@ def _rounding(func: Any, base: str) -> Rounding:
     return "reduction" if base in REDUCTION else "rounding"
 
 
+_EIGHT_BITS: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 WIDE: Final[dict[torch.dtype, torch.dtype]] = {
     **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
+    **dict.fromkeys(
+        (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz), torch.float64
+    ),
     **dict.fromkeys((torch.complex64, torch.complex32), torch.complex128),
 }
 """By type, the one in place of it where a run is raised."""

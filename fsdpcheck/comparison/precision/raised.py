@@ -36,6 +36,9 @@ class Raised:
             return drawn(operator, args, kwargs, self._own)
         if operator.base in SCALER:
             return self._scaler(operator, args, kwargs)
+        if operator.name == "aten.view.dtype" and _is_of_bits(args[0].dtype, args[1]):
+            note("bits were read as another type, of what may be float64 in place of it:")
+            return call(operator, args, kwargs)
         raised, options, floats = self._arguments(operator, args, kwargs)
         if floats or operator.is_view or rounding == "communication":
             result = call(operator, raised, options)
@@ -133,6 +136,12 @@ class Raised:
             if value is not given[number] and number in operator.written:
                 value.copy_(given[number])
         return raised[0] if isinstance(result, Tensor) else result
+
+
+def _is_of_bits(given: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether integers are read as floats, or floats as integers; bytes are whatever they were made of."""
+    integers = [kind for kind in (given, wanted) if not (kind.is_floating_point or kind.is_complex)]
+    return len(integers) == 1 and integers[0].itemsize > 1
 
 
 def _is_plain(tensor: Tensor) -> bool:

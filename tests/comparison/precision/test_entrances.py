@@ -99,3 +99,11 @@ def test_what_stays_low_is_noted_with_its_line() -> None:
     (note,) = notes
     assert note.startswith("low precision entered aten.add_.Tensor at ")
     assert __file__ in note
+
+
+def test_bits_read_as_another_type_are_noted() -> None:
+    with raised() as notes:
+        torch.ones(2).view(torch.int32)
+        torch.ones(2).view(torch.uint8).view(torch.float32).add_(1)
+    (note,) = notes
+    assert note.startswith("bits were read as another type")
