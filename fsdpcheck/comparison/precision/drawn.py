@@ -18,7 +18,9 @@ def drawn(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], own
         return _into(operator, args, kwargs, own)
     if operator.name.startswith("aten.normal.") and any(isinstance(value, Tensor) for value in args):
         return _normal(args, kwargs, own)
-    if operator.types and "dtype" not in kwargs and args and isinstance(args[0], Tensor):
+    if isinstance(kind := kwargs.get("dtype"), torch.dtype):
+        kwargs = {**kwargs, "dtype": own.asked(kind)}
+    elif operator.types and "dtype" not in kwargs and args and isinstance(args[0], Tensor):
         kwargs = {**kwargs, "dtype": own.of(args[0])}  # rand_like and its like
     elif operator.base not in ("bernoulli", "multinomial") and any(isinstance(value, Tensor) for value in args):
         note(f"low precision entered {operator.name}")  # what is drawn follows its parameter continuously

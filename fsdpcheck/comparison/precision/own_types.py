@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any, Final, cast
 
 import torch
@@ -39,11 +41,35 @@ class OwnTypes:
         known = self._known.get(tensor.untyped_storage()._cdata)
         return _USUAL if known is None else known[1]
 
+    def asked(self, kind: torch.dtype) -> torch.dtype:
+        """The type that the script means by one that it gives.
+
+        Where it gives float64, it may have read that off a raised tensor: ``dtype=x.dtype``. It means float64 if that
+        is its default, or if the function that gives it names it.
+        """
+        if kind is not torch.float64 or torch.get_default_dtype() is kind or _names_float64():
+            return kind
+        return _USUAL
+
     def requested(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
         """The type of what an operator makes that makes a new tensor, or casts one."""
         kind = kwargs.get("dtype")
         if isinstance(kind, torch.dtype):
-            return kind
+            return self.asked(kind)
         if args and isinstance(args[0], Tensor):
             return self.of(args[0])
         return torch.get_default_dtype()
+
+
+def _names_float64() -> bool:
+    """Whether the code that called the operator has the name in it."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return not _NAMES.isdisjoint(frame.f_code.co_names)
+
+
+_NAMES: Final = frozenset(("float64", "double", "DoubleTensor"))
+_BETWEEN: Final = (os.path.dirname(__file__), cast(str, torch._ops.__file__))
