@@ -72,4 +72,4 @@ def _names_float64() -> bool:
 
 
 _NAMES: Final = frozenset(("float64", "double", "DoubleTensor"))
-_BETWEEN: Final = (os.path.dirname(__file__), cast(str, torch._ops.__file__))
+_BETWEEN: Final = (os.path.dirname(__file__), torch._ops.__file__)

@@ -25,8 +25,8 @@ class Raised:
     An operator that writes to a tensor of a lower type, or views one, raises that tensor itself where it can, and is
     noted where it cannot.
 
-    Not seen: ``x.float()`` of a raised tensor is a copy, where the script's own may be the tensor itself; ``x.double()``
-    of one gives the tensor itself, whose draws in place are still made in the script's type of x.
+    Not seen: ``x.float()`` of a raised tensor is a copy, where the script's own may be the tensor itself.
+    ``x.double()`` of one is the tensor itself, whose draws in place are still made in the script's type of x.
     """
 
     def __init__(self) -> None:
