@@ -4,8 +4,8 @@ On an equal number of ranks the pieces of both runs lie alike, so that gradients
 compared piece by piece, in float64, at every step of every optimizer. This says that a bug has an effect, and how large
 it is; whether the script then differs from itself on one rank is for the comparison to say.
 
-``python -m benchmarks.compared.effects honest [GLOB]``: what each honest script prints, by number of ranks.
-``python -m benchmarks.compared.effects bugs [GLOB]``: what each bug changes, by step, and by how much.
+``python -m benchmarks.compared.effects honest [GLOB]``: what each honest script prints in float64, by number of ranks.
+``python -m benchmarks.compared.effects bugs [GLOB [N]]``: what each bug changes, on N numbers of ranks (3).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SECONDS: Final = 240
 
 @dataclass
 class Run:
-    """What came of one run: its failure ("" for none), what rank 0 printed, and pieces by rank, step and kind."""
+    """What came of one run: its failure ("" for none), what ranks printed, and pieces by rank, step and kind."""
 
     failure: str = ""
     printed: str = ""
@@ -46,6 +46,19 @@ class Run:
     def losses(self) -> list[str]:
         """The lines with numbers that ranks printed."""
         return [line for line in self.printed.splitlines() if any(sign.isdigit() for sign in line)]
+
+
+def in_float64(text: str) -> str:
+    """The script with the types that it names replaced by float64: for a look at it without rounding.
+
+    Raises ValueError for a script without one function ``main()``.
+    """
+    for old in ("bfloat16", "float16", "float32"):
+        text = text.replace(f"torch.{old}", "torch.float64")
+    text = text.replace(".float()", ".double()")
+    if text.count("def main():\n") != 1:
+        raise ValueError("wanted a script with one function main() without arguments")
+    return text.replace("def main():\n", "def main():\n    torch.set_default_dtype(torch.float64)\n")
 
 
 def run(text: str, name: str, arguments: list[str], world_size: int) -> Run:
@@ -88,7 +101,7 @@ def _observed(path: Path, arguments: list[str], world_size: int) -> Run:
     object.__setattr__(made, "run", watched)
     done = simulate_script(made, world_size, Options(show=False, budget=_SECONDS))
     seen.failure = "" if done.failure is None else done.failure.text
-    seen.printed = done.printed[0] if done.printed else ""
+    seen.printed = "".join(done.printed)
     return seen
 
 
@@ -131,14 +144,14 @@ def _far(left: list[Piece], right: list[Piece]) -> float:
 
 def _honest_lines(script_: Honest) -> None:
     told = {
-        ranks: run(script_.path.read_text(), script_.name, script_.arguments(ranks, quiet=True), ranks)
+        ranks: run(in_float64(script_.path.read_text()), script_.name, script_.arguments(ranks, quiet=True), ranks)
         for ranks in script_.ranks
     }
     for ranks, seen in told.items():
         print(f"{script_.name} W={ranks} {seen.failure}", *seen.losses(), sep="\n  ", flush=True)
 
 
-def _bug_lines(pattern: str) -> None:
+def _bug_lines(pattern: str, numbers: int) -> None:
     from benchmarks.compared.bugs import BUGS
 
     kept: dict[tuple[str, int], Run] = {}
@@ -146,7 +159,8 @@ def _bug_lines(pattern: str) -> None:
         if not fnmatch(bug.name, pattern) and not fnmatch(bug.script, pattern):
             continue
         print(f"{bug.name} ({bug.script}; {bug.cause}; {bug.first}; {bug.ranks})")
-        for ranks in bug.honest.ranks:
+        ranks_shown = bug.ranks or bug.honest.ranks[1:]
+        for ranks in dict.fromkeys((ranks_shown[0], bug.honest.ranks[0], ranks_shown[-1])[:numbers]):
             arguments = bug.honest.arguments(ranks, quiet=True)
             if (bug.script, ranks) not in kept:
                 kept[bug.script, ranks] = run(bug.honest.path.read_text(), bug.script, arguments, ranks)
@@ -167,7 +181,7 @@ def _bug_lines(pattern: str) -> None:
 if __name__ == "__main__":
     what, wanted = sys.argv[1], (*sys.argv[2:], "*")[0]
     if what == "bugs":
-        _bug_lines(wanted)
+        _bug_lines(wanted, int((*sys.argv[3:], 3)[0]))
     else:
         for each in HONEST:
             if fnmatch(each.name, wanted):

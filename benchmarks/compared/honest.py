@@ -51,5 +51,21 @@ HONEST: Final = (
     Honest("tensor_parallel", "--steps 5", (1, 2, 3, 4), "parallelize_module by columns and rows, one batch for all"),
     Honest("fsdp1_orig_params", "--batch-size {24//W}", (1, 2, 3, 4), "FSDP1, use_orig_params, its clip_grad_norm_"),
     Honest("ddp_buckets", "--batch-size {24//W}", (1, 2, 3, 4), "static graph, small buckets, a hook, frozen layers"),
+    Honest("fsdp1_flat", "--batch-size {24//W}", (1, 2, 3, 4), "FSDP1 with flat parameters, accumulation"),
+    Honest("fsdp2_bf16", "--batch-size {24//W}", (1, 2, 3, 4), "MixedPrecisionPolicy, set_requires_gradient_sync"),
+    Honest("hsdp", "--batch-size {16//W} --replicas {max(1, W//2)}", (1, 2, 4), "fully_shard on a mesh of two axes"),
+    Honest("tp_fsdp2", "--batch-size {16*min(2, W)//W} --tp {min(2, W)}", (1, 2, 4), "both parallelisms"),
+    Honest("pipeline", "--steps 5", (2, 4), "PipelineStage, 1F1B; it needs two ranks, which four are compared with"),
+    Honest(
+        "sampler_dropout", "--batch-size {12//W} --epochs 2", (1, 2, 3, 4), "a shuffling sampler, epochs, dropout",
+        told="dropout is drawn in the forward, by each rank for its rows", quiet="--dropout 0",
+    ),
+    Honest("grad_scaler", "--batch-size {24//W}", (1, 2, 3, 4), "GradScaler, autocast to float16, a scale that grows"),
+    Honest("conv_groupnorm", "--batch-size {12//W}", (1, 2, 3, 4), "convolutions, GroupNorm, augmentation by index"),
+    Honest("conv_syncbn", "--batch-size {24//W}", (1, 2, 3, 4), "batch norm over all ranks, buffers"),
+    Honest("gan", "--batch-size {24//W}", (1, 2, 3, 4), "two models, two optimizers, a module used past its wrapper"),
+    Honest("checkpoint_resume", "--batch-size {12//W}", (1, 2, 3, 4), "dcp.save, dcp.load, torch.save, new optimizer"),
+    Honest("token_weighted", "--accumulate {12//W}", (1, 2, 3, 4), "padding, a loss by the number of all tokens"),
+    Honest("tensor_parallel_manual", "--steps 5", (1, 2, 3, 4), "autograd functions that reduce, no DTensor"),
 )  # fmt: skip
 BY_NAME: Final = {script.name: script for script in HONEST}

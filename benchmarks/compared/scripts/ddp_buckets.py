@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 
@@ -40,7 +40,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=24, help="per rank")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--lr", type=float, default=0.2)
-    parser.add_argument("--compress", choices=["none", "bf16"], default="none")
+    parser.add_argument("--compress", choices=["none", "fp16"], default="none")
     parser.add_argument("--bucket-mb", type=float, default=0.005)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -50,7 +50,7 @@ def main():
     torch.manual_seed(args.seed)
 
     model = DDP(TwoTowers(), bucket_cap_mb=args.bucket_mb, static_graph=True)
-    hook = bf16_compress_hook if args.compress == "bf16" else allreduce_hook
+    hook = fp16_compress_hook if args.compress == "fp16" else allreduce_hook
     model.register_comm_hook(None, hook)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.RMSprop(trainable, lr=args.lr * 1e-2, momentum=0.5)
