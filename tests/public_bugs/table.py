@@ -8,12 +8,12 @@ from typing import Final
 CATEGORIES: Final = {
     "loss": "the loss that backward is called on",
     "gradient": "a gradient as the optimizer's step begins, after clipping where there is some",
-    "replicas": "ranks do not agree on a parameter that all of them hold",
+    "replicas": "ranks do not agree on a gradient, and hence on a parameter, that all of them hold",
     "parameter": "a parameter after the step, though its gradient agrees",
     "initial parameter": "a parameter before the first step of its optimizer",
     "missing gradient": "the optimizer's parameters have no gradient",
 }
-"""What a comparison has to report first of the faulty form -> what that is."""
+"""What the faulty form gets wrong, as a comparison of W ranks with one can see it -> what that is."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class Program:
     truth: str
     ranks: tuple[int, ...] = (1, 2, 3, 4)
     shown: tuple[int, ...] = (2, 3, 4)
+
+    @property
+    def command(self) -> str:
+        """What is compared; with "--form correct" behind it, the control."""
+        return f"{self.name}.py {self.template}"
 
 
 _SAME, _SPLIT = "--batch-size 12", "--batch-size {12//W}"
@@ -157,8 +162,8 @@ PROGRAMS: Final = (
 )  # fmt: skip
 
 NOT_BROUGHT: Final = {
-    _MEGATRON + "finding 7": "what it says could not be read",
-    _MEGATRON + "appendix B 2": "what it says could not be read",
+    _MEGATRON + "finding 7": "its text was not found",
+    _MEGATRON + "appendix B 2": "its text was not found",
     _TRAINCHECK + "pytorch-84803, pytorch-96600, baichuan2-86": "broken copies between GPUs, of hardware and drivers",
     _TRAINCHECK + "deepspeed-5794": "a hang, which a run on simulated ranks reports without a comparison",
     _TRAINCHECK + "the ten others": "they do not concern ranks; W ranks are as wrong as one",

@@ -39,8 +39,8 @@ Sums = dict[tuple[int, str], tuple[float, float]]
 
 
 def _arguments(program: Any, ranks: int, form: str) -> list[str]:
-    template = re.sub(r"{(.+?)}", lambda found: str(eval(found[1], {"W": ranks})), program.template)
-    return [f"{program.name}.py", *template.split(), "--form", form, "--dtype", "float64"]
+    command = re.sub(r"{(.+?)}", lambda found: str(eval(found[1], {"W": ranks})), program.command)
+    return [*command.split(), "--form", form, "--dtype", "float64"]
 
 
 def _printed(out: str) -> Sums:
