@@ -54,4 +54,5 @@ def finish(model: nn.Module) -> None:
         sums = (float(value @ weights).hex(), float(value.abs() @ weights).hex())
         line = f"parameter {dist.get_rank()} {name} {sums[0]} {sums[1]}\n"
         print(line, end="", flush=True)  # in one piece, for ranks that are processes share the output
+    dist.barrier()  # a process that aborts while torch tears gloo down takes no output of another with it
     dist.destroy_process_group()
