@@ -31,13 +31,14 @@ def chapter(place: pytest.Pytester) -> pytest.Pytester:
     return place
 
 
-def _pytest(where: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+def _pytest(where: pytest.Pytester, *arguments: str, program: bool = False) -> pytest.RunResult:
     """A session in a process of its own; the plugin by its name, as conftest.py and the entry point have it.
 
-    With xdist it is a program, which starts others.
+    With xdist it is a program, which starts others. Without ``program`` it is forked, bears a mark (leftovers.py), and
+    so ends nothing of what it has left: whoever gave the mark does.
     """
     common = ("-p", "fsdpcheck.pytest_plugin", "-p", "no:cacheprovider", "--fsdpcheck-world-size", "1")
-    if "-n" in arguments:
+    if program or "-n" in arguments:
         return where.runpytest_subprocess(*common, *arguments)
     code, out, err = run_pytest(where.path, [*common, *arguments])
     return pytest.RunResult(code, out.splitlines(), err.splitlines(), 0.0)
@@ -188,19 +189,24 @@ def test_an_implementation_that_ends_its_process_is_not_green(chapter: pytest.Py
 
 
 @pytest.mark.nightly
-def test_what_an_implementation_left_ends_with_the_session(chapter: pytest.Pytester) -> None:
-    """A thread that never ends, and a process in a session of its own."""
+def test_what_an_implementation_left_ends_with_the_session(
+    chapter: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that never ends, and a process in a session of its own; pytest is a program that bears no mark yet."""
+    monkeypatch.delenv(leftovers.MARK, raising=False)
     chapter.makepyfile(
         mine=(TOYS / "unsharded.py").read_text()
         + "import os, threading, time\n"
         + "threading.Thread(target=threading.Event().wait).start()\n"
         + "if os.fork() == 0:\n"
         + "    os.setsid()\n"
-        + "    open('litter', 'w').write(str(os.getpid()))\n"
+        + "    open('part', 'w').write(str(os.getpid()))\n"
+        + "    os.rename('part', 'litter')\n"
         + "    while True: time.sleep(9)\n"
         + "while not os.path.exists('litter'): pass\n"
     )
-    result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", "mine.py:adapter", "-k", "completes")
+    chosen = ("--fsdpcheck-adapter", "mine.py:adapter", "-k", "completes")
+    result = _pytest(chapter, "-p", "no:xdist", *chosen, program=True)
     result.assert_outcomes(passed=1, deselected=2)
     left = int((chapter.path / "litter").read_text())
     assert left not in {entry.pid for entry in leftovers.living()}
