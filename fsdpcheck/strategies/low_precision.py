@@ -50,6 +50,8 @@ def computed(
     if step.clipping == "exact":
         step, excess = replace(step, clip_norm=min(step.clip_norm, _largest_clip_norm(case))), 1
     inputs = _largest_input(case, 1 if full else excess, _most(space.compute, step.clipping))
+    if full and step.clipping == "exact":
+        inputs = min(inputs, _largest_of_a_norm(case))
     return replace(case, step=step, arithmetic=replace(case.arithmetic, inputs=inputs, compute=space.compute))
 
 
@@ -80,6 +82,17 @@ def _largest_clip_norm(case: TrainingCase) -> int:
     while largest > 1 and largest * _odd(case) > 64:  # 13 replicas of one shard have an odd factor of 169
         largest //= 2
     return largest
+
+
+def _largest_of_a_norm(case: TrainingCase) -> int:
+    """The largest input x of a case of one feature whose squared norms fit 24 bits, at least 1.
+
+    p outputs have the squared norm p x^2, which the instrument makes up to a power of four; its bits are those of that
+    power times the square of the loss scale's odd factor.
+    """
+    most = ((1 << 24) - 1) // _odd(case) ** 2
+    power = 1 << (most.bit_length() - 1) // 2 * 2
+    return max(math.isqrt(power // case.model.layers[0].width), 1)
 
 
 def _odd(case: TrainingCase) -> int:
