@@ -172,7 +172,7 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def is_right(row: dict[str, Any]) -> bool:
-    """Whether it says what was wanted. "Precision only" is a warning of what agrees, and right where that was planted."""
+    """Whether it says what was wanted. "Precision only" is a warning of what agrees, and right where it was planted."""
     if row["cause"] == "precision only":
         return any(world["precision"] for world in row["worlds"]) or bool(row["says"] == "differs")
     if row["wanted"] == "fails":

@@ -44,7 +44,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], seconds: 
         type=_sizes,
         default=(1, 2, 4),
         metavar="1,2,4",
-        help="numbers of ranks, the first against the others",
+        help="numbers of ranks, the first against the others (default: 1,2,4)",
     )
     parser.add_argument("--per-node", type=int, default=0, metavar="N", help="ranks of one node (default: all)")
     played = "play GPUs on the CPU, and say what was played (default: there is none)"

@@ -26,6 +26,10 @@ OPTIONS = {
         "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--laws", "--loss", "--model", "-h",
         "TOKEN|FILE",
     },
+    "compare": {
+        "--budget", "--cuda-as-cpu", "--false-alarm", "--help", "--jobs", "--json", "--own", "--per-node", "--ranks",
+        "-h", "-j", "'SCRIPT ...'",
+    },
     "power": {"--adapter", "--cases", "--family", "--help", "--json", "--world-size", "-h"},
     "simulate": {
         "--budget", "--cuda-as-cpu", "--dumps", "--help", "--json", "--order", "--own", "--per-node", "--ranks",
@@ -68,6 +72,7 @@ def test_the_options_are_frozen() -> None:
         ["list", "--help"],
         ["claims", "--help"],
         ["simulate", "--help"],
+        ["compare", "--help"],
         ["trace", "--help"],
         ["trace", "check", "--help"],
         ["trace", "show", "--help"],

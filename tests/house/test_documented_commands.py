@@ -73,6 +73,8 @@ def _of_fsdpcheck(words: list[str]) -> None:
     globs = [*(options.get("law") or ()), *([options["globs"]] if options.get("globs") else [])]
     for glob in ",".join(globs).split(",") if globs else ():
         assert any(fnmatch(known, glob) for known in registry.chapters()), glob
+    if line := options.get("line"):
+        assert _file(f"{shlex.split(line)[0]}:"), line
     for path in options.get("paths") or [*filter(None, [options.get("file")])]:
         assert str(path) in PLACES
     if what := options.get("command") is cli._replay and options["what"]:
@@ -123,7 +125,14 @@ KNOWN = {"fsdpcheck": _of_fsdpcheck, "torchrun": _of_torchrun, "pytest": _of_pyt
 
 def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
     shown = _shown()
-    assert {where for where, _ in shown} == {"README.md", "user-models.md", "simulate.md", "traces.md", "help"}
+    assert {where for where, _ in shown} == {
+        "README.md",
+        "user-models.md",
+        "simulate.md",
+        "compare.md",
+        "traces.md",
+        "help",
+    }
     assert len(shown) > 30
     for where, line in shown:
         for program, *words in _parts(line):
@@ -188,4 +197,5 @@ def test_every_command_that_is_shown_runs_whole(words: tuple[str, ...], folder: 
     words = tuple(_token() if word.startswith("v2:") else word for word in words)
     start = [sys.executable, "-m", *(["fsdpcheck"] if words[0] == "fsdpcheck" else ["torch.distributed.run"])]
     done = subprocess.run([*start, *words[1:]], cwd=folder, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, (words, done.stdout[-3000:], done.stderr[-3000:])
+    wanted = 1 if words[1] == "compare" and "--all-tokens" not in words[2] else 0
+    assert done.returncode == wanted, (words, done.stdout[-3000:], done.stderr[-3000:])
