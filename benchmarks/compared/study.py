@@ -21,7 +21,9 @@ import torch
 from benchmarks.compared.bugs import BUGS
 from benchmarks.compared.honest import HONEST
 from fsdpcheck.comparison.command_line import read
-from fsdpcheck.comparison.compare import Runs, World, compare
+from fsdpcheck.comparison.compare import compare
+from fsdpcheck.comparison.kept_runs import Runs
+from fsdpcheck.comparison.results import World
 from fsdpcheck.comparison.runs import Run
 from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.report import comparison as report

@@ -14,7 +14,7 @@ from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.report import colour
 
 if TYPE_CHECKING:
-    from fsdpcheck.comparison.compare import Comparison
+    from fsdpcheck.comparison.results import Comparison
 
 _EPILOG = """examples:
   fsdpcheck compare 'train.py --batch-size {16//W} --steps 5' --ranks 1,2,4

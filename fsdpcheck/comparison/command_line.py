@@ -7,6 +7,7 @@ failing run may be tried with a smaller one.
 from __future__ import annotations
 
 import ast
+import itertools
 import operator
 import re
 import shlex
@@ -65,9 +66,10 @@ def _renumbered(match: re.Match[str], marked: Mapping[str, int]) -> str:
 
 def read(text: str) -> CommandLine:
     """Raises UsageError for a line that cannot be split, names no script, or has braces that are no arithmetic."""
-    held: list[str] = []
+    held = [match[0] for match in _BRACES.finditer(text)]
+    numbers = itertools.count()
     try:  # spaces inside braces part no words
-        words = shlex.split(_BRACES.sub(lambda match: f"\0{held.append(match[0]) or len(held) - 1}\0", text))
+        words = shlex.split(_BRACES.sub(lambda match: f"\0{next(numbers)}\0", text))
     except ValueError as error:
         raise UsageError(explain("the command line cannot be read", got=f"{text!r}: {error}")) from None
     words = [re.sub("\0(\\d+)\0", lambda match: held[int(match[1])], word) for word in words]
@@ -124,6 +126,7 @@ def _computed(node: ast.AST, world_size: int, divided: bool) -> int | float:
                         then="change the number, or leave this number of ranks out of --ranks",
                     )
                 )
-            return _TWO[type(op)](one, two)
+            computed: int | float = _TWO[type(op)](one, two)
+            return computed
         case _:
             raise ValueError(f"{ast.unparse(node)!r} is none of them")

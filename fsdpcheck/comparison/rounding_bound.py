@@ -34,5 +34,5 @@ def factor(runs: int, entries: int, observables: int, false_alarm: float) -> flo
     """
     each = false_alarm / max(observables, 1) / 2
     deviations = math.sqrt(2 * math.log(2 * max(entries, 1) / each))  # 2 m exp(-t^2 / 2) = each
-    smallest = each ** (1 / runs) / math.sqrt(2)  # (sqrt(2) r)^n = each
+    smallest = math.pow(each, 1 / runs) / math.sqrt(2)  # (sqrt(2) r)^n = each
     return math.sqrt(2) * deviations / smallest  # the difference of two runs has sqrt(2) times their deviation

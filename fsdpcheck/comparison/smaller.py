@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fsdpcheck.comparison.compare import Comparison, World
+from fsdpcheck.comparison.results import Comparison, World
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fsdpcheck.comparison.compare import Comparison
+    from fsdpcheck.comparison.results import Comparison
 
 
 class RanksDisagree(AssertionError):

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from fsdpcheck import __version__
-from fsdpcheck.comparison.compare import Comparison, World
 from fsdpcheck.comparison.decision import Decision
+from fsdpcheck.comparison.results import Comparison, World
 from fsdpcheck.comparison.smaller import Smaller
 from fsdpcheck.errors import FINDING, HOLDS, NO_PROGRESS
 from fsdpcheck.execution import Failure

@@ -1,0 +1,163 @@
+"""One number of ranks against the base: by exact facts in float64, by numbers there, by facts in its own precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fsdpcheck.comparison import causes, facts, losses
+from fsdpcheck.comparison.decision import Decision, decided
+from fsdpcheck.comparison.distances import between
+from fsdpcheck.comparison.facts import Fact
+from fsdpcheck.comparison.kept_runs import Runs
+from fsdpcheck.comparison.precision.arithmetic import Arithmetic
+from fsdpcheck.comparison.record import Key, Observation
+from fsdpcheck.comparison.results import World
+from fsdpcheck.comparison.runs import Run
+
+NOISY: Final = 4
+"""Noisy runs of each world at first. More make the threshold lower (rounding_bound.py)."""
+CONFIRMING: Final = 8
+"""Further noisy runs of a world before it is said to differ."""
+_EPS: Final = {"float64": 2.0**-52, "own": 2.0**-23}
+Pair = tuple[Run, Run]
+"""A run of the base, and one of the world that is judged, in one arithmetic."""
+
+
+def raised(size: int) -> Run:
+    """In float64 in place of the script's own types."""
+    return Run(size, Arithmetic("float64"))
+
+
+def is_judged(key: Key) -> bool:
+    """Whether an observable is decided by its numbers. Options are exact; losses are each rank's own."""
+    return not key.kind.startswith(("loss", "option "))
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judges ``size`` ranks. ``false_alarm``: the probability of accusing them if they are honest."""
+
+    runs: Runs
+    size: int
+    false_alarm: float
+
+    @property
+    def own(self) -> Pair:
+        """In the script's own precision."""
+        return Run(self.runs.base), Run(self.size)
+
+    @property
+    def raised(self) -> Pair:
+        """In float64."""
+        return raised(self.runs.base), raised(self.size)
+
+    def world(self) -> World:
+        """What is said of them."""
+        done = self.runs.done
+        if (failure := done[self.own[1]].failure) is not None:
+            return World(self.size, "fails", failure)
+        unraised = next((done[run].failure for run in self.raised if done[run].failure is not None), None)
+        if unraised is not None:
+            why = f"in float64 it fails: {unraised.text.splitlines()[0]}"
+            return self._by_facts(self.own) or World(self.size, "undecidable", causes=(why,))
+        first = facts.first(self._facts(self.raised))
+        fact = self._by_facts(self.raised)
+        if fact is not None and first is not None and first.kind not in facts.GIVEN:
+            return fact
+        world = self._by_numbers(first)
+        if world.says != "agrees":
+            return world
+        return fact or self._by_facts(self.own) or world
+
+    def _facts(self, pair: Pair) -> list[Fact]:
+        done, (one, this) = self.runs.done, pair
+        return facts.differing(done[one], self.runs.whole(one), done[this], self.runs.whole(this))
+
+    def _by_facts(self, pair: Pair) -> World | None:
+        """What differs exactly and needs no numbers to confirm it, if anything does."""
+        fact = facts.first(each for each in self._facts(pair) if each.kind not in facts.GIVEN)
+        if fact is None:
+            return None
+        told = self._of_replicas(fact.key) if fact.kind == "replicas" and pair == self.raised else []
+        if pair == self.own:
+            told = ["in float64 nothing differs"]
+        world = World(self.size, "differs", fact=fact, causes=tuple(told))
+        return _placed(world, fact.key, self.runs.done[pair[1]])
+
+    def _of_replicas(self, key: Key | None) -> list[str]:
+        """What replicas that differ are together, as finely as noise lets one say."""
+        found = self._decided(self.raised, NOISY, lambda other: other == key)
+        if key is None or not found:
+            return []
+        one, this = self.raised
+        return causes.of_replicas(key, self.runs.values(one), self.runs.done[this], found[0].threshold)
+
+    def _decided(self, pair: Pair, many: int, judged: Callable[[Key], bool] = is_judged) -> list[Decision]:
+        eps = _EPS[pair[0].arithmetic.precision]
+        one, this = (self.runs.values(run) for run in pair)
+        return decided(one, this, self.runs.noise(pair, many), eps, self.false_alarm, judged)
+
+    def _by_numbers(self, given: Fact | None) -> World:
+        """``given``: the first fact that differs. Of what ranks are given, it is told where numbers differ too."""
+        one, this = (self.runs.values(run) for run in self.raised)
+        moved = any(distance.apart for distance in between(one, this).values())
+        found = self._decided(self.raised, NOISY if moved else 0)
+        if any(decision.says == "differs" for decision in found) and not self.runs.confirmed:
+            self.runs.confirmed = True
+            found = self._decided(self.raised, NOISY + CONFIRMING)
+        wrong = [decision for decision in found if decision.says == "differs"]
+        undecidable = tuple(decision for decision in found if decision.says == "undecidable")
+        agreeing = [decision for decision in found if decision.says == "agrees"]
+        world = World(
+            self.size,
+            fact=given if wrong or undecidable else None,
+            says="differs" if wrong else "undecidable" if undecidable else "agrees",
+            undecidable=undecidable,
+            observables=len(found),
+            equal=sum(decision.apart == 0 for decision in found),
+            differing=len(wrong),
+            resolution=max((decision.resolution for decision in agreeing if decision.apart), default=0.0),
+        )
+        return self._explained(world, found, wrong[0]) if wrong else replace(world, precision=self._precision(found))
+
+    def _explained(self, world: World, found: Sequence[Decision], first: Decision) -> World:
+        """A world that differs, with what can be said of the first observable that does."""
+        one, this = self.raised
+        step = {decision.key: decision for decision in found if decision.key.step == first.key.step}
+        alike = [decision for decision in step.values() if decision.key.kind == first.key.kind]
+        names = tuple(decision.key.name for decision in alike if decision.says == "differs")
+        evidence = causes.Evidence(self.runs.values(one), self.runs.values(this), self.runs.done[this], step)
+        told = (*causes.causes(first, evidence), *self._losses(first.key.step))
+        world = replace(world, first=first, alike=names, of_alike=len(alike), causes=told)
+        return _placed(world, first.key, self.runs.done[this])
+
+    def _losses(self, step: int) -> Iterator[str]:
+        """What the losses of a step say, as finely as noise lets them be told apart."""
+        found = self._decided(self.raised, NOISY, lambda key: key.kind.startswith("loss "))
+        agree = {decision.key for decision in found if decision.says != "differs"}
+        one, this = (self.runs.whole(run) for run in self.raised)
+        return losses.told(step, one, this, agree.__contains__)
+
+    def _precision(self, raised: Sequence[Decision]) -> Decision | None:
+        """The first observable that differs in the script's own precision by more than its noise there.
+
+        To first order noise grows as eps does: what lies within that multiple of the threshold in float64 needs no
+        runs.
+        """
+        distances = between(*(self.runs.values(run) for run in self.own))
+        within = {decision.key: decision.threshold * _EPS["own"] / _EPS["float64"] for decision in raised}
+        if all(distance.apart <= within.get(key, 0.0) for key, distance in distances.items() if is_judged(key)):
+            return None
+        return next((each for each in self._decided(self.own, NOISY) if each.says == "differs"), None)
+
+
+def _placed(world: World, key: Key | None, run: Observation) -> World:
+    """With the script's line at which an observable was seen, and the collective before it."""
+    for rank, record in enumerate(run.ranks):
+        if key is not None and key in record.pieces:
+            before = run.traces[rank][: record.calls.get(key, 0)]
+            call = f"{before[-1]}, at {before[-1].where}" if before else ""
+            return replace(world, line=record.lines.get(key, ""), call=call)
+    return world
