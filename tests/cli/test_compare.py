@@ -128,6 +128,7 @@ def test_what_one_run_writes_is_not_what_the_next_run_reads(tmp_path: Path) -> N
     assert not (tmp_path / "now").exists()
 
 
+@pytest.mark.nightly
 def test_numbers_with_a_name_are_made_smaller_while_it_differs_alike(tmp_path: Path) -> None:
     folder = _write(tmp_path, ("lr=0.01", "lr=0.01 * (world if args.width > 2 else 1)"))
     line = "train.py --batch-size {8//W} --width {width:8}"
