@@ -148,7 +148,7 @@ def _world(world: World) -> dict[str, Any]:
         "first": "" if first is None else str(first.key),
         "relative": None if first is None or not first.size else first.apart / first.size,
         "fact": "" if world.fact is None else world.fact.text,
-        "causes": list(world.causes),
+        "causes": [cause.text for cause in world.causes],
         "failure": "" if world.failure is None else world.failure.text.splitlines()[0],
         "undecidable": len(world.undecidable),
         "precision": "" if world.precision is None else str(world.precision.key),

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fsdpcheck.comparison import causes, facts, losses
+from fsdpcheck.comparison.causes import Cause
+from fsdpcheck.comparison.contributions import PartsOfGradients
 from fsdpcheck.comparison.decision import Decision, decided
 from fsdpcheck.comparison.distances import between
 from fsdpcheck.comparison.facts import Fact
@@ -61,7 +63,7 @@ class Judge:
         unraised = next((done[run].failure for run in self.raised if done[run].failure is not None), None)
         if unraised is not None:
             why = f"in float64 it fails: {unraised.text.splitlines()[0]}"
-            return self._by_facts(self.own) or World(self.size, "undecidable", causes=(why,))
+            return self._by_facts(self.own) or World(self.size, "undecidable", causes=(Cause("", why),))
         first = facts.first(self._facts(self.raised))
         fact = self._by_facts(self.raised)
         if fact is not None and first is not None and first.kind not in facts.GIVEN:
@@ -82,17 +84,26 @@ class Judge:
             return None
         told = self._of_replicas(fact.key) if fact.kind == "replicas" and pair == self.raised else []
         if pair == self.own:
-            told = ["in float64 nothing differs"]
+            told = [Cause("", "in float64 nothing differs")]
         world = World(self.size, "differs", fact=fact, causes=tuple(told))
         return _placed(world, fact.key, self.runs.done[pair[1]])
 
-    def _of_replicas(self, key: Key | None) -> list[str]:
-        """What replicas that differ are together, as finely as noise lets one say."""
+    def _of_replicas(self, key: Key | None) -> list[Cause]:
+        """What replicas that differ are, together and each, as finely as noise lets one say."""
         found = self._decided(self.raised, NOISY, lambda other: other == key)
         if key is None or not found:
             return []
         one, this = self.raised
-        return causes.of_replicas(key, self.runs.values(one), self.runs.done[this], found[0].threshold)
+        told = causes.of_replicas(key, self.runs.values(one), self.runs.done[this], found[0].threshold)
+        return told or (list(self._parts.of_replicas(found[0])) if key.kind == "gradient" else [])
+
+    @property
+    def _parts(self) -> PartsOfGradients:
+        """What gradients are made of, by a run that keeps each rank's parts."""
+        one, this = self.raised
+        watched = replace(this, parts=True)
+        self.runs.get([watched])
+        return PartsOfGradients(self.runs.done[watched], self.runs.values(one), self.runs.values(this))
 
     def _decided(self, pair: Pair, many: int, judged: Callable[[Key], bool] = is_judged) -> list[Decision]:
         eps = _EPS[pair[0].arithmetic.precision]
@@ -129,11 +140,20 @@ class Judge:
         alike = [decision for decision in step.values() if decision.key.kind == first.key.kind]
         names = tuple(decision.key.name for decision in alike if decision.says == "differs")
         evidence = causes.Evidence(self.runs.values(one), self.runs.values(this), self.runs.done[this], step)
-        told = (*causes.causes(first, evidence), *self._losses(first.key.step))
-        world = replace(world, first=first, alike=names, of_alike=len(alike), causes=told)
+        told = list(causes.causes(first, evidence))
+        if first.key.kind == "gradient" and not any(cause.word for cause in told):
+            told += self._parts.causes([each for each in alike if each.says == "differs"])
+        told += self._losses(first.key.step)
+        world = replace(
+            world,
+            first=first,
+            alike=names,
+            of_alike=len(alike),
+            causes=tuple(sorted(told, key=lambda cause: not cause.word)),
+        )
         return _placed(world, first.key, self.runs.done[this])
 
-    def _losses(self, step: int) -> Iterator[str]:
+    def _losses(self, step: int) -> Iterator[Cause]:
         """What the losses of a step say, as finely as noise lets them be told apart."""
         found = self._decided(self.raised, NOISY, lambda key: key.kind.startswith("loss "))
         agree = {decision.key for decision in found if decision.says != "differs"}

@@ -63,6 +63,7 @@ class RankLog:
         self.notes: Counter[str] = Counter()
         self._kept: dict[_Slot, tuple[Piece, Moment]] = {}
         self._numbers: Counter[tuple[int, str]] = Counter()
+        self._parts: dict[tuple[int, int, nn.Module, str], Piece] = {}
 
     @property
     def step(self) -> int:
@@ -107,6 +108,15 @@ class RankLog:
         except NotPlaced as unknown:
             self.note(f"{kind} {number} of step {self.step} is not compared: {unknown}")
 
+    def keep_part(self, backward: int, step: int, module: nn.Module, name: str, gradient: Tensor) -> None:
+        """Keep what a backward, of this number in the step, gives as the gradient of a module's parameter."""
+        try:
+            piece = self.pieces.of(gradient)
+        except NotPlaced:
+            return
+        if piece is not None:
+            self._parts[backward, step, module, name] = piece
+
     def record(self) -> RankRecord:
         """All of it by names."""
         self.names.look()
@@ -118,6 +128,9 @@ class RankLog:
             if key in found.pieces:
                 key = key._replace(name=f"{name} (optimizer {slot.optimizer})")
             found.pieces[key], found.calls[key], found.lines[key] = piece, moment.calls, moment.line
+        paths = self.names.paths()
+        for (backward, step, module, name), piece in self._parts.items():
+            found.pieces[Key(step, f"part {backward}", paths.get(module, "?") + name)] = piece
         for step, batches in self.batches.items():
             found.batches[step] = [batch.named(prefixes.get(batch.root, "")) for batch in batches]
         return found
