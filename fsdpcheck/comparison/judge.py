@@ -21,7 +21,7 @@ from fsdpcheck.comparison.runs import Run
 NOISY: Final = 4
 """Noisy runs of each world at first. More make the threshold lower (rounding_bound.py)."""
 CONFIRMING: Final = 8
-"""Further noisy runs of a world before it is said to differ."""
+"""Further noisy runs before a script is said to differ by what one noisy run alone would not show."""
 _EPS: Final = {"float64": 2.0**-52, "own": 2.0**-23}
 Pair = tuple[Run, Run]
 """A run of the base, and one of the world that is judged, in one arithmetic."""
@@ -105,19 +105,29 @@ class Judge:
         self.runs.get([watched])
         return PartsOfGradients(self.runs.done[watched], self.runs.values(one), self.runs.values(this))
 
-    def _decided(self, pair: Pair, many: int, judged: Callable[[Key], bool] = is_judged) -> list[Decision]:
-        eps = _EPS[pair[0].arithmetic.precision]
+    def _decided(
+        self, pair: Pair, many: int, judged: Callable[[Key], bool] = is_judged, *, as_of: int = 0
+    ) -> list[Decision]:
+        """``as_of``: count what the noisy runs show as if there were only so many of them."""
+        eps, noise = _EPS[pair[0].arithmetic.precision], self.runs.noise(pair, many)
         one, this = (self.runs.values(run) for run in pair)
-        return decided(one, this, self.runs.noise(pair, many), eps, self.false_alarm, judged)
+        return decided(one, this, replace(noise, runs=as_of or noise.runs), eps, self.false_alarm, judged)
+
+    def _confirmed(self, found: list[Decision]) -> list[Decision]:
+        """The same by more noise, if something differs and its first would not by a single noisy run."""
+        first = next((each.key for each in found if each.says == "differs"), None)
+        if first is None or self.runs.confirmed:
+            return found
+        if any(each.key == first and each.says == "differs" for each in self._decided(self.raised, NOISY, as_of=1)):
+            return found
+        self.runs.confirmed = True
+        return self._decided(self.raised, NOISY + CONFIRMING)
 
     def _by_numbers(self, given: Fact | None) -> World:
         """``given``: the first fact that differs. Of what ranks are given, it is told where numbers differ too."""
         one, this = (self.runs.values(run) for run in self.raised)
         moved = any(distance.apart for distance in between(one, this).values())
-        found = self._decided(self.raised, NOISY if moved else 0)
-        if any(decision.says == "differs" for decision in found) and not self.runs.confirmed:
-            self.runs.confirmed = True
-            found = self._decided(self.raised, NOISY + CONFIRMING)
+        found = self._confirmed(self._decided(self.raised, NOISY if moved else 0))
         wrong = [decision for decision in found if decision.says == "differs"]
         undecidable = tuple(decision for decision in found if decision.says == "undecidable")
         agreeing = [decision for decision in found if decision.says == "agrees"]
