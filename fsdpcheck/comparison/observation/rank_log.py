@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fsdpcheck.comparison.observation.parameter_names import ParameterNames, Subject
 from fsdpcheck.comparison.observation.pieces import NotPlaced, Pieces
-from fsdpcheck.comparison.record import Key, MicroBatch, Piece, RankRecord
+from fsdpcheck.comparison.record import Key, MicroBatch, Piece, RankRecord, Seat
 from fsdpcheck.simulation.scheduler import where
 
 
@@ -61,6 +61,7 @@ class RankLog:
         self.steps: list[int] = []
         self.batches: dict[int, list[Batch]] = {}
         self.notes: Counter[str] = Counter()
+        self.seats: dict[tuple[int, int], Seat] = {}
         self._kept: dict[_Slot, tuple[Piece, Moment]] = {}
         self._numbers: Counter[tuple[int, str]] = Counter()
 
@@ -118,6 +119,7 @@ class RankLog:
             if key in found.pieces:
                 key = key._replace(name=f"{name} (optimizer {slot.optimizer})")
             found.pieces[key], found.calls[key], found.lines[key] = piece, moment.calls, moment.line
+        found.seats = {names.get(about, "?"): seat for about, seat in self.seats.items()}
         for step, batches in self.batches.items():
             found.batches[step] = [batch.named(prefixes.get(batch.root, "")) for batch in batches]
         return found
