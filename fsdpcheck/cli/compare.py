@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.report import colour
 
 if TYPE_CHECKING:
+    from fsdpcheck.comparison.kept_runs import Runs
     from fsdpcheck.comparison.results import Comparison
 
 _EPILOG = """examples:
@@ -64,6 +66,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], seconds: 
         "-j", "--jobs", type=int, metavar="N", help="runs at a time (default: the cores of this machine)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of it as JSON (default: none)")
+    script = "write a program that shows with torch alone what differs, for torchrun on gloo (default: none)"
+    parser.add_argument("--script", type=Path, metavar="FILE", help=script)
     parser.set_defaults(command=_compare)
 
 
@@ -85,10 +89,12 @@ def _probability(text: str) -> float:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    if options.json is not None and not options.json.absolute().parent.is_dir():
-        raise UsageError(explain("--json names a place in a folder that is not there", got=options.json))
+    for name, path in (("--json", options.json), ("--script", options.script)):
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise UsageError(explain(f"{name} names a place in a folder that is not there, or a folder", got=path))
     from fsdpcheck.comparison.command_line import read
     from fsdpcheck.comparison.compare import compare
+    from fsdpcheck.comparison.kept_runs import Runs
     from fsdpcheck.comparison.rounding_bound import FALSE_ALARM
     from fsdpcheck.comparison.smaller import smaller
     from fsdpcheck.report import comparison as report
@@ -101,7 +107,8 @@ def _compare(options: argparse.Namespace) -> int:
     jobs = options.jobs or _usable_cores()
     alarm = options.false_alarm or FALSE_ALARM
     line, paint, told = read(options.line), colour.painter(sys.stdout), _progress()
-    found = compare(line, options.ranks, wanted, jobs=jobs, false_alarm=alarm, told=told)
+    runs = Runs(line, wanted, options.ranks[0], jobs, told)
+    found = compare(line, options.ranks, wanted, jobs=jobs, false_alarm=alarm, told=told, runs=runs)
     print(report.ending(found, paint), flush=True)
 
     def again(ranks: int, marked: Mapping[str, int]) -> Comparison:
@@ -111,9 +118,31 @@ def _compare(options: argparse.Namespace) -> int:
     less = smaller(found, again)
     if less is not None:
         print(report.smaller(found, less, paint), flush=True)
+    if options.script is not None:
+        if less is not None:
+            runs = Runs(read(line.with_numbers(less.marked)), wanted, found.base, jobs, told)
+        print(
+            _script(options.script, found if less is None else replace(found, worlds=(less.world,)), runs), flush=True
+        )
     if options.json is not None:
         options.json.write_text(json.dumps(report.document(found, less), indent=1) + "\n", encoding="utf-8")
     return report.exit_code(found)
+
+
+def _script(path: Path, found: Comparison, runs: Runs) -> str:
+    """Write the program for the fewest ranks that differ; what to say of it."""
+    from fsdpcheck.comparison.reproducer import NotShown, program
+
+    wrong = [world for world in found.worlds if world.says in ("differs", "fails")]
+    if not wrong:
+        return f"script: nothing differs, so {path} is not written"
+    world = min(wrong, key=lambda each: each.size)
+    try:
+        text = program(world, runs)
+    except NotShown as why:
+        return f"script: {path} is not written: {why}"
+    path.write_text(text, encoding="utf-8")
+    return f"script: torchrun --nproc-per-node {world.size} {path}"
 
 
 def _usable_cores() -> int:

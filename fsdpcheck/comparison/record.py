@@ -90,6 +90,19 @@ class MicroBatch:
     elements: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
+class Seat(NamedTuple):
+    """Where a rank's optimizers have a parameter. ``optimizer``: its number, in the order of their first steps.
+
+    ``place``: among its parameters. ``offset``: where in the flat one that FSDP1 made the parameter begins.
+    ``is_dtensor``: whether the optimizer has a DTensor.
+    """
+
+    optimizer: int
+    place: int
+    offset: int
+    is_dtensor: bool
+
+
 @dataclass
 class RankRecord:
     """What one rank did. ``steps``: completed steps by optimizer, in the order of their first step.
@@ -105,6 +118,8 @@ class RankRecord:
     notes: dict[str, int] = field(default_factory=dict)
     lines: dict[Key, str] = field(default_factory=dict)
     """By key, the line of the script at which it was seen, as "file.py:12"."""
+    seats: dict[str, Seat] = field(default_factory=dict)
+    """By the name of a parameter."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ OPTIONS = {
     },
     "compare": {
         "--budget", "--cuda-as-cpu", "--false-alarm", "--help", "--jobs", "--json", "--own", "--per-node", "--ranks",
-        "-h", "-j", "'SCRIPT ...'",
+        "--script", "-h", "-j", "'SCRIPT ...'",
     },
     "power": {"--adapter", "--cases", "--family", "--help", "--json", "--world-size", "-h"},
     "simulate": {

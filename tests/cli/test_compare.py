@@ -114,11 +114,23 @@ def test_a_script_that_hangs_on_more_ranks_is_a_finding_with_the_report_of_the_h
         (("train.py", "--ranks", "1,x"), "wanted numbers of ranks"),
         (("train.py", "--false-alarm", "2"), "wanted a probability between 0 and 1"),
         (("train.py", "--json", "no/where.json"), "--json names a place in a folder that is not there"),
+        (("train.py", "--script", "no/where.py"), "--script names a place in a folder that is not there"),
+        (("train.py", "--script", "."), "--script names a place in a folder that is not there, or a folder"),
     ],
 )
 def test_a_command_that_cannot_be_run_is_code_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     code, _, err = run(_write(tmp_path), "compare", *words)
     assert (code, said in err) == (2, True), err
+
+
+def test_a_program_is_written_where_something_differs_and_nothing_where_not(tmp_path: Path) -> None:
+    code, out, _ = run(_write(tmp_path), "compare", _LINE, "--ranks", "1,2", "--script", "shown.py")
+    assert (code, out.splitlines()[-1]) == (0, "script: nothing differs, so shown.py is not written")
+    assert not (tmp_path / "shown.py").exists()
+    _write(tmp_path, ("lr=0.01", "lr=0.01 * world"))
+    code, out, _ = run(tmp_path, "compare", _LINE, "--ranks", "1,2", "--script", "shown.py")
+    assert (code, out.splitlines()[-1]) == (1, "script: torchrun --nproc-per-node 2 shown.py")
+    assert "option lr of 0.weight at step 0" in (tmp_path / "shown.py").read_text()
 
 
 def test_what_one_run_writes_is_not_what_the_next_run_reads(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fsdpcheck.comparison.observation.parameter_names import Subject
 from fsdpcheck.comparison.observation.pieces import number
 from fsdpcheck.comparison.observation.rank_log import Moment, RankLog, line
-from fsdpcheck.comparison.record import Piece
+from fsdpcheck.comparison.record import Piece, Seat
 from fsdpcheck.compat import layouts_private
-from fsdpcheck.compat.torch_private import is_in_backward, own_part
+from fsdpcheck.compat.torch_private import is_dtensor, is_in_backward, own_part
 
 
 class OptimizerSteps:
@@ -96,6 +97,7 @@ class OptimizerSteps:
             kind = kind if self._kinds[kind] == 1 else f"{kind}#{self._kinds[kind]}"
             for place, parameter in enumerate(_parameters(optimizer)):
                 for subject in self._log.names.subjects(parameter):
+                    self._log.seats.setdefault(subject.key, _seat(subject, self._optimizers[optimizer], place))
                     inner = f": {subject.part.name}" if subject.part is not None else ""
                     self._log.names.call(subject, f"parameter {place} of {kind}{inner}")
         return self._optimizers[optimizer]
@@ -151,6 +153,11 @@ class OptimizerSteps:
         if known is None or known[0] != value:
             known = self._options[of, group, name] = value, number(value)
         return known[1]
+
+
+def _seat(subject: Subject, optimizer: int, place: int) -> Seat:
+    offset = subject.part.offset if subject.part is not None and subject.part.flat else 0
+    return Seat(optimizer, place, offset, is_dtensor(subject.parameter))
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fsdpcheck.comparison.observation.parameter_names import ParameterNames, Subject
 from fsdpcheck.comparison.observation.pieces import NotPlaced, Pieces
-from fsdpcheck.comparison.record import Key, MicroBatch, Piece, RankRecord
+from fsdpcheck.comparison.record import Key, MicroBatch, Piece, RankRecord, Seat
 from fsdpcheck.simulation.scheduler import where
 
 
@@ -61,6 +61,7 @@ class RankLog:
         self.steps: list[int] = []
         self.batches: dict[int, list[Batch]] = {}
         self.notes: Counter[str] = Counter()
+        self.seats: dict[tuple[int, int], Seat] = {}
         self._kept: dict[_Slot, tuple[Piece, Moment]] = {}
         self._numbers: Counter[tuple[int, str]] = Counter()
         self._parts: dict[tuple[int, int, nn.Module, str], Piece] = {}
@@ -131,6 +132,7 @@ class RankLog:
         paths = self.names.paths()
         for (backward, step, module, name), piece in self._parts.items():
             found.pieces[Key(step, f"part {backward}", paths.get(module, "?") + name)] = piece
+        found.seats = {names.get(about, "?"): seat for about, seat in self.seats.items()}
         for step, batches in self.batches.items():
             found.batches[step] = [batch.named(prefixes.get(batch.root, "")) for batch in batches]
         return found

@@ -1,0 +1,145 @@
+"""Programs that show with torch alone what differs: each ends by 1, and by 0 once the script is right."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+
+from fsdpcheck.comparison.command_line import read
+from fsdpcheck.comparison.decision import Decision
+from fsdpcheck.comparison.facts import Fact
+from fsdpcheck.comparison.kept_runs import Runs
+from fsdpcheck.comparison.record import Key
+from fsdpcheck.comparison.reproducer import NotShown, program
+from fsdpcheck.comparison.results import World
+from fsdpcheck.execution import Failure
+from fsdpcheck.simulation.simulate import Options
+from tests.common.commands import environment, run
+
+_EXAMPLE = "docs/examples/padded_rows.py"
+_SCRIPT = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+mistake, way = sys.argv[2:4]
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+wrong = mistake if world > 1 and "right" not in sys.argv else ""
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+wrap = dict(ddp=DistributedDataParallel, flat=FullyShardedDataParallel, dtensor=fully_shard, none=lambda whole: whole)
+options = dict(device_id=torch.device("cpu"), use_orig_params=False) if way == "flat" else {}
+model = wrap[way](model, **options)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.999 if wrong != "option" else 0.9))
+data = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
+mine = data.chunk(world)[rank]
+for step in range(3 - (wrong == "steps")):
+    loss = model(mine).square().mean() * (world if wrong == "factor" else 1)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+def _world(kind: str, name: str, fact: str = "", step: int = 1) -> World:
+    """Two ranks that differ in this."""
+    key = Key(step, kind, name)
+    if fact:
+        return World(2, "differs", fact=Fact(1, fact, "", key if name else None))
+    return World(2, "differs", first=Decision(key, "differs", 1.0, 0.0, 1.0, 0.0))
+
+
+CASES = {
+    "a gradient": ("factor ddp", _world("gradient", "2.weight"), ", more than "),
+    "a parameter of FSDP2": ("factor dtensor", _world("parameter", "2.weight"), ", more than "),
+    "a state in a flat parameter": ("factor flat", _world("state exp_avg_sq", "0.weight"), ", more than "),
+    "an option": ("option ddp", _world("option betas.1", "0.weight", "option"), "rank 1: [0.9], wanted [0.999]"),
+    "steps": ("steps ddp", _world("", "", "steps"), "rank 0: [2.0], wanted [3.0]"),
+    "replicas": ("replicas none", _world("gradient", "0.bias", "replicas"), "apart by 0.0"),
+}
+"""What is sought -> the script's mistake and wrapper, the world, and what is printed."""
+
+
+def _written(folder: Path, line: str, world: World) -> str:
+    with chdir(folder):
+        return program(world, Runs(read(line), Options(show=False)))
+
+
+@pytest.mark.parametrize(
+    "sought", [pytest.param(name, marks=[pytest.mark.nightly] * ("FSDP2" in name)) for name in CASES]
+)
+def test_a_program_shows_the_mistake_and_ends_by_0_on_the_right_script(tmp_path: Path, sought: str) -> None:
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    arguments, world, said = CASES[sought]
+    text = _written(tmp_path, f"train.py {{W}} {arguments}", world)
+    assert "import fsdpcheck" not in text
+    assert "from fsdpcheck" not in text
+    code, out = _simulated(tmp_path, text)
+    assert (code, said in out) == (1, True), out
+    if sought != "replicas":
+        code, out = _simulated(tmp_path, text, "right")
+        assert code == 0, out
+
+
+def _simulated(folder: Path, text: str, *more: str) -> tuple[int, str]:
+    """Exit code and output of the program on two simulated ranks, its base on one."""
+    (folder / "base.py").write_text(text.replace('os.environ["ANSWER"]', "'base.pt'").replace('"ANSWER" not in', "not"))
+    (folder / "two.py").write_text(text.replace("of_base())", "torch.load('base.pt'))"))
+    if "of_base" in text:
+        code, out, _ = run(folder, "simulate", "-n", "1", "base.py", *more)
+        assert code == 0, out
+    code, out, _ = run(folder, "simulate", "-n", "2", "two.py", *more)
+    return code, out
+
+
+@pytest.mark.parametrize(
+    ("world", "why"),
+    [
+        (World(2, "fails", Failure("hang", "")), "torchrun --nproc-per-node 2 train.py 2 factor ddp"),
+        (_world("checkpoint", "model.pt:weight"), "a checkpoint is nothing that an optimizer has"),
+        (_world("", "", "data"), "data is nothing that an optimizer has"),
+        (_world("gradient", "no.such"), "nobody has gradient of no.such at step 1"),
+        (_world("initial parameter", "0.weight", step=0), "whose rounding hides it"),
+    ],
+)
+def test_what_no_program_can_show_is_named(tmp_path: Path, world: World, why: str) -> None:
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    with pytest.raises(NotShown, match=why):
+        _written(tmp_path, "train.py {W} factor ddp", world)
+
+
+def _torchrun(folder: Path, file: Path, *more: str) -> tuple[int, str]:
+    """Exit code and output of the program on two processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(file), *more]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("kind", "name"), [("gradient", "2.weight"), ("norm", "0")])
+def test_torchrun_shows_a_wrong_factor_on_processes(tmp_path: Path, kind: str, name: str) -> None:
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    (tmp_path / "shown.py").write_text(_written(tmp_path, "train.py {W} factor ddp", _world(kind, name)))
+    code, out = _torchrun(tmp_path, tmp_path / "shown.py")
+    assert (code, ", more than" in out) == (1, True), out
+    code, out = _torchrun(tmp_path, tmp_path / "shown.py", "right")
+    assert (code, ", no more than" in out) == (0, True), out
+
+
+@pytest.mark.nightly
+def test_torchrun_shows_the_mistake_of_the_example_on_processes(tmp_path: Path) -> None:
+    file = tmp_path / "shown.py"
+    root = Path(__file__).parents[2]
+    code, out, _ = run(root, "compare", f"{_EXAMPLE} --batch-size {{12//W}}", "--ranks", "1,2", "--script", str(file))
+    assert (code, "torchrun --nproc-per-node 2" in out) == (1, True), out
+    code, out = _torchrun(root, file)
+    assert (code, ", more than" in out) == (1, True), out
+    code, out = _torchrun(root, file, "--all-tokens")
+    assert (code, ", no more than" in out) == (0, True), out
