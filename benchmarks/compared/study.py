@@ -50,7 +50,10 @@ class Item:
 
 
 def items() -> list[Item]:
-    """Honest scripts by seed, planted bugs and harmless changes, and public bugs in both forms."""
+    """Honest scripts by seed, planted bugs and harmless changes, and public bugs in both forms.
+
+    A bug is looked for on the largest number of ranks at which it shows.
+    """
     honest = [
         Item(f"honest/{each.name}/{seed}", each.path, "", f"{each.line} --seed {seed}", each.ranks, "agrees")
         for each in HONEST
@@ -62,7 +65,7 @@ def items() -> list[Item]:
             bug.honest.path,
             bug.text(),
             bug.honest.line,
-            (bug.honest.ranks[0], *bug.ranks) if bug.ranks else bug.honest.ranks,
+            (bug.honest.ranks[0], max(bug.ranks or bug.honest.ranks)),
             "agrees" if bug.harmless else "fails" if bug.fails else "differs",
             bug.cause,
         )
