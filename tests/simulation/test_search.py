@@ -197,3 +197,29 @@ def test_a_program_that_is_not_deterministic_is_not_proved() -> None:
             store().add("count", 1)
 
     assert any("not deterministic" in void for void in tried(program, 2).voids)
+
+
+def test_ranks_that_return_no_number_return_the_same() -> None:
+    def program(rank: int, size: int) -> object:
+        store().add("count", 1)
+        return [float("nan"), {"loss": float("nan")}]
+
+    assert tried(program, 2).proved
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_what_is_read_in_flight_by_nothing_that_can_be_watched_is_found_by_its_value(dtype: torch.dtype) -> None:
+    def program(rank: int, waits: bool) -> object:
+        mine, other = torch.full((2,), rank, dtype=dtype), torch.full((2,), rank, dtype=dtype)
+        seen = mine.numpy()
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in (mine, other)]
+        early = float(seen[1])
+        for work in works:
+            work.wait()
+        return float(seen[1]) if waits else early
+
+    failure = tried(lambda rank, _: program(rank, waits=False), 2).simulation.failure
+    assert failure is not None
+    assert (failure.kind, [state.rank for state in failure.ranks]) == ("in-flight", [0, 1])
+    assert f"{__file__}:{program.__code__.co_firstlineno + 3}" in failure.text
+    assert tried(lambda rank, _: program(rank, waits=True), 2).proved
