@@ -86,6 +86,8 @@ class Decisions:
         self.steps: list[Step] = []
         self.waiting: dict[int, Callable[[], list[Option]]] = {}
         """Of ranks that wait for a decision: what it could be by then."""
+        self.idle: dict[int, list[Option]] = {}
+        """Of ranks that do what changes nothing: what they do if no other can go on."""
         self.refilled = refilled
         self._wanted, self._otherwise = list(wanted), otherwise
         self._numbers: Counter[str] = Counter()

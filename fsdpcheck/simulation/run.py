@@ -205,7 +205,8 @@ class SimulatedRun:
     def _options(self, decisions: Decisions) -> list[Option]:
         """What could happen next, now that no rank can go on by itself."""
         waiting = [option for options in list(decisions.waiting.values()) for option in options()]
-        return [*waiting, *self.messages.options(self)]
+        options = [*waiting, *self.messages.options(self)]
+        return options or [option for idle in list(decisions.idle.values()) for option in idle]
 
     def _buffer(self) -> bool:
         """Let each rank go on that waits for others only to take what it has sent; whether there was one."""
