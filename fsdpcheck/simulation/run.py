@@ -182,6 +182,8 @@ class SimulatedRun:
             self.failure = self.adapter_error or deadlock.explain(self.ended)
         elif self.failure is None and (self.instances or any(self.messages.pending())):
             self.failure = deadlock.analyse(self.traces)  # what all came to has been in order: ranks waited for it
+        if self.failure is None or self.failure.kind == "deadlock":
+            self.failure = self.groups_made.ring(self.world.size) or self.failure
         self.failure = (
             self.children.failure
             or self.failure
