@@ -8,6 +8,7 @@ import inspect
 import os
 import pkgutil
 import re
+import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
@@ -40,7 +41,7 @@ PROGRAMS: Final = Path(programs.__path__[0])
 """The folder that has the programs."""
 FROZEN: Final = ("frozen", "frozen_later")
 """The folders of pairs that were fixed before fsdpcheck first ran them, as they came."""
-_PREFIXES: Final = (Path(__file__).parents[2], Path(torch.__file__).parents[1])
+_PREFIXES: Final = (Path(__file__).parents[2], Path(torch.__file__).parents[1], Path(tempfile.gettempdir()))
 
 Program = Callable[[bool], object]
 
@@ -136,7 +137,8 @@ def pairs() -> tuple[Pair, ...]:
 
 
 def without_prefixes(text: str) -> str:
-    """The text with paths of files of this repository relative to it, and those of packages to where they lie."""
+    """The text with paths of files of this repository relative to it, and those of packages and temporary ones to
+    where they lie."""
     for prefix in _PREFIXES:
         text = text.replace(f"{prefix}{os.sep}", "")
     return text

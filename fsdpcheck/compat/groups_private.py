@@ -91,14 +91,14 @@ def isolated_threads(world: object) -> Iterator[None]:
 def groups_of_ranks(
     rank: Callable[[], int | None],
     meet: Callable[[str, int, int], tuple[Any, int, int]],
-    making: Callable[[str, tuple[int, ...], frozenset[str]], object],
+    making: Callable[[str, tuple[int, ...], str, frozenset[str]], object],
 ) -> Iterator[None]:
     """While open, whatever backend and init_method a rank asks for, its process groups are those of ``BACKEND``.
 
     ``meet(url, rank, number of ranks)``, of which -1 stands for the usual, gives the store and both numbers.
-    ``making(name, ranks, names of those it has)`` is told of each group before a rank makes it, of no ranks for all.
-    They have the name that was asked for. A backend of torch would block the one thread that runs. "mpi", which is not
-    built, and "fake", which reaches nobody, stay what they are. Tried: 2.13.0; read in 2.11.0 and 2.12.0.
+    ``making(name, ranks, backend, names of those it has)`` is told of each group before a rank makes it, of no ranks
+    for all. They have the name that was asked for. A backend of torch would block the one thread that runs. "mpi",
+    which is not built, and "fake", which reaches nobody, stay what they are. Tried: 2.13.0; read in 2.11.0 and 2.12.0.
     """
     module: Any = dist.distributed_c10d
     make, rendezvous, set_timeout = module._new_process_group_helper, module.rendezvous, module._set_pg_timeout
@@ -106,7 +106,7 @@ def groups_of_ranks(
     def make_ours(size: int, place: int, ranks: Any, backend: Any, *args: Any, **options: Any) -> Any:
         if rank() is None or backend in (dist.Backend.MPI, dist.Backend.FAKE):
             return make(size, place, ranks, backend, *args, **options)
-        making(str(args[1]), tuple(ranks), frozenset(map(str, module._world.pg_names.values())))
+        making(str(args[1]), tuple(ranks), str(backend), frozenset(map(str, module._world.pg_names.values())))
         group, store = make(size, place, ranks, dist.Backend(BACKEND), *args, **options)
         if group in module._world.pg_map:  # this rank is a member; who asks for the backend hears what was asked for
             module._world.pg_map[group] = backend, module._world.pg_map[group][1]

@@ -18,7 +18,7 @@ import binascii
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fsdpcheck.errors import UsageError, explain
@@ -76,10 +76,19 @@ Choose = Callable[[Sequence[Option]], Option]
 class Decisions:
     """The decisions of one run: those in ``wanted``, by key, as they come up; for the others ``otherwise`` chooses."""
 
-    def __init__(self, wanted: Iterable[str] = (), otherwise: Choose = lambda options: options[0]) -> None:
+    def __init__(
+        self,
+        wanted: Iterable[str] = (),
+        otherwise: Choose = lambda options: options[0],
+        refilled: Collection[str] = (),
+    ) -> None:
+        """``refilled``: where calls are issued whose buffers hold another poison than usual (in_flight.py)."""
         self.steps: list[Step] = []
         self.waiting: dict[int, Callable[[], list[Option]]] = {}
         """Of ranks that wait for a decision: what it could be by then."""
+        self.idle: dict[int, list[Option]] = {}
+        """Of ranks that do what changes nothing: what they do if no other can go on."""
+        self.refilled = refilled
         self._wanted, self._otherwise = list(wanted), otherwise
         self._numbers: Counter[str] = Counter()
         self._known: dict[int, dict[int, int]] = {}

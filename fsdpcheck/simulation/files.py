@@ -2,7 +2,8 @@
 
 Looked at are what Python opens, renames, removes and asks about by os.stat (so by ``exists``), and what torch.save
 writes. Not: what C code opens by itself, what lies where Python, installed packages, the system or a cache keep theirs,
-and locks. Folders, and what is only appended to, are told of and not searched (simulation/folders.py).
+and locks. Folders, and what is appended to before a rank looks at it, are told of and not searched
+(simulation/folders.py).
 
 In a run that is decided, each use waits until it is decided that it comes next. In any other, two uses of one file by
 two ranks, of which one writes and neither had to come before the other for all that the ranks told each other, are
@@ -72,7 +73,7 @@ class Files:
         self._run = run
         self._uses: dict[str, dict[tuple[int, bool], _Use]] = {}
         self._temporary: dict[str, str] = {}
-        self._folders, self._mixed = Folders(), set[str]()
+        self._folders, self._mixed, self._asked = Folders(), set[str](), set[str]()
         self.notes: dict[str, str] = {}
         """By file, what is said of two uses that nothing orders."""
 
@@ -114,10 +115,10 @@ class Files:
         """One of Python's audit events, on a thread of a rank."""
         if event == "open":
             path, _, flags = args
-            if flags & os.O_APPEND:
+            if flags & os.O_APPEND and not self._is_asked_for(path):
                 self._seen(path, folder="append")
             else:
-                self._seen(path, writes=bool(flags & _WRITES))
+                self._seen(path, writes=bool(flags & (_WRITES | os.O_APPEND)))
         elif event == "os.mkdir":
             self._seen(args[0], folder="make if absent" if allows_that_it_exists(sys._getframe(2)) else "make")
         elif event in ("os.listdir", "os.scandir"):
@@ -136,6 +137,11 @@ class Files:
             inside = os.path.abspath(args[0]) + os.sep
             for path in [path for path in self._uses if path.startswith(inside)]:
                 self._seen(path, writes=True)
+
+    def _is_asked_for(self, path: Any) -> bool:
+        """Whether a rank looks at the file, so that what is appended to it decides what that one finds."""
+        decided = self._run.decisions is not None and isinstance(path, str | os.PathLike)
+        return decided and os.path.abspath(os.fspath(path)) in self._asked
 
     def _seen(self, path: Any, *, writes: bool = False, folder: Kind | None = None) -> None:
         if here.number is None or _here.inside or self._run.baton.aborting or not isinstance(path, str | os.PathLike):
@@ -156,9 +162,7 @@ class Files:
     def _use(self, path: str, writes: bool) -> None:
         rank, heard = here.number, self._run.heard
         assert rank is not None
-        late = path in self._folders and heard is not None and self._folders.use(path, rank, "look", heard)
-        if late or (path in self._mixed and not writes):
-            self._run.voids.add(f"ranks appended to a file in an order that nothing fixes: {self._named(path)}")
+        self._asked.add(path)
         if writes and heard is not None:
             self._enter(path, rank, heard)
         frame = sys._getframe(2)
@@ -169,6 +173,9 @@ class Files:
             self._uses.setdefault(path, {})[rank, writes] = _Use(access, self._run.decisions.known_to(rank)[rank])
         elif heard is not None:
             self._compare(path, access, heard)
+        late = path in self._folders and heard is not None and self._folders.use(path, rank, "look", heard)
+        if late or (path in self._mixed and not writes):
+            self._run.voids.add(f"ranks appended to a file in an order that nothing fixes: {self._named(path)}")
 
     def _use_folder(self, path: str, kind: Kind) -> None:
         """Uses of what is not searched."""

@@ -22,6 +22,7 @@ class _Made:
     rank: int
     ranks: tuple[int, ...]
     where: str
+    which: tuple[str, int]
 
 
 class GroupsMade:
@@ -31,15 +32,20 @@ class GroupsMade:
         self._first: dict[tuple[str, int], _Made] = {}
         self._times: Counter[tuple[int, str]] = Counter()
         self._names: dict[tuple[int, tuple[int, ...], str], list[str]] = {}
+        self._waits: dict[int, list[_Made]] = {}
         self._piled: dict[tuple[tuple[int, ...], str], dict[int, int]] = {}
 
-    def make(self, rank: int, name: str, ranks: tuple[int, ...], where: str, alive: frozenset[str]) -> Failure | None:
+    def make(
+        self, rank: int, name: str, ranks: tuple[int, ...], where: str, alive: frozenset[str], *, waits: bool = False
+    ) -> Failure | None:
         """A rank makes a group; what is wrong if another made one of this name of other ranks.
 
         Groups of one rank each connect to nobody, so they may share a name: ``new_subgroups(1, group=...)`` makes such.
-        ``alive``: names of the groups that it has."""
+        ``alive``: names of the groups that it has. ``waits``: its backend waits for all members, as gloo does."""
         self._times[rank, name] += 1
-        now = _Made(rank, ranks, where)
+        now = _Made(rank, ranks, where, (name, self._times[rank, name]))
+        if waits and rank in ranks:
+            self._waits.setdefault(rank, []).append(now)
         before = self._first.setdefault((name, self._times[rank, name]), now)
         names = self._names.setdefault((rank, ranks, where), [])
         names[:] = [*(other for other in names if other in alive), name]
@@ -47,6 +53,29 @@ class GroupsMade:
             self._piled.setdefault((ranks, where), {})[rank] = len(names)
         agreed = before.ranks == ranks or len(before.ranks) == len(ranks) == 1
         return None if agreed else _disagree(name, before, now)
+
+    def ring(self, world_size: int) -> Failure | None:
+        """What is wrong with groups that wait for all members, if ranks make them in orders that are a ring."""
+        at = dict.fromkeys(range(world_size), 0)
+
+        def standing(rank: int) -> _Made | None:
+            made = self._waits.get(rank, [])
+            return made[at[rank]] if at[rank] < len(made) else None
+
+        def is_there(rank: int, made: _Made) -> bool:
+            return (other := standing(rank)) is not None and other.which == made.which
+
+        while ready := next(
+            (made for made in map(standing, at) if made and all(is_there(rank, made) for rank in made.ranks)), None
+        ):
+            for rank in ready.ranks:
+                at[rank] += 1
+        way: list[_Made] = []
+        made = next((made for made in map(standing, at) if made), None)
+        while made is not None and made not in way:
+            way.append(made)
+            made = next((there for rank in made.ranks if (there := standing(rank)) and there.which != made.which), None)
+        return _ring([*way[way.index(made) :]]) if made is not None else None
 
     def unfinished(self, world_size: int) -> Failure | None:
         """What is wrong with groups that some of their members have not made, when all have come to their end."""
@@ -70,6 +99,13 @@ class GroupsMade:
                 f"leak: ranks {whose} made {max(counts.values())} groups of ranks {list(ranks)} at {where}, and ended "
                 f"none before the next"
             )
+
+
+def _ring(way: list[_Made]) -> Failure:
+    head = "deadlock: ranks make groups in orders that are a ring; gloo waits for all members of each"
+    lines = [f"  rank {made.rank}: new_group({list(made.ranks)}), at {made.where}" for made in way]
+    states = tuple(RankState(made.rank, "making a group", "", made.where) for made in way)
+    return Failure("deadlock", "\n".join([head, *lines]), states)
 
 
 def _disagree(name: str, one: _Made, other: _Made) -> Failure:

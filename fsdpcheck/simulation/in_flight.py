@@ -18,21 +18,21 @@ class Flight:
     """Guards the buffers of one asynchronous call from issue to wait; gives the call private copies of its inputs.
 
     ``sends``: the rank is the root of a broadcast, whose own tensor is not written. Sparse tensors are not guarded.
-    ``watch`` is told of them, if there is one. ``inputs_stay``: the inputs must not be freed either, as libraries do
-    that know the stream on which they are read.
+    ``watch`` is told of them, if there is one. ``refilled``: the outputs hold another poison than usual.
+    ``inputs_stay``: the inputs must not be freed either, as libraries do that know the stream on which they are read.
     """
 
-    def __init__(self, call: Call, sends: bool, watch: Watch | None = None) -> None:
-        self._watch, self.inputs_stay = watch, False
+    def __init__(self, call: Call, sends: bool, watch: Watch | None = None, *, refilled: bool = False) -> None:
+        self._watch, self._refilled, self.inputs_stay = watch, refilled, False
         with torch.no_grad(), watch.resting() if watch is not None else nullcontext():
             copies = [(tensor, tensor.detach().clone()) for tensor in call.inputs]
             call.inputs = [copy for _, copy in copies]
             self._inputs = [(tensor, copy) for tensor, copy in copies if not tensor.is_sparse]
             self._outputs = [] if sends else [tensor for tensor in call.outputs if not tensor.is_sparse]
             for tensor in self._outputs:
-                _poison_(tensor)
+                _poison_(tensor, refilled)
             if len(self._outputs) == 1:
-                _salt_(self._outputs[0])
+                _salt_(self._outputs[0], refilled)
             # an input may share memory with an output (FSDP2 gathers in place): what it holds now is the baseline
             self._now = [tensor.detach().clone() for tensor, _ in self._inputs]
             self._salted = self._outputs[0].detach().clone() if len(self._outputs) == 1 else None
@@ -78,7 +78,7 @@ class Flight:
             if written and _is_whole_storage(tensor):
                 return f"wrote to a buffer of shape {list(tensor.shape)}"
         for tensor in self._outputs:
-            if self._salted is None and not bool(_is_poison(tensor).all()):
+            if self._salted is None and not bool(_is_poison(tensor, self._refilled).all()):
                 return f"wrote to an output of shape {list(tensor.shape)}"
         return ""
 
@@ -90,17 +90,24 @@ def _is_whole_storage(tensor: Tensor) -> bool:
     return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
-def _poison_(tensor: Tensor) -> None:
+def _poison_(tensor: Tensor, refilled: bool) -> None:
     if tensor.is_floating_point() or tensor.is_complex():
-        tensor.data.fill_(float("nan"))
+        tensor.data.fill_(float("inf" if refilled else "nan"))
     elif tensor.dtype is not torch.bool:
-        tensor.data.fill_(torch.iinfo(tensor.dtype).max)
+        tensor.data.fill_(_integer(tensor, refilled))
 
 
-def _salt_(tensor: Tensor) -> None:
-    """Every second element of the poison becomes a number: arithmetic on NaN gives NaN, and would stay unseen."""
+def _integer(tensor: Tensor, refilled: bool) -> int:
+    known = torch.iinfo(tensor.dtype)
+    return known.min if refilled else known.max
+
+
+def _salt_(tensor: Tensor, refilled: bool) -> None:
+    """Every second element of the poison becomes a number: arithmetic on NaN gives NaN, and would stay unseen.
+
+    Refilled, those in between do."""
     if tensor.is_floating_point() and tensor.is_contiguous():
-        tensor.data.view(-1)[::2] = torch.finfo(tensor.dtype).min / 4
+        tensor.data.view(-1)[refilled::2] = torch.finfo(tensor.dtype).min / 4
 
 
 def _is_there(tensor: Tensor) -> bool:
@@ -108,12 +115,12 @@ def _is_there(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
 
 
-def _is_poison(tensor: Tensor) -> Tensor:
+def _is_poison(tensor: Tensor, refilled: bool) -> Tensor:
     if tensor.is_floating_point() or tensor.is_complex():
-        return tensor.isnan()
+        return tensor.isinf() if refilled else tensor.isnan()
     if tensor.dtype is torch.bool:
         return torch.ones_like(tensor)
-    return tensor == torch.iinfo(tensor.dtype).max
+    return tensor == _integer(tensor, refilled)
 
 
 _WORDS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}

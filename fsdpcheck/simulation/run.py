@@ -182,6 +182,8 @@ class SimulatedRun:
             self.failure = self.adapter_error or deadlock.explain(self.ended)
         elif self.failure is None and (self.instances or any(self.messages.pending())):
             self.failure = deadlock.analyse(self.traces)  # what all came to has been in order: ranks waited for it
+        if self.failure is None or self.failure.kind == "deadlock":
+            self.failure = self.groups_made.ring(self.world.size) or self.failure
         self.failure = (
             self.children.failure
             or self.failure
@@ -205,7 +207,8 @@ class SimulatedRun:
     def _options(self, decisions: Decisions) -> list[Option]:
         """What could happen next, now that no rank can go on by itself."""
         waiting = [option for options in list(decisions.waiting.values()) for option in options()]
-        return [*waiting, *self.messages.options(self)]
+        options = [*waiting, *self.messages.options(self)]
+        return options or [option for idle in list(decisions.idle.values()) for option in idle]
 
     def _buffer(self) -> bool:
         """Let each rank go on that waits for others only to take what it has sent; whether there was one."""

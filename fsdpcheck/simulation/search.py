@@ -13,9 +13,9 @@ from fsdpcheck.simulation import smaller_worlds
 from fsdpcheck.simulation.comparison import compared
 from fsdpcheck.simulation.decisions import Decisions, alternatives
 from fsdpcheck.simulation.priorities import DEPTH, Drawn, Priorities, choices, takers
+from fsdpcheck.simulation.repetition import OTHERWISE, Once, repeated
 from fsdpcheck.simulation.simulate import Options, Simulation, simulated
 
-Once = Callable[[Decisions], Simulation]
 MOST_SCHEDULES: Final = 1000
 DRAWN: Final = 100
 """Orders that are drawn where that many are not all."""
@@ -132,8 +132,9 @@ def every_order(once: Once, most: int = MOST_SCHEDULES, drawn: int = 0) -> Searc
         if _go_on(path):
             tries.voids |= {f"file {name} of one order was there in the next" for name in done.files_left}
         else:
-            tries.voids |= set(_repeated(once, tries.first, tries.begun))
-            return tries.ended(complete=True)
+            voids, failed = repeated(once, tries.first, tries.begun)
+            tries.voids |= set(voids)
+            return tries.ended(complete=True) if failed is None else Search(failed, tries.count, complete=False)
     return _draw(tries, drawn) if drawn else tries.ended(complete=False)
 
 
@@ -194,25 +195,14 @@ class _Tries:
         return Search(self.first, self.count, complete, (), tuple(sorted(self.voids)), self.drawn)
 
 
-_OTHERWISE: Final = "the program went another way in the same order of ranks: it is not deterministic"
-
-
-def _repeated(once: Once, first: Simulation, begun: Sequence[str]) -> Iterator[str]:
-    """A void if the first order, run once more, is another run."""
-    decisions = Decisions(begun)
-    again = compared(first, once(decisions))
-    if again.failure is not None or again.traces != first.traces or [step.chosen for step in decisions.taken] != begun:
-        yield _OTHERWISE
-
-
 def _extend(path: list[_Point], decisions: Decisions) -> Iterator[str]:
     """Put what was decided, and what else must be tried, on the path; a void if it has left it."""
     taken = decisions.taken
     if decisions.left:
-        yield _OTHERWISE
+        yield OTHERWISE
     for point, step in zip(path, taken, strict=False):
         if point.chosen != step.chosen or point.options != frozenset(step.options):
-            yield _OTHERWISE
+            yield OTHERWISE
     for step in taken[len(path) :]:
         path.append(_Point(step.chosen, frozenset(step.options), {step.chosen}))
     places = [place for place, step in enumerate(decisions.steps) if step.options]
@@ -248,7 +238,7 @@ def _shortest(once: Once, first: Simulation, failed: Simulation, decisions: Deci
     again = compared(first, once(last))
     if again.failure is None:  # it need not fail in the same order again
         assert failed.failure is not None
-        return Search(failed, count + 1, False, tuple(order), tuple(sorted({*failed.voids, _OTHERWISE})))
+        return Search(failed, count + 1, False, tuple(order), tuple(sorted({*failed.voids, OTHERWISE})))
     order = [key for key in order if key not in last.left]
     return Search(_told(again, again.failure, order, last), count + 1, False, tuple(order), again.voids)
 

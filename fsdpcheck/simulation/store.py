@@ -16,6 +16,7 @@ from fsdpcheck.simulation.decisions import Access
 from fsdpcheck.simulation.exchange import block
 from fsdpcheck.simulation.here import current_rank, require_rank
 from fsdpcheck.simulation.scheduler import where
+from fsdpcheck.simulation.store_looks import Looks
 from fsdpcheck.simulation.turns import in_turn
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ class SimulatedStore(_Store):
     what c10d does with it, to make groups, does not.
     """
 
-    def __init__(self, run: Callable[[], SimulatedRun | None]) -> None:
+    def __init__(self, run: Callable[[], SimulatedRun | None], looks: Looks | None = None) -> None:
         super().__init__()
+        self._looks = looks or Looks()
         self._run, self._values = run, dict[str, bytes]()
         self._queues: dict[str, list[bytes]] = defaultdict(list)
         self._waiting: list[tuple[int, str]] = []
@@ -47,10 +49,11 @@ class SimulatedStore(_Store):
         self._values.clear()
         self._queues.clear()
         self._others.clear()
+        self._looks = Looks()
 
     def at(self, address: str) -> SimulatedStore:
         """The store that ranks have made themselves at this address."""
-        return self._others.setdefault(address, SimulatedStore(self._run))
+        return self._others.setdefault(address, SimulatedStore(self._run, self._looks))
 
     @in_turn
     def set(self, key: str, value: bytes | str) -> None:
@@ -99,6 +102,7 @@ class SimulatedStore(_Store):
     @in_turn
     def delete_key(self, key: str) -> bool:
         self._use("delete_key", key)
+        self._looks.changes += key in self._values
         return self._values.pop(key, None) is not None
 
     @in_turn
@@ -127,6 +131,7 @@ class SimulatedStore(_Store):
     def queue_push(self, key: str, value: bytes | str) -> None:
         run = self._use("queue_push", key)
         self._queues[key].append(_encoded(value))
+        self._looks.changes += 1
         self._tell(run, key)
 
     @in_turn
@@ -139,6 +144,7 @@ class SimulatedStore(_Store):
             self._use("queue_pop", key).baton.pause(require_rank())
         if not queue:
             raise dist.QueueEmptyError(f"queue {key} is empty")
+        self._looks.changes += 1
         return queue.pop(0)
 
     @in_turn
@@ -159,6 +165,7 @@ class SimulatedStore(_Store):
             run.voids.add(TIMED)
 
     def _put(self, run: SimulatedRun, key: str, value: bytes) -> None:
+        self._looks.changes += self._values.get(key) != value
         self._values[key] = value
         self._tell(run, key)
 
@@ -193,8 +200,9 @@ class SimulatedStore(_Store):
             return run
         if run.decisions is None or key is _ALL:  # which depends on every key
             run.voids.add(f"store.{what} was used after init")
+        access = Access(rank, shared, writes, where(sys._getframe(2)))
+        self._looks.look(run, f"store.{what} of {_own(key)!r}", access)
         if run.decisions is not None:
-            access = Access(rank, shared, writes, where(sys._getframe(2)))
             run.decisions.wait_for(rank, f"store.{what} of {_own(key)!r}", access, run.baton)
         elif run.heard is not None:
             run.heard.hear(rank, shared, writes=writes)

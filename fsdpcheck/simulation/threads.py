@@ -146,14 +146,14 @@ class Pool:
                 f"  next    make groups of fewer ranks with new_group, or run on real ranks"
             )
 
-    def _making(self, name: str, ranks: tuple[int, ...], alive: frozenset[str]) -> None:
+    def _making(self, name: str, ranks: tuple[int, ...], backend: str, alive: frozenset[str]) -> None:
         """A rank makes a group; of a program that is watched, all ranks must make the same."""
         run, rank = self.current, require_rank()
         assert run is not None
-        if (
-            run.watches
-            and (wrong := run.groups_made.make(rank, name, ranks, where(sys._getframe(2)), alive)) is not None
-        ):
+        if not run.watches:
+            return
+        waits = dist.Backend.GLOO in backend
+        if (wrong := run.groups_made.make(rank, name, ranks, where(sys._getframe(2)), alive, waits=waits)) is not None:
             run.fail(wrong)
             run.baton.block(rank)
 

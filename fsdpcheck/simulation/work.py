@@ -61,7 +61,8 @@ class MetWork(c10d.Work):
         self._on_gpu = None
         if memory is not None:
             self._on_gpu = OnGpu(memory, call, there.begun, call.collective.group_name in run.like_gloo)
-        self._flight = Flight(call, sends, watch) if call.collective.asynchronous else None
+        refilled = run.decisions is not None and call.collective.where in run.decisions.refilled
+        self._flight = Flight(call, sends, watch, refilled=refilled) if call.collective.asynchronous else None
         where = "" if watch is None or self._flight is None else frames_private.asked_directly(sys._getframe(1))
         if run.heard is not None:
             learn(there.known, run.heard.known_to(rank))

@@ -50,9 +50,8 @@ def test_frozen_pairs_are_of_all_classes(folder: str, corpus: tuple[Pair, ...]) 
 @pytest.mark.parametrize("folder", FROZEN)
 def test_frozen_files_are_what_they_were(folder: str) -> None:
     known = Path(__file__).parents[2] / "benchmarks" / "communication" / f"{folder}.json"
-    assert frozen_digests(folder) == json.loads(known.read_text(encoding="utf-8")), (
-        "next: put the file back; it is frozen"
-    )
+    digests = json.loads(known.read_text(encoding="utf-8"))
+    assert frozen_digests(folder) == digests, "next: put the file back; it is frozen"
 
 
 def test_each_pair_says_what_a_judge_must_find(corpus: tuple[Pair, ...]) -> None:

@@ -211,6 +211,27 @@ def reads_what_all_append(folder: Path, rank: int) -> object:
     return (folder / "log").read_text(encoding="utf-8")[:2]
 
 
+def looks_and_appends(folder: Path, rank: int) -> object:
+    """Both may find that there is none, and append a head each."""
+    log = folder / "log"
+    if not log.exists():
+        with log.open("a", encoding="utf-8") as lines:
+            lines.write("head")
+    dist.barrier()
+    heads = log.read_text(encoding="utf-8").count("head")
+    dist.barrier()
+    if rank == 0:
+        log.unlink()
+    return heads
+
+
+def test_a_file_that_is_looked_at_before_it_is_appended_to_is_searched(tmp_path: Path) -> None:
+    found = search(joined(looks_and_appends, tmp_path), 2)
+    assert found.simulation.failure is not None
+    assert found.simulation.failure.kind == "order"
+    assert {"2", "1"} <= set(found.simulation.failure.text.split())
+
+
 def reads_while_another_appends(folder: Path, rank: int) -> object:
     if rank == 0:
         return every_rank_appends(folder, rank)

@@ -48,6 +48,22 @@ def another_mesh(rank: int) -> None:
     init_device_mesh("cpu", (2, 2) if rank != 3 else (4, 1))
 
 
+def with_neighbours(rank: int, order: Callable[[int], object]) -> None:
+    """Groups that only their members make, each of two neighbours in a ring."""
+    for at in sorted([rank, (rank - 1) % 4], key=order):
+        dist.new_group(sorted([at, (at + 1) % 4]), use_local_synchronization=True)
+
+
+def test_groups_that_members_make_in_a_ring_are_a_deadlock_on_gloo_with_their_lines() -> None:
+    assert run(lambda rank: with_neighbours(rank, lambda at: at % 2)).failure is None
+    failure = run(lambda rank: with_neighbours(rank, lambda at: at != rank)).failure
+    assert failure is not None
+    assert failure.kind == "deadlock"
+    assert "ranks make groups in orders that are a ring" in failure.text
+    line = with_neighbours.__code__.co_firstlineno + 3
+    assert [(state.rank, state.where) for state in failure.ranks] == [(rank, f"{__file__}:{line}") for rank in range(4)]
+
+
 @pytest.mark.parametrize(
     "program", [of_other_ranks, of_its_own_alone, in_another_order, of_one_rank_or_of_two, another_mesh]
 )

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from fsdpcheck import Search, search
 from fsdpcheck.errors import UsageError
+from fsdpcheck.simulation import store_looks
 from fsdpcheck.simulation.decisions import Decisions
 from fsdpcheck.simulation.search import some_orders
 from fsdpcheck.simulation.simulate import Options, simulate, simulated
@@ -197,3 +198,52 @@ def test_a_program_that_is_not_deterministic_is_not_proved() -> None:
             store().add("count", 1)
 
     assert any("not deterministic" in void for void in tried(program, 2).voids)
+
+
+def test_ranks_that_return_no_number_return_the_same() -> None:
+    def program(rank: int, size: int) -> object:
+        store().add("count", 1)
+        return [float("nan"), {"loss": float("nan")}]
+
+    assert tried(program, 2).proved
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_what_is_read_in_flight_by_nothing_that_can_be_watched_is_found_by_its_value(dtype: torch.dtype) -> None:
+    def program(rank: int, waits: bool) -> object:
+        mine, other = torch.full((2,), rank, dtype=dtype), torch.full((2,), rank, dtype=dtype)
+        seen = mine.numpy()
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in (mine, other)]
+        early = float(seen[1])
+        for work in works:
+            work.wait()
+        return float(seen[1]) if waits else early
+
+    failure = tried(lambda rank, _: program(rank, waits=False), 2).simulation.failure
+    assert failure is not None
+    assert (failure.kind, [state.rank for state in failure.ranks]) == ("in-flight", [0, 1])
+    assert f"{__file__}:{program.__code__.co_firstlineno + 3}" in failure.text
+    assert tried(lambda rank, _: program(rank, waits=True), 2).proved
+
+
+def spins_until_all_are_there(rank: int, size: int) -> object:
+    store().add("there", 1)
+    while store().add("there", 0) < size:
+        pass
+    return rank
+
+
+def gives_up_to_look(rank: int, size: int) -> object:
+    """Nobody sets the key; the others wait for this rank meanwhile."""
+    found = [store().check(["never"]) for _ in range(4)] if rank == 0 else []
+    dist.barrier()
+    return found
+
+
+@pytest.mark.parametrize("program", [spins_until_all_are_there, gives_up_to_look])
+def test_a_look_into_a_store_where_nothing_has_changed_waits_for_the_others(program: Program) -> None:
+    found = tried(program, 2)
+    assert found.simulation.failure is None
+    assert found.complete
+    assert found.voids == (store_looks.VOID,)
+    assert simulate(joined(program), 2, show=False).failure is None

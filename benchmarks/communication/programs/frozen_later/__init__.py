@@ -1,1 +1,1 @@
-"""Forty-eight pairs over all classes, written when the others were known well: fixed before fsdpcheck had run any of them."""
+"""Forty-eight pairs over all classes, written when the others were known: fixed before fsdpcheck ran any of them."""
