@@ -83,7 +83,8 @@ def _factors(first: Decision, evidence: Evidence) -> Iterator[str]:
             return
     measured = _common_factor(got, wanted, first)
     if measured is not None:
-        yield f"it is {measured:.6g} times that of one rank{_how_many(first, measured, evidence)}"
+        name = f"{measured:.6g}" if f"{measured:.6g}" != "1" else f"(1 + {measured - 1:.2g})"
+        yield f"it is {name} times that of one rank{_how_many(first, measured, evidence)}"
 
 
 def _common_factor(got: Tensor, wanted: Tensor, first: Decision) -> float | None:

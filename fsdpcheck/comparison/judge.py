@@ -97,14 +97,17 @@ class Judge:
     def _decided(self, pair: Pair, many: int, judged: Callable[[Key], bool] = is_judged) -> list[Decision]:
         eps = _EPS[pair[0].arithmetic.precision]
         one, this = (self.runs.values(run) for run in pair)
-        return decided(one, this, self.runs.noise(pair, many), eps, self.false_alarm, judged)
+        exact = self.runs.exact_in(pair)
+        return decided(one, this, self.runs.noise(pair, many), eps, self.false_alarm, judged, exact)
 
     def _by_numbers(self, given: Fact | None) -> World:
         """``given``: the first fact that differs. Of what ranks are given, it is told where numbers differ too."""
         one, this = (self.runs.values(run) for run in self.raised)
-        moved = any(distance.apart for distance in between(one, this).values())
+        exact = self.runs.exact_in(self.raised)
+        moved = any(distance.apart for key, distance in between(one, this).items() if key not in exact)
         found = self._decided(self.raised, NOISY if moved else 0)
-        if any(decision.says == "differs" for decision in found) and not self.runs.confirmed:
+        noisy = [decision for decision in found if decision.why != "exact"]
+        if any(decision.says == "differs" for decision in noisy) and not self.runs.confirmed:
             self.runs.confirmed = True
             found = self._decided(self.raised, NOISY + CONFIRMING)
         wrong = [decision for decision in found if decision.says == "differs"]
@@ -116,11 +119,18 @@ class Judge:
             says="differs" if wrong else "undecidable" if undecidable else "agrees",
             undecidable=undecidable,
             observables=len(found),
+            exact=sum(decision.why == "exact" for decision in found),
+            ended=self._ended(),
             equal=sum(decision.apart == 0 for decision in found),
             differing=len(wrong),
             resolution=max((decision.resolution for decision in agreeing if decision.apart), default=0.0),
         )
         return self._explained(world, found, wrong[0]) if wrong else replace(world, precision=self._precision(found))
+
+    def _ended(self) -> str:
+        """Where exactness ended, in the base if it did there."""
+        base, run = ([record.ended for record in self.runs.done[each].ranks if record.ended] for each in self.raised)
+        return base[0] if base else f"{run[0]}, on {self.size} ranks alone" if run else ""
 
     def _explained(self, world: World, found: Sequence[Decision], first: Decision) -> World:
         """A world that differs, with what can be said of the first observable that does."""
