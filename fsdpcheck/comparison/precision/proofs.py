@@ -157,6 +157,11 @@ def _leaky(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return fit([product(multiple(args[0]), multiple(slope))])
 
 
+def _leaky_backward(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Of ``leaky_relu_backward(gradient, input, slope, ...)``."""
+    return fit([product(multiple(args[0]), multiple(args[2]))])
+
+
 def _difference(one: Any, other: Any) -> Multiple:
     terms = [multiple(one), multiple(other)]
     if not fit(terms):
@@ -191,7 +196,15 @@ _RULES: Final[dict[str, _Rule]] = {
     **dict.fromkeys(("add", "sub", "subtract"), _add),
     **dict.fromkeys(("mul", "multiply"), _mul),
     **dict.fromkeys(("div", "divide", "true_divide"), _div),
-    **{"rsub": _rsub, "addcmul": _addcmul, "square": _square, "pow": _power, "leaky_relu": _leaky},
+    **{
+        "rsub": _rsub,
+        "addcmul": _addcmul,
+        "square": _square,
+        "pow": _power,
+        "leaky_relu": _leaky,
+        "leaky_relu_backward": _leaky_backward,
+    },
+    "leaky_relu_backward": _leaky_backward,
     **{"mse_loss": _squared_error, "mse_loss_backward": _squared_error_backward},
 }
 _SUMS: Final[dict[str, tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]]] = {

@@ -124,7 +124,7 @@ def _drawn(make: Callable[[], Tensor]) -> tuple[Tensor, str]:
 )
 def test_what_is_drawn_has_few_bits_and_several_values(make: Callable[[], Tensor]) -> None:
     got, ended = _drawn(make)
-    assert (ended, is_short(got), len(got.unique()) > 2) == ("", True, True)
+    assert (ended, is_short(got), len({*got.flatten().tolist()}) > 2) == ("", True, True)
     top, unit = multiple(got)
     assert top <= 2.0 ** (unit + 4)
 
@@ -143,3 +143,41 @@ def test_a_draw_is_rounded_by_its_value_alone() -> None:
 )
 def test_what_has_many_bits_ends_exactness(make: Callable[[], Tensor]) -> None:
     assert _drawn(make)[1]
+
+
+_WRAPPED = """
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+if way == "conv":
+    model = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 2, 2, padding=1), nn.ReLU(), nn.MaxPool2d(3),
+                          nn.Flatten(), nn.Linear(2, 2))
+if way == "fsdp2":
+    for inner in (model[0], model[2], model):
+        fully_shard(inner)
+elif way == "parallel":
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(model, init_device_mesh("cpu", (world,)), plan)
+elif way == "flat":
+    model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+else:
+    model = DistributedDataParallel(model)
+"""
+_IMPORTS = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", ["ddp", "conv", "fsdp2", "flat", "parallel"])
+def test_a_step_is_exact_however_a_model_is_sharded(tmp_path: Path, way: str) -> None:
+    text = _IMPORTS + _SCRIPT.replace("8, 3, generator", "8, 4, generator").replace("lr=0.5", "lr=0.25, momentum=0.5")
+    text = text.replace(_SCRIPT[_SCRIPT.index("model = ") : _SCRIPT.index("# PLANT")], f"way = {way!r}{_WRAPPED}")
+    text = text.replace("model(x).sum() * (world / 8)", "nn.functional.mse_loss(model(x), x[:, :2])")
+    if way == "parallel":
+        text = text.replace("inputs.chunk(world)[rank]", "inputs")
+    (tmp_path / "train.py").write_text(text)
+    runs = Runs(read("train.py"), Options(show=False), exact=True)
+    with chdir(tmp_path):
+        found = compare(runs.line, (1, 2, 4), runs.options, runs=runs)
+    assert [(world.says, world.exact, world.observables) for world in found.worlds] == [("agrees", 16, 28)] * 2

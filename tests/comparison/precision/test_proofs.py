@@ -50,6 +50,9 @@ CASES: dict[str, tuple[Any, list[tuple[int, ...]], list[Any], Callable[..., Rati
         aten.mse_loss_backward.default, [(1,), (8,), (8,)], [1], lambda g, a, b: g * (a - b) / 4,
     ),
     "leaky": (aten.leaky_relu.default, [(5,)], [0.25], lambda a: np.where(a > 0, a, a / 4)),
+    "leaky backward": (
+        aten.leaky_relu_backward.default, [(5,), (5,)], [0.25, False], lambda g, a: np.where(a > 0, g, g / 4),
+    ),
     "sqrt": (aten.sqrt.default, [(5,)], [], lambda a: a * 0 + Fraction(1, 3)),
     "index_add": (
         aten.index_add.default, [(2, 3), (5, 3)], [], lambda a, b: a + np.stack([b[:3].sum(0), b[3:].sum(0)]),
