@@ -97,16 +97,19 @@ def _answer(pair: Pair, faulty: bool, there: Connection) -> None:
 
 
 def lines(glob: str = "*") -> Iterator[str]:
-    """What is missed and what is a false alarm, pair by pair, then the counts; ``open``, ``frozen``: those pairs.
+    """What is missed and what is a false alarm, pair by pair, then the counts.
 
-    What is said of all pairs is written down, in ``judged.jsonl``."""
-    chosen = [pair for pair in pairs() if fnmatch(pair.name, glob) or glob == ("frozen" if pair.frozen else "open")]
+    ``open``, ``frozen``, ``frozen_later`` in place of a glob: those pairs.
+
+    What is said of all pairs is written down, in ``judged.jsonl``.
+    """
+    chosen = [pair for pair in pairs() if fnmatch(pair.name, glob) or glob == (pair.frozen or "open")]
     right = alarms = 0
     seconds = 0.0
     record = []
     for pair in chosen:
         found, twin = judge(pair, True), judge(pair, False)
-        record.append({"pair": pair.name, "frozen": pair.frozen, "found": asdict(found), "twin": asdict(twin)})
+        record.append({"pair": pair.name, "frozen": bool(pair.frozen), "found": asdict(found), "twin": asdict(twin)})
         seconds += found.seconds + twin.seconds
         if found.is_right(pair):
             right += 1

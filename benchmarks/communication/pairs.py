@@ -38,6 +38,8 @@ HERE: Final = "# here"
 
 PROGRAMS: Final = Path(programs.__path__[0])
 """The folder that has the programs."""
+FROZEN: Final = ("frozen", "frozen_later")
+"""The folders of pairs that were fixed before fsdpcheck first ran them, as they came."""
 _PREFIXES: Final = (Path(__file__).parents[2], Path(torch.__file__).parents[1])
 
 Program = Callable[[bool], object]
@@ -62,9 +64,10 @@ class Pair:
     expected: Expected
 
     @property
-    def frozen(self) -> bool:
-        """Whether the pair was fixed before fsdpcheck first ran it."""
-        return self.program.__module__.startswith(f"{programs.__name__}.frozen.")
+    def frozen(self) -> str:
+        """The folder of pairs that were fixed before fsdpcheck first ran them which has this one, or ""."""
+        folder = self.file.parent.name
+        return folder if folder in FROZEN else ""
 
     @property
     def file(self) -> Path:
@@ -139,7 +142,7 @@ def without_prefixes(text: str) -> str:
     return text
 
 
-def frozen_digests() -> dict[str, str]:
-    """The SHA-256 of each file of frozen pairs, as ``frozen.json`` has them, by name of the file."""
-    folder = PROGRAMS / "frozen"
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.py"))}
+def frozen_digests(folder: str) -> dict[str, str]:
+    """The SHA-256 of each file of a folder of frozen pairs, as ``FOLDER.json`` has them, by name of the file."""
+    files = sorted((PROGRAMS / folder).glob("*.py"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

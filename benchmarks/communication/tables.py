@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.communication import judged, peers
 from benchmarks.communication.judged import Verdict
-from benchmarks.communication.pairs import Pair, pairs
+from benchmarks.communication.pairs import FROZEN, Pair, pairs
 from benchmarks.communication.scores import RESULTS, Score, own_score, score
 
-FIRST_RUN: Final = Path(__file__).with_name("first_run.jsonl")
+FIRST_RUNS: Final[Mapping[str, Path]] = {
+    folder: Path(__file__).with_name(name)
+    for folder, name in zip(FROZEN, ("first_run.jsonl", "first_run_later.jsonl"), strict=True)
+}
+"""Folder of frozen pairs -> what fsdpcheck said of them when it first ran them."""
 OWN: Final = "fsdpcheck"
 _COLUMNS: Final = (
     "judge", "named strictly", "line and ranks right", "said something", "only the clock", "only another result",
@@ -78,9 +82,9 @@ def others() -> list[Judge]:
     ]
 
 
-def judges(table: list[Judge], chosen: Callable[[Pair], bool] = lambda _: True) -> Iterator[str]:
+def judges(table: list[Judge], chosen: Collection[Pair]) -> Iterator[str]:
     """A row for each judge, of the pairs that are chosen."""
-    names = {pair.name for pair in pairs() if chosen(pair)}
+    names = {pair.name for pair in chosen}
     yield from _head(_COLUMNS)
     for judge in table:
         scores = [found for name, found in judge.scores.items() if name in names]
@@ -135,19 +139,20 @@ def lines(minutes: float | str = 9.0, shard: tuple[int, int] = (1, 1), status: b
 def on_record() -> Iterator[str]:
     """All tables, each behind the sentence that says of what it is."""
     now, peers_now = own(judged.RECORD), others()
-    frozen = sum(pair.frozen for pair in pairs())
     yield f"All {len(pairs())} pairs; fsdpcheck proved {proved()} twins right for every order:"
     yield ""
-    yield from judges([now, *peers_now])
+    yield from judges([now, *peers_now], pairs())
     yield ""
     yield "Seconds that correct twins took where they ran to their end:"
     yield ""
     yield from seconds_of_twins()
     yield ""
-    yield f"The {frozen} frozen pairs:"
-    yield ""
-    yield from judges([own(FIRST_RUN, f"{OWN}, first run"), now, *peers_now], lambda pair: pair.frozen)
-    yield ""
+    for folder, first_run in FIRST_RUNS.items():
+        frozen = [pair for pair in pairs() if pair.frozen == folder]
+        yield f"The {len(frozen)} pairs of `{folder}`:"
+        yield ""
+        yield from judges([own(first_run, f"{OWN}, first run"), now, *peers_now], frozen)
+        yield ""
     yield f"Named strictly, by class ({len({pair.class_ for pair in pairs()})} classes):"
     yield ""
     yield from classes([now, *peers_now])

@@ -50,7 +50,10 @@ class Item:
 
 
 def items() -> list[Item]:
-    """Honest scripts by seed, planted bugs and harmless changes, and public bugs in both forms."""
+    """Honest scripts by seed, planted bugs and harmless changes, and public bugs in both forms.
+
+    A bug is looked for on the largest number of ranks at which it shows.
+    """
     honest = [
         Item(f"honest/{each.name}/{seed}", each.path, "", f"{each.line} --seed {seed}", each.ranks, "agrees")
         for each in HONEST
@@ -62,7 +65,7 @@ def items() -> list[Item]:
             bug.honest.path,
             bug.text(),
             bug.honest.line,
-            (bug.honest.ranks[0], *bug.ranks) if bug.ranks else bug.honest.ranks,
+            (bug.honest.ranks[0], max(bug.ranks or bug.honest.ranks)),
             "agrees" if bug.harmless else "fails" if bug.fails else "differs",
             bug.cause,
         )
@@ -148,7 +151,7 @@ def _world(world: World) -> dict[str, Any]:
         "first": "" if first is None else str(first.key),
         "relative": None if first is None or not first.size else first.apart / first.size,
         "fact": "" if world.fact is None else world.fact.text,
-        "causes": list(world.causes),
+        "causes": [cause.text for cause in world.causes],
         "failure": "" if world.failure is None else world.failure.text.splitlines()[0],
         "undecidable": len(world.undecidable),
         "precision": "" if world.precision is None else str(world.precision.key),

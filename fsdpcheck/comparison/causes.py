@@ -9,12 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fsdpcheck.comparison.decision import Decision
 from fsdpcheck.comparison.record import Key, Observation, Piece, order
+
+
+class Cause(NamedTuple):
+    """``text``: a sentence. ``word``: of the kind of mistake; "" of what is only told beside it."""
+
+    word: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -30,13 +38,13 @@ class Evidence:
     decisions: Mapping[Key, Decision]
 
 
-def causes(first: Decision, evidence: Evidence) -> list[str]:
-    """Sentences, the most telling first; () where nothing that is known explains the observable."""
+def causes(first: Decision, evidence: Evidence) -> list[Cause]:
+    """The most telling first; [] where nothing that is known explains the observable."""
     found = [*_nothing(first, evidence), *_factors(first, evidence), *_part_of_norm(first, evidence)]
     return [*found, *_before(first, evidence)]
 
 
-def of_replicas(key: Key, base: Mapping[Key, Tensor], run: Observation, threshold: float) -> list[str]:
+def of_replicas(key: Key, base: Mapping[Key, Tensor], run: Observation, threshold: float) -> list[Cause]:
     """Of replicas that differ: whether together, or one of them, they are what one rank has."""
     wanted = base.get(key)
     own = _whole_pieces(key, run)
@@ -47,10 +55,11 @@ def of_replicas(key: Key, base: Mapping[Key, Tensor], run: Observation, threshol
     together = torch.stack([values[rank] for rank in sorted(values)])
     for name, candidate in (("average", together.mean(0)), ("sum", together.sum(0))):
         if _within(candidate, wanted, threshold):
-            return [f"the {name} of the {many} ranks' is what one rank has: nothing reduces them"]
+            return [Cause("not reduced", f"the {name} of the {many} ranks' is what one rank has: nothing reduces them")]
     right = [rank for rank in sorted(values) if _within(values[rank], wanted, threshold)]
     if right:
-        return [f"rank {', '.join(map(str, right))} of {many} has what one rank has, the others have not"]
+        ranks = f"rank {', '.join(map(str, right))}"
+        return [Cause("", f"{ranks} of {many} has what one rank has, the others have not")]
     return []
 
 
@@ -59,32 +68,33 @@ def _whole_pieces(key: Key, run: Observation) -> dict[int, Piece]:
     return {rank: piece for rank, piece in pieces.items() if piece.places is None and not piece.partial}
 
 
-def _nothing(first: Decision, evidence: Evidence) -> Iterator[str]:
+def _nothing(first: Decision, evidence: Evidence) -> Iterator[Cause]:
     got, wanted = evidence.whole.get(first.key), evidence.base.get(first.key)
     if got is None:
-        yield "no rank has it"
+        yield Cause("missing", "no rank has it")
     elif wanted is None:
-        yield f"one rank has none; {evidence.run.world_size} ranks do"
+        yield Cause("", f"one rank has none; {evidence.run.world_size} ranks do")
     elif got.shape != wanted.shape:
-        yield f"its shape is {list(got.shape)}, where one rank has {list(wanted.shape)}"
+        yield Cause("shape", f"its shape is {list(got.shape)}, where one rank has {list(wanted.shape)}")
     elif bool(got.isnan().any() > wanted.isnan().any()):
-        yield f"{int(got.isnan().sum())} of {got.numel()} entries are NaN"
+        yield Cause("", f"{int(got.isnan().sum())} of {got.numel()} entries are NaN")
     elif not got.any() and bool(wanted.any()):
-        yield "all of it is zero"
+        yield Cause("", "all of it is zero")
 
 
-def _factors(first: Decision, evidence: Evidence) -> Iterator[str]:
+def _factors(first: Decision, evidence: Evidence) -> Iterator[Cause]:
     got, wanted = evidence.whole.get(first.key), evidence.base.get(first.key)
     if got is None or wanted is None or got.shape != wanted.shape or not bool(wanted.any()):
         return
     for factor, name in _candidates(evidence.run.world_size, evidence.run):
         if _within(got, wanted * float(factor), first.threshold * float(factor)):
-            yield f"it is {name} times that of one rank{_how_many(first, factor, evidence)}"
+            yield Cause("factor", f"it is {name} times that of one rank{_how_many(first, factor, evidence)}")
             return
     measured = _common_factor(got, wanted, first)
     if measured is not None:
         name = f"{measured:.6g}" if f"{measured:.6g}" != "1" else f"(1 + {measured - 1:.2g})"
-        yield f"it is {name} times that of one rank{_how_many(first, measured, evidence)}"
+        alike = _how_many(first, measured, evidence)
+        yield Cause("factor", f"it is {name} times that of one rank{alike}")
 
 
 def _common_factor(got: Tensor, wanted: Tensor, first: Decision) -> float | None:
@@ -117,7 +127,7 @@ def _how_many(first: Decision, factor: Fraction | float, evidence: Evidence) -> 
     return f", as {true} of {len(alike)} are" if len(alike) > 1 else ""
 
 
-def _part_of_norm(first: Decision, evidence: Evidence) -> Iterator[str]:
+def _part_of_norm(first: Decision, evidence: Evidence) -> Iterator[Cause]:
     """Of a norm: whether it is that of one rank's part of the gradients. Clipping scales both by one factor."""
     if first.key.kind != "norm":
         return
@@ -131,11 +141,11 @@ def _part_of_norm(first: Decision, evidence: Evidence) -> Iterator[str]:
     for rank, record in enumerate(evidence.run.ranks):
         parts = [record.pieces[key].values.double().norm() for key in grads if key in record.pieces]
         if parts and _within(got * total, wanted * torch.stack(parts).norm(), first.threshold * float(total)):
-            yield f"it is the norm of rank {rank}'s part of the gradients alone"
+            yield Cause("clip norm", f"it is the norm of rank {rank}'s part of the gradients alone")
             return
 
 
-def _before(first: Decision, evidence: Evidence) -> Iterator[str]:
+def _before(first: Decision, evidence: Evidence) -> Iterator[Cause]:
     """Which kinds of observables of that step were still right."""
     says: dict[str, set[str]] = {}
     for key, decision in evidence.decisions.items():
@@ -143,7 +153,8 @@ def _before(first: Decision, evidence: Evidence) -> Iterator[str]:
             says.setdefault(key.kind, set()).add(decision.says)
     right = [kind for kind, those in says.items() if those == {"agrees"}]
     if right:
-        yield f"what comes before it in this step agrees: {', '.join(f'{kind}s' for kind in right)}"
+        kinds = ", ".join(f"{kind}s" for kind in right)
+        yield Cause("", f"what comes before it in this step agrees: {kinds}")
 
 
 def _within(one: Tensor, other: Tensor, threshold: float) -> bool:

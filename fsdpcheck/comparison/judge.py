@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fsdpcheck.comparison import causes, facts, losses
+from fsdpcheck.comparison.causes import Cause
+from fsdpcheck.comparison.contributions import PartsOfGradients
 from fsdpcheck.comparison.decision import Decision, decided
 from fsdpcheck.comparison.distances import between
 from fsdpcheck.comparison.facts import Fact
@@ -19,7 +21,7 @@ from fsdpcheck.comparison.runs import Run
 NOISY: Final = 4
 """Noisy runs of each world at first. More make the threshold lower (rounding_bound.py)."""
 CONFIRMING: Final = 8
-"""Further noisy runs of a world before it is said to differ."""
+"""Further noisy runs before a script is said to differ by what one noisy run alone would not show."""
 _EPS: Final = {"float64": 2.0**-52, "own": 2.0**-23}
 Pair = tuple[Run, Run]
 """A run of the base, and one of the world that is judged, in one arithmetic."""
@@ -61,7 +63,7 @@ class Judge:
         unraised = next((done[run].failure for run in self.raised if done[run].failure is not None), None)
         if unraised is not None:
             why = f"in float64 it fails: {unraised.text.splitlines()[0]}"
-            return self._by_facts(self.own) or World(self.size, "undecidable", causes=(why,))
+            return self._by_facts(self.own) or World(self.size, "undecidable", causes=(Cause("", why),))
         first = facts.first(self._facts(self.raised))
         fact = self._by_facts(self.raised)
         if fact is not None and first is not None and first.kind not in facts.GIVEN:
@@ -82,34 +84,52 @@ class Judge:
             return None
         told = self._of_replicas(fact.key) if fact.kind == "replicas" and pair == self.raised else []
         if pair == self.own:
-            told = ["in float64 nothing differs"]
+            told = [Cause("", "in float64 nothing differs")]
         world = World(self.size, "differs", fact=fact, causes=tuple(told))
         return _placed(world, fact.key, self.runs.done[pair[1]])
 
-    def _of_replicas(self, key: Key | None) -> list[str]:
-        """What replicas that differ are together, as finely as noise lets one say."""
+    def _of_replicas(self, key: Key | None) -> list[Cause]:
+        """What replicas that differ are, together and each, as finely as noise lets one say."""
         found = self._decided(self.raised, NOISY, lambda other: other == key)
         if key is None or not found:
             return []
         one, this = self.raised
-        return causes.of_replicas(key, self.runs.values(one), self.runs.done[this], found[0].threshold)
+        told = causes.of_replicas(key, self.runs.values(one), self.runs.done[this], found[0].threshold)
+        return told or (list(self._parts.of_replicas(found[0])) if key.kind == "gradient" else [])
 
-    def _decided(self, pair: Pair, many: int, judged: Callable[[Key], bool] = is_judged) -> list[Decision]:
-        eps = _EPS[pair[0].arithmetic.precision]
+    @property
+    def _parts(self) -> PartsOfGradients:
+        """What gradients are made of, by a run that keeps each rank's parts."""
+        one, this = self.raised
+        watched = replace(this, parts=True)
+        self.runs.get([watched])
+        return PartsOfGradients(self.runs.done[watched], self.runs.values(one), self.runs.values(this))
+
+    def _decided(
+        self, pair: Pair, many: int, judged: Callable[[Key], bool] = is_judged, *, as_of: int = 0
+    ) -> list[Decision]:
+        """``as_of``: count what the noisy runs show as if there were only so many of them."""
+        eps, noise = _EPS[pair[0].arithmetic.precision], self.runs.noise(pair, many)
         one, this = (self.runs.values(run) for run in pair)
         exact = self.runs.exact_in(pair)
-        return decided(one, this, self.runs.noise(pair, many), eps, self.false_alarm, judged, exact)
+        return decided(one, this, replace(noise, runs=as_of or noise.runs), eps, self.false_alarm, judged, exact)
+
+    def _confirmed(self, found: list[Decision]) -> list[Decision]:
+        """The same by more noise, if something differs and its first would not by a single noisy run."""
+        first = next((each.key for each in found if each.says == "differs" and each.why != "exact"), None)
+        if first is None or self.runs.confirmed:
+            return found
+        if any(each.key == first and each.says == "differs" for each in self._decided(self.raised, NOISY, as_of=1)):
+            return found
+        self.runs.confirmed = True
+        return self._decided(self.raised, NOISY + CONFIRMING)
 
     def _by_numbers(self, given: Fact | None) -> World:
         """``given``: the first fact that differs. Of what ranks are given, it is told where numbers differ too."""
         one, this = (self.runs.values(run) for run in self.raised)
         exact = self.runs.exact_in(self.raised)
         moved = any(distance.apart for key, distance in between(one, this).items() if key not in exact)
-        found = self._decided(self.raised, NOISY if moved else 0)
-        noisy = [decision for decision in found if decision.why != "exact"]
-        if any(decision.says == "differs" for decision in noisy) and not self.runs.confirmed:
-            self.runs.confirmed = True
-            found = self._decided(self.raised, NOISY + CONFIRMING)
+        found = self._confirmed(self._decided(self.raised, NOISY if moved else 0))
         wrong = [decision for decision in found if decision.says == "differs"]
         undecidable = tuple(decision for decision in found if decision.says == "undecidable")
         agreeing = [decision for decision in found if decision.says == "agrees"]
@@ -139,11 +159,20 @@ class Judge:
         alike = [decision for decision in step.values() if decision.key.kind == first.key.kind]
         names = tuple(decision.key.name for decision in alike if decision.says == "differs")
         evidence = causes.Evidence(self.runs.values(one), self.runs.values(this), self.runs.done[this], step)
-        told = (*causes.causes(first, evidence), *self._losses(first.key.step))
-        world = replace(world, first=first, alike=names, of_alike=len(alike), causes=told)
+        told = list(causes.causes(first, evidence))
+        if first.key.kind == "gradient" and not any(cause.word for cause in told):
+            told += self._parts.causes([each for each in alike if each.says == "differs"])
+        told += self._losses(first.key.step)
+        world = replace(
+            world,
+            first=first,
+            alike=names,
+            of_alike=len(alike),
+            causes=tuple(sorted(told, key=lambda cause: not cause.word)),
+        )
         return _placed(world, first.key, self.runs.done[this])
 
-    def _losses(self, step: int) -> Iterator[str]:
+    def _losses(self, step: int) -> Iterator[Cause]:
         """What the losses of a step say, as finely as noise lets them be told apart."""
         found = self._decided(self.raised, NOISY, lambda key: key.kind.startswith("loss "))
         agree = {decision.key for decision in found if decision.says != "differs"}

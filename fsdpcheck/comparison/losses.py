@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from fsdpcheck.comparison.causes import Cause
 from fsdpcheck.comparison.observation.whole import Assembled
 from fsdpcheck.comparison.record import Key
 
@@ -32,7 +33,7 @@ def together(whole: Assembled) -> dict[Key, Tensor]:
     }
 
 
-def told(step: int, base: Assembled, run: Assembled, within: Callable[[Key], bool]) -> Iterator[str]:
+def told(step: int, base: Assembled, run: Assembled, within: Callable[[Key], bool]) -> Iterator[Cause]:
     """Of the first wrong step, a sentence if neither average nor sum is that of one rank.
 
     ``within(key)``: whether an observable of ``together`` agrees.
@@ -43,7 +44,8 @@ def told(step: int, base: Assembled, run: Assembled, within: Callable[[Key], boo
     shown = ", ".join(f"{loss:.6g} on rank {rank}" for rank, loss in list(ours.items())[:_SHOWN])
     more = f" and {len(ours) - _SHOWN} more" if len(ours) > _SHOWN else ""
     (wanted,) = list(theirs.values())[:1]
-    yield f"losses differ already: {shown}{more}, where one rank has {wanted:.6g}; neither average nor sum is that"
+    text = f"losses differ already: {shown}{more}, where one rank has {wanted:.6g}; neither average nor sum is that"
+    yield Cause("", text)
 
 
 def _of_ranks(whole: Assembled, step: int) -> dict[int, float]:

@@ -14,6 +14,7 @@ from fsdpcheck.execution.trace import Trace
 KINDS: Final = {
     "initial parameter": "a parameter just before the first step of its optimizer",
     "loss": "what backward was called on",
+    "part": "a rank's own part of a gradient, of one backward; only where a difference is explained",
     "gradient": "a parameter's gradient as its optimizer's step begins",
     "norm": "what a function that clips gradients returned",
     "option": "a number in the optimizer's group of a parameter as the step begins; 'option lr' names it",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fsdpcheck.comparison.causes import Cause
 from fsdpcheck.comparison.command_line import CommandLine
 from fsdpcheck.comparison.decision import Decision
 from fsdpcheck.comparison.facts import Fact
@@ -20,7 +21,7 @@ class World:
 
     ``fact``: the first that differs. ``first``: the first observable that differs. ``undecidable``: observables of
     which nothing can be said. ``precision``: the first that agrees in float64 and not in the script's own precision.
-    ``causes``: sentences. ``observables``: how many were judged; ``equal`` of them have equal bits, ``differing``
+    ``observables``: how many were judged; ``equal`` of them have equal bits, ``differing``
     differ. ``alike``: names of those of the kind and step of ``first`` that differ, of ``of_alike``. ``resolution``:
     the coarsest of what agrees. ``line``, ``call``: where ``first`` or ``fact`` was seen, and the collective before it.
     ``exact``: how many are proved exact, so that every bit counts; ``ended``: at which operator that ended.
@@ -33,7 +34,7 @@ class World:
     first: Decision | None = None
     undecidable: tuple[Decision, ...] = ()
     precision: Decision | None = None
-    causes: tuple[str, ...] = ()
+    causes: tuple[Cause, ...] = ()
     observables: int = 0
     equal: int = 0
     differing: int = 0

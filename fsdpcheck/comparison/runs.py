@@ -41,16 +41,21 @@ _TRACEBACK: Final = "traceback"
 
 @dataclass(frozen=True)
 class Run:
-    """What is run. ``entropy``: what stands for the system's random numbers, of a script that seeds nothing."""
+    """What is run. ``entropy``: what stands for the system's random numbers, of a script that seeds nothing.
+
+    ``parts``: whether each rank's own parts of gradients are kept as well.
+    """
 
     world_size: int
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     entropy: int = 0
+    parts: bool = False
 
     def __str__(self) -> str:
         noise = "" if self.arithmetic.noise is None else f", noise {self.arithmetic.noise}"
         precision = "float64" if self.arithmetic.precision == "float64" else "its own precision"
-        return f"{self.world_size} rank{'s' * (self.world_size > 1)} in {precision}{noise}"
+        parts = ", parts of gradients" * self.parts
+        return f"{self.world_size} rank{'s' * (self.world_size > 1)} in {precision}{noise}{parts}"
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class _InArithmetic:
 def observed(script: Script, run: Run, options: Options, exact: bool = False) -> Observation:
     """One run of the script, in this process, which it changes: see ``each_observed``."""
     system.first += run.entropy
-    observer, computing = Observer(), _InArithmetic(script, run.arithmetic, exact)
+    observer, computing = Observer(parts=run.parts), _InArithmetic(script, run.arithmetic, exact)
     with observer.installed(), installed(), exactness.where_ranks_meet() if exact else nullcontext():
         done = simulate_script(ObservedScript(computing, observer), run.world_size, options)
     ranks = tuple(observer.records.get(rank, RankRecord()) for rank in range(run.world_size))

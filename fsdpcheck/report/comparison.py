@@ -68,7 +68,7 @@ def _world(world: World, found: Comparison, paint: Paint) -> Iterator[str]:
     if world.first is not None:
         yield from _first(world.first, world)
     yield from _exact(world)
-    yield from (f"  cause   {cause}" for cause in world.causes)
+    yield from (f"  cause   {cause.text}" for cause in world.causes)
     yield from _places(world)
 
 
@@ -117,7 +117,7 @@ def _undecidable(world: World, paint: Paint) -> Iterator[str]:
         first = world.undecidable[0]
         yield f"  from    {first.key} on: noise of rounding moves it by {_of(first.noise, first.size)} of its size"
         yield f"  {len(world.undecidable)} of {world.observables} observables; the others agree"
-    yield from (f"  cause   {cause}" for cause in world.causes)
+    yield from (f"  cause   {cause.text}" for cause in world.causes)
 
 
 def _of(part: float, whole: float) -> str:
@@ -169,9 +169,9 @@ def document(found: Comparison, less: Smaller | None = None) -> dict[str, Any]:
     """The same as JSON data.
 
     {schema, fsdpcheck, command, base, says, why, exit_code, steps, runs, false_alarm, failure, worlds, smaller, notes}.
-    A world is {ranks, says, failure, fact, first, precision, causes, undecidable, observables, equal, differing, alike,
-    of_alike, resolution, line, call, exact, exact_up_to}; a fact {step, kind, text}; a decision {observable, step,
-    kind, name, apart, threshold, size}; ``smaller`` None or {numbers, world}.
+    A world is {ranks, says, failure, fact, first, precision, named, causes, undecidable, observables, equal, differing,
+    alike, of_alike, resolution, line, call, exact, exact_up_to}; a fact {step, kind, text}; a decision {observable,
+    step, kind, name, apart, threshold, size}; ``smaller`` None or {numbers, world}.
     """
     return {
         "schema": SCHEMA,
@@ -200,7 +200,8 @@ def _world_data(world: World) -> dict[str, Any]:
         "fact": None if fact is None else {"step": fact.step, "kind": fact.kind, "text": fact.text},
         "first": _decision(world.first),
         "precision": _decision(world.precision),
-        "causes": list(world.causes),
+        "named": category(world),
+        "causes": [cause.text for cause in world.causes],
         "undecidable": [_decision(decision) for decision in world.undecidable],
         "observables": world.observables,
         "equal": world.equal,
@@ -219,18 +220,12 @@ def category(world: World) -> str:
     """What differs in one word of a fixed list, for tables: a fact's kind, or the cause, or the kind of observable."""
     if world.failure is not None:
         return world.failure.kind
-    told = " ".join(world.causes)
+    named = next((cause.word for cause in world.causes if cause.word), "")
     if world.fact is not None:
-        reduced = world.fact.kind == "replicas" and "nothing reduces them" in told
-        return (
-            "not reduced"
-            if reduced
-            else {"replicas": "replicas differ", "pairs": "labels"}.get(world.fact.kind, world.fact.kind)
-        )
-    if world.first is None:
-        return ""
-    if "times that of one rank" in told:
-        return "factor"
+        known = {"replicas": named or "replicas differ", "pairs": "labels"}
+        return known.get(world.fact.kind, world.fact.kind)
+    if named or world.first is None:
+        return named
     return {"norm": "clip norm"}.get(world.first.key.kind, world.first.key.kind.partition(" ")[0])
 
 

@@ -36,7 +36,9 @@ def test_the_document_has_the_tables_of_the_record() -> None:
     )
 
 
-@pytest.mark.parametrize("record", [peers.RECORD, judged.RECORD, tables.FIRST_RUN], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "record", [peers.RECORD, judged.RECORD, *tables.FIRST_RUNS.values()], ids=lambda path: path.name
+)
 def test_no_record_says_where_the_repository_or_torch_lay(record: Path) -> None:
     text = record.read_text(encoding="utf-8")
     assert re.findall(r"(?<![\w.])/(?:home|root|tmp|Users|work|opt|usr)/[^\s:\"]*", text) == []

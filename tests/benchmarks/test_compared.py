@@ -10,8 +10,11 @@ import pytest
 pytest.importorskip("benchmarks.compared.honest", reason="only a checkout has the benchmarks")
 from benchmarks.compared import effects
 from benchmarks.compared.bugs import BUGS
-from benchmarks.compared.honest import HONEST, SCRIPTS, Honest
+from benchmarks.compared.honest import BY_NAME, HONEST, SCRIPTS, Honest
 from benchmarks.compared.planted import CAUSES, Bug
+from fsdpcheck.comparison.command_line import read
+from fsdpcheck.comparison.compare import compare
+from fsdpcheck.simulation.simulate import Options
 
 
 def _name(row: Honest | Bug) -> str:
@@ -70,6 +73,14 @@ def test_an_honest_script_prints_the_same_in_float64_on_any_number_of_ranks(scri
     first = printed[script.ranks[0]]
     assert len(first) > 5
     assert printed == dict.fromkeys(script.ranks, first)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["fsdp1_orig_params", "fsdp1_flat"])
+def test_a_script_whose_library_refuses_float64_is_compared_all_the_same(name: str) -> None:
+    script = BY_NAME[name]
+    found = compare(read(f"{script.path} {script.line}"), script.ranks, Options(show=False))
+    assert [world.says for world in found.worlds] == ["agrees"] * 3, found
 
 
 @pytest.mark.nightly

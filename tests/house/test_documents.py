@@ -79,12 +79,24 @@ def test_the_reference_is_used_as_its_document_says(tmp_path: Path) -> None:
 
 def test_the_finding_of_the_readme_is_what_is_printed() -> None:
     text = README.read_text(encoding="utf-8")
-    ((step,), (shown,)) = (re.findall(rf"^```{kind}\n(.*?)^```", text, re.M | re.S) for kind in ("python", "text"))
+    ((step,), (shown, _)) = (re.findall(rf"^```{kind}\n(.*?)^```", text, re.M | re.S) for kind in ("python", "text"))
     assert step in (ROOT / EXAMPLE).read_text(encoding="utf-8")
     code, out, err = commands.run(ROOT, "run", "--adapter", f"{EXAMPLE}:adapter", "--law", "training.plain")
     assert code == 1, err
     printed = out[out.index("FINDING 1") :].partition("\n\n")[0].replace(f"{ROOT}/", "")
     assert shown.splitlines() == printed.splitlines(), "next: put what is printed into the README"
+
+
+@pytest.mark.nightly
+def test_the_comparison_of_the_readme_is_what_is_printed(tmp_path: Path) -> None:
+    _, shown = re.findall(r"^```text\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+    shutil.copy(DOCS / "examples" / "padded_rows.py", tmp_path)
+    code, out, err = commands.run(tmp_path, "compare", "padded_rows.py --batch-size {12//W}", "--ranks", "1,2")
+    assert code == 1, err
+    noise = re.compile(r"explains \S+")  # which depends on the processor
+    lines = [noise.sub("", line) for line in out.splitlines()]
+    wanted = [noise.sub("", line) for line in shown.splitlines()]
+    assert lines[: len(wanted)] == wanted, "next: put it into the README"
 
 
 def test_the_picture_of_a_step_is_what_is_printed(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch.optim import optimizer as optimizers
 from fsdpcheck.comparison.observation.batches import Batches
 from fsdpcheck.comparison.observation.checkpoints import Checkpoints
 from fsdpcheck.comparison.observation.functions import Functions, scalars
+from fsdpcheck.comparison.observation.gradient_parts import GradientParts
 from fsdpcheck.comparison.observation.optimizer_steps import OptimizerSteps
 from fsdpcheck.comparison.observation.pipeline_names import with_names_of_the_whole
 from fsdpcheck.comparison.observation.rank_log import RankLog
@@ -40,11 +41,18 @@ class Observer:
     """
 
     def __init__(
-        self, calls: Callable[[], int] = collectives_so_far, rank: Callable[[], int | None] = current_rank
+        self,
+        calls: Callable[[], int] = collectives_so_far,
+        rank: Callable[[], int | None] = current_rank,
+        *,
+        parts: bool = False,
     ) -> None:
-        """``rank``: which rank the calling thread is; ``calls``: how many collectives that has issued."""
+        """``rank``: which rank the calling thread is; ``calls``: how many collectives that has issued.
+
+        ``parts``: whether each rank's own parts of gradients are kept as well.
+        """
         self.records: dict[int, RankRecord] = {}
-        self._calls, self._rank = calls, rank
+        self._calls, self._rank, self._parts = calls, rank, parts
         self._ranks: dict[int, _Rank] = {}
         self._functions = Functions(self._here)
 
@@ -67,7 +75,7 @@ class Observer:
         """While open, this thread's rank is observed; to be opened on its thread, around its script."""
         observed = _Rank(RankLog(self._calls), self._functions)
         self._ranks[rank] = observed
-        handles = observed.hooks()
+        handles = observed.hooks(parts=self._parts)
         try:
             yield
         finally:
@@ -93,11 +101,13 @@ class _Rank:
         self._updates = UnseenUpdates(log)
         self._in_norm = False
 
-    def hooks(self) -> list[Any]:
+    def hooks(self, *, parts: bool) -> list[Any]:
         """Put hooks on all modules and optimizers; handles that take them off."""
         steps, batches = self._optimizers, self._batches
         batches.at_first_forward = self._updates.begin
+        of_parts = self._guarded(GradientParts(self.log).after)
         return [
+            *([modules.register_module_forward_hook(of_parts)] if parts else []),
             optimizers.register_optimizer_step_pre_hook(self._guarded(steps.before)),
             optimizers.register_optimizer_step_post_hook(self._guarded(steps.after)),
             modules.register_module_forward_pre_hook(self._guarded(batches.before)),

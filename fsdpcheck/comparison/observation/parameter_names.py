@@ -92,6 +92,10 @@ class ParameterNames:
             prefixes[root] = f"{kind}." if classes[kind] == 1 else f"{kind}#{classes[kind]}."
         return prefixes
 
+    def paths(self) -> dict[nn.Module, str]:
+        """What stands before the names of each module's own parameters."""
+        return {module: prefix + path for root, prefix in self.roots().items() for module, path in _modules(root)}
+
     def names(self) -> dict[tuple[int, int], str]:
         """What each parameter is called, by the key of its subject."""
         prefixes = self.roots()
@@ -114,8 +118,22 @@ def _wrapped(module: nn.Module) -> str | None:
     return names[0] if is_wrapper and module._modules[names[0]] is not None else None
 
 
-def _parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Subject, Tensor]]:
+def _modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str]]:
+    """Each module with what stands before the names of its own parameters: its path without wrappers."""
+    yield module, prefix
+    inner = _wrapped(module)
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _modules(child, prefix if name == inner else f"{prefix}{name}.")
+
+
+def _parameters(root: nn.Module) -> Iterator[tuple[str, Subject, Tensor]]:
     """Each parameter: its path without wrappers, how it is looked up, and itself; one that is tied several times."""
+    for module, prefix in _modules(root):
+        yield from _own_parameters(module, prefix)
+
+
+def _own_parameters(module: nn.Module, prefix: str) -> Iterator[tuple[str, Subject, Tensor]]:
     flat = layouts_private.flat_parameter_of(module)
     if flat is not None:
         originals = layouts_private.originals_of(flat)
@@ -125,10 +143,6 @@ def _parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Subj
     for name, parameter in module._parameters.items():
         if parameter is not None and not layouts_private.is_flat(parameter):
             yield prefix + name, Subject(parameter), parameter
-    inner = _wrapped(module)
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from _parameters(child, prefix if name == inner else f"{prefix}{name}.")
 
 
 def _clean(path: str) -> str:

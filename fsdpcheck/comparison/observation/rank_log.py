@@ -67,6 +67,7 @@ class RankLog:
         self.seats: dict[tuple[int, int], Seat] = {}
         self._kept: dict[_Slot, tuple[Piece, Moment]] = {}
         self._numbers: Counter[tuple[int, str]] = Counter()
+        self._parts: dict[tuple[int, int, nn.Module, str], Piece] = {}
 
     @property
     def step(self) -> int:
@@ -112,6 +113,15 @@ class RankLog:
         except NotPlaced as unknown:
             self.note(f"{kind} {number} of step {self.step} is not compared: {unknown}")
 
+    def keep_part(self, backward: int, step: int, module: nn.Module, name: str, gradient: Tensor) -> None:
+        """Keep what a backward, of this number in the step, gives as the gradient of a module's parameter."""
+        try:
+            piece = self.pieces.of(gradient)
+        except NotPlaced:
+            return
+        if piece is not None:
+            self._parts[backward, step, module, name] = piece
+
     def record(self) -> RankRecord:
         """All of it by names."""
         self.names.look()
@@ -125,6 +135,9 @@ class RankLog:
             found.pieces[key], found.calls[key], found.lines[key] = piece, moment.calls, moment.line
             if moment.exact and not piece.partial:
                 found.exact.add(key)
+        paths = self.names.paths()
+        for (backward, step, module, name), piece in self._parts.items():
+            found.pieces[Key(step, f"part {backward}", paths.get(module, "?") + name)] = piece
         found.seats = {names.get(about, "?"): seat for about, seat in self.seats.items()}
         for step, batches in self.batches.items():
             found.batches[step] = [batch.named(prefixes.get(batch.root, "")) for batch in batches]

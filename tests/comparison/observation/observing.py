@@ -68,11 +68,13 @@ class Observed:
         return sorted({note for record in self.observation.ranks for note in record.notes})
 
 
-def observe(folder: Path, source: str, size: int, *arguments: str, options: Options | None = None) -> Observed:
+def observe(
+    folder: Path, source: str, size: int, *arguments: str, options: Options | None = None, parts: bool = False
+) -> Observed:
     """Run a script, the lines of ``source`` after those of NET, on so many ranks."""
     path = folder / "train.py"
     path.write_text(textwrap.dedent(NET) + textwrap.dedent(source))
-    observer = Observer()
+    observer = Observer(parts=parts)
     with observer.installed():
         observed = ObservedScript(script.of_file(path, arguments), observer)
         done = simulate_script(observed, size, options or Options(show=False)).check()

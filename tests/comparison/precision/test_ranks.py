@@ -61,6 +61,13 @@ def whole():
     with FullyShardedDataParallel.summon_full_params(model):
         return [value.detach().clone() for value in model.parameters()]
 """
+CLIPPED = """
+from torch.distributed.fsdp import FullyShardedDataParallel
+model = nn.Linear(2, 1, bias=False)
+model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+model(torch.tensor([[3 * (1 + 2**-24), 4 * (1 + 2**-24)]])).sum().backward()
+print(float(model.clip_grad_norm_(1e9)).hex())
+"""
 REPLICATED = f"""
 from torch.nn.parallel import DistributedDataParallel
 model = DistributedDataParallel(model)
@@ -130,6 +137,15 @@ def test_a_script_on_ranks_is_raised_to_what_it_is_in_float64(script: Path, size
     assert printed == expected(script, size)
     assert not [note for note in notes if note.startswith("low precision")]
     assert sum(count for note, count in notes.items() if note.startswith("dropout is off")) == 3 * size
+
+
+def test_the_norm_that_fsdp1_clips_by_is_raised(tmp_path: Path) -> None:
+    """torch asks for it in float32, and of float64 refuses to. The sides 3, 4 and 5 here are no numbers of float32."""
+    path = tmp_path / "train.py"
+    path.write_text(BEGIN + CLIPPED, encoding="utf-8")
+    printed, notes = ran(path, Arithmetic("float64"), 2)
+    assert printed == (f"{(5 * (1 + 2**-24)).hex()}\n",) * 2
+    assert not [note for note in notes if note.startswith("low precision")]
 
 
 @pytest.mark.parametrize("precision", ["own", pytest.param("float64", marks=NIGHT)])
