@@ -66,6 +66,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], seconds: 
         "-j", "--jobs", type=int, metavar="N", help="runs at a time (default: the cores of this machine)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of it as JSON (default: none)")
+    exact = "draw numbers of few bits, and judge by every bit what is proved exact (default: by noise alone)"
+    parser.add_argument("--exact", action="store_true", help=exact)
     script = "write a program that shows with torch alone what differs, for torchrun on gloo (default: none)"
     parser.add_argument("--script", type=Path, metavar="FILE", help=script)
     parser.set_defaults(command=_compare)
@@ -107,20 +109,22 @@ def _compare(options: argparse.Namespace) -> int:
     jobs = options.jobs or _usable_cores()
     alarm = options.false_alarm or FALSE_ALARM
     line, paint, told = read(options.line), colour.painter(sys.stdout), _progress()
-    runs = Runs(line, wanted, options.ranks[0], jobs, told)
+    runs = Runs(line, wanted, options.ranks[0], jobs, told, options.exact)
     found = compare(line, options.ranks, wanted, jobs=jobs, false_alarm=alarm, told=told, runs=runs)
     print(report.ending(found, paint), flush=True)
 
     def again(ranks: int, marked: Mapping[str, int]) -> Comparison:
         fewer = read(line.with_numbers(marked))
-        return compare(fewer, (found.base, ranks), wanted, jobs=jobs, false_alarm=alarm, told=told)
+        kept = Runs(fewer, wanted, found.base, jobs, told, options.exact)
+        return compare(fewer, (found.base, ranks), wanted, jobs=jobs, false_alarm=alarm, told=told, runs=kept)
 
     less = smaller(found, again)
     if less is not None:
         print(report.smaller(found, less, paint), flush=True)
     if options.script is not None:
-        if less is not None:
-            runs = Runs(read(line.with_numbers(less.marked)), wanted, found.base, jobs, told)
+        if less is not None or options.exact:  # processes draw what the script draws
+            marked = line.marked if less is None else less.marked
+            runs = Runs(read(line.with_numbers(marked)), wanted, found.base, jobs, told)
         print(
             _script(options.script, found if less is None else replace(found, worlds=(less.world,)), runs), flush=True
         )

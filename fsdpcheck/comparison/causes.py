@@ -92,8 +92,9 @@ def _factors(first: Decision, evidence: Evidence) -> Iterator[Cause]:
             return
     measured = _common_factor(got, wanted, first)
     if measured is not None:
+        name = f"{measured:.6g}" if f"{measured:.6g}" != "1" else f"(1 + {measured - 1:.2g})"
         alike = _how_many(first, measured, evidence)
-        yield Cause("factor", f"it is {measured:.6g} times that of one rank{alike}")
+        yield Cause("factor", f"it is {name} times that of one rank{alike}")
 
 
 def _common_factor(got: Tensor, wanted: Tensor, first: Decision) -> float | None:

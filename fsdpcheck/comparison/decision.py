@@ -9,7 +9,7 @@ small; where that is coarser than what float32 tells apart, nothing is decided.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -66,17 +66,33 @@ def noise_of(*worlds: tuple[Values, Sequence[Values]]) -> Noise:
 
 
 def decided(
-    base: Values, run: Values, noise: Noise, eps: float, false_alarm: float, judged: Callable[[Key], bool]
+    base: Values,
+    run: Values,
+    noise: Noise,
+    eps: float,
+    false_alarm: float,
+    judged: Callable[[Key], bool],
+    exact: Collection[Key] = (),
 ) -> list[Decision]:
     """Every observable that is judged, in the order in which the script makes them.
 
     ``eps``: of the precision in which both were run; an observable is rounded once at least. ``false_alarm``: the
-    probability that any of them is said to differ in an honest script.
+    probability that any of them is said to differ in an honest script. ``exact``: of which every bit counts.
     """
     distances = {key: distance for key, distance in between(base, run).items() if judged(key)}
     most = _largest_by_kind(distances)
     keys = sorted(distances, key=order)
-    return [_of(key, distances[key], noise, eps, false_alarm, len(keys), most[key.step, key.kind]) for key in keys]
+    return [
+        _exactly(key, distances[key])
+        if key in exact
+        else _of(key, distances[key], noise, eps, false_alarm, len(keys), most[key.step, key.kind])
+        for key in keys
+    ]
+
+
+def _exactly(key: Key, distance: Distance) -> Decision:
+    says: Says = "differs" if distance.apart else "agrees"
+    return Decision(key, says, distance.apart, 0.0, distance.size, 0.0, "exact")
 
 
 def _of(

@@ -111,11 +111,12 @@ class Judge:
         """``as_of``: count what the noisy runs show as if there were only so many of them."""
         eps, noise = _EPS[pair[0].arithmetic.precision], self.runs.noise(pair, many)
         one, this = (self.runs.values(run) for run in pair)
-        return decided(one, this, replace(noise, runs=as_of or noise.runs), eps, self.false_alarm, judged)
+        exact = self.runs.exact_in(pair)
+        return decided(one, this, replace(noise, runs=as_of or noise.runs), eps, self.false_alarm, judged, exact)
 
     def _confirmed(self, found: list[Decision]) -> list[Decision]:
         """The same by more noise, if something differs and its first would not by a single noisy run."""
-        first = next((each.key for each in found if each.says == "differs"), None)
+        first = next((each.key for each in found if each.says == "differs" and each.why != "exact"), None)
         if first is None or self.runs.confirmed:
             return found
         if any(each.key == first and each.says == "differs" for each in self._decided(self.raised, NOISY, as_of=1)):
@@ -126,7 +127,8 @@ class Judge:
     def _by_numbers(self, given: Fact | None) -> World:
         """``given``: the first fact that differs. Of what ranks are given, it is told where numbers differ too."""
         one, this = (self.runs.values(run) for run in self.raised)
-        moved = any(distance.apart for distance in between(one, this).values())
+        exact = self.runs.exact_in(self.raised)
+        moved = any(distance.apart for key, distance in between(one, this).items() if key not in exact)
         found = self._confirmed(self._decided(self.raised, NOISY if moved else 0))
         wrong = [decision for decision in found if decision.says == "differs"]
         undecidable = tuple(decision for decision in found if decision.says == "undecidable")
@@ -137,11 +139,18 @@ class Judge:
             says="differs" if wrong else "undecidable" if undecidable else "agrees",
             undecidable=undecidable,
             observables=len(found),
+            exact=sum(decision.why == "exact" for decision in found),
+            ended=self._ended(),
             equal=sum(decision.apart == 0 for decision in found),
             differing=len(wrong),
             resolution=max((decision.resolution for decision in agreeing if decision.apart), default=0.0),
         )
         return self._explained(world, found, wrong[0]) if wrong else replace(world, precision=self._precision(found))
+
+    def _ended(self) -> str:
+        """Where exactness ended, in the base if it did there."""
+        base, run = ([record.ended for record in self.runs.done[each].ranks if record.ended] for each in self.raised)
+        return base[0] if base else f"{run[0]}, on {self.size} ranks alone" if run else ""
 
     def _explained(self, world: World, found: Sequence[Decision], first: Decision) -> World:
         """A world that differs, with what can be said of the first observable that does."""

@@ -9,7 +9,7 @@ from fsdpcheck.comparison import losses
 from fsdpcheck.comparison.command_line import CommandLine
 from fsdpcheck.comparison.decision import Noise, Values, noise_of
 from fsdpcheck.comparison.observation.whole import Assembled, assembled
-from fsdpcheck.comparison.record import Observation
+from fsdpcheck.comparison.record import Key, Observation
 from fsdpcheck.comparison.runs import Run, each_observed
 from fsdpcheck.simulation.simulate import Options
 
@@ -21,7 +21,7 @@ Told = Callable[[int, int, str], object]
 class Runs:
     """Runs of one script as they are wanted, each once. ``jobs`` at a time; ``told`` hears of each that ends.
 
-    ``base``: the number of ranks with which the others are compared.
+    ``base``: the number of ranks with which the others are compared. ``exact``: whether what is drawn has few bits.
     """
 
     line: CommandLine
@@ -29,6 +29,7 @@ class Runs:
     base: int = 1
     jobs: int = 1
     told: Told = lambda ended, goal, what: None
+    exact: bool = False
     done: dict[Run, Observation] = field(default_factory=dict)
     confirmed: bool = False
     """Whether a world that seemed to differ was run with more noise."""
@@ -39,7 +40,7 @@ class Runs:
         """Do those of the runs that are not done."""
         left = [run for run in dict.fromkeys(wanted) if run not in self.done]
         ended, goal = len(self.done), len(self.done) + len(left)
-        for run, observation in each_observed(self.line.at, left, self.options, self.jobs):
+        for run, observation in each_observed(self.line.at, left, self.options, self.jobs, self.exact):
             ended += 1
             self.done[run] = observation
             self.told(ended, goal, str(run))
@@ -70,6 +71,12 @@ class Runs:
         }
         self.get(each for those in noisy.values() for each in those)
         return noise_of(*((self.values(run), [self.values(each) for each in those]) for run, those in noisy.items()))
+
+    def exact_in(self, pair: tuple[Run, Run]) -> frozenset[Key]:
+        """What was proved exact in both, on all ranks that have a part of it."""
+        ranks = [record for run in pair for record in self.done[run].ranks]
+        found = frozenset(key for record in ranks for key in record.exact)
+        return found - {key for record in ranks for key in record.pieces if key not in record.exact}
 
     def notes(self) -> tuple[tuple[str, int], ...]:
         """What the runs without noise tell, the most frequent first; how often in the one that has it most."""

@@ -120,6 +120,10 @@ class RankRecord:
     """By key, the line of the script at which it was seen, as "file.py:12"."""
     seats: dict[str, Seat] = field(default_factory=dict)
     """By the name of a parameter."""
+    exact: set[Key] = field(default_factory=set)
+    """What was seen while all that the rank had computed was proved exact, and is no part of a sum."""
+    ended: str = ""
+    """Where that ended: an operator with file:line."""
 
 
 @dataclass(frozen=True)

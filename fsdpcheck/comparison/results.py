@@ -24,6 +24,7 @@ class World:
     ``observables``: how many were judged; ``equal`` of them have equal bits, ``differing``
     differ. ``alike``: names of those of the kind and step of ``first`` that differ, of ``of_alike``. ``resolution``:
     the coarsest of what agrees. ``line``, ``call``: where ``first`` or ``fact`` was seen, and the collective before it.
+    ``exact``: how many are proved exact, so that every bit counts; ``ended``: at which operator that ended.
     """
 
     size: int
@@ -42,6 +43,8 @@ class World:
     resolution: float = 0.0
     line: str = ""
     call: str = ""
+    exact: int = 0
+    ended: str = ""
 
 
 @dataclass(frozen=True)

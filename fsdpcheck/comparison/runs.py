@@ -13,7 +13,7 @@ import tempfile
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +21,7 @@ from typing import Final, NoReturn
 
 from fsdpcheck.comparison.observation.observer import Observer
 from fsdpcheck.comparison.observation.script import ObservedScript
+from fsdpcheck.comparison.precision import exactness
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
 from fsdpcheck.comparison.precision.entering import in_arithmetic
 from fsdpcheck.comparison.precision.entrances import installed
@@ -59,11 +60,16 @@ class Run:
 
 @dataclass(frozen=True)
 class _InArithmetic:
-    """A script whose ranks compute in one arithmetic. ``notes``: by rank, what that has to report."""
+    """A script whose ranks compute in one arithmetic. ``notes``: by rank, what that has to report.
+
+    ``exact``: whether its draws have few bits. ``ended``: by rank, where what it computes is no longer proved exact.
+    """
 
     script: Runnable
     arithmetic: Arithmetic
+    exact: bool
     notes: dict[int, Counter[str]] = field(default_factory=dict)
+    ended: dict[int, str] = field(default_factory=dict)
 
     def main(self, rank: int) -> ModuleType:
         """The module that a rank runs it in."""
@@ -72,29 +78,33 @@ class _InArithmetic:
     def run(self) -> None:
         """Run it on the rank that this is."""
         rank = require_rank()
-        with in_arithmetic(self.arithmetic, self.notes.setdefault(rank, Counter()), rank):
-            self.script.run()
+        with exactness.of_rank(rank) if self.exact else nullcontext() as held:
+            with in_arithmetic(self.arithmetic, self.notes.setdefault(rank, Counter()), rank, held):
+                self.script.run()
+            self.ended[rank] = held.ended if held is not None else ""
 
 
-def observed(script: Script, run: Run, options: Options) -> Observation:
+def observed(script: Script, run: Run, options: Options, exact: bool = False) -> Observation:
     """One run of the script, in this process, which it changes: see ``each_observed``."""
     system.first += run.entropy
-    observer, computing = Observer(parts=run.parts), _InArithmetic(script, run.arithmetic)
-    with observer.installed(), installed():
+    observer, computing = Observer(parts=run.parts), _InArithmetic(script, run.arithmetic, exact)
+    with observer.installed(), installed(), exactness.where_ranks_meet() if exact else nullcontext():
         done = simulate_script(ObservedScript(computing, observer), run.world_size, options)
     ranks = tuple(observer.records.get(rank, RankRecord()) for rank in range(run.world_size))
     for rank, notes in computing.notes.items():
         ranks[rank].notes.update(notes)
+        ranks[rank].ended = computing.ended.get(rank, "")
     return Observation(run.world_size, ranks, done.traces, done.failure, done.printed)
 
 
 def each_observed(
-    script: Callable[[int], Script], runs: Iterable[Run], options: Options, jobs: int
+    script: Callable[[int], Script], runs: Iterable[Run], options: Options, jobs: int, exact: bool = False
 ) -> Iterator[tuple[Run, Observation]]:
     """Each run with what was observed of it, as they end, ``jobs`` at a time.
 
     ``script(world_size)``. Each runs in a forked process and a folder of its own. What ends that process is the failure
-    of its run. Raises an error of ours that a process has raised, and ends the others.
+    of its run. ``exact``: whether what they draw has few bits. Raises an error of ours that a process has raised, and
+    ends the others.
     """
     waiting, running = deque(runs), dict[int, tuple[Run, Path]]()
     with tempfile.TemporaryDirectory(prefix="fsdpcheck-") as folder:
@@ -104,7 +114,7 @@ def each_observed(
                     run = waiting.popleft()
                     place = Path(folder) / str(len(waiting))
                     place.mkdir()
-                    running[_started(script, run, options, place)] = run, place
+                    running[_started(script, run, options, place, exact)] = run, place
                 pid, status = _one_that_ends(running)
                 run, place = running.pop(pid)
                 yield run, _ended(run, place, status)
@@ -127,13 +137,13 @@ def _one_that_ends(running: Collection[int]) -> tuple[int, int]:
         return os.waitpid(ends.select()[0][0].data, 0)
 
 
-def _started(script: Callable[[int], Script], run: Run, options: Options, place: Path) -> int:
+def _started(script: Callable[[int], Script], run: Run, options: Options, place: Path, exact: bool) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     gc.freeze()  # the collector of the child would write to each page that is shared
     pid = os.fork()
     if pid == 0:
-        _work(lambda: script(run.world_size), lambda ready: observed(ready, run, options), place)
+        _work(lambda: script(run.world_size), lambda ready: observed(ready, run, options, exact), place)
     gc.unfreeze()
     return pid
 

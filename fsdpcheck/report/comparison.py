@@ -51,6 +51,7 @@ def _world(world: World, found: Comparison, paint: Paint) -> Iterator[str]:
         fine = "equal bits" if world.equal == world.observables else f"resolution {world.resolution:.1e}"
         head = f"{_ranks(world.size)} agree with {base}: {found.steps} steps, {world.observables} observables, {fine}"
         yield paint(head, "green")
+        yield from _exact(world)
         yield from _precision(world, paint)
         return
     if world.says == "fails":
@@ -66,6 +67,7 @@ def _world(world: World, found: Comparison, paint: Paint) -> Iterator[str]:
         yield f"  {_FACTS.get(world.fact.kind, world.fact.kind):<8}{world.fact.text}"
     if world.first is not None:
         yield from _first(world.first, world)
+    yield from _exact(world)
     yield from (f"  cause   {cause.text}" for cause in world.causes)
     yield from _places(world)
 
@@ -79,9 +81,20 @@ def _first(first: Decision, world: World) -> Iterator[str]:
 
 
 def _apart(decision: Decision) -> str:
+    if decision.why == "exact":
+        return f"apart by {decision.apart:.2g}, largest entry {decision.size:.4g}: it is exact, so every bit counts"
     relative = decision.apart / decision.size if decision.size else decision.apart
     seen = f"{relative:.2g} of its largest entry {decision.size:.4g}"
     return f"apart by {seen}, where rounding explains {decision.resolution:.1e}"
+
+
+def _exact(world: World) -> Iterator[str]:
+    if world.exact:
+        yield f"  exact   {world.exact} of {world.observables} observables are proved exact: every bit counts"
+    elif world.ended:
+        yield f"  exact   none of {world.observables} observables is proved so"
+    if world.ended:
+        yield f"  ended   by {world.ended}"
 
 
 def _places(world: World) -> Iterator[str]:
@@ -157,8 +170,8 @@ def document(found: Comparison, less: Smaller | None = None) -> dict[str, Any]:
 
     {schema, fsdpcheck, command, base, says, why, exit_code, steps, runs, false_alarm, failure, worlds, smaller, notes}.
     A world is {ranks, says, failure, fact, first, precision, named, causes, undecidable, observables, equal, differing,
-    alike, of_alike, resolution, line, call}; a fact {step, kind, text}; a decision {observable, step, kind, name,
-    apart, threshold, size}; ``smaller`` None or {numbers, world}.
+    alike, of_alike, resolution, line, call, exact, exact_up_to}; a fact {step, kind, text}; a decision {observable,
+    step, kind, name, apart, threshold, size}; ``smaller`` None or {numbers, world}.
     """
     return {
         "schema": SCHEMA,
@@ -198,6 +211,8 @@ def _world_data(world: World) -> dict[str, Any]:
         "resolution": world.resolution,
         "line": world.line,
         "call": world.call,
+        "exact": world.exact,
+        "exact_up_to": world.ended,
     }
 
 

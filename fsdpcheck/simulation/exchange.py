@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,6 +23,10 @@ from fsdpcheck.simulation.watch import Watch
 
 if TYPE_CHECKING:
     from fsdpcheck.simulation.work import MetWork
+
+
+LISTENERS: list[Callable[[Mapping[int, Call]], object]] = []
+"""Called with all sides of a collective, or of a message, by rank, before its values are computed."""
 
 
 @dataclass(slots=True)

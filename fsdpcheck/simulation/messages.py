@@ -15,7 +15,7 @@ from functools import partial
 from fsdpcheck.execution.matching import ANY_SOURCE, differing
 from fsdpcheck.execution.recording import Call
 from fsdpcheck.simulation.decisions import Access, Decisions, Option, learn
-from fsdpcheck.simulation.exchange import Exchange, Run
+from fsdpcheck.simulation.exchange import LISTENERS, Exchange, Run
 from fsdpcheck.simulation.rendezvous import refuse, write_down
 from fsdpcheck.simulation.work import MetWork
 
@@ -122,6 +122,8 @@ def _meet(run: Run, group: Identity, sent: _Side, wanted: _Side) -> None:
         run.groups[wanted.rank, *group].count_message("recv", message.group, message.tag)
     if differing(message, received):
         refuse(run, {sent.rank: sent.call, wanted.rank: wanted.call})
+    for listener in LISTENERS:
+        listener({sent.rank: sent.call, wanted.rank: wanted.call})
     wanted.there.source = group[1].index(sent.rank)
     wanted.there.results = {wanted.rank: [tensor.detach().clone() for tensor in sent.call.inputs]}
     sent.there.results = {sent.rank: []}

@@ -22,7 +22,7 @@ from fsdpcheck.execution.tensor_rules import (
     require_stacked,
 )
 from fsdpcheck.execution.trace import Collective
-from fsdpcheck.simulation.exchange import Instance, Run
+from fsdpcheck.simulation.exchange import LISTENERS, Instance, Run
 from fsdpcheck.simulation.here import current_rank, require_rank
 from fsdpcheck.simulation.identity import NOTHING_KNOWN, Identity, crossed
 from fsdpcheck.simulation.scheduler import place
@@ -160,6 +160,8 @@ def _complete(run: Run, there: Instance) -> None:
             found = there.identities[rank]
             write_down(run, rank, call, replace(call.collective, subject=found.tensor or found.module))
         refuse(run, there.calls)
+    for listener in LISTENERS:
+        listener(there.calls)
     try:
         there.results = dict(zip(there.members, _computed(run, calls), strict=True))
     except NotSupported:

@@ -27,8 +27,8 @@ OPTIONS = {
         "TOKEN|FILE",
     },
     "compare": {
-        "--budget", "--cuda-as-cpu", "--false-alarm", "--help", "--jobs", "--json", "--own", "--per-node", "--ranks",
-        "--script", "-h", "-j", "'SCRIPT ...'",
+        "--budget", "--cuda-as-cpu", "--exact", "--false-alarm", "--help", "--jobs", "--json", "--own", "--per-node",
+        "--ranks", "--script", "-h", "-j", "'SCRIPT ...'",
     },
     "power": {"--adapter", "--cases", "--family", "--help", "--json", "--world-size", "-h"},
     "simulate": {

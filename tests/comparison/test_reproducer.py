@@ -102,7 +102,7 @@ def _simulated(folder: Path, text: str, *more: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("world", "why"),
     [
-        (World(2, "fails", Failure("hang", "")), "torchrun --nproc-per-node 2 train.py 2 factor ddp"),
+        (World(2, "fails", Failure("deadlock", "")), "torchrun --nproc-per-node 2 train.py 2 factor ddp"),
         (_world("checkpoint", "model.pt:weight"), "a checkpoint is nothing that an optimizer has"),
         (_world("", "", "data"), "data is nothing that an optimizer has"),
         (_world("gradient", "no.such"), "nobody has gradient of no.such at step 1"),

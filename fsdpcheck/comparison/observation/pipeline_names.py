@@ -43,5 +43,6 @@ def _renamed(record: RankRecord, names: dict[str, str]) -> RankRecord:
         pieces={of(key): piece for key, piece in record.pieces.items()},
         calls={of(key): calls for key, calls in record.calls.items()},
         lines={of(key): line for key, line in record.lines.items()},
+        exact={of(key) for key in record.exact},
         seats={names.get(name, name): seat for name, seat in record.seats.items()},
     )

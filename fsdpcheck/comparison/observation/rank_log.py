@@ -13,15 +13,18 @@ from torch import Tensor, nn
 
 from fsdpcheck.comparison.observation.parameter_names import ParameterNames, Subject
 from fsdpcheck.comparison.observation.pieces import NotPlaced, Pieces
+from fsdpcheck.comparison.precision import exactness
 from fsdpcheck.comparison.record import Key, MicroBatch, Piece, RankRecord, Seat
 from fsdpcheck.simulation.scheduler import where
 
 
 class Moment(NamedTuple):
-    """When something was seen: after how many collectives of the rank, and at which line of the script."""
+    """When something was seen: after how many collectives of the rank, at which line of the script, and whether all
+    that the rank had computed was exact."""
 
     calls: int
     line: str
+    exact: bool
 
 
 class _Slot(NamedTuple):
@@ -72,7 +75,8 @@ class RankLog:
         return max(self.steps, default=0)
 
     def now(self) -> Moment:
-        return Moment(self._calls(), line())
+        held = exactness.here()
+        return Moment(self._calls(), line(), held is not None and not held.ended)
 
     def note(self, text: str) -> None:
         """Report something that is not judged, with the line of the script."""
@@ -129,6 +133,8 @@ class RankLog:
             if key in found.pieces:
                 key = key._replace(name=f"{name} (optimizer {slot.optimizer})")
             found.pieces[key], found.calls[key], found.lines[key] = piece, moment.calls, moment.line
+            if moment.exact and not piece.partial:
+                found.exact.add(key)
         paths = self.names.paths()
         for (backward, step, module, name), piece in self._parts.items():
             found.pieces[Key(step, f"part {backward}", paths.get(module, "?") + name)] = piece

@@ -14,18 +14,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpcheck.comparison.precision import notes, randomness
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
+from fsdpcheck.comparison.precision.exactness import Exactness
 from fsdpcheck.comparison.precision.noise import Noise
 from fsdpcheck.comparison.precision.operators import Operator, operator
 from fsdpcheck.comparison.precision.raised import Raised
+from fsdpcheck.comparison.precision.tables import SCALER
 from fsdpcheck.compat import tensors_private
 from fsdpcheck.compat.dispatch_private import undispatched
 
 
 @contextmanager
-def in_arithmetic(arithmetic: Arithmetic, counted: Counter[str], rank: int) -> Iterator[None]:
+def in_arithmetic(
+    arithmetic: Arithmetic, counted: Counter[str], rank: int, exactness: Exactness | None = None
+) -> Iterator[None]:
     """While open, this thread computes in that arithmetic, without dropout; notes of it are counted there.
 
     Guarantee: in the script's own arithmetic without noise, every bit is what it is without this, but for dropout.
+    ``exactness``: of this rank, where draws are rounded to few bits; operators are proved in float64 without noise.
     ``counted``: a sentence with file:line each. Where the script fails and its error speaks of types, that is noted.
     To be opened within ``entrances.installed()``.
     """
@@ -33,7 +38,7 @@ def in_arithmetic(arithmetic: Arithmetic, counted: Counter[str], rank: int) -> I
     noise = None if arithmetic.noise is None else Noise(arithmetic.noise)
     with notes.taken(counted, raised=raised):
         try:
-            with ArithmeticMode(Raised() if raised else None, noise):
+            with ArithmeticMode(Raised() if raised else None, noise, exactness):
                 yield
         except Exception as error:
             if raised:
@@ -46,10 +51,16 @@ class ArithmeticMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, raised: Raised | None, noise: Noise | None) -> None:
+    def __init__(self, raised: Raised | None, noise: Noise | None, exactness: Exactness | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._raised, self._noise = raised, noise
+        self._exactness = exactness
         self._call = _call if noise is None else self._noisy
+        if exactness is not None:
+            if raised is not None and noise is None:
+                self._call = self._proved
+            else:
+                exactness.end("nothing is proved here")
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -65,9 +76,15 @@ class ArithmeticMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = operator(func)
         if known.base in randomness.SEEN:
             randomness.see(known, args, kwargs or {})
-        if self._raised is not None:
-            return self._raised.result(known, args, kwargs or {}, call)
-        return call(known, args, kwargs or {})
+        kwargs = kwargs or {}
+        raised = self._raised
+        result = call(known, args, kwargs) if raised is None else raised.result(known, args, kwargs, call)
+        if self._exactness is not None:
+            if known.rounding == "draw":
+                self._exactness.drawn(known, args, kwargs, result)
+            elif known.base in SCALER:
+                self._exactness.end(known.name)  # raised.py calls it by itself
+        return result
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -78,9 +95,20 @@ class ArithmeticMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """An operator that calls functions, such as that of flex_attention, whose operators no mode sees."""
         notes.note(f"operators within {func} are not seen")
         result = func(*args, **kwargs)
+        if self._exactness is not None:
+            self._exactness.end(str(func))
         if self._noise is not None:
             with undispatched():
                 self._noise.shake(result, len(args))
+        return result
+
+    def _proved(self, known: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        exactness = self._exactness
+        assert exactness is not None
+        exactness.before(known, args, kwargs)
+        result = known.func(*args, **kwargs)
+        if known.rounding == "constant":
+            exactness.made(known, result)
         return result
 
     def _noisy(self, known: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

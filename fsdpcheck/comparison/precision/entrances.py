@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from fsdpcheck.comparison.precision import dropout, notes
+from fsdpcheck.comparison.precision import dropout, exactness, notes
 from fsdpcheck.comparison.precision.operators import WIDE
 from fsdpcheck.comparison.precision.raised import wide_by_default
 from fsdpcheck.compat import dispatch_private, tensors_private
@@ -30,6 +30,7 @@ def installed() -> Iterator[None]:
     init: Any = torch.nn.init
     with ExitStack() as stack:
         made = {name: _raised(getattr(torch, name)) for name in _OF_PYTHON}
+        made |= {name: _entering(getattr(torch, name)) for name in ("from_numpy", "from_dlpack")}
         stack.enter_context(replaced(torch, **made, compile=_uncompiled(torch.compile)))
         stack.enter_context(replaced(Tensor, new_tensor=_raised(Tensor.new_tensor)))
         stack.enter_context(replaced(init, **{name: _in_own_type(getattr(init, name)) for name in _COMPUTED_INITIAL}))
@@ -50,7 +51,21 @@ def _raised(make: Callable[..., Any]) -> Callable[..., Any]:
             args = tuple(_type(value) for value in args)
             options = {name: _type(value) for name, value in options.items()}
         with wide_by_default():
-            return _wide(make(*args, **options))
+            found = _wide(make(*args, **options))
+        exactness.entered(found)
+        return found
+
+    return made
+
+
+def _entering(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """What shares its memory with others."""
+
+    @functools.wraps(make)
+    def made(*args: Any, **options: Any) -> Tensor:
+        found = make(*args, **options)
+        exactness.entered(found)
+        return found
 
     return made
 
@@ -75,6 +90,7 @@ def _rebuilt(rebuild: Callable[..., Tensor], *args: Any) -> Tensor:
         return rebuild(*args)
     with dispatch_private.undispatched():
         made = rebuild(*args)
+    exactness.entered(made)
     return _wide(made)
 
 
@@ -88,6 +104,9 @@ def _in_own_type(initialize: Callable[..., Tensor]) -> Callable[..., Tensor]:
         with torch.no_grad():
             with dispatch_private.undispatched():
                 made = initialize(tensor.detach().float(), *args, **options).double()
+                if exactness.here() is not None:
+                    size = args[1] if len(args) > 1 else options.get("std", 1.0)  # of orthogonal_ it is none
+                    exactness.round_down(made, exactness.unit_of(size, 2))
             tensor.copy_(made)
         return tensor
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from fsdpcheck.comparison.precision import exactness
 from fsdpcheck.comparison.precision.drawn import drawn
 from fsdpcheck.comparison.precision.notes import is_casting_module, note
 from fsdpcheck.comparison.precision.operators import WIDE, Operator
@@ -105,9 +106,11 @@ class Raised:
         if not isinstance(tensor, Tensor) or tensor.dtype not in WIDE:
             return tensor
         if place in operator.written or operator.is_view or operator.func.namespace == "c10d":
+            exactness.entered(tensor)
             if not self._raise_itself(tensor):
                 note(f"low precision entered {operator.name}")
             return tensor
+        exactness.entered(tensor)
         if operator.base != "lift_fresh":
             note(f"low precision entered {operator.name}")
         return tensor.to(WIDE[tensor.dtype])
