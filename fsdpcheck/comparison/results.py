@@ -23,6 +23,7 @@ class World:
     ``causes``: sentences. ``observables``: how many were judged; ``equal`` of them have equal bits, ``differing``
     differ. ``alike``: names of those of the kind and step of ``first`` that differ, of ``of_alike``. ``resolution``:
     the coarsest of what agrees. ``line``, ``call``: where ``first`` or ``fact`` was seen, and the collective before it.
+    ``warning``: what was compared in place of what the script does, a sentence.
     """
 
     size: int
@@ -41,6 +42,7 @@ class World:
     resolution: float = 0.0
     line: str = ""
     call: str = ""
+    warning: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import sys
 import tempfile
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Final, NoReturn
@@ -36,6 +36,8 @@ from fsdpcheck.simulation.simulate import Options, simulate_script
 
 _ANSWER: Final = "answer"
 _TRACEBACK: Final = "traceback"
+_LAST_WORDS: Final = 4
+"""Lines."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Run:
     def __str__(self) -> str:
         noise = "" if self.arithmetic.noise is None else f", noise {self.arithmetic.noise}"
         precision = "float64" if self.arithmetic.precision == "float64" else "its own precision"
+        precision += "" if self.arithmetic.batch_statistics else " by running averages"
         return f"{self.world_size} rank{'s' * (self.world_size > 1)} in {precision}{noise}"
 
 
@@ -80,7 +83,16 @@ def observed(script: Script, run: Run, options: Options) -> Observation:
     ranks = tuple(observer.records.get(rank, RankRecord()) for rank in range(run.world_size))
     for rank, notes in computing.notes.items():
         ranks[rank].notes.update(notes)
-    return Observation(run.world_size, ranks, done.traces, done.failure, done.printed)
+    return Observation(run.world_size, ranks, done.traces, _with_last_words(done.failure, done.printed), done.printed)
+
+
+def _with_last_words(failure: Failure | None, printed: Sequence[str]) -> Failure | None:
+    """Where a rank has left by sys.exit, with what it printed last, which says why: it raised nothing."""
+    if failure is None or failure.kind != "exited":
+        return failure
+    words = next((printed[state.rank].rstrip() for state in failure.ranks if state.state.startswith("exited")), "")
+    last = [f"    {line}" for line in words.splitlines()[-_LAST_WORDS:]]
+    return replace(failure, text="\n".join([failure.text, "  it printed last", *last])) if last else failure
 
 
 def each_observed(
@@ -138,6 +150,7 @@ def _work(ready: Callable[[], Script], work: Callable[[Script], Observation], pl
     code = INTERNAL
     try:
         multiprocessing_private.forget_what_the_parent_has()
+        _silence()
         answer = place / _ANSWER
         before = set(sys.modules)
         try:
@@ -153,6 +166,13 @@ def _work(ready: Callable[[], Script], work: Callable[[Script], Observation], pl
         (place / _TRACEBACK).write_text(traceback.format_exc())
     finally:
         os._exit(code)
+
+
+def _silence() -> None:
+    """What programs that the script starts print goes nowhere, as what its ranks print does: it would come each run."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.close(nothing)
 
 
 def _ended(run: Run, place: Path, status: int) -> Observation:

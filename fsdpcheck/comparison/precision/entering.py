@@ -31,7 +31,7 @@ def in_arithmetic(arithmetic: Arithmetic, counted: Counter[str], rank: int) -> I
     """
     raised = arithmetic.precision == "float64"
     noise = None if arithmetic.noise is None else Noise(arithmetic.noise)
-    with notes.taken(counted, raised=raised):
+    with notes.taken(counted, raised=raised, batch_statistics=arithmetic.batch_statistics):
         try:
             with ArithmeticMode(Raised() if raised else None, noise):
                 yield
