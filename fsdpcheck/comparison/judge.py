@@ -10,7 +10,8 @@ from fsdpcheck.comparison import causes, facts, losses
 from fsdpcheck.comparison.decision import Decision, decided
 from fsdpcheck.comparison.distances import between
 from fsdpcheck.comparison.facts import Fact
-from fsdpcheck.comparison.kept_runs import Runs
+from fsdpcheck.comparison.flips import first_flip
+from fsdpcheck.comparison.kept_runs import Runs, with_noise
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
 from fsdpcheck.comparison.precision.randomness import BATCH_STATISTICS
 from fsdpcheck.comparison.record import Key, Observation
@@ -140,7 +141,15 @@ class Judge:
             differing=len(wrong),
             resolution=max((decision.resolution for decision in agreeing if decision.apart), default=0.0),
         )
-        return self._explained(world, found, wrong[0]) if wrong else replace(world, precision=self._precision(found))
+        if wrong:
+            return self._explained(world, found, wrong[0])
+        return replace(world, precision=self._precision(found), causes=self._flips() if undecidable else ())
+
+    def _flips(self) -> tuple[str, ...]:
+        """What noise makes an operator choose otherwise, of either world: why nothing can be decided."""
+        done = self.runs.done
+        told = (first_flip(done[run], [done[noisy] for noisy in with_noise(run, NOISY)]) for run in self.raised)
+        return tuple(dict.fromkeys(filter(None, told)))[:1]
 
     def _explained(self, world: World, found: Sequence[Decision], first: Decision) -> World:
         """A world that differs, with what can be said of the first observable that does."""

@@ -89,6 +89,14 @@ class MicroBatch:
     elements: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
+class Choice(NamedTuple):
+    """What an operator has chosen of floats: indices, truths or whole numbers, int64, flattened. ``line``: where."""
+
+    operator: str
+    line: str
+    made: Tensor
+
+
 @dataclass
 class RankRecord:
     """What one rank did. ``steps``: completed steps by optimizer, in the order of their first step.
@@ -104,6 +112,8 @@ class RankRecord:
     notes: dict[str, int] = field(default_factory=dict)
     lines: dict[Key, str] = field(default_factory=dict)
     """By key, the line of the script at which it was seen, as "file.py:12"."""
+    choices: list[Choice] = field(default_factory=list)
+    """In their order, those of a run in float64."""
 
 
 @dataclass(frozen=True)

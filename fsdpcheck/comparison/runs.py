@@ -24,7 +24,7 @@ from fsdpcheck.comparison.observation.script import ObservedScript
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
 from fsdpcheck.comparison.precision.entering import in_arithmetic
 from fsdpcheck.comparison.precision.entrances import installed
-from fsdpcheck.comparison.record import Observation, RankRecord
+from fsdpcheck.comparison.record import Choice, Observation, RankRecord
 from fsdpcheck.compat import multiprocessing_private
 from fsdpcheck.errors import HOLDS, INTERNAL, FsdpcheckError, UsageError
 from fsdpcheck.execution import Failure
@@ -57,11 +57,12 @@ class Run:
 
 @dataclass(frozen=True)
 class _InArithmetic:
-    """A script whose ranks compute in one arithmetic. ``notes``: by rank, what that has to report."""
+    """A script whose ranks compute in one arithmetic. ``notes`` of that and ``choices`` are by rank."""
 
     script: Runnable
     arithmetic: Arithmetic
     notes: dict[int, Counter[str]] = field(default_factory=dict)
+    choices: dict[int, list[Choice]] = field(default_factory=dict)
 
     def main(self, rank: int) -> ModuleType:
         """The module that a rank runs it in."""
@@ -70,7 +71,8 @@ class _InArithmetic:
     def run(self) -> None:
         """Run it on the rank that this is."""
         rank = require_rank()
-        with in_arithmetic(self.arithmetic, self.notes.setdefault(rank, Counter()), rank):
+        with in_arithmetic(self.arithmetic, self.notes.setdefault(rank, Counter()), rank) as choices:
+            self.choices[rank] = [] if choices is None else choices.made
             self.script.run()
 
 
@@ -83,6 +85,7 @@ def observed(script: Script, run: Run, options: Options) -> Observation:
     ranks = tuple(observer.records.get(rank, RankRecord()) for rank in range(run.world_size))
     for rank, notes in computing.notes.items():
         ranks[rank].notes.update(notes)
+        ranks[rank].choices = computing.choices[rank]
     return Observation(run.world_size, ranks, done.traces, _with_last_words(done.failure, done.printed), done.printed)
 
 

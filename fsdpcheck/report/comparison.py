@@ -117,6 +117,8 @@ def _undecidable(world: World, paint: Paint) -> Iterator[str]:
         yield f"  from    {first.key} on: noise of rounding moves it by {_of(first.noise, first.size)} of its size"
         yield f"  {len(world.undecidable)} of {world.observables} observables; the others agree"
     yield from (f"  cause   {cause}" for cause in world.causes)
+    if world.undecidable and world.causes:
+        yield "  next    give it data in which nothing is tied, or have it break ties by a rule of its own"
 
 
 def _of(part: float, whole: float) -> str:

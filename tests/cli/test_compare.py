@@ -139,6 +139,14 @@ def test_a_mistake_beside_statistics_of_a_batch_is_found_and_both_are_named(tmp_
 
 
 @pytest.mark.nightly
+def test_where_rounding_decides_between_tied_values_the_operator_and_its_line_are_told() -> None:
+    folder = Path(__file__).parents[1] / "public_bugs"
+    code, out, err = run(folder, "compare", "megatron_router_counts.py --form correct", "--ranks", "1,2")
+    assert code == 4, out + err
+    assert "of the 288 values that argmax gives at megatron_router_counts.py:33 on rank 0" in out
+
+
+@pytest.mark.nightly
 def test_a_world_that_one_rank_cannot_run_is_compared_with_a_larger_one(tmp_path: Path) -> None:
     folder = _write(tmp_path, ("# HERE", "if world < 2: raise ValueError('no pipeline')"))
     code, out, err = run(folder, "compare", _LINE, "--ranks", "2,4")

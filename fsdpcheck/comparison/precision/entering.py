@@ -12,8 +12,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpcheck.comparison.precision import notes, randomness
+from fsdpcheck.comparison.precision import choices, notes, randomness
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
+from fsdpcheck.comparison.precision.choices import Choices
 from fsdpcheck.comparison.precision.noise import Noise
 from fsdpcheck.comparison.precision.operators import Operator, operator
 from fsdpcheck.comparison.precision.raised import Raised
@@ -22,19 +23,20 @@ from fsdpcheck.compat.dispatch_private import undispatched
 
 
 @contextmanager
-def in_arithmetic(arithmetic: Arithmetic, counted: Counter[str], rank: int) -> Iterator[None]:
+def in_arithmetic(arithmetic: Arithmetic, counted: Counter[str], rank: int) -> Iterator[Choices | None]:
     """While open, this thread computes in that arithmetic, without dropout; notes of it are counted there.
 
     Guarantee: in the script's own arithmetic without noise, every bit is what it is without this, but for dropout.
     ``counted``: a sentence with file:line each. Where the script fails and its error speaks of types, that is noted.
-    To be opened within ``entrances.installed()``.
+    To be opened within ``entrances.installed()``. Gives what operators choose, where raised.
     """
     raised = arithmetic.precision == "float64"
     noise = None if arithmetic.noise is None else Noise(arithmetic.noise)
+    made = Choices() if raised else None
     with notes.taken(counted, raised=raised, batch_statistics=arithmetic.batch_statistics):
         try:
-            with ArithmeticMode(Raised() if raised else None, noise):
-                yield
+            with ArithmeticMode(Raised() if raised else None, noise, made):
+                yield made
         except Exception as error:
             if raised:
                 notes.note_refusal(error)
@@ -46,9 +48,9 @@ class ArithmeticMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, raised: Raised | None, noise: Noise | None) -> None:
+    def __init__(self, raised: Raised | None, noise: Noise | None, choices: Choices | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._raised, self._noise = raised, noise
+        self._raised, self._noise, self._choices = raised, noise, choices
         self._call = _call if noise is None else self._noisy
 
     def __torch_dispatch__(
@@ -65,9 +67,12 @@ class ArithmeticMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = operator(func)
         if known.base in randomness.SEEN:
             randomness.see(known, args, kwargs or {})
-        if self._raised is not None:
-            return self._raised.result(known, args, kwargs or {}, call)
-        return call(known, args, kwargs or {})
+        if self._raised is None:
+            return call(known, args, kwargs or {})
+        result = self._raised.result(known, args, kwargs or {}, call)
+        if self._choices is not None and known.base in choices.SEEN and call is self._call:
+            self._choices.see(known, args, result)
+        return result
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
