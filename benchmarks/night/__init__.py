@@ -1,4 +1,6 @@
-"""A night: all that the nightly tier holds, in slices of at most ten minutes, some now and the rest another time.
+"""A night: the nightly tests, and laws on other cases than the night before, in slices of at most ten minutes.
+
+Some run now and the rest another time.
 
 ``python -m benchmarks night [PART ...] [--shard K/N] [--limit-minutes M]``: runs what of the night is not in the record
 yet, benchmarks/night.jsonl, and appends a line for each slice as it ends. ``--list`` shows the slices and what is

@@ -23,11 +23,13 @@ from fsdpcheck.studies.claims import registry
 from fsdpcheck.studies.power.measure import FAMILIES
 
 _CODE: Final = ("fsdpcheck", "impl", "properties")
-_LAW, _TEST = 70.0, 20.0
+_PROFILE: Final = "ci"
+"""How many cases of a law a night has: other ones each night, so nights add up. The profile nightly takes five."""
+_LAW, _TEST = 14.0, 6.0
 """Processor seconds of a law or a test that nobody has measured."""
 _START: Final = 4.0
 """Processor seconds until a command has begun."""
-_SLOW: Final = {"tests/benchmarks/": 250.0, "tests/house/": 60.0, "tests/laws/": 5.0, "tests/oracle/": 5.0}
+_SLOW: Final = {"tests/benchmarks/": 120.0, "tests/house/": 20.0, "tests/public_bugs/": 10.0}
 _SOAK, _SESSIONS = 6, 24
 """Slices of the soak, of 8 minutes each, and of all misbehaving sessions."""
 _TABLES: Final[tuple[tuple[tuple[str, ...], float], ...]] = (
@@ -61,7 +63,7 @@ def tests(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
 
 
 def laws(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
-    """Each law on each honest adapter that promises it, in the profile nightly.
+    """Each law on each honest adapter that promises it.
 
     Laws of one space stand together, for they share cases and executions.
     """
@@ -73,7 +75,7 @@ def laws(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
         for pack in packed(names, expected, LONGEST - _START):
             asked = [word for name in pack for word in ("--law", names[name])]
             asked += ["--world-size", sizes] if sizes else []
-            command = ("fsdpcheck", "run", "--adapter", adapter, *asked, "--profile", "nightly", "--seed", str(seed))
+            command = ("fsdpcheck", "run", "--adapter", adapter, *asked, "--profile", _PROFILE, "--seed", str(seed))
             report = ("-j1", "--json", f"{FOLDER}/report.json")
             run = (sys.executable, "-m", *command, *report)
             yield Slice("laws", tuple(pack), run, _START + sum(map(expected, pack)), reading.laws, seed)
@@ -125,7 +127,7 @@ def tables(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
 
 PARTS: Final[tuple[Part, ...]] = (
     Part("tests", "tests that are marked nightly", (*_CODE, "tests"), tests),
-    Part("laws", "each law on each honest adapter, 300 cases", _CODE, laws),
+    Part("laws", f"each law on each honest adapter, {PROFILES[_PROFILE]} cases", _CODE, laws),
     Part("soak", "honest adapters on other seeds", _CODE, soaked),
     Part("sessions", "implementations that misbehave", _CODE, sessions),
     Part("power", "how small an error is found", _CODE, power),
@@ -142,7 +144,7 @@ def _by_the_soak() -> dict[str, float]:
     """Law on an adapter -> processor seconds, of the soak's record: as many cases as the night has."""
     found = {}
     for row in Kept(str(soak.RECORD), "adapter", "ranks", "law", "seed").rows:
-        seconds = row["processor seconds"] / max(1, row["cases"]) * PROFILES["nightly"]
+        seconds = row["processor seconds"] / max(1, row["cases"]) * PROFILES[_PROFILE]
         found[_law(row["adapter"], row["ranks"], row["law"])] = seconds
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from fsdpcheck.comparison import causes, facts, losses
 from fsdpcheck.comparison.causes import Cause
@@ -12,8 +12,10 @@ from fsdpcheck.comparison.contributions import PartsOfGradients
 from fsdpcheck.comparison.decision import Decision, decided
 from fsdpcheck.comparison.distances import between
 from fsdpcheck.comparison.facts import Fact
-from fsdpcheck.comparison.kept_runs import Runs
+from fsdpcheck.comparison.flips import first_flip
+from fsdpcheck.comparison.kept_runs import Runs, with_noise
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
+from fsdpcheck.comparison.precision.randomness import BATCH_STATISTICS
 from fsdpcheck.comparison.record import Key, Observation
 from fsdpcheck.comparison.results import World
 from fsdpcheck.comparison.runs import Run
@@ -39,25 +41,34 @@ def is_judged(key: Key) -> bool:
 
 @dataclass(frozen=True)
 class Judge:
-    """Judges ``size`` ranks. ``false_alarm``: the probability of accusing them if they are honest."""
+    """Judges ``size`` ranks. ``false_alarm``: the probability of accusing them if they are honest.
+
+    ``batch_statistics``: False to judge runs in which BatchNorm computes by its running averages.
+    """
 
     runs: Runs
     size: int
     false_alarm: float
+    batch_statistics: bool = True
 
     @property
     def own(self) -> Pair:
         """In the script's own precision."""
-        return Run(self.runs.base), Run(self.size)
+        return self._pair("own")
 
     @property
     def raised(self) -> Pair:
         """In float64."""
-        return raised(self.runs.base), raised(self.size)
+        return self._pair("float64")
+
+    def _pair(self, precision: Literal["own", "float64"]) -> Pair:
+        arithmetic = Arithmetic(precision, batch_statistics=self.batch_statistics)
+        return Run(self.runs.base, arithmetic), Run(self.size, arithmetic)
 
     def world(self) -> World:
         """What is said of them."""
         done = self.runs.done
+        self.runs.get([*self.own, *self.raised])
         if (failure := done[self.own[1]].failure) is not None:
             return World(self.size, "fails", failure)
         unraised = next((done[run].failure for run in self.raised if done[run].failure is not None), None)
@@ -68,10 +79,20 @@ class Judge:
         fact = self._by_facts(self.raised)
         if fact is not None and first is not None and first.kind not in facts.GIVEN:
             return fact
+        if self.batch_statistics and (normalized := self._own_statistics()):
+            other = replace(self, batch_statistics=False).world()
+            return replace(other, warning=f"BatchNorm has statistics of each rank's own rows, at {normalized}")
         world = self._by_numbers(first)
         if world.says != "agrees":
             return world
         return fact or self._by_facts(self.own) or world
+
+    def _own_statistics(self) -> str:
+        """The line of a BatchNorm whose statistics are each rank's own, in ranks that differ; "" if there is none."""
+        of_ranks = (note for record in self.runs.done[self.raised[1]].ranks for note in record.notes)
+        lines = [note.removeprefix(f"{BATCH_STATISTICS} at ") for note in of_ranks if note.startswith(BATCH_STATISTICS)]
+        differs = lines and any(decision.says == "differs" for decision in self._decided(self.raised, NOISY))
+        return lines[0] if differs else ""
 
     def _facts(self, pair: Pair) -> list[Fact]:
         done, (one, this) = self.runs.done, pair
@@ -145,7 +166,15 @@ class Judge:
             differing=len(wrong),
             resolution=max((decision.resolution for decision in agreeing if decision.apart), default=0.0),
         )
-        return self._explained(world, found, wrong[0]) if wrong else replace(world, precision=self._precision(found))
+        if wrong:
+            return self._explained(world, found, wrong[0])
+        return replace(world, precision=self._precision(found), causes=self._flips() if undecidable else ())
+
+    def _flips(self) -> tuple[Cause, ...]:
+        """What noise makes an operator choose otherwise, of either world: why nothing can be decided."""
+        done = self.runs.done
+        told = (first_flip(done[run], [done[noisy] for noisy in with_noise(run, NOISY)]) for run in self.raised)
+        return tuple(Cause("", text) for text in dict.fromkeys(filter(None, told)))[:1]
 
     def _ended(self) -> str:
         """Where exactness ended, in the base if it did there."""

@@ -66,9 +66,7 @@ class Runs:
         """How far ``many`` noisy runs of each of the two lie from it; none where ``many`` is 0."""
         if not many:
             return Noise({}, 1)
-        noisy = {
-            run: [replace(run, arithmetic=replace(run.arithmetic, noise=seed)) for seed in range(many)] for run in pair
-        }
+        noisy = {run: with_noise(run, many) for run in pair}
         self.get(each for those in noisy.values() for each in those)
         return noise_of(*((self.values(run), [self.values(each) for each in those]) for run, those in noisy.items()))
 
@@ -87,6 +85,11 @@ class Runs:
                     for note, many in record.notes.items():
                         often[note] = max(often.get(note, 0), many)
         return tuple(sorted(often.items(), key=lambda item: (-item[1], item[0])))
+
+
+def with_noise(run: Run, many: int) -> list[Run]:
+    """The same with noise, that often."""
+    return [replace(run, arithmetic=replace(run.arithmetic, noise=seed)) for seed in range(many)]
 
 
 def _begun_as(clean: Observation, noisy: Observation) -> Observation:

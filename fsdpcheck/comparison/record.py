@@ -103,6 +103,14 @@ class Seat(NamedTuple):
     is_dtensor: bool
 
 
+class Choice(NamedTuple):
+    """What an operator has chosen of floats: indices, truths or whole numbers, int64, flattened. ``line``: where."""
+
+    operator: str
+    line: str
+    made: Tensor
+
+
 @dataclass
 class RankRecord:
     """What one rank did. ``steps``: completed steps by optimizer, in the order of their first step.
@@ -124,6 +132,8 @@ class RankRecord:
     """What was seen while all that the rank had computed was proved exact, and is no part of a sum."""
     ended: str = ""
     """Where that ended: an operator with file:line."""
+    choices: list[Choice] = field(default_factory=list)
+    """In their order, those of a run in float64."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class World:
     differ. ``alike``: names of those of the kind and step of ``first`` that differ, of ``of_alike``. ``resolution``:
     the coarsest of what agrees. ``line``, ``call``: where ``first`` or ``fact`` was seen, and the collective before it.
     ``exact``: how many are proved exact, so that every bit counts; ``ended``: at which operator that ended.
+    ``warning``: what was compared in place of what the script does, a sentence.
     """
 
     size: int
@@ -45,6 +46,7 @@ class World:
     call: str = ""
     exact: int = 0
     ended: str = ""
+    warning: str = ""
 
 
 @dataclass(frozen=True)

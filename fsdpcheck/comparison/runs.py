@@ -12,9 +12,9 @@ import sys
 import tempfile
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Final, NoReturn
@@ -25,7 +25,7 @@ from fsdpcheck.comparison.precision import exactness
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
 from fsdpcheck.comparison.precision.entering import in_arithmetic
 from fsdpcheck.comparison.precision.entrances import installed
-from fsdpcheck.comparison.record import Observation, RankRecord
+from fsdpcheck.comparison.record import Choice, Observation, RankRecord
 from fsdpcheck.compat import multiprocessing_private
 from fsdpcheck.errors import HOLDS, INTERNAL, FsdpcheckError, UsageError
 from fsdpcheck.execution import Failure
@@ -37,6 +37,8 @@ from fsdpcheck.simulation.simulate import Options, simulate_script
 
 _ANSWER: Final = "answer"
 _TRACEBACK: Final = "traceback"
+_LAST_WORDS: Final = 4
+"""Lines."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,14 @@ class Run:
     def __str__(self) -> str:
         noise = "" if self.arithmetic.noise is None else f", noise {self.arithmetic.noise}"
         precision = "float64" if self.arithmetic.precision == "float64" else "its own precision"
+        precision += "" if self.arithmetic.batch_statistics else " by running averages"
         parts = ", parts of gradients" * self.parts
         return f"{self.world_size} rank{'s' * (self.world_size > 1)} in {precision}{noise}{parts}"
 
 
 @dataclass(frozen=True)
 class _InArithmetic:
-    """A script whose ranks compute in one arithmetic. ``notes``: by rank, what that has to report.
+    """A script whose ranks compute in one arithmetic. ``notes`` of that and ``choices`` are by rank.
 
     ``exact``: whether its draws have few bits. ``ended``: by rank, where what it computes is no longer proved exact.
     """
@@ -70,6 +73,7 @@ class _InArithmetic:
     exact: bool
     notes: dict[int, Counter[str]] = field(default_factory=dict)
     ended: dict[int, str] = field(default_factory=dict)
+    choices: dict[int, list[Choice]] = field(default_factory=dict)
 
     def main(self, rank: int) -> ModuleType:
         """The module that a rank runs it in."""
@@ -79,7 +83,9 @@ class _InArithmetic:
         """Run it on the rank that this is."""
         rank = require_rank()
         with exactness.of_rank(rank) if self.exact else nullcontext() as held:
-            with in_arithmetic(self.arithmetic, self.notes.setdefault(rank, Counter()), rank, held):
+            notes = self.notes.setdefault(rank, Counter())
+            with in_arithmetic(self.arithmetic, notes, rank, held) as choices:
+                self.choices[rank] = [] if choices is None else choices.made
                 self.script.run()
             self.ended[rank] = held.ended if held is not None else ""
 
@@ -94,7 +100,17 @@ def observed(script: Script, run: Run, options: Options, exact: bool = False) ->
     for rank, notes in computing.notes.items():
         ranks[rank].notes.update(notes)
         ranks[rank].ended = computing.ended.get(rank, "")
-    return Observation(run.world_size, ranks, done.traces, done.failure, done.printed)
+        ranks[rank].choices = computing.choices[rank]
+    return Observation(run.world_size, ranks, done.traces, _with_last_words(done.failure, done.printed), done.printed)
+
+
+def _with_last_words(failure: Failure | None, printed: Sequence[str]) -> Failure | None:
+    """Where a rank has left by sys.exit, with what it printed last, which says why: it raised nothing."""
+    if failure is None or failure.kind != "exited":
+        return failure
+    words = next((printed[state.rank].rstrip() for state in failure.ranks if state.state.startswith("exited")), "")
+    last = [f"    {line}" for line in words.splitlines()[-_LAST_WORDS:]]
+    return replace(failure, text="\n".join([failure.text, "  it printed last", *last])) if last else failure
 
 
 def each_observed(
@@ -153,6 +169,7 @@ def _work(ready: Callable[[], Script], work: Callable[[Script], Observation], pl
     code = INTERNAL
     try:
         multiprocessing_private.forget_what_the_parent_has()
+        _silence()
         answer = place / _ANSWER
         before = set(sys.modules)
         try:
@@ -168,6 +185,13 @@ def _work(ready: Callable[[], Script], work: Callable[[Script], Observation], pl
         (place / _TRACEBACK).write_text(traceback.format_exc())
     finally:
         os._exit(code)
+
+
+def _silence() -> None:
+    """What programs that the script starts print goes nowhere, as what its ranks print does: it would come each run."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.close(nothing)
 
 
 def _ended(run: Run, place: Path, status: int) -> Observation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import networkx as nx
 
@@ -74,10 +74,11 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """Left by sys.exit or os._exit with this code."""
+    """Left by sys.exit or os._exit with this code. ``where``: file:line of the innermost frame of its own code."""
 
     rank: int
     code: int
+    where: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ def rank_lines(states: Mapping[int, State], sides: Sides) -> list[str]:
 
 
 def _describe(state: State, sides: Sides) -> str:
-    where = f", at {state.where}" if isinstance(state, Running | Blocked | Raised) and state.where else ""
+    where = f", at {state.where}" if isinstance(state, Running | Blocked | Raised | Exited) and state.where else ""
     match state:
         case Running():
             return f"running{where}"
@@ -222,7 +223,7 @@ def _describe(state: State, sides: Sides) -> str:
         case Raised():
             return f"raised {state.message or state.exception or 'an exception'}{where}"
         case Exited():
-            return f"exited with code {state.code}"
+            return f"exited with code {state.code}{where}"
         case Lost():
             return f"killed by {state.signal}"
 
@@ -281,4 +282,5 @@ def _rank_state(state: State, sides: Sides) -> RankState:
         case Raised():
             return RankState(state.rank, name, "", state.where, tuple(state.text.splitlines()))
         case _:
-            return RankState(state.rank, _describe(state, sides))
+            where = state.where if isinstance(state, Exited) else ""
+            return RankState(state.rank, _describe(state, sides), where=where)

@@ -14,7 +14,8 @@ from fsdpcheck.execution.deadlock import Exited, Raised
 def ending(rank: int, error: BaseException) -> Raised | Exited:
     """The state of a rank whose program ended by ``error``; sys.exit is leaving, everything else raising."""
     if isinstance(error, SystemExit):
-        return Exited(rank, error.code if isinstance(error.code, int) else int(error.code is not None))
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        return Exited(rank, code, _where(error.__traceback__))
     message = excerpt.told(error).strip().splitlines()[0]
     return Raised(rank, _text(error), excerpt.kind(error), _where(error.__traceback__), message)
 

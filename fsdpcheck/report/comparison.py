@@ -43,9 +43,21 @@ def _not_compared(found: Comparison, paint: Paint) -> Iterator[str]:
         yield failed(found.failure, paint)
     if "deterministic" in found.why:
         yield "  next    seed torch, random and numpy on every rank, and read no clock"
+    elif "no optimizer" in found.why:
+        yield "  wanted  a step of a torch.optim.Optimizer; what a script does to parameters by itself is not seen"
+        yield "  next    have it train for a step or more: look at its arguments, and at how many rows a rank is given"
+    elif found.failure is not None and found.base == 1 and found.failure.kind == "raised":
+        yield "  next    mend it, or, where one rank cannot run it, compare with the fewest that can: --ranks 2,4 say"
 
 
 def _world(world: World, found: Comparison, paint: Paint) -> Iterator[str]:
+    yield from _verdict(world, found, paint)
+    if world.warning:
+        yield paint(f"  warning {world.warning}:", "yellow")
+        yield "          its running averages stand in their place here, and what is said is said of that"
+
+
+def _verdict(world: World, found: Comparison, paint: Paint) -> Iterator[str]:
     base = _ranks(found.base)
     if world.says == "agrees":
         fine = "equal bits" if world.equal == world.observables else f"resolution {world.resolution:.1e}"
@@ -118,6 +130,8 @@ def _undecidable(world: World, paint: Paint) -> Iterator[str]:
         yield f"  from    {first.key} on: noise of rounding moves it by {_of(first.noise, first.size)} of its size"
         yield f"  {len(world.undecidable)} of {world.observables} observables; the others agree"
     yield from (f"  cause   {cause.text}" for cause in world.causes)
+    if world.undecidable and world.causes:
+        yield "  next    give it data in which nothing is tied, or have it break ties by a rule of its own"
 
 
 def _of(part: float, whole: float) -> str:
@@ -170,8 +184,8 @@ def document(found: Comparison, less: Smaller | None = None) -> dict[str, Any]:
 
     {schema, fsdpcheck, command, base, says, why, exit_code, steps, runs, false_alarm, failure, worlds, smaller, notes}.
     A world is {ranks, says, failure, fact, first, precision, named, causes, undecidable, observables, equal, differing,
-    alike, of_alike, resolution, line, call, exact, exact_up_to}; a fact {step, kind, text}; a decision {observable,
-    step, kind, name, apart, threshold, size}; ``smaller`` None or {numbers, world}.
+    alike, of_alike, resolution, line, call, exact, exact_up_to, warning}; a fact {step, kind, text}; a decision
+    {observable, step, kind, name, apart, threshold, size}; ``smaller`` None or {numbers, world}.
     """
     return {
         "schema": SCHEMA,
@@ -213,6 +227,7 @@ def _world_data(world: World) -> dict[str, Any]:
         "call": world.call,
         "exact": world.exact,
         "exact_up_to": world.ended,
+        "warning": world.warning,
     }
 
 

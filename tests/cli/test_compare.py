@@ -35,7 +35,10 @@ for step in range(3):
     optimizer.step()
 dist.destroy_process_group()
 """
+NIGHT = pytest.mark.nightly
 _LINE = "train.py --batch-size {8//W}"
+_BY_HAND = "    for p in model.parameters(): p.data -= 0.1 * p.grad"
+_NORMALIZED = ("nn.Tanh()", "nn.BatchNorm1d(args.width), nn.Tanh()")
 
 
 def _write(folder: Path, *changes: tuple[str, str]) -> Path:
@@ -66,6 +69,11 @@ def test_ranks_that_do_what_one_does_agree_at_a_resolution_that_is_printed(tmp_p
         (("model = DistributedDataParallel(nn.Sequential", "model = nn.Sequential"), "nothing reduces them"),
         (("(step * world + rank)", "(step * world)"), "are not those of one rank"),
         (("lr=0.01", "lr=0.01 * world"), "lr of 0.weight is 0.02 on rank 0 at step 0, where one rank has 0.01"),
+        pytest.param(
+            ("    loss = ", "    x = torch.rand(len(x), 3) + rank\n    loss = "),
+            "(4 of rank 1), which one rank never",
+            marks=NIGHT,
+        ),
         (("manual_seed(2))", "manual_seed(2 + rank))"), "labels at step 0 are not those of one rank"),
         (("range(3)", "range(3 - (world == 2))"), "rank 0 makes 2 steps, where one rank makes 3 steps"),
         (("lr=0.01", "lr=0.01, eps=1e-8 * (1 + 1e-5 * rank)"), "eps of 0.weight is"),
@@ -86,6 +94,17 @@ def test_a_mistake_about_ranks_is_found_and_named(tmp_path: Path, change: tuple[
         ([("# HERE", "raise ValueError('no')")], "nothing compared: the script fails on one rank"),
         ([("manual_seed(0)", "seed()")], "nothing compared: the script is not deterministic: run twice on one rank"),
         ([("optimizer.step()", "pass")], "nothing compared: no optimizer made a step on one rank"),
+        (
+            [("    optimizer.step()", _BY_HAND)],
+            "4 parameters changed, of shape (4, 3) say, and no step of an optimizer",
+        ),
+        ([("# HERE", "input('go on? ')")], "a rank reads from stdin, and simulated ranks have none"),
+        ([("# HERE", "os.sys.exit(3)")], "exited with code 3, at train.py:23"),
+        ([("parse_args()", "parse_args(['--lr', '1'])")], "train.py: error: unrecognized arguments: --lr 1"),
+        (
+            [("# HERE", "if world < 2: raise ValueError('no pipeline')")],
+            "compare with the fewest that can: --ranks 2,4",
+        ),
     ],
 )
 def test_a_script_that_is_nothing_to_compare_with_is_named_and_code_4(
@@ -93,6 +112,68 @@ def test_a_script_that_is_nothing_to_compare_with_is_named_and_code_4(
 ) -> None:
     code, out, _ = run(_write(tmp_path, *changes), "compare", _LINE, "--ranks", "1,2")
     assert (code, said in out) == (4, True), out
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_NORMALIZED, "warning BatchNorm has statistics of each rank's own rows, at train.py:20:"),
+        (("nn.Tanh()", "nn.Dropout(0.5), nn.Tanh()"), "note    dropout is off at train.py:20 (3 times)"),
+    ],
+)
+def test_what_depends_on_the_number_of_ranks_by_design_is_told_with_its_line_and_the_rest_is_compared(
+    tmp_path: Path, change: tuple[str, str], said: str
+) -> None:
+    code, out, err = run(_write(tmp_path, change), "compare", _LINE, "--ranks", "1,2")
+    assert (code, said in out) == (0, True), out + err
+
+
+@pytest.mark.nightly
+def test_a_mistake_beside_statistics_of_a_batch_is_found_and_both_are_named(tmp_path: Path) -> None:
+    folder = _write(tmp_path, _NORMALIZED, ("# HERE", "[p.grad.mul_(world) for p in model.parameters()]"))
+    code, out, err = run(folder, "compare", _LINE, "--ranks", "1,2")
+    assert code == 1, out + err
+    assert "it is W = 2 times that of one rank, as 6 of 6 are" in out
+    assert "warning BatchNorm has statistics of each rank's own rows, at train.py:20:" in out
+
+
+@pytest.mark.nightly
+def test_where_rounding_decides_between_tied_values_the_operator_and_its_line_are_told() -> None:
+    folder = Path(__file__).parents[1] / "public_bugs"
+    code, out, err = run(folder, "compare", "megatron_router_counts.py --form correct", "--ranks", "1,2")
+    assert code == 4, out + err
+    assert "of the 288 values that argmax gives at megatron_router_counts.py:33 on rank 0" in out
+
+
+@pytest.mark.nightly
+def test_a_world_that_one_rank_cannot_run_is_compared_with_a_larger_one(tmp_path: Path) -> None:
+    folder = _write(tmp_path, ("# HERE", "if world < 2: raise ValueError('no pipeline')"))
+    code, out, err = run(folder, "compare", _LINE, "--ranks", "2,4")
+    assert code == 0, out + err
+    assert out.startswith("4 ranks agree with 2 ranks: 3 steps, 64 observables")
+
+
+@pytest.mark.nightly
+def test_what_ranks_and_their_processes_print_does_not_reach_the_report(tmp_path: Path) -> None:
+    printing = "print('line ' * 10000); import subprocess; subprocess.run(['echo', 'line'], check=True)"
+    code, out, err = run(_write(tmp_path, ("# HERE", printing)), "compare", _LINE, "--ranks", "1,2")
+    assert (code, "line" in out + err) == (0, False), out + err
+
+
+@pytest.mark.nightly
+def test_a_module_of_a_package_is_compared_as_a_script_is(tmp_path: Path) -> None:
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (_write(folder) / "__init__.py").touch()
+    code, out, err = run(tmp_path, "compare", "-m package.train --batch-size {8//W}", "--ranks", "1,2")
+    assert (code, out.startswith("2 ranks agree with one rank")) == (0, True), out + err
+
+
+def test_a_syntax_error_is_told_with_its_line_and_a_caret(tmp_path: Path) -> None:
+    code, _, err = run(_write(tmp_path, ("# HERE", "if rank = 1: pass")), "compare", _LINE)
+    assert code == 2
+    assert "where   train.py:23\n        if rank = 1: pass\n           ^" in err
 
 
 def test_a_script_that_hangs_on_more_ranks_is_a_finding_with_the_report_of_the_hang(tmp_path: Path) -> None:
@@ -109,6 +190,7 @@ def test_a_script_that_hangs_on_more_ranks_is_a_finding_with_the_report_of_the_h
         (("train.py --batch-size {8//W}", "--ranks", "1,3"), "8 is not divided by 3"),
         (("train.py --batch-size {8//X}",), "braces hold arithmetic over W"),
         (("nowhere.py",), "there is no script 'nowhere.py'"),
+        (("-m package.nowhere",), "there is no module 'package.nowhere'"),
         (("train.py", "--ranks", "2"), "--ranks names the numbers of ranks to compare"),
         (("train.py", "--ranks", "1,1"), "--ranks names the numbers of ranks to compare"),
         (("train.py", "--ranks", "1,x"), "wanted numbers of ranks"),

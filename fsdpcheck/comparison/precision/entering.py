@@ -12,8 +12,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpcheck.comparison.precision import notes, randomness
+from fsdpcheck.comparison.precision import choices, notes, randomness
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
+from fsdpcheck.comparison.precision.choices import Choices
 from fsdpcheck.comparison.precision.exactness import Exactness
 from fsdpcheck.comparison.precision.noise import Noise
 from fsdpcheck.comparison.precision.operators import Operator, operator
@@ -26,20 +27,21 @@ from fsdpcheck.compat.dispatch_private import undispatched
 @contextmanager
 def in_arithmetic(
     arithmetic: Arithmetic, counted: Counter[str], rank: int, exactness: Exactness | None = None
-) -> Iterator[None]:
+) -> Iterator[Choices | None]:
     """While open, this thread computes in that arithmetic, without dropout; notes of it are counted there.
 
     Guarantee: in the script's own arithmetic without noise, every bit is what it is without this, but for dropout.
     ``exactness``: of this rank, where draws are rounded to few bits; operators are proved in float64 without noise.
     ``counted``: a sentence with file:line each. Where the script fails and its error speaks of types, that is noted.
-    To be opened within ``entrances.installed()``.
+    To be opened within ``entrances.installed()``. Gives what operators choose, where raised.
     """
     raised = arithmetic.precision == "float64"
     noise = None if arithmetic.noise is None else Noise(arithmetic.noise)
-    with notes.taken(counted, raised=raised):
+    made = Choices() if raised else None
+    with notes.taken(counted, raised=raised, batch_statistics=arithmetic.batch_statistics):
         try:
-            with ArithmeticMode(Raised() if raised else None, noise, exactness):
-                yield
+            with ArithmeticMode(Raised() if raised else None, noise, made, exactness):
+                yield made
         except Exception as error:
             if raised:
                 notes.note_refusal(error)
@@ -51,9 +53,15 @@ class ArithmeticMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, raised: Raised | None, noise: Noise | None, exactness: Exactness | None = None) -> None:
+    def __init__(
+        self,
+        raised: Raised | None,
+        noise: Noise | None,
+        choices: Choices | None = None,
+        exactness: Exactness | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._raised, self._noise = raised, noise
+        self._raised, self._noise, self._choices = raised, noise, choices
         self._exactness = exactness
         self._call = _call if noise is None else self._noisy
         if exactness is not None:
@@ -76,9 +84,10 @@ class ArithmeticMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = operator(func)
         if known.base in randomness.SEEN:
             randomness.see(known, args, kwargs or {})
-        kwargs = kwargs or {}
-        raised = self._raised
+        kwargs, raised = kwargs or {}, self._raised
         result = call(known, args, kwargs) if raised is None else raised.result(known, args, kwargs, call)
+        if self._choices is not None and known.base in choices.SEEN and call is self._call:
+            self._choices.see(known, args, result)
         if self._exactness is not None:
             if known.rounding == "draw":
                 self._exactness.drawn(known, args, kwargs, result)

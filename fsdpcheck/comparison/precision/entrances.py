@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.comparison.precision import dropout, exactness, notes
+from fsdpcheck.comparison.precision.batch_statistics import by_averages
 from fsdpcheck.comparison.precision.operators import WIDE
 from fsdpcheck.comparison.precision.raised import wide_by_default
 from fsdpcheck.compat import dispatch_private, tensors_private
@@ -32,6 +33,7 @@ def installed() -> Iterator[None]:
         made = {name: _raised(getattr(torch, name)) for name in _OF_PYTHON}
         made |= {name: _entering(getattr(torch, name)) for name in ("from_numpy", "from_dlpack")}
         stack.enter_context(replaced(torch, **made, compile=_uncompiled(torch.compile)))
+        stack.enter_context(replaced(torch, batch_norm=by_averages(torch.batch_norm)))
         stack.enter_context(replaced(Tensor, new_tensor=_raised(Tensor.new_tensor)))
         stack.enter_context(replaced(init, **{name: _in_own_type(getattr(init, name)) for name in _COMPUTED_INITIAL}))
         stack.enter_context(tensors_private.rebuilt_through(_rebuilt))

@@ -17,26 +17,27 @@ from fsdpcheck.execution import call_sites
 class _Here(threading.local):
     """Of one thread. ``counted``: where its notes go; None in no arithmetic. ``raised``: whether its floats are.
 
-    ``casting``: whether a module is being cast.
+    ``casting``: whether a module is being cast. ``batch_statistics``: whether BatchNorm may use them.
     """
 
     counted: Counter[str] | None = None
     raised: bool = False
     casting: bool = False
+    batch_statistics: bool = True
 
 
 _here = _Here()
 
 
 @contextmanager
-def taken(counted: Counter[str], *, raised: bool) -> Iterator[None]:
+def taken(counted: Counter[str], *, raised: bool, batch_statistics: bool = True) -> Iterator[None]:
     """While open, notes of this thread are counted there, and it is in an arithmetic."""
-    before = _here.counted, _here.raised
-    _here.counted, _here.raised = counted, raised
+    before = _here.counted, _here.raised, _here.batch_statistics
+    _here.counted, _here.raised, _here.batch_statistics = counted, raised, batch_statistics
     try:
         yield
     finally:
-        _here.counted, _here.raised = before
+        _here.counted, _here.raised, _here.batch_statistics = before
 
 
 def are_taken() -> bool:
@@ -47,6 +48,11 @@ def are_taken() -> bool:
 def is_raised() -> bool:
     """Whether this thread computes in float64 in place of lower types."""
     return _here.raised
+
+
+def is_without_batch_statistics() -> bool:
+    """Whether BatchNorm on this thread is to compute by its running averages."""
+    return not _here.batch_statistics
 
 
 def is_casting_module() -> bool:

@@ -21,6 +21,8 @@ _STATISTICS: Final = (
     *("_batch_norm_with_update", "_batch_norm_with_update_functional", "batch_norm_stats", "batch_norm_update_stats"),
 )
 _READS: Final = ("_local_scalar_dense", "equal", "is_nonzero")
+BATCH_STATISTICS: Final = "statistics of a batch, which depend on how ranks divide it:"
+"""How a note of them begins; the line of the script follows."""
 SEEN: Final = frozenset((*DRAW, *_STATISTICS, *_READS))
 """Names of the operators that ``see`` looks at."""
 
@@ -35,7 +37,7 @@ def see(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
             note(f"random numbers in {where}: {operator.name}")
     elif operator.base in _STATISTICS:
         if any(value is True for value in args) and not _is_of_instance(frame):
-            note("statistics of a batch, which depend on how ranks divide it:")
+            note(BATCH_STATISTICS)
     else:
         _see_read(frame)
 

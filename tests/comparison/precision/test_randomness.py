@@ -47,6 +47,23 @@ DROPPING: dict[str, Callable[[float], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("averages", [True, False])
+def test_without_statistics_of_batches_normalization_is_by_running_averages_which_stay(averages: bool) -> None:
+    norm = nn.BatchNorm1d(3, track_running_stats=averages)
+    if averages:
+        norm.running_mean, norm.running_var = torch.arange(3.0), torch.arange(1.0, 4)
+    mean, variance = (norm.running_mean, norm.running_var) if averages else (torch.zeros(3), torch.ones(3))
+    expected = F.batch_norm(X, mean, variance)
+    given, notes = noted(lambda: norm(X), Arithmetic(batch_statistics=False))
+    assert torch.equal(given, expected)
+    assert not notes
+    if averages:
+        assert [*norm.running_mean.tolist(), *norm.running_var.tolist()] == [0, 1, 2, 1, 2, 3]
+    ours, notes = noted(lambda: norm(X))
+    assert not torch.equal(ours, expected)
+    assert [note.split(":")[0] for note in notes] == ["statistics of a batch, which depend on how ranks divide it"]
+
+
 @pytest.mark.parametrize("way", DROPPING)
 def test_nothing_is_dropped(way: str) -> None:
     drop = DROPPING[way]
