@@ -1,0 +1,23 @@
+"""Functions of torch that a comparison replaces are, for torch.jit, what they were."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from fsdpcheck.comparison.observation.observer import Observer
+from fsdpcheck.comparison.precision.entrances import installed
+
+
+def _loss(x: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(x, torch.tensor(2.0))
+
+
+def test_a_function_is_scripted_while_what_it_calls_is_replaced() -> None:
+    tensor, loss = torch.tensor, F.mse_loss
+    with Observer().installed(), installed():
+        assert torch.tensor is not tensor
+        assert F.mse_loss is not loss
+        scripted = torch.jit.script(_loss)
+        assert float(scripted(torch.tensor(5.0))) == 9.0
+    assert float(torch.jit.script(_loss)(torch.tensor(5.0))) == 9.0
