@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,6 +63,16 @@ def of_replicas(key: Key, base: Mapping[Key, Tensor], run: Observation, threshol
     return []
 
 
+def of_copies(key: Key, decisions: Mapping[Key, object]) -> list[Cause]:
+    """Of copies of ``key`` that differ: what kind of mistake that is. ``decisions``: all copies that differ, by key."""
+    if key.kind == "norm":
+        return [Cause("clip norm", "each rank clips by a norm of its own")]
+    states = sorted({other.kind for other in decisions if other.step == key.step and other.kind.startswith("state ")})
+    if key.kind == "parameter" and states:
+        return [Cause("state", f"gradients are equal on all ranks, and {', '.join(states)} of the optimizers is not")]
+    return []
+
+
 def _whole_pieces(key: Key, run: Observation) -> dict[int, Piece]:
     pieces = {rank: record.pieces[key] for rank, record in enumerate(run.ranks) if key in record.pieces}
     return {rank: piece for rank, piece in pieces.items() if piece.places is None and not piece.partial}
@@ -70,6 +80,8 @@ def _whole_pieces(key: Key, run: Observation) -> dict[int, Piece]:
 
 def _nothing(first: Decision, evidence: Evidence) -> Iterator[Cause]:
     got, wanted = evidence.whole.get(first.key), evidence.base.get(first.key)
+    if first.key.kind == "initial parameter":
+        yield Cause("random", "ranks begin with other parameters than one rank: they are drawn, or loaded, otherwise")
     if got is None:
         yield Cause("missing", "no rank has it")
     elif wanted is None:
@@ -86,15 +98,57 @@ def _factors(first: Decision, evidence: Evidence) -> Iterator[Cause]:
     got, wanted = evidence.whole.get(first.key), evidence.base.get(first.key)
     if got is None or wanted is None or got.shape != wanted.shape or not bool(wanted.any()):
         return
+    factor, name = _factor(got, wanted, first, evidence)
+    if factor is None:
+        return
+    true, alike = _how_many(first, factor, evidence)
+    norm = _norm_of(first.key.step, evidence) if first.key.kind == "gradient" else None
+    if norm is not None and _is_inverse(factor, norm, first):
+        yield Cause("clip norm", f"gradients are {name} times those of one rank, for the norm that they are clipped by "
+                    f"is {float(norm[0]):.6g} and not {float(norm[1]):.6g}")  # fmt: skip
+        return
+    many = f", as {true} of {alike} are" if alike > 1 else ""
+    yield Cause("factor" if true == alike else "", f"it is {name} times that of one rank{many}")
+
+
+def _factor(got: Tensor, wanted: Tensor, first: Decision, evidence: Evidence) -> tuple[float | None, str]:
+    """The number by which all entries are multiplied, and what it is; None if there is none."""
     for factor, name in _candidates(evidence.run.world_size, evidence.run):
         if _within(got, wanted * float(factor), first.threshold * float(factor)):
-            yield Cause("factor", f"it is {name} times that of one rank{_how_many(first, factor, evidence)}")
-            return
+            return float(factor), name
     measured = _common_factor(got, wanted, first)
-    if measured is not None:
-        name = f"{measured:.6g}" if f"{measured:.6g}" != "1" else f"(1 + {measured - 1:.2g})"
-        alike = _how_many(first, measured, evidence)
-        yield Cause("factor", f"it is {name} times that of one rank{alike}")
+    return measured, "" if measured is None else times(measured)
+
+
+def times(factor: float) -> str:
+    """A factor as text; one close to 1 by its distance from that."""
+    off = factor - 1
+    return f"1 {'+' if off > 0 else '-'} {abs(off):.2g}" if 0 < abs(off) < _CLOSE else f"{factor:.6g}"
+
+
+_CLOSE: Final = 1e-4
+"""Below this six digits would not show how far a factor is from 1."""
+
+
+def _norm_of(step: int, evidence: Evidence) -> tuple[Tensor, Tensor] | None:
+    """The norm of a step that differs, of the ranks and of one."""
+    for key, decision in evidence.decisions.items():
+        if key.kind == "norm" and key.step == step and decision.says == "differs":
+            got, wanted = evidence.whole.get(key), evidence.base.get(key)
+            if got is not None and wanted is not None and got.numel() == wanted.numel() == 1 and bool(got):
+                return got.reshape(()), wanted.reshape(())
+    return None
+
+
+def _is_inverse(factor: float, norm: tuple[Tensor, Tensor], first: Decision) -> bool:
+    """Whether gradients are multiplied by what the norm is divided by, with torch's addend of clipping or without."""
+    got, wanted = map(float, norm)
+    off = 2 * first.resolution
+    return any(abs((wanted + more) / (got + more) / factor - 1) <= off for more in (0.0, _ADDED))
+
+
+_ADDED: Final = 1e-6
+"""What ``torch.nn.utils.clip_grads_with_norm_`` adds to the norm."""
 
 
 def _common_factor(got: Tensor, wanted: Tensor, first: Decision) -> float | None:
@@ -116,15 +170,15 @@ def _candidates(world_size: int, run: Observation) -> Iterator[tuple[Fraction, s
         yield Fraction(1, size * size), f"1/{size}^2"
 
 
-def _how_many(first: Decision, factor: Fraction | float, evidence: Evidence) -> str:
-    """Of how many observables of this kind and step the same is true."""
+def _how_many(first: Decision, factor: float, evidence: Evidence) -> tuple[int, int]:
+    """Of how many of this kind and step the same is true, and how many there are."""
     alike = [key for key in evidence.whole if key.step == first.key.step and key.kind == first.key.kind]
     true = 0
     for key in alike:
         got, wanted, decision = evidence.whole[key], evidence.base.get(key), evidence.decisions.get(key)
         if wanted is not None and decision is not None and got.shape == wanted.shape:
-            true += _within(got, wanted * float(factor), decision.threshold * max(abs(float(factor)), 1.0))
-    return f", as {true} of {len(alike)} are" if len(alike) > 1 else ""
+            true += _within(got, wanted * factor, decision.threshold * max(abs(factor), 1.0))
+    return true, len(alike)
 
 
 def _part_of_norm(first: Decision, evidence: Evidence) -> Iterator[Cause]:

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fsdpcheck.comparison.causes import Cause
+from fsdpcheck.comparison.causes import Cause, times
 from fsdpcheck.comparison.decision import Decision
 from fsdpcheck.comparison.record import Key, Observation
 
@@ -84,11 +84,14 @@ class PartsOfGradients:
     def causes(self, wrong: Sequence[Decision]) -> Iterator[Cause]:
         """What gradients of one step, all of which differ, are made of."""
         wrong = [each for each in wrong if each.key in self.base and each.key in self.whole]
-        parts = self._parts(wrong)
-        if parts:
-            thresholds = _thresholds(wrong, self.base)
-            wanted, got = (_flat(values, wrong) for values in (self.base, self.whole))
-            yield from causes(weights(parts, wanted, thresholds), weights(parts, got, thresholds))
+        for these in (wrong, wrong[:1]) if len(wrong) > 1 else (wrong,):
+            parts = self._parts(these)
+            thresholds = _thresholds(these, self.base) if parts else torch.zeros(0)
+            wanted, got = (_flat(values, these) if parts else thresholds for values in (self.base, self.whole))
+            told = list(causes(weights(parts, wanted, thresholds), weights(parts, got, thresholds))) if parts else []
+            yield from told
+            if told:
+                return
 
     def of_replicas(self, wrong: Decision) -> Iterator[Cause]:
         """What a gradient is made of on each of the ranks, which have not the same."""
@@ -124,7 +127,10 @@ def causes(wanted: Weights | None, got: Weights | None) -> Iterator[Cause]:
     elif wanted is not None and got is None:
         yield Cause("", "the ranks' own parts can be added up to what one rank has: what becomes of them is wrong")
     elif wanted is not None and got is not None:
-        yield from _missing(wanted, got) if _lost(wanted, got) else _unequal(wanted, got)
+        if _lost(got, wanted):
+            yield from _of_base(wanted, got)
+        else:
+            yield from _missing(wanted, got) if _lost(wanted, got) else _unequal(wanted, got)
 
 
 def of_replicas(by_rank: Mapping[int, Weights]) -> Iterator[Cause]:
@@ -155,11 +161,23 @@ def of_replicas(by_rank: Mapping[int, Weights]) -> Iterator[Cause]:
 
 
 def _lost(wanted: Weights, got: Weights) -> set[Part]:
-    return {
-        part
-        for part, value in got.of.items()
-        if got.are_equal(value, 0.0) and not wanted.are_equal(wanted.of[part], 0.0)
-    }
+    """Parts that the one has and the other has not."""
+    return _zeros(got) - _zeros(wanted)
+
+
+def _of_base(wanted: Weights, got: Weights) -> Iterator[Cause]:
+    """One rank's gradient has not all that the ranks have."""
+    parts, last = sorted(wanted.of), max(backward for _, backward in wanted.of)
+    kept = {part for part in parts if not wanted.are_equal(wanted.of[part], 0.0)}
+    if kept == {parts[-1]} and all(backward == last for rank, backward in set(parts) - _zeros(got)):
+        lost = "one rank's gradient is that of its last backward alone, and the ranks' that of the last of each"
+        yield Cause("last micro-batch only", f"{lost}: earlier ones are lost")
+    else:
+        yield Cause("micro-batches", f"one rank's gradient has {len(kept)} of the ranks' {len(parts)} parts alone")
+
+
+def _zeros(found: Weights) -> set[Part]:
+    return {part for part, value in found.of.items() if found.are_equal(value, 0.0)}
 
 
 def _missing(wanted: Weights, got: Weights) -> Iterator[Cause]:
@@ -186,20 +204,20 @@ def _missing(wanted: Weights, got: Weights) -> Iterator[Cause]:
 
 
 def _unequal(wanted: Weights, got: Weights) -> Iterator[Cause]:
-    times = {part: got.of[part] / wanted.of[part] for part in got.of if not wanted.are_equal(wanted.of[part], 0.0)}
-    off = max((got.uncertain + wanted.uncertain * abs(times[part])) / abs(wanted.of[part]) for part in times)
-    ratios = Weights(times, off)
-    usual = sorted(times.values())[len(times) // 2]
-    others = sorted({rank for (rank, _), value in times.items() if not ratios.are_equal(value, usual)})
+    ratio = {part: got.of[part] / wanted.of[part] for part in got.of if not wanted.are_equal(wanted.of[part], 0.0)}
+    off = max((got.uncertain + wanted.uncertain * abs(ratio[part])) / abs(wanted.of[part]) for part in ratio)
+    ratios = Weights(ratio, off)
+    usual = sorted(ratio.values())[len(ratio) // 2]
+    others = sorted({rank for (rank, _), value in ratio.items() if not ratios.are_equal(value, usual)})
     if not others:
-        yield Cause("factor", f"each rank's part counts {usual:.6g} times")
+        yield Cause("factor", f"each rank's part counts {times(usual)} times")
         return
-    of_rank = {rank: [value for (other, _), value in times.items() if other == rank] for rank, _ in times}
+    of_rank = {rank: [value for (other, _), value in ratio.items() if other == rank] for rank, _ in ratio}
     is_of_ranks = all(ratios.are_equal(min(values), max(values)) for values in of_rank.values())
     if is_of_ranks and len(others) == 1 and len(of_rank) > 2:
         factor = of_rank[others[0]][0] / usual
         yield Cause(
-            "one rank", f"the part of rank {others[0]} counts {factor:.6g} times as much as those of the others"
+            "one rank", f"the part of rank {others[0]} counts {times(factor)} times as much as those of the others"
         )
         return
     yield Cause("weighting", f"the ranks' parts weigh {_shown(got)}; what one rank has is {_shown(wanted)} of them")

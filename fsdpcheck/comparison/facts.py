@@ -52,7 +52,13 @@ def differing(base: Observation, base_whole: Assembled, run: Observation, whole:
 
 
 def _steps(base: Observation, run: Observation) -> Iterator[Fact]:
+    """Of ranks that make different numbers of steps it is not known at which they part: it is told before all else."""
     wanted = next(tuple(record.steps) for record in base.ranks)
+    stepping = [record.steps for record in run.ranks if record.steps]
+    if len({tuple(steps) for steps in stepping}) > 1 and len(stepping) == len(run.ranks):
+        told = "; ".join(f"rank {rank} {_counted(steps)}" for rank, steps in list(enumerate(stepping))[:_SHOWN])
+        yield Fact(0, "steps", f"ranks do not step equally often: {told}; {_ranks(base)} makes {_counted(wanted)}")
+        return
     for rank, record in enumerate(run.ranks):
         got = tuple(record.steps)
         if got == wanted or (not got and len(run.ranks) > 1 and not record.pieces):

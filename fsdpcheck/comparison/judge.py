@@ -18,6 +18,7 @@ from fsdpcheck.comparison.precision.arithmetic import Arithmetic
 from fsdpcheck.comparison.precision.randomness import BATCH_STATISTICS
 from fsdpcheck.comparison.record import Key, Observation
 from fsdpcheck.comparison.results import World
+from fsdpcheck.comparison.rounding_bound import factor, spread
 from fsdpcheck.comparison.runs import Run
 
 NOISY: Final = 4
@@ -116,7 +117,9 @@ class Judge:
             return []
         one, this = self.raised
         told = causes.of_replicas(key, self.runs.values(one), self.runs.done[this], found[0].threshold)
-        return told or (list(self._parts.of_replicas(found[0])) if key.kind == "gradient" else [])
+        if not told and key.kind == "gradient":
+            return list(self._parts.of_replicas(found[0]))
+        return [*causes.of_copies(key, self.runs.whole(this).replicas), *told]
 
     @property
     def _parts(self) -> PartsOfGradients:
@@ -211,14 +214,33 @@ class Judge:
     def _precision(self, raised: Sequence[Decision]) -> Decision | None:
         """The first observable that differs in the script's own precision by more than its noise there.
 
-        To first order noise grows as eps does: what lies within that multiple of the threshold in float64 needs no
-        runs.
+        To first order noise grows as eps does: what lies within that multiple of it in float64 needs no runs.
         """
-        distances = between(*(self.runs.values(run) for run in self.own))
-        within = {decision.key: decision.threshold * _EPS["own"] / _EPS["float64"] for decision in raised}
-        if all(distance.apart <= within.get(key, 0.0) for key, distance in distances.items() if is_judged(key)):
+        one, this = (self.runs.values(run) for run in self.own)
+        apart, scale = between(one, this), _EPS["own"] / _EPS["float64"]
+        within = {
+            each.key: each.noise * scale * factor(NOISY, one[each.key].numel(), len(raised), self.false_alarm)
+            for each in raised
+            if each.key in one
+        }
+        if all(distance.apart <= within.get(key, 0.0) for key, distance in apart.items() if is_judged(key)):
             return None
-        return next((each for each in self._decided(self.own, NOISY) if each.says == "differs"), None)
+        found = self._decided(self.own, NOISY)
+        return next((each for each in found if each.says == "differs"), None) or self._lower(found)
+
+    def _lower(self, found: Sequence[Decision]) -> Decision | None:
+        """The first observable that noise moves further on these ranks than on the base, by more than chance explains.
+
+        Noise is as large as the precision that an operation has: so something is computed in a lower one.
+        """
+        one, this = (self.runs.noise((run, run), NOISY).largest for run in self.own)
+        eps = _EPS["own"]
+        for each in found:
+            least = max(one.get(each.key, 0.0), eps * each.size)
+            entries = self.runs.values(self.own[0])[each.key].numel()
+            if this.get(each.key, 0.0) > least * spread(NOISY, entries, len(found), self.false_alarm):
+                return replace(each, says="differs", apart=this[each.key], noise=least, why="lower precision")
+        return None
 
 
 def _placed(world: World, key: Key | None, run: Observation) -> World:

@@ -32,7 +32,12 @@ def factor(runs: int, entries: int, observables: int, false_alarm: float) -> flo
     ``entries``: of the observable. ``false_alarm``: probability of one false alarm at most among ``observables``;
     half of each one's share goes to either tail.
     """
+    return math.sqrt(2) * spread(runs, entries, observables, false_alarm)  # of two runs: sqrt(2) times the deviation
+
+
+def spread(runs: int, entries: int, observables: int, false_alarm: float) -> float:
+    """How many times the largest distance of ``runs`` noisy runs another stays below, alike but for chance."""
     each = false_alarm / max(observables, 1) / 2
     deviations = math.sqrt(2 * math.log(2 * max(entries, 1) / each))  # 2 m exp(-t^2 / 2) = each
     smallest = math.pow(each, 1 / runs) / math.sqrt(2)  # (sqrt(2) r)^n = each
-    return math.sqrt(2) * deviations / smallest  # the difference of two runs has sqrt(2) times their deviation
+    return deviations / smallest

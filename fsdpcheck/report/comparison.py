@@ -139,11 +139,16 @@ def _of(part: float, whole: float) -> str:
 
 
 def _precision(world: World, paint: Paint) -> Iterator[str]:
-    if world.precision is not None:
-        first = world.precision
-        yield paint(
-            "  warning precision only: in float64 they agree, in the script's own precision they do not", "yellow"
-        )
+    if world.precision is None:
+        return
+    first = world.precision
+    if first.why == "lower precision":
+        yield paint("  warning precision only: something is computed in a lower precision than on the base", "yellow")
+        times = f"{first.apart / first.noise:.1e} times as far"
+        yield f"  first   {first.key}: noise of rounding moves it {times} in the script's own precision"
+    else:
+        told = "  warning precision only: in float64 they agree, in the script's own precision they do not"
+        yield paint(told, "yellow")
         yield f"  first   {first.key}: {_apart(first)}"
 
 

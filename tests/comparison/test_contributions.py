@@ -70,12 +70,20 @@ _ALL4 = {(rank, 0): 0.25 for rank in range(4)}
         (2, 3, {(0, 2): 0.5, (1, 2): 0.5}, "last micro-batch only", "of 3 backwards of each rank only the last counts"),
         (2, 2, {(0, 0): 0.5, (1, 0): 0.5}, "micro-batches", "of each rank backward 1 is missing"),
         (2, 2, {(0, 0): 0.5, (1, 0): 0.5, (1, 1): 0.5}, "micro-batches", "parts are missing: backward 1 of rank 0"),
+        (4, 1, {**_ALL4, (3, 0): 0.25 * (1 + 1e-6)}, "one rank", "the part of rank 3 counts 1 + 1e-06 times as m"),
         (2, 1, {(0, 0): 0.7, (1, 0): 0.3}, "weighting", "the ranks' parts weigh 0.7, 0.3; what one rank has is 0.5, 0"),
     ],
 )  # fmt: skip
 def test_a_wrong_sum_is_named(ranks: int, backwards: int, got: dict[Part, float], word: str, said: str) -> None:
     (cause,) = _told(ranks, backwards, got)
     assert (cause.word, cause.text[: len(said)]) == (word, said)
+
+
+def test_where_one_rank_has_lost_parts_that_is_said() -> None:
+    (cause,) = _told(2, 2, {(0, 1): 0.5, (1, 1): 0.5}, {(1, 1): 1.0})
+    assert (cause.word, cause.text.partition(":")[2]) == ("last micro-batch only", " earlier ones are lost")
+    (cause,) = _told(2, 2, dict.fromkeys([(0, 0), (0, 1), (1, 0), (1, 1)], 0.5), {(1, 1): 1.0})
+    assert tuple(cause) == ("micro-batches", "one rank's gradient has 1 of the ranks' 4 parts alone")
 
 
 def test_what_is_no_sum_of_parts_is_said_of_the_side_that_is_none() -> None:

@@ -50,8 +50,12 @@ def test_data_that_is_not_that_of_one_rank_is_named(given: list[tuple[str, str]]
 
 def test_a_rank_that_makes_another_number_of_steps_is_named() -> None:
     base, run = observation(rank(steps=(4,))), observation(rank(steps=(4,)), rank(steps=(3,)))
-    assert [(fact.step, fact.text) for fact in _facts(base, run)] == [
-        (3, "rank 1 makes 3 steps, where one rank makes 4 steps")
+    (fact,) = _facts(base, run)
+    assert fact.text == "ranks do not step equally often: rank 0 4 steps; rank 1 3 steps; one rank makes 4 steps"
+    assert fact.step == 0  # where they part is not known
+    both = observation(rank(steps=(3,)), rank(steps=(3,)))
+    assert [(fact.step, fact.text) for fact in _facts(base, both)] == [
+        (3, "rank 0 makes 3 steps, where one rank makes 4 steps")
     ]
 
 

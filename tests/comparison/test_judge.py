@@ -28,16 +28,22 @@ class _Runs(Runs):
     apart: float = 0.0
     failing: frozenset[Run] = frozenset()
     asked: list[int] = field(default_factory=list)
+    own: dict[int, float] = field(default_factory=dict)
+    """In the script's own precision: by number of ranks how far rounding moves the gradient, and noise."""
 
     def get(self, wanted) -> None:  # type: ignore[no-untyped-def]
         for run in wanted:
             value = 1.0 + (run.world_size - 1) * self.apart
+            if run.arithmetic.precision == "own":
+                value += self.own.get(run.world_size, 0.0)
             there = observed.observation(*(observed.rank({_KEY: [value, 0.5]}) for _ in range(run.world_size)))
             failure = Failure("exception", "ValueError: no") if run in self.failing else None
             self.done[run] = Observation(run.world_size, there.ranks, there.traces, failure)
 
     def noise(self, pair: Pair, many: int) -> Noise:
         self.asked.append(many)
+        if pair[0].arithmetic.precision == "own":
+            return Noise({_KEY: max(self.own.get(run.world_size, 0.0) for run in pair)}, many)
         return Noise({_KEY: _NOISE}, max(many, 1))
 
 
@@ -70,3 +76,12 @@ def test_a_world_that_fails_is_told_and_one_that_fails_in_float64_is_undecidable
     assert _judge(0.0, (own,))[0].world().says == "fails"
     world = _judge(0.0, (raised,))[0].world()
     assert (world.says, world.causes[0].text) == ("undecidable", "in float64 it fails: ValueError: no")
+
+
+@pytest.mark.parametrize(("noise", "why"), [({1: 1e-2, 2: 2e-2}, ""), ({1: 1e-7, 2: 2e-2}, "lower precision")])
+def test_noise_that_moves_more_ranks_much_further_is_a_lower_precision(noise: dict[int, float], why: str) -> None:
+    judge, runs = _judge(0.0)
+    runs.own = {**noise, 2: noise[2]}
+    runs.get([*judge.own, *judge.raised])
+    precision = judge.world().precision
+    assert (precision.why if precision is not None else "") == why

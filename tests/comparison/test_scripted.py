@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -13,6 +14,7 @@ def _loss(x: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(x, torch.tensor(2.0))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_a_function_is_scripted_while_what_it_calls_is_replaced() -> None:
     tensor, loss = torch.tensor, F.mse_loss
     with Observer().installed(), installed():

@@ -85,6 +85,11 @@ class OptimizerSteps:
         if self._stepping:
             kind = type(self._stepping[0]).__name__
             self._log.note(f"a step of {kind} did not end, and no later step was seen")
+        self._log.names.look()
+        moment = self._log.now()
+        for subject in self._log.names.found():
+            if id(subject.parameter) not in self.covered:
+                self._log.keep("final parameter", self._log.step, subject, subject.parameter, moment, 0)
 
     def _number(self, optimizer: Optimizer) -> int:
         """Which optimizer it is; the next, and its parameters are given names, where it has not stepped before."""

@@ -73,6 +73,11 @@ class ParameterNames:
         _, part = self._flat.get(id(parameter), (None, None))
         return [Subject(parameter, part)]
 
+    def found(self) -> list[Subject]:
+        """Each parameter of the roots that is not a part of a flat one."""
+        roots = (subject for root in self._roots for _, subject, _ in _parameters(root) if subject.part is None)
+        return list({subject.key: subject for subject in roots}.values())
+
     def call(self, subject: Subject, name: str) -> None:
         """What it is called where no root has it."""
         self._optimizers.setdefault(subject.key, name)

@@ -289,3 +289,19 @@ def test_each_is_seen_at_a_line_and_after_a_number_of_calls(tmp_path: Path) -> N
     assert [record.lines[key] for key in at] == [line_of(source, "backward()"), line_of(source, "optimizer.step()")] * 2
     reduced = [number for number, call in enumerate(trace) if call.op == "all_reduce"]
     assert [record.calls[key] for key in at] == [reduced[0], reduced[0] + 1, reduced[1], reduced[1] + 1]
+
+
+def test_what_no_optimizer_has_is_kept_as_it_is_at_the_end(tmp_path: Path) -> None:
+    source = """
+    model, average = Net(), Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    average(x)
+    train(model, optimizer, steps=1)
+    for one, other in zip(average.parameters(), model.parameters()):
+        one.data.lerp_(other.data, 0.5)
+    """
+    observed = observe(tmp_path, source, 1)
+    ends = {key.name: value for key, value in observed.whole.values.items() if key.kind == "final parameter"}
+    assert sorted(ends) == PLAIN
+    first, last = (observed.value(kind, "one.weight") for kind in ("initial parameter", "parameter"))
+    assert torch.equal(ends["one.weight"], (first + last) / 2)

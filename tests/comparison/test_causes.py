@@ -1,0 +1,66 @@
+"""What a wrong observable is instead: told where it is measured, with the word of the mistake, and else not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fsdpcheck.comparison import causes
+from fsdpcheck.comparison.decision import Decision
+from fsdpcheck.comparison.record import Key
+from tests.comparison.observed import observation, rank
+
+_WITHIN = 1e-12
+_W, _B, _NORM = Key(0, "gradient", "w"), Key(0, "gradient", "b"), Key(0, "norm", "0")
+_BASE = {_W: [3.0, 4.0], _B: [0.5, 0.25]}
+
+
+def _decision(key: Key, says: str = "differs") -> Decision:
+    return Decision(key, says, 1.0, _WITHIN, 1.0, _WITHIN)  # type: ignore[arg-type]
+
+
+def _told(base: dict[Key, list[float]], whole: dict[Key, list[float]], first: Key) -> list[causes.Cause]:
+    tensors = [
+        {key: torch.tensor(value, dtype=torch.float64) for key, value in those.items()} for those in (base, whole)
+    ]
+    decisions = {key: _decision(key, "agrees" if whole.get(key) == base[key] else "differs") for key in base}
+    evidence = causes.Evidence(*tensors, observation(rank(), rank()), decisions)
+    return [
+        cause for cause in causes.causes(decisions[first], evidence) if not cause.text.startswith("what comes before")
+    ]
+
+
+def test_a_factor_is_one_of_all_that_differ() -> None:
+    twice = {key: [2 * number for number in value] for key, value in _BASE.items()}
+    assert _told(_BASE, twice, _W) == [("factor", "it is W = 2 times that of one rank, as 2 of 2 are")]
+    assert _told(_BASE, {**twice, _B: [9.0, 1.0]}, _W) == [("", "it is W = 2 times that of one rank, as 1 of 2 are")]
+    other = {key: [1.7 * number for number in value] for key, value in _BASE.items()}
+    assert _told(_BASE, other, _W) == [("factor", "it is 1.7 times that of one rank, as 2 of 2 are")]
+
+
+@pytest.mark.parametrize("added", [0.0, 1e-6])
+def test_gradients_that_are_scaled_as_the_norm_is_wrong_were_clipped_by_a_wrong_norm(added: float) -> None:
+    scale = (5.0 + added) / (8.0 + added)
+    scaled = {key: [number * scale for number in value] for key, value in _BASE.items()}
+    (cause,) = _told({**_BASE, _NORM: [5.0]}, {**scaled, _NORM: [8.0]}, _W)
+    assert cause.word == "clip norm"
+    assert cause.text.endswith("for the norm that they are clipped by is 8 and not 5")
+    assert _told({**_BASE, _NORM: [5.0]}, {**scaled, _NORM: [7.0]}, _W)[0].word == "factor"
+
+
+def test_parameters_that_begin_otherwise_are_drawn_otherwise() -> None:
+    key = Key(0, "initial parameter", "w")
+    assert [cause.word for cause in _told({key: [1.0, 2.0]}, {key: [5.0, 1.0]}, key)] == ["random"]
+
+
+def test_copies_of_a_norm_or_of_states_say_what_kind_of_mistake_it_is() -> None:
+    parameter, state = Key(3, "parameter", "w"), Key(3, "state momentum_buffer", "w")
+    assert [cause.word for cause in causes.of_copies(_NORM, {})] == ["clip norm"]
+    assert [tuple(cause) for cause in causes.of_copies(parameter, {state: None})] == [
+        ("state", "gradients are equal on all ranks, and state momentum_buffer of the optimizers is not")
+    ]
+    assert causes.of_copies(parameter, {state._replace(step=2): None}) == causes.of_copies(_W, {state: None}) == []
+
+
+def test_a_factor_close_to_1_is_shown_by_its_distance() -> None:
+    assert [causes.times(1 + off) for off in (0.0, 1e-9, -2e-6, 0.5)] == ["1", "1 + 1e-09", "1 - 2e-06", "1.5"]
