@@ -67,6 +67,8 @@ def of_copies(key: Key, decisions: Mapping[Key, object]) -> list[Cause]:
     """Of copies of ``key`` that differ: what kind of mistake that is. ``decisions``: all copies that differ, by key."""
     if key.kind == "norm":
         return [Cause("clip norm", "each rank clips by a norm of its own")]
+    if key.kind == "final parameter":
+        return [Cause("state", "no optimizer has it: what the script does with it by itself differs between ranks")]
     states = sorted({other.kind for other in decisions if other.step == key.step and other.kind.startswith("state ")})
     if key.kind == "parameter" and states:
         return [Cause("state", f"gradients are equal on all ranks, and {', '.join(states)} of the optimizers is not")]
@@ -82,6 +84,8 @@ def _nothing(first: Decision, evidence: Evidence) -> Iterator[Cause]:
     got, wanted = evidence.whole.get(first.key), evidence.base.get(first.key)
     if first.key.kind == "initial parameter":
         yield Cause("random", "ranks begin with other parameters than one rank: they are drawn, or loaded, otherwise")
+    if first.key.kind == "final parameter":
+        yield Cause("state", "no optimizer has it, and all that optimizers have agrees: an average of weights, say")
     if got is None:
         yield Cause("missing", "no rank has it")
     elif wanted is None:
@@ -103,7 +107,7 @@ def _factors(first: Decision, evidence: Evidence) -> Iterator[Cause]:
         return
     true, alike = _how_many(first, factor, evidence)
     norm = _norm_of(first.key.step, evidence) if first.key.kind == "gradient" else None
-    if norm is not None and _is_inverse(factor, norm, first):
+    if norm is not None and true == alike and _is_inverse(factor, norm, first):
         yield Cause("clip norm", f"gradients are {name} times those of one rank, for the norm that they are clipped by "
                     f"is {float(norm[0]):.6g} and not {float(norm[1]):.6g}")  # fmt: skip
         return

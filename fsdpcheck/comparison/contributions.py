@@ -34,6 +34,16 @@ class Weights:
     def are_equal(self, one: float, other: float) -> bool:
         return abs(one - other) <= 2 * self.uncertain
 
+    def common(self) -> float | None:
+        """The weight of all parts, if it is one."""
+        least, most = min(self.of.values()), max(self.of.values())
+        return (least + most) / 2 if self.are_equal(least, most) and not self.are_equal(most, 0.0) else None
+
+    def is_plain(self, value: float) -> bool:
+        """Whether a weight is a whole number, or one over a whole number."""
+        large = max(abs(value), 1 / abs(value))
+        return abs(large - round(large)) <= 2 * self.uncertain * large * max(large, 1.0)
+
 
 def parts_of(run: Observation, step: int, names: Sequence[str]) -> dict[Part, Tensor]:
     """What each backward of each rank gives as the gradients of these parameters, one after the other.
@@ -82,16 +92,40 @@ class PartsOfGradients:
     whole: Mapping[Key, Tensor]
 
     def causes(self, wrong: Sequence[Decision]) -> Iterator[Cause]:
-        """What gradients of one step, all of which differ, are made of."""
+        """What gradients of one step, all of which differ, are made of: together, or else the first that tells most."""
+        found = self._told(wrong)
+        if len(wrong) > 1 and not any(cause.word for cause in found):
+            each = [(one.key.name, cause) for one in wrong[:_SHOWN] for cause in self._told([one]) if cause.word]
+            each.sort(key=lambda named: named[1].word in ("factor", "forward"))
+            found = [cause._replace(text=f"of {name}: {cause.text}") for name, cause in each[:1]] or found
+        yield from found
+
+    def clipped(self, wrong: Sequence[Decision]) -> Iterator[Cause]:
+        """Of gradients that all are multiplied by one factor: whether that is another clipping.
+
+        What is neither clipped nor scaled weighs its parts by a whole number, or by one over a whole number.
+        """
+        wanted, got = self._weights(wrong)
+        if wanted is None or got is None:
+            return
+        one, other = (each.common() for each in (wanted, got))
+        if one is None or other is None or (wanted.is_plain(one) and got.is_plain(other)):
+            return
+        yield Cause("clip norm", f"each rank's part weighs {other:.6g}, where one rank has it weigh {one:.6g}: "
+                    "they are clipped, or scaled, by numbers that are not the same")  # fmt: skip
+
+    def _told(self, wrong: Sequence[Decision]) -> list[Cause]:
+        return list(causes(*self._weights(wrong)))
+
+    def _weights(self, wrong: Sequence[Decision]) -> tuple[Weights | None, Weights | None]:
+        """Those of one rank, and those of the ranks."""
         wrong = [each for each in wrong if each.key in self.base and each.key in self.whole]
-        for these in (wrong, wrong[:1]) if len(wrong) > 1 else (wrong,):
-            parts = self._parts(these)
-            thresholds = _thresholds(these, self.base) if parts else torch.zeros(0)
-            wanted, got = (_flat(values, these) if parts else thresholds for values in (self.base, self.whole))
-            told = list(causes(weights(parts, wanted, thresholds), weights(parts, got, thresholds))) if parts else []
-            yield from told
-            if told:
-                return
+        parts = self._parts(wrong)
+        if not parts:
+            return None, None
+        thresholds = _thresholds(wrong, self.base)
+        one, other = (weights(parts, _flat(values, wrong), thresholds) for values in (self.base, self.whole))
+        return one, other
 
     def of_replicas(self, wrong: Decision) -> Iterator[Cause]:
         """What a gradient is made of on each of the ranks, which have not the same."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -192,8 +193,10 @@ class Judge:
         names = tuple(decision.key.name for decision in alike if decision.says == "differs")
         evidence = causes.Evidence(self.runs.values(one), self.runs.values(this), self.runs.done[this], step)
         told = list(causes.causes(first, evidence))
-        if first.key.kind == "gradient" and not any(cause.word for cause in told):
-            told += self._parts.causes([each for each in alike if each.says == "differs"])
+        named = next((cause.word for cause in told if cause.word), "")
+        if first.key.kind == "gradient" and named in ("", "factor"):
+            wrong = [each for each in alike if each.says == "differs"]
+            told = [*(self._parts.clipped(wrong) if named else self._parts.causes(wrong)), *told]
         told += self._losses(first.key.step)
         world = replace(
             world,
@@ -214,12 +217,12 @@ class Judge:
     def _precision(self, raised: Sequence[Decision]) -> Decision | None:
         """The first observable that differs in the script's own precision by more than its noise there.
 
-        To first order noise grows as eps does: what lies within that multiple of it in float64 needs no runs.
+        To first order noise grows as eps does: what lies as close as that of float64 would have it needs no runs.
         """
         one, this = (self.runs.values(run) for run in self.own)
         apart, scale = between(one, this), _EPS["own"] / _EPS["float64"]
         within = {
-            each.key: each.noise * scale * factor(NOISY, one[each.key].numel(), len(raised), self.false_alarm)
+            each.key: each.noise * scale * factor(math.inf, one[each.key].numel(), len(raised), self.false_alarm)
             for each in raised
             if each.key in one
         }

@@ -26,16 +26,16 @@ FALSE_ALARM: Final = 1e-6
 """Probability, by default, with which a comparison of an honest script reports a difference."""
 
 
-def factor(runs: int, entries: int, observables: int, false_alarm: float) -> float:
+def factor(runs: float, entries: int, observables: int, false_alarm: float) -> float:
     """How many times the largest distance of ``runs`` noisy runs an honest difference stays below.
 
-    ``entries``: of the observable. ``false_alarm``: probability of one false alarm at most among ``observables``;
-    half of each one's share goes to either tail.
+    ``runs``: infinite, where the deviation itself is known. ``entries``: of the observable. ``false_alarm``:
+    probability of one false alarm at most among ``observables``; half of each one's share goes to either tail.
     """
     return math.sqrt(2) * spread(runs, entries, observables, false_alarm)  # of two runs: sqrt(2) times the deviation
 
 
-def spread(runs: int, entries: int, observables: int, false_alarm: float) -> float:
+def spread(runs: float, entries: int, observables: int, false_alarm: float) -> float:
     """How many times the largest distance of ``runs`` noisy runs another stays below, alike but for chance."""
     each = false_alarm / max(observables, 1) / 2
     deviations = math.sqrt(2 * math.log(2 * max(entries, 1) / each))  # 2 m exp(-t^2 / 2) = each

@@ -135,5 +135,45 @@ def test_parts_come_from_what_ranks_have_recorded_of_the_step() -> None:
     found = PartsOfGradients(Observation(2, tuple(records), ()), base, whole)
     assert [cause.text for cause in found.causes(wrong)] == ["it is the part of rank 1 alone, of 2"]
     shard = Piece((4,), torch.ones(2, dtype=torch.float64), torch.arange(2))
-    records[0].pieces[Key(1, "part 0", "a")] = shard
+    for name in names:
+        records[0].pieces[Key(1, "part 0", name)] = shard
     assert not list(found.causes(wrong))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (0.25, 0.5, []),
+        (0.25, 1 / 3, []),
+        (3.0, 1.0, []),
+        (0.25 * 0.93, 0.25, ["clip norm"]),
+        (0.25, 0.25 * 1.01, ["clip norm"]),
+    ],
+)
+def test_a_factor_of_what_was_clipped_is_another_clipping(one: float, other: float, words: list[str]) -> None:
+    parts, key = _parts(2), Key(0, "gradient", "w")
+    records = [RankRecord() for _ in range(2)]
+    for (rank, backward), values in parts.items():
+        records[rank].pieces[Key(0, f"part {backward}", "w")] = Piece((20,), values)
+    base, whole = ({key: _sum(parts, dict.fromkeys(parts, weight))} for weight in (one, other))
+    found = PartsOfGradients(Observation(2, tuple(records), ()), base, whole)
+    assert [cause.word for cause in found.clipped([Decision(key, "differs", 1.0, _WITHIN, 1.0, _WITHIN)])] == words
+
+
+def test_where_parameters_are_wrong_in_several_ways_one_that_is_named_is_told() -> None:
+    parts, records = _parts(2, entries=8), [RankRecord() for _ in range(2)]
+    names = ("scaled", "missing")
+    for (rank, backward), values in parts.items():
+        for name, half in zip(names, values.split(4), strict=True):
+            records[rank].pieces[Key(0, f"part {backward}", name)] = Piece((4,), half)
+    right = dict(zip(names, (parts[0, 0] * 0.5 + parts[1, 0] * 0.5).split(4), strict=True))
+    base = {Key(0, "gradient", name): value for name, value in right.items()}
+    whole = {
+        Key(0, "gradient", "scaled"): right["scaled"] * 1.5,
+        Key(0, "gradient", "missing"): parts[0, 0].split(4)[1] * 0.75,
+    }
+    wrong = [Decision(key, "differs", 1.0, _WITHIN, 1.0, _WITHIN) for key in base]
+    found = PartsOfGradients(Observation(2, tuple(records), ()), base, whole)
+    assert [tuple(cause) for cause in found.causes(wrong)] == [
+        ("one rank", "of missing: it is the part of rank 0 alone, of 2")
+    ]
