@@ -241,6 +241,8 @@ def category(world: World) -> str:
     if world.failure is not None:
         return world.failure.kind
     named = next((cause.word for cause in world.causes if cause.word), "")
+    if world.precision is not None:
+        return "precision only"
     if world.fact is not None:
         known = {"replicas": named or "replicas differ", "pairs": "labels"}
         return known.get(world.fact.kind, world.fact.kind)
