@@ -3,6 +3,7 @@
 Each row of benchmarks/compared/results.jsonl is one script on its numbers of ranks: what was said, at which
 observable, for what cause, how finely, in how many seconds; and what ``torch.allclose`` with its defaults would have
 said of the same runs. A row that is there is not run again; ``--shard K/N`` runs each N-th.
+``--tables`` prints the tables of docs/compare.md.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 
 from benchmarks.compared.bugs import BUGS
 from benchmarks.compared.honest import HONEST
+from benchmarks.compared.tables import lines as of_document
 from fsdpcheck.comparison.command_line import read
 from fsdpcheck.comparison.compare import compare
 from fsdpcheck.comparison.kept_runs import Runs
@@ -87,9 +89,14 @@ def items() -> list[Item]:
     return [*honest, *planted, *public]
 
 
-def lines(glob: str = "*", *, shard: tuple[int, int] = (1, 1), status: bool = False) -> Iterator[str]:
+def lines(
+    glob: str = "*", *, shard: tuple[int, int] = (1, 1), status: bool = False, tables: bool = False
+) -> Iterator[str]:
     """Each row as it is there, then the counts."""
     done = recorded()
+    if tables:
+        yield from of_document(done.values())
+        return
     part, parts = shard
     if not status:
         for number, item in enumerate(items()):
