@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from fsdpcheck.comparison.observation.checkpoints import READ
 from fsdpcheck.comparison.observation.whole import Assembled
 from fsdpcheck.comparison.record import Key, MicroBatch, Observation, RankRecord, order
 
@@ -37,7 +38,7 @@ def first(facts: Iterable[Fact]) -> Fact | None:
 
 GIVEN: Final = ("data", "labels", "pairs")
 """Kinds of facts about what ranks are given. Ranks may rightly be given parts of rows, so numbers must confirm them."""
-_CAUSES: Final = ("steps", "data", "labels", "pairs", "option", "replicas", "parts")
+_CAUSES: Final = ("steps", "data", "labels", "pairs", "option", "replicas", "parts", "checkpoint")
 
 
 def differing(base: Observation, base_whole: Assembled, run: Observation, whole: Assembled) -> list[Fact]:
@@ -47,6 +48,7 @@ def differing(base: Observation, base_whole: Assembled, run: Observation, whole:
         *_batches(base, run),
         *_options(base_whole, run, whole),
         *_replicas(run, whole),
+        *_files(whole),
         *(Fact(key.step, "parts", f"{key}: {why}", key) for key, why in whole.gaps.items()),
     ]
 
@@ -203,6 +205,23 @@ def _replicas(run: Observation, whole: Assembled) -> Iterator[Fact]:
         found = whole.replicas[key]
         text = f"ranks {found.one} and {found.other} hold replicas of {key} that differ by {found.greatest:.3g}"
         yield Fact(key.step, "replicas", text, key)
+        return
+
+
+def _files(whole: Assembled) -> Iterator[Fact]:
+    """Of distributed checkpoints, what one process reads from the files beside what ranks held when they saved."""
+    for key in sorted((key for key in whole.values if key.name.endswith(READ)), key=order):
+        held, found = whole.values.get(key._replace(name=key.name.removesuffix(READ))), whole.values[key]
+        if held is None or (held.shape == found.shape and torch.equal(held, found)):
+            continue
+        if held.shape != found.shape:
+            how = f"shape {list(found.shape)}, where ranks hold {list(held.shape)}"
+        else:
+            wrong = ~((held == found) | (held.isnan() & found.isnan()))
+            how = f"{int(wrong.sum())} of {found.numel()} entries that are not those that ranks hold"
+            if not wrong.any():
+                continue
+        yield Fact(key.step, "checkpoint", f"{key.name.removesuffix(READ)} is read from its files with {how}", key)
         return
 
 

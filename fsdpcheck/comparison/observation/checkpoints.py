@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.optim import Optimizer
 
 from fsdpcheck.comparison.observation.pieces import NotPlaced
 from fsdpcheck.comparison.observation.rank_log import RankLog
 from fsdpcheck.compat import layouts_private
+
+READ: Final = " as read"
+"""After the name of a tensor that was read from the files of a distributed checkpoint, by one process without ranks."""
 
 
 class Checkpoints:
@@ -22,8 +29,8 @@ class Checkpoints:
         self._log = log
         self._saves: Counter[tuple[int, str]] = Counter()
 
-    def keep(self, value: object, file: object) -> None:
-        """``value`` is about to be saved to ``file``."""
+    def keep(self, value: object, file: object) -> str:
+        """``value`` is about to be saved to ``file``; what that is called."""
         if isinstance(value, nn.Module | Optimizer):
             self._log.note(
                 f"a {type(value).__name__} that is saved whole is not compared: its state_dict may be collective"
@@ -37,6 +44,25 @@ class Checkpoints:
                     )
             except NotPlaced as unknown:
                 self._log.note(f"{key} of checkpoint {name} is not compared: {unknown}")
+        return name
+
+    def read(self, name: str, folder: object) -> None:
+        """A distributed checkpoint has been saved: read it as a process without ranks does, and keep what it holds."""
+        if not isinstance(folder, str | os.PathLike) or not os.path.exists(os.path.join(folder, ".metadata")):
+            return
+        with layouts_private.aside():
+            reader, moment = FileSystemReader(folder), self._log.now()
+            held = reader.read_metadata().state_dict_metadata
+            tensors: dict[str, Any] = {
+                key: torch.empty(kind.size, dtype=kind.properties.dtype)
+                for key, kind in held.items()
+                if isinstance(kind, TensorStorageMetadata)
+            }
+            for tensor in tensors.values():  # what no rank has written stays what nobody would write
+                tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
+            load(tensors, storage_reader=reader, no_dist=True)
+            for key, tensor in tensors.items():
+                self._log.keep_named("checkpoint", f"{name}:{key}{READ}", self._log.pieces.of(tensor), moment)
 
     def _pieces(self, tensor: Any) -> Iterator[Any]:
         blocks = layouts_private.blocks_of(tensor)

@@ -73,7 +73,7 @@ class Observer:
     @contextmanager
     def on_rank(self, rank: int) -> Iterator[None]:
         """While open, this thread's rank is observed; to be opened on its thread, around its script."""
-        observed = _Rank(RankLog(self._calls), self._functions)
+        observed = _Rank(rank, RankLog(self._calls), self._functions)
         self._ranks[rank] = observed
         handles = observed.hooks(parts=self._parts)
         try:
@@ -95,8 +95,8 @@ class Observer:
 class _Rank:
     """What observes one rank. Nothing that goes wrong in it becomes an error of the script: it becomes a note."""
 
-    def __init__(self, log: RankLog, functions: Functions) -> None:
-        self.log, self._functions = log, functions
+    def __init__(self, number: int, log: RankLog, functions: Functions) -> None:
+        self._number, self.log, self._functions = number, log, functions
         self._optimizers, self._batches, self._checkpoints = OptimizerSteps(log), Batches(log), Checkpoints(log)
         self._updates = UnseenUpdates(log)
         self._in_norm = False
@@ -189,6 +189,11 @@ class _Rank:
 
     def save_distributed(self, call: Callable[[], Any], value: object, writer: object) -> Any:
         """``torch.distributed.checkpoint`` saves."""
+        folder, name = getattr(writer, "checkpoint_id", None) or getattr(writer, "path", writer), ""
         with self._noting():
-            self._checkpoints.keep(value, getattr(writer, "checkpoint_id", None) or getattr(writer, "path", writer))
-        return call()
+            name = self._checkpoints.keep(value, folder)
+        found = call()
+        if self._number == 0:  # it returns when all ranks have written
+            with self._noting():
+                self._checkpoints.read(name, folder)
+        return found
