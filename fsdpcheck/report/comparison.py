@@ -45,7 +45,8 @@ def _not_compared(found: Comparison, paint: Paint) -> Iterator[str]:
         yield "  next    seed torch, random and numpy on every rank, and read no clock"
     elif "no optimizer" in found.why:
         yield "  wanted  a step of a torch.optim.Optimizer; what a script does to parameters by itself is not seen"
-        yield "  next    have it train for a step or more: look at its arguments, and at how many rows a rank is given"
+        yield "  next    have it train for a step or more: look at its arguments, and at how many rows a rank is given;"
+        yield "          where it needs several ranks, compare with the fewest that it runs on: --ranks 2,4 say"
     elif found.failure is not None and found.base == 1 and found.failure.kind == "raised":
         yield "  next    mend it, or, where one rank cannot run it, compare with the fewest that can: --ranks 2,4 say"
 
