@@ -39,6 +39,8 @@ def program(world: World, runs: Runs) -> str:
     """The program for what differs in ``world``, one of ``runs``. Raises NotShown."""
     if runs.options.cuda_as_cpu:
         raise NotShown("GPUs were played, which processes on gloo have not")
+    if world.warning:
+        raise NotShown(f"it was found without statistics of batches, which the script has: {world.warning}")
     if world.failure is not None:
         command = f"torchrun --nproc-per-node {world.size} {shlex.join(runs.line.words_at(world.size))}"
         raise NotShown(f"the script fails, and shows it itself: {command}")

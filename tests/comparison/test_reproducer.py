@@ -104,6 +104,7 @@ def _simulated(folder: Path, text: str, *more: str) -> tuple[int, str]:
     [
         (World(2, "fails", Failure("deadlock", "")), "torchrun --nproc-per-node 2 train.py 2 factor ddp"),
         (_world("checkpoint", "model.pt:weight"), "a checkpoint is nothing that an optimizer has"),
+        (World(2, "differs", warning="BatchNorm has"), "without statistics of batches"),
         (_world("", "", "data"), "data is nothing that an optimizer has"),
         (_world("gradient", "no.such"), "nobody has gradient of no.such at step 1"),
         (_world("initial parameter", "0.weight", step=0), "whose rounding hides it"),
