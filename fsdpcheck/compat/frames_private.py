@@ -156,11 +156,21 @@ def is_called_to_wait(frame: FrameType | None) -> bool:
 _PYTHON_OF_GROUPS = tuple(os.path.join("distributed", name) for name in ("distributed_c10d.py", "c10d_logger.py"))
 
 
-def asked_directly(frame: FrameType | None) -> str:
-    """file:line of who has called torch.distributed, unless that is torch itself; then "". Tried: 2.13.0."""
+_FUNCTIONAL = tuple(
+    os.path.join("torch", *path)
+    for path in (("distributed", "_functional_collectives.py"), ("_ops.py",), ("_library", "autograd.py"))
+)
+
+
+def asked_directly(frame: FrameType | None, *, functional: bool = False) -> str:
+    """file:line of who has called torch.distributed, unless that is torch itself; then "". Tried: 2.13.0.
+
+    ``functional``: or a functional collective.
+    """
+    between = (*_PYTHON_OF_GROUPS, *_FUNCTIONAL) if functional else _PYTHON_OF_GROUPS
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.endswith(_PYTHON_OF_GROUPS) and (is_torch(file) or not is_plumbing(file)):
+        if not file.endswith(between) and (is_torch(file) or not is_plumbing(file)):
             break
         frame = frame.f_back
     if frame is None or is_torch(frame.f_code.co_filename):

@@ -63,11 +63,13 @@ class MetWork(c10d.Work):
             self._on_gpu = OnGpu(memory, call, there.begun, call.collective.group_name in run.like_gloo)
         refilled = run.decisions is not None and call.collective.where in run.decisions.refilled
         self._flight = Flight(call, sends, watch, refilled=refilled) if call.collective.asynchronous else None
-        where = "" if watch is None or self._flight is None else frames_private.asked_directly(sys._getframe(1))
+        guarded, asks = watch is not None and self._flight is not None, frames_private.asked_directly
+        asked = asks(sys._getframe(1)) if guarded else ""
+        where = asks(sys._getframe(1), functional=True) if guarded else ""
         if run.heard is not None:
             learn(there.known, run.heard.known_to(rank))
         if self._flight is not None:
-            self._flight.inputs_stay = bool(where)
+            self._flight.inputs_stay = bool(asked)
         self._open = OpenCall(call, where)
         run.open_calls[rank].append(self._open)
 
