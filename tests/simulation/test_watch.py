@@ -206,6 +206,17 @@ def test_a_call_that_is_never_waited_for_is_told_with_its_line() -> None:
     assert f"rank 1: all_reduce(float32[4]) sum #0 on ranks [0, 1], issued at {__file__}:" in failure.text
 
 
+def test_a_functional_call_whose_result_nobody_looks_at_is_told_with_its_line() -> None:
+    def forgets(tensor: torch.Tensor) -> float:
+        funcol.all_reduce(tensor, "sum", dist.group.WORLD)
+        return tensor.sum().item()
+
+    failure = run(forgets).failure
+    assert failure is not None
+    assert failure.kind == "never waited for"
+    assert f"issued at {__file__}:" in failure.text
+
+
 def test_a_call_that_torch_itself_never_waits_for_is_no_finding() -> None:
     of_torch: dict[str, Callable[[torch.Tensor], object]] = {}
     text = "from torch.distributed import all_reduce\ndef start(tensor): all_reduce(tensor, async_op=True)\n"
