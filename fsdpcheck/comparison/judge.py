@@ -194,7 +194,8 @@ class Judge:
         evidence = causes.Evidence(self.runs.values(one), self.runs.values(this), self.runs.done[this], step)
         told = list(causes.causes(first, evidence))
         named = next((cause.word for cause in told if cause.word), "")
-        if first.key.kind == "gradient" and named in ("", "factor"):
+        has_norm = any(key.kind == "norm" for key in step)  # then it says itself whether clipping is wrong
+        if first.key.kind == "gradient" and (not named or (named == "factor" and not has_norm)):
             wrong = [each for each in alike if each.says == "differs"]
             told = [*(self._parts.clipped(wrong) if named else self._parts.causes(wrong)), *told]
         told += self._losses(first.key.step)
