@@ -54,11 +54,20 @@ class _ThreadLocalWorld(threading.local):
         self.pg_names: dict[Any, str] = {}
         self.pg_group_ranks: dict[Any, dict[int, int]] = {}
         self.pg_backend_config: dict[Any, str] = {}
-        self.group_count = 0
+        self._counted = [0]
         self.tags_to_pg: dict[str, list[Any]] = {}
         self.pg_to_tag: dict[Any, str] = {}
         self.pg_coalesce_state: dict[Any, list[Any]] = {}
         self.comms: list[Any] = []
+
+    @property
+    def group_count(self) -> int:
+        """How many groups this rank has made, whichever of its threads did."""
+        return self._counted[0]
+
+    @group_count.setter
+    def group_count(self, count: int) -> None:
+        self._counted[0] = count
 
 
 def thread_local_world(enter: Callable[[], object]) -> object:
@@ -92,13 +101,15 @@ def groups_of_ranks(
     rank: Callable[[], int | None],
     meet: Callable[[str, int, int], tuple[Any, int, int]],
     making: Callable[[str, tuple[int, ...], str, frozenset[str]], object],
+    in_turn: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Iterator[None]:
     """While open, whatever backend and init_method a rank asks for, its process groups are those of ``BACKEND``.
 
     ``meet(url, rank, number of ranks)``, of which -1 stands for the usual, gives the store and both numbers.
     ``making(name, ranks, backend, names of those it has)`` is told of each group before a rank makes it, of no ranks
-    for all. They have the name that was asked for. A backend of torch would block the one thread that runs. "mpi",
-    which is not built, and "fake", which reaches nobody, stay what they are. Tried: 2.13.0; read in 2.11.0 and 2.12.0.
+    for all. They have the name that was asked for. ``in_turn`` is given what makes a subgroup, its name included, for
+    threads of one rank to make theirs one after another. A backend of torch would block the one thread that runs.
+    "mpi", which is not built, and "fake", which reaches nobody, stay what they are. Tried: 2.13.0.
     """
     module: Any = dist.distributed_c10d
     make, rendezvous, set_timeout = module._new_process_group_helper, module.rendezvous, module._set_pg_timeout
@@ -121,7 +132,13 @@ def groups_of_ranks(
         if rank() is None:
             set_timeout(timeout, group)
 
-    with replaced(module, _new_process_group_helper=make_ours, rendezvous=meet_ours, _set_pg_timeout=set_ours):
+    with replaced(
+        module,
+        _new_process_group_helper=make_ours,
+        _new_group_with_tag=in_turn(module._new_group_with_tag),
+        rendezvous=meet_ours,
+        _set_pg_timeout=set_ours,
+    ):
         yield
 
 

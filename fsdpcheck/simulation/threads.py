@@ -36,7 +36,7 @@ from fsdpcheck.simulation.scheduler import Aborted, where
 from fsdpcheck.simulation.shared_locks import stuck_in_a_lock
 from fsdpcheck.simulation.store import SimulatedStore
 from fsdpcheck.simulation.turn import SIDE_BY_SIDE, Turn
-from fsdpcheck.simulation.turns import threads_of_ranks
+from fsdpcheck.simulation.turns import in_turn, threads_of_ranks
 from fsdpcheck.simulation.waits import starts_threads_of_the_harness
 
 
@@ -96,7 +96,7 @@ class Pool:
         with (
             groups_private.isolated_threads(self._world),
             self._meshes.in_place(),
-            groups_private.groups_of_ranks(partial(_rank, run), self._meet, self._making),
+            groups_private.groups_of_ranks(partial(_rank, run), self._meet, self._making, _makes_a_group),
             blocking_private.stores_of_ranks(current_rank, self.store.at),
             blocking_private.gloo_of_ranks(current_rank, self._gloo),
             blocking_private.rpc_of_ranks(_refuse_rpc),
@@ -210,6 +210,10 @@ class Pool:
             turn.end()
             run.end_rank(rank, state)
             run.baton.end(rank)
+
+
+_makes_a_group = partial(in_turn, shared=lambda *_, **__: ("new_group",))
+"""What makes a subgroup, as one call: torch numbers groups as a rank makes them, whichever of its threads does."""
 
 
 def _refuse_rpc() -> None:

@@ -73,9 +73,15 @@ def two_tasks_of_one_executor(rank: int, size: int) -> None:
             future.result()
 
 
+def two_make_a_group(rank: int, size: int) -> None:
+    for thread in started(*(lambda shape=shape: reduced(shape, group=dist.new_group([0, 1])) for shape in (2, 3))):
+        thread.join()
+
+
 @pytest.mark.parametrize(
     ("program", "kind"),
     [
+        (two_make_a_group, "mismatch"),
         (two_on_one_group, "mismatch"),
         (two_of_which_one_computes_first, "mismatch"),
         (two_receive_from_one, "order"),
@@ -139,6 +145,14 @@ def held_back_by_a_queue(rank: int, size: int) -> object:
     return found
 
 
+def groups_made_by_one_thread_after_another(rank: int, size: int) -> object:
+    groups: list[dist.ProcessGroup] = []
+    (thread,) = started(lambda: groups.append(dist.new_group([0, 1])))
+    thread.join()
+    groups.append(dist.new_group([0, 1]))
+    return [reduced(2, group=group).tolist() for group in groups]
+
+
 def received_by_tag(rank: int, size: int) -> object:
     """The second waits first; the sender comes to it last."""
     got = torch.empty(2)
@@ -153,7 +167,14 @@ def received_by_tag(rank: int, size: int) -> object:
 
 @pytest.mark.parametrize(
     "program",
-    [two_on_a_group_each, held_back_by_a_join, held_back_by_a_lock, held_back_by_a_queue, received_by_tag],
+    [
+        two_on_a_group_each,
+        held_back_by_a_join,
+        held_back_by_a_lock,
+        held_back_by_a_queue,
+        groups_made_by_one_thread_after_another,
+        received_by_tag,
+    ],
 )
 def test_threads_that_share_no_order_or_hold_each_other_back_are_no_finding(program: Program) -> None:
     found = tried(program)
@@ -212,7 +233,7 @@ def threads_that_append(rank: int, size: int) -> object:
     found: list[int] = []
     for thread in started(*(lambda number=number: found.append(number) for number in range(2))):
         thread.join()
-    return found
+    return sorted(found)
 
 
 def tasks_that_append(rank: int, size: int) -> object:
@@ -220,7 +241,7 @@ def tasks_that_append(rank: int, size: int) -> object:
     with ThreadPoolExecutor(2) as pool:
         for number in range(2):
             pool.submit(found.append, number)
-    return found
+    return sorted(found)
 
 
 def one_after_another(rank: int, size: int) -> object:
