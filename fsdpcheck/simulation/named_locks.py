@@ -9,8 +9,11 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Final
 
+from fsdpcheck.simulation.program_locks import ProgramLock
+
 RLOCK: Final = type(threading.RLock())
-LOCKS: Final = (type(threading.Lock()), RLOCK)
+OF_PYTHON: Final = (type(threading.Lock()), RLOCK)
+LOCKS: Final = (*OF_PYTHON, ProgramLock)
 
 
 def is_taken(lock: Any) -> bool:

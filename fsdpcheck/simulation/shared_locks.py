@@ -19,7 +19,7 @@ from typing import Any, Final
 from fsdpcheck.compat import frames_private
 from fsdpcheck.execution import Failure
 from fsdpcheck.simulation.here import current_rank
-from fsdpcheck.simulation.named_locks import LOCKS, RLOCK, is_taken, named
+from fsdpcheck.simulation.named_locks import LOCKS, OF_PYTHON, RLOCK, is_taken, named
 from fsdpcheck.simulation.run import SimulatedRun, no_progress
 from fsdpcheck.simulation.scheduler import place
 from fsdpcheck.simulation.waits import nobody_moves
@@ -123,11 +123,11 @@ def _replace(modules: list[ModuleType]) -> None:
 def _slots(module: ModuleType) -> Iterator[tuple[Any, str, Any]]:
     """(owner, name, lock) of each lock that a name of a module or of its classes is bound to."""
     for name, value in list(vars(module).items()):
-        if isinstance(value, LOCKS):
+        if isinstance(value, OF_PYTHON):
             yield module, name, value
         elif isinstance(value, type) and value.__module__ == module.__name__:
             for inner, entry in list(vars(value).items()):
-                if isinstance(entry, LOCKS):
+                if isinstance(entry, OF_PYTHON):
                     yield value, inner, entry
                 elif isinstance(entry, functools.cached_property) and hasattr(entry, "lock"):  # until Python 3.12
                     yield entry, "lock", entry.lock

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fsdpcheck.loading import references
+from fsdpcheck.simulation.program_locks import ProgramLock
 from fsdpcheck.simulation.scheduler import where
 
 _MOST: Final = 4096
@@ -254,6 +255,7 @@ _STATES: Final[dict[type, Callable[[Any], list[Any]]]] = {
     queue.SimpleQueue: lambda value: [value.qsize()],
     threading.Event: lambda value: [value.is_set()],
     type(threading.Lock()): lambda value: [value.locked()],
+    ProgramLock: lambda value: [repr(value)],
     io.BytesIO: lambda value: [value.getbuffer().nbytes, value.tell()],
     io.StringIO: lambda value: [value.tell()],
     np.ndarray: _of_array,

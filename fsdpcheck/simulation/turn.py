@@ -122,10 +122,10 @@ class Turn:
         return settled
 
     @contextmanager
-    def taken(self, shared: tuple[Hashable, ...] | None = None) -> Iterator[None]:
+    def taken(self, shared: tuple[Hashable, ...] | None = None, *, calls: bool = True) -> Iterator[None]:
         """While open, this thread is the rank. ``shared``: by which its call is in order with those of other threads.
 
-        Raises Aborted if the rank has ended."""
+        ``calls``: that may be one that other ranks see. Raises Aborted if the rank has ended."""
         caller = self._caller(shared)
         chosen = self._acquire(caller)
         try:
@@ -133,7 +133,8 @@ class Turn:
                 raise Aborted
             if caller is not None and not chosen:
                 self._let_others_go_first(caller)
-            self._voids.add(VOID)
+            if calls:
+                self._voids.add(VOID)
             self._stand_in()
             yield
         finally:
@@ -164,6 +165,15 @@ class Turn:
         assert self._order is not None
         self._order.let_others_go_first(caller, self._settled)
         self._stand_in()
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is decided which of the rank's threads goes first."""
+        return self._order is not None
+
+    def name_of_a_lock(self) -> str:
+        """That of the next lock which the rank makes, in every run."""
+        return self._numbered("lock", "")
 
     @property
     def has_others(self) -> bool:
@@ -265,7 +275,7 @@ class Turn:
 
     def _numbered(self, kind: str, name: str) -> str:
         """The name of something that the rank starts, among the like of it, in every run."""
-        told = f"{kind} {name.rpartition('.')[2]}"
+        told = f"{kind} {name.rpartition('.')[2]}".rstrip()
         self._started[told] += 1
         return f"{told} #{self._started[told] - 1}"
 

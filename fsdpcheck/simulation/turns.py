@@ -1,12 +1,12 @@
 """Threads that a rank starts are that rank: they know its groups, and call collectives while its own thread waits.
 
 A rank's own thread has the rank's turn while it runs, and gives it up where it waits for other threads: in Thread.join
-and in Condition.wait, with them Event.wait, queue.Queue and the results of futures; and in time.sleep, by which other
-ranks go on too. A thread it started, or a task it gave to a ThreadPoolExecutor, takes the turn for each call of a
-collective. A thread that is blocked in its call lets the others have the turn; when none of them can do anything, the
-rank is blocked and the other ranks go on. A rank has ended when what it started has, daemons aside. A call that comes
-while the rank's own thread is busy waits until that waits; if it never does, the run stands still and says so. What
-never ends is left alone (simulation/stragglers.py).
+and in Condition.wait, with them Event.wait, queue.Queue and the results of futures; at a lock that its program made;
+and in time.sleep, by which other ranks go on too. A thread it started, or a task it gave to a ThreadPoolExecutor, takes
+the turn for each call of a collective. A thread that is blocked in its call lets the others have the turn; when none of
+them can do anything, the rank is blocked and the other ranks go on. A rank has ended when what it started has, daemons
+aside. A call that comes while the rank's own thread is busy waits until that waits; if it never does, the run stands
+still and says so. What never ends is left alone (simulation/stragglers.py).
 
 What a thread computes between its calls is not put off, so while its rank is blocked in a collective of its own, it
 sees the random generators and settings of whichever rank runs. That is noted in the run's voids.
@@ -26,6 +26,7 @@ from fsdpcheck.compat import torch_private
 from fsdpcheck.compat.observers_private import is_observed, unobserved
 from fsdpcheck.simulation.executors import Executors, executors_of_ranks
 from fsdpcheck.simulation.here import here
+from fsdpcheck.simulation.program_locks import locks_of_programs
 from fsdpcheck.simulation.turn import turn_kept, waiting
 
 
@@ -96,6 +97,7 @@ def threads_of_ranks() -> Iterator[None]:
 
     with (
         executors_of_ranks(_executors, _submit),
+        locks_of_programs(),
         torch_private.replaced(threading.Thread, __init__=make_ours, start=start_ours, join=join_ours),
         torch_private.replaced(threading.Condition, wait=wait_ours),
         torch_private.replaced(time, sleep=sleep_ours),

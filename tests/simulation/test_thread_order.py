@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import queue
 import threading
 from collections.abc import Callable
@@ -78,9 +79,22 @@ def two_make_a_group(rank: int, size: int) -> None:
         thread.join()
 
 
+def two_take_one_lock(rank: int, size: int) -> None:
+    lock = threading.Lock()
+
+    def hold(*shape: int) -> None:
+        with lock:
+            reduced(*shape)
+
+    (thread,) = started(lambda: hold(3))
+    hold(2)
+    thread.join()
+
+
 @pytest.mark.parametrize(
     ("program", "kind"),
     [
+        (two_take_one_lock, "mismatch"),
         (two_make_a_group, "mismatch"),
         (two_on_one_group, "mismatch"),
         (two_of_which_one_computes_first, "mismatch"),
@@ -203,8 +217,29 @@ def waits_for_a_key_that_the_other_thread_sets(rank: int, size: int) -> object:
     return value
 
 
+def waits_for_a_lock_that_is_held_across_a_call(rank: int, size: int) -> object:
+    own, lock, taken = dist.new_group([0, 1]), threading.Lock(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            reduced(3, group=own)
+
+    (thread,) = started(hold)
+    taken.wait()
+    with lock:
+        value = reduced(2).tolist()
+    thread.join()
+    return value
+
+
 @pytest.mark.parametrize(
-    "program", [joins_on_one_rank_before_and_on_the_other_after, waits_for_a_key_that_the_other_thread_sets]
+    "program",
+    [
+        joins_on_one_rank_before_and_on_the_other_after,
+        waits_for_a_key_that_the_other_thread_sets,
+        waits_for_a_lock_that_is_held_across_a_call,
+    ],
 )
 @pytest.mark.parametrize("schedule", ["forward", "reversed"])
 def test_a_rank_that_is_blocked_in_one_thread_goes_on_in_another(program: Program, schedule: str) -> None:
@@ -263,3 +298,31 @@ def test_threads_of_a_rank_that_run_at_once_are_no_proof_even_if_they_call_nothi
     found = tried(program)
     assert found.proved is proved
     assert found.voids == (() if proved else (SIDE_BY_SIDE,))
+
+
+def test_locks_that_a_program_makes_do_what_those_of_python_do() -> None:
+    def program(rank: int, size: int) -> object:
+        once, again = threading.Lock(), threading.RLock()
+        changed, values = threading.Condition(again), [0]
+
+        def change() -> None:
+            with changed:
+                values[0] = rank
+                changed.notify()
+
+        with once, again, again:
+            told = [once.acquire(False), once.acquire(timeout=0), once.locked(), repr(once).startswith("<locked ")]
+        with changed:
+            (thread,) = started(change)
+            told += [changed.wait_for(lambda: values[0] == rank)]
+        thread.join()
+        with pytest.raises(RuntimeError, match="release unlocked lock"):
+            once.release()
+        with pytest.raises(TypeError, match="cannot pickle"):
+            pickle.dumps(once)
+        return told
+
+    for done in (simulate(joined(program), 2, show=False), tried(program).simulation):
+        assert done.failure is None, done.failure.text
+        assert done.returned == ([False, False, True, True, True],) * 2
+    assert type(threading.Lock()) is type(queue.Queue().mutex), "outside of ranks they are Python's own"
