@@ -86,13 +86,13 @@ def search(
     """Run ``program`` as ``simulate`` does, under every order of ranks that could end otherwise, ``most`` at most.
 
     Orders differ in who is received by a receive from any source, in who uses a key of a store or a file first, in
-    which of a rank's threads calls first, and in what a work answers that is polled: 'not yet' is tried once a work.
-    Everything else that ranks exchange comes to the same end in every order. Where ``most`` are not all, ``drawn`` more
-    are drawn at random (simulation/priorities.py), each of which finds a bug with the probability that
-    ``Search.drawn`` names. The search stops at the first order that fails, or whose ranks return something else than
-    the first order's ("order"), and takes from it the decisions that the failure does not need. ``shrink``: look for
-    the same failure in smaller worlds, smallest first, with the same program and arguments, under as many orders as it
-    took here (simulation/smaller_worlds.py).
+    which of a rank's threads calls first, makes a group first or takes a lock first, and in what a work answers that is
+    polled: 'not yet' is tried once a work. Everything else that ranks exchange comes to the same end in every order.
+    Where ``most`` are not all, ``drawn`` more are drawn at random (simulation/priorities.py), each of which finds a bug
+    with the probability that ``Search.drawn`` names. The search stops at the first order that fails, or whose ranks
+    return something else than the first order's ("order"), and takes from it the decisions that the failure does not
+    need. ``shrink``: look for the same failure in smaller worlds, smallest first, with the same program and arguments,
+    under as many orders as it took here (simulation/smaller_worlds.py).
 
     Guarantee: ``proved`` is True only if all those orders were run, all came to their end with equal returned values,
     each repeated as far as it was meant to, and nothing was seen that makes more orders possible (``voids``).
