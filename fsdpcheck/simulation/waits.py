@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from fsdpcheck.compat import groups_private
+from fsdpcheck.compat import groups_private, interpreter_private
 
 _TASKS: Final = Path("/proc/self/task")
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
@@ -60,8 +60,17 @@ def stands(task: Path) -> tuple[bool, str]:
         switches = [line for line in (task / "status").read_text().splitlines() if "ctxt_switches" in line]
     except OSError:  # it has ended
         return True, ""
-    waits = len(words) > _TIME_OUT and words[0] == str(_FUTEX) and not int(words[_TIME_OUT], 16)
-    return waits, f"{words} {switches}"
+    return _waits_for_others(words), f"{words} {switches}"
+
+
+def _waits_for_others(words: Sequence[str]) -> bool:
+    """Whether a thread is in a futex without a time-out, by the words of its system call.
+
+    Not so one that hands over the interpreter's lock: it goes on by itself.
+    """
+    if len(words) <= _TIME_OUT or words[0] != str(_FUTEX) or int(words[_TIME_OUT], 16):
+        return False
+    return int(words[1], 16) not in interpreter_private.memory()
 
 
 def _look() -> dict[str, str] | None:
@@ -73,7 +82,7 @@ def _look() -> dict[str, str] | None:
             if (_TASKS / task / "comm").read_text().strip() == groups_private.STORE_SERVER:
                 continue
             words = (_TASKS / task / "syscall").read_text().split()
-            if len(words) <= _TIME_OUT or words[0] != str(_FUTEX) or int(words[_TIME_OUT], 16):
+            if not _waits_for_others(words):
                 return None
             status = (_TASKS / task / "status").read_text()
             found[task] = f"{words} {[line for line in status.splitlines() if 'ctxt_switches' in line]}"

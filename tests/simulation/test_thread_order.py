@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from fsdpcheck import Search, search, simulate
+from fsdpcheck.simulation import waits
 from fsdpcheck.simulation.turn import SIDE_BY_SIDE
 
 Program = Callable[[int, int], object]
@@ -326,3 +329,12 @@ def test_locks_that_a_program_makes_do_what_those_of_python_do() -> None:
         assert done.failure is None, done.failure.text
         assert done.returned == ([False, False, True, True, True],) * 2
     assert type(threading.Lock()) is type(queue.Queue().mutex), "outside of ranks they are Python's own"
+
+
+def test_a_thread_that_hands_over_the_lock_of_the_interpreter_does_not_stand_still(tmp_path: Path) -> None:
+    here = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
+    lock = ctypes.create_string_buffer(4)
+    (tmp_path / "status").write_text("voluntary_ctxt_switches:\t2\nnonvoluntary_ctxt_switches:\t1\n")
+    for address, stands in ((here + 0x210, False), (ctypes.addressof(lock), True)):
+        (tmp_path / "syscall").write_text(f"{waits._FUTEX} {address:#x} 0x80 0x2 0x0 0x0 0x0 0x7f 0x7f\n")
+        assert waits.stands(tmp_path)[0] is stands
