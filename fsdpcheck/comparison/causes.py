@@ -19,7 +19,7 @@ from fsdpcheck.comparison.record import Key, Observation, Piece, order
 
 
 class Cause(NamedTuple):
-    """``text``: a sentence. ``word``: of the kind of mistake; "" of what is only told beside it."""
+    """``text``: a sentence. ``word``: of the kind of mistake; "" of what is only said beside it."""
 
     word: str
     text: str
@@ -51,6 +51,8 @@ def of_replicas(key: Key, base: Mapping[Key, Tensor], run: Observation, threshol
     if wanted is None or len(own) < 2:
         return []
     many = len(own)
+    if any(piece.values.numel() not in (0, wanted.numel()) for piece in own.values()):
+        return []
     values = {rank: piece.values.reshape(wanted.shape) for rank, piece in own.items() if piece.values.numel()}
     together = torch.stack([values[rank] for rank in sorted(values)])
     for name, candidate in (("average", together.mean(0)), ("sum", together.sum(0))):
@@ -106,13 +108,18 @@ def _factors(first: Decision, evidence: Evidence) -> Iterator[Cause]:
     if factor is None:
         return
     true, alike = _how_many(first, factor, evidence)
-    norm = _norm_of(first.key.step, evidence) if first.key.kind == "gradient" else None
-    if norm is not None and true == alike and _is_inverse(factor, norm, first):
+    norm = _norm_of(first.key.step, evidence) if first.key.kind == "gradient" and true == alike else None
+    if norm is None:
+        many = f", as {true} of {alike} are" if alike > 1 else ""
+        yield Cause("factor" if true == alike else "", f"it is {name} times that of one rank{many}")
+    elif _is_inverse(factor, norm, first):
+        got_norm, wanted_norm = norm
         yield Cause("clip norm", f"gradients are {name} times those of one rank, for the norm that they are clipped by "
-                    f"is {float(norm[0]):.6g} and not {float(norm[1]):.6g}")  # fmt: skip
-        return
-    many = f", as {true} of {alike} are" if alike > 1 else ""
-    yield Cause("factor" if true == alike else "", f"it is {name} times that of one rank{many}")
+                    f"is {got_norm:.6g} and not {wanted_norm:.6g}")  # fmt: skip
+    else:
+        before = times(norm[0] / norm[1])
+        yield Cause("factor", f"the norm before clipping is {before} times that of one rank; gradients then are {name} "
+                    "times those of one rank")  # fmt: skip
 
 
 def _factor(got: Tensor, wanted: Tensor, first: Decision, evidence: Evidence) -> tuple[float | None, str]:
@@ -134,19 +141,25 @@ _CLOSE: Final = 1e-4
 """Below this six digits would not show how far a factor is from 1."""
 
 
-def _norm_of(step: int, evidence: Evidence) -> tuple[Tensor, Tensor] | None:
+def _norm_of(step: int, evidence: Evidence) -> tuple[float, float] | None:
     """The norm of a step that differs, of the ranks and of one."""
     for key, decision in evidence.decisions.items():
         if key.kind == "norm" and key.step == step and decision.says == "differs":
             got, wanted = evidence.whole.get(key), evidence.base.get(key)
-            if got is not None and wanted is not None and got.numel() == wanted.numel() == 1 and bool(got):
-                return got.reshape(()), wanted.reshape(())
+            if (
+                got is not None
+                and wanted is not None
+                and got.numel() == wanted.numel() == 1
+                and got.any()
+                and wanted.any()
+            ):
+                return float(got), float(wanted)
     return None
 
 
-def _is_inverse(factor: float, norm: tuple[Tensor, Tensor], first: Decision) -> bool:
+def _is_inverse(factor: float, norm: tuple[float, float], first: Decision) -> bool:
     """Whether gradients are multiplied by what the norm is divided by, with torch's addend of clipping or without."""
-    got, wanted = map(float, norm)
+    got, wanted = norm
     off = 2 * first.resolution
     return any(abs((wanted + more) / (got + more) / factor - 1) <= off for more in (0.0, _ADDED))
 

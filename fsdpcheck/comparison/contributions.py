@@ -2,7 +2,7 @@
 
 A reduction, an accumulation and a division make one weighted sum of what each rank's backwards give. So of a wrong
 gradient the weights tell whether a part is missing, counts too much, or is not what one rank has a share of. They are
-told only where they are determined: where the sum lies as close to the gradient as rounding does, and no other
+reported only where they are determined: where the sum lies as close to the gradient as rounding does, and no other
 weights do.
 """
 
@@ -103,13 +103,17 @@ class PartsOfGradients:
     def clipped(self, wrong: Sequence[Decision]) -> Iterator[Cause]:
         """Of gradients that all are multiplied by one factor: whether that is another clipping.
 
-        What is neither clipped nor scaled weighs its parts by a whole number, or by one over a whole number.
+        What is neither clipped nor scaled weighs its parts by a whole number, or by one over a whole number; so does a
+        mistake about the number of ranks or of micro-batches.
         """
         wanted, got = self._weights(wrong)
         if wanted is None or got is None:
             return
         one, other = (each.common() for each in (wanted, got))
-        if one is None or other is None or (wanted.is_plain(one) and got.is_plain(other)):
+        if one is None or other is None:
+            return
+        ratio = Weights({}, (got.uncertain + wanted.uncertain * abs(other / one)) / abs(one))
+        if wanted.is_plain(one) and (got.is_plain(other) or ratio.is_plain(other / one)):
             return
         yield Cause("clip norm", f"each rank's part weighs {other:.6g}, where one rank has it weigh {one:.6g}: "
                     "they are clipped, or scaled, by numbers that are not the same")  # fmt: skip

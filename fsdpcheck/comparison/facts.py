@@ -54,7 +54,7 @@ def differing(base: Observation, base_whole: Assembled, run: Observation, whole:
 
 
 def _steps(base: Observation, run: Observation) -> Iterator[Fact]:
-    """Of ranks that make different numbers of steps it is not known at which they part: it is told before all else."""
+    """Of ranks that make different numbers of steps it is not known at which they part: this comes before all else."""
     wanted = next(tuple(record.steps) for record in base.ranks)
     stepping = [record.steps for record in run.ranks if record.steps]
     if len({tuple(steps) for steps in stepping}) > 1 and len(stepping) == len(run.ranks):

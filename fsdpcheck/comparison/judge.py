@@ -150,7 +150,7 @@ class Judge:
         return self._decided(self.raised, NOISY + CONFIRMING)
 
     def _by_numbers(self, given: Fact | None) -> World:
-        """``given``: the first fact that differs. Of what ranks are given, it is told where numbers differ too."""
+        """``given``: the first fact that differs. Of what ranks are given, it is reported where numbers differ too."""
         one, this = (self.runs.values(run) for run in self.raised)
         exact = self.runs.exact_in(self.raised)
         moved = any(distance.apart for key, distance in between(one, this).items() if key not in exact)

@@ -21,7 +21,7 @@ KINDS: Final = {
     "parameter": "a parameter as its optimizer's step ends",
     "state": "a tensor of the optimizer's state of a parameter as the step ends; 'state exp_avg' names it",
     "checkpoint": "a tensor of a file that the script saved",
-    "final parameter": "a parameter that no optimizer has, of a module that was called, as the script ends",
+    "final parameter": "as the script ends, what a module that no optimizer trains has in place of a trained parameter",
 }
 """Kind of observable -> what it is. In the order in which a step makes them."""
 

@@ -53,7 +53,7 @@ class World:
 class Comparison:
     """A script on several numbers of ranks.
 
-    ``why``: why nothing could be compared; "" where it was. ``notes``: what is told and not judged, and how often.
+    ``why``: why nothing could be compared; "" where it was. ``notes``: what is reported and not judged, and how often.
     """
 
     line: CommandLine

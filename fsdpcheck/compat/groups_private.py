@@ -106,7 +106,7 @@ def groups_of_ranks(
     """While open, whatever backend and init_method a rank asks for, its process groups are those of ``BACKEND``.
 
     ``meet(url, rank, number of ranks)``, of which -1 stands for the usual, gives the store and both numbers.
-    ``making(name, ranks, backend, names of those it has)`` is told of each group before a rank makes it, of no ranks
+    ``making(name, ranks, backend, names of those it has)`` hears of each group before a rank makes it, of no ranks
     for all. They have the name that was asked for. ``in_turn`` is given what makes a subgroup, its name included, for
     threads of one rank to make theirs one after another. A backend of torch would block the one thread that runs.
     "mpi", which is not built, and "fake", which reaches nobody, stay what they are. Tried: 2.13.0.

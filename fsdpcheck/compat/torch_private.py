@@ -63,7 +63,8 @@ def _scripted_as(ours: Any, real: Any) -> dict[int, str]:
         table.update(known)
         return known
     if inspect.isfunction(real) and inspect.isfunction(ours):
-        vars(ours)["__prepare_scriptable__"] = lambda: real
+        replaced_too = getattr(real, "__prepare_scriptable__", None)
+        vars(ours)["__prepare_scriptable__"] = replaced_too or (lambda: real)
     return {}
 
 

@@ -2,7 +2,7 @@
 
 Looked at are what Python opens, renames, removes and asks about by os.stat (so by ``exists``), and what torch.save
 writes. Not: what C code opens by itself, what lies where Python, installed packages, the system or a cache keep theirs,
-and locks. Folders, and what is appended to before a rank looks at it, are told of and not searched
+and locks. Folders, and what is appended to before a rank looks at it, are reported and not searched
 (simulation/folders.py).
 
 In a run that is decided, each use waits until it is decided that it comes next. In any other, two uses of one file by

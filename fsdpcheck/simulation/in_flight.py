@@ -18,7 +18,7 @@ class Flight:
     """Guards the buffers of one asynchronous call from issue to wait; gives the call private copies of its inputs.
 
     ``sends``: the rank is the root of a broadcast, whose own tensor is not written. Sparse tensors are not guarded.
-    ``watch`` is told of them, if there is one. ``refilled``: the outputs hold another poison than usual.
+    ``watch`` hears of them, if there is one. ``refilled``: the outputs hold other junk than usual.
     ``inputs_stay``: the inputs must not be freed either, as libraries do that know the stream on which they are read.
     """
 

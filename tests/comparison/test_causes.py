@@ -62,5 +62,23 @@ def test_copies_of_a_norm_or_of_states_say_what_kind_of_mistake_it_is() -> None:
     assert causes.of_copies(parameter, {state._replace(step=2): None}) == causes.of_copies(_W, {state: None}) == []
 
 
+def test_copies_of_another_size_than_that_of_one_rank_are_compared_with_nothing() -> None:
+    wanted = {_W: torch.tensor([3.0, 4.0, 5.0, 6.0], dtype=torch.float64)}
+    halves = observation(rank({_W: [3.0, 4.0]}), rank({_W: [5.0, 6.0]}))
+    assert causes.of_replicas(_W, wanted, halves, _WITHIN) == []
+    wholes = observation(rank({_W: [2.0, 4.0, 5.0, 6.0]}), rank({_W: [4.0, 4.0, 5.0, 6.0]}))
+    assert [cause.word for cause in causes.of_replicas(_W, wanted, wholes, _WITHIN)] == ["not reduced"]
+
+
+@pytest.mark.parametrize("added", [0.0, 1e-6])
+def test_of_gradients_that_were_clipped_the_norm_says_how_large_they_were(added: float) -> None:
+    scale = 4 * (5.0 + added) / (20.0 + added)
+    scaled = {key: [number * scale for number in value] for key, value in _BASE.items()}
+    whole = {**scaled, _NORM: [20.0]} if added else {_W: [2 * 3.0, 2 * 4.0], _B: [2 * 0.5, 2 * 0.25], _NORM: [20.0]}
+    (cause,) = _told({**_BASE, _NORM: [5.0]}, whole, _W)
+    assert cause.word == "factor"
+    assert cause.text.startswith("the norm before clipping is 4 times that of one rank; gradients then are ")
+
+
 def test_a_factor_close_to_1_is_shown_by_its_distance() -> None:
     assert [causes.times(1 + off) for off in (0.0, 1e-9, -2e-6, 0.5)] == ["1", "1 + 1e-09", "1 - 2e-06", "1.5"]

@@ -146,6 +146,7 @@ def test_parts_come_from_what_ranks_have_recorded_of_the_step() -> None:
         (0.25, 0.5, []),
         (0.25, 1 / 3, []),
         (3.0, 1.0, []),
+        (1 / 37, 4 / 37, []),
         (0.25 * 0.93, 0.25, ["clip norm"]),
         (0.25, 0.25 * 1.01, ["clip norm"]),
     ],

@@ -85,11 +85,17 @@ class OptimizerSteps:
         if self._stepping:
             kind = type(self._stepping[0]).__name__
             self._log.note(f"a step of {kind} did not end, and no later step was seen")
+        self._copies()
+
+    def _copies(self) -> None:
+        """Keep what other modules have under the name and of the shape of a trained parameter: its average, say."""
         self._log.names.look()
-        moment = self._log.now()
-        for subject in self._log.names.found():
-            if id(subject.parameter) not in self.covered:
-                self._log.keep("final parameter", self._log.step, subject, subject.parameter, moment, 0)
+        moment, names = self._log.now(), self._log.names.names()
+        found = [(names.get(each.key), each) for each in self._log.names.found()]
+        trained = {(name, each.parameter.shape) for name, each in found if id(each.parameter) in self.covered}
+        for name, each in found:
+            if id(each.parameter) not in self.covered and (name, each.parameter.shape) in trained:
+                self._log.keep("final parameter", self._log.step, each, each.parameter, moment, 0)
 
     def _number(self, optimizer: Optimizer) -> int:
         """Which optimizer it is; the next, and its parameters are given names, where it has not stepped before."""

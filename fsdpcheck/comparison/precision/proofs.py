@@ -203,9 +203,9 @@ _RULES: Final[dict[str, _Rule]] = {
         "pow": _power,
         "leaky_relu": _leaky,
         "leaky_relu_backward": _leaky_backward,
+        "mse_loss": _squared_error,
+        "mse_loss_backward": _squared_error_backward,
     },
-    "leaky_relu_backward": _leaky_backward,
-    **{"mse_loss": _squared_error, "mse_loss_backward": _squared_error_backward},
 }
 _SUMS: Final[dict[str, tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]]] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot"), (((0, 1),), ())),

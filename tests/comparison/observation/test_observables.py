@@ -292,9 +292,18 @@ def test_each_is_seen_at_a_line_and_after_a_number_of_calls(tmp_path: Path) -> N
     assert [record.calls[key] for key in at] == [reduced[0], reduced[0] + 1, reduced[1], reduced[1] + 1]
 
 
-def test_what_no_optimizer_has_is_kept_as_it_is_at_the_end(tmp_path: Path) -> None:
+def test_what_stands_in_place_of_a_trained_parameter_is_kept_as_it_is_at_the_end(tmp_path: Path) -> None:
     source = """
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.of_this_rank = nn.Parameter(whole_numbers(12 // W, 3), requires_grad=False)
+
+        def forward(self, x):
+            return x @ self.of_this_rank.T
+
     model, average = Net(), Net()
+    Experts()(x)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     average(x)
     train(model, optimizer, steps=1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -143,7 +143,7 @@ def test_an_operator_wrongly_called_exact_is_found(wrongly: str, monkeypatch: py
 
 
 def test_noise_of_what_shares_memory_would_be_found() -> None:
-    with torch.library._scoped_library("fsdpcheck_tests", "DEF") as made:
+    with library._scoped_library("fsdpcheck_tests", "DEF") as made:
         made.define("sharing(Tensor x) -> Tensor")
         made.impl("sharing", lambda x: x[:], "CPU")  # which its schema denies
         with Exactness(samples=1) as seen:
@@ -202,7 +202,7 @@ def test_tables_name_operators_of_torch_and_none_twice() -> None:
 
 
 def test_an_unknown_operator_that_gives_floats_rounds() -> None:
-    with torch.library._scoped_library("fsdpcheck_tests", "DEF") as made:
+    with library._scoped_library("fsdpcheck_tests", "DEF") as made:
         made.define("unknown(Tensor x) -> Tensor")
         assert operator(torch.ops.fsdpcheck_tests.unknown.default).rounding == "rounding"
     assert set(KINDS) >= {operator(aten.mm.default).rounding, operator(aten.view.default).rounding}
