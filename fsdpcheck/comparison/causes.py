@@ -6,7 +6,7 @@ does not. So no cause is a guess: "is 4 times that of one rank" is a measured eq
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, NamedTuple
@@ -65,15 +65,20 @@ def of_replicas(key: Key, base: Mapping[Key, Tensor], run: Observation, threshol
     return []
 
 
-def of_copies(key: Key, decisions: Mapping[Key, object]) -> list[Cause]:
-    """Of copies of ``key`` that differ: what kind of mistake that is. ``decisions``: all copies that differ, by key."""
+def of_copies(key: Key, differing: Collection[Key], seen: Collection[Key]) -> list[Cause]:
+    """Of copies of ``key`` that differ: what kind of mistake that is.
+
+    ``differing``: of all that differ between ranks. ``seen``: of all that was observed; a sparse gradient is not.
+    """
     if key.kind == "norm":
         return [Cause("clip norm", "each rank clips by a norm of its own")]
     if key.kind == "final parameter":
         return [Cause("state", "no optimizer has it: what the script does with it by itself differs between ranks")]
-    states = sorted({other.kind for other in decisions if other.step == key.step and other.kind.startswith("state ")})
-    if key.kind == "parameter" and states:
-        return [Cause("state", f"gradients are equal on all ranks, and {', '.join(states)} of the optimizers is not")]
+    of_step = [other for other in differing if other.step == key.step]
+    states = sorted({other.kind for other in of_step if other.kind.startswith("state ")})
+    gradient = key._replace(kind="gradient")
+    if key.kind == "parameter" and states and gradient in seen and gradient not in of_step:
+        return [Cause("state", f"its gradient is equal on all ranks, and {', '.join(states)} of the optimizers is not")]
     return []
 
 

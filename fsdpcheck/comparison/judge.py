@@ -120,7 +120,8 @@ class Judge:
         told = causes.of_replicas(key, self.runs.values(one), self.runs.done[this], found[0].threshold)
         if not told and key.kind == "gradient":
             return list(self._parts.of_replicas(found[0]))
-        return [*causes.of_copies(key, self.runs.whole(this).replicas), *told]
+        whole = self.runs.whole(this)
+        return [*causes.of_copies(key, whole.replicas, whole.values), *told]
 
     @property
     def _parts(self) -> PartsOfGradients:

@@ -55,11 +55,15 @@ def test_parameters_that_begin_otherwise_are_drawn_otherwise() -> None:
 
 def test_copies_of_a_norm_or_of_states_say_what_kind_of_mistake_it_is() -> None:
     parameter, state = Key(3, "parameter", "w"), Key(3, "state momentum_buffer", "w")
-    assert [cause.word for cause in causes.of_copies(_NORM, {})] == ["clip norm"]
-    assert [tuple(cause) for cause in causes.of_copies(parameter, {state: None})] == [
-        ("state", "gradients are equal on all ranks, and state momentum_buffer of the optimizers is not")
+    gradient = parameter._replace(kind="gradient")
+    assert [cause.word for cause in causes.of_copies(_NORM, [], [])] == ["clip norm"]
+    assert [tuple(cause) for cause in causes.of_copies(parameter, [state], [gradient])] == [
+        ("state", "its gradient is equal on all ranks, and state momentum_buffer of the optimizers is not")
     ]
-    assert causes.of_copies(parameter, {state._replace(step=2): None}) == causes.of_copies(_W, {state: None}) == []
+    assert causes.of_copies(parameter, [state._replace(step=2)], [gradient]) == []
+    assert causes.of_copies(_W, [state], [gradient]) == []
+    assert causes.of_copies(parameter, [state], []) == []  # a sparse gradient is not observed
+    assert causes.of_copies(parameter, [state, gradient], [gradient]) == []
 
 
 def test_copies_of_another_size_than_that_of_one_rank_are_compared_with_nothing() -> None:
