@@ -66,6 +66,10 @@ LEFT_OUT: Final = {
 }
 """Setters that are no entry of the table, and why."""
 
+_OF_GPUS: Final = "_cuda_"
+"""How names of torch._C begin that are no entries either: to ask for some starts CUDA (the size of TunableOp's rotating
+buffer), after which no process that is forked can use a GPU. Seen with torch 2.11 on an H200."""
+
 
 Scope = Literal["process", "thread", "rank"]
 
@@ -121,7 +125,7 @@ def _pairs(home: ModuleType) -> Iterator[Setting]:
     """The settings whose getter and setter both are plain calls of one module."""
     for setter in sorted(dir(home)):
         match = re.fullmatch(r"(\w*_)?set(_?[a-z]\w*)", setter)
-        if match is None or f"{home.__name__}.{setter}" in LEFT_OUT:
+        if match is None or setter.startswith(_OF_GPUS) or f"{home.__name__}.{setter}" in LEFT_OUT:
             continue
         a, b = match[1] or "", match[2]
         names = (form.format(a=a, b=b, c=b.removeprefix("_")) for form in _GETTERS)

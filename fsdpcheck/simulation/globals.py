@@ -65,11 +65,32 @@ class Swap:
 def _cuda_swaps() -> list[Swap]:
     if not torch.cuda.is_available():
         return []
+    cuda = torch.cuda
     return [
-        Swap("cuda.device", torch.cuda.current_device, torch.cuda.set_device),
-        Swap("cuda.stream", torch.cuda.current_stream, torch.cuda.set_stream),
-        Swap("cuda.rng", torch.cuda.get_rng_state, torch.cuda.set_rng_state, cheap=False),
+        Swap("cuda.device", _of_gpu(cuda.current_device), _to_gpu(cuda.set_device, lambda: 0)),
+        Swap("cuda.stream", _of_gpu(cuda.current_stream), _to_gpu(cuda.set_stream, cuda.default_stream)),
+        Swap("cuda.rng", _of_gpu(cuda.get_rng_state), _to_gpu(cuda.set_rng_state, _seeded_on_gpu), cheap=False),
     ]
+
+
+def _of_gpu(read: Callable[[], Any]) -> Callable[[], Any]:
+    """What ``read`` gives once a rank has used a GPU; None before, for to read would start CUDA: ranks on the CPU pay
+    seconds for it, and half a gigabyte of the GPU."""
+    return lambda: read() if torch.cuda.is_initialized() else None
+
+
+def _to_gpu(write: Callable[[Any], object], first: Callable[[], Any]) -> Callable[[Any], None]:
+    """Write; a rank that has not yet used a GPU, where another has, begins with what ``first`` gives."""
+
+    def written(value: Any) -> None:
+        if torch.cuda.is_initialized():
+            write(first() if value is None else value)
+
+    return written
+
+
+def _seeded_on_gpu() -> Any:
+    return torch.Generator("cuda").manual_seed(0).get_state()
 
 
 def _swaps() -> list[Swap]:

@@ -141,6 +141,14 @@ def test_each_setting_that_a_rank_changes_is_named_put_back_and_met_by_nobody(si
     assert _settings_on_ranks(simulate) == before
 
 
+def test_settings_of_a_gpu_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(torch._C, "_cuda_get_size", lambda: asked.append("read"), raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_set_size", lambda value: asked.append("written"), raising=False)
+    assert not [one.name for one in settings._pairs(torch._C) if one.name.startswith("torch._C._cuda_")]
+    assert not asked
+
+
 def _each_changed(simulate: Simulator) -> tuple[list[str], list[tuple[str, object]]]:
     """Change each setting on rank 1, several in a run: those that take no other, and those not named."""
     unchanged, missed, table = [], [], process_state.state().settings
