@@ -40,7 +40,7 @@ class Runs:
         """Do those of the runs that are not done."""
         left = [run for run in dict.fromkeys(wanted) if run not in self.done]
         ended, goal = len(self.done), len(self.done) + len(left)
-        for run, observation in each_observed(self.line.at, left, self.options, self.jobs, self.exact):
+        for run, observation in each_observed(self.line, left, self.options, self.jobs, self.exact):
             ended += 1
             self.done[run] = observation
             self.told(ended, goal, str(run))

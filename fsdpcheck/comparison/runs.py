@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import os
 import selectors
 import shutil
@@ -12,13 +13,16 @@ import sys
 import tempfile
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Final, NoReturn
 
+import torch
+
+from fsdpcheck.comparison.command_line import CommandLine
 from fsdpcheck.comparison.observation.observer import Observer
 from fsdpcheck.comparison.observation.script import ObservedScript
 from fsdpcheck.comparison.precision import exactness
@@ -29,16 +33,22 @@ from fsdpcheck.comparison.record import Choice, Observation, RankRecord
 from fsdpcheck.compat import multiprocessing_private
 from fsdpcheck.errors import HOLDS, INTERNAL, FsdpcheckError, UsageError
 from fsdpcheck.execution import Failure
-from fsdpcheck.processes import messages
+from fsdpcheck.processes import leftovers, messages, zygote
+from fsdpcheck.processes.zygote import Process
 from fsdpcheck.simulation.globals import system
 from fsdpcheck.simulation.here import require_rank
 from fsdpcheck.simulation.programs.script import Runnable, Script
 from fsdpcheck.simulation.simulate import Options, simulate_script
 
+_REQUEST: Final = "request"
 _ANSWER: Final = "answer"
 _TRACEBACK: Final = "traceback"
 _LAST_WORDS: Final = 4
 """Lines."""
+_BOOT: Final = f"""import json, sys
+sys.path[:] = json.loads(sys.argv.pop())
+from {__name__} import serve
+serve(sys.argv[1])"""
 
 
 @dataclass(frozen=True)
@@ -114,15 +124,14 @@ def _with_last_words(failure: Failure | None, printed: Sequence[str]) -> Failure
 
 
 def each_observed(
-    script: Callable[[int], Script], runs: Iterable[Run], options: Options, jobs: int, exact: bool = False
+    line: CommandLine, runs: Iterable[Run], options: Options, jobs: int, exact: bool = False
 ) -> Iterator[tuple[Run, Observation]]:
     """Each run with what was observed of it, as they end, ``jobs`` at a time.
 
-    ``script(world_size)``. Each runs in a forked process and a folder of its own. What ends that process is the failure
-    of its run. ``exact``: whether what they draw has few bits. Raises an error of ours that a process has raised, and
-    ends the others.
+    Each runs in a process and a folder of its own. What ends that process is the failure of its run. ``exact``:
+    whether what they draw has few bits. Raises an error of ours that a process has raised, and ends the others.
     """
-    waiting, running = deque(runs), dict[int, tuple[Run, Path]]()
+    waiting, running = deque(runs), dict[int, tuple[Process, Run, Path]]()
     with tempfile.TemporaryDirectory(prefix="fsdpcheck-") as folder:
         try:
             while waiting or running:
@@ -130,15 +139,17 @@ def each_observed(
                     run = waiting.popleft()
                     place = Path(folder) / str(len(waiting))
                     place.mkdir()
-                    running[_started(script, run, options, place, exact)] = run, place
+                    process = _started(line, run, options, place, exact)
+                    running[process.pid] = process, run, place
                 pid, status = _one_that_ends(running)
-                run, place = running.pop(pid)
+                process, run, place = running.pop(pid)
+                process.returncode = os.waitstatus_to_exitcode(status)
                 yield run, _ended(run, place, status)
                 shutil.rmtree(place, ignore_errors=True)
         finally:
-            for pid in running:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+            for process, _, _ in running.values():
+                process.kill()
+                process.wait()
 
 
 def _one_that_ends(running: Collection[int]) -> tuple[int, int]:
@@ -153,19 +164,38 @@ def _one_that_ends(running: Collection[int]) -> tuple[int, int]:
         return os.waitpid(ends.select()[0][0].data, 0)
 
 
-def _started(script: Callable[[int], Script], run: Run, options: Options, place: Path, exact: bool) -> int:
+def _started(line: CommandLine, run: Run, options: Options, place: Path, exact: bool) -> Process:
+    if not _may_be_forked():
+        (place / _REQUEST).write_bytes(messages.dumps((line, run, options, exact)))
+        mark = os.environ.get(leftovers.MARK, str(os.getpid()))
+        return zygote.start(_BOOT, [str(place), json.dumps(sys.path)], [], mark)
     sys.stdout.flush()
     sys.stderr.flush()
     gc.freeze()  # the collector of the child would write to each page that is shared
     pid = os.fork()
     if pid == 0:
-        _work(lambda: script(run.world_size), lambda ready: observed(ready, run, options, exact), place)
+        _work(line, run, options, exact, place)
     gc.unfreeze()
-    return pid
+    return zygote.Forked(pid)
 
 
-def _work(ready: Callable[[], Script], work: Callable[[Script], Observation], place: Path) -> NoReturn:
-    """Do the work with the script that is found here, leave its answer beside the work's folder, end this process."""
+def _may_be_forked() -> bool:
+    """Whether what this process has done is no matter to one that is forked from it: not where there is a GPU.
+
+    There torch starts a thread for it with the first backward, and refuses one in each process that is forked after
+    that; and CUDA can be used in no process that is forked from one that has as much as asked for it.
+    """
+    return not torch.accelerator.is_available()
+
+
+def serve(place: str) -> NoReturn:
+    """The whole life of a process that was not forked from whoever wants the run that is described there."""
+    line, run, options, exact = messages.loads((Path(place) / _REQUEST).read_bytes())
+    _work(line, run, options, exact, Path(place))
+
+
+def _work(line: CommandLine, run: Run, options: Options, exact: bool, place: Path) -> NoReturn:
+    """Run the script that is found here, leave the answer beside the run's folder, end this process."""
     code = INTERNAL
     try:
         multiprocessing_private.forget_what_the_parent_has()
@@ -173,9 +203,9 @@ def _work(ready: Callable[[], Script], work: Callable[[Script], Observation], pl
         answer = place / _ANSWER
         before = set(sys.modules)
         try:
-            script = ready()  # before the folder changes, so that its files are known by their own paths
+            script = line.at(run.world_size)  # before the folder changes, so that its files are known by their paths
             with in_linked_folder(place / "folder"):
-                found: object = work(script)
+                found: object = observed(script, run, options, exact)
         except UsageError as error:
             found = str(error)
         answer.write_bytes(messages.dumps((found, _of_torch(set(sys.modules) - before))))

@@ -76,14 +76,17 @@ def _cuda_swaps() -> list[Swap]:
 def _of_gpu(read: Callable[[], Any]) -> Callable[[], Any]:
     """What ``read`` gives once a rank has used a GPU; None before, for to read would start CUDA: ranks on the CPU pay
     seconds for it, and half a gigabyte of the GPU."""
-    return lambda: read() if torch.cuda.is_initialized() else None
+    cuda: Any = torch.cuda
+    return lambda: read() if cuda.is_initialized() else None
 
 
 def _to_gpu(write: Callable[[Any], object], first: Callable[[], Any]) -> Callable[[Any], None]:
     """Write; a rank that has not yet used a GPU, where another has, begins with what ``first`` gives."""
 
+    cuda: Any = torch.cuda
+
     def written(value: Any) -> None:
-        if torch.cuda.is_initialized():
+        if cuda.is_initialized():
             write(first() if value is None else value)
 
     return written
