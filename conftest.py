@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; ranks are many, cores are few
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # tests are of ranks on the CPU; of GPUs are those of `tox -e gpu`
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts its background jobs so; tests interrupt
     signal.signal(signal.SIGINT, signal.default_int_handler)

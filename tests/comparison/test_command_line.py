@@ -16,6 +16,7 @@ from fsdpcheck.errors import UsageError
         ("train.py --n={(W+2)*3 - 1}", ("train.py", "--n=11"), ("train.py", "--n=17")),
         ("-m a.b '{{W}}' {2**W/2}", ("-m", "a.b", "{W}", "2"), ("-m", "a.b", "{W}", "8")),
         ("python train.py {-W % 7}", ("train.py", "5"), ("train.py", "3")),
+        ("train.py {max(1, W//3)} {8*min(3, W)//W}", ("train.py", "1", "8"), ("train.py", "1", "6")),
     ],
 )
 def test_braces_hold_arithmetic_over_the_number_of_ranks(
@@ -56,6 +57,7 @@ def test_ranks_that_do_not_divide_the_batch_are_refused_with_one_that_they_do() 
         ("train.py {1/0}", "division by zero"),
         ("train.py {True}", "'True' is none of them"),
         ("train.py {W.real}", "is none of them"),
+        ("train.py {max(W)}", "is none of them"),
     ],
 )
 def test_a_line_that_is_none_is_refused_in_words(text: str, said: str) -> None:

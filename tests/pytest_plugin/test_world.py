@@ -188,9 +188,15 @@ def peer_is_gone() -> None:
         dist.recv(torch.ones(1), 1)
 
 
+def used_a_gpu_before() -> None:
+    if _joined() == 0:
+        raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing.")
+
+
 @pytest.mark.parametrize(
     ("program", "head", "besides"),
     [
+        (used_a_gpu_before, "rank 0 raised RuntimeError", "next    hide the GPUs from this process"),
         (is_killed, "rank 1 was lost: killed by SIGKILL", ""),
         (leaves, "rank 1 left with exit code 0 in the middle of a run", ""),
         (returns_a_lambda, "what rank 1 returned cannot be sent from its process", "an object of builtins.function"),

@@ -28,6 +28,11 @@ GAVE_UP: Final = ("Timed out waiting", "imed out after", "imeout after", "Timed 
 """What gloo and its stores say, in parts, when nobody has come for as long as they wait."""
 _PEER_GONE: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 _NEXT: Final = "  next    run it on simulated ranks: they prove who waits for whom, and wait for no clock"
+_OF_A_GPU: Final = ("in combination with fork-based", "in forked subprocess")
+"""What torch says, in parts, in a process that was forked from one that has used a GPU or run a backward beside one."""
+_HIDE_IT: Final = (
+    "  next    hide the GPUs from this process, and with that from its ranks: CUDA_VISIBLE_DEVICES= pytest ..."
+)
 MOST_RANKS: Final = 64
 _HOST: Final = "127.0.0.1"
 
@@ -167,6 +172,12 @@ def _failure(ranks: Forked, world_size: int, seconds: float) -> Failure | None:
     return Failure(kind, "\n".join([*lines, *more]), places, getattr(states[first], "exception", ""))
 
 
+def _next(text: str) -> list[str]:
+    """What to do about an error with this text, where that is known."""
+    known = ((_PEER_GONE, _NEXT), (_OF_A_GPU, _HIDE_IT))
+    return [line for signs, line in known if any(words in text for words in signs)]
+
+
 def _order(said: Said) -> tuple[bool, bool, int]:
     """What is first is taken for the cause: a lost process before others, and a lost connection after what lost it."""
     connection_lost = isinstance(said.what, Raised) and any(words in said.what.text for words in _PEER_GONE)
@@ -188,7 +199,7 @@ def _told(state: State, seconds: float) -> tuple[FailureKind, str, list[str]]:
         case Raised():
             head = f"rank {state.rank} raised {state.exception or 'an exception'}"
             told = f"rank {state.rank} raised:\n{state.text.rstrip()}"
-            return "raised", head, [told, *([_NEXT] if any(words in state.text for words in _PEER_GONE) else [])]
+            return "raised", head, [told, *_next(state.text)]
         case Lost():
             return "lost", f"rank {state.rank} was lost: killed by {state.signal}", []
         case Exited():
