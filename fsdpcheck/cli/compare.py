@@ -68,6 +68,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], seconds: 
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of it as JSON (default: none)")
     exact = "draw numbers of few bits, and judge by every bit what is proved exact (default: by noise alone)"
     parser.add_argument("--exact", action="store_true", help=exact)
+    seed = "begin each process with this seed of torch, random and numpy (default: as the script does)"
+    parser.add_argument("--seed", type=_seed, metavar="N", help=seed)
     script = "write a program that shows with torch alone what differs, for torchrun on gloo (default: none)"
     parser.add_argument("--script", type=Path, metavar="FILE", help=script)
     parser.set_defaults(command=_compare)
@@ -78,6 +80,12 @@ def _sizes(text: str) -> tuple[int, ...]:
     if not all(word.isdecimal() and int(word) for word in words):
         raise argparse.ArgumentTypeError(f"{text!r}: wanted numbers of ranks, 1,2,4 say")
     return tuple(map(int, words))
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 1 << 32:
+        raise argparse.ArgumentTypeError(f"{text!r}: wanted a whole number from 0 to 2**32 - 1, as numpy takes")
+    return int(text)
 
 
 def _probability(text: str) -> float:
@@ -98,6 +106,7 @@ def _compare(options: argparse.Namespace) -> int:
     from fsdpcheck.comparison.compare import compare
     from fsdpcheck.comparison.kept_runs import Runs
     from fsdpcheck.comparison.rounding_bound import FALSE_ALARM
+    from fsdpcheck.comparison.runs import Draws
     from fsdpcheck.comparison.smaller import smaller
     from fsdpcheck.report import comparison as report
     from fsdpcheck.simulation.simulate import Options
@@ -109,13 +118,14 @@ def _compare(options: argparse.Namespace) -> int:
     jobs = options.jobs or _usable_cores()
     alarm = options.false_alarm or FALSE_ALARM
     line, paint, told = read(options.line), colour.painter(sys.stdout), _progress()
-    runs = Runs(line, wanted, options.ranks[0], jobs, told, options.exact)
+    draws = Draws(options.exact, options.seed)
+    runs = Runs(line, wanted, options.ranks[0], jobs, told, draws)
     found = compare(line, options.ranks, wanted, jobs=jobs, false_alarm=alarm, told=told, runs=runs)
     print(report.ending(found, paint), flush=True)
 
     def again(ranks: int, marked: Mapping[str, int]) -> Comparison:
         fewer = read(line.with_numbers(marked))
-        kept = Runs(fewer, wanted, found.base, jobs, told, options.exact)
+        kept = Runs(fewer, wanted, found.base, jobs, told, draws)
         return compare(fewer, (found.base, ranks), wanted, jobs=jobs, false_alarm=alarm, told=told, runs=kept)
 
     less = smaller(found, again)
@@ -124,7 +134,8 @@ def _compare(options: argparse.Namespace) -> int:
     if options.script is not None:
         if less is not None or options.exact:  # processes draw what the script draws
             marked = line.marked if less is None else less.marked
-            runs = Runs(read(line.with_numbers(marked)), wanted, found.base, jobs, told)
+            as_in_processes = replace(draws, exact=False)
+            runs = Runs(read(line.with_numbers(marked)), wanted, found.base, jobs, told, as_in_processes)
         print(
             _script(options.script, found if less is None else replace(found, worlds=(less.world,)), runs), flush=True
         )

@@ -10,7 +10,7 @@ from fsdpcheck.comparison.command_line import CommandLine
 from fsdpcheck.comparison.decision import Noise, Values, noise_of
 from fsdpcheck.comparison.observation.whole import Assembled, assembled
 from fsdpcheck.comparison.record import Key, Observation
-from fsdpcheck.comparison.runs import Run, each_observed
+from fsdpcheck.comparison.runs import NOTHING_SAID, Draws, Run, each_observed
 from fsdpcheck.simulation.simulate import Options
 
 Told = Callable[[int, int, str], object]
@@ -21,7 +21,7 @@ Told = Callable[[int, int, str], object]
 class Runs:
     """Runs of one script as they are wanted, each once. ``jobs`` at a time; ``told`` hears of each that ends.
 
-    ``base``: the number of ranks with which the others are compared. ``exact``: whether what is drawn has few bits.
+    ``base``: the number of ranks with which the others are compared.
     """
 
     line: CommandLine
@@ -29,7 +29,7 @@ class Runs:
     base: int = 1
     jobs: int = 1
     told: Told = lambda ended, goal, what: None
-    exact: bool = False
+    draws: Draws = NOTHING_SAID
     done: dict[Run, Observation] = field(default_factory=dict)
     confirmed: bool = False
     """Whether a world that seemed to differ was run with more noise."""
@@ -40,7 +40,7 @@ class Runs:
         """Do those of the runs that are not done."""
         left = [run for run in dict.fromkeys(wanted) if run not in self.done]
         ended, goal = len(self.done), len(self.done) + len(left)
-        for run, observation in each_observed(self.line, left, self.options, self.jobs, self.exact):
+        for run, observation in each_observed(self.line, left, self.options, self.jobs, self.draws):
             ended += 1
             self.done[run] = observation
             self.told(ended, goal, str(run))

@@ -195,6 +195,8 @@ class _Sought:
         words = {size: list(line.words_at(size)) for size in (base, self.size)}
         if any(note.startswith("dropout is off") for note, _ in self.runs.notes()):
             parts.add("dropout")
+        if self.runs.draws.seed is not None:
+            parts, constants = {*parts, "seed"}, {"SEED": self.runs.draws.seed, **constants}
         what = str(self.key) if self.key.name else self.key.kind
         every = {"WHAT": what, "STEP": self.key.step, "BASE": base, "RANKS": self.size, "WORDS": words, **constants}
         about = _DOCUMENT.format(

@@ -72,6 +72,17 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Draws:
+    """Random numbers. ``exact``: each has few bits. ``seed``: with what each process begins, if the user says one."""
+
+    exact: bool = False
+    seed: int | None = None
+
+
+NOTHING_SAID: Final = Draws()
+
+
+@dataclass(frozen=True)
 class _InArithmetic:
     """A script whose ranks compute in one arithmetic. ``notes`` of that and ``choices`` are by rank.
 
@@ -100,11 +111,14 @@ class _InArithmetic:
             self.ended[rank] = held.ended if held is not None else ""
 
 
-def observed(script: Script, run: Run, options: Options, exact: bool = False) -> Observation:
+def observed(script: Script, run: Run, options: Options, draws: Draws) -> Observation:
     """One run of the script, in this process, which it changes: see ``each_observed``."""
-    system.first += run.entropy
-    observer, computing = Observer(parts=run.parts), _InArithmetic(script, run.arithmetic, exact)
-    with observer.installed(), installed(), exactness.where_ranks_meet() if exact else nullcontext():
+    if draws.seed is None:
+        system.first += run.entropy
+    else:
+        system.first, system.alike = draws.seed, True
+    observer, computing = Observer(parts=run.parts), _InArithmetic(script, run.arithmetic, draws.exact)
+    with observer.installed(), installed(), exactness.where_ranks_meet() if draws.exact else nullcontext():
         done = simulate_script(ObservedScript(computing, observer), run.world_size, options)
     ranks = tuple(observer.records.get(rank, RankRecord()) for rank in range(run.world_size))
     for rank, notes in computing.notes.items():
@@ -124,12 +138,12 @@ def _with_last_words(failure: Failure | None, printed: Sequence[str]) -> Failure
 
 
 def each_observed(
-    line: CommandLine, runs: Iterable[Run], options: Options, jobs: int, exact: bool = False
+    line: CommandLine, runs: Iterable[Run], options: Options, jobs: int, draws: Draws = NOTHING_SAID
 ) -> Iterator[tuple[Run, Observation]]:
     """Each run with what was observed of it, as they end, ``jobs`` at a time.
 
-    Each runs in a process and a folder of its own. What ends that process is the failure of its run. ``exact``:
-    whether what they draw has few bits. Raises an error of ours that a process has raised, and ends the others.
+    Each runs in a process and a folder of its own. What ends that process is the failure of its run. Raises an error of
+    ours that a process has raised, and ends the others.
     """
     waiting, running = deque(runs), dict[int, tuple[Process, Run, Path]]()
     with tempfile.TemporaryDirectory(prefix="fsdpcheck-") as folder:
@@ -139,7 +153,7 @@ def each_observed(
                     run = waiting.popleft()
                     place = Path(folder) / str(len(waiting))
                     place.mkdir()
-                    process = _started(line, run, options, place, exact)
+                    process = _started(line, run, options, place, draws)
                     running[process.pid] = process, run, place
                 pid, status = _one_that_ends(running)
                 process, run, place = running.pop(pid)
@@ -164,9 +178,9 @@ def _one_that_ends(running: Collection[int]) -> tuple[int, int]:
         return os.waitpid(ends.select()[0][0].data, 0)
 
 
-def _started(line: CommandLine, run: Run, options: Options, place: Path, exact: bool) -> Process:
+def _started(line: CommandLine, run: Run, options: Options, place: Path, draws: Draws) -> Process:
     if not _may_be_forked():
-        (place / _REQUEST).write_bytes(messages.dumps((line, run, options, exact)))
+        (place / _REQUEST).write_bytes(messages.dumps((line, run, options, draws)))
         mark = os.environ.get(leftovers.MARK, str(os.getpid()))
         return zygote.start(_BOOT, [str(place), json.dumps(sys.path)], [], mark)
     sys.stdout.flush()
@@ -174,7 +188,7 @@ def _started(line: CommandLine, run: Run, options: Options, place: Path, exact: 
     gc.freeze()  # the collector of the child would write to each page that is shared
     pid = os.fork()
     if pid == 0:
-        _work(line, run, options, exact, place)
+        _work(line, run, options, draws, place)
     gc.unfreeze()
     return zygote.Forked(pid)
 
@@ -190,11 +204,11 @@ def _may_be_forked() -> bool:
 
 def serve(place: str) -> NoReturn:
     """The whole life of a process that was not forked from whoever wants the run that is described there."""
-    line, run, options, exact = messages.loads((Path(place) / _REQUEST).read_bytes())
-    _work(line, run, options, exact, Path(place))
+    line, run, options, draws = messages.loads((Path(place) / _REQUEST).read_bytes())
+    _work(line, run, options, draws, Path(place))
 
 
-def _work(line: CommandLine, run: Run, options: Options, exact: bool, place: Path) -> NoReturn:
+def _work(line: CommandLine, run: Run, options: Options, draws: Draws, place: Path) -> NoReturn:
     """Run the script that is found here, leave the answer beside the run's folder, end this process."""
     code = INTERNAL
     try:
@@ -205,7 +219,7 @@ def _work(line: CommandLine, run: Run, options: Options, exact: bool, place: Pat
         try:
             script = line.at(run.world_size)  # before the folder changes, so that its files are known by their paths
             with in_linked_folder(place / "folder"):
-                found: object = observed(script, run, options, exact)
+                found: object = observed(script, run, options, draws)
         except UsageError as error:
             found = str(error)
         answer.write_bytes(messages.dumps((found, _of_torch(set(sys.modules) - before))))

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+
+# begin seed
+import random
+
+# end seed
 import runpy
 import socket
 import subprocess
@@ -11,6 +16,10 @@ import tempfile
 from collections import Counter
 from typing import Any
 
+# begin seed
+import numpy as np
+
+# end seed
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -23,6 +32,7 @@ BASE, RANKS, WORDS = 1, 2, {1: ["train.py"], 2: ["train.py"]}
 SEATS: dict[int, dict[int, tuple[int, int]]] = {1: {0: (0, 0)}, 2: {0: (0, 0), 1: (0, 0)}}
 PARTS: dict[int, dict[int, list[tuple[int, int, int]]]] = {}
 PLACES: list[int] = []
+SEED = 0
 # end case
 GIVEN = sys.argv[1:]  # to the script, after its own arguments
 SIZE, RANK = int(os.environ.get("WORLD_SIZE", 0)), int(os.environ.get("RANK", 0))
@@ -132,6 +142,11 @@ def run() -> list[Any]:
         setattr(F, name, lambda input, *args, **options: input)
     F.scaled_dot_product_attention = lambda *args, dropout_p=0.0, **options: attend(*args[:4], *args[5:], **options)
     # end dropout
+    # begin seed
+    random.seed(SEED)
+    np.random.seed(SEED)
+    torch.manual_seed(SEED)
+    # end seed
     sys.argv = [*WORDS[SIZE], *GIVEN]
     try:
         if sys.argv[0] == "-m":

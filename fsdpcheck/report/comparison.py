@@ -42,7 +42,7 @@ def _not_compared(found: Comparison, paint: Paint) -> Iterator[str]:
     if found.failure is not None:
         yield failed(found.failure, paint)
     if "deterministic" in found.why:
-        yield "  next    seed torch, random and numpy on every rank, and read no clock"
+        yield "  next    seed torch, random and numpy on every rank, or have it done: --seed 0; and read no clock"
     elif "no optimizer" in found.why:
         yield "  wanted  a step of a torch.optim.Optimizer; what a script does to parameters by itself is not seen"
         yield "  next    have it train for a step or more: look at its arguments, and at how many rows a rank is given;"

@@ -38,9 +38,23 @@ UNSEEDED: Final = 7919
 
 @dataclass
 class _System:
-    """``first``: the seed of rank 0 that stands for what its process draws from the system; others follow."""
+    """``first``: the seed of rank 0 that stands for what its process draws from the system; others follow.
+
+    ``alike``: all ranks have that of rank 0, and begin as after ``torch.manual_seed``, ``random.seed`` and
+    ``numpy.random.seed`` with it.
+    """
 
     first: int = UNSEEDED
+    alike: bool = False
+
+    def seed(self, rank: int) -> int:
+        return self.first if self.alike else self.first + rank
+
+    def of_numpy(self, rank: int) -> np.random.MT19937:
+        generator = np.random.MT19937(self.seed(rank))
+        if self.alike:
+            generator.state = cast(Any, np.random.RandomState(self.first).get_state(legacy=False))
+        return generator
 
 
 system = _System()
@@ -176,9 +190,9 @@ def unseeded() -> tuple[Swap, ...]:
     With which, ``system.first`` says: a process that has set it draws other numbers from the system.
     """
     fresh: dict[str, Callable[[int], Any]] = {
-        "torch.rng": lambda rank: torch.Generator().manual_seed(system.first + rank).get_state(),
-        "random": lambda rank: python_rng.seeded(system.first + rank),
-        "numpy.random": lambda rank: np.random.MT19937(system.first + rank),
+        "torch.rng": lambda rank: torch.Generator().manual_seed(system.seed(rank)).get_state(),
+        "random": lambda rank: python_rng.seeded(system.seed(rank)),
+        "numpy.random": system.of_numpy,
     }
     return tuple(replace(swap, fresh=fresh[swap.name]) for swap in _swaps() if swap.name in fresh)
 

@@ -88,6 +88,16 @@ def test_a_mistake_about_ranks_is_found_and_named(tmp_path: Path, change: tuple[
     assert said in out
 
 
+def test_a_seed_makes_a_script_that_draws_from_the_system_one_to_compare(tmp_path: Path) -> None:
+    folder = _write(tmp_path, ("manual_seed(0)", "initial_seed()"))
+    code, out, _ = run(folder, "compare", _LINE, "--ranks", "1,2")
+    assert (code, "or have it done: --seed 0" in out) == (4, True), out
+    code, out, err = run(folder, "compare", _LINE, "--ranks", "1,2", "--seed", "7")
+    assert (code, "2 ranks agree with one rank" in out) == (0, True), out + err
+    code, _, err = run(folder, "compare", _LINE, "--seed", "-1")
+    assert (code, "wanted a whole number from 0 to 2**32 - 1" in err) == (2, True), err
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -16,6 +16,7 @@ from fsdpcheck.comparison.kept_runs import Runs
 from fsdpcheck.comparison.record import Key
 from fsdpcheck.comparison.reproducer import NotShown, program
 from fsdpcheck.comparison.results import World
+from fsdpcheck.comparison.runs import Draws
 from fsdpcheck.execution import Failure
 from fsdpcheck.simulation.simulate import Options
 from tests.common.commands import environment, run
@@ -86,6 +87,17 @@ def test_a_program_shows_the_mistake_and_ends_by_0_on_the_right_script(tmp_path:
     if sought != "replicas":
         code, out = _simulated(tmp_path, text, "right")
         assert code == 0, out
+
+
+def test_a_seed_that_the_user_says_stands_in_the_program(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_SCRIPT.replace("torch.manual_seed(0)", "torch.initial_seed()"))
+    with chdir(tmp_path):
+        runs = Runs(read("train.py {W} factor ddp"), Options(show=False), draws=Draws(seed=3))
+        text = program(_world("gradient", "2.weight"), runs)
+    assert "np.random.seed(SEED)" in text
+    assert "SEED = 3" in text
+    code, out = _simulated(tmp_path, text)
+    assert (code, ", more than " in out) == (1, True), out
 
 
 def _simulated(folder: Path, text: str, *more: str) -> tuple[int, str]:

@@ -13,7 +13,7 @@ import torch
 from fsdpcheck.comparison import runs
 from fsdpcheck.comparison.command_line import read
 from fsdpcheck.comparison.record import Observation
-from fsdpcheck.comparison.runs import Run
+from fsdpcheck.comparison.runs import NOTHING_SAID, Draws, Run
 from fsdpcheck.errors import UsageError
 from fsdpcheck.simulation.simulate import Options
 
@@ -25,13 +25,25 @@ model(torch.ones(1, 2)).sum().backward()
 torch.optim.SGD(model.parameters(), lr=0.5).step()
 print("marked" if "of_the_parent" in sys.modules else "clean", *sys.argv[1:])
 """
+DRAWING = """
+import random
+import numpy
+import torch
+model = torch.nn.Linear(2, 1)
+model(torch.ones(1, 2)).sum().backward()
+torch.optim.SGD(model.parameters(), lr=0.5).step()
+print(torch.rand(1).item(), random.random(), numpy.random.rand(), numpy.random.randn())
+"""
 WAYS = pytest.mark.parametrize("forked", [True, False], ids=["forked", "a process that has done nothing"])
 
 
-def _observed(folder: Path, source: str, words: str = "", many: int = 1) -> list[tuple[Run, Observation]]:
+def _observed(
+    folder: Path, source: str, words: str = "", many: int = 1, size: int = 1, draws: Draws = NOTHING_SAID
+) -> list[tuple[Run, Observation]]:
     (folder / "train.py").write_text(source)
-    wanted = [Run(1, entropy=entropy) for entropy in range(many)]
-    return list(runs.each_observed(read(f"{folder / 'train.py'} {words}"), wanted, Options(show=False), jobs=2))
+    wanted = [Run(size, entropy=1000 * number) for number in range(many)]
+    line = read(f"{folder / 'train.py'} {words}")
+    return list(runs.each_observed(line, wanted, Options(show=False), jobs=2, draws=draws))
 
 
 @pytest.fixture
@@ -72,6 +84,19 @@ def test_runs_that_nobody_waits_for_are_ended(tmp_path: Path, way: bool, monkeyp
     assert next(those)[0] == Run(1)
     those.close()
     assert [process.returncode for process in started] == [-signal.SIGKILL, 0]
+
+
+def test_what_nobody_seeds_is_drawn_by_each_process_and_run_anew(tmp_path: Path) -> None:
+    printed = [found.printed for _, found in _observed(tmp_path, DRAWING, many=2, size=2)]
+    words = [text.split() for texts in printed for text in texts]
+    assert all(len(set(column)) == 4 for column in zip(*words, strict=True)), printed
+
+
+def test_a_seed_that_the_user_says_is_that_of_each_process_and_run(tmp_path: Path) -> None:
+    (_, one), (_, other) = _observed(tmp_path, DRAWING, many=2, size=2, draws=Draws(seed=5))
+    seeds = "import random, numpy, torch\ntorch.manual_seed(5), random.seed(5), numpy.random.seed(5)\n"
+    ((_, seeded),) = _observed(tmp_path, seeds + DRAWING)
+    assert one.printed == other.printed == seeded.printed * 2
 
 
 def test_where_there_is_a_gpu_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:

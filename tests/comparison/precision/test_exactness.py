@@ -21,6 +21,7 @@ from fsdpcheck.comparison.precision.entering import in_arithmetic
 from fsdpcheck.comparison.precision.entrances import installed
 from fsdpcheck.comparison.precision.multiples import is_short, multiple
 from fsdpcheck.comparison.results import World
+from fsdpcheck.comparison.runs import Draws
 from fsdpcheck.simulation.simulate import Options
 
 _SCRIPT = """
@@ -51,7 +52,7 @@ def _runs(folder: Path, exact: bool, *changes: tuple[str, str]) -> Runs:
         assert old in text
         text = text.replace(old, new)
     (folder / "train.py").write_text(text)
-    return Runs(read("train.py"), Options(show=False), exact=exact)
+    return Runs(read("train.py"), Options(show=False), draws=Draws(exact))
 
 
 def _world(folder: Path, exact: bool, *changes: tuple[str, str]) -> World:
@@ -177,7 +178,7 @@ def test_a_step_is_exact_however_a_model_is_sharded(tmp_path: Path, way: str) ->
     if way == "parallel":
         text = text.replace("inputs.chunk(world)[rank]", "inputs")
     (tmp_path / "train.py").write_text(text)
-    runs = Runs(read("train.py"), Options(show=False), exact=True)
+    runs = Runs(read("train.py"), Options(show=False), draws=Draws(exact=True))
     with chdir(tmp_path):
         found = compare(runs.line, (1, 2, 4), runs.options, runs=runs)
     assert [(world.says, world.exact, world.observables) for world in found.worlds] == [("agrees", 16, 28)] * 2
