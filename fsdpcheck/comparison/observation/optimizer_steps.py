@@ -27,6 +27,7 @@ class OptimizerSteps:
         self._stepping: list[Optimizer] = []
         self._options: dict[tuple[int, int, str], tuple[float, Piece]] = {}
         self._unseen: dict[Optimizer, str] = {}
+        self._losses: set[float] = set()  # that closures returned
         self.covered: dict[int, Tensor] = {}
         """Parameters that an optimizer has, by identity."""
 
@@ -132,6 +133,8 @@ class OptimizerSteps:
         def ours(*args: Any, **kwargs: Any) -> Any:
             loss = closure(*args, **kwargs)
             self._gradients(optimizer, self._log.now())
+            if loss is not None:
+                self._losses.add(_value(loss) if isinstance(loss, Tensor) else float(loss))
             return loss
 
         return ours
@@ -155,7 +158,7 @@ class OptimizerSteps:
         for subject in self._log.names.subjects(parameter):
             if isinstance(value, Tensor):
                 self._log.keep(kind, self._log.steps[of], subject, value, moment, of)
-            elif isinstance(value, int | float):
+            elif isinstance(value, int) or (isinstance(value, float) and value not in self._losses):  # LBFGS keeps one
                 self._log.keep_piece(kind, self._log.steps[of], subject, number(value), moment, of)
 
     def _option(self, of: int, group: int, name: str, value: float) -> Piece:

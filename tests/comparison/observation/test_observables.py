@@ -33,6 +33,24 @@ def test_options_are_those_of_the_step(tmp_path: Path) -> None:
     assert kinds == {f"option {name}" for name in ("lr", "betas.0", "betas.1", "eps", "weight_decay", "initial_lr")}
 
 
+def test_a_loss_that_an_optimizer_keeps_is_each_ranks_own_and_no_state(tmp_path: Path) -> None:
+    source = """
+    model = nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.125, max_iter=2)
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x[2 * dist.get_rank() :][:2]).square().sum()
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+    """
+    observed = observe(tmp_path, source, 2)
+    kinds = {key.kind for key in observed.whole.values if key.kind.startswith("state")}
+    assert "state n_iter" in kinds
+    assert "state prev_loss" not in kinds
+    assert [key for key in observed.whole.replicas if key.kind.startswith("state")] == []
+
+
 @pytest.mark.parametrize(
     ("model", "clip"),
     [
