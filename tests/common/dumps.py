@@ -103,12 +103,21 @@ def dump_and_leave(done):
 def whole():
     dump_and_leave(lambda entries: all(entry["retired"] for entry in entries))
 
+watching = []
+
 def stuck_in(number):
     is_there = lambda entries: len(entries) == number and [entry["retired"] for entry in entries[-2:]] == [True, False]
-    threading.Thread(target=dump_and_leave, args=(is_there,), daemon=True).start()
+    watching.append(threading.Thread(target=dump_and_leave, args=(is_there,), daemon=True))
+    watching[0].start()
 
 with open(sys.argv[4]) as file:
-    exec(compile(file.read(), sys.argv[4], "exec"))
+    source = file.read()
+try:
+    exec(compile(source, sys.argv[4], "exec"))
+except RuntimeError:  # of a call that never ends, because its peer has dumped and left
+    for thread in watching:
+        thread.join()  # which leaves
+    raise
 """
 
 

@@ -23,6 +23,7 @@ run.main(["--standalone", "--nproc-per-node", "2", *sys.argv[1:]])"""
 """torchrun, in a process that has torch imported; the ranks are programs that it starts."""
 
 
+@pytest.mark.nightly  # by day tests/cli/test_run.py has a session under torchrun
 def test_runs_fail_and_go_on_under_torchrun(tmp_path: Path) -> None:
     attributes = ["honest", "killed", "late_alone", "leaves", "handles_a_signal", "needs_no_handler"]
     with (tmp_path / "err").open("w+") as err:

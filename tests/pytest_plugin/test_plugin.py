@@ -45,7 +45,8 @@ def _pytest(where: pytest.Pytester, *arguments: str, program: bool = False) -> p
 
 
 @pytest.mark.parametrize(
-    "parallel", [("-p", "no:xdist"), ("-n", "1"), pytest.param(("-n", "2"), marks=pytest.mark.nightly)]
+    "parallel",
+    [("-p", "no:xdist"), *(pytest.param(("-n", many), marks=pytest.mark.nightly) for many in ("1", "2"))],
 )
 def test_laws_are_tests_and_are_accounted_for(chapter: pytest.Pytester, parallel: tuple[str, ...]) -> None:
     result = _pytest(chapter, *parallel, "--fsdpcheck-adapter", TOY, "-rs")

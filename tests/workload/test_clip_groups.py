@@ -112,11 +112,15 @@ HOLD = (
     "privacy.noise", "privacy.collectives",
 )  # fmt: skip
 
+BY_DAY = ("training.private-clipped", "clipping.factors", "clipping.norms", "clipping.sum", "privacy.sensitivity")
+
 
 @pytest.mark.parametrize(
     "adapter", ["reference:bookkeeping", pytest.param("reference_fsdp2:bookkeeping", marks=pytest.mark.nightly)]
 )
-@pytest.mark.parametrize("name", HOLD)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name not in BY_DAY)) for name in HOLD]
+)
 def test_the_laws_hold_by_group(name: str, adapter: str, ranks_here: InProcessEngine) -> None:
     most = 7 if name.startswith("privacy.") else None  # each case of those is run twice
     verdict = check_law(by_unit(name), Run(ranks_here, adapter), "quick", (1, 2, 3), shrink=False, most=most)
