@@ -215,6 +215,21 @@ def is_called_for_shapes(frame: FrameType | None) -> bool:
     return False
 
 
+_WARMING = ("_initialize_stage", "_initialize_stages", "_warmup_p2p")
+
+
+def warms_a_pipeline_up(frame: FrameType | None) -> bool:
+    """Whether a pipeline opens its connections: by messages that nobody reads, which a stage in the middle receives
+    from both sides into one buffer. So does each schedule of 2.11.0, and that of 2.13.0 for other stages than torch's.
+    """
+    schedules = sys.modules.get("torch.distributed.pipelining.schedules")
+    while schedules is not None and frame is not None:
+        if frame.f_code.co_filename == schedules.__file__ and frame.f_code.co_name == "_batch_p2p":
+            return frame.f_back is not None and frame.f_back.f_code.co_name in _WARMING
+        frame = frame.f_back
+    return False
+
+
 def stage_called(frame: FrameType | None) -> int | None:
     """Which stage of a pipeline, by its number, runs the innermost call of this stack; None outside. Tried: 2.13.0."""
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")

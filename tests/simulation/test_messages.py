@@ -247,3 +247,23 @@ def test_every_pipeline_schedule_gives_the_gradients_of_one_device(name: str, st
     loss(nn.Sequential(*alone)(batch), batch).backward()
     for place, grad in {**done.returned[0], **done.returned[1]}.items():
         assert torch.equal(grad, alone[place].weight.grad), place
+
+
+def test_a_pipeline_may_receive_what_nobody_reads_in_one_buffer() -> None:
+    """As the schedules of torch 2.11 open their connections; a program that does so by itself is told."""
+    from torch.distributed.pipelining import PipelineStage, schedules
+
+    def _initialize_stage(stage: PipelineStage) -> None:
+        schedules._wait_batch_p2p(schedules._batch_p2p(stage._get_init_p2p_neighbors_ops()))
+
+    def by_itself(stage: PipelineStage) -> None:
+        for work in dist.batch_isend_irecv(stage._get_init_p2p_neighbors_ops()):
+            work.wait()
+
+    def program(rank: int, size: int, connect: Callable[[PipelineStage], None]) -> None:
+        connect(PipelineStage(nn.Linear(4, 4), rank, size, torch.device("cpu")))
+
+    run(lambda rank, size: program(rank, size, _initialize_stage), 3).check()
+    failure = run(lambda rank, size: program(rank, size, by_itself), 3).failure
+    assert failure is not None
+    assert failure.text.startswith("rank 1 wrote to an output of shape [1] of a call before waiting for it")
