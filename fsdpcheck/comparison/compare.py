@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -52,8 +52,8 @@ def compare(
         why = _moves(runs, clean, other)
     if why:
         return replace(comparison, why=why, failure=failure, runs=len(runs.done), notes=runs.notes())
-    worlds = tuple(Judge(runs, size, false_alarm / (len(ranks) - 1)).world() for size in ranks[1:])
-    return replace(comparison, worlds=worlds, runs=len(runs.done), notes=runs.notes())
+    worlds = tuple(Judge(runs, size, false_alarm / (len(ranks) - 1)).world().beside(base) for size in ranks[1:])
+    return replace(comparison, worlds=worlds, runs=len(runs.done), notes=(*_zero(runs, clean), *runs.notes()))
 
 
 def _require(ranks: Sequence[int]) -> None:
@@ -82,6 +82,13 @@ def _moves(runs: Runs, clean: Run, other: Run) -> str:
         return ""
     first = min(moved, key=order)
     return f"the script is not deterministic: run twice on {_ranks(clean)}, {first} is not the same"
+
+
+def _zero(runs: Runs, clean: Run) -> Iterator[tuple[str, int]]:
+    """A note where no gradient has an entry that is not zero: ranks that agree then show little."""
+    gradients = [value for key, value in runs.values(clean).items() if key.kind == "gradient"]
+    if gradients and not any(bool(value.any()) for value in gradients):
+        yield f"every gradient is zero on {_ranks(clean)}, so that no mistake in gradients shows", 1
 
 
 def _ranks(run: Run) -> str:

@@ -180,8 +180,8 @@ def _elsewhere(rows: set[object], base: Observation, of: _Rows) -> str:
         if row in rows
     }
     if not where:
-        return f", which {_ranks(base)} never meets"
-    return f", which {_ranks(base)} meets at step {', '.join(map(str, sorted(where)[:_SHOWN]))}"
+        return f", which {_ranks(base)} never meet{'s' * (base.world_size == 1)}"
+    return f", which {_ranks(base)} meet{'s' * (base.world_size == 1)} at step {', '.join(map(str, sorted(where)[:_SHOWN]))}"
 
 
 def _options(base_whole: Assembled, run: Observation, whole: Assembled) -> Iterator[Fact]:

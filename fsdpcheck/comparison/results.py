@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fsdpcheck.comparison.causes import Cause
@@ -47,6 +47,14 @@ class World:
     exact: int = 0
     ended: str = ""
     warning: str = ""
+
+    def beside(self, base: int) -> World:
+        """The same with sentences, which are of one rank, about a base of so many."""
+        if base == 1:
+            return self
+        causes = tuple(cause._replace(text=cause.text.replace("one rank", "the base")) for cause in self.causes)
+        fact = self.fact and replace(self.fact, text=self.fact.text.replace("one rank", "the base"))
+        return replace(self, causes=causes, fact=fact)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,8 @@ def _not_compared(found: Comparison, paint: Paint) -> Iterator[str]:
     if found.failure is not None:
         yield failed(found.failure, paint)
     if "deterministic" in found.why:
-        yield "  next    seed torch, random and numpy on every rank, or have it done: --seed 0; and read no clock"
+        yield "  next    seed torch, random and numpy on every rank, or have it done: --seed 0; read no clock,"
+        yield "          and no memory that nobody has written, of torch.empty or Module.to_empty"
     elif "no optimizer" in found.why:
         yield "  wanted  a step of a torch.optim.Optimizer; what a script does to parameters by itself is not seen"
         yield "  next    have it train for a step or more: look at its arguments, and at how many rows a rank is given;"
@@ -75,7 +76,7 @@ def _verdict(world: World, found: Comparison, paint: Paint) -> Iterator[str]:
     if world.says == "undecidable":
         yield from _undecidable(world, paint)
         return
-    yield paint(f"{_ranks(world.size)} differ from {base}", "red")
+    yield paint(f"{_ranks(world.size)} differ from {base}{', the base' * (found.base > 1)}", "red")
     if world.fact is not None:
         yield f"  {_FACTS.get(world.fact.kind, world.fact.kind):<8}{world.fact.text}"
     if world.first is not None:

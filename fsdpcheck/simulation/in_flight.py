@@ -57,13 +57,13 @@ class Flight:
         """
         with torch.no_grad():
             for (tensor, _), before in zip(self._inputs, self._now, strict=True):
-                if not _is_there(tensor):
+                if not is_there(tensor):
                     if self.inputs_stay:
                         return f"freed an input of shape {list(tensor.shape)}"
                 elif not _same_bits(tensor, before):
                     return f"wrote to an input of shape {list(tensor.shape)}"
             for tensor in self._outputs:
-                if not _is_there(tensor):
+                if not is_there(tensor):
                     return f"freed an output of shape {list(tensor.shape)}"
             if self._salted is not None and not _same_bits(self._outputs[0], self._salted):
                 return f"wrote to an output of shape {list(self._outputs[0].shape)}"
@@ -110,7 +110,7 @@ def _salt_(tensor: Tensor, refilled: bool) -> None:
         tensor.data.view(-1)[refilled::2] = torch.finfo(tensor.dtype).min / 4
 
 
-def _is_there(tensor: Tensor) -> bool:
+def is_there(tensor: Tensor) -> bool:
     """Whether the memory has not been freed meanwhile, as sharded implementations do with what they have sent."""
     return tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
 

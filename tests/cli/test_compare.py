@@ -62,6 +62,12 @@ def test_ranks_that_do_what_one_does_agree_at_a_resolution_that_is_printed(tmp_p
     assert all(0 < world["resolution"] < 2.0**-23 and world["observables"] == 64 for world in data["worlds"])
 
 
+def test_gradients_of_which_none_is_anything_but_zero_are_told(tmp_path: Path) -> None:
+    code, out, _ = run(_write(tmp_path, ("loss = ", "loss = 0.0 * ")), "compare", _LINE, "--ranks", "1,2")
+    assert code == 0
+    assert "  note    every gradient is zero on one rank, so that no mistake in gradients shows" in out.splitlines()
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from fsdpcheck.comparison import causes
+from fsdpcheck.comparison.causes import Cause
 from fsdpcheck.comparison.decision import Decision
+from fsdpcheck.comparison.facts import Fact
 from fsdpcheck.comparison.record import Key
+from fsdpcheck.comparison.results import World
 from tests.comparison.observed import observation, rank
 
 _WITHIN = 1e-12
@@ -86,3 +89,13 @@ def test_of_gradients_that_were_clipped_the_norm_says_how_large_they_were(added:
 
 def test_a_factor_close_to_1_is_shown_by_its_distance() -> None:
     assert [causes.times(1 + off) for off in (0.0, 1e-9, -2e-6, 0.5)] == ["1", "1 + 1e-09", "1 - 2e-06", "1.5"]
+
+
+def test_sentences_are_about_the_base_where_that_is_no_single_rank() -> None:
+    world = World(4, "differs", fact=Fact(0, "data", "as one rank has"), causes=(Cause("factor", "that of one rank"),))
+    assert world.beside(1) is world
+    other = world.beside(2)
+    assert (other.fact and other.fact.text, other.causes[0]) == (
+        "as the base has",
+        Cause("factor", "that of the base"),
+    )

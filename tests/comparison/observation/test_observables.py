@@ -140,6 +140,21 @@ def test_states_of_a_zero_optimizer_are_their_owners(tmp_path: Path) -> None:
     assert observed.observation.ranks[0].steps == [2]
 
 
+def test_what_fsdp_had_gathered_at_the_first_forward_is_known_to_the_optimizer_by_its_shards(tmp_path: Path) -> None:
+    source = """
+    from torch.distributed.fsdp import fully_shard
+    model = fully_shard(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    for _ in range(2):
+        model.unshard()
+        model(x).sum().backward()
+        optimizer.step()
+    """
+    observed = observe(tmp_path, source, 2)
+    assert observed.notes == []
+    assert sorted(observed.values("parameter", 1)) == PLAIN
+
+
 @pytest.mark.parametrize(
     ("source", "told", "line"),
     [
