@@ -179,9 +179,10 @@ def _elsewhere(rows: set[object], base: Observation, of: _Rows) -> str:
         for row in of(batch)
         if row in rows
     }
+    meet = "meets" if base.world_size == 1 else "meet"
     if not where:
-        return f", which {_ranks(base)} never meet{'s' * (base.world_size == 1)}"
-    return f", which {_ranks(base)} meet{'s' * (base.world_size == 1)} at step {', '.join(map(str, sorted(where)[:_SHOWN]))}"
+        return f", which {_ranks(base)} never {meet}"
+    return f", which {_ranks(base)} {meet} at step {', '.join(map(str, sorted(where)[:_SHOWN]))}"
 
 
 def _options(base_whole: Assembled, run: Observation, whole: Assembled) -> Iterator[Fact]:
