@@ -68,7 +68,7 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }
 """Name -> its module, the function that gives its lines, and what it measures."""
-_OPTIONS: Final = ("shard", "list", "status", "limit_minutes", "folder")
+_OPTIONS: Final = ("shard", "list", "status", "tables", "limit_minutes", "folder")
 
 
 def main() -> None:
@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument(
         "--status", action="store_true", default=None, help="of a night or communication: what is on record"
     )
+    parser.add_argument("--tables", action="store_true", default=None, help="of compared: those of docs/compare.md")
     parser.add_argument("--limit-minutes", type=float, metavar="M", help="of a night: begin no slice after so long")
     parser.add_argument("--in", dest="folder", metavar="DIR", help="of scripts: where their repositories lie")
     asked = parser.parse_args()

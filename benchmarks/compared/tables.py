@@ -15,6 +15,8 @@ def lines(rows: Iterable[Row]) -> Iterator[str]:
     of_kind: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         of_kind[row["name"].partition("/")[0]].append(row)
+    yield from head([row for each in of_kind.values() for row in each])
+    yield ""
     yield from honest([*of_kind["honest"], *of_kind["harmless"]])
     yield ""
     yield from bugs(of_kind["bug"])
@@ -22,6 +24,13 @@ def lines(rows: Iterable[Row]) -> Iterator[str]:
     yield from small_errors(of_kind["bug"])
     yield ""
     yield from public(of_kind["public"])
+
+
+def head(rows: list[Row]) -> Iterator[str]:
+    """How many rows, of which commits, and what they took."""
+    commits = ", ".join(sorted({row.get("commit", "unknown") for row in rows}))
+    seconds = sum(row["seconds"] for row in rows)
+    yield f"{len(rows)} scripts at {commits}, {seconds / len(rows):.0f} s of processor time each."
 
 
 def honest(rows: list[Row]) -> Iterator[str]:
@@ -43,18 +52,19 @@ def bugs(rows: list[Row]) -> Iterator[str]:
     """By planted cause: how many, found, and named as planted."""
     from benchmarks.compared.study import is_named, is_right
 
-    yield "| planted | bugs | found | cause named | not found |"
-    yield "|---|---|---|---|---|"
+    yield "| planted | bugs | found | cause named | not found | allclose: differ |"
+    yield "|---|---|---|---|---|---|"
     causes = sorted({row["cause"] for row in rows})
-    total = [0, 0, 0]
+    total = [0, 0, 0, 0]
     for cause in causes:
         mine = [row for row in rows if row["cause"] == cause]
         found = [row for row in mine if is_right(row)]
         named = [row for row in found if any(is_named(cause, world) for world in row["worlds"])]
         lost = ", ".join(_name(row) for row in mine if row not in found)
-        total = [sum(pair) for pair in zip(total, map(len, (mine, found, named)), strict=True)]
-        yield f"| {cause} | {len(mine)} | {len(found)} | {len(named)} | {lost} |"
-    yield f"| all | {total[0]} | {total[1]} | {total[2]} | |"
+        near = [row for row in mine if any(row["allclose"].values())]
+        total = [sum(pair) for pair in zip(total, map(len, (mine, found, named, near)), strict=True)]
+        yield f"| {cause} | {len(mine)} | {len(found)} | {len(named)} | {lost} | {len(near)} |"
+    yield f"| all | {total[0]} | {total[1]} | {total[2]} | | {total[3]} |"
 
 
 def small_errors(rows: list[Row]) -> Iterator[str]:

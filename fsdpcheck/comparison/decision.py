@@ -30,7 +30,8 @@ Values = Mapping[Key, Tensor]
 class Decision:
     """Of one observable. ``apart`` and ``threshold`` are absolute, ``size`` is its largest entry.
 
-    ``noise``: the largest distance of a noisy run.
+    ``noise``: the largest distance of a noisy run. ``most``: for one that is zero but for rounding, the largest entry
+    of its kind at its step, by which it is decided.
     """
 
     key: Key
@@ -40,11 +41,13 @@ class Decision:
     size: float
     noise: float
     why: str = ""
+    most: float = 0.0
 
     @property
     def resolution(self) -> float:
         """The smallest difference that would be seen, relative to the largest entry."""
-        return self.threshold / self.size if self.size else 0.0
+        by = self.most or self.size
+        return self.threshold / by if by else 0.0
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def _of(
     if threshold <= COARSEST * distance.size:
         return found
     if distance.size <= threshold <= COARSEST * most:
-        return replace(found, why="zero but for rounding")
+        return replace(found, why="zero but for rounding", most=most)
     return replace(found, says="undecidable", why="noise moves it as much as a difference would")
 
 

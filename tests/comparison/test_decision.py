@@ -53,6 +53,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_agrees_beside_one_that_is_not(
         for each in _decide({G: [1.0], TINY: [1e-17]}, {G: [1.0], TINY: [-3e-17]}, Noise({TINY: 1e-17}, 8))
     }
     assert (found[TINY].says, found[TINY].why) == ("agrees", "zero but for rounding")
+    assert found[TINY].resolution < COARSEST, "beside the other, by which it is decided"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
