@@ -132,11 +132,12 @@ _MEMORY: st.SearchStrategy[MemoryLayout] = among(get_args(MemoryLayout))
 def _mesh(
     draw: st.DrawFn, features: Features, world_sizes: Sequence[int]
 ) -> tuple[MeshSpec, tuple[AxisLayout, AxisLayout]]:
-    """A mesh of one or two axes, and what lies along each."""
+    """A mesh of one or two axes, and what lies along each: where a mesh has two, mostly both have several ranks."""
     limit = features.max_world_size or max(world_sizes)
     world = draw(among([size for size in world_sizes if size <= limit]))
     several = "hsdp" in features.accepts
-    replicas = draw(among([n for n in range(1, world + 1) if world % n == 0])) if several else 1
-    along: list[AxisLayout] = ["distributed", "distributed"]
+    divisors = [n for n in range(1, world + 1) if world % n == 0]
+    replicas = draw(among(divisors + 2 * divisors[1:-1])) if several else 1
+    along: list[AxisLayout] = ["distributed"]
     along += ["replicated"] if "replicated" in features.accepts else []
     return MeshSpec(world // replicas, replicas), (draw(among(along)), draw(among(along)))
