@@ -43,6 +43,7 @@ from fsdpcheck.simulation.simulate import Options, simulate_script
 _REQUEST: Final = "request"
 _ANSWER: Final = "answer"
 _TRACEBACK: Final = "traceback"
+_ERRORS: Final = "stderr"
 _LAST_WORDS: Final = 4
 """Lines."""
 _BOOT: Final = f"""import json, sys
@@ -133,8 +134,20 @@ def _with_last_words(failure: Failure | None, printed: Sequence[str]) -> Failure
     if failure is None or failure.kind != "exited":
         return failure
     words = next((printed[state.rank].rstrip() for state in failure.ranks if state.state.startswith("exited")), "")
+    last = _last_lines(words)
+    return replace(failure, text="\n".join([failure.text, *last])) if last else failure
+
+
+def _last_lines(words: str) -> list[str]:
+    """What was printed last, for a report; nothing where nothing was."""
     last = [f"    {line}" for line in words.splitlines()[-_LAST_WORDS:]]
-    return replace(failure, text="\n".join([failure.text, "  it printed last", *last])) if last else failure
+    return ["  it printed last", *last] if last else []
+
+
+def _told(place: Path) -> str:
+    """What a process of a run that has ended wrote to stderr."""
+    path = place / _ERRORS
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def each_observed(
@@ -213,7 +226,7 @@ def _work(line: CommandLine, run: Run, options: Options, draws: Draws, place: Pa
     code = INTERNAL
     try:
         multiprocessing_private.forget_what_the_parent_has()
-        _silence()
+        _silence(place)
         answer = place / _ANSWER
         before = set(sys.modules)
         try:
@@ -231,18 +244,22 @@ def _work(line: CommandLine, run: Run, options: Options, draws: Draws, place: Pa
         os._exit(code)
 
 
-def _silence() -> None:
-    """What programs that the script starts print goes nowhere, as what its ranks print does: it would come each run."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
-    os.close(nothing)
+def _silence(place: Path) -> None:
+    """What programs that the script starts print, and torch's loggers, goes nowhere, as what its ranks print does: it
+    would come each run. What is written to stderr is kept while the run lasts, for a process that dies of something.
+    """
+    for descriptor, file in ((1, os.devnull), (2, str(place / _ERRORS))):
+        opened = os.open(file, os.O_WRONLY | os.O_CREAT)
+        os.dup2(opened, descriptor)
+        os.close(opened)
 
 
 def _ended(run: Run, place: Path, status: int) -> Observation:
     """What the process of a run left. Raises UsageError that it raised, and FsdpcheckError for an error of ours."""
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
-        lost = Failure("lost", f"lost: the process of the ranks was killed by {name}\n  where   {run}")
+        head = f"lost: the process of the ranks was killed by {name}\n  where   {run}"
+        lost = Failure("lost", "\n".join([head, *_last_lines(_told(place))]))
         return Observation(run.world_size, (), (), lost)
     if not (place / _ANSWER).exists():
         text = (place / _TRACEBACK).read_text() if (place / _TRACEBACK).exists() else f"it ended by code {status >> 8}"

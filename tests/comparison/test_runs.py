@@ -63,9 +63,27 @@ def test_a_run_has_what_its_process_was_forked_from(tmp_path: Path, way: bool) -
 
 @WAYS
 def test_what_ends_the_process_is_the_failure_of_its_run(tmp_path: Path, way: bool) -> None:
-    ((run, found),) = _observed(tmp_path, "import ctypes\nctypes.string_at(0)\n")
+    ends = (
+        "import ctypes, faulthandler, os\nfaulthandler.disable()\nos.write(2, b'last words\\n')\nctypes.string_at(0)\n"
+    )
+    ((run, found),) = _observed(tmp_path, ends)
     assert found.failure is not None
-    assert found.failure.text == f"lost: the process of the ranks was killed by SIGSEGV\n  where   {run}"
+    assert found.failure.text.splitlines() == [
+        "lost: the process of the ranks was killed by SIGSEGV",
+        f"  where   {run}",
+        "  it printed last",
+        "    last words",
+    ]
+
+
+@WAYS
+def test_what_loggers_and_programs_print_is_printed_by_none(
+    tmp_path: Path, way: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _observed(
+        tmp_path, "import os, sys, subprocess\nos.write(2, b'one')\nsubprocess.run(['echo', 'two'], check=True)\n"
+    )
+    assert capfd.readouterr() == ("", "")
 
 
 @WAYS
