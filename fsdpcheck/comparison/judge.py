@@ -10,7 +10,7 @@ from typing import Final, Literal
 from fsdpcheck.comparison import causes, facts, losses
 from fsdpcheck.comparison.causes import Cause
 from fsdpcheck.comparison.contributions import PartsOfGradients
-from fsdpcheck.comparison.decision import Decision, decided
+from fsdpcheck.comparison.decision import COARSEST, Decision, decided
 from fsdpcheck.comparison.distances import between
 from fsdpcheck.comparison.facts import Fact
 from fsdpcheck.comparison.flips import first_flip
@@ -25,7 +25,8 @@ from fsdpcheck.comparison.runs import Run
 NOISY: Final = 4
 """Noisy runs of each world at first. More make the threshold lower (rounding_bound.py)."""
 CONFIRMING: Final = 8
-"""Further noisy runs before a script is said to differ by what one noisy run alone would not show."""
+"""Further noisy runs before a script is said to differ by what one noisy run alone would not show, and before it is
+undecidable where a threshold so much lower would decide."""
 _EPS: Final = {"float64": 2.0**-52, "own": 2.0**-23}
 Pair = tuple[Run, Run]
 """A run of the base, and one of the world that is judged, in one arithmetic."""
@@ -134,21 +135,38 @@ class Judge:
     def _decided(
         self, pair: Pair, many: int, judged: Callable[[Key], bool] = is_judged, *, as_of: int = 0
     ) -> list[Decision]:
-        """``as_of``: count what the noisy runs show as if there were only so many of them."""
+        """``as_of``: count what the noisy runs show as if there were only so many of them.
+
+        One half of the probability of a false alarm is for what is said at first, the other for what more noise says.
+        """
         eps, noise = _EPS[pair[0].arithmetic.precision], self.runs.noise(pair, many)
         one, this = (self.runs.values(run) for run in pair)
         exact = self.runs.exact_in(pair)
-        return decided(one, this, replace(noise, runs=as_of or noise.runs), eps, self.false_alarm, judged, exact)
+        return decided(one, this, replace(noise, runs=as_of or noise.runs), eps, self.false_alarm / 2, judged, exact)
 
     def _confirmed(self, found: list[Decision]) -> list[Decision]:
-        """The same by more noise, if something differs and its first would not by a single noisy run."""
+        """The same by more noise, where that may say something else."""
+        if self._is_doubtful(found):
+            self.runs.confirmed = True
+        elif not self._is_nearly_decided(found):
+            return found
+        return self._decided(self.raised, NOISY + CONFIRMING)
+
+    def _is_doubtful(self, found: list[Decision]) -> bool:
+        """Whether something differs, and its first would not by a single noisy run."""
         first = next((each.key for each in found if each.says == "differs" and each.why != "exact"), None)
         if first is None or self.runs.confirmed:
-            return found
-        if any(each.key == first and each.says == "differs" for each in self._decided(self.raised, NOISY, as_of=1)):
-            return found
-        self.runs.confirmed = True
-        return self._decided(self.raised, NOISY + CONFIRMING)
+            return False
+        alone = self._decided(self.raised, NOISY, as_of=1)
+        return not any(each.key == first and each.says == "differs" for each in alone)
+
+    def _is_nearly_decided(self, found: list[Decision]) -> bool:
+        """Whether nothing differs, and the threshold of more noise would decide all that is undecidable."""
+        those = [each for each in found if each.says == "undecidable"]
+        if not those or any(each.says == "differs" for each in found):
+            return False
+        more, now = (factor(many, 1, len(found), self.false_alarm / 2) for many in (NOISY + CONFIRMING, NOISY))
+        return all(each.threshold * more / now <= COARSEST * each.size for each in those)
 
     def _by_numbers(self, given: Fact | None) -> World:
         """``given``: the first fact that differs. Of what ranks are given, it is reported where numbers differ too."""

@@ -10,7 +10,7 @@ import pytest
 from fsdpcheck.comparison.command_line import read
 from fsdpcheck.comparison.decision import Noise
 from fsdpcheck.comparison.judge import CONFIRMING, NOISY, Judge, Pair
-from fsdpcheck.comparison.kept_runs import Runs
+from fsdpcheck.comparison.kept_runs import Runs, with_noise
 from fsdpcheck.comparison.record import Key, Observation
 from fsdpcheck.comparison.runs import Run
 from fsdpcheck.execution import Failure
@@ -28,6 +28,7 @@ class _Runs(Runs):
     apart: float = 0.0
     failing: frozenset[Run] = frozenset()
     asked: list[int] = field(default_factory=list)
+    noisy: float = _NOISE
     own: dict[int, float] = field(default_factory=dict)
     """In the script's own precision: by number of ranks how far rounding moves the gradient, and noise."""
 
@@ -44,7 +45,7 @@ class _Runs(Runs):
         self.asked.append(many)
         if pair[0].arithmetic.precision == "own":
             return Noise({_KEY: max(self.own.get(run.world_size, 0.0) for run in pair)}, many)
-        return Noise({_KEY: _NOISE}, max(many, 1))
+        return Noise({_KEY: self.noisy}, max(many, 1))
 
 
 def _judge(apart: float, failing: Mapping[Run, object] | tuple[Run, ...] = ()) -> tuple[Judge, _Runs]:
@@ -67,6 +68,22 @@ def test_more_noise_is_asked_for_where_one_noisy_run_would_not_show_the_differen
     apart: float, says: str, asked: set[int]
 ) -> None:
     judge, runs = _judge(apart)
+    world = judge.world()
+    assert (world.says, set(runs.asked)) == (says, asked)
+
+
+@pytest.mark.parametrize(
+    ("noise", "apart", "says", "asked"),
+    [
+        (1e-9, 1e-10, "agrees", {NOISY, NOISY + CONFIRMING}),
+        (1e-9, 2e-7, "differs", {NOISY, NOISY + CONFIRMING}),
+        (1e-7, 1e-10, "undecidable", {NOISY}),
+    ],
+)
+def test_more_noise_is_asked_for_where_it_decides(noise: float, apart: float, says: str, asked: set[int]) -> None:
+    judge, runs = _judge(apart)
+    runs.noisy = noise
+    runs.get(noisy for run in judge.raised for noisy in with_noise(run, NOISY))
     world = judge.world()
     assert (world.says, set(runs.asked)) == (says, asked)
 
