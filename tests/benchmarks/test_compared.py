@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("benchmarks.compared.honest", reason="only a checkout has the benchmarks")
-from benchmarks.compared import effects
+from benchmarks.compared import effects, study
 from benchmarks.compared.bugs import BUGS
 from benchmarks.compared.honest import BY_NAME, HONEST, SCRIPTS, Honest
 from benchmarks.compared.planted import CAUSES, Bug
@@ -90,3 +92,14 @@ def test_a_bug_runs_to_its_end_or_fails_as_it_says(bug: Bug) -> None:
         seen = effects.run(bug.text(), bug.script, bug.honest.arguments(ranks, quiet=True), ranks)
         assert seen.failure == "", (ranks, seen.failure)
         assert seen.parameters
+
+
+def test_the_document_has_the_tables_of_the_record() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="utf-8")
+    assert "\n".join(study.lines(tables=True)) in document, "next: python -m benchmarks compared --tables"
+
+
+def test_the_record_has_each_script_once_and_all_of_one_commit() -> None:
+    rows = [json.loads(line) for line in study.RECORD.read_text(encoding="utf-8").splitlines()]
+    assert sorted(row["name"] for row in rows) == sorted(item.name for item in study.items())
+    assert len({row["commit"] for row in rows}) == 1
