@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-if not (Path(__file__).parents[2] / "benchmarks").is_dir():
-    pytest.skip("only a checkout has the benchmarks", allow_module_level=True)
+pytest.importorskip("benchmarks.compared.honest", reason="only a checkout has the benchmarks")
 from benchmarks.compared.honest import HONEST, Honest
 from tests.common.commands import environment, run
 

@@ -28,7 +28,7 @@ OPTIONS = {
     },
     "compare": {
         "--budget", "--cuda-as-cpu", "--exact", "--false-alarm", "--help", "--jobs", "--json", "--own", "--per-node",
-        "--ranks", "--script", "-h", "-j", "'SCRIPT ...'",
+        "--ranks", "--script", "--seed", "-h", "-j", "'SCRIPT ...'",
     },
     "power": {"--adapter", "--cases", "--family", "--help", "--json", "--world-size", "-h"},
     "simulate": {
