@@ -272,7 +272,7 @@ REFUSED_BY_GLOO = {
 """By call, on one rank, words of our refusal."""
 
 
-@pytest.mark.parametrize("call", REFUSED_BY_GLOO)
+@pytest.mark.parametrize("call", [call for call in REFUSED_BY_GLOO if hasattr(dist, call[5 : call.index("(")])])
 def test_what_gloo_refuses_is_refused(call: str) -> None:
     names = {"dist": dist, "torch": torch}
 

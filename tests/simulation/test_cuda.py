@@ -246,7 +246,8 @@ def test_every_name_of_torch_cuda_is_played_left_alone_or_refused_by_name() -> N
 
     (said,) = _play(program, 1).returned
     refused = {name for name, text in said.items() if text == f"{name} is not played on the CPU"}
-    assert {"torch.cuda.CUDAGraph", "torch.cuda.make_graphed_callables", "torch.accelerator.Graph"} <= refused
+    assert {"torch.cuda.CUDAGraph", "torch.cuda.make_graphed_callables"} <= refused
+    assert ("torch.accelerator.Graph" in refused) == hasattr(torch.accelerator, "Graph")  # not in torch 2.11
     others = {name: text for name, text in said.items() if name not in refused}
     assert all("argument" in text or name == "torch.cuda.cudaStatus" for name, text in others.items()), others
 

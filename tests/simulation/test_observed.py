@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch
 from fsdpcheck import simulate
 from fsdpcheck.execution import SchedulePolicy
 from tests.common.commands import run, start
+from tests.common.releases import all_gather_single, reduce_scatter_single
 
 
 class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -36,9 +37,9 @@ def _every_collective() -> list[float]:
     dist.broadcast(one, 0)
     dist.reduce(torch.empty_like(one), 0)
     dist.barrier()
-    dist.all_gather_single(all_, one)
+    all_gather_single(all_, one)
     dist.all_gather([*all_.split(1)], one)
-    dist.reduce_scatter_single(one, all_)
+    reduce_scatter_single(one, all_)
     dist.reduce_scatter(one, [*all_.split(1)])
     dist.gather(one, [*all_.split(1)] if rank == 0 else None)
     dist.scatter(one, [*all_.split(1)] if rank == 0 else None)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from fsdpcheck import simulate
+from tests.common.releases import meet
 
 
 def _tcp(folder: Path) -> dist.Store:
@@ -37,13 +38,13 @@ def test_a_store_is_one_for_all_ranks(make: Callable[[Path], dist.Store], tmp_pa
         else:
             store.set("there", "x")
         values = store.multi_get(["a", "b"])
-        store.barrier("both", 2)
+        meet(store, "both", 2)
         store.append("both ranks", "z")
         counted = store.add("count", 1)
         store.set(f"count {counted}", "")
         while not store.check([f"count {3 - counted}"]):
             pass
-        store.barrier("before", 2)
+        meet(store, "before", 2)
         changed = store.compare_set("a", "1", "3") if first else store.get("there")
         deleted = store.delete_key("b") if first else None
         return values, store.get("both ranks"), counted, changed, deleted, store.num_keys() > 4

@@ -18,6 +18,7 @@ from torch.distributed.flight_recorder.components.loader import read_dir
 from fsdpcheck import simulate
 from fsdpcheck.traces import checking, flight_recorder, reading
 from fsdpcheck.traces.job import of_simulation
+from tests.common.releases import all_gather_single, reads_dumps_of_gloo, reduce_scatter_single
 
 
 def _all_kinds() -> None:
@@ -26,8 +27,8 @@ def _all_kinds() -> None:
     dist.all_reduce(torch.ones(3))
     dist.broadcast(torch.ones(2, dtype=torch.int64), 1)
     dist.all_gather([torch.zeros(2, 2) for _ in range(size)], torch.ones(2, 2))
-    dist.all_gather_single(torch.zeros(2 * size), torch.ones(2))
-    dist.reduce_scatter_single(torch.zeros(2), torch.ones(2 * size))
+    all_gather_single(torch.zeros(2 * size), torch.ones(2))
+    reduce_scatter_single(torch.zeros(2), torch.ones(2 * size))
     dist.gather(torch.ones(2), [torch.zeros(2) for _ in range(size)] if rank == 0 else None)
     dist.scatter(torch.zeros(2), [torch.ones(2) for _ in range(size)] if rank == 0 else None)
     dist.all_to_all_single(torch.zeros(size), torch.ones(size))
@@ -79,6 +80,7 @@ def _reordered(read: tuple[Any, str], options: Any) -> tuple[Any, Any, str]:
     return read[0], options, read[1]
 
 
+@reads_dumps_of_gloo
 def test_torch_matches_every_collective_of_a_run_without_fault(tmp_path: Path) -> None:
     done = _dumps(_all_kinds, tmp_path)
     base = _torch_says(tmp_path)
@@ -93,6 +95,7 @@ def test_torch_matches_every_collective_of_a_run_without_fault(tmp_path: Path) -
     assert (checking.finding(job), job.notes) == (None, ())
 
 
+@reads_dumps_of_gloo
 def test_torch_misses_the_rank_that_never_came(tmp_path: Path) -> None:
     done = _dumps(_one_skips, tmp_path)
     assert done.failure.kind == "deadlock"
