@@ -12,7 +12,6 @@ pytest.importorskip("benchmarks.compared.honest", reason="only a checkout has th
 from benchmarks.compared.honest import HONEST, Honest
 from tests.common.commands import environment, run
 
-BY_DAY = "ddp_mlp"
 _WATCHED = """
 import hashlib, os, runpy, sys, threading
 import torch
@@ -44,10 +43,8 @@ def _digests(folder: Path) -> list[str]:
     return [(folder / str(rank)).read_text() for rank in range(2)]
 
 
-@pytest.mark.parametrize(
-    "script",
-    [pytest.param(one, marks=[pytest.mark.nightly] * (one.name != BY_DAY), id=one.name) for one in HONEST],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", HONEST, ids=lambda one: one.name)
 def test_every_step_has_the_bits_that_it_has_on_gloo(
     script: Honest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

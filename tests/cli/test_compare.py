@@ -227,6 +227,7 @@ def test_a_command_that_cannot_be_run_is_code_2(tmp_path: Path, words: tuple[str
     assert (code, said in err) == (2, True), err
 
 
+@pytest.mark.nightly
 def test_a_program_is_written_where_something_differs_and_nothing_where_not(tmp_path: Path) -> None:
     code, out, _ = run(_write(tmp_path), "compare", _LINE, "--ranks", "1,2", "--script", "shown.py")
     assert (code, out.splitlines()[-1]) == (0, "script: nothing differs, so shown.py is not written")
@@ -237,6 +238,7 @@ def test_a_program_is_written_where_something_differs_and_nothing_where_not(tmp_
     assert "option lr of 0.weight at step 0" in (tmp_path / "shown.py").read_text()
 
 
+@pytest.mark.nightly
 def test_what_is_exact_is_counted_and_where_it_ends_is_said(tmp_path: Path) -> None:
     changes = ("nn.Tanh()", "nn.ReLU()"), ("AdamW(model.parameters(), lr=0.01)", "SGD(model.parameters(), lr=0.5)")
     folder = _write(tmp_path, *changes, ("nn.functional.mse_loss(model(x), y)", "(model(x) * y).sum() * (world / 8)"))
@@ -248,6 +250,7 @@ def test_what_is_exact_is_counted_and_where_it_ends_is_said(tmp_path: Path) -> N
     assert ("  ended   by aten." in out) == (world["exact"] < 28) == bool(world["exact_up_to"])
 
 
+@pytest.mark.nightly
 def test_what_one_run_writes_is_not_what_the_next_run_reads(tmp_path: Path) -> None:
     save = "if step == 1 and os.path.exists('now'): raise SystemExit(9)\n    if step == 2: open('now', 'w').close()"
     code, out, _ = run(_write(tmp_path, ("# HERE", save)), "compare", _LINE, "--ranks", "1,2")

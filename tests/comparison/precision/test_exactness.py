@@ -76,6 +76,7 @@ def test_an_error_of_a_unit_in_the_last_place_is_found_by_exact_numbers_alone(tm
     assert (exact.first.threshold, exact.first.apart / exact.first.size < 1e-14) == (0.0, True)
 
 
+@pytest.mark.nightly
 def test_a_logarithm_ends_exactness_and_its_line_is_told(tmp_path: Path) -> None:
     loss = "nn.functional.cross_entropy(model(x), x[:, 0].gt(0).long())"
     world = _world(tmp_path, True, ("model(x).sum() * (world / 8)", loss))
