@@ -140,7 +140,8 @@ def test_states_of_a_zero_optimizer_are_their_owners(tmp_path: Path) -> None:
     assert observed.observation.ranks[0].steps == [2]
 
 
-def test_what_fsdp_had_gathered_at_the_first_forward_is_known_to_the_optimizer_by_its_shards(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_fsdp_had_gathered_at_the_first_forward_and_has_freed_is_not_read(tmp_path: Path, size: int) -> None:
     source = """
     from torch.distributed.fsdp import fully_shard
     model = fully_shard(Net())
@@ -150,7 +151,7 @@ def test_what_fsdp_had_gathered_at_the_first_forward_is_known_to_the_optimizer_b
         model(x).sum().backward()
         optimizer.step()
     """
-    observed = observe(tmp_path, source, 2)
+    observed = observe(tmp_path, source, size)
     assert observed.notes == []
     assert sorted(observed.values("parameter", 1)) == PLAIN
 
