@@ -29,6 +29,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks.revision import revision
+
 ROOT: Final = Path(__file__).parent.parent
 FILE: Final = ROOT / "docs" / "gpu.json"
 _WITNESSES: Final = ROOT / "tests" / "witnesses.json"
@@ -65,7 +67,7 @@ def lines(device: str = "cuda", file: str = "", rows: str = "*") -> Iterator[str
     kept = (
         {row["name"]: Row(**row) for row in json.loads(where.read_text())["rows"]} if where and where.exists() else {}
     )
-    failed, commit = False, _commit()
+    failed, commit = False, revision(short=False)
     for name, measure in ROWS.items():
         if fnmatchcase(name, rows):
             row = kept[name] = _measured(name, measure, device, commit)
@@ -76,11 +78,6 @@ def lines(device: str = "cuda", file: str = "", rows: str = "*") -> Iterator[str
                 where.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if failed:
         raise SystemExit(1)
-
-
-def _commit() -> str:
-    command = ["git", "rev-parse", "HEAD"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 def _measured(name: str, measure: Callable[[str], list[str]], device: str, commit: str) -> Row:
@@ -177,8 +174,8 @@ def _claim(device: str) -> list[str]:
 def _equal_bits(device: str) -> list[str]:
     """Each witness of a planted fault, without the fault, on both devices.
 
-    Parameters are compared where SGD makes them. Adam divides by a root, and what it makes of equal gradients is
-    rounded otherwise on a GPU (multiply and add in one; 15 of the cases on an H200): until its first step all is equal.
+    Parameters are compared where SGD makes them. Adam divides by a root, and what it makes of equal gradients was
+    rounded otherwise on an H200; from its second step on gradients are of other parameters.
     """
     from fsdpcheck.engines.simulated import SimulatedEngine
     from fsdpcheck.judging.run import Run
@@ -188,15 +185,15 @@ def _equal_bits(device: str) -> list[str]:
     try:
         for adapter in _ADAPTERS:
             here, there = (Run(engine, adapter) for engine in engines)
-            cases, refused = list(_cases(here)), 0
+            cases, refused, adam = list(_cases(here)), 0, 0
             for number, case in enumerate(cases):
                 right = here(case, {"params", "grads"})
                 if right.failure is not None:  # a case that is there to be refused
                     refused += 1
                     continue
+                adam += not _sgd(case)
                 found = _difference(right, there(case, {"params", "grads"}), 0 if _sgd(case) else 1)
                 differing += [f"{adapter}, case {number}: {found}; {case.to_json()}"] if found else []
-            adam = sum(not _sgd(case) for case in cases)
             compared = f"{len(cases) - refused} cases, gradients and parameters of every rank and step compared"
             told.append(f"{adapter}: {compared}; of {adam} with Adam gradients of the first step alone")
     finally:

@@ -20,7 +20,6 @@ import importlib.util
 import itertools
 import platform
 import random
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -31,6 +30,7 @@ import hypothesis
 import torch
 
 from benchmarks.kept import Kept
+from benchmarks.revision import revision
 from fsdpcheck import adapters
 from fsdpcheck.adapters.contract import WITHOUT_MODEL
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -172,10 +172,9 @@ def alarms(row: Mapping[str, Any]) -> bool:
 
 
 def _where() -> dict[str, str]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RECORD.parent)
     releases = f"python {platform.python_version()}, torch {torch.__version__}, hypothesis {hypothesis.__version__}"
     return {
-        "commit": commit.stdout.strip(),
+        "commit": revision(),
         "releases": releases,
         "cpu": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
     }

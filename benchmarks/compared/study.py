@@ -9,13 +9,11 @@ said of the same runs. A row that is there is not run again; ``--shard K/N`` run
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +22,7 @@ import torch
 from benchmarks.compared.bugs import BUGS
 from benchmarks.compared.honest import HONEST
 from benchmarks.compared.tables import lines as of_document
+from benchmarks.revision import revision
 from fsdpcheck.comparison.command_line import read
 from fsdpcheck.comparison.compare import compare
 from fsdpcheck.comparison.kept_runs import Runs
@@ -127,7 +126,7 @@ def judged(item: Item) -> dict[str, Any]:
         line = read(f"{script} {item.line}")
         runs, began = Runs(line, Options(show=False), item.ranks[0]), time.process_time() + _of_children()
         row: dict[str, Any] = {"name": item.name, "wanted": item.wanted, "cause": item.cause, "ranks": list(item.ranks)}
-        row["commit"] = _commit()
+        row["commit"] = revision()
         try:
             found = compare(line, item.ranks, Options(show=False), runs=runs)
         except FsdpcheckError as error:
@@ -135,13 +134,6 @@ def judged(item: Item) -> dict[str, Any]:
         worlds = [_world(world) for world in found.worlds]
         said = {"says": found.says, "why": found.why, "runs": found.runs, "observables": _most(found.worlds)}
         return row | said | {"worlds": worlds, "seconds": _since(began), "allclose": allclose(runs, item.ranks)}
-
-
-@cache
-def _commit() -> str:
-    command = ["git", "rev-parse", "--short=7", "HEAD"]
-    done = subprocess.run(command, cwd=RECORD.parent, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
 
 
 def _since(began: float) -> float:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from benchmarks.night.slices import Slice
+from benchmarks.revision import revision
 
 ROOT: Final = Path(__file__).parents[2]
 RECORD: Final = ROOT / "benchmarks" / "night.jsonl"
@@ -38,10 +39,9 @@ def release() -> str:
 def stamp(folders: Iterable[str]) -> Row:
     """Where and when: commit (``+``: with changes to ``folders``), torch, python, date."""
     asked: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "check": False}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **asked).stdout.strip()
     changed = subprocess.run(["git", "status", "--porcelain", "--", *folders], **asked).stdout.strip()
     return {
-        "commit": commit + "+" * bool(changed),
+        "commit": revision() + "+" * bool(changed),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -62,7 +62,7 @@ def test_a_row_runs_is_skipped_or_fails_alone_and_all_are_written(
     assert (_rows(file), code) == (wanted, 1)
     assert any("RuntimeError: other bits" in line for line in told)
     assert any("scipy is not installed" in line for line in told)
-    monkeypatch.setattr(gpu, "_commit", lambda: "of later")
+    monkeypatch.setattr(gpu, "revision", lambda short: "of later")
     assert _run("cpu", str(file), "poison")[1] == 0
     assert _rows(file) == {"poison": "ran", **wanted}, "rows that are not measured again stay"
     later = [row["name"] for row in json.loads(file.read_text())["rows"] if row["commit"] == "of later"]

@@ -250,7 +250,7 @@ def test_every_pipeline_schedule_gives_the_gradients_of_one_device(name: str, st
 
 
 def test_a_pipeline_may_receive_what_nobody_reads_in_one_buffer() -> None:
-    """As the schedules of torch 2.11 open their connections; a program that does so by itself is told."""
+    """As the schedules of torch 2.11 open their connections; a program that does so by itself is reported."""
     from torch.distributed.pipelining import PipelineStage, schedules
 
     def _initialize_stage(stage: PipelineStage) -> None:
