@@ -191,11 +191,15 @@ class Judge:
         )
         if wrong:
             return self._explained(world, found, wrong[0])
-        return replace(world, precision=self._precision(found), causes=self._flips() if undecidable else ())
+        return replace(world, precision=self._precision(found), causes=self._unsteady() if undecidable else ())
 
-    def _flips(self) -> tuple[Cause, ...]:
-        """What noise makes an operator choose otherwise, of either world: why nothing can be decided."""
+    def _unsteady(self) -> tuple[Cause, ...]:
+        """Why nothing can be decided: with noise a world fails, or an operator chooses otherwise."""
         done = self.runs.done
+        for run in self.raised:
+            for noisy in with_noise(run, NOISY):
+                if noisy in done and (failure := done[noisy].failure) is not None:
+                    return (Cause("", f"with noise of rounding it fails: {failure.text.splitlines()[0]}"),)
         told = (first_flip(done[run], [done[noisy] for noisy in with_noise(run, NOISY)]) for run in self.raised)
         return tuple(Cause("", text) for text in dict.fromkeys(filter(None, told)))[:1]
 

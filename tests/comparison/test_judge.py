@@ -95,6 +95,15 @@ def test_a_world_that_fails_is_told_and_one_that_fails_in_float64_is_undecidable
     assert (world.says, world.causes[0].text) == ("undecidable", "in float64 it fails: ValueError: no")
 
 
+def test_a_world_that_fails_with_noise_alone_is_undecidable_and_says_so() -> None:
+    noisy = with_noise(_judge(0.0)[0].raised[1], NOISY)
+    judge, runs = _judge(1e-10, noisy)
+    runs.noisy = 1.0
+    runs.get(noisy)
+    world = judge.world()
+    assert (world.says, world.causes[0].text) == ("undecidable", "with noise of rounding it fails: ValueError: no")
+
+
 @pytest.mark.parametrize(("noise", "why"), [({1: 1e-2, 2: 2e-2}, ""), ({1: 1e-7, 2: 2e-2}, "lower precision")])
 def test_noise_that_moves_more_ranks_much_further_is_a_lower_precision(noise: dict[int, float], why: str) -> None:
     judge, runs = _judge(0.0)

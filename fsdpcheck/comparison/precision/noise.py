@@ -89,8 +89,8 @@ class Noise:
         count = tensor.numel()
         size = max(_SMALLEST, count.bit_length())
         if size > _LARGEST:
-            return _drawn(mixed >> 1, count).to(tensor.dtype).view(tensor.shape)
-        pool = _pool(self._seed, size, tensor.dtype)
+            return _drawn(mixed >> 1, count).to(tensor.device, tensor.dtype).view(tensor.shape)
+        pool = _pool(self._seed, size, tensor.dtype, tensor.device)
         first = mixed & ((1 << size) - 1)
         if tensor.is_contiguous():
             return torch.as_strided(pool, tensor.shape, tensor.stride(), first)
@@ -98,15 +98,15 @@ class Noise:
 
 
 @functools.lru_cache(maxsize=8)
-def _pool(seed: int, size: int, kind: torch.dtype) -> Tensor:
-    """2 ** size numbers of U(-1, 1), twice, so that each may be the first."""
+def _pool(seed: int, size: int, kind: torch.dtype, device: torch.device) -> Tensor:
+    """2 ** size numbers of U(-1, 1), twice, so that each may be the first; the same numbers on every device."""
     once = _drawn(seed, 1 << size)
-    return torch.cat((once, once)).to(kind)
+    return torch.cat((once, once)).to(device, kind)
 
 
 def _drawn(seed: int, count: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.empty(count, dtype=torch.float64).uniform_(-1, 1, generator=generator)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.empty(count, dtype=torch.float64, device="cpu").uniform_(-1, 1, generator=generator)
 
 
 def _digest(value: Any) -> int:

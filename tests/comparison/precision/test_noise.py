@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
 from fsdpcheck.comparison.precision.entering import in_arithmetic
 from fsdpcheck.comparison.precision.entrances import installed
+from fsdpcheck.comparison.precision.noise import Noise
 
 
 def with_noise(function: Callable[[], Any], seed: int | None = 1, rank: int = 0) -> Any:
@@ -112,3 +113,10 @@ def test_noise_warns_of_nothing_and_leaves_gradients_to_the_script() -> None:
         return grad
 
     assert float(with_noise(gradient)) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("size", [5, 1 << 23])
+def test_noise_is_where_the_tensor_is(size: int) -> None:
+    """A device that holds no numbers stands for a GPU."""
+    tensor = torch.empty(size, device="meta")
+    assert Noise(3)._uniform(tensor, 7).device == tensor.device
