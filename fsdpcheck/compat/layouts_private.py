@@ -119,11 +119,12 @@ def layout_of(tensor: Any) -> Layout | None:
 
 def _taken(placement: Any, length: int, size: int, here: int) -> Tensor:
     """Which of ``length`` indices the part ``here`` of ``size`` has, in order."""
-    from torch.distributed.tensor.placement_types import _StridedShard, _StridedShardOffsetMode
+    from torch.distributed.tensor.placement_types import _StridedShard
 
-    if isinstance(placement, _StridedShard):
-        offsets = placement.local_shard_size_and_offset(length, size, here, _StridedShardOffsetMode.ALL)[1]
-        return torch.tensor(offsets, dtype=torch.int64, device="cpu")
+    if isinstance(placement, _StridedShard):  # each piece is shared out by itself. Tried: 2.11.0 (read), 2.13.0
+        everything = torch.arange(length, device="cpu")
+        pieces = [torch.chunk(piece, size) for piece in torch.chunk(everything, int(placement.split_factor))]
+        return torch.cat([everything[:0], *(parts[here] for parts in pieces if here < len(parts))])
     most = -(-length // size)  # as torch.chunk
     return torch.arange(min(length, most * here), min(length, most * (here + 1)), device="cpu")
 

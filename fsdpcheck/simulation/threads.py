@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from fsdpcheck.compat import (
     blocking_private,
+    cuda_private,
     defaults_private,
     dtensor_private,
     dynamo_private,
@@ -95,6 +96,7 @@ class Pool:
             affinity.gather_on_one_core(self._threads)
         with (
             groups_private.isolated_threads(self._world),
+            cuda_private.guard_that_outlives_threads(),
             self._meshes.in_place(),
             groups_private.groups_of_ranks(partial(_rank, run), self._meet, self._making, _makes_a_group),
             blocking_private.stores_of_ranks(current_rank, self.store.at),

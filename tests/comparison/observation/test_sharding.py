@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.tensor.placement_types import _StridedShard
 
+from fsdpcheck.compat import layouts_private
 from tests.comparison.observation.observing import Observed, observe, same
 
 FSDP1 = """
@@ -160,3 +164,11 @@ def test_parts_make_the_whole_of_one_rank(tmp_path: Path, sharding: str) -> None
 )
 def test_so_they_do_on_meshes_of_two_dimensions(tmp_path: Path, sharding: str) -> None:
     _agree(observe(tmp_path, ON_FOUR[sharding], 1), observe(tmp_path, ON_FOUR[sharding], 4))
+
+
+def test_the_part_of_a_strided_shard_is_the_one_that_torch_cuts() -> None:
+    for length, factor, size in product(range(14), range(1, 5), range(1, 5)):
+        placement = _StridedShard(0, split_factor=factor)
+        cut, _ = placement._split_tensor(torch.arange(length), size, with_padding=False)
+        for here in range(size):
+            assert layouts_private._taken(placement, length, size, here).tolist() == cut[here].tolist()
