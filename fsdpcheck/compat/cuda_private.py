@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -23,23 +21,16 @@ def guard_that_outlives_threads() -> Iterator[None]:
 
     torch built for CUDA, where no GPU is seen: with every fake mode that is entered (each operator on a sharded tensor
     enters one), releases before 2.12 put a guard there that ends with the thread, and the next fake mode reads freed
-    memory (pytorch/pytorch#178950; 12 crashes in a run of 4,200 tests on 2.11.0). Here the thread that opens this puts
-    its own there, once. Elsewhere nothing is done. Tried: 2.13.0.
+    memory (pytorch/pytorch#178950; 12 crashes in a run of 4,200 tests on 2.11.0). Here none is put there: it is for
+    fake tensors of "cuda", and with it autograd starts a thread for CUDA, after which no forked process may call
+    backward. Where a GPU is seen torch puts none there by itself. Tried: 2.13.0.
     """
     c: Any = cast(Any, torch)._C
-    ensure = getattr(c, "_ensureCUDADeviceGuardSet", None)
-    if ensure is None or torch.version.cuda is None or _number_of_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")):
+    if torch.version.cuda is None or not hasattr(c, "_ensureCUDADeviceGuardSet"):
         yield
         return
-    ensure()
     with replaced(c, _ensureCUDADeviceGuardSet=lambda: None):
         yield
-
-
-@functools.cache
-def _number_of_gpus(visible: str | None) -> int:
-    """Asked of NVML, so a forked process can use them still; once, for it takes milliseconds."""
-    return torch.cuda.device_count()
 
 
 NO_SYNC_BATCH_NORM = "_passing_sync_batchnorm_handle"
