@@ -23,6 +23,7 @@ from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
 from fsdpcheck.program.probe import GRAPHS
+from tests.common.releases import resets_iterations
 
 CASE = TrainingCase(ModelSpec((LayerSpec(1),)))
 TWO_MICRO_BATCHES = TrainingCase(
@@ -185,6 +186,7 @@ def test_a_divide_factor_is_applied_twice_on_replicas_of_one_shard(engine: Simul
     assert torch.equal(found["tail.linear0.weight"], right / 4)
 
 
+@resets_iterations
 def test_what_reset_iter_state_leaves_behind(engine: SimulatedEngine) -> None:
     """Torch 2.13 keeps gradients of micro-batches that were not reduced, although it documents that it drops them."""
     watched = (probes.interrupt_later,)

@@ -14,6 +14,7 @@ from fsdpcheck.impl.clipping.modes import Mode
 from fsdpcheck.impl.clipping.private_backward import Privacy
 from fsdpcheck.impl.clipping.rules import Flat
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.common.releases import with_a_way_back
 from tests.common.tables import each
 from tests.impl.network import BOOKKEEPING, X, Y, loss, network, per_sample, squared_norm
 from tests.impl.ways import WAYS, sgd
@@ -73,7 +74,7 @@ def test_computing_in_bfloat16_on_small_integers_is_exact(ranks: Ranks, way: str
 
 @each("mode", [None, Mode(), BOOKKEEPING], ids=["plain", "two_pass", "bookkeeping"])
 @each("sync_every", [True, False])
-@each("way", WAYS)
+@each("way", with_a_way_back(WAYS))
 def test_micro_batches_are_added_up_in_the_parameters_precision(
     ranks: Ranks, way: str, sync_every: bool, mode: Mode | None
 ) -> None:

@@ -19,8 +19,14 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from fsdpcheck.adapters.builtin._mesh import SHARD, mesh_of
-from fsdpcheck.adapters.contract import Setup
+from fsdpcheck.adapters.contract import Promise, Setup
 
+_HAS_A_WAY_BACK = hasattr(fsdp.FSDPModule, "reset_iter_state")
+WAY_BACK: frozenset[Promise] = frozenset({"interrupts"} if _HAS_A_WAY_BACK else ())
+"""What is promised where ``reset_iter_state`` is found: since torch 2.13."""
+NO_WAY_BACK: dict[str, str] = (
+    {} if _HAS_A_WAY_BACK else {"interrupts": "has no way back from a step that raised, before torch 2.13"}
+)
 PAIRS = 2
 """Ranks over which "groups-of-two" shards after the forward."""
 
@@ -187,6 +193,8 @@ class Uses:
 
         It keeps gradients of micro-batches that were not reduced, which only the next forward shows.
         """
+        if not _HAS_A_WAY_BACK:
+            return
         self._root.reset_iter_state()
         if not self._by_the_book:
             for module in self._root.modules():

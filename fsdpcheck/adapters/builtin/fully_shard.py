@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.adapters.builtin import _torch_sampler
-from fsdpcheck.adapters.builtin._fsdp2_features import Uses, shard
+from fsdpcheck.adapters.builtin._fsdp2_features import NO_WAY_BACK, WAY_BACK, Uses, shard
 from fsdpcheck.adapters.builtin._gather import full_values, local_tensors
 from fsdpcheck.adapters.builtin._torch_common import ACCEPTS, PLAIN_REASONS, local_loss
 from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
 from fsdpcheck.adapters.contract import Batch, Features, GlobalNormRule, Promise, Setup
 
-_LIFECYCLE: frozenset[Promise] = frozenset({"hooks", "parameter-hooks", "memory", "copies", "interrupts"})
+_LIFECYCLE: frozenset[Promise] = frozenset({"hooks", "parameter-hooks", "memory", "copies", *WAY_BACK})
 _FEATURES: frozenset[Promise] = frozenset(
     {
         "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",
@@ -90,6 +90,7 @@ class FullyShard:
             "padding.zero": "a DTensor hides the padding of its last shard; it has no public view of it",
             "padding.unread": "a DTensor hides the padding of its last shard; it has no public view of it",
             "lifecycle": "gathers the next unit ahead, and has no public view of what is gathered",
+            **NO_WAY_BACK,
         },
     )
 

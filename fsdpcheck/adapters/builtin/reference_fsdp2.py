@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from fsdpcheck.adapters.builtin._fsdp2_features import NO_WAY_BACK
 from fsdpcheck.adapters.builtin._mesh import mesh_of
 from fsdpcheck.adapters.builtin.reference import Reference
 from fsdpcheck.adapters.contract import ArithmeticRule, Setup
@@ -25,7 +26,7 @@ class ReferenceFsdp2(Reference):
     features = replace(
         Reference.features,
         promises=Reference.features.promises
-        - {"padding.zero", "padding.unread", "lifecycle", "kernels", "epochs", "poisson", "same-draws"}
+        - {"padding.zero", "padding.unread", "lifecycle", "kernels", "epochs", "poisson", "same-draws", *NO_WAY_BACK}
         | {"parameter-hooks", "features.prefetch", "features.no-gather", "features.ignored"},
         observables=Reference.features.observables - {"shards", "units"},
         arithmetic=ArithmeticRule(unused="zero-if-private"),
@@ -37,6 +38,7 @@ class ReferenceFsdp2(Reference):
             "features": "its own loop decides what is gathered and reduced when, and shards rows",
             "lifecycle": "fully_shard gathers the next unit ahead, and has no public view of what is gathered",
             **dict.fromkeys(("kernels", "epochs", "poisson", "same-draws"), _SHARED),
+            **NO_WAY_BACK,
         },
     )
 

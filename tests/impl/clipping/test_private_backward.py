@@ -15,6 +15,7 @@ from fsdpcheck.impl.clipping.nonfinite_samples import NonFiniteNorm
 from fsdpcheck.impl.clipping.private_backward import Privacy
 from fsdpcheck.impl.clipping.rules import Automatic, Flat, PerLayer
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.common.releases import with_a_way_back
 from tests.common.tables import each, every_pair
 from tests.impl.network import BOOKKEEPING, SIZES, X, Y, loss, network, per_sample, squared_norm, stepped
 from tests.impl.ways import WAYS, sgd
@@ -169,7 +170,7 @@ def test_a_sample_is_left_out_exactly_if_it_is_named(ranks: Ranks, groups: int) 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("mode", [Mode(), BOOKKEEPING], ids=["two_pass", "bookkeeping"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", with_a_way_back(WAYS))
 def test_after_an_exception_the_next_step_is_clean(ranks: Ranks, way: str, mode: Mode, where: str) -> None:
     """All ranks raise in a step; the next one equals the first step of a fresh trainer."""
 

@@ -22,6 +22,7 @@ from fsdpcheck.impl.sharding import collectives
 from fsdpcheck.impl.sharding.fsdp2_model import PerParameterModel
 from fsdpcheck.impl.sharding.protocol import Sharded
 from fsdpcheck.impl.trainer import MicroBatch, Options, Trainer
+from tests.common.releases import resets_iterations
 from tests.common.tables import each
 from tests.impl import training
 from tests.impl.network import SIZES, X, Y, loss, network
@@ -137,6 +138,7 @@ def test_what_cannot_be_sharded_can_be_left_out(ranks: Ranks) -> None:
     ranks(body, 2)
 
 
+@resets_iterations
 def test_after_a_step_that_raised_nothing_of_it_is_left(ranks: Ranks) -> None:
     def body(rank: int) -> None:
         wanted = stepped(rank, 2, OPTIONS["plain"], LEFT_OUT)
