@@ -18,7 +18,7 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
     "engines": ("engines", "engine_ratios", "cases a second: simulated ranks over torch's threads and over processes"),
     "private": ("private_step", "lines", "a private step over a plain one, on the CPU"),
     "kernels": ("kernels", "lines", "kernels over cuBLAS, and their fraction of the floor; on a GPU"),
-    "gpu": ("gpu", "lines", "[DEVICE [FILE [ROWS]]]: all that a GPU can say, into docs/gpu.json; not yet run on one"),
+    "gpu": ("gpu", "lines", "[DEVICE [FILE [ROWS]]]: all that a GPU can say, into docs/gpu.json"),
     "accuracy": ("norm_accuracy", "report", "[SAMPLES LENGTH WIDTH]: errors of squared norms by form and arithmetic"),
     "schedules": ("agreement", "schedules", "[N]: cases that give other bits in reverse order, of N"),
     "processes": ("agreement", "processes", "[N]: cases that gloo processes and simulated ranks disagree on, of N"),

