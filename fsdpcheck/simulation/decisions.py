@@ -18,8 +18,9 @@ import binascii
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.simulation.scheduler import Baton
@@ -70,6 +71,19 @@ class Step:
     chosen: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """A rank's own thread was woken, but another thread of the rank called before it went on; both with their lines."""
+
+    rank: int
+    where: str
+    call: str
+    thread: str
+
+
+LATE: Final = "woken threads go on late"
+"""A rule that stands among the decisions of an order, for all of it (simulation/thread_order.py)."""
+_RULES: Final = (LATE,)
 Choose = Callable[[Sequence[Option]], Option]
 
 
@@ -78,7 +92,7 @@ class Decisions:
 
     def __init__(
         self,
-        wanted: Iterable[str] = (),
+        wanted: Sequence[str] = (),
         otherwise: Choose = lambda options: options[0],
         refilled: Collection[str] = (),
     ) -> None:
@@ -89,7 +103,11 @@ class Decisions:
         self.idle: dict[int, list[Option]] = {}
         """Of ranks that do what changes nothing: what they do if no other can go on."""
         self.refilled = refilled
-        self._wanted, self._otherwise = list(wanted), otherwise
+        self.rules = [key for key in wanted if key in _RULES]
+        """What of ``wanted`` is no decision, but a rule for all of the run."""
+        self.woken: list[Woken] = []
+        """In a run that is `LATE`: which calls went before."""
+        self._wanted, self._otherwise = [key for key in wanted if key not in _RULES], otherwise
         self._numbers: Counter[str] = Counter()
         self._known: dict[int, dict[int, int]] = {}
         self._written: dict[tuple[object, ...], dict[int, int]] = {}

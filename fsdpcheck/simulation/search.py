@@ -11,10 +11,11 @@ from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.execution import Failure, RankState
 from fsdpcheck.simulation import smaller_worlds
 from fsdpcheck.simulation.comparison import compared
-from fsdpcheck.simulation.decisions import Decisions, alternatives
+from fsdpcheck.simulation.decisions import LATE, Decisions, alternatives
 from fsdpcheck.simulation.priorities import DEPTH, Drawn, Priorities, choices, takers
 from fsdpcheck.simulation.repetition import OTHERWISE, Once, repeated
 from fsdpcheck.simulation.simulate import Options, Simulation, simulated
+from fsdpcheck.simulation.stragglers import VOID
 
 MOST_SCHEDULES: Final = 1000
 DRAWN: Final = 100
@@ -88,6 +89,7 @@ def search(
     Orders differ in who is received by a receive from any source, in who uses a key of a store or a file first, in
     which of a rank's threads calls first, makes a group first or takes a lock first, and in what a work answers that is
     polled: 'not yet' is tried once a work. Everything else that ranks exchange comes to the same end in every order.
+    Where threads of a rank call, one order more lets its own thread, where it was woken, go on late.
     Where ``most`` are not all, ``drawn`` more are drawn at random (simulation/priorities.py), each of which finds a bug
     with the probability that ``Search.drawn`` names. The search stops at the first order that fails, or whose ranks
     return something else than the first order's ("order"), and takes from it the decisions that the failure does not
@@ -134,8 +136,10 @@ def every_order(once: Once, most: int = MOST_SCHEDULES, drawn: int = 0) -> Searc
         else:
             voids, failed = repeated(once, tries.first, tries.begun)
             tries.voids |= set(voids)
-            return tries.ended(complete=True) if failed is None else Search(failed, tries.count, complete=False)
-    return _draw(tries, drawn) if drawn else tries.ended(complete=False)
+            if failed is not None:
+                return Search(failed, tries.count, complete=False)
+            return tries.late() or tries.ended(complete=True)
+    return _draw(tries, drawn) if drawn else tries.late() or tries.ended(complete=False)
 
 
 def some_orders(once: Once, most: int, seed: int = 0, depth: int = DEPTH) -> Search:
@@ -146,7 +150,7 @@ def some_orders(once: Once, most: int, seed: int = 0, depth: int = DEPTH) -> Sea
     if done.failure is not None:
         return tries.failed(done, decisions)
     if not tries.choices:
-        return tries.ended(complete=True)
+        return tries.late() or tries.ended(complete=True)
     return _draw(tries, most - 1, seed, depth) if most > 1 else tries.ended(complete=False)
 
 
@@ -161,7 +165,7 @@ def _draw(tries: _Tries, many: int, seed: int = 0, depth: int = DEPTH) -> Search
         tries.drawn = Drawn(number, depth, len(tries.takers), tries.choices, counted)
         if done.failure is not None:
             return tries.failed(done, decisions)
-    return tries.ended(complete=False)
+    return tries.late() or tries.ended(complete=False)
 
 
 class _Tries:
@@ -187,6 +191,15 @@ class _Tries:
         done = compared(self.first, done)
         self.voids |= set(done.voids)
         return done
+
+    def late(self) -> Search | None:
+        """The first order once more, with threads that go on late; None if that comes to the same end, or has none."""
+        decisions = Decisions([LATE, *self.begun])
+        done = compared(self.first, self._once(decisions)) if VOID in self.voids else self.first
+        if not decisions.woken:
+            return None
+        self.count += 1
+        return None if done.failure is None else self.failed(done, decisions)
 
     def failed(self, done: Simulation, decisions: Decisions) -> Search:
         return replace(_shortest(self._once, self.first, done, decisions, self.count), drawn=self.drawn)
@@ -226,7 +239,7 @@ def _go_on(path: list[_Point]) -> bool:
 
 def _shortest(once: Once, first: Simulation, failed: Simulation, decisions: Decisions, count: int) -> Search:
     """The failure, with those decisions only that it needs: each other one is left to chance, one after another."""
-    order = [step.chosen for step in decisions.taken if len(step.options) > 1]
+    order = [*decisions.rules, *(step.chosen for step in decisions.taken if len(step.options) > 1)]
     kind = failed.failure.kind if failed.failure is not None else ""
     for key in list(reversed(order)):
         fewer = [other for other in order if other != key]
@@ -246,6 +259,10 @@ def _shortest(once: Once, first: Simulation, failed: Simulation, decisions: Deci
 def _told(failed: Simulation, failure: Failure, order: Sequence[str], decisions: Decisions) -> Simulation:
     """The same, with the decisions that the failure needs, what else could have been decided, and their lines."""
     lines, states = [], list(failure.ranks)
+    for woken in decisions.woken[:1]:
+        lines.append(f"  decided  rank {woken.rank}: {woken.thread} calls first, at {woken.call}")
+        lines.append(f"  not      rank {woken.rank}: its own thread, which was woken, goes on, at {woken.where}")
+        states += [RankState(woken.rank, "decided", LATE, at) for at in (woken.call, woken.where)]
     for step in decisions.taken:
         if step.chosen in order:
             others = [key for key in step.options if key != step.chosen]

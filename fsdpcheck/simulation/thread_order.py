@@ -6,8 +6,11 @@ is about to make such a call waits until all other threads of its rank have come
 in a lock, a queue or a join; each that has come to a call of the same kind could then be first, and one is chosen. So
 no thread is ever put before another that the program makes it wait for.
 
+A rank's own thread that another thread has woken goes on before any of them calls; in an order that is `LATE`, after
+they have called whatever they can without it. Such an order shows a buffer that a thread hands over and overwrites.
+
 Not tried: an order in which a thread makes a second call, or one for which it first needs what another rank does,
-before the first of another; and what threads do to each other between calls. Both are voids (simulation/stragglers.py).
+before the first of another; and what else threads do to each other between calls. Both are voids (stragglers.py).
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fsdpcheck.simulation.decisions import Access, Decisions, Option
+from fsdpcheck.simulation.decisions import LATE, Access, Decisions, Option, Woken
 from fsdpcheck.simulation.waits import stands
 
 NOT_SETTLED: Final = "a thread of a rank computed, slept or waited with a time-out while another called"
@@ -34,11 +37,15 @@ _wait, _sleep = threading.Condition.wait, time.sleep
 
 @dataclass(frozen=True, eq=False)
 class Caller:
-    """A thread that is about to make a call. ``thread``: its name in every run; ``shared``: what the order is of."""
+    """A thread that is about to make a call. ``thread``: its name in every run; ``shared``: what the order is of.
+
+    ``woken``: it is the rank's own, and has waited for something instead.
+    """
 
     thread: str
     shared: tuple[Hashable, ...]
     where: str
+    woken: bool = False
 
 
 class TurnLock:
@@ -118,13 +125,26 @@ class ThreadOrder:
     def let_others_go_first(self, me: Caller, settled: Callable[[], bool]) -> None:
         """With the turn: until it is decided that this caller is next. ``settled`` waits until no other moves."""
         while settled():
-            here = sorted([*self._coming, me], key=lambda caller: caller.thread)
-            rivals = [caller for caller in here if caller.shared == me.shared]
-            chosen = self._chosen(rivals) if len(rivals) > 1 else here[0]  # as in every run, if it does not matter
+            chosen = self._next(me, sorted([*self._coming, me], key=lambda caller: caller.thread))
             if chosen is me:
                 return
             self._lock.release(chosen)
             self._lock.acquire()
+
+    def _next(self, me: Caller, here: Sequence[Caller]) -> Caller:
+        woken = [caller for caller in here if caller.woken]
+        callers = [caller for caller in here if not caller.woken]
+        if woken and (not callers or not self.is_late):
+            return woken[0]
+        if woken:
+            self._decisions.woken.append(Woken(self._rank, woken[0].where, callers[0].where, callers[0].thread))
+        rivals = [caller for caller in callers if caller.shared == me.shared]
+        return self._chosen(rivals) if len(rivals) > 1 else callers[0]  # as in every run, if it does not matter
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a rank's own thread that was woken goes on after the others."""
+        return LATE in self._decisions.rules
 
     def _chosen(self, callers: Sequence[Caller]) -> Caller:
         what = " ".join(str(part) for part in callers[0].shared)

@@ -68,11 +68,13 @@ class Turn:
     @contextmanager
     def given_up(self) -> Iterator[None]:
         """While open, the rank's own thread waits and its other threads may call. May raise Aborted at the end."""
+        woken = None if self._order is None else Caller(here.thread, (), where(sys._getframe(3)), woken=True)
         self._let_go()
         try:
             yield
         finally:
-            self._lock.acquire()
+            if not self._acquire(woken) and woken is not None and self._order is not None and self._order.is_late:
+                self._order.let_others_go_first(woken, self._settled)
             self._baton.stands(self._rank, *self._own)
         if self._baton.aborting:
             raise Aborted

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from fsdpcheck import Search, search, simulate
 from fsdpcheck.simulation import waits
+from fsdpcheck.simulation.decisions import LATE, decoded, encoded
 from fsdpcheck.simulation.turn import SIDE_BY_SIDE
 
 Program = Callable[[int, int], object]
@@ -180,6 +181,75 @@ def received_by_tag(rank: int, size: int) -> object:
     for thread in started(lambda: dist.recv(got[1:], 0, tag=1), lambda: dist.recv(got[:1], 0, tag=0)):
         thread.join()
     return got.tolist()
+
+
+def hands_over_its_buffer(rank: int, size: int, keeps: Callable[[torch.Tensor], torch.Tensor]) -> object:
+    if rank == 0:
+        for step in range(3):
+            dist.send(torch.full((1,), float(step)), 1)
+        return None
+    received: queue.Queue[torch.Tensor] = queue.Queue()
+
+    def receive() -> None:
+        buffer = torch.empty(1)
+        for _ in range(3):
+            dist.recv(buffer, 0)
+            received.put(keeps(buffer))
+
+    (thread,) = started(receive)
+    seen = [received.get().item() for _ in range(3)]
+    thread.join()
+    return seen
+
+
+def hands_over_a_copy(rank: int, size: int) -> object:
+    return hands_over_its_buffer(rank, size, torch.clone)
+
+
+def hands_over_and_waits(rank: int, size: int) -> object:
+    """The buffer itself, which the thread fills again when it was told that it has been read."""
+    buffer, filled, read = torch.empty(1), threading.Semaphore(0), threading.Semaphore(0)
+    if rank == 0:
+        for step in range(3):
+            dist.send(torch.full((1,), float(step)), 1)
+        return None
+
+    def receive() -> None:
+        for _ in range(3):
+            dist.recv(buffer, 0)
+            filled.release()
+            read.acquire()
+
+    (thread,) = started(receive)
+    seen = []
+    for _ in range(3):
+        filled.acquire()
+        seen.append(buffer.item())
+        read.release()
+    thread.join()
+    return seen
+
+
+def test_a_buffer_that_a_thread_hands_over_and_fills_again_is_found_where_the_other_is_slow() -> None:
+    found = tried(lambda rank, size: hands_over_its_buffer(rank, size, lambda buffer: buffer))
+    failure = found.simulation.failure
+    assert failure is not None
+    assert failure.kind == "order"
+    assert "first order    [0.0, 1.0, 2.0]\n" in failure.text, "woken, its own thread goes on at once"
+    assert f"decided  rank 1: thread receive #0 calls first, at {__file__}:" in failure.text
+    assert f"not      rank 1: its own thread, which was woken, goes on, at {__file__}:" in failure.text
+    assert {state.rank for state in failure.ranks} == {1}
+    assert found.order == (LATE,)
+    assert decoded(encoded(found.order)) == found.order
+
+
+@pytest.mark.parametrize("program", [hands_over_a_copy, hands_over_and_waits])
+def test_what_a_thread_hands_over_and_leaves_alone_is_no_finding(program: Program) -> None:
+    found = tried(program)
+    assert found.simulation.failure is None, found.simulation.failure.text
+    assert found.simulation.returned[1] == [0.0, 1.0, 2.0]
+    assert found.complete
+    assert found.schedules == (2 if program is hands_over_a_copy else 1), "it has an order more where they differ"
 
 
 @pytest.mark.parametrize(
