@@ -150,6 +150,7 @@ def test_what_the_harness_itself_did_not_see_is_its_own_error(engine: SimulatedE
             assert_aliased(seen)
 
 
+@pytest.mark.nightly
 def test_a_run_ends_in_an_error_of_the_adapter(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing that could be taken for a pass: exit code 2."""
     asked = ("run", "--adapter", f"{TOY}:nothing", "--law", "padding.zero,lifecycle.gathered", "--world-size", "2")

@@ -53,6 +53,7 @@ def test_every_method_is_tried() -> None:
     assert set(lacking.OF_ADAPTERS) == {name for row in PROMISES.values() for name in row.adapter}
 
 
+@pytest.mark.nightly
 @each(("method", "law"), LAWS.items(), ids=LAWS)
 def test_a_trainer_without_what_is_promised_is_no_finding(engine: SimulatedEngine, method: str, law: str) -> None:
     verdict = check_law(chapters()[law], Run(engine, f"{TOY}:{method}"), world_sizes=(2,), most=1, shrink=False)

@@ -100,6 +100,7 @@ def test_a_mistake_about_ranks_is_found_and_named(tmp_path: Path, change: tuple[
     assert said in out
 
 
+@pytest.mark.nightly
 def test_a_seed_makes_a_script_that_draws_from_the_system_one_to_compare(tmp_path: Path) -> None:
     folder = _write(tmp_path, ("manual_seed(0)", "initial_seed()"))
     code, out, _ = run(folder, "compare", _LINE, "--ranks", "1,2")

@@ -210,7 +210,7 @@ def _interrupt(folder: Path, end: Callable[[subprocess.Popen[str]], None]) -> tu
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_an_interrupt_keeps_what_was_found(tmp_path: Path, number: signal.Signals) -> None:
     code, out, err = _interrupt(tmp_path, lambda process: process.send_signal(number))
     assert code == 130

@@ -284,6 +284,7 @@ else:
 """
 
 
+@pytest.mark.nightly
 def test_a_failure_is_had_again_in_the_smallest_world_that_has_it(folder: Path) -> None:
     (folder / "first.py").write_text(_IN_ORDER)
     shrink = ("--shrink", "--schedules", "60", "--json", "found.json")

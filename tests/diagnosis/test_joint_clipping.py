@@ -125,6 +125,7 @@ def test_gradients_of_fewer_bits_are_named_by_unit_and_type() -> None:
     assert "precision" not in named(diagnosis.of_gradient(PLAIN, 0, {n: v * 1.5 for n, v in right.items()}))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "whose"),
     [("mean", "the whole batch"), pytest.param("mean_of_each_rank", "each rank", marks=pytest.mark.nightly)],

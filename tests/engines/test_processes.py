@@ -118,6 +118,7 @@ def test_gloos_own_words_are_kept(engine: ProcessesEngine) -> None:
     assert "differs between its members in input dtype, output dtype" in failure.text
 
 
+@pytest.mark.nightly
 def test_a_budget_that_runs_out_is_no_progress_and_shows_all_stacks() -> None:
     attributes = ("spins", "keeps_the_machine")
     engines = [ProcessesEngine(budget_seconds=2) for _ in attributes]

@@ -71,7 +71,7 @@ def test_a_kind_of_case_that_alone_fails_is_said_with_counts() -> None:
     "name",
     [
         "summed_not_averaged",
-        "rank_zero_gathers_for_its_log",
+        pytest.param("rank_zero_gathers_for_its_log", marks=pytest.mark.nightly),
         pytest.param("frozen_weight_counted", marks=pytest.mark.nightly),
         pytest.param("factor_off_by_1e_6", marks=pytest.mark.nightly),
     ],
@@ -82,6 +82,7 @@ def test_the_cause_of_a_planted_fault_is_named(name: str, engine: SimulatedEngin
     assert re.search(faults.ALL[name].cause, found.cause), found.cause
 
 
+@pytest.mark.nightly
 def test_evidence_changes_nothing_but_what_is_said(engine: SimulatedEngine) -> None:
     with_evidence, without = (_verdict("complete_norms_summed", engine, shrink=shrink) for shrink in (True, False))
     assert with_evidence.status == without.status == "finding"
@@ -89,6 +90,7 @@ def test_evidence_changes_nothing_but_what_is_said(engine: SimulatedEngine) -> N
     assert with_evidence.finding.stage == "the first to differ, in step 0: the norms"
 
 
+@pytest.mark.nightly
 def test_evidence_ends_with_the_budget_and_is_not_counted_as_judged(engine: SimulatedEngine) -> None:
     law = chapters()["norms.replicated-complete"]
     run = Run(engine, "reference", installs=("fsdpcheck.impl.faults:complete_norms_summed",)).watching(law.observe)

@@ -94,6 +94,7 @@ def test_only_the_asked_world_sizes_are_drawn(run: Run) -> None:
     assert verdict.census["W=3"] == verdict.cases > 0
 
 
+@pytest.mark.nightly
 def test_a_profile_has_its_own_world_sizes(run: Run) -> None:
     """Where none are asked for: five in the quick profile, 13 ranks too in the nightly one, and seldom in ci."""
     shares = {}

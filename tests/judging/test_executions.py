@@ -65,6 +65,7 @@ class Changing(FakeEngine):
         return replace(super().run(request), voids=("again",) if known else ())
 
 
+@pytest.mark.nightly
 def test_what_broke_a_law_by_a_shared_execution_is_judged_again_by_a_new_one() -> None:
     """An implementation that is right in later runs alone is not accused of what another law has seen."""
 

@@ -40,6 +40,7 @@ def _verdict(engine: Engine, kind: str, own: UserModelSpec | None) -> Verdict:
     return check_law(chapters()["training.plain"], run, world_sizes=(2,), shrink=False)
 
 
+@pytest.mark.nightly
 def test_a_refusal_on_every_rank_is_neither_a_finding_nor_a_pass(engine: Engine, own: UserModelSpec) -> None:
     verdict = _verdict(engine, "every_rank", own)
     assert (verdict.status, verdict.cases, verdict.finding, verdict.exit_code) == ("not supported", 0, None, 2)

@@ -157,6 +157,7 @@ def test_the_session_goes_on_with_another_process(engine: SimulatedEngine, tmp_p
     assert statuses == [(law, "error") for law in laws]
 
 
+@pytest.mark.nightly
 def test_a_forward_that_never_ends_is_ended(
     engine: SimulatedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

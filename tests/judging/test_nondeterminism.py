@@ -60,6 +60,7 @@ def test_another_result_each_time_is_told_with_both_values_and_the_place(engine:
     assert "rank 0, before the first step, " in found.where
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("stand_ins")
 def test_state_that_outlives_a_training_is_told_as_that(engine: SimulatedEngine) -> None:
     assert _checked_and_replayed("again", HISTORY, engine).where.endswith("one after another in the same processes")

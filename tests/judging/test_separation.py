@@ -77,6 +77,7 @@ def test_ranks_that_end_their_process_are_a_finding_with_its_smallest_case(
     assert "W = 2; a batch of 1 samples" in found.words
 
 
+@pytest.mark.nightly
 def test_laws_beside_an_implementation_are_no_laws_and_are_named(tmp_path: Path) -> None:
     """They would judge in its own process, or not at all."""
     laws = Path(LAWS).read_text().replace("toy.", "beside.")

@@ -160,6 +160,7 @@ def test_a_planted_fault_is_found_on_a_users_model_and_replayed(
     assert cli.main(["replay", token, "--model", f"{TOYS}:right", "--batch", f"{TOYS}:batch"]) == 1
 
 
+@pytest.mark.nightly
 def test_a_law_that_can_judge_no_case_says_why_and_offers_the_next_tier(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_law_that_can_judge_no_case_says_why_and_offers_the_next_tier(
     assert verdict["rejected"] == 40
 
 
+@pytest.mark.nightly
 def test_a_law_without_a_bound_for_an_operator_offers_no_tier_that_was_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,7 +234,12 @@ def _statuses(data: dict[str, object]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("fault", "adapter", "found"),
     [
-        ("nothing_is_clipped", "reference", {"rounding.clip-factors", "rounding.clipped-sum"}),
+        pytest.param(
+            "nothing_is_clipped",
+            "reference",
+            {"rounding.clip-factors", "rounding.clipped-sum"},
+            marks=pytest.mark.nightly,
+        ),
         ("bias_left_out_of_norm", "reference", {"norms.one-sided", "rounding.clipped-sum"}),
         pytest.param(
             "bias_left_out_of_norm",
@@ -240,7 +247,12 @@ def _statuses(data: dict[str, object]) -> dict[str, str]:
             {"norms.one-sided", "rounding.clipped-sum"},
             marks=pytest.mark.nightly,
         ),
-        ("factors_reported_and_not_used", "reference:bookkeeping", {"rounding.clipped-sum"}),
+        pytest.param(
+            "factors_reported_and_not_used",
+            "reference:bookkeeping",
+            {"rounding.clipped-sum"},
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_what_is_wrong_with_clipping_is_found_on_a_users_weights(
@@ -253,6 +265,7 @@ def test_what_is_wrong_with_clipping_is_found_on_a_users_weights(
     assert {verdict.law for verdict in verdicts if verdict.status == "holds"} == set(PRIVATE) - found
 
 
+@pytest.mark.nightly
 def test_a_step_that_does_not_clip_is_found_by_the_command(tmp_path: Path) -> None:
     law = ["--law", "rounding.clip-factors"]
     code, data = _run(tmp_path, "--adapter", "reference", "--real", "--install", "nothing_is_clipped", *law)
@@ -263,7 +276,7 @@ def test_a_step_that_does_not_clip_is_found_by_the_command(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "adapter",
     [
-        "reference",
+        pytest.param("reference", marks=pytest.mark.nightly),
         pytest.param("reference_fsdp2", marks=pytest.mark.nightly),
         pytest.param("reference:bookkeeping", marks=pytest.mark.nightly),
     ],
@@ -274,6 +287,7 @@ def test_right_clipping_holds_on_a_users_weights_and_true_functions(adapter: str
     assert (code, set(_statuses(data).values())) == (0, {"holds"})
 
 
+@pytest.mark.nightly
 def test_norms_of_layers_of_a_users_own_are_not_judged_and_that_is_said(tmp_path: Path) -> None:
     laws = [word for name in PRIVATE for word in ("--law", name)]
     code, data = _run(tmp_path, "--adapter", "reference", "--real", *laws, build="own_layer_used")

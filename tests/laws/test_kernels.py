@@ -117,6 +117,7 @@ def test_a_case_names_its_kernel_and_comes_back_from_its_text() -> None:
     assert "activations [0, 3, 4] float32 turned, backprops [0, 3, 5] float32 shared" in case.describe()
 
 
+@pytest.mark.nightly
 def test_a_finding_of_a_kernel_is_not_said_to_be_seen_on_ranks(engine: SimulatedEngine) -> None:
     events: list[dict[str, object]] = []
     run.run_session(Plan((f"{TOYS}:lifted",), ("kernels.spoiled",)), events.append, engine=engine)

@@ -43,6 +43,7 @@ def test_what_is_wrong_from_the_third_step_on_in_biases_alone_is_found(engine: S
     assert found("late_leak", "training.plain", engine)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_gradients_that_are_remembered_from_an_earlier_training_are_found(engine: SimulatedEngine, seed: int) -> None:
     """Of seed 0 hundreds of cases come first whose parameters lie at another alignment: nothing is claimed of them."""

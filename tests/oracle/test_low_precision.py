@@ -171,6 +171,7 @@ def added_up_in_bfloat16(case: TrainingCase, step: oracle.StepAnswer, k: int) ->
     return {name: value.float() for name, value in total.items()}
 
 
+@pytest.mark.nightly
 def test_a_sum_over_micro_batches_may_need_more_bits_than_bfloat16_has() -> None:
     """So often that a law sees micro-batches added up in bfloat16 in nearly every run of the ci profile."""
     every = cases("bfloat16", "none", (2, 3, 4, 5), 60)
@@ -196,6 +197,7 @@ def test_most_clipped_cases_are_proved_and_clip_some_samples_only() -> None:
     assert sum(len(factors.unique()) > 1 for factors in clipped) >= 15
 
 
+@pytest.mark.nightly
 def test_factors_of_any_size_are_drawn_and_most_need_more_bits_than_bfloat16_has() -> None:
     found = [answer for _, answer in drawn("bfloat16", "probe", (1, 2, 3, 4, 5), 40) if answer is not None]
     assert len(found) >= 32

@@ -104,6 +104,7 @@ def test_its_end_is_told(way: str, code: str, wanted: int, capfd: pytest.Capture
     assert ("ZeroDivisionError" in capfd.readouterr().err) == (code == "1 / 0")
 
 
+@pytest.mark.nightly
 def test_it_prints_where_this_process_reports_errors(
     way: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +167,7 @@ def test_one_zygote_serves_an_environment_and_one_that_has_ended_is_done_without
     assert started("raise SystemExit(7)").wait() == 7
 
 
+@pytest.mark.nightly
 def test_what_does_not_become_a_child_is_ended_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a system tells that it has orphans adopted, and forbids it."""
     forked, fork = list[int](), zygote.Zygote.fork
@@ -182,6 +184,7 @@ def test_what_does_not_become_a_child_is_ended_and_done_without(monkeypatch: pyt
         assert process.wait() == 0
 
 
+@pytest.mark.nightly
 def test_an_interrupt_while_a_process_is_started_ends_the_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it would say later is no answer to the next question."""
 

@@ -109,6 +109,7 @@ def test_what_simulated_ranks_share_is_told_once() -> None:
     assert sentence.startswith("x: simulated ranks share train.TABLE, and write to it; `fsdpcheck run` tries")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("parallel", [("-p", "no:xdist"), pytest.param(("-n", "2"), marks=pytest.mark.nightly)])
 def test_the_summary_says_on_what_verdicts_are_conditional(chapter: pytest.Pytester, parallel: tuple[str, ...]) -> None:
     said = "privacy.* is judged for given lists of records*no amplification by sampling is claimed of them"
@@ -147,6 +148,7 @@ def test_a_skip_of_a_promised_check_fails_the_session(chapter: pytest.Pytester) 
     result.stdout.fnmatch_lines(["only 0 of 2 promised checks ran: this is a failure"])
 
 
+@pytest.mark.nightly
 def test_collecting_alone_fails_nothing(chapter: pytest.Pytester) -> None:
     result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", TOY, "--collect-only")
     assert result.ret == 0
@@ -168,6 +170,7 @@ def test_bad_options_are_usage_errors(chapter: pytest.Pytester, arguments: tuple
     result.stderr.fnmatch_lines([f"*{said}*"])
 
 
+@pytest.mark.nightly
 def test_a_promise_without_what_its_laws_judge_by_is_a_usage_error(chapter: pytest.Pytester) -> None:
     """As in ``fsdpcheck run``: a check of it would be skipped, and the session be green."""
     chapter.makepyfile(
@@ -213,6 +216,7 @@ def test_what_an_implementation_left_ends_with_the_session(
     assert left not in {entry.pid for entry in leftovers.living()}
 
 
+@pytest.mark.nightly
 def test_the_plugin_is_silent_where_no_law_is(chapter: pytest.Pytester) -> None:
     chapter.path.joinpath("test_chapter.py").write_text("def test_nothing(): pass")
     result = _pytest(chapter, "-p", "no:xdist")
@@ -220,6 +224,7 @@ def test_the_plugin_is_silent_where_no_law_is(chapter: pytest.Pytester) -> None:
     result.stdout.no_fnmatch_line("*fsdpcheck*promised*")
 
 
+@pytest.mark.nightly
 def test_the_laws_run_from_anywhere_by_their_canonical_name(chapter: pytest.Pytester) -> None:
     """One light law of fsdpcheck itself, collected as ``--pyargs fsdpcheck.properties``."""
     chapter.path.joinpath("test_chapter.py").unlink()

@@ -303,6 +303,7 @@ def test_whatever_lies_there_is_taken_or_refused_in_one_line(tmp_path: Path) -> 
             earlier(path, OTHERS)
 
 
+@pytest.mark.nightly
 def test_verdicts_of_another_torch_are_refused_and_stay_in_their_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ def _without_times(ledger: Ledger) -> list[Verdict]:
     return [replace(verdict, seconds=0.0) for verdict in ledger.verdicts.values()]
 
 
+@pytest.mark.nightly
 def test_any_number_of_processes_gives_the_same_verdicts(started: list[child_process.Child]) -> None:
     alone, _ = _session(LAWS, 1)
     assert len(started) == 2, "one, and one more after the crash"
@@ -109,6 +110,7 @@ def test_a_session_ends_with_all_that_it_has_started(
     assert leftovers.children() == before
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_process_that_never_comes_back_is_no_progress(
     started: list[child_process.Child], monkeypatch: pytest.MonkeyPatch
@@ -179,6 +181,7 @@ def test_an_adapter_that_ends_its_process_at_its_import_is_at_fault(tmp_path: Pa
     assert ledger.errors[0][0].startswith(f"adapter {ref!r} ended the process that imported it: it exited with code 0")
 
 
+@pytest.mark.nightly
 def test_few_checks_are_no_reason_for_a_second_process(
     started: list[child_process.Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +191,7 @@ def test_few_checks_are_no_reason_for_a_second_process(
     assert len(started) == 1, "three of the four are promised"
 
 
+@pytest.mark.nightly
 def test_an_adapter_that_cannot_take_a_step_is_asked_no_further_by_any(started: list[child_process.Child]) -> None:
     """Nor is a process sent home that has to wait for what is asked first."""
     ledger, _ = _session(

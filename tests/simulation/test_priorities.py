@@ -55,6 +55,7 @@ def run(program: Callable[[], object], decisions: Decisions) -> Simulation:
     return simulated(program, 2, (), {}, Options(show=False, decisions=decisions))
 
 
+@pytest.mark.nightly
 def test_a_bug_of_depth_2_is_found_as_often_as_is_promised_and_never_at_depth_1() -> None:
     """The bound is the theorem's, so the count is compared with it as it is."""
     found: Counter[int] = Counter()

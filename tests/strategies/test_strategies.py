@@ -34,6 +34,8 @@ SPACES: dict[str, strategies.CaseSpace] = {
     "private_probe": strategies.PRIVATE_PROBE,
 }
 EVERY = pytest.mark.parametrize("name", SPACES)
+BY_DAY = ("plain", "private_exact")
+"""Spaces of which many draws are asked by day: one of each kind of step."""
 
 
 def drawn(strategy: SearchStrategy[TrainingCase], count: int) -> tuple[TrainingCase, ...]:
@@ -72,7 +74,9 @@ def from_everything(name: str) -> tuple[TrainingCase, ...]:
     return drawn(strategies.cases_of(SPACES[name], EVERYTHING), DRAWN)
 
 
-@EVERY
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name not in BY_DAY)) for name in SPACES]
+)
 def test_what_is_drawn_of_a_space(name: str) -> None:
     """One test for all that is asked of many draws: to draw them takes longer than to ask."""
     cases = from_everything(name)

@@ -68,6 +68,7 @@ def test_a_network_of_ring_operations_is_exact_throughout(tmp_path: Path) -> Non
     assert (world.says, world.exact, world.observables, world.equal, world.ended) == ("agrees", 20, 20, 20, "")
 
 
+@pytest.mark.nightly
 def test_an_error_of_a_unit_in_the_last_place_is_found_by_exact_numbers_alone(tmp_path: Path) -> None:
     exact, noisy = (_world(tmp_path, way, ("# PLANT", _PLANT)) for way in (True, False))
     assert noisy.says == "agrees"

@@ -156,6 +156,7 @@ def test_the_rule_chooses_half_gram_where_it_needs_a_quarter_of_the_operations()
     assert choice.form(2, 1, 1, torch.float32, cpu) == "direct"
 
 
+@pytest.mark.nightly
 def test_a_measured_choice_holds_for_its_shape_alone_until_it_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_measured", {})
     a_BTd, g_BTp = integers(2, 3, 4, 5, torch.float32)
@@ -249,10 +250,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return run.stdout.splitlines()
 
 
+@pytest.mark.nightly
 def test_triton_is_not_imported_before_a_kernel_is_used(told: list[str]) -> None:
     assert told[0] == "False"
 
 
+@pytest.mark.nightly
 @needs_triton
 def test_what_is_compiled_for_a_gpu_has_no_atomics_no_tf32_and_no_spills(told: list[str]) -> None:
     """Compiled without a GPU. (``red.`` is a reduction into memory, as unordered as ``atom.``.)"""

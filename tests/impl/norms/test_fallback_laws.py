@@ -28,7 +28,7 @@ BY_DAY = ("clipping.norms", "training.private-clipped")
 
 @pytest.mark.parametrize(
     ("law", "profile", "least"),
-    [(law, "quick", 10) for law in BY_DAY]
+    [pytest.param(law, "quick", 10, marks=[pytest.mark.nightly] * (law == "clipping.norms")) for law in BY_DAY]
     + [
         pytest.param(law, "ci", 51, marks=pytest.mark.nightly)
         for law in (*BY_DAY, "norms.mixed", "deferred.equals-immediate")

@@ -58,6 +58,7 @@ def stepped(rank: int, world_size: int, options: Options, ignored: Collection[st
     return found | {"norms": torch.zeros(0) if norms is None else norms}
 
 
+@pytest.mark.nightly
 @each("world_size", [1, 2, 3])
 @each("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_step_is_the_one_in_which_all_are_sharded(ranks: Ranks, options: Options, world_size: int) -> None:

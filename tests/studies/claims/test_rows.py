@@ -130,7 +130,11 @@ def test_what_only_a_gpu_can_tell_says_so(as_it_is: Measure) -> None:
 
 @pytest.mark.parametrize(
     ("slower", "verdict"),
-    [((512, 1024, 2048, 4096), HOLDS), ((), REFUTED), ((2048, 4096), "holds only if T is one of 2048, 4096")],
+    [
+        pytest.param((512, 1024, 2048, 4096), HOLDS, marks=pytest.mark.nightly),
+        pytest.param((), REFUTED, marks=pytest.mark.nightly),
+        ((2048, 4096), "holds only if T is one of 2048, 4096"),
+    ],
 )
 def test_times_on_a_gpu_turn_the_verdict(
     slower: tuple[int, ...], verdict: str, measured: Measure, monkeypatch: pytest.MonkeyPatch
