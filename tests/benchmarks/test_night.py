@@ -17,9 +17,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 pytest.importorskip("benchmarks.night", reason="only a checkout has the benchmarks")
 from benchmarks.night import reading, record, runner, tonight  # noqa: E402
+from benchmarks.night.parts import sessions  # noqa: E402
 from benchmarks.night.record import Record, words  # noqa: E402
 from benchmarks.night.slices import Outcome, Part, Slice, packed, shard_of  # noqa: E402
 from benchmarks.night.tonight import Night, listed, night, standing, taken  # noqa: E402
+from benchmarks.sessions import everything  # noqa: E402
 from tests.common.tables import each  # noqa: E402
 
 NAMES = ("one", "two", "three", "four", "five")
@@ -301,3 +303,15 @@ def test_a_slice_counts_processor_time_whatever_the_clock_told_of_its_items() ->
         "three": 1 / 3,
     }
     assert runner._shares(("one", "two"), {}) == {"one": 0.5, "two": 0.5}
+
+
+def test_a_night_has_each_that_misbehaves_by_one_way_and_three_nights_by_all() -> None:
+    asked = everything()
+
+    def tonight_of(seed: int) -> list[tuple[str, str]]:
+        shards = [tuple(map(int, item.split("/"))) for one in sessions({}, seed) for item in one.items]
+        return [pair for k, n in shards for pair in asked[k - 1 :: n]]
+
+    three = [tonight_of(seed) for seed in (5, 6, 7)]
+    assert all(sorted(what for what, _ in one) == sorted({what for what, _ in asked}) for one in three)
+    assert sorted(itertools.chain(*three)) == sorted(asked)
