@@ -28,6 +28,9 @@ _OF_SHARDS = (
     *("norms.replicated-partial", "norms.mixed", "norms.one-axis"),
     *("invariance.private-units", "privacy.ignored"),
 )
+_LONG = ("samplers.poisson-room", "kernels.order")
+"""Laws whose few cases take seconds; the main job has them."""
+_OF_REDUCTIONS = ("features.some-sync", "features.late-all-reduce", "features.divide-factor", "features.state-dict")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,11 +62,16 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Laws of clipping and of what noise is, which both references do by the same code, meet reference_fsdp2 by night.
 
-    Private training meets it by day too, as do the norms that depend on who holds which part of a parameter.
+    Private training meets it by day too, as do the norms that depend on who holds which part of a parameter. Of the
+    features of fully_shard, all of which the main job judges, by day those that change what is reduced.
     """
     for item in items:
         law = getattr(getattr(item, "obj", None), "law", None)
-        if law is None or not item.name.endswith("[reference_fsdp2]"):
+        if law is None:
             continue
-        if law.name.startswith(_SHARED) and law.name not in _OF_SHARDS:
+        if law.name in _LONG:
+            item.add_marker(pytest.mark.nightly)
+        shared = law.name.startswith(_SHARED) and law.name not in _OF_SHARDS
+        feature = law.name.startswith("features.") and law.name not in _OF_REDUCTIONS
+        if (shared and item.name.endswith("[reference_fsdp2]")) or (feature and item.name.endswith("[fully_shard]")):
             item.add_marker(pytest.mark.nightly)

@@ -143,6 +143,7 @@ def test_ddp_used_wrongly_is_found(mistake: str, engine: SimulatedEngine) -> Non
     assert _cause(engine, mistake, case) != ""
 
 
+@pytest.mark.nightly
 def test_a_parameter_that_no_sample_uses_is_left_alone_or_declared(engine: SimulatedEngine) -> None:
     """Half of the first unit, the whole second one and a layer of the root; weight decay shows who updates them."""
     own = inspection.inspect(f"{MODELS}:skipping", f"{MODELS}:batch").own

@@ -63,7 +63,7 @@ def run(file: str, name: str, law: str, world: str, *more: str) -> tuple[str, ..
 def broken(name: str, what: str, law: str, world: str, *more: str, way: Way = "run", says: str = "v2:") -> Attack:
     """A broken implementation, which must be found, with a token."""
     command = run("attack_broken", name, law, world, *more)
-    return Attack(name, what, way, (command,), FINDING, says=says, daily=name == "shows_the_first_step")
+    return Attack(name, what, way, (command,), FINDING, says=says)
 
 
 def honest(name: str, what: str, law: str = "training.plain,training.gradients", world: str = "2-3") -> Attack:

@@ -1,4 +1,4 @@
-"""Every attack ends as its row says; all of them nightly, two cheap ones daily."""
+"""Every attack ends as its row says; all of them nightly, cheap ones daily."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_an_attack_ends_as_its_row_says(attack: Attack, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("attack", [attack for attack in ATTACKS if attack.daily], ids=name)
-def test_two_cheap_attacks_end_as_their_rows_say(attack: Attack, tmp_path: Path) -> None:
+def test_a_cheap_attack_ends_as_its_row_says(attack: Attack, tmp_path: Path) -> None:
     outcome = take(attack, tmp_path)
     assert not outcome.wrong(attack), outcome.output[-3000:]
 

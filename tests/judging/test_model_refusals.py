@@ -47,6 +47,7 @@ def test_a_refusal_on_every_rank_is_neither_a_finding_nor_a_pass(engine: Engine,
     assert "a layer of this kind cannot be taken" in verdict.reason
 
 
+@pytest.mark.nightly
 def test_a_law_is_no_pass_where_some_cases_are_refused_and_all_others_hold(engine: Engine, own: UserModelSpec) -> None:
     verdict = _verdict(engine, "some", own)
     assert (verdict.status, verdict.exit_code) == ("not supported", 2)

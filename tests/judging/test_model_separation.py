@@ -128,7 +128,10 @@ def test_an_answer_that_is_none_is_no_verdict(engine: SimulatedEngine, tmp_path:
     assert said in verdict.reason
 
 
-@pytest.mark.parametrize(("dies", "how"), [("os._exit(3)", "code 3"), ("ctypes.string_at(0)", "SIGSEGV")])
+@pytest.mark.parametrize(
+    ("dies", "how"),
+    [("os._exit(3)", "code 3"), pytest.param("ctypes.string_at(0)", "SIGSEGV", marks=pytest.mark.nightly)],
+)
 def test_a_model_that_ends_its_process_is_told(engine: SimulatedEngine, tmp_path: Path, dies: str, how: str) -> None:
     """When it is imported; and in a forward, also where ranks come to it first."""
     file = _model(tmp_path, dies)

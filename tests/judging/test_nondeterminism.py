@@ -66,6 +66,7 @@ def test_state_that_outlives_a_training_is_told_as_that(engine: SimulatedEngine)
     assert _checked_and_replayed("again", HISTORY, engine).where.endswith("one after another in the same processes")
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("stand_ins")
 def test_nothing_is_said_of_an_implementation_where_the_reference_is_undetermined_too(
     engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch

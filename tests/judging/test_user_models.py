@@ -35,6 +35,7 @@ def _run(tmp_path: Path, *arguments: str, build: str = "right") -> tuple[int, di
     return code, json.loads(report.read_text())
 
 
+@pytest.mark.nightly
 def test_laws_hold_on_a_users_model(tmp_path: Path) -> None:
     code, data = _run(tmp_path, "--adapter", "fully_shard", "--law", "training.plain")
     (verdict,) = data["verdicts"]  # type: ignore[misc]
@@ -142,7 +143,7 @@ def test_what_the_import_of_a_users_model_sets_is_told_with_the_verdict(
     "tier",
     [
         pytest.param(["--law", "training.plain"], marks=pytest.mark.nightly),
-        ["--real", "--law", "rounding.gradients"],
+        pytest.param(["--real", "--law", "rounding.gradients"], marks=pytest.mark.nightly),
     ],
 )
 def test_a_planted_fault_is_found_on_a_users_model_and_replayed(

@@ -123,7 +123,9 @@ def wrong(case: TrainingCase, answer: oracle.Answer, reduced: torch.dtype = torc
 
 
 @pytest.mark.parametrize("compute", ["bfloat16", pytest.param("tf32", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("family", ["none", pytest.param("unclipped", marks=pytest.mark.nightly), "exact"])
+@pytest.mark.parametrize(
+    "family", [*(pytest.param(one, marks=pytest.mark.nightly) for one in ("none", "unclipped")), "exact"]
+)
 def test_what_is_proved_has_the_bits_of_float64(family: Clipping, compute: Compute) -> None:
     found = [(case, answer) for case, answer in drawn(compute, family, (1, 2, 3, 4, 5), CASES) if answer is not None]
     assert len(found) >= 0.75 * CASES
@@ -131,7 +133,9 @@ def test_what_is_proved_has_the_bits_of_float64(family: Clipping, compute: Compu
     assert sum(any(bool(g.any()) for g in answer.steps[0].released.values()) for _, answer in found) > 0.5 * CASES
 
 
-@pytest.mark.parametrize(("compute", "inputs"), [("bfloat16", 90), ("tf32", 3000)])
+@pytest.mark.parametrize(
+    ("compute", "inputs"), [("bfloat16", 90), pytest.param("tf32", 3000, marks=pytest.mark.nightly)]
+)
 def test_what_rounds_is_refused(compute: Compute, inputs: int) -> None:
     """The control: the same cases with larger numbers, exact in float32. Some round there, and none of them passes."""
     rounded = 0

@@ -80,7 +80,7 @@ def _pytest(folder: Path, *arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("parallel", [("-p", "no:xdist"), pytest.param(("-n", "2"), marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["simulated", pytest.param("processes", marks=pytest.mark.nightly)])
 def test_a_session_on_the_ranks_that_it_asks_for(folder: Path, kind: Kind, parallel: tuple[str, ...]) -> None:
     code, out = _pytest(folder, "--fsdpcheck-world", kind, *parallel)
     assert code == 1
@@ -94,6 +94,7 @@ def test_a_session_on_the_ranks_that_it_asks_for(folder: Path, kind: Kind, paral
     assert f"\n  run     program on {ranks}, at {folder}/test_step.py:{line + 3}\n" in out
 
 
+@pytest.mark.nightly
 def test_the_configuration_file_says_which_ranks_and_the_command_line_comes_first(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nfsdpcheck_world = processes\n")
     arguments = ("-p", "no:cacheprovider")

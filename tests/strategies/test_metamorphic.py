@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import get_args
 
+import pytest
 import torch
 
 from fsdpcheck import oracle, strategies
@@ -43,6 +44,7 @@ def drawn() -> list[TrainingCase]:
     return enumeration.distinct(strategies.cases_of(space, EVERYTHING), 20)
 
 
+@pytest.mark.nightly
 @each("relation", RELATIONS)
 def test_siblings_are_other_cases_with_the_same_right_answer(relation: Relation) -> None:
     compared = 0

@@ -60,6 +60,7 @@ def test_every_parameter_is_in_the_group_whose_prefix_it_has(case: TrainingCase)
     assert [rule.group_of(name) for name in instruments] == list(range(len(names)))
 
 
+@pytest.mark.nightly
 @FEW
 @given(grouped(EVERYTHING, "exact"))
 def test_the_slack_sets_the_norm_of_every_group(case: TrainingCase) -> None:
@@ -176,6 +177,7 @@ def test_a_fault_of_grouping_is_found(name: str, ranks_here: InProcessEngine, mo
         assert any(why in one.cause for one in found if one is not None), fault.__name__
 
 
+@pytest.mark.nightly
 def test_groups_that_each_have_the_whole_bound_break_the_sensitivity_and_no_more(ranks_here: InProcessEngine) -> None:
     """What a record weighs is still its own: only how far it moves the sum is wrong. Flat clipping knows no groups."""
     planted = Run(

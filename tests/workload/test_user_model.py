@@ -232,6 +232,7 @@ def test_a_smaller_case_has_the_first_of_the_users_samples() -> None:
         assert torch.equal(batches.targets(case).flatten().long(), classes[:count])
 
 
+@pytest.mark.nightly
 def test_a_finding_on_a_users_model_is_shrunk_to_the_fewest_of_its_samples() -> None:
     engine = engines.open_engine("simulated")
     finding = check_law(chapters([LAWS])["toy.small"], Run(engine, "fully_shard", own=_own()), world_sizes=(1,)).finding
