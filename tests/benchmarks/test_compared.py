@@ -102,7 +102,7 @@ def test_the_document_has_the_tables_of_the_record() -> None:
     assert "\n".join(study.lines(tables=True)) in document, "next: python -m benchmarks compared --tables"
 
 
-def test_the_record_has_each_script_once_and_all_of_one_commit() -> None:
+def test_the_record_has_each_script_once() -> None:
+    """The table's first line names the commits of its rows."""
     rows = [json.loads(line) for line in study.RECORD.read_text(encoding="utf-8").splitlines()]
     assert sorted(row["name"] for row in rows) == sorted(item.name for item in study.items())
-    assert len({row["commit"] for row in rows}) == 1

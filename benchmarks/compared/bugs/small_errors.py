@@ -10,6 +10,8 @@ SIZES: Final = (1e-3, 1e-6, 1e-9, 1e-12)
 _PLACES: Final = {
     "ddp_mlp": "        loss = F.mse_loss(model(inputs[rows]), targets[rows])\n",
     "fsdp2_transformer": "        loss = F.cross_entropy(logits.reshape(-1, VOCAB), labels.reshape(-1))\n",
+    "fsdp2_bf16": "            loss = F.mse_loss(model(x[rows]).float(), y[rows]) / micro_batches\n",
+    "grad_scaler": "        loss = nn.functional.mse_loss(output.float(), y)\n",
 }
 """The line of a script that makes the loss of a rank."""
 
