@@ -19,9 +19,10 @@ from fsdpcheck.adapters.vocabulary import Moment as Moment
 from fsdpcheck.adapters.vocabulary import Observable as Observable
 from fsdpcheck.adapters.vocabulary import Promise as Promise
 from fsdpcheck.adapters.vocabulary import Use as Use
+from fsdpcheck.case import Case, Dtype, MeshSpec, StepSpec
 from fsdpcheck.case import Compute as Compute
-from fsdpcheck.case import Dtype, MeshSpec, StepSpec
 from fsdpcheck.case import Trait as Trait
+from fsdpcheck.case.axes import Axis
 from fsdpcheck.case.kernel import KernelDtype
 
 Unused = Literal["none", "zero", "zero-in-used-unit", "zero-if-private"]
@@ -105,7 +106,9 @@ class Features:
     and N W / R, with R replicas. On real
     numbers (trait "real") the factor is taken to be applied to the losses, before the backward: elsewhere it rounds
     otherwise, by an ulp; whoever applies it elsewhere does not accept "real". ``factor``, ``global_norm``,
-    ``arithmetic``: by which conventions it computes. ``rank_local``: dotted
+    ``arithmetic``: by which conventions it computes. ``axes``: those that a mesh of its can have (case/axes.py, which
+    says along which of them ranks have the same samples); "dp_replicate" beside "dp_shard" is the trait "hsdp".
+    ``rank_local``: dotted
     names "pkg.mod:NAME" of module globals that real ranks would each have for themselves. ``kernel_dtypes``: what
     kernels take, also mixed.
     """
@@ -119,12 +122,19 @@ class Features:
     arithmetic: ArithmeticRule = ArithmeticRule()
     max_world_size: int | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
+    axes: frozenset[Axis] = frozenset({"dp_shard"})
     rank_local: tuple[str, ...] = ()
     kernel_dtypes: tuple[KernelDtype, ...] = ("float32",)
 
     def reason(self, promise: str) -> str:
         """Why a promise is not made: its own reason, or its family's; "" if none is given."""
         return self.reasons.get(promise) or self.reasons.get(promise.partition(".")[0], "")
+
+    def takes(self, case: Case) -> bool:
+        """Whether the implementation can be given the case: its traits are accepted, and its mesh has no other axes."""
+        axes = self.axes | ({"dp_replicate"} if "hsdp" in self.accepts else set())
+        mesh = getattr(case, "mesh", None)
+        return case.requires() <= self.accepts and (mesh is None or mesh.sizes.keys() <= axes)
 
 
 @dataclass(frozen=True)

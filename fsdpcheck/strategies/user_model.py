@@ -20,7 +20,7 @@ def cases(
     draw: Draw, features: Features, world_sizes: Sequence[int], own: UserModelSpec, classes: bool
 ) -> SearchStrategy[Case]:
     """The cases of ``draw`` on the user's model, those that ``features`` accepts. ``classes``: see ``on_model``."""
-    return _drawn(draw, features, world_sizes, own, classes).filter(lambda case: case.requires() <= features.accepts)
+    return _drawn(draw, features, world_sizes, own, classes).filter(features.takes)
 
 
 def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own: UserModelSpec, classes: bool) -> str:
