@@ -77,6 +77,7 @@ from fsdpcheck.adapters.contract import (
     NormRule,
     Observable,
     Observed,
+    Part,
     Promise,
     Setup,
     Shard,
@@ -87,11 +88,14 @@ from fsdpcheck.adapters.contract import (
     Unused,
     Use,
 )
+from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop, local_loss, mesh_of
 from fsdpcheck.case import Dtype, MeshSpec, StepSpec
 from fsdpcheck.case.kernel import KernelDtype
 from fsdpcheck.case.sampler import SamplingSpec, share_count, share_of
 
 __all__ = [
+    "ORDINARY",
+    "PLAIN_REASONS",
     "Adapter",
     "ArithmeticRule",
     "Batch",
@@ -111,6 +115,7 @@ __all__ = [
     "NormRule",
     "Observable",
     "Observed",
+    "Part",
     "Promise",
     "Sampler",
     "SamplerSetup",
@@ -121,10 +126,13 @@ __all__ = [
     "StepSpec",
     "Stored",
     "Trainer",
+    "TrainingLoop",
     "Trait",
     "UnitState",
     "Unused",
     "Use",
+    "local_loss",
+    "mesh_of",
     "share_count",
     "share_of",
 ]

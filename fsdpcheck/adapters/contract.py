@@ -224,6 +224,22 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class Part:
+    """This rank's part of a tensor that ranks share out without DTensor: what a trainer shows in its place.
+
+    ``shape``: of the whole. ``axes``: those along which ranks have the other parts; along all other axes they have the
+    same part. ``offsets``: where a block begins in the whole, by default at its origin; or ``start``: the first place
+    of one run of values in the flattened whole, [n]. A rank with nothing of it shows a part of no values.
+    """
+
+    value: Tensor
+    shape: tuple[int, ...]
+    axes: frozenset[Axis]
+    offsets: tuple[int, ...] = ()
+    start: int | None = None
+
+
+@dataclass(frozen=True)
 class UnitState:
     """What one sharding unit of a rank holds at a moment. ``name``: of its module, "(root)" for the root unit.
 
@@ -265,15 +281,16 @@ class Trainer(Protocol):
     def step(self, batch: Batch) -> None:
         """Take one whole optimizer step on this rank's micro-batches."""
 
-    def parameters(self) -> dict[str, Tensor]:
-        """Full values by canonical name on every rank: new tensors, not views."""
+    def parameters(self) -> Mapping[str, Tensor | Part]:
+        """Values by canonical name on every rank: whole tensors, or this rank's pieces, a DTensor or a Part."""
 
 
 class Observed(Trainer, Protocol):
     """The optional methods, each needed only by an adapter that lists its observable."""
 
-    def gradients(self) -> Mapping[str, Tensor | None]:
-        """ "grads": the full gradient the optimizer used in the last step, by canonical name (trainable only).
+    def gradients(self) -> Mapping[str, Tensor | Part | None]:
+        """ "grads": the gradient the optimizer used in the last step, by canonical name (trainable only), as
+        ``parameters`` shows values.
 
         A parameter that had none is None, or is not named.
         """

@@ -16,17 +16,21 @@ ModelAxis = Literal["pp", "cp", "tp"]
 
 @dataclass(frozen=True, slots=True)
 class AxisRow:
-    """What ranks along an axis share out. ``same``: they are given the same samples, at every step."""
+    """What ranks along an axis share out.
+
+    ``same``: they are given the same samples, at every step. ``rows``: each may have some rows of a parameter.
+    """
 
     meaning: str
-    same: bool
+    same: bool = True
+    rows: bool = False
 
 
 AXES: Final[Mapping[Axis, AxisRow]] = {
     "dp_replicate": AxisRow("replicas, each with samples of its own", same=False),
-    "dp_shard": AxisRow("samples, and where parameters are sharded over them also these", same=False),
-    "pp": AxisRow("stages of a pipeline: layers one after another", same=True),
-    "cp": AxisRow("positions of a sequence", same=True),
-    "tp": AxisRow("tensors inside of a layer, and in sequence parallel positions between layers", same=True),
+    "dp_shard": AxisRow("samples, and where parameters are sharded over them also these", same=False, rows=True),
+    "pp": AxisRow("stages of a pipeline: layers one after another"),
+    "cp": AxisRow("positions of a sequence"),
+    "tp": AxisRow("tensors inside of a layer, and in sequence parallel positions between layers", rows=True),
 }
 """Every axis, outermost first."""

@@ -57,6 +57,11 @@ class MeshSpec:
         return self.data_ranks * self.model_ranks
 
     @property
+    def row_ranks(self) -> int:
+        """How many ranks the rows of one parameter may be shared out to."""
+        return math.prod(size for axis, size in self.sizes.items() if AXES[axis].rows)
+
+    @property
     def sizes(self) -> dict[Axis, int]:
         """The axes of two ranks or more, outermost first."""
         own: dict[Axis, int] = {"dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard, **dict(self.axes)}

@@ -219,7 +219,8 @@ def _validate_step(case: TrainingCase) -> None:
     if isinstance(step.normaliser, float) and step.normaliser.is_integer():
         refuse("step.normaliser", step.normaliser, f"the int {int(step.normaliser)}", "whole numbers are ints")
     if not (is_power_of_two(step.normaliser) or is_power_of_two(Fraction(step.normaliser) / world)):
-        refuse("step.normaliser", step.normaliser, f"a power of two, or one times {world}, the ranks that have their own samples", "choose such an N")
+        wanted = f"a power of two, or one times the {world} shares of the batch"
+        refuse("step.normaliser", step.normaliser, wanted, "choose such an N")
     if step.reduction == "mean":
         _validate_mean(case)
     if step.noise_multiplier and not step.private:

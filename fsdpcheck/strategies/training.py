@@ -138,7 +138,7 @@ def _contribution(
 
 
 def _model(draw: st.DrawFn, space: CaseSpace, features: Features, outline: _Outline) -> ModelSpec:
-    private, shards = outline.family != "none", outline.mesh.dp_shard
+    private, shards = outline.family != "none", outline.mesh.row_ranks
     allowed = Allowed(features.accepts, shards, outline.tiny, private, outline.off_the_grid, space.units)
     return models.model(draw, allowed)
 
