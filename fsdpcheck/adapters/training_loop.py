@@ -102,13 +102,17 @@ class TrainingLoop:
         """Forward and backward of all micro-batches."""
         last = len(batch.micro_batches) - 1
         for number, micro in enumerate(batch.micro_batches):
-            with self.reducing(self.setup.step.sync_every or number == last):
+            with self.reducing(number, last):
                 loss = self.loss(micro, batch)
                 self.setup.notify("after_forward", self)
                 loss.backward()  # type: ignore[no-untyped-call]
 
-    def reducing(self, reduces: bool) -> AbstractContextManager[object]:
-        """Around the forward and backward of a micro-batch: whether gradients are then reduced over ranks."""
+    def reduces(self, number: int, last: int) -> bool:
+        """Whether the gradients of micro-batch ``number`` of 0 .. ``last`` are to be reduced over ranks at once."""
+        return self.setup.step.sync_every or number == last
+
+    def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
+        """Around the forward and backward of a micro-batch: what makes it reduce, or not (see ``reduces``)."""
         return nullcontext()
 
     def loss(self, micro: MicroBatch, batch: Batch) -> Tensor:

@@ -1,6 +1,6 @@
 """PyTorch's tensor parallel, ``parallelize_module``; on a mesh with data ranks too, ``fully_shard`` over these.
 
-Weights of Linear layers are sharded by rows, Embeddings by columns, everything else is replicated.
+Weights of Linear and Embedding layers are sharded by rows, everything else is replicated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from fsdpcheck.adapter import ORDINARY, PLAIN_REASONS, Features, GlobalNormRule, Setup, TrainingLoop, Trait, mesh_of
 
@@ -32,7 +32,8 @@ def plan(model: nn.Module) -> dict[str, ParallelStyle]:
     found: dict[str, ParallelStyle] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            found[name] = ColwiseParallel(output_layouts=Replicate())
+            by_rows = ColwiseParallel if isinstance(module, nn.Linear) else RowwiseParallel
+            found[name] = by_rows(input_layouts=Replicate(), output_layouts=Replicate())
         elif next(module.parameters(recurse=False), None) is not None:
             found[name] = Replicated()
     return found
