@@ -14,7 +14,7 @@ from fsdpcheck.adapters.contract import ArithmeticRule, Features, GlobalNormRule
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
 
 
-class _Loop(TrainingLoop):
+class Loop(TrainingLoop):
     def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
         reduces = self.reduces(number, last)
         return nullcontext() if reduces else cast(DistributedDataParallel, self.model).no_sync()
@@ -55,7 +55,7 @@ class DistributedDataParallelAdapter:
         return _torch_sampler.Shares(setup)
 
     def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
-        return _Loop(DistributedDataParallel(model, find_unused_parameters=self._find_unused), setup, named=model)
+        return Loop(DistributedDataParallel(model, find_unused_parameters=self._find_unused), setup, named=model)
 
 
 adapter = DistributedDataParallelAdapter("ddp")
