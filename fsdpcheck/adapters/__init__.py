@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from fsdpcheck.adapters.declaration import Declaration
 
 _FOLDER = Path(__file__).parent / "builtin"
-_EXTRAS = {"opacus": "opacus"}  # package (and adapter of that name) -> extra of fsdpcheck that installs it
-_ON_REQUEST = {"ddp"}  # needs nothing more, but is no part of the main job: it shards nothing
+_MAIN_JOB = ("fsdp1", "fully_shard", "reference", "reference_fsdp2")
+_EXTRAS = {
+    "accelerate": "accelerate", "deepspeed": "deepspeed", "lightning_fabric": "lightning", "opacus": "opacus",
+}  # fmt: skip
+"""Package, and adapter of that name -> extra of fsdpcheck that installs it."""
 _KIND = references.Kind("adapter", AdapterError, _EXTRAS)
 _loaded: dict[str, tuple[Adapter, Features]] = {}
 
@@ -35,7 +38,7 @@ def names() -> tuple[str, ...]:
 
 def default_names() -> tuple[str, ...]:
     """The built-in adapters of the main job: they shard, and need nothing beyond fsdpcheck's own dependencies."""
-    return tuple(name for name in names() if name not in _EXTRAS and name not in _ON_REQUEST)
+    return _MAIN_JOB
 
 
 def needs_extra(ref: str) -> bool:

@@ -105,7 +105,7 @@ class TrainingLoop:
             with self.reducing(number, last):
                 loss = self.loss(micro, batch)
                 self.setup.notify("after_forward", self)
-                loss.backward()  # type: ignore[no-untyped-call]
+                self.backward(loss)
 
     def reduces(self, number: int, last: int) -> bool:
         """Whether the gradients of micro-batch ``number`` of 0 .. ``last`` are to be reduced over ranks at once."""
@@ -118,6 +118,10 @@ class TrainingLoop:
     def loss(self, micro: MicroBatch, batch: Batch) -> Tensor:
         """What ``backward`` is called on."""
         return local_loss(self.model, micro, batch, self.setup)
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward of a micro-batch."""
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def clip(self, limit: float) -> Tensor:
         """Clip by the global gradient norm, and return it."""

@@ -66,7 +66,8 @@ def test_pieces_make_what_full_tensor_says(world_size: int) -> None:
         assert len(names) == 13
         for name in names:
             got, wanted = result.initial[name], result.initial[f"{name} whole"]
-            assert type(got) is Tensor and got.dtype == wanted.dtype and torch.equal(got, wanted), name
+            assert (type(got), got.dtype) == (Tensor, wanted.dtype), name
+            assert torch.equal(got, wanted), name
 
 
 def _silently(request: RunRequest, rank: int, device: torch.device, result: RankResult) -> None:
@@ -177,7 +178,6 @@ def _unnamed(request: RunRequest, rank: int, device: torch.device, result: RankR
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        (_short, "gives this rank 2 of its values, and it has 1"),
         (_gap, "1 of 5 values are on no rank, the first at [4]"),
         (_twice, "ranks 0 and 1 both hold place [2], and their values differ"),
         (_unnamed, "rank 1 shows a piece of what ranks 0, 1 have together, and rank 0 shows no piece"),
@@ -185,8 +185,16 @@ def _unnamed(request: RunRequest, rank: int, device: torch.device, result: RankR
 )
 def test_pieces_that_make_no_whole_break_the_protocol(program: Program, said: str) -> None:
     failure = _run(program, MeshSpec(2)).failure
-    assert failure is not None and failure.kind == "adapter"
-    assert said in failure.text and "x" in failure.text
+    assert failure is not None
+    assert failure.kind == "adapter"
+    assert f"parameters() x: {said}" in " ".join(failure.text.split())
+
+
+def test_a_shard_of_another_size_than_its_rank_has_is_refused() -> None:
+    failure = _run(_short, MeshSpec(2)).failure
+    assert failure is not None
+    assert failure.kind == "adapter"
+    assert "x: (Shard(dim=0),) gives this rank 2 of its values, and it has 1" in failure.text
 
 
 @pytest.mark.parametrize("value", [1.0, [torch.ones(1)]])
