@@ -97,7 +97,7 @@ def _largest_of_a_norm(case: TrainingCase) -> int:
 
 def _odd(case: TrainingCase) -> int:
     """The odd factor of the loss scale."""
-    scale: int = case.world_size**case.arithmetic.world_factors * case.mesh.dp_replicate
+    scale: int = case.mesh.data_ranks**case.arithmetic.world_factors * case.mesh.dp_replicate
     return scale // (scale & -scale)
 
 

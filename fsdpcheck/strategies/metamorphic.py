@@ -186,7 +186,7 @@ def _worlds(case: TrainingCase) -> Iterator[TrainingCase]:
         mesh = meshes[place]
         if mesh == case.mesh:
             continue
-        scale = Fraction(mesh.world_size * mesh.dp_replicate, case.world_size * case.mesh.dp_replicate)
+        scale = Fraction(mesh.data_ranks * mesh.dp_replicate, case.mesh.data_ranks * case.mesh.dp_replicate)
         normaliser = Fraction(case.step.normaliser) * scale
         if not is_power_of_two(normaliser.denominator):
             continue

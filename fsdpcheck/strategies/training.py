@@ -283,7 +283,7 @@ def _stays_exact(step: StepSpec, family: Clipping, tiny: bool) -> bool:
 def _premultiplies(arithmetic: Arithmetic, mesh: MeshSpec) -> bool:
     """Whether an average that multiplies by 1/W before it adds is exact over each axis of the mesh, and over both."""
     precision = {"float64": 53, "float32": 24}[arithmetic.dtype]
-    return all(premultiplies_exactly(size, precision) for size in (mesh.dp_shard, mesh.dp_replicate, mesh.world_size))
+    return all(premultiplies_exactly(size, precision) for size in (mesh.dp_shard, mesh.dp_replicate, mesh.data_ranks))
 
 
 def _worlds(features: Features, world_sizes: Sequence[int], precision: int | None) -> list[int]:

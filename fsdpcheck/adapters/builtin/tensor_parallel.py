@@ -43,7 +43,7 @@ class TensorParallel:
     features = Features(
         promises=frozenset({"plain", "global-norm", "copies"}),
         accepts=ORDINARY
-        - {"tied", "conv", "bags", "attention", "surrogates", "own-layers", "bfloat16", "tf32"}
+        - {"tied", "conv", "bags", "attention", "surrogates", "own-layers", "bfloat16", "tf32", "real"}
         - {"hsdp", "keep-unsharded", "rows<ranks", "empty-rank"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
