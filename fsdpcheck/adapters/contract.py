@@ -108,6 +108,8 @@ class Features:
     otherwise, by an ulp; whoever applies it elsewhere does not accept "real". ``factor``, ``global_norm``,
     ``arithmetic``: by which conventions it computes. ``axes``: those that a mesh of its can have (case/axes.py, which
     says along which of them ranks have the same samples); "dp_replicate" beside "dp_shard" is the trait "hsdp".
+    ``gauge``: whether it reduces and clips the layer that the harness puts beside a user's own model; if not, that has
+    a gradient of zero in plain training.
     ``rank_local``: dotted
     names "pkg.mod:NAME" of module globals that real ranks would each have for themselves. ``kernel_dtypes``: what
     kernels take, also mixed.
@@ -123,6 +125,7 @@ class Features:
     max_world_size: int | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     axes: frozenset[Axis] = frozenset({"dp_shard"})
+    gauge: bool = True
     rank_local: tuple[str, ...] = ()
     kernel_dtypes: tuple[KernelDtype, ...] = ("float32",)
 

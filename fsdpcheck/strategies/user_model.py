@@ -37,7 +37,7 @@ def _drawn(
     draw: Draw, features: Features, world_sizes: Sequence[int], own: UserModelSpec, classes: bool
 ) -> SearchStrategy[Case]:
     """The cases of ``draw`` on the user's model; one that trains nothing is what it is."""
-    drawn = draw(features, tuple(world_sizes))
+    drawn, own = draw(features, tuple(world_sizes)), replace(own, gauge=features.gauge)
     return drawn.map(lambda case: on_model(own, classes, case) if isinstance(case, TrainingCase) else case)
 
 

@@ -16,7 +16,6 @@ from fsdpcheck.case import LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.execution import Execution, RankResult, RunRequest
-from fsdpcheck.execution.assembly import assemble
 from fsdpcheck.program.shown import Showing, companions
 
 Program = Callable[[RunRequest, int, torch.device, RankResult], None]
@@ -30,7 +29,7 @@ def _run(program: Program, mesh: MeshSpec) -> Execution:
     engine = InProcessEngine(program=program)
     execution = engine.run(RunRequest(TrainingCase(ModelSpec((LayerSpec(1),)), mesh=mesh), "fully_shard"))
     engine.close()
-    return assemble(execution)
+    return execution
 
 
 def _shown(request: RunRequest, rank: int, values: Mapping[str, object]) -> dict[str, Any]:

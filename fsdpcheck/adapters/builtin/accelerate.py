@@ -12,7 +12,8 @@ from typing import Any
 from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 
-from fsdpcheck.adapter import ORDINARY, PLAIN_REASONS, Features, GlobalNormRule, Setup, TrainingLoop
+from fsdpcheck.adapters.contract import Features, GlobalNormRule, Setup
+from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
 
 
 class Loop(TrainingLoop):

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from fsdpcheck.adapter import ORDINARY, PLAIN_REASONS, Features, GlobalNormRule, Setup, TrainingLoop
+from fsdpcheck.adapters.contract import Features, GlobalNormRule, Setup
+from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
 
 
 class Launched(TorchElasticEnvironment):  # type: ignore[misc]

@@ -14,7 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from fsdpcheck.adapter import ORDINARY, PLAIN_REASONS, Features, GlobalNormRule, Setup, TrainingLoop, Trait, mesh_of
+from fsdpcheck.adapters.contract import Features, GlobalNormRule, Setup, Trait
+from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop, mesh_of
 
 
 class Replicated(ParallelStyle):

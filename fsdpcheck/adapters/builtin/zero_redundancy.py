@@ -5,15 +5,19 @@ Each parameter is updated by one rank, which then broadcasts it.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, cast
 
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from fsdpcheck.adapters.builtin import ddp
 from fsdpcheck.adapters.contract import Setup
 from fsdpcheck.adapters.training_loop import TrainingLoop
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # the package scripts functions when it is imported
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
 
 class ZeroRedundancy(ddp.DistributedDataParallelAdapter):
