@@ -40,6 +40,7 @@ PLAIN_REASONS: Final[Mapping[str, str]] = {
     "poisson": "has no Poisson sampler",
     "same-draws": "has no Poisson sampler",
     "kernels": "trains plainly: it computes no per-sample norms",
+    "copies": "shows what it trains, as it lies: it is copied where it is taken",
 }
 """Why who trains plainly, and leaves saving and sampling to its user, makes no other promise."""
 

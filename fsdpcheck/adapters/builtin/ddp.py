@@ -30,7 +30,7 @@ class DistributedDataParallelAdapter:
     """
 
     features = Features(
-        promises=frozenset({"plain", "global-norm", "epochs", "hooks", "copies"}),
+        promises=frozenset({"plain", "global-norm", "epochs", "hooks"}),
         accepts=ORDINARY - {"hsdp", "bfloat16"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),

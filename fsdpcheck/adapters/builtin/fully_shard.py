@@ -15,7 +15,7 @@ from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
 from fsdpcheck.adapters.contract import Batch, Features, GlobalNormRule, MicroBatch, Promise, Setup
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
 
-_LIFECYCLE: frozenset[Promise] = frozenset({"hooks", "parameter-hooks", "memory", "copies", *WAY_BACK})
+_LIFECYCLE: frozenset[Promise] = frozenset({"hooks", "parameter-hooks", "memory", *WAY_BACK})
 _FEATURES: frozenset[Promise] = frozenset(
     {
         "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",

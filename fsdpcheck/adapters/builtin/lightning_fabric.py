@@ -48,7 +48,7 @@ class Loop(TrainingLoop):
 class LightningFabric:
     name = "lightning_fabric"
     features = Features(
-        promises=frozenset({"plain", "global-norm", "sharded", "copies"}),
+        promises=frozenset({"plain", "global-norm", "sharded"}),
         accepts=ORDINARY - {"hsdp", "bfloat16"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),

@@ -42,7 +42,7 @@ def plan(model: nn.Module) -> dict[str, ParallelStyle]:
 
 class TensorParallel:
     features = Features(
-        promises=frozenset({"plain", "global-norm", "copies"}),
+        promises=frozenset({"plain", "global-norm"}),
         accepts=ORDINARY
         - {"tied", "conv", "bags", "attention", "surrogates", "own-layers", "bfloat16", "tf32", "real"}
         - {"hsdp", "keep-unsharded", "rows<ranks", "empty-rank"},
