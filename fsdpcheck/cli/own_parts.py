@@ -12,9 +12,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     """The options."""
     parts = parser.add_argument_group("your own parts (docs/user-models.md)")
     parts.add_argument(
-        "--parallelize", default="", metavar="NAME", help="parallelize(model, mesh), in place of an adapter"
+        "--parallelize", default="", metavar="NAME", help="parallelize(model, mesh), your own (default: an adapter)"
     )
-    parts.add_argument("--step", default="", metavar="NAME", help="step(model, optimizer, batches, loss)")
+    parts.add_argument(
+        "--step", default="", metavar="NAME", help="step(model, optimizer, batches, loss) (default: an ordinary loop)"
+    )
     parts.add_argument("--clip", default="", metavar="NAME", help="clip(model, max_norm) -> norm (default: torch's)")
     parts.add_argument("--mesh", default="", metavar="AXES", help="its axes: dp_shard,tp (default: dp_shard)")
     parts.add_argument(

@@ -96,7 +96,7 @@ class FullyShardedDataParallelAdapter:
         arithmetic=ArithmeticRule(unused="zero-in-used-unit"),
         global_norm=GlobalNormRule(nested=True, dtype="float32", eps=1e-6),
         reasons={
-            **PLAIN_REASONS,
+            **{promise: reason for promise, reason in PLAIN_REASONS.items() if promise != "copies"},
             "padding.zero": "fills its padding with 42 on purpose (_FLAT_PARAM_PADDING_VALUE), so that a leak is seen",
             "padding.unread": "has no public view of its padding",
             "epochs": "has torch's DistributedSampler, which is checked with fully_shard",
