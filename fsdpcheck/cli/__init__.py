@@ -55,7 +55,7 @@ RUN_EPILOG = """examples:
   fsdpcheck run --adapter fully_shard --avoid tied     no case with a trait; `fsdpcheck list traits` names all
   fsdpcheck run --adapter opacus:sound                 a gate on Opacus, around its known defects
   fsdpcheck run --model train.py:build --batch train.py:batch      the laws on your own model
-  fsdpcheck run --model ... --batch ... --parallelize train.py:parallelize   and on your own way to make it parallel
+  fsdpcheck run --model train.py:build --batch train.py:batch --parallelize train.py:shard    and your own sharding
   torchrun --nproc-per-node 4 -m fsdpcheck run         real ranks, world size 4; torchrun itself exits with 1
                                                        whenever a rank's exit code is not 0
 """
