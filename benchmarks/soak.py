@@ -42,7 +42,8 @@ from fsdpcheck.judging.run import Run
 RECORD: Final = Path(__file__).parent / "soak.jsonl"
 HONEST: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
     ("reference", ()), ("reference_fsdp2", ()), ("reference:bookkeeping", ()), ("fully_shard", ()), ("fsdp1", ()),
-    ("opacus:sound", ()), ("ddp", ()), ("ddp", (3, 5, 7, 13)),
+    ("opacus:sound", ()), ("ddp", ()), ("ddp", (3, 5, 7, 13)), ("zero_redundancy", ()), ("tensor_parallel", ()),
+    ("accelerate", ()), ("lightning_fabric", ()),
 )  # fmt: skip
 """(adapter, numbers of ranks; () for the profile's) of which every promised law must hold.
 
@@ -146,8 +147,7 @@ def _a_variant(adapter: str) -> bool:
 
 
 def _installed(adapter: str) -> bool:
-    package = adapter.partition(":")[0]
-    return package != "opacus" or importlib.util.find_spec("opacus") is not None
+    return not adapters.needs_extra(adapter) or importlib.util.find_spec(adapter.partition(":")[0]) is not None
 
 
 def _row(verdict: Verdict) -> dict[str, Any]:

@@ -59,6 +59,8 @@ The words in sets, each a Literal whose members a typed editor offers:
     Dtype        what parameters and gradients may have
     KernelDtype  what a kernel may take
     Unused       the gradient of a parameter that no sample depends on; see ArithmeticRule
+    ORDINARY     traits that ask for nothing but torch's own layers, losses and optimizers
+    PLAIN_REASONS  why who only trains plainly makes no other promise: for Features.reasons
     Kernel       a function from activations and backprops of a Linear to squared norms of samples
 """
 
@@ -77,6 +79,7 @@ from fsdpcheck.adapters.contract import (
     NormRule,
     Observable,
     Observed,
+    Part,
     Promise,
     Setup,
     Shard,
@@ -87,11 +90,14 @@ from fsdpcheck.adapters.contract import (
     Unused,
     Use,
 )
+from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop, local, local_loss, mesh_of
 from fsdpcheck.case import Dtype, MeshSpec, StepSpec
 from fsdpcheck.case.kernel import KernelDtype
 from fsdpcheck.case.sampler import SamplingSpec, share_count, share_of
 
 __all__ = [
+    "ORDINARY",
+    "PLAIN_REASONS",
     "Adapter",
     "ArithmeticRule",
     "Batch",
@@ -111,6 +117,7 @@ __all__ = [
     "NormRule",
     "Observable",
     "Observed",
+    "Part",
     "Promise",
     "Sampler",
     "SamplerSetup",
@@ -121,10 +128,14 @@ __all__ = [
     "StepSpec",
     "Stored",
     "Trainer",
+    "TrainingLoop",
     "Trait",
     "UnitState",
     "Unused",
     "Use",
+    "local",
+    "local_loss",
+    "mesh_of",
     "share_count",
     "share_of",
 ]

@@ -7,12 +7,13 @@ crosses process borders and fits in a replay token. Nothing here imports torch b
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from fsdpcheck.errors import AdapterError, excerpt, spelling
+from fsdpcheck.errors import AdapterError, excerpt, explain, spelling
 from fsdpcheck.loading import references
 from fsdpcheck.loading.references import canonical as canonical
 
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     from fsdpcheck.adapters.declaration import Declaration
 
 _FOLDER = Path(__file__).parent / "builtin"
-_EXTRAS = {"opacus": "opacus"}  # package (and adapter of that name) -> extra of fsdpcheck that installs it
-_ON_REQUEST = {"ddp"}  # needs nothing more, but is no part of the main job: it shards nothing
+_MAIN_JOB = ("fsdp1", "fully_shard", "reference", "reference_fsdp2")
+_EXTRAS = {
+    "accelerate": "accelerate", "deepspeed": "deepspeed", "lightning_fabric": "lightning", "opacus": "opacus",
+}  # fmt: skip
+"""Package, and adapter of that name -> extra of fsdpcheck that installs it."""
 _KIND = references.Kind("adapter", AdapterError, _EXTRAS)
 _loaded: dict[str, tuple[Adapter, Features]] = {}
 
@@ -35,7 +39,7 @@ def names() -> tuple[str, ...]:
 
 def default_names() -> tuple[str, ...]:
     """The built-in adapters of the main job: they shard, and need nothing beyond fsdpcheck's own dependencies."""
-    return tuple(name for name in names() if name not in _EXTRAS and name not in _ON_REQUEST)
+    return _MAIN_JOB
 
 
 def needs_extra(ref: str) -> bool:
@@ -111,7 +115,31 @@ def _found(key: str, ref: str) -> Any:
         return _builtin(ref)
     if target in names():
         return references.attribute(references.imported(module_of(target), target, _KIND), attr, ref, _KIND)
-    return references.load(ref, _KIND)
+    found = references.load(f"{target}:{attr.partition(',')[0]}", _KIND)
+    return _of_parts(found, target, attr, ref) if "," in attr or _parallelizes(found) else found
+
+
+def _parallelizes(found: Any) -> bool:
+    """Whether it is a function of a model and a mesh, and no adapter or what makes one."""
+    if not inspect.isfunction(found):
+        return False
+    needed = [one for one in inspect.signature(found).parameters.values() if one.default is one.empty]
+    return len([one for one in needed if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]) == 2
+
+
+def _of_parts(parallelize: Any, target: str, attr: str, ref: str) -> Adapter:
+    from fsdpcheck.adapters import user_parts
+
+    words = user_parts.told(attr)
+    functions = {
+        name: references.load(f"{target}:{words[name]}", _KIND) for name in user_parts.FUNCTIONS if name in words
+    }
+    for name, function in {"parallelize": parallelize, **functions}.items():
+        if not callable(function):
+            got, wanted = f"{words[name]}, a {type(function).__name__}", "a function"
+            raise AdapterError(explain(f"the {name} of adapter {ref!r}", got=got, wanted=wanted, then="name another"))
+    name = f"{Path(target).name}:{attr}" if target.endswith(".py") else ref
+    return user_parts.adapter_of(name, {"parallelize": parallelize, **functions}, words)
 
 
 def _builtin(name: str) -> Any:

@@ -19,9 +19,10 @@ from fsdpcheck.adapters.vocabulary import Moment as Moment
 from fsdpcheck.adapters.vocabulary import Observable as Observable
 from fsdpcheck.adapters.vocabulary import Promise as Promise
 from fsdpcheck.adapters.vocabulary import Use as Use
+from fsdpcheck.case import Case, Dtype, MeshSpec, StepSpec
 from fsdpcheck.case import Compute as Compute
-from fsdpcheck.case import Dtype, MeshSpec, StepSpec
 from fsdpcheck.case import Trait as Trait
+from fsdpcheck.case.axes import Axis
 from fsdpcheck.case.kernel import KernelDtype
 
 Unused = Literal["none", "zero", "zero-in-used-unit", "zero-if-private"]
@@ -105,7 +106,11 @@ class Features:
     and N W / R, with R replicas. On real
     numbers (trait "real") the factor is taken to be applied to the losses, before the backward: elsewhere it rounds
     otherwise, by an ulp; whoever applies it elsewhere does not accept "real". ``factor``, ``global_norm``,
-    ``arithmetic``: by which conventions it computes. ``rank_local``: dotted
+    ``arithmetic``: by which conventions it computes. ``axes``: those that a mesh of its can have (case/axes.py, which
+    says along which of them ranks have the same samples); "dp_replicate" beside "dp_shard" is the trait "hsdp".
+    ``gauge``: whether it reduces and clips the layer that the harness puts beside a user's own model; if not, that has
+    a gradient of zero in plain training.
+    ``rank_local``: dotted
     names "pkg.mod:NAME" of module globals that real ranks would each have for themselves. ``kernel_dtypes``: what
     kernels take, also mixed.
     """
@@ -119,12 +124,20 @@ class Features:
     arithmetic: ArithmeticRule = ArithmeticRule()
     max_world_size: int | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
+    axes: frozenset[Axis] = frozenset({"dp_shard"})
+    gauge: bool = True
     rank_local: tuple[str, ...] = ()
     kernel_dtypes: tuple[KernelDtype, ...] = ("float32",)
 
     def reason(self, promise: str) -> str:
         """Why a promise is not made: its own reason, or its family's; "" if none is given."""
         return self.reasons.get(promise) or self.reasons.get(promise.partition(".")[0], "")
+
+    def takes(self, case: Case) -> bool:
+        """Whether the implementation can be given the case: its traits are accepted, and its mesh has no other axes."""
+        axes = self.axes | ({"dp_replicate"} if "hsdp" in self.accepts else set())
+        mesh = getattr(case, "mesh", None)
+        return case.requires() <= self.accepts and (mesh is None or mesh.sizes.keys() <= axes)
 
 
 @dataclass(frozen=True)
@@ -214,6 +227,22 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class Part:
+    """This rank's part of a tensor that ranks share out without DTensor: what a trainer shows in its place.
+
+    ``shape``: of the whole. ``axes``: those along which ranks have the other parts; along all other axes they have the
+    same part. ``offsets``: where a block begins in the whole, by default at its origin; or ``start``: the first place
+    of one run of values in the flattened whole, [n]. A rank with nothing of it shows a part of no values.
+    """
+
+    value: Tensor
+    shape: tuple[int, ...]
+    axes: frozenset[Axis]
+    offsets: tuple[int, ...] = ()
+    start: int | None = None
+
+
+@dataclass(frozen=True)
 class UnitState:
     """What one sharding unit of a rank holds at a moment. ``name``: of its module, "(root)" for the root unit.
 
@@ -255,15 +284,16 @@ class Trainer(Protocol):
     def step(self, batch: Batch) -> None:
         """Take one whole optimizer step on this rank's micro-batches."""
 
-    def parameters(self) -> dict[str, Tensor]:
-        """Full values by canonical name on every rank: new tensors, not views."""
+    def parameters(self) -> Mapping[str, Tensor | Part]:
+        """Values by canonical name on every rank: whole tensors, or this rank's pieces, a DTensor or a Part."""
 
 
 class Observed(Trainer, Protocol):
     """The optional methods, each needed only by an adapter that lists its observable."""
 
-    def gradients(self) -> Mapping[str, Tensor | None]:
-        """ "grads": the full gradient the optimizer used in the last step, by canonical name (trainable only).
+    def gradients(self) -> Mapping[str, Tensor | Part | None]:
+        """ "grads": the gradient the optimizer used in the last step, by canonical name (trainable only), as
+        ``parameters`` shows values.
 
         A parameter that had none is None, or is not named.
         """

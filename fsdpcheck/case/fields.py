@@ -39,7 +39,8 @@ def of_mesh(mesh: MeshSpec) -> Iterator[Range]:
     """The numbers of a mesh."""
     yield "mesh.dp_shard", mesh.dp_shard, 1, MAX_WORLD_SIZE
     yield "mesh.dp_replicate", mesh.dp_replicate, 1, MAX_WORLD_SIZE
-    yield "the world size dp_shard * dp_replicate", mesh.world_size, 1, MAX_WORLD_SIZE
+    yield from ((f"mesh.axes {axis}", size, 2, MAX_WORLD_SIZE) for axis, size in mesh.axes)
+    yield "the world size, the product of the mesh's axes", mesh.world_size, 1, MAX_WORLD_SIZE
 
 
 def of_seed(seed: int) -> Range:

@@ -53,7 +53,8 @@ class UserModelSpec:
     ``units``: names of the modules to shard, in forward order. ``rows``: size of dim 0 of each parameter.
     ``features`` F and ``targets`` count one sample's output and targets, flattened. ``traits``: what the model itself
     demands of an implementation. ``names``: the narrowest dtype that its forward or its loss asks for by name, below
-    the one it is given, if any; its cases are in float32 then.
+    the one it is given, if any; its cases are in float32 then. ``gauge``: whether plain training gives the harness's
+    own layer beside the model a gradient.
     """
 
     build: str
@@ -65,6 +66,7 @@ class UserModelSpec:
     targets: int = 1
     traits: tuple[Trait, ...] = ()
     names: Named = ""
+    gauge: bool = True
 
 
 @dataclass(frozen=True, slots=True)

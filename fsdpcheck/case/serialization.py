@@ -23,7 +23,8 @@ _LONGEST = 1 << 20
 
 _LATER: dict[str, dict[str, Any]] = {
     "ModelSpec": {"own": None},
-    "UserModelSpec": {"names": ""},
+    "UserModelSpec": {"names": "", "gauge": True},
+    "MeshSpec": {"axes": ()},
     "BatchLayout": {"lists": ()},
     "StepSpec": {"noise_multiplier": 0.0, "clip_groups": "all"},
     "Arithmetic": {"compute": "dtype", "world_factors": 1},
@@ -34,7 +35,7 @@ _LATER: dict[str, dict[str, Any]] = {
 def encode(case: TrainingCase, **beside: object) -> str:
     """The case as one line of JSON, every field written out but later ones that say nothing; then ``beside``."""
     data = dataclasses.asdict(case)
-    parts = [(data[key], getattr(case, key)) for key in ("model", "layout", "step", "arithmetic")]
+    parts = [(data[key], getattr(case, key)) for key in ("model", "mesh", "layout", "step", "arithmetic")]
     parts += [(data["model"]["own"], case.model.own)] if case.model.own is not None else []
     for own, part in parts:
         for name, default in _LATER[type(part).__name__].items():

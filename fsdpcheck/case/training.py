@@ -5,10 +5,12 @@ Shapes: B samples in a logical batch, W ranks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from fsdpcheck.case import serialization, traits, validation, words
+from fsdpcheck.case.axes import AXES, Axis, ModelAxis
 from fsdpcheck.case.model import LayerSpec, ModelSpec
 from fsdpcheck.case.vocabulary import Trait
 
@@ -28,16 +30,42 @@ Schedule = Literal["constant", "halving"]
 
 @dataclass(frozen=True, slots=True)
 class MeshSpec:
-    """Axes of the device mesh. ``world_size`` is derived, never given."""
+    """Axes of the device mesh. ``world_size`` is derived, never given.
+
+    ``axes``: those that share out the model, in the order of ``AXES``, each of two ranks or more. Ranks along them have
+    the same samples.
+    """
 
     dp_shard: int = 1
     dp_replicate: int = 1
     reshard_after_forward: bool = True
+    axes: tuple[tuple[ModelAxis, int], ...] = ()
+
+    @property
+    def data_ranks(self) -> int:
+        """Into how many shares the samples can be dealt out, D."""
+        return self.dp_shard * self.dp_replicate
+
+    @property
+    def model_ranks(self) -> int:
+        """How many ranks, consecutive ones, share out one model on the same samples."""
+        return math.prod(size for _, size in self.axes)
 
     @property
     def world_size(self) -> int:
         """The number of ranks, W."""
-        return self.dp_shard * self.dp_replicate
+        return self.data_ranks * self.model_ranks
+
+    @property
+    def row_ranks(self) -> int:
+        """How many ranks the rows of one parameter may be shared out to."""
+        return math.prod(size for axis, size in self.sizes.items() if AXES[axis].rows)
+
+    @property
+    def sizes(self) -> dict[Axis, int]:
+        """The axes of two ranks or more, outermost first."""
+        own: dict[Axis, int] = {"dp_replicate": self.dp_replicate, "dp_shard": self.dp_shard, **dict(self.axes)}
+        return {axis: own[axis] for axis in AXES if own.get(axis, 1) > 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +88,7 @@ class BatchLayout:
     lists: tuple[tuple[int, ...], ...] = ()
 
     def local_sizes(self, world_size: int) -> tuple[int, ...]:
-        """How many samples each of the ranks has, wrap-around duplicates included."""
+        """How many samples each of the ranks that deal them out has, wrap-around duplicates included."""
         base, extra = divmod(self.batch_size, world_size)
         if self.lists:
             return tuple(len(own) for own in self.lists for _ in range(world_size // len(self.lists)))
@@ -195,8 +223,12 @@ class TrainingCase:
 
     @property
     def copies(self) -> int:
-        """How many ranks have the same share of the batch: consecutive ones. W if it is replicated, mostly 1."""
-        return {"replicated": self.world_size, "by-replica": self.mesh.dp_shard}.get(self.layout.kind, 1)
+        """How many ranks have the same share of the batch: consecutive ones. W if it is replicated, mostly 1.
+
+        Each share is given to all ranks along the axes that share out the model.
+        """
+        of_data = {"replicated": self.mesh.data_ranks, "by-replica": self.mesh.dp_shard}.get(self.layout.kind, 1)
+        return of_data * self.mesh.model_ranks
 
     @property
     def shares(self) -> int:
@@ -206,7 +238,8 @@ class TrainingCase:
     @property
     def local_sizes(self) -> tuple[int, ...]:
         """How many samples each rank has at every step, wrap-around duplicates included."""
-        return self.layout.local_sizes(self.world_size)
+        sizes = self.layout.local_sizes(self.mesh.data_ranks)
+        return tuple(size for size in sizes for _ in range(self.mesh.model_ranks))
 
 
 FILLER = TrainingCase(ModelSpec((LayerSpec(1),)))

@@ -28,7 +28,7 @@ def requires(case: TrainingCase) -> frozenset[Trait]:
 
 
 def _own_traits(case: TrainingCase, own: UserModelSpec) -> Iterator[Trait]:
-    ranks = case.mesh.dp_shard
+    ranks = case.mesh.row_ranks
     found = [trait for trait in own.traits if trait != "surrogates"]
     yield from (_PRIVATE.get(trait, trait) if case.step.private else trait for trait in found)
     facts: dict[Trait, bool] = {
@@ -44,7 +44,7 @@ def _model_traits(case: TrainingCase) -> Iterator[Trait]:
     if case.model.own is not None:
         yield from _own_traits(case, case.model.own)
         return
-    spec, ranks = case.model, case.mesh.dp_shard
+    spec, ranks = case.model, case.mesh.row_ranks
     kinds = {layer.kind for layer in spec.layers}
     facts: dict[Trait, Any] = {
         "bias": any(layer.bias for layer in spec.layers),

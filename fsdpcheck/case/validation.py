@@ -9,13 +9,14 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from fsdpcheck.case import fields
+from fsdpcheck.case.axes import AXES
 from fsdpcheck.case.refusal import refuse
 from fsdpcheck.case.shapes import SPATIAL, Stage, item_units, stages
 from fsdpcheck.case.traits import OWN_TRAITS
 
 if TYPE_CHECKING:
     from fsdpcheck.case.model import LayerSpec, ModelSpec, UserModelSpec
-    from fsdpcheck.case.training import TrainingCase
+    from fsdpcheck.case.training import MeshSpec, TrainingCase
 
 _MAX_ELEMENTS = 1 << 22
 """Largest model and largest data set a case may describe, so that a hostile token cannot ask for all memory."""
@@ -25,6 +26,7 @@ def validate(case: TrainingCase) -> None:
     """Raises InvalidCase, naming the field, when the case contradicts itself or leaves the supported ranges."""
     fields.require_words(_parts(case))
     fields.require_ranges(_ranges(case))
+    _validate_axes(case.mesh)
     _validate_model(case.model)
     _validate_layout(case)
     _validate_step(case)
@@ -188,11 +190,18 @@ def _validate_tied(spec: ModelSpec, first: int, second: int) -> None:
         refuse("model.tied", "layers of two sharding units", "layers of one unit", "join the units")
 
 
+def _validate_axes(mesh: MeshSpec) -> None:
+    names = [axis for axis, _ in mesh.axes]
+    wanted = [axis for axis in AXES if axis in names]
+    if names != wanted:
+        refuse("mesh.axes", names, f"each axis once, in the order {', '.join(AXES)}", "sort them")
+
+
 def _validate_layout(case: TrainingCase) -> None:
-    layout, world = case.layout, case.world_size
+    layout, world = case.layout, case.mesh.data_ranks
     if layout.kind == "ragged" and (len(layout.counts) != world or sum(layout.counts) != layout.batch_size):
         wanted = f"{world} counts that add up to {layout.batch_size}"
-        refuse("layout.counts", layout.counts, wanted, "one count a rank of the mesh")
+        refuse("layout.counts", layout.counts, wanted, "one count a rank that samples are dealt out to")
     if layout.kind != "ragged" and layout.counts:
         refuse("layout.counts", layout.counts, f"none for a {layout.kind} layout", 'only "ragged" has counts')
     one_each = {"listed": (world,), "replicated": (0, 1), "by-replica": (case.mesh.dp_replicate,)}
@@ -206,11 +215,12 @@ def _validate_layout(case: TrainingCase) -> None:
 
 
 def _validate_step(case: TrainingCase) -> None:
-    step, world = case.step, case.world_size
+    step, world = case.step, case.mesh.data_ranks
     if isinstance(step.normaliser, float) and step.normaliser.is_integer():
         refuse("step.normaliser", step.normaliser, f"the int {int(step.normaliser)}", "whole numbers are ints")
     if not (is_power_of_two(step.normaliser) or is_power_of_two(Fraction(step.normaliser) / world)):
-        refuse("step.normaliser", step.normaliser, f"a power of two, or one times W = {world}", "choose such an N")
+        wanted = f"a power of two, or one times the {world} shares of the batch"
+        refuse("step.normaliser", step.normaliser, wanted, "choose such an N")
     if step.reduction == "mean":
         _validate_mean(case)
     if step.noise_multiplier and not step.private:
@@ -232,8 +242,9 @@ def _validate_mean(case: TrainingCase) -> None:
     if len(sizes) > 1 or not is_power_of_two(size) or step.micro_batches > 1 or case.layout.kind in _COPIED:
         got = f"local sizes {case.local_sizes} of a {case.layout.kind} batch in {step.micro_batches} micro-batches"
         refuse("step.reduction", f'"mean" with {got}', "equal powers of two in one micro-batch", 'or use "sum"')
-    if step.normaliser != case.world_size * size:
-        refuse("step.normaliser", step.normaliser, f"W * local size = {case.world_size * size} with a mean", "set it")
+    samples = case.shares * size
+    if step.normaliser != samples:
+        refuse("step.normaliser", step.normaliser, f"{samples}, the samples of all ranks, with a mean", "set it")
 
 
 def _validate_optimizer(case: TrainingCase) -> None:

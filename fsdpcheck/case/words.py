@@ -67,10 +67,12 @@ def _describe_stage(spec: ModelSpec, stage: Stage) -> str:
 def _describe_ranks(case: TrainingCase) -> str:
     mesh, layout, step = case.mesh, case.layout, case.step
     axes = f" (dp_shard {mesh.dp_shard} x dp_replicate {mesh.dp_replicate})" if mesh.dp_replicate > 1 else ""
+    if mesh.axes:
+        axes = f" ({' x '.join(f'{axis} {size}' for axis, size in mesh.sizes.items())})"
     kept = "" if mesh.reshard_after_forward else ", parameters kept unsharded after forward"
     how = layout.kind + " shuffled" * layout.shuffle + " drop_last" * layout.drop_last
     how += f" {list(map(list, layout.lists))}" if layout.lists else ""
-    sizes = "+".join(map(str, case.local_sizes))
+    sizes = "+".join(map(str, case.local_sizes[:: mesh.model_ranks]))
     chunks = f", in {step.micro_batches} micro-batches, gradients reduced " if step.micro_batches > 1 else ""
     chunks += ("after each" if step.sync_every else "after the last") if chunks else ""
     return f"ranks: W = {case.world_size}{axes}{kept}; a batch of {layout.batch_size} samples, {how} as {sizes}{chunks}"

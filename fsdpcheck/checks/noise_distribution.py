@@ -92,7 +92,7 @@ def _of_shared_batches(flat: MeshSpec, mesh: MeshSpec, features: Features) -> It
         known = contribution if "partial-norms" in features.promises else "complete"
         step = replace(case.step, contribution=known, normaliser=32)
         shared = replace(case, layout=layout, step=step)
-        if shared.copies > 1 and shared.requires() <= features.accepts:
+        if shared.copies > 1 and features.takes(shared):
             yield shared
 
 

@@ -18,7 +18,7 @@ from fsdpcheck.case import Trait
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.cli import claims as claims_command
 from fsdpcheck.cli import compare as compare_command
-from fsdpcheck.cli import listing
+from fsdpcheck.cli import listing, own_parts
 from fsdpcheck.cli import power as power_command
 from fsdpcheck.cli import simulate as simulate_command
 from fsdpcheck.cli import trace as trace_command
@@ -55,6 +55,7 @@ RUN_EPILOG = """examples:
   fsdpcheck run --adapter fully_shard --avoid tied     no case with a trait; `fsdpcheck list traits` names all
   fsdpcheck run --adapter opacus:sound                 a gate on Opacus, around its known defects
   fsdpcheck run --model train.py:build --batch train.py:batch      the laws on your own model
+  fsdpcheck run --model train.py:build --batch train.py:batch --parallelize train.py:shard    and your own sharding
   torchrun --nproc-per-node 4 -m fsdpcheck run         real ranks, world size 4; torchrun itself exits with 1
                                                        whenever a rank's exit code is not 0
 """
@@ -145,6 +146,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _add_user_model(run)
     run.add_argument("--units", type=_names, metavar="NAMES", help="modules of it to shard: a,b (default: the blocks)")
     run.add_argument("--real", action="store_true", help="your model as it is, own weights, by the rounding laws")
+    own_parts.add(run)
 
 
 def _add_user_model(parser: argparse.ArgumentParser) -> None:
@@ -231,7 +233,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> Plan:
     return Plan(
-        adapters=tuple(dict.fromkeys(options.adapter)) or adapters.default_names(),
+        adapters=tuple(dict.fromkeys(own_parts.adapters_of(options))) or adapters.default_names(),
         laws=tuple(glob for globs in options.law for glob in parse_globs(globs)) or ("*",),
         engine=options.engine,
         world_sizes=options.world_size,

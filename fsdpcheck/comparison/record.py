@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-import torch
 from torch import Tensor
 
 from fsdpcheck.execution import Failure
+from fsdpcheck.execution.pieces import Piece as Piece
 from fsdpcheck.execution.trace import Trace
 
 KINDS: Final = {
@@ -46,34 +46,6 @@ def order(key: Key) -> tuple[int, int, str, str]:
     """The order in which a script makes its observables, for ``sorted``."""
     kind = next(number for number, name in enumerate(KINDS) if key.kind.startswith(name))
     return key.step, kind, key.kind, key.name
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One rank's part of a tensor.
-
-    ``shape``: of the whole tensor. ``values``: float64 (or int64, bool), one-dimensional, on the CPU, a copy.
-    ``places``: int64, where in the flattened whole tensor each value stands; None for the whole of it, in order.
-    ``partial``: "" where the values are the tensor's; "sum", "avg" or "norm p" where those of ranks are still to be
-    added, averaged, or put together as p-norms of parts; "max" and "min" are those of parts. ``parts``: how many ranks
-    have a part of each value. ``replica``: which of several equal wholes the part is of, where it is partial.
-    """
-
-    shape: tuple[int, ...]
-    values: Tensor
-    places: Tensor | None = None
-    partial: str = ""
-    parts: int = 1
-    replica: tuple[int, ...] = ()
-
-    def equals(self, other: Piece) -> bool:
-        """Whether the two have the same values at the same places, bit for bit but for the signs of zeros."""
-        rest = (self.shape, self.partial, self.parts, self.replica)
-        if rest != (other.shape, other.partial, other.parts, other.replica):
-            return False
-        if (self.places is None) != (other.places is None) or not torch.equal(self.values, other.values):
-            return False
-        return self.places is None or other.places is None or torch.equal(self.places, other.places)
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,19 @@ def layout_of(tensor: Any) -> Layout | None:
     return Layout(shape, indices, tuple(partial), parts, tuple(replica))
 
 
+def companions(tensor: Any) -> tuple[int, ...]:
+    """The ranks that together have one whole of a DTensor, this one among them: those along the dimensions of its mesh
+    that do not repeat it. Of a rank that is not on its mesh none."""
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return ()
+    with unobserved():
+        repeats = [placement.is_replicate() for placement in tensor.placements]
+        along = tuple(here if same else slice(None) for same, here in zip(repeats, coordinate, strict=True))
+        return tuple(mesh.mesh[along].reshape(-1).tolist())
+
+
 def _taken(placement: Any, length: int, size: int, here: int) -> Tensor:
     """Which of ``length`` indices the part ``here`` of ``size`` has, in order."""
     from torch.distributed.tensor.placement_types import _StridedShard

@@ -19,6 +19,7 @@ import torch
 from fsdpcheck.engines._common import hosts
 from fsdpcheck.engines._simulated.questions import Close, Settings, Settle, Simulate
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest
+from fsdpcheck.execution.assembly import assemble
 from fsdpcheck.processes.limit import LIMIT_SECONDS
 from fsdpcheck.processes.remote import Died
 
@@ -58,7 +59,7 @@ class SimulatedEngine(hosts.Hosted):
         except Died as death:
             return self._lost(request, str(death))
         execution.request = request
-        return execution
+        return assemble(execution)
 
     def settle(self) -> tuple[str, ...]:
         """See engines/base.py."""

@@ -100,7 +100,7 @@ def _among(executions: Iterator[Execution], what: str, how: str) -> Violation | 
 def _is_determined(run: Run, request: RunRequest) -> bool:
     """Whether the reference, or else the single device, gives ``request`` the same results each time."""
     case, features = request.case, run.engine.declared(_REFERENCE).features
-    known = user_model(case) is None and case.requires() <= features.accepts
+    known = user_model(case) is None and features.takes(case)
     if known and request.observe - {"params"} <= features.observables and not request.using:
         plain = replace(request, adapter=_REFERENCE, installs=(), probes=())
         return _of_fresh_processes(plain, 2) is None and _of_the_same_processes(plain, 2) is None

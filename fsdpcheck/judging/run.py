@@ -166,7 +166,7 @@ class Run:
             raise UsageError(
                 "a case of real numbers has no exact answer; next: judge it by replay (checks/shape_matched_replay.py)"
             )
-        share = Fraction(case.step.normaliser) / case.world_size
+        share = Fraction(case.step.normaliser) / case.mesh.data_ranks
         if self.features.arithmetic.divides_by_share and not is_power_of_two(share.denominator):
             raise NotApplicable(f"{self.declared.name} divides by N / W = {share}, which rounds")
         return _answer(case, self.features.factor, self.features.arithmetic)

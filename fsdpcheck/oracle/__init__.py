@@ -289,9 +289,11 @@ def plain_targets(case: TrainingCase, k: int, samples: Iterable[int]) -> Tensor:
 
     The instrument is the last parameter that is trained. With a gradient of zero, whatever an implementation does wrong
     with its last parameter, or with the last of its buckets, would be done to one that cannot show it. Being positive,
-    they never cancel.
+    they never cancel. Zeros where nobody reduces the gauge beside a user's own model.
     """
     shape = (case.layout.batch_size, models.instrument_width(case))
+    if case.model.own is not None and not case.model.own.gauge:
+        return torch.zeros(len(list(samples)), shape[1], dtype=torch.float64)
     drawn = torch.from_numpy(prng.integers(case.seed, f"instrument {k}", shape, 1, 2)).double()
     return drawn[[index - k * case.layout.batch_size for index in samples]]
 

@@ -135,11 +135,11 @@ def _averages(case: TrainingCase, rule: ArithmeticRule, budget: Budget) -> None:
     """
     mesh, before = case.mesh, rule.averaging == "before"
     factors, wanted = case.arithmetic.world_factors, case.step.reductions
-    if before and case.world_size > 1 and factors < wanted:
+    if before and mesh.data_ranks > 1 and factors < wanted:
         said = f"losses carry the factor W {factors} times; wanted {wanted}, once a reduction"
         raise NotExact(f"{budget.where}, averaging before the sum: {said}")
     if before or case.arithmetic.averaging == "premultiply":
-        for size in (mesh.dp_shard, mesh.dp_replicate, case.world_size):
+        for size in (mesh.dp_shard, mesh.dp_replicate, mesh.data_ranks):
             if not premultiplies_exactly(size, budget.had):
                 said = f"{budget.where}, averaging: multiples of {size} times the rounded 1/{size} round again"
                 raise (NotOnRanks if before else NotExact)(said)  # an implementation that averages before has no choice

@@ -7,8 +7,8 @@ Probes look at the model before it is sharded, and at the trainer at these momen
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
-from typing import cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,14 @@ from fsdpcheck.adapters.contract import Adapter, Batch, MicroBatch, Observed, Se
 from fsdpcheck.case import KernelCase, SamplerCase, TrainingCase
 from fsdpcheck.errors import AdapterError, Interrupted, explain
 from fsdpcheck.execution import RankResult, RunRequest, StepRecord
+from fsdpcheck.execution.pieces import Shown
 from fsdpcheck.program import kernels as kernel_program
 from fsdpcheck.program import nonfinite_samples
 from fsdpcheck.program import samplers as sampler_program
 from fsdpcheck.program.allocations import Allocations
 from fsdpcheck.program.methods import methods_for
 from fsdpcheck.program.probe import Watch
+from fsdpcheck.program.shown import Showing
 from fsdpcheck.workload import batches, clip_groups, models
 from fsdpcheck.workload.optimizer import CACHE_LINE, make_optimizer, project_, resume_
 
@@ -57,23 +59,24 @@ def _run(request: RunRequest, rank: int, device: torch.device, result: RankResul
 def _train(
     request: RunRequest, case: TrainingCase, adapter: Adapter, rank: int, device: torch.device, result: RankResult
 ) -> None:
-    watch = Watch(request, rank, result)
+    watch, showing = Watch(request, rank, result), Showing(adapter, case.mesh, rank)
     made: list[torch.optim.Optimizer] = []
     setup = _setup(request, adapter, rank, device, watch, made)
     trainer = _built(request, adapter, setup, made, watch, models.build(case))
-    result.initial = {} if request.late else _named_tensors(trainer.parameters(), "parameters", adapter)
+    result.initial = {} if request.late else showing.named(trainer.parameters(), "parameters")
     watch.moment("after_init", trainer)
     for step in range(case.step.steps):
         watch.step, loaded = step, None
         if request.load_from and step:
             made.clear()
             trainer = _built(request, adapter, setup, made, watch, _without_values(models.build(case)))
-            loaded = _loaded(trainer, adapter, f"{request.load_from}/{step - 1}")
+            cast(Observed, trainer).load(f"{request.load_from}/{step - 1}")
+            loaded = showing.named(trainer.parameters(), "parameters")
         batch = nonfinite_samples.batch_of(batches.batch(case, step, rank, request.instrument), request)
         with nonfinite_samples.refusal(request, result, lambda trainer=trainer: _held(trainer, made)):  # type: ignore[misc]
             _take(trainer, _on(device, batch), watch)
         unseen = request.late and step < case.step.steps - 1
-        result.steps.append(StepRecord({}) if unseen else _record(trainer, adapter, request))
+        result.steps.append(StepRecord({}) if unseen else _record(trainer, showing, request))
         result.steps[-1].loaded = loaded
         watch.moment("after_step", trainer)
         if case.arithmetic.project:
@@ -81,7 +84,7 @@ def _train(
             result.steps[-1].hidden = _hidden(result.steps[-1].params, held)
             _project(held, trainer, adapter, case)
         if request.save_to:
-            result.steps[-1].saved = _named_tensors(trainer.parameters(), "parameters", adapter)
+            result.steps[-1].saved = showing.named(trainer.parameters(), "parameters")
             cast(Observed, trainer).save(f"{request.save_to}/{step}")
 
 
@@ -121,12 +124,6 @@ def _take(trainer: Trainer, batch: Batch, watch: Watch) -> None:
         trainer.step(batch)
 
 
-def _loaded(trainer: Trainer, adapter: Adapter, folder: str) -> dict[str, Tensor]:
-    """What a trainer shows that has loaded the checkpoint in ``folder``."""
-    cast(Observed, trainer).load(folder)
-    return _named_tensors(trainer.parameters(), "parameters", adapter)
-
-
 def _held(trainer: Trainer, made: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
     """What the trainer says it holds, or else what the optimizers it was given update."""
     if callable(getattr(trainer, "local_tensors", None)):
@@ -148,13 +145,15 @@ def _project(held: list[Tensor], trainer: Trainer, adapter: Adapter, case: Train
         raise AdapterError(explain(what, got=got, wanted=wanted, then=then))
 
 
-def _hidden(shown: dict[str, Tensor], held: Iterable[Tensor]) -> str:
+def _hidden(shown: dict[str, Any], held: Iterable[Tensor]) -> str:
     """The first parameter whose whole copy on this rank is not what was shown; "" if none, or if copies are not whole.
 
     An implementation that keeps whole parameters on every rank may show rank 0's everywhere. Then a rank that drifts
     would be healed by the projection, and never be seen.
     """
     own = list(held)
+    if any(isinstance(value, Shown) for value in shown.values()):
+        return ""
     by_shape: dict[torch.Size, list[str]] = {}
     for name, value in shown.items():
         by_shape.setdefault(value.shape, []).append(name)
@@ -262,40 +261,22 @@ def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest, made: Sequ
     return trainer
 
 
-def _record(trainer: Trainer, adapter: Adapter, request: RunRequest) -> StepRecord:
+def _record(trainer: Trainer, showing: Showing, request: RunRequest) -> StepRecord:
     observed, wanted = cast(Observed, trainer), request.observe
-    record = StepRecord(_named_tensors(trainer.parameters(), "parameters", adapter))
+    record = StepRecord(showing.named(trainer.parameters(), "parameters"))
     if "grads" in wanted:
-        record.grads = _named_tensors(_that_are(observed.gradients()), "gradients", adapter)
+        record.grads = showing.named(_that_are(observed.gradients()), "gradients")
     if "norms" in wanted:
-        record.norms = _tensor(observed.norms(), "norms", adapter)
+        record.norms = showing.tensor(observed.norms(), "norms")
     if "factors" in wanted:
-        record.factors = _tensor(observed.factors(), "factors", adapter)
+        record.factors = showing.tensor(observed.factors(), "factors")
     if "grad_norm" in wanted:
-        record.grad_norm = _tensor(observed.grad_norm(), "grad_norm", adapter)
+        record.grad_norm = showing.tensor(observed.grad_norm(), "grad_norm")
     return record
 
 
 def _that_are(gradients: object) -> object:
     """Without those that are None: such a parameter has no gradient, as one that is not named."""
-    if not isinstance(gradients, dict):
+    if not isinstance(gradients, Mapping):
         return gradients
     return {name: value for name, value in gradients.items() if value is not None}
-
-
-def _tensor(value: object, method: str, adapter: Adapter) -> Tensor:
-    """A plain tensor, copied, or AdapterError."""
-    if type(value) not in (Tensor, nn.Parameter):
-        what, then = f"{method}() of adapter {adapter.name!r} returned no tensor", "see fsdpcheck.adapter.Observed"
-        raise AdapterError(explain(what, got=type(value).__name__, wanted="torch.Tensor", then=then))
-    return cast(Tensor, value).detach().clone()
-
-
-def _named_tensors(values: object, method: str, adapter: Adapter) -> dict[str, Tensor]:
-    """Plain tensors by name, copied, or AdapterError: what leaves a rank is plain data and does not change any more."""
-    if not isinstance(values, dict) or not all(type(value) in (Tensor, nn.Parameter) for value in values.values()):
-        kinds = sorted({type(v).__name__ for v in values.values()}) if isinstance(values, dict) else type(values)
-        what = f"{method}() of adapter {adapter.name!r} returned something else than plain tensors by name"
-        then = "return full values (DTensor.full_tensor()) by canonical parameter name"
-        raise AdapterError(explain(what, got=kinds, wanted="dict[str, torch.Tensor]", then=then))
-    return {name: value.detach().to("cpu", copy=True) for name, value in values.items()}

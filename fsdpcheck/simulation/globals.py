@@ -10,6 +10,7 @@ behind is compared after a run instead (process_state).
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import logging
 import os
@@ -233,14 +234,18 @@ def _differ(swap: Swap, now: Any, then: Any) -> bool:
 
 
 def module_global(dotted: str) -> Swap:
-    """A global "pkg.mod:NAME" of a module: each rank begins with a copy of what it is now."""
-    module_name, _, attribute = dotted.partition(":")
-    module = importlib.import_module(module_name)
-    pristine = copy.deepcopy(getattr(module, attribute))
+    """A global "pkg.mod:NAME" of a module, or an attribute "pkg.mod:Class.NAME" of a class in it.
+
+    Each rank begins with a copy of what it is now.
+    """
+    module_name, _, path = dotted.partition(":")
+    *outer, attribute = path.split(".")
+    owner: Any = functools.reduce(getattr, outer, importlib.import_module(module_name))
+    pristine = copy.deepcopy(getattr(owner, attribute))
     return Swap(
         dotted,
-        lambda: getattr(module, attribute),
-        lambda value: setattr(module, attribute, value),
+        lambda: getattr(owner, attribute),
+        lambda value: setattr(owner, attribute, value),
         cheap=False,
         fresh=lambda rank: copy.deepcopy(pristine),
     )

@@ -37,15 +37,15 @@ def computed(
     case = draw(drawn)
     distributed = case.layout.kind != "replicated"  # only a replicated batch may have partial norms
     if draw(st.booleans()) and distributed and case.step.micro_batches == 1 and case.step.reduction == "sum":
-        case = replace(case, layout=BatchLayout("contiguous", case.world_size))
+        case = replace(case, layout=BatchLayout("contiguous", case.mesh.data_ranks))
     full = draw(among((False, False, True))) and distributed and case.step.reduction == "sum"
     counts = (1, 2, 3, 4) if {"micro-batches", "no-sync"} <= features.accepts else (1,)
     micro_batches = draw(among(counts))
     case = _of_one_feature(case, micro_batches) if full else case
     excess, slower = draw(among(_EXCESS)), draw(among(_SLOWER))
     step = replace(case.step, loss=draw(among((case.step.loss, "l1"))))
-    if distributed and step.normaliser % case.world_size:
-        step = replace(step, normaliser=step.normaliser * case.world_size)
+    if distributed and step.normaliser % case.mesh.data_ranks:
+        step = replace(step, normaliser=step.normaliser * case.mesh.data_ranks)
     step = replace(step, optimizer=replace(step.optimizer, lr_exponent=step.optimizer.lr_exponent + slower))
     if step.clipping == "exact":
         step, excess = replace(step, clip_norm=min(step.clip_norm, _largest_clip_norm(case))), 1
@@ -61,7 +61,7 @@ def _of_one_feature(case: TrainingCase, micro_batches: int) -> TrainingCase:
     Then their sum over micro-batches and ranks needs more, and where one of them is taken in ``compute`` it shows.
     """
     model = ModelSpec((LayerSpec(case.model.layers[0].width),), features=1, units=(1,) if case.model.units else ())
-    layout = BatchLayout("contiguous", case.world_size * micro_batches)
+    layout = BatchLayout("contiguous", case.mesh.data_ranks * micro_batches)
     step = replace(case.step, micro_batches=micro_batches, sync_every=micro_batches == 1, loss="l1")
     return replace(case, model=model, layout=layout, step=step)
 
@@ -97,7 +97,7 @@ def _largest_of_a_norm(case: TrainingCase) -> int:
 
 def _odd(case: TrainingCase) -> int:
     """The odd factor of the loss scale."""
-    scale: int = case.world_size**case.arithmetic.world_factors * case.mesh.dp_replicate
+    scale: int = case.mesh.data_ranks**case.arithmetic.world_factors * case.mesh.dp_replicate
     return scale // (scale & -scale)
 
 

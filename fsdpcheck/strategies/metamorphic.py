@@ -31,7 +31,7 @@ def listed(case: TrainingCase) -> TrainingCase:
     """The case with the samples of its first step written out, rank by rank, and used at every step."""
     if case.layout.kind == "by-replica":
         return case
-    own = [[i for chunk in rank for i in chunk] for rank in batches.indices(case, 0)]
+    own = [[i for chunk in rank for i in chunk] for rank in batches.indices(case, 0)[:: case.mesh.model_ranks]]
     lists = tuple(tuple(rank) for rank in own)
     if case.layout.kind == "replicated":
         return replace(case, layout=BatchLayout("replicated", case.layout.batch_size, lists=lists[:1]))
@@ -102,12 +102,13 @@ def in_replicas(case: TrainingCase) -> TrainingCase:
     Samples are dealt out to the replicas in turn. The seed decides how many replicas there are. The case itself where
     its ranks are no replicas of several.
     """
-    counts = [count for count in range(2, case.world_size) if case.world_size % count == 0]
+    ranks = case.mesh.data_ranks
+    counts = [count for count in range(2, ranks) if ranks % count == 0]
     if not counts:
         return case
     replicas, every = counts[case.seed % len(counts)], tuple(range(case.layout.batch_size))
     layout = BatchLayout("by-replica", len(every), lists=tuple(every[first::replicas] for first in range(replicas)))
-    mesh = MeshSpec(case.world_size // replicas, replicas, case.mesh.reshard_after_forward)
+    mesh = replace(case.mesh, dp_shard=ranks // replicas, dp_replicate=replicas)
     return replace(case, mesh=mesh, layout=layout, arithmetic=replace(case.arithmetic, averaging="divide"))
 
 
@@ -125,7 +126,7 @@ def partly_frozen(case: TrainingCase, features: Features) -> list[TrainingCase]:
     if case.model.has_front:  # what a case does not freeze
         parts.append(order)
     found = [_with_frozen(case, [one for piece in part for one in piece]) for part in parts]
-    if not all(other.requires() <= features.accepts for other in found):
+    if not all(map(features.takes, found)):
         raise NotApplicable("the adapter does not accept the case with these parameters frozen")
     return [case, *found]
 
@@ -154,7 +155,7 @@ def _chosen(case: TrainingCase, features: Features, candidates: Iterable[Trainin
     """The first candidate that is another case and accepted."""
     for candidate in candidates:
         limit = features.max_world_size or candidate.world_size
-        if candidate != case and candidate.requires() <= features.accepts and candidate.world_size <= limit:
+        if candidate != case and features.takes(candidate) and candidate.world_size <= limit:
             return candidate
     raise NotApplicable(f"no sibling of this case with another {what} is accepted by the adapter")
 
@@ -170,8 +171,8 @@ def _with_lists(case: TrainingCase) -> TrainingCase:
 
 
 def _times_world(case: TrainingCase) -> int | float:
-    """N as a power of two times W, where it is not; a power of two for a replicated batch."""
-    n, world = case.step.normaliser, case.world_size
+    """N as a power of two times the ranks with samples of their own, where it is not; of a replicated batch alone."""
+    n, world = case.step.normaliser, case.mesh.data_ranks
     if case.layout.kind == "replicated" or is_power_of_two(Fraction(n) / world):
         return n
     return whole_or_float(Fraction(n) * world)
@@ -180,13 +181,12 @@ def _times_world(case: TrainingCase) -> int | float:
 def _worlds(case: TrainingCase) -> Iterator[TrainingCase]:
     """The case on other meshes of at most six ranks, in an order that depends on its seed, the ranks of all lists dealt
     out again in turn."""
-    meshes = [(s, r) for s in range(1, _LARGEST_WORLD + 1) for r in (1, 2, 3) if s * r <= _LARGEST_WORLD]
+    meshes = _meshes(case.mesh)
     for place in prng.permutation(case.seed, "another world size", len(meshes)):
-        shards, replicas = meshes[place]
-        if (shards, replicas) == (case.mesh.dp_shard, case.mesh.dp_replicate):
+        mesh = meshes[place]
+        if mesh == case.mesh:
             continue
-        mesh = MeshSpec(shards, replicas, case.mesh.reshard_after_forward)
-        scale = Fraction(shards * replicas * replicas, case.world_size * case.mesh.dp_replicate)
+        scale = Fraction(mesh.data_ranks * mesh.dp_replicate, case.mesh.data_ranks * case.mesh.dp_replicate)
         normaliser = Fraction(case.step.normaliser) * scale
         if not is_power_of_two(normaliser.denominator):
             continue
@@ -200,12 +200,24 @@ def _worlds(case: TrainingCase) -> Iterator[TrainingCase]:
             continue
 
 
+def _meshes(mesh: MeshSpec) -> list[MeshSpec]:
+    """Meshes of at most six ranks with the axes of this one, whose model is shared out in up to as many parts."""
+    parts = [tuple((axis, size) for axis, _ in mesh.axes[:1]) for size in (3, 2)] if mesh.axes else []
+    found = [
+        replace(mesh, dp_shard=shards, dp_replicate=replicas, axes=axes)
+        for axes in ((), *parts)
+        for shards in range(1, _LARGEST_WORLD + 1)
+        for replicas in (1, 2, 3)
+    ]
+    return [one for one in found if one.world_size <= _LARGEST_WORLD]
+
+
 def _dealt(layout: BatchLayout, mesh: MeshSpec) -> BatchLayout:
     """The samples of all lists, dealt out in turn to the ranks, or replicas; a replicated batch stays as it is."""
     if layout.kind == "replicated":
         return layout
     samples = [sample for own in layout.lists for sample in own]
-    shares = mesh.dp_replicate if layout.kind == "by-replica" else mesh.world_size
+    shares = mesh.dp_replicate if layout.kind == "by-replica" else mesh.data_ranks
     return replace(layout, lists=tuple(tuple(samples[share::shares]) for share in range(shares)))
 
 

@@ -47,7 +47,7 @@ def of(case: TrainingCase, features: Features) -> Neighbours:
     for place in prng.permutation(case.seed, "neighbours", len(relations)):
         for one, other, times, words in relations[place](listed, listed.layout.lists):
             pair = [replace(listed, layout=replace(listed.layout, lists=lists)) for lists in (one, other)]
-            if any(own.requires() - features.accepts for own in pair):
+            if not all(map(features.takes, pair)):
                 continue
             moved = frozenset(record for record, _ in _counts(one) ^ _counts(other))
             first, second = pair if case.seed % 2 else pair[::-1]

@@ -8,9 +8,11 @@ then not used.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import get_args
 
 from hypothesis import strategies as st
 
@@ -30,6 +32,7 @@ from fsdpcheck.case import (
     TrainingCase,
     Trait,
 )
+from fsdpcheck.case.axes import ModelAxis
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
 from fsdpcheck.exact.grid import premultiplies_exactly
 from fsdpcheck.strategies import model as models
@@ -101,8 +104,23 @@ def _outline(draw: st.DrawFn, space: CaseSpace, features: Features, world_sizes:
 
 def _mesh(draw: st.DrawFn, features: Features, worlds: Sequence[int]) -> MeshSpec:
     world = draw(among(worlds))
-    replicas = draw(among(_replicas(world))) if "hsdp" in features.accepts else 1
-    return MeshSpec(dp_shard=world // replicas, dp_replicate=replicas)
+    axes = tuple(_model_axes(draw, features, world))
+    data = world // math.prod(size for _, size in axes)
+    replicas = draw(among(_replicas(data))) if "hsdp" in features.accepts else 1
+    return MeshSpec(dp_shard=data // replicas, dp_replicate=replicas, axes=axes)
+
+
+def _model_axes(draw: st.DrawFn, features: Features, world: int) -> Iterator[tuple[ModelAxis, int]]:
+    """The axes that share out the model, those of several ranks; all of the ranks where no samples are dealt out."""
+    axes = [axis for axis in get_args(ModelAxis) if axis in features.axes]
+    deals = not features.axes.isdisjoint(("dp_shard", "dp_replicate"))
+    left = world
+    for place, axis in enumerate(axes):
+        alone = place == len(axes) - 1 and not deals
+        size = left if alone else draw(among([left, *(n for n in range(1, left) if left % n == 0)]))
+        left //= size
+        if size > 1:
+            yield axis, size
 
 
 def _replicas(world: int) -> list[int]:
@@ -120,13 +138,13 @@ def _contribution(
 
 
 def _model(draw: st.DrawFn, space: CaseSpace, features: Features, outline: _Outline) -> ModelSpec:
-    private, shards = outline.family != "none", outline.mesh.dp_shard
+    private, shards = outline.family != "none", outline.mesh.row_ranks
     allowed = Allowed(features.accepts, shards, outline.tiny, private, outline.off_the_grid, space.units)
     return models.model(draw, allowed)
 
 
 def _layout(draw: st.DrawFn, space: CaseSpace, features: Features, outline: _Outline) -> BatchLayout:
-    accepts, world, tiny = features.accepts, outline.world, outline.tiny
+    accepts, world, tiny = features.accepts, outline.mesh.data_ranks, outline.tiny
     replicated = True if outline.contribution != "complete" else space.replicated
     largest = 4 if tiny else _LARGEST_BATCH
     kinds = ["contiguous", "strided", "sampler", "sampler", "sampler drop_last"]
@@ -192,7 +210,8 @@ def _reduced(
     draw: st.DrawFn, space: CaseSpace, features: Features, outline: _Outline, layout: BatchLayout, step: StepSpec
 ) -> StepSpec:
     """The step with a sum or mean, a normaliser and micro-batches that its shares allow."""
-    accepts, world, sizes = features.accepts, outline.world, layout.local_sizes(outline.world)
+    accepts, world = features.accepts, outline.mesh.data_ranks
+    sizes = layout.local_sizes(world)
     mean = _flag(draw, "mean" in accepts and outline.family == "none", _RARELY)
     step = replace(step, normaliser=draw(among(_normalisers(space, features, world, layout))))
     several = _flag(draw, "micro-batches" in accepts, _OFTEN)
@@ -264,7 +283,7 @@ def _stays_exact(step: StepSpec, family: Clipping, tiny: bool) -> bool:
 def _premultiplies(arithmetic: Arithmetic, mesh: MeshSpec) -> bool:
     """Whether an average that multiplies by 1/W before it adds is exact over each axis of the mesh, and over both."""
     precision = {"float64": 53, "float32": 24}[arithmetic.dtype]
-    return all(premultiplies_exactly(size, precision) for size in (mesh.dp_shard, mesh.dp_replicate, mesh.world_size))
+    return all(premultiplies_exactly(size, precision) for size in (mesh.dp_shard, mesh.dp_replicate, mesh.data_ranks))
 
 
 def _worlds(features: Features, world_sizes: Sequence[int], precision: int | None) -> list[int]:

@@ -20,7 +20,7 @@ def cases(
     draw: Draw, features: Features, world_sizes: Sequence[int], own: UserModelSpec, classes: bool
 ) -> SearchStrategy[Case]:
     """The cases of ``draw`` on the user's model, those that ``features`` accepts. ``classes``: see ``on_model``."""
-    return _drawn(draw, features, world_sizes, own, classes).filter(lambda case: case.requires() <= features.accepts)
+    return _drawn(draw, features, world_sizes, own, classes).filter(features.takes)
 
 
 def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own: UserModelSpec, classes: bool) -> str:
@@ -37,7 +37,7 @@ def _drawn(
     draw: Draw, features: Features, world_sizes: Sequence[int], own: UserModelSpec, classes: bool
 ) -> SearchStrategy[Case]:
     """The cases of ``draw`` on the user's model; one that trains nothing is what it is."""
-    drawn = draw(features, tuple(world_sizes))
+    drawn, own = draw(features, tuple(world_sizes)), replace(own, gauge=features.gauge)
     return drawn.map(lambda case: on_model(own, classes, case) if isinstance(case, TrainingCase) else case)
 
 

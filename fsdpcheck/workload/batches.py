@@ -104,10 +104,16 @@ def _samples(case: TrainingCase) -> int:
 
 def _per_rank(case: TrainingCase, step: int) -> list[list[int]]:
     """Every rank's samples at one step, in order."""
-    layout, world = case.layout, case.world_size
+    shares = _per_data_rank(case, step)
+    return [own for own in shares for _ in range(case.mesh.model_ranks)]
+
+
+def _per_data_rank(case: TrainingCase, step: int) -> list[list[int]]:
+    """The same, of one of the ranks that share out one model."""
+    layout, world = case.layout, case.mesh.data_ranks
     order = list(range(step * layout.batch_size, (step + 1) * layout.batch_size))
     if layout.lists:
-        return [[order[place] for place in own] for own in layout.lists for _ in range(case.copies)]
+        return [[order[place] for place in own] for own in layout.lists for _ in range(world // len(layout.lists))]
     if layout.kind == "replicated":
         return [order] * world
     if layout.kind == "strided":
@@ -115,7 +121,7 @@ def _per_rank(case: TrainingCase, step: int) -> list[list[int]]:
     if layout.kind == "sampler":
         shuffled = [order[i] for i in prng.permutation(case.seed, f"shuffle {step}", len(order))]
         return _sampler(shuffled if layout.shuffle else order, world, layout.drop_last)
-    sizes = case.local_sizes
+    sizes = layout.local_sizes(world)
     starts = [sum(sizes[:rank]) for rank in range(world)]
     return [order[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 

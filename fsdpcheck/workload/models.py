@@ -273,10 +273,11 @@ def loss_scale_exponent(case: TrainingCase) -> int:
 def loss_scale(case: TrainingCase) -> float:
     """What every per-sample loss is multiplied by: W, so that averaging over ranks is exact, times 2**s.
 
-    W as often as ``Arithmetic.world_factors`` says, which is once unless averages are averaged again. With two axes
-    once more dp_replicate, for implementations that average over each axis by itself.
+    W are the ranks that average, those to which samples are dealt out. W as often as ``Arithmetic.world_factors`` says,
+    which is once unless averages are averaged again. With replicas once more dp_replicate, for implementations that
+    average over each axis by itself.
     """
-    factors = case.world_size**case.arithmetic.world_factors * case.mesh.dp_replicate
+    factors = case.mesh.data_ranks**case.arithmetic.world_factors * case.mesh.dp_replicate
     return float(factors * 2 ** loss_scale_exponent(case))
 
 

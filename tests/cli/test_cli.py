@@ -20,7 +20,7 @@ OPTIONS = {
     "run": {
         "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
         "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss", "--units",
-        "--real", "--resume",
+        "--real", "--resume", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
     },
     "replay": {
         "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--laws", "--loss", "--model", "-h",

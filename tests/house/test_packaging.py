@@ -79,11 +79,14 @@ def test_a_second_copy_of_the_code_cannot_be_imported(name: str) -> None:
     assert f"fsdpcheck.{name}" in result.stderr
 
 
+NEED_EXTRAS = ("accelerate", "deepspeed", "lightning_fabric", "opacus", "_opacus_sampler", "triton_norms")
+
+
 def test_each_source_file_has_one_module() -> None:
     """After whatever ran before in this process: importing all of it makes no second copy."""
     for path in SOURCES.rglob("*.py"):
         parts = path.relative_to(SOURCES.parent).with_suffix("").parts
-        if parts[-1] not in ("__main__", "opacus", "_opacus_sampler", "triton_norms"):  # the last three need extras
+        if parts[-1] not in ("__main__", *NEED_EXTRAS):
             importlib.import_module(".".join(parts).removesuffix(".__init__"))
     modules = defaultdict(set)
     for name, module in list(sys.modules.items()):

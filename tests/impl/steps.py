@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from fsdpcheck.adapters.builtin._gather import local_tensors
+from fsdpcheck.adapters.training_loop import local
 from fsdpcheck.impl.clipping.batch_layout import REPLICATED
 from fsdpcheck.impl.clipping.private_backward import Norms
 from fsdpcheck.impl.sharding import collectives
@@ -149,7 +149,7 @@ def sharded(
     rows = list(range(4)) if options.layout == REPLICATED else list(range(start, start + SIZES[world_size][rank]))
     for step in range(steps):
         if step:
-            project(local_tensors(trainer.model.shards()))
+            project([local(shard) for shard in trainer.model.shards()])
         trainer.step(micro_batches(inputs(kind), rows, count, outputs))
     found = trainer.found if options.privacy else Norms()
     norms = torch.cat(found.norms) if found.norms else torch.empty(0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from fsdpcheck.adapters.builtin._gather import local_tensors
+from fsdpcheck.adapters.training_loop import local
 from fsdpcheck.impl import state
 from fsdpcheck.impl.noise import gaussian
 from fsdpcheck.impl.sharding import collectives
@@ -136,7 +136,7 @@ class Training:
         self.schedule.step()
         self.noise.step += 1
         found = seen(self.model, self.optimizer)
-        for tensor in local_tensors(self.model.shards()):
+        for tensor in map(local, self.model.shards()):
             tensor.round_().clamp_(-2, 2)
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -314,3 +315,15 @@ def test_equal_bits_are_asked_of_the_families_in_which_they_are_promised(
     features = Features(frozenset(promises), accepts=MINIMAL.accepts)
     found = enumeration.distinct(strategies.cases_of(strategies.EQUAL_BITS, features), 40)
     assert {case.step.clipping for case in found} == families
+
+
+def test_meshes_have_the_axes_of_an_adapter_and_no_others() -> None:
+    both = replace(EVERYTHING, accepts=ALL - {"hsdp"}, axes=frozenset({"dp_shard", "tp"}))
+    alone = replace(EVERYTHING, axes=frozenset({"tp"}), accepts=ALL - {"hsdp"})
+    for features in (both, alone):
+        found = drawn(strategies.cases_of(ANY, features, (1, 2, 4)), 60)
+        assert all(features.takes(case) for case in found)
+        seen = {tuple(case.mesh.sizes.items()) for case in found}
+        single: set[tuple[tuple[str, int], ...]] = {(), (("tp", 2),), (("tp", 4),)}
+        of_data = {(("dp_shard", 2),), (("dp_shard", 4),), (("dp_shard", 2), ("tp", 2))}
+        assert seen == (single | of_data if features is both else single)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -86,31 +85,28 @@ zeros, zeros_declared, none_declared_zeros = (
 )
 
 
-class _Wrong(ddp._Trainer):
+class _Wrong(ddp.Loop):
     """DDP whose user makes a mistake."""
 
     mistake = ""
 
-    def step(self, batch: Batch) -> None:
-        last = len(batch.micro_batches) - 1
-        self._optimizer.zero_grad()
-        for number, micro in enumerate(batch.micro_batches):
-            sync = self._setup.step.sync_every or (number == last and self.mistake != "never synced")
-            with nullcontext() if sync else self._model.no_sync():
-                ddp.local_loss(self._model, micro, batch, self._setup).backward()
-        for parameter in self._model.parameters() if self.mistake == "divided twice" else ():
+    def reduces(self, number: int, last: int) -> bool:
+        return self.setup.step.sync_every or (number == last and self.mistake != "never synced")
+
+    def accumulate(self, batch: Batch) -> None:
+        super().accumulate(batch)
+        for parameter in self.model.parameters() if self.mistake == "divided twice" else ():
             if parameter.grad is not None:
-                parameter.grad /= self._setup.world_size
-        self._optimizer.step()
+                parameter.grad /= self.setup.world_size
 
 
 class _WrongDDP(ddp.DistributedDataParallelAdapter):
     def __init__(self, mistake: str) -> None:
         super().__init__(mistake)
-        self._trainer = type("Wrong", (_Wrong,), {"mistake": mistake})
+        self._loop = type("Wrong", (_Wrong,), {"mistake": mistake})
 
-    def build(self, model: nn.Module, setup: Setup) -> ddp._Trainer:
-        made: ddp._Trainer = self._trainer(ddp.DistributedDataParallel(model), setup)
+    def build(self, model: nn.Module, setup: Setup) -> ddp.Loop:
+        made: ddp.Loop = self._loop(ddp.DistributedDataParallel(model), setup, named=model)
         return made
 
 

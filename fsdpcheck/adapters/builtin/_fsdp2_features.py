@@ -18,8 +18,8 @@ import torch.distributed.tensor as tensors
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from fsdpcheck.adapters.builtin._mesh import SHARD, mesh_of
 from fsdpcheck.adapters.contract import Promise, Setup
+from fsdpcheck.adapters.training_loop import mesh_of
 
 _HAS_A_WAY_BACK = hasattr(fsdp.FSDPModule, "reset_iter_state")
 WAY_BACK: frozenset[Promise] = frozenset({"interrupts"} if _HAS_A_WAY_BACK else ())
@@ -77,12 +77,12 @@ def shard(model: nn.Module, setup: Setup, by_the_book: bool = False) -> Uses:
 
 
 def _options(setup: Setup, ignored: nn.Parameter | None) -> dict[str, Any]:
-    mesh = mesh_of(setup)
+    mesh = mesh_of(setup, "dp_shard")
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": setup.mesh.reshard_after_forward}
     if ignored is not None:
         options["ignored_params"] = {ignored}
     if "columns" in setup.using:
-        options["shard_placement_fn"] = partial(_by_columns, mesh[SHARD].size())
+        options["shard_placement_fn"] = partial(_by_columns, mesh["dp_shard"].size())
     if "groups-of-two" in setup.using:
         options["reshard_after_forward"] = PAIRS
     if setup.compute_dtype is not None:

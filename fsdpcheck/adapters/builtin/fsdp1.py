@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from fsdpcheck.adapters.builtin._mesh import mesh_of
-from fsdpcheck.adapters.builtin._torch_common import ACCEPTS, PLAIN_REASONS, local_loss
-from fsdpcheck.adapters.contract import ArithmeticRule, Batch, Features, GlobalNormRule, Setup
+from fsdpcheck.adapters.contract import ArithmeticRule, Features, GlobalNormRule, Setup
+from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop, mesh_of
 from fsdpcheck.case import MeshSpec
 
 _WRAPPER = "_fsdp_wrapped_module."
@@ -30,52 +29,35 @@ def _strategy(mesh: MeshSpec, hybrid_of_one: bool) -> ShardingStrategy:
     return ShardingStrategy.FULL_SHARD if mesh.reshard_after_forward else ShardingStrategy.SHARD_GRAD_OP
 
 
-class _Trainer:
-    """An ordinary FSDP1 training loop, one step at a time.
+class _Loop(TrainingLoop):
+    """An ordinary FSDP1 training loop.
 
     ``use_orig_params=True`` throughout: it is what PyTorch recommends, the only mode in which a unit may mix frozen and
     trainable parameters, and the one whose optimizer sees parameters (False lets the optimizer update padding too).
     """
 
     def __init__(self, model: FullyShardedDataParallel, setup: Setup, sync_every: bool) -> None:
-        self._model, self._setup, self._sync_every = model, setup, sync_every
-        self._optimizer = setup.optimizer(model.parameters())
-        self._grad_norm: Tensor | None = None
+        super().__init__(model, setup)
+        self._wrapped, self._sync_every = model, sync_every
 
-    def step(self, batch: Batch) -> None:
-        self._optimizer.zero_grad()
-        last = len(batch.micro_batches) - 1
-        for number, micro in enumerate(batch.micro_batches):
-            sync = self._setup.step.sync_every or number == last or self._sync_every
-            with nullcontext() if sync else self._model.no_sync():
-                loss = local_loss(self._model, micro, batch, self._setup)
-                self._setup.notify("after_forward", self)
-                loss.backward()  # type: ignore[no-untyped-call]
-        self._setup.notify("after_reduce", self)
-        if self._setup.step.max_grad_norm is not None:
-            self._grad_norm = self._model.clip_grad_norm_(self._setup.step.max_grad_norm).detach().clone()
-        self._setup.notify("before_step", self)
-        self._optimizer.step()
+    def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
+        return nullcontext() if self._sync_every or self.reduces(number, last) else self._wrapped.no_sync()
+
+    def clip(self, limit: float) -> Tensor:
+        return self._wrapped.clip_grad_norm_(limit).detach().clone()
 
     def parameters(self) -> dict[str, Tensor]:
-        with FullyShardedDataParallel.summon_full_params(self._model, writeback=False):
-            return {_canonical(name): value.detach().clone() for name, value in self._model.named_parameters()}
+        with FullyShardedDataParallel.summon_full_params(self.model, writeback=False):
+            return {_canonical(name): value.detach().clone() for name, value in self.model.named_parameters()}
 
-    def gradients(self) -> dict[str, Tensor]:
-        dtype = next(self._model.parameters()).dtype
+    def gradients(self) -> dict[str, Tensor | None]:
+        dtype = next(self.model.parameters()).dtype
         with (
             _default_dtype(dtype),
-            FullyShardedDataParallel.summon_full_params(self._model, writeback=False, with_grads=True),
+            FullyShardedDataParallel.summon_full_params(self.model, writeback=False, with_grads=True),
         ):
-            trained = [(name, value) for name, value in self._model.named_parameters() if value.requires_grad]
+            trained = [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
             return {_canonical(name): value.grad.detach().clone() for name, value in trained if value.grad is not None}
-
-    def grad_norm(self) -> Tensor:
-        assert self._grad_norm is not None, "asked for a gradient norm in a step that does not clip"
-        return self._grad_norm
-
-    def local_tensors(self) -> list[Tensor]:
-        return [parameter.detach() for parameter in self._model.parameters()]
 
 
 @contextmanager
@@ -109,12 +91,12 @@ class FullyShardedDataParallelAdapter:
 
     features = Features(
         promises=frozenset({"plain", "global-norm", "sharded", "memory", "copies"}),
-        accepts=ACCEPTS,
+        accepts=ORDINARY,
         observables=frozenset({"params", "grads", "grad_norm"}),
         arithmetic=ArithmeticRule(unused="zero-in-used-unit"),
         global_norm=GlobalNormRule(nested=True, dtype="float32", eps=1e-6),
         reasons={
-            **PLAIN_REASONS,
+            **{promise: reason for promise, reason in PLAIN_REASONS.items() if promise != "copies"},
             "padding.zero": "fills its padding with 42 on purpose (_FLAT_PARAM_PADDING_VALUE), so that a leak is seen",
             "padding.unread": "has no public view of its padding",
             "epochs": "has torch's DistributedSampler, which is checked with fully_shard",
@@ -132,7 +114,7 @@ class FullyShardedDataParallelAdapter:
         if hooked:
             self.features = replace(self.features, promises=self.features.promises | {"hooks"})
 
-    def build(self, model: nn.Module, setup: Setup) -> _Trainer:
+    def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
         strategy = _strategy(setup.mesh, self._hybrid_of_one)
         hybrid = setup.mesh.dp_replicate > 1 and strategy is not ShardingStrategy.NO_SHARD
         reduces = setup.compute_dtype is not None and not self._unsynced
@@ -142,13 +124,13 @@ class FullyShardedDataParallelAdapter:
             wrapped = FullyShardedDataParallel(
                 model,
                 sharding_strategy=strategy,
-                device_mesh=mesh_of(setup) if hybrid else None,
+                device_mesh=mesh_of(setup, "dp_shard") if hybrid else None,
                 auto_wrap_policy=CustomPolicy(lambda module: id(module) in units),
                 device_id=setup.device,
                 use_orig_params=True,
                 mixed_precision=_precision(setup),
             )
-        return _Trainer(wrapped, setup, sync_every=reduces)
+        return _Loop(wrapped, setup, sync_every=reduces)
 
 
 adapter = FullyShardedDataParallelAdapter("fsdp1")

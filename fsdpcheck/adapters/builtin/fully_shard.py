@@ -5,17 +5,17 @@ With replicas (dp_replicate > 1) it is HSDP: gradients are reduce-scattered in a
 
 from __future__ import annotations
 
-import torch
+from contextlib import AbstractContextManager, nullcontext
+
 from torch import Tensor, nn
 
 from fsdpcheck.adapters.builtin import _torch_sampler
 from fsdpcheck.adapters.builtin._fsdp2_features import NO_WAY_BACK, WAY_BACK, Uses, shard
-from fsdpcheck.adapters.builtin._gather import full_values, local_tensors
-from fsdpcheck.adapters.builtin._torch_common import ACCEPTS, PLAIN_REASONS, local_loss
 from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
-from fsdpcheck.adapters.contract import Batch, Features, GlobalNormRule, Promise, Setup
+from fsdpcheck.adapters.contract import Batch, Features, GlobalNormRule, MicroBatch, Promise, Setup
+from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
 
-_LIFECYCLE: frozenset[Promise] = frozenset({"hooks", "parameter-hooks", "memory", "copies", *WAY_BACK})
+_LIFECYCLE: frozenset[Promise] = frozenset({"hooks", "parameter-hooks", "memory", *WAY_BACK})
 _FEATURES: frozenset[Promise] = frozenset(
     {
         "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",
@@ -26,55 +26,31 @@ _FEATURES: frozenset[Promise] = frozenset(
 )  # fmt: skip
 
 
-class _Trainer:
-    """An ordinary FSDP2 training loop, one step at a time."""
+class _Loop(TrainingLoop):
+    """The ordinary loop, with what features ask of it around micro-batches and steps."""
 
     def __init__(self, model: nn.Module, setup: Setup, uses: Uses) -> None:
-        self._model, self._setup, self._uses = model, setup, uses
-        self._optimizer = setup.optimizer(model.parameters())
-        self._grad_norm: Tensor | None = None
+        super().__init__(model, setup)
+        self._uses = uses
 
     def step(self, batch: Batch) -> None:
-        self._optimizer.zero_grad()
+        super().step(batch)
+        self._uses.after_step()
+
+    def accumulate(self, batch: Batch) -> None:
         try:
-            self._accumulate(batch)
+            super().accumulate(batch)
         except BaseException:
             self._uses.recover()
             raise
-        self._setup.notify("after_reduce", self)
-        self._clip()
-        self._setup.notify("before_step", self)
-        self._optimizer.step()
-        self._uses.after_step()
-
-    def _accumulate(self, batch: Batch) -> None:
-        last = len(batch.micro_batches) - 1
-        for number, micro in enumerate(batch.micro_batches):
-            self._uses.before_forward(number, last)
-            loss = local_loss(self._model, micro, batch, self._setup) * self._uses.loss_factor
-            self._setup.notify("after_forward", self)
-            loss.backward()  # type: ignore[no-untyped-call]
         self._uses.after_backwards()
 
-    def _clip(self) -> None:
-        limit = self._setup.step.max_grad_norm
-        if limit is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
-            self._grad_norm = full_values({"norm": norm})["norm"]
+    def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
+        self._uses.before_forward(number, last)
+        return nullcontext()
 
-    def parameters(self) -> dict[str, Tensor]:
-        return full_values(dict(self._model.named_parameters()))
-
-    def gradients(self) -> dict[str, Tensor]:
-        named = self._model.named_parameters()
-        return full_values({name: parameter.grad for name, parameter in named if parameter.grad is not None})
-
-    def grad_norm(self) -> Tensor:
-        assert self._grad_norm is not None, "asked for a gradient norm in a step that does not clip"
-        return self._grad_norm
-
-    def local_tensors(self) -> list[Tensor]:
-        return local_tensors(self._model.parameters())
+    def loss(self, micro: MicroBatch, batch: Batch) -> Tensor:
+        return super().loss(micro, batch) * self._uses.loss_factor
 
 
 class FullyShard:
@@ -82,7 +58,7 @@ class FullyShard:
 
     features = Features(
         promises=frozenset({"plain", "global-norm", "sharded", "epochs", *_LIFECYCLE, *_FEATURES}),
-        accepts=ACCEPTS,
+        accepts=ORDINARY,
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         reasons={
@@ -100,8 +76,8 @@ class FullyShard:
     def sampler(self, setup: SamplerSetup) -> Sampler:
         return _torch_sampler.Shares(setup)
 
-    def build(self, model: nn.Module, setup: Setup) -> _Trainer:
-        return _Trainer(model, setup, shard(model, setup, self._by_the_book))
+    def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
+        return _Loop(model, setup, shard(model, setup, self._by_the_book))
 
 
 adapter = FullyShard()

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fsdpcheck.adapters.builtin import _opacus_sampler
-from fsdpcheck.adapters.builtin._gather import full_values, local_tensors
 from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
 from fsdpcheck.adapters.contract import ArithmeticRule, Batch, FactorRule, Features, Promise, Setup, Trait
+from fsdpcheck.adapters.training_loop import local
 
 _REASONS = {
     "exact-factors": "forms a norm of per-parameter norms, whose rounding is in its clip factors",
@@ -119,12 +119,10 @@ class _Trainer:
             self._optimizer.step()
 
     def parameters(self) -> dict[str, Tensor]:
-        return full_values(dict(self._module.named_parameters()))
+        return dict(self._module.named_parameters())
 
-    def gradients(self) -> dict[str, Tensor]:
-        named = self._module.named_parameters()
-        shown = ((name, value.grad) for name, value in named if value.requires_grad)
-        return full_values({name: gradient for name, gradient in shown if gradient is not None})
+    def gradients(self) -> dict[str, Tensor | None]:
+        return {name: value.grad for name, value in self._module.named_parameters() if value.requires_grad}
 
     def norms(self) -> Tensor:
         return torch.cat(self._norms)
@@ -133,7 +131,7 @@ class _Trainer:
         return torch.cat(self._factors)
 
     def local_tensors(self) -> list[Tensor]:
-        return local_tensors(self._module.parameters())
+        return [local(parameter) for parameter in self._module.parameters()]
 
 
 class GhostFsdp:

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.adapters.builtin._gather import local_tensors
-from fsdpcheck.adapters.builtin._mesh import REPLICATE, SHARD, mesh_of
 from fsdpcheck.adapters.capabilities import Kernel, Sampler, SamplerSetup
 from fsdpcheck.adapters.contract import (
     ArithmeticRule,
@@ -25,6 +23,7 @@ from fsdpcheck.adapters.contract import (
     Trait,
     UnitState,
 )
+from fsdpcheck.adapters.training_loop import local, mesh_of
 
 if TYPE_CHECKING:
     from fsdpcheck.impl.clipping.private_backward import Privacy
@@ -138,7 +137,7 @@ class ReferenceTrainer:
         state.load(folder, self.impl.model, self.impl.optimizer)
 
     def local_tensors(self) -> list[Tensor]:
-        return local_tensors(self.impl.model.shards())
+        return [local(shard) for shard in self.impl.model.shards()]
 
 
 def _said(replicated: bool) -> Literal["replicated", "distributed"]:
@@ -291,8 +290,8 @@ class Reference:
         units = [name for names in setup.units for name in names]
         shards, replicas = collectives.axis(), collectives.ALONE
         if setup.mesh.dp_replicate > 1:
-            mesh = mesh_of(setup)
-            shards, replicas = (collectives.axis(mesh.get_group(name)) for name in (SHARD, REPLICATE))
+            mesh = mesh_of(setup, "dp_shard")
+            shards, replicas = (collectives.axis(mesh.get_group(name)) for name in ("dp_shard", "dp_replicate"))
         return flat_model.ShardedModel(
             model,
             units,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from fsdpcheck.adapters.builtin._fsdp2_features import NO_WAY_BACK
-from fsdpcheck.adapters.builtin._mesh import mesh_of
 from fsdpcheck.adapters.builtin.reference import Reference
 from fsdpcheck.adapters.contract import ArithmeticRule, Setup
+from fsdpcheck.adapters.training_loop import mesh_of
 
 if TYPE_CHECKING:
     from fsdpcheck.impl.sharding.protocol import Sharded
@@ -51,7 +51,7 @@ class ReferenceFsdp2(Reference):
         sharded = PerParameterModel(
             model,
             units,
-            mesh_of(setup),
+            mesh_of(setup, "dp_shard"),
             setup.mesh.reshard_after_forward,
             compute_dtype=setup.compute_dtype,
             sync_module_states="broadcast" in setup.using,

@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.optim import Optimizer
 
-from fsdpcheck.comparison.observation.pieces import NotPlaced
 from fsdpcheck.comparison.observation.rank_log import RankLog
 from fsdpcheck.compat import layouts_private
+from fsdpcheck.execution.pieces import NotPlaced
 
 READ: Final = " as read"
 """After the name of a tensor that was read from the files of a distributed checkpoint, by one process without ranks."""

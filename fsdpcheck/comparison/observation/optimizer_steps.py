@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fsdpcheck.comparison.observation.parameter_names import Subject
-from fsdpcheck.comparison.observation.pieces import number
 from fsdpcheck.comparison.observation.rank_log import Moment, RankLog, line
 from fsdpcheck.comparison.record import Piece, Seat
 from fsdpcheck.compat import layouts_private
 from fsdpcheck.compat.torch_private import is_dtensor, is_in_backward, own_part
+from fsdpcheck.execution.pieces import number
 
 
 class OptimizerSteps:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from fsdpcheck.comparison.observation.parameter_names import ParameterNames, Subject
-from fsdpcheck.comparison.observation.pieces import NotPlaced, Pieces
 from fsdpcheck.comparison.precision import exactness
 from fsdpcheck.comparison.record import Key, MicroBatch, Piece, RankRecord, Seat
+from fsdpcheck.execution.pieces import NotPlaced, Pieces
 from fsdpcheck.simulation.scheduler import where
 
 

@@ -12,6 +12,7 @@ from fsdpcheck.engines._real import stacks as _stacks
 from fsdpcheck.engines._real.follower import Reply
 from fsdpcheck.engines._real.pool import Pool
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest, deadlock
+from fsdpcheck.execution.assembly import assemble
 from fsdpcheck.execution.trace import Trace
 from fsdpcheck.processes.limit import Limit, Spent, processor_seconds, sleep_of
 
@@ -20,7 +21,7 @@ def run(pool: Pool, engine: str, request: RunRequest, budget: float | None, limi
     """One run of ``pool`` to its end or failure. Raises only what the driver itself meets (KeyboardInterrupt)."""
     watch = _Watch(pool, budget, limit)
     pool.send(request)
-    execution = watch.execution(engine, request, watch.until_over())
+    execution = assemble(watch.execution(engine, request, watch.until_over()))
     pool.spent = watch.spent
     return execution
 

@@ -23,6 +23,7 @@ from fsdpcheck.engines._common import imports, patches, poison
 from fsdpcheck.engines._simulated.shared_state import SharedByRanks
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest
+from fsdpcheck.execution.assembly import assemble
 from fsdpcheck.processes.limit import LIMIT_SECONDS, Limit
 from fsdpcheck.program import checkpoints, rank_program
 from fsdpcheck.simulation.globals import module_global
@@ -69,6 +70,10 @@ class InProcessEngine:
 
     def run(self, request: RunRequest) -> Execution:
         """Run ``request`` on its world size of ranks. See engines/base.py for the guarantee."""
+        return assemble(self.run_in_pieces(request))
+
+    def run_in_pieces(self, request: RunRequest) -> Execution:
+        """The same, with pieces of tensors as ranks have shown them."""
         world_size = request.case.world_size
         if current_rank() is not None:
             raise UsageError("a simulated rank cannot start another simulated run")

@@ -80,7 +80,7 @@ class _Service:
             engine = self._engines[settings] = InProcessEngine(
                 settings.device, settings.budget_seconds, limit_seconds=settings.limit_seconds
             )
-        execution = engine.run(request)
+        execution = engine.run_in_pieces(request)
         execution.files, execution.packages = loaded.files(), loaded.packages()
         execution.request = None  # type: ignore[assignment] # the other side has it
         try:

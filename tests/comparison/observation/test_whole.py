@@ -7,8 +7,9 @@ import pickle
 import pytest
 import torch
 
-from fsdpcheck.comparison.observation.whole import Assembled, Difference, assembled
+from fsdpcheck.comparison.observation.whole import Assembled, assembled
 from fsdpcheck.comparison.record import Key, Observation, Piece, RankRecord, share_pieces
+from fsdpcheck.execution.whole import Difference
 
 KEY = Key(0, "gradient", "w")
 NAN, INF = float("nan"), float("inf")

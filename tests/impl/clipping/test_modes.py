@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fsdpcheck.adapters.builtin._gather import local_tensors
+from fsdpcheck.adapters.training_loop import local
 from fsdpcheck.impl.clipping import modes
 from fsdpcheck.impl.clipping.modes import Mode, parse
 from fsdpcheck.impl.clipping.private_backward import Privacy
@@ -142,7 +142,7 @@ def test_the_environment_decides_at_the_next_step(
         start = sum(SIZES[world_size][:rank])
         rows = list(range(start, start + SIZES[world_size][rank]))
         for name, norms, passes in NAMES:
-            for shard in local_tensors(trainer.model.shards()):
+            for shard in map(local, trainer.model.shards()):
                 shard.zero_()  # every step from the same parameters
             monkeypatch.setenv(modes.ENVIRONMENT, name)
             ran.clear()

@@ -3,19 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from fsdpcheck.comparison.record import Piece
 from fsdpcheck.compat import layouts_private
 from fsdpcheck.compat.layouts_private import FlatPart, Layout
 from fsdpcheck.compat.torch_private import is_dtensor, own_part
 
 PARTIAL: Final = ("sum", "avg", "max", "min", "norm")
 """How parts of a tensor can be put together; a norm has its order after it."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One rank's part of a tensor.
+
+    ``shape``: of the whole tensor. ``values``: float64 (or int64, bool), one-dimensional, on the CPU, a copy.
+    ``places``: int64, where in the flattened whole tensor each value stands; None for the whole of it, in order.
+    ``partial``: "" where the values are the tensor's; "sum", "avg" or "norm p" where those of ranks are still to be
+    added, averaged, or put together as p-norms of parts; "max" and "min" are those of parts. ``parts``: how many ranks
+    have a part of each value. ``replica``: which of several equal wholes the part is of.
+    """
+
+    shape: tuple[int, ...]
+    values: Tensor
+    places: Tensor | None = None
+    partial: str = ""
+    parts: int = 1
+    replica: tuple[int, ...] = ()
+
+    def equals(self, other: Piece) -> bool:
+        """Whether the two have the same values at the same places, bit for bit but for the signs of zeros."""
+        if (self.shape, self.partial, self.parts) != (other.shape, other.partial, other.parts):
+            return False
+        if self.partial and self.replica != other.replica:
+            return False
+        if (self.places is None) != (other.places is None) or not torch.equal(self.values, other.values):
+            return False
+        return self.places is None or other.places is None or torch.equal(self.places, other.places)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a rank shows of a tensor that ``ranks`` have pieces of, itself among them: one whole of it together.
+
+    ``dtype``: the tensor's.
+    """
+
+    piece: Piece
+    dtype: torch.dtype
+    ranks: tuple[int, ...]
 
 
 class NotPlaced(Exception):
@@ -66,6 +107,12 @@ class Pieces:
             }
             return Piece(tuple(shape), _values(tensor), _places(tuple(shape), indices))
 
+    def of_range(self, shape: Sequence[int], tensor: Tensor, start: int) -> Piece:
+        """The piece that has the values from the ``start``-th on of a flattened whole of ``shape``."""
+        with layouts_private.aside():
+            places = torch.arange(start, start + tensor.numel(), device="cpu")
+            return Piece(tuple(shape), _values(tensor), places)
+
     def _of_dtensor(self, tensor: Tensor, local: Tensor) -> Piece | None:
         key = layouts_private.layout_key(tensor)
         if key not in self._layouts:
@@ -83,7 +130,7 @@ class Pieces:
         if local.numel() != wanted:
             raise NotPlaced(f"{key[-1]} gives this rank {wanted} of its values, and it has {local.numel()}")
         partial = layout.partial[0] if layout.partial else ""
-        return Piece(layout.shape, _values(local), places, partial, layout.parts, layout.replica if partial else ())
+        return Piece(layout.shape, _values(local), places, partial, layout.parts, layout.replica)
 
 
 def number(value: float) -> Piece:

@@ -1,0 +1,22 @@
+"""A Linear layer in tensor parallel never returns for a rank without samples: torchrun --nproc-per-node 2 this.py
+
+Flattening a DTensor [0, 2, 2] to [0, 2], view_groups (torch/distributed/tensor/_ops/_view_ops.py) multiplies sizes
+until two products are equal, and a product with a 0 in it stays 0.
+"""
+
+import faulthandler
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+faulthandler.dump_traceback_later(20, exit=True)
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
+layer = parallelize_module(nn.Linear(2, 4), mesh, ColwiseParallel())
+print("2 samples:", tuple(layer(torch.ones(2, 2, 2)).shape), flush=True)
+print("no samples, wanted (0, 2, 2):", flush=True)
+print(tuple(layer(torch.ones(0, 2, 2)).shape), flush=True)

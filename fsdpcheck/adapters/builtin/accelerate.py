@@ -1,0 +1,61 @@
+"""Hugging Face accelerate: FSDP2 by ``FullyShardedDataParallelPlugin``, each unit by its own name.
+
+On a CPU ``Accelerator`` takes the plugin and trains with DistributedDataParallel all the same: there the plugin is put
+in its state by hand, after which it prepares, clips and steps as on a GPU.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+from torch import Tensor, nn
+
+from fsdpcheck.adapters.contract import Features, GlobalNormRule, Setup
+from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
+
+
+class Loop(TrainingLoop):
+    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any, setup: Setup) -> None:
+        super().__init__(model, setup, optimizer=optimizer)
+        self._accelerator: Any = accelerator
+
+    def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
+        return nullcontext() if self.reduces(number, last) else self._accelerator.no_sync(self.model)
+
+    def backward(self, loss: Tensor) -> None:
+        self._accelerator.backward(loss)
+
+    def clip(self, limit: float) -> Tensor:
+        norm: Tensor = self._accelerator.clip_grad_norm_(self.model.parameters(), limit)
+        return norm
+
+
+class Accelerate:
+    name = "accelerate"
+    features = Features(
+        promises=frozenset({"plain", "global-norm", "sharded"}),
+        accepts=ORDINARY - {"hsdp", "bfloat16"},
+        observables=frozenset({"params", "grads", "grad_norm"}),
+        global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
+        reasons=PLAIN_REASONS,
+        rank_local=tuple(
+            f"accelerate.state:{name}._shared_state" for name in ("PartialState", "AcceleratorState", "GradientState")
+        ),
+    )
+
+    def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
+        units = [model.get_submodule(name) for names in setup.units for name in names]
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2, reshard_after_forward=setup.mesh.reshard_after_forward, cpu_ram_efficient_loading=False
+        )
+        plugin.set_auto_wrap_policy = lambda model: None
+        plugin.auto_wrap_policy = lambda module: any(module is unit for unit in units)
+        accelerator = Accelerator(cpu=True)
+        accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
+        model, optimizer = accelerator.prepare(model, setup.optimizer(model.parameters()))
+        return Loop(accelerator, model, optimizer, setup)
+
+
+adapter = Accelerate()

@@ -1,0 +1,75 @@
+"""PyTorch's tensor parallel, ``parallelize_module``; on a mesh with data ranks too, ``fully_shard`` over these.
+
+Weights of Linear and Embedding layers are sharded by rows, everything else is replicated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from fsdpcheck.adapters.contract import Features, GlobalNormRule, Setup, Trait
+from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop, mesh_of
+
+
+class Replicated(ParallelStyle):
+    """A module all of which every rank computes."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def enter(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+            return tuple(DTensor.from_local(value, mesh, (Replicate(),), run_check=False) for value in inputs)
+
+        return distribute_module(module, device_mesh, None, enter, lambda _, output, mesh: output.to_local())
+
+
+def plan(model: nn.Module) -> dict[str, ParallelStyle]:
+    """How each module that has parameters of its own is made parallel."""
+    found: dict[str, ParallelStyle] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            by_rows = ColwiseParallel if isinstance(module, nn.Linear) else RowwiseParallel
+            found[name] = by_rows(input_layouts=Replicate(), output_layouts=Replicate())
+        elif next(module.parameters(recurse=False), None) is not None:
+            found[name] = Replicated()
+    return found
+
+
+class TensorParallel:
+    features = Features(
+        promises=frozenset({"plain", "global-norm"}),
+        accepts=ORDINARY
+        - {"tied", "conv", "bags", "attention", "surrogates", "own-layers", "bfloat16", "tf32", "real"}
+        - {"hsdp", "keep-unsharded", "rows<ranks", "empty-rank"},
+        observables=frozenset({"params", "grads", "grad_norm"}),
+        global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
+        axes=frozenset({"dp_shard", "tp"}),
+        reasons={**PLAIN_REASONS},
+    )
+
+    def __init__(self, name: str, *more: Trait) -> None:
+        self.name = name
+        self.features = replace(self.features, accepts=self.features.accepts | {*more})
+
+    def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
+        mesh = mesh_of(setup, "dp_shard", "tp")
+        parallelize_module(model, mesh["tp"], plan(model))
+        if setup.mesh.dp_shard > 1:
+            for names in setup.units:
+                fully_shard([model.get_submodule(name) for name in names], mesh=mesh["dp_shard"])
+            fully_shard(model, mesh=mesh["dp_shard"])
+        return TrainingLoop(model, setup)
+
+
+adapter = TensorParallel("tensor_parallel")
+few_rows = TensorParallel("tensor_parallel, fewer rows than ranks", "rows<ranks")
+"""A known finding: the gradient of a weight with fewer rows than ranks is Replicate and the weight Shard(0), and the
+optimizer's update in place raises (ColwiseParallel in torch 2.13)."""
+empty_ranks = TensorParallel("tensor_parallel, ranks without samples", "empty-rank")
+"""A known finding: a Linear on a DTensor [0, T, d] never returns where T d is no power of d: flattening it to [0, d],
+``view_groups`` of torch 2.13 loops for ever."""

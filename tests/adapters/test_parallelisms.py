@@ -1,0 +1,67 @@
+"""Adapters of other parallelisms than sharded parameters: their laws hold, and their known findings are found."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+
+from fsdpcheck import adapters
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
+from fsdpcheck.checks.training import assert_parameters_equal
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
+
+ADAPTERS = [
+    "zero_redundancy",
+    "tensor_parallel",
+    *(
+        pytest.param(name, marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs {name}"))
+        for name in ("accelerate", "lightning_fabric")
+    ),
+]
+LAWS = ("training.plain", "training.gradients", "global-norm.update", "collectives.plain")
+ALONG_TP = TrainingCase(
+    ModelSpec((LayerSpec(4, activation="relu"), LayerSpec(2)), features=2, units=(1, 1)),
+    MeshSpec(axes=(("tp", 2),)),
+    BatchLayout("contiguous", 4),
+    StepSpec(steps=2, normaliser=4),
+)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_the_laws_of_plain_training_hold(name: str, law: str, engine: SimulatedEngine) -> None:
+    verdict = check_law(chapters()[law], Run(engine, name), world_sizes=(2, 4), most=4)
+    assert (verdict.status, verdict.reason) == ("holds", "")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_each_law_that_is_promised_holds(name: str, engine: SimulatedEngine) -> None:
+    run, judged = Run(engine, name), {}
+    for law in chapters().values():
+        if not law.not_promised(run.features):
+            judged[law.name] = check_law(law, run, most=20).status
+    assert set(judged.values()) <= {"holds", "not supported"}, judged
+    assert len(judged) > 5
+
+
+def test_ranks_along_tp_are_given_one_batch_and_show_one_whole(engine: SimulatedEngine) -> None:
+    run = Run(engine, "tensor_parallel")
+    execution = run(ALONG_TP, observe={"grads"})
+    assert_parameters_equal(execution, run.answer(ALONG_TP))
+    wide = replace(ALONG_TP, mesh=MeshSpec(2, axes=(("tp", 2),)))
+    assert_parameters_equal(run(wide), run.answer(wide))
+
+
+def test_a_known_finding_of_tensor_parallel_is_found(engine: SimulatedEngine) -> None:
+    assert "rows<ranks" not in adapters.load("tensor_parallel").features.accepts
+    few = replace(ALONG_TP, model=ModelSpec((LayerSpec(1),), features=2))
+    run = Run(engine, "tensor_parallel:few_rows")
+    with pytest.raises(Violation, match="in-place operations that require placement changes are not supported"):
+        assert_parameters_equal(run(few), run.answer(few))

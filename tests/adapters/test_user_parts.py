@@ -1,0 +1,93 @@
+"""A user's own functions in place of an adapter: right ones hold, wrong ones are found, and others are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fsdpcheck import adapters
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import AdapterError
+from fsdpcheck.findings.verdict import Verdict
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
+from fsdpcheck.workload.user_model import inspection
+
+TOYS = str(Path(__file__).parent.parent / "toys" / "own_parts.py")
+OWN = inspection.inspect(f"{TOYS}:build", f"{TOYS}:batch", "", None).own
+
+
+def _judged(engine: SimulatedEngine, law: str, parts: str, worlds: tuple[int, ...] = (2, 4), most: int = 6) -> Verdict:
+    run = Run(engine, f"{TOYS}:{parts}", own=OWN)
+    return check_law(chapters()[law], run, world_sizes=worlds, most=most, shrink=False)
+
+
+@pytest.mark.parametrize(
+    ("law", "parts"),
+    [
+        ("training.plain", "parallelize"),
+        ("training.plain", "in_place"),
+        ("training.gradients", "ddp,averaging=before"),
+        ("training.plain", "on_two_axes,axes=dp_shard+tp"),
+        ("training.plain", "parallelize,step=step"),
+        ("global-norm.update", "parallelize,clip=clip"),
+    ],
+)
+def test_right_functions_hold(law: str, parts: str, engine: SimulatedEngine) -> None:
+    verdict = _judged(engine, law, parts)
+    assert (verdict.status, verdict.reason) == ("holds", "")
+
+
+@pytest.mark.parametrize(
+    ("law", "parts", "said"),
+    [
+        ("training.gradients", "bias_left_out", "model.0.bias"),
+        ("training.gradients", "parallelize,step=last_only", "micro-batch"),
+        ("global-norm.returned", "parallelize,clip=clip_own_shard", "the global gradient norm is wrong"),
+    ],
+)
+def test_a_wrong_function_is_found(law: str, parts: str, said: str, engine: SimulatedEngine) -> None:
+    verdict = _judged(engine, law, parts, worlds=(2,), most=20)
+    assert verdict.status == "finding"
+    assert verdict.finding is not None
+    assert said in str(verdict.finding)
+
+
+@pytest.mark.parametrize(
+    ("law", "parts", "said"),
+    [
+        ("training.plain", "nothing", "returned nothing and left the model as it was"),
+        ("training.plain", "a_list", "returned list"),
+        ("training.plain", "parallelize,step=never_steps", "no call of optimizer.step()"),
+        ("global-norm.returned", "parallelize,clip=clip_silently", "NoneType"),
+    ],
+)
+def test_a_function_that_breaks_its_protocol_is_told(law: str, parts: str, said: str, engine: SimulatedEngine) -> None:
+    verdict = _judged(engine, law, parts, worlds=(2,), most=3)
+    assert verdict.status == "error"
+    assert said in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ("parallelize,stp=step", "Did you mean 'step'?"),
+        ("parallelize,step", "got     step"),
+        ("parallelize,step=no_such", "no_such"),
+        ("parallelize,axes=dp_shards+tp", "Did you mean 'dp_shard'?"),
+        ("parallelize,averaging=never", "wanted  after, before"),
+        ("parallelize,clip=OWN_NUMBER", "OWN_NUMBER"),
+    ],
+)
+def test_parts_that_say_nothing_are_refused(parts: str, said: str) -> None:
+    with pytest.raises(AdapterError) as told:
+        adapters.load(f"{TOYS}:{parts}")
+    assert said in str(told.value)
+
+
+def test_a_factory_without_arguments_is_no_function_of_parts(tmp_path: Path) -> None:
+    path = tmp_path / "made.py"
+    path.write_text("from fsdpcheck.adapters.builtin import ddp\n\n\ndef make():\n    return ddp.adapter\n")
+    assert adapters.load(f"{path}:make").name == "ddp"
