@@ -131,15 +131,16 @@ def _of_parts(parallelize: Any, target: str, attr: str, ref: str) -> Adapter:
     from fsdpcheck.adapters import user_parts
 
     words = user_parts.told(attr)
-    functions = {
-        name: references.load(f"{target}:{words[name]}", _KIND) for name in user_parts.FUNCTIONS if name in words
-    }
-    for name, function in {"parallelize": parallelize, **functions}.items():
+    functions: dict[str, Any] = {"parallelize": parallelize}
+    for name in user_parts.FUNCTIONS:
+        if name in words:
+            functions[name] = references.load(f"{target}:{words[name]}", _KIND)
+    for name, function in functions.items():
         if not callable(function):
             got, wanted = f"{words[name]}, a {type(function).__name__}", "a function"
             raise AdapterError(explain(f"the {name} of adapter {ref!r}", got=got, wanted=wanted, then="name another"))
-    name = f"{Path(target).name}:{attr}" if target.endswith(".py") else ref
-    return user_parts.adapter_of(name, {"parallelize": parallelize, **functions}, words)
+    shown = f"{Path(target).name}:{attr}" if target.endswith(".py") else ref
+    return user_parts.adapter_of(shown, functions, words)
 
 
 def _builtin(name: str) -> Any:

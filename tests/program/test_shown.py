@@ -85,7 +85,7 @@ def _changed(place: int) -> Program:
         mesh = init_device_mesh("cpu", (request.case.world_size,))
         tensor = distribute_tensor(torch.ones(5, 2), mesh, [Shard(0)])
         longest = -(-5 // request.case.world_size) * 2
-        own, element = cast(DTensor, tensor).to_local().detach(), place - rank * longest
+        own, element = tensor.to_local().detach(), place - rank * longest
         if 0 <= element < own.numel():
             own.view(-1)[element] = 2
         result.initial = _shown(request, rank, {"x": tensor})
@@ -102,8 +102,8 @@ def test_one_wrong_element_of_one_rank_is_shown_by_every_rank(world_size: int) -
 
 def _replicas(request: RunRequest, rank: int, device: torch.device, result: RankResult) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
-    tensor = cast(DTensor, distribute_tensor(torch.arange(6.0).view(3, 2), mesh, [Replicate(), Shard(0)]))
-    inner = cast(DTensor, distribute_tensor(torch.arange(3.0), mesh["dp_shard"], [Shard(0)]))
+    tensor = distribute_tensor(torch.arange(6.0).view(3, 2), mesh, [Replicate(), Shard(0)])
+    inner = distribute_tensor(torch.arange(3.0), mesh["dp_shard"], [Shard(0)])
     if rank == 3:
         tensor.to_local().detach().add_(1)
         inner.to_local().detach().add_(1)
