@@ -51,7 +51,8 @@ def footprint(model: nn.Module, notes: Notes) -> None:
     """Notes when layers run between collectives, how large the losses' gradients are, and how parameters lie.
 
     At the model's and each layer's forward (layer, collectives since the trainer was built); at each backward
-    (SLOPE, the largest absolute gradient of the model's output); once the placements of parameters that are DTensors.
+    (SLOPE, the largest absolute gradient of the model's output); at the first moment of training and after each step
+    the placements of parameters that are DTensors, which they are not while they are gathered.
     """
     built = 0
     for name, module in [("", model), *_layers(model)]:
@@ -63,7 +64,7 @@ def footprint(model: nn.Module, notes: Notes) -> None:
         nonlocal built, first
         if moment == "after_init":
             built = _calls_so_far()
-        elif first:
+        elif first or moment == "after_step":
             first = False
             notes.add([str(getattr(p, "placements", "")) for p in model.parameters()])
 
