@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -143,6 +144,23 @@ class Trainer:
         with self.profile.part("update"):
             self.update()
         self.model.steps_taken += 1
+
+    def evaluate(self, inputs: Tensor) -> Tensor:
+        """The model's outputs without gradients, in eval mode. Nothing of it is left for the next step.
+
+        All ranks call it together; where one has no samples, with zero rows.
+        """
+        module, recording = self.model.module, nullcontext() if self.private is None else self.private.recorder.paused()
+        training = [(one, one.training) for one in module.modules()]
+        try:
+            with torch.inference_mode(False), torch.no_grad(), recording:  # what is gathered outlives the forward
+                module.eval()
+                outputs: Tensor = self.model(inputs)
+        finally:
+            for one, before in training:
+                one.training = before
+            self.model.reshard()
+        return outputs
 
     def accumulate(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Reduced gradients of all micro-batches."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fsdpcheck.case import TrainingCase
-from fsdpcheck.checks.training import assert_gradients_equal
+from fsdpcheck.checks.training import assert_gradients_equal, assert_outputs_equal, assert_parameters_equal
 from fsdpcheck.checks.unobserved_training import assert_trained
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-from fsdpcheck.strategies import PLAIN_ANY_SUM, PRIVATE_EXACT, PRIVATE_UNCLIPPED
+from fsdpcheck.strategies import EQUAL_BITS, PLAIN_ANY_SUM, PRIVATE_EXACT, PRIVATE_UNCLIPPED
 
 
 @law(
@@ -60,6 +60,28 @@ def test_the_averaged_gradient_is_the_single_device_one(case: TrainingCase, run:
     Source: torchtitan#800.
     """
     assert_gradients_equal(run(case), run.answer(case))
+
+
+@law(
+    "training.evaluation",
+    promise="plain",
+    space=EQUAL_BITS.but(
+        adjusted=("evaluated",),
+        must_occur=("distributed batch on several ranks", "several units", "several steps", "hsdp"),
+        vacuous_without=("non-zero gradient",),
+    ),
+)
+def test_an_evaluation_between_steps_is_right_and_leaves_nothing(case: TrainingCase, run: Run) -> None:
+    """Before each step the model, in eval mode and without gradients, gives the single device's outputs, bit for bit.
+
+    And training goes on as if nobody had looked: parameters are the single device's after every step. Private training
+    too, where its bits are promised: what hooks keep of a forward is not to reach the next step's norms.
+    Not seen: layers that do something else in eval mode, which no model has.
+    Source: pytorch#113203, where a forward in inference mode broke the training after it.
+    """
+    execution, answer = run(case), run.answer(case)
+    assert_outputs_equal(execution, answer)
+    assert_parameters_equal(execution, answer)
 
 
 @law(

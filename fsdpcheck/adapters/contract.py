@@ -307,6 +307,14 @@ class Observed(Trainer, Protocol):
     def grad_norm(self) -> Tensor:
         """ "grad_norm": the global gradient norm that clipping returned in the last step (0-dim)."""
 
+    def evaluate(self, inputs: Tensor) -> Tensor:
+        """For cases with the trait "evaluation": the model's outputs [b, F + R] of a micro-batch's ``inputs``.
+
+        Without gradients and in eval mode, as between two steps of a training; training goes on as if it had not been.
+        With the trait "inference-mode" it is called within ``torch.inference_mode()``. A collective: ranks without
+        samples call it with b = 0.
+        """
+
     def ordered_norms(self) -> dict[str, Tensor]:
         """For "dataset-order": int64 "indices" of the last step's logical batch, ascending, and their "norms".
 

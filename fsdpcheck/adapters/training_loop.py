@@ -21,6 +21,7 @@ ORDINARY: Final[frozenset[Trait]] = frozenset(
         "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
         "hsdp", "premultiply", "conv", "group-norm", "rms-norm", "attention", "bags", "surrogates", "real", "adam",
         "schedule", "resume", "layer-norm-without-bias", "own-layers", "bfloat16", "tf32", "fractional-normaliser",
+        "reused", "evaluation", "inference-mode", "rebuilt", "parameter-groups",
     }
 )  # fmt: skip
 """Traits of cases that ask for nothing but torch's own layers, losses and optimizers."""
@@ -127,6 +128,14 @@ class TrainingLoop:
     def clip(self, limit: float) -> Tensor:
         """Clip by the global gradient norm, and return it."""
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+
+    def evaluate(self, inputs: Tensor) -> Tensor:
+        """See ``Observed.evaluate``."""
+        self.model.eval()
+        with torch.no_grad():
+            outputs: Tensor = self.model(inputs)
+        self.model.train()
+        return outputs
 
     def parameters(self) -> dict[str, Tensor]:
         """See ``Trainer.parameters``."""

@@ -15,6 +15,7 @@ Activation = Literal[
     "identity", "relu", "leaky_relu", "hardtanh", "abs", "gelu", "silu", "tanh", "sigmoid", "softmax"
 ]  # fmt: skip
 Freeze = Literal["none", "weight", "bias", "all"]
+Used = Literal["once", "routed", "twice"]
 InputKind = Literal["vector", "sequence", "tokens", "bags", "signal", "image", "volume"]
 Named = Literal["", "float32", "bfloat16", "float16"]
 
@@ -29,6 +30,9 @@ class LayerSpec:
     "group_norm": on the same shapes, ``groups`` groups of the ``width`` channels that reach it, always with a bias.
     "attention": on [n, T, d], ``width`` = d; four Linear layers (query, key, value, output) and one head.
     ``frozen`` and ``bias`` hold for all four.
+    ``used``: how often a sample goes through it in one forward. "routed": not at all unless the first number of what
+    arrives is above zero, as where a router chooses an expert; a forward all of whose samples leave it out does not
+    call it. "twice": its output goes through it again.
     """
 
     width: int
@@ -41,6 +45,7 @@ class LayerSpec:
     padding: int = 0
     dilation: int = 1
     groups: int = 1
+    used: Used = "once"
 
 
 @dataclass(frozen=True, slots=True)

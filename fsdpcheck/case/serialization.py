@@ -23,10 +23,12 @@ _LONGEST = 1 << 20
 
 _LATER: dict[str, dict[str, Any]] = {
     "ModelSpec": {"own": None},
+    "LayerSpec": {"used": "once"},
     "UserModelSpec": {"names": "", "gauge": True},
     "MeshSpec": {"axes": ()},
     "BatchLayout": {"lists": ()},
-    "StepSpec": {"noise_multiplier": 0.0, "clip_groups": "all"},
+    "StepSpec": {"noise_multiplier": 0.0, "clip_groups": "all", "evaluates": "no", "rebuilds": False},
+    "OptimizerSpec": {"groups": "one"},
     "Arithmetic": {"compute": "dtype", "world_factors": 1},
 }
 """Fields, by the class they are in, that came after version 2 was frozen: written only where they differ from this."""
@@ -37,6 +39,8 @@ def encode(case: TrainingCase, **beside: object) -> str:
     data = dataclasses.asdict(case)
     parts = [(data[key], getattr(case, key)) for key in ("model", "mesh", "layout", "step", "arithmetic")]
     parts += [(data["model"]["own"], case.model.own)] if case.model.own is not None else []
+    parts += zip(data["model"]["layers"], case.model.layers, strict=True)
+    parts += [(data["step"]["optimizer"], case.step.optimizer)]
     for own, part in parts:
         for name, default in _LATER[type(part).__name__].items():
             if own[name] == default:

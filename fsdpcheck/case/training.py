@@ -26,6 +26,8 @@ Averaging = Literal["divide", "premultiply"]
 Compute = Literal["dtype", "bfloat16", "tf32"]
 OptimizerKind = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "halving"]
+Grouping = Literal["one", "vectors apart"]
+Evaluation = Literal["no", "no_grad", "inference_mode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ class OptimizerSpec:
     """SGD, Adam or AdamW with a learning rate 2**-lr_exponent; momentum and weight decay are dyadic.
 
     ``schedule`` "halving" halves the learning rate after each step, by ``torch.optim.lr_scheduler``.
+    ``groups`` "vectors apart": parameters of one dimension, biases and norms, are a group without weight decay, of half
+    the learning rate.
     """
 
     kind: OptimizerKind = "sgd"
@@ -113,6 +117,7 @@ class OptimizerSpec:
     momentum: float = 0.0
     weight_decay: float = 0.0
     schedule: Schedule = "constant"
+    groups: Grouping = "one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,9 @@ class StepSpec:
     ``sync_every`` reduces gradients after every micro-batch; otherwise only after the last (no_sync).
     ``noise_multiplier``: standard deviation of the noise over C, for a private step (0: none; the oracle adds none).
     ``resume``: between steps the optimizer's state is dropped and comes back from its own ``state_dict``.
+    ``evaluates``: before each step every rank runs the model on its first micro-batch, in eval mode, under that context
+    of torch.
+    ``rebuilds``: before the training another model of the same kind is built, makes one step and is dropped.
     "cross_entropy" is the softmax cross-entropy, summed over positions, against classes read off the targets.
     """
 
@@ -150,6 +158,8 @@ class StepSpec:
     resume: bool = False
     noise_multiplier: float = 0.0
     clip_groups: ClipGroups = "all"
+    evaluates: Evaluation = "no"
+    rebuilds: bool = False
 
     @property
     def private(self) -> bool:

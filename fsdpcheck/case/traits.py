@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from fsdpcheck.case.shapes import SPATIAL, row_counts
+from fsdpcheck.case.shapes import SPATIAL, item_units, row_counts, stages
 from fsdpcheck.case.vocabulary import TRAITS, Trait
 
 if TYPE_CHECKING:
-    from fsdpcheck.case.model import UserModelSpec
+    from fsdpcheck.case.model import ModelSpec, UserModelSpec
     from fsdpcheck.case.training import TrainingCase
 
 OWN_TRAITS: frozenset[Trait] = frozenset(trait for trait, row in TRAITS.items() if row.own)
@@ -59,6 +59,7 @@ def _model_traits(case: TrainingCase) -> Iterator[Trait]:
         "uneven-rows": any(rows % ranks for rows in row_counts(spec)),
         "keep-unsharded": not case.mesh.reshard_after_forward,
         "hsdp": case.mesh.dp_replicate > 1,
+        "routed-alone": _may_be_left_out(spec),
     }
     yield from (trait for trait, holds in facts.items() if holds)
     families: dict[Trait, bool] = {
@@ -68,8 +69,21 @@ def _model_traits(case: TrainingCase) -> Iterator[Trait]:
         "rms-norm": "rms_norm" in kinds,
         "attention": "attention" in kinds,
         "bags": spec.input == "bags",
+        "routed": any(layer.used == "routed" for layer in spec.layers),
+        "reused": any(layer.used == "twice" for layer in spec.layers),
     }
     yield from (_PRIVATE[trait] if case.step.private else trait for trait, holds in families.items() if holds)
+
+
+def _may_be_left_out(spec: ModelSpec) -> bool:
+    """Whether some unit has trained parameters, all in layers that samples may leave out; the root has its own."""
+    always, routed = set(), set()
+    for stage, unit in zip(stages(spec), item_units(spec), strict=True):
+        layer = stage.spec
+        parts = ("weight", "bias") if layer is not None and layer.bias else ("weight",)
+        if layer is None or any(layer.frozen not in (part, "all") for part in parts):
+            (routed if layer is not None and layer.used == "routed" else always).add(unit)
+    return bool(routed - always - {-1})
 
 
 _OFF_THE_GRID = {"layer_norm", "rms_norm", "group_norm", "attention", "gelu", "silu", "tanh", "sigmoid", "softmax"}
@@ -122,5 +136,9 @@ def _step_traits(case: TrainingCase) -> Iterator[Trait]:
         "resume": step.resume,
         "per-layer-clipping": step.clip_groups != "all",
         "fractional-normaliser": isinstance(step.normaliser, float),
+        "evaluation": step.evaluates != "no",
+        "inference-mode": step.evaluates == "inference_mode",
+        "rebuilt": step.rebuilds,
+        "parameter-groups": step.optimizer.groups != "one",
     }
     yield from (trait for trait, holds in facts.items() if holds)

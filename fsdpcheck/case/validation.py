@@ -147,6 +147,9 @@ def _validate_layer(where: str, stage: Stage, layer: LayerSpec) -> None:
         refuse(f"{where}.kind", layer.kind, "positions to attend to", 'set input to "sequence" or "tokens"')
     if layer.kind == "rms_norm" and layer.bias:
         refuse(f"{where}.bias", True, "False: a RMSNorm has none", "leave it out")
+    if layer.used != "once" and (stage.channels_first or stage.entering != stage.leaving):
+        wanted = f'"once" for a layer from {stage.entering} to {stage.leaving}'
+        refuse(f"{where}.used", layer.used, wanted, "let it give what arrives, rows as long as it takes")
 
 
 _WINDOW = {"kernel": 1, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
@@ -185,6 +188,8 @@ def _validate_tied(spec: ModelSpec, first: int, second: int) -> None:
     frozen = [stage.spec is not None and stage.spec.frozen in ("weight", "all") for stage in (one, two)]
     if frozen[0] != frozen[1]:
         refuse("model.tied", "one layer with a frozen weight", "both or neither frozen", "freeze the shared weight")
+    if any(stage.spec is not None and stage.spec.used != "once" for stage in (one, two)):
+        refuse("model.tied", "a layer that is routed or runs twice", "layers that run once", 'set used to "once"')
     units = item_units(spec)
     if units[first + spec.has_front] != units[second + spec.has_front]:
         refuse("model.tied", "layers of two sharding units", "layers of one unit", "join the units")
@@ -262,6 +267,8 @@ def _validate_numbers(case: TrainingCase) -> None:
         refuse("arithmetic.project", True, "False with real numbers", "set it")
     if case.arithmetic.numbers == "real" and case.step.clipping == "exact":
         refuse("step.clipping", "exact", "another family with real numbers", 'use "unclipped" or "probe"')
+    if any(layer.used != "once" for layer in case.model.layers):
+        _validate_uses(case)
     if case.arithmetic.compute != "dtype":
         _validate_compute(case)
     names = case.model.own.names if case.model.own is not None else ""
@@ -278,6 +285,14 @@ def _validate_any_sum(case: TrainingCase) -> None:
     if step.reductions > 1 or step.private or case.mesh.dp_replicate > 1 or arithmetic.averaging != "divide":
         wanted = "1 or more where averages are taken twice, before a sum, or of clipped gradients"
         refuse("arithmetic.world_factors", 0, wanted, "losses carry the factor W for these")
+
+
+def _validate_uses(case: TrainingCase) -> None:
+    """A sample goes the same way wherever it is computed only if what arrives has the same bits."""
+    arithmetic = case.arithmetic
+    if arithmetic.numbers != "grid" or arithmetic.compute != "dtype":
+        got = f"a layer that is routed or runs twice, on {arithmetic.numbers} numbers in {arithmetic.compute}"
+        refuse("model.layers, used", got, '"once", or a grid and the case\'s own dtype', "set it")
 
 
 def _validate_compute(case: TrainingCase) -> None:

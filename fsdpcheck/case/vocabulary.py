@@ -13,7 +13,8 @@ Trait = Literal[
     "layer-norm-without-bias", "conv", "group-norm", "rms-norm", "attention", "bags",
     "conv-private", "group-norm-private", "rms-norm-private", "attention-private", "bags-private",
     "surrogates", "real", "adam", "schedule", "resume", "premultiply", "per-layer-clipping", "own-layers",
-    "bfloat16", "tf32", "fractional-normaliser",
+    "bfloat16", "tf32", "fractional-normaliser", "routed", "routed-private", "routed-alone", "reused",
+    "reused-private", "evaluation", "inference-mode", "rebuilt", "parameter-groups",
 ]  # fmt: skip
 """A key of TRAITS; ``Case.requires()`` gives a case's set, and ``Features.accepts`` must cover it."""
 
@@ -91,5 +92,14 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
                          ("Setup.compute",)),
     "tf32": TraitRow("products of matrices may round their factors to TF32", ("Setup.compute",)),
     "fractional-normaliser": TraitRow("the normaliser N is no whole number, as an expected batch size may be"),
+    "routed": TraitRow("a layer that some samples leave out, in plain training", private="routed-private"),
+    "routed-private": TraitRow("a layer that some samples leave out, under per-sample clipping"),
+    "routed-alone": TraitRow("a unit, or the root, of which a forward may use no trained parameter"),
+    "reused": TraitRow("a layer that runs twice in a forward, in plain training", private="reused-private"),
+    "reused-private": TraitRow("a layer that runs twice in a forward, under per-sample clipping"),
+    "evaluation": TraitRow("a forward without gradients, in eval mode, before each step", ("Observed.evaluate",)),
+    "inference-mode": TraitRow("that forward in torch.inference_mode", ("Observed.evaluate",)),
+    "rebuilt": TraitRow("another model is built and trained before in the same process"),
+    "parameter-groups": TraitRow("an optimizer of two groups: vectors have other options", _OPTIMIZER),
 }  # fmt: skip
 """Every trait."""

@@ -59,6 +59,7 @@ def _describe_stage(spec: ModelSpec, stage: Stage) -> str:
         name = f"Conv{SPATIAL[spec.input]}d({stage.entering[0]}, {layer.width}, kernel={layer.kernel}{window}"
         return f"{name}{', bias' * layer.bias}{frozen})"
     sizes = {"linear": f"{stage.entering[-1]}, {layer.width}", "group_norm": f"{layer.groups}, {layer.width}"}
+    frozen += {"once": "", "routed": ", left out by some samples", "twice": ", run twice"}[layer.used]
     bias = ", bias" * (layer.bias and layer.kind in ("linear", "attention"))
     bias += ", no bias" * (not layer.bias and layer.kind == "layer_norm")
     return f"{_MODULES[layer.kind]}({sizes.get(layer.kind, layer.width)}{bias}{frozen})"
@@ -92,8 +93,12 @@ def _describe_step(case: TrainingCase) -> str:
     rule += f" momentum={optimizer.momentum}" if optimizer.momentum else ""
     rule += f" weight_decay={optimizer.weight_decay}" if optimizer.weight_decay else ""
     rule += ", halved after each step" if optimizer.schedule == "halving" else ""
+    rule += ", vectors without decay at half the rate" * (optimizer.groups != "one")
     rule += ", its state saved and loaded after each step" if step.resume else ""
     count = f"{step.steps} step" + "s" * (step.steps > 1)
+    if step.evaluates != "no":
+        count += f", each behind an evaluation in {step.evaluates}"
+    count += ", after another model's" * step.rebuilds
     own = case.model.own
     kind = own.loss if own is not None and own.loss else step.loss
     loss = f"{kind} loss, {step.reduction} over samples, normaliser {step.normaliser}"

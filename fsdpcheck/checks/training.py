@@ -27,6 +27,7 @@ from fsdpcheck.findings.violation import Diagnose, Violation
 from fsdpcheck.oracle import Answer
 from fsdpcheck.program import probes
 from fsdpcheck.program.probe import Probe
+from fsdpcheck.workload import batches, models
 
 
 def assert_completed(execution: Execution) -> None:
@@ -61,6 +62,20 @@ def assert_gradients_equal(execution: Execution, answer: Answer) -> None:
                 shown, wanted = (f"of {sorted(names)}" for names in (got, step.used))
                 raise Violation(what, got=shown, wanted=wanted, where=where, cause=text)
             require_equal(what, got, step.used, where, partial(diagnosis.of_gradient, answer, k, got))
+
+
+def assert_outputs_equal(execution: Execution, answer: Answer) -> None:
+    """Before each step each rank got the single device's outputs of its first micro-batch, bit for bit."""
+    what = "the outputs of an evaluation are not the single device's"
+    dtype, none = models.DTYPES[answer.case.arithmetic.dtype], torch.zeros(0, models.outputs(answer.case))
+    completed(execution)
+    for k, step in enumerate(answer.steps):
+        for result, chunks in zip(execution.ranks, batches.indices(answer.case, k), strict=True):
+            got, rows = result.steps[k].outputs, [step.samples.index(sample) for sample in chunks[0]]
+            if got is None:
+                raise UsageError("no outputs were recorded; next: ask for a case that evaluates")
+            wanted = {"outputs": (step.outputs[rows] if rows else none).to(dtype)}
+            require_equal(what, {"outputs": got}, wanted, f"before step {k}, rank {result.rank}", unknown)
 
 
 def assert_ranks_agree(execution: Execution) -> None:

@@ -81,6 +81,7 @@ class StepRecord:
     what it holds is no whole copies.
     ``saved``: what was shown when the step's checkpoint was saved, after any projection; ``loaded``: what the trainer
     that takes this step showed when it had loaded the last step's.
+    ``outputs``: what the trainer gave of the rank's first micro-batch when it was asked before the step.
     """
 
     params: dict[str, Tensor]
@@ -91,6 +92,7 @@ class StepRecord:
     hidden: str = ""
     saved: dict[str, Tensor] | None = None
     loaded: dict[str, Tensor] | None = None
+    outputs: Tensor | None = None
 
 
 @dataclass(frozen=True)

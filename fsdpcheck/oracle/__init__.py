@@ -68,6 +68,8 @@ class StepAnswer:
     that they get zeros (``ArithmeticRule.unused``)."""
     after: Named
     """Parameters after the optimizer's update and *before* any projection, case dtype: what the laws compare."""
+    outputs: Tensor
+    """The model's outputs with the parameters ``before``, [n, F + G * R]."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ class _SingleDevice:
         batch = sorted(batches.logical_batch(self.case, k).items())
         samples = tuple(index for index, _ in batch)
         multiplicity = tuple(count for _, count in batch)
-        losses, gradients, reached = self._per_sample(samples)
+        losses, outputs, gradients, reached = self._per_sample(samples)
         targets_nR = _instrument_targets(self.case, k, samples, gradients)
         for name, own_nR in zip(
             self.instruments, torch.split(targets_nR, models.instrument_rows(self.case), 1), strict=True
@@ -193,7 +195,7 @@ class _SingleDevice:
         after = self._update(used)
         return StepAnswer(
             before, samples, multiplicity, losses, gradients, squared, squares_nG, targets_nR, of_samples, coefficients,
-            total, released, grad_norm, used, after,
+            total, released, grad_norm, used, after, outputs,
         )  # fmt: skip
 
     def _load(self) -> None:
@@ -202,17 +204,19 @@ class _SingleDevice:
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(self.parameters[name])
 
-    def _per_sample(self, samples: tuple[int, ...]) -> tuple[Tensor, Named, set[str]]:
-        """(losses [n] and gradients [n, *shape] of the samples, each alone, with the instrument's targets at zero;
-        names of the parameters that one of the losses depends on)."""
+    def _per_sample(self, samples: tuple[int, ...]) -> tuple[Tensor, Tensor, Named, set[str]]:
+        """(losses [n], outputs and gradients [n, *shape] of the samples, each alone, with the instrument's targets at
+        zero; names of the parameters that one of the losses depends on)."""
         packed = torch.zeros(1, self.targets.shape[1] + models.instrument_width(self.case), dtype=torch.float64)
-        losses, reached = [], set()
+        losses, outputs, reached = [], [], set()
         gradients: dict[str, list[Tensor]] = {name: [] for name in self.trained}
         for index in samples:
             packed[0, : self.targets.shape[1]] = self.targets[index]
-            loss = self.loss(self.model(self.inputs[index : index + 1]), packed)[0]
+            output = self.model(self.inputs[index : index + 1])
+            loss = self.loss(output, packed)[0]
             found = torch.autograd.grad(loss, list(self.trained.values()), allow_unused=True)
             losses.append(loss.detach())
+            outputs.append(output.detach()[0])
             for (name, parameter), gradient in zip(self.trained.items(), found, strict=True):
                 gradients[name].append(torch.zeros_like(parameter) if gradient is None else gradient)
                 reached |= {name} if gradient is not None or name in self.instruments else set()
@@ -221,7 +225,8 @@ class _SingleDevice:
             name: torch.stack(rows) if rows else torch.zeros(0, *shapes[name], dtype=torch.float64)
             for name, rows in gradients.items()
         }
-        return torch.stack(losses) if losses else torch.zeros(0, dtype=torch.float64), stacked, reached
+        nothing = torch.zeros(0, dtype=torch.float64)
+        return *(torch.stack(found) if found else nothing for found in (losses, outputs)), stacked, reached
 
     def _group_squares(self, gradients: Named, count: int) -> Tensor:
         """[n, G]"""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from fsdpcheck import adapters
 from fsdpcheck.adapters.contract import Adapter, Batch, MicroBatch, Observed, Setup, Trainer
 from fsdpcheck.case import KernelCase, SamplerCase, TrainingCase
+from fsdpcheck.case.training import Evaluation
 from fsdpcheck.errors import AdapterError, Interrupted, explain
 from fsdpcheck.execution import RankResult, RunRequest, StepRecord
 from fsdpcheck.execution.pieces import Shown
@@ -62,6 +64,8 @@ def _train(
     watch, showing = Watch(request, rank, result), Showing(adapter, case.mesh, rank)
     made: list[torch.optim.Optimizer] = []
     setup = _setup(request, adapter, rank, device, watch, made)
+    if case.step.rebuilds:
+        _rehearse(case, adapter, setup, _on(device, batches.batch(case, 0, rank, request.instrument)))
     trainer = _built(request, adapter, setup, made, watch, models.build(case))
     result.initial = {} if request.late else showing.named(trainer.parameters(), "parameters")
     watch.moment("after_init", trainer)
@@ -73,11 +77,12 @@ def _train(
             cast(Observed, trainer).load(f"{request.load_from}/{step - 1}")
             loaded = showing.named(trainer.parameters(), "parameters")
         batch = nonfinite_samples.batch_of(batches.batch(case, step, rank, request.instrument), request)
+        outputs = _evaluated(case.step.evaluates, trainer, showing, _on(device, batch))
         with nonfinite_samples.refusal(request, result, lambda trainer=trainer: _held(trainer, made)):  # type: ignore[misc]
             _take(trainer, _on(device, batch), watch)
         unseen = request.late and step < case.step.steps - 1
         result.steps.append(StepRecord({}) if unseen else _record(trainer, showing, request))
-        result.steps[-1].loaded = loaded
+        result.steps[-1].loaded, result.steps[-1].outputs = loaded, outputs
         watch.moment("after_step", trainer)
         if case.arithmetic.project:
             held = _held(trainer, made)
@@ -86,6 +91,22 @@ def _train(
         if request.save_to:
             result.steps[-1].saved = showing.named(trainer.parameters(), "parameters")
             cast(Observed, trainer).save(f"{request.save_to}/{step}")
+
+
+def _rehearse(case: TrainingCase, adapter: Adapter, setup: Setup, batch: Batch) -> None:
+    """Build and train another model for a step, which nobody looks at; what comes after it is as if it had not been."""
+    optimizer = functools.partial(_own_optimizer, case)
+    unseen = replace(setup, optimizer=optimizer, notify=lambda moment, trainer: None)
+    adapter.build(models.build(case).to(setup.device), unseen).step(batch)
+
+
+def _evaluated(context: Evaluation, trainer: Trainer, showing: Showing, batch: Batch) -> Tensor | None:
+    """What the trainer gives of the first micro-batch between two steps; None where nobody asks."""
+    if context == "no":
+        return None
+    with torch.inference_mode(context == "inference_mode"):
+        outputs = cast(Observed, trainer).evaluate(batch.micro_batches[0].inputs)
+    return showing.tensor(outputs.clone(), "evaluate")
 
 
 def _built(

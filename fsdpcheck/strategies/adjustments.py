@@ -11,6 +11,7 @@ from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import TrainingCase
+from fsdpcheck.case.training import Evaluation
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
 from fsdpcheck.strategies import metamorphic
 from fsdpcheck.strategies.choice import among
@@ -76,6 +77,16 @@ def _on_real_numbers(case: TrainingCase) -> TrainingCase:
     return replace(case, arithmetic=replace(case.arithmetic, numbers="real", project=False, averaging="divide"))
 
 
+def _evaluated(drawn: SearchStrategy[TrainingCase], features: Features) -> SearchStrategy[TrainingCase]:
+    """Every case evaluates, half of them in inference mode where that is accepted."""
+    inference = "inference-mode" in features.accepts
+    return drawn.map(lambda case: _evaluated_in(case, "inference_mode" if inference and case.seed % 2 else "no_grad"))
+
+
+def _evaluated_in(case: TrainingCase, context: Evaluation) -> TrainingCase:
+    return replace(case, step=replace(case.step, evaluates=context))
+
+
 def _each(change: Callable[[TrainingCase], TrainingCase]) -> Adjust:
     return lambda drawn, features: drawn.map(change)
 
@@ -88,4 +99,5 @@ ADJUSTMENTS: dict[Adjustment, Adjust] = {
     "partial terms": _each(_of_partial_terms),
     "in replicas": _each(metamorphic.in_replicas),
     "on real numbers": _each(_on_real_numbers),
+    "evaluated": _evaluated,
 }

@@ -20,13 +20,14 @@ from fsdpcheck.errors import UsageError, spelling
 UserModels = Literal["any", "known layers", "never"]
 DrawnNumbers = Literal["grid", "real", "either"]
 Adjustment = Literal[
-    "any sum", "one step", "any clip norm", "a bias", "partial terms", "in replicas", "on real numbers",
+    "any sum", "one step", "any clip norm", "a bias", "partial terms", "in replicas", "on real numbers", "evaluated",
 ]  # fmt: skip
 """What is changed in every drawn case; ``strategies/adjustments.py`` has what each does."""
 
 _DEMANDED: dict[Adjustment, frozenset[Trait]] = {
     "on real numbers": frozenset({"real"}),
     "in replicas": frozenset({"replicated-shards", "hsdp"}),
+    "evaluated": frozenset({"evaluation"}),
 }
 _TOLD = ("user_models", "must_occur", "vacuous_without")
 """Fields that say what is asked of the cases and change none of them."""

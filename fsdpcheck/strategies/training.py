@@ -36,6 +36,7 @@ from fsdpcheck.case.axes import ModelAxis
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
 from fsdpcheck.exact.grid import premultiplies_exactly
 from fsdpcheck.strategies import model as models
+from fsdpcheck.strategies import unusual
 from fsdpcheck.strategies.choice import among
 from fsdpcheck.strategies.model import Allowed
 from fsdpcheck.strategies.space import CaseSpace
@@ -77,7 +78,7 @@ def cases(draw: st.DrawFn, space: CaseSpace, features: Features, world_sizes: Se
     layout = _layout(draw, space, features, outline)
     step = _step(draw, space, features, outline, layout, bool(model.units))
     reshard = not _flag(draw, "keep-unsharded" in features.accepts)
-    return TrainingCase(
+    case = TrainingCase(
         model=model,
         mesh=replace(outline.mesh, reshard_after_forward=reshard),
         layout=layout,
@@ -85,6 +86,7 @@ def cases(draw: st.DrawFn, space: CaseSpace, features: Features, world_sizes: Se
         arithmetic=_arithmetic(draw, features, outline, step),
         seed=draw(st.integers(0, (1 << 32) - 1)),
     )
+    return draw(among(unusual.variants(case, features, space.steps)))
 
 
 def _outline(draw: st.DrawFn, space: CaseSpace, features: Features, world_sizes: Sequence[int]) -> _Outline:

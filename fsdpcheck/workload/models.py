@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fsdpcheck.case import Dtype, Numbers, TrainingCase, UserModelSpec, prng
+from fsdpcheck.case.model import Used
 from fsdpcheck.case.shapes import Shape, Stage, StageKind, body_output, stages
 from fsdpcheck.workload import clip_groups, layers
 from fsdpcheck.workload.clip_groups import INSTRUMENT
@@ -48,13 +49,41 @@ class Layer(NamedTuple):
         return self.stage.shapes
 
 
-class Metered(nn.Sequential):
+class Chain(nn.Sequential):
+    """Layers of which some run otherwise than once a sample (``LayerSpec.used``), by their name in the chain."""
+
+    def __init__(self, used: dict[str, Used]) -> None:
+        super().__init__()
+        self.used = used
+
+    def forward(self, inputs: Tensor) -> Any:
+        """[b, ...] -> [b, ...]"""
+        return self.through(inputs)
+
+    def through(self, hidden: Tensor) -> Tensor:
+        """What the layers give."""
+        for name, module in self.named_children():
+            if name != "instrument":
+                hidden = _through(module, hidden, self.used.get(name, "once"))
+        return hidden
+
+
+def _through(module: nn.Module, hidden: Tensor, used: Used) -> Tensor:
+    """[b, ...]: what one layer makes of ``hidden`` [b, ...]."""
+    if used == "routed":
+        chosen_b = hidden.flatten(1)[:, 0] > 0
+        if not bool(chosen_b.any()):
+            return hidden
+        return torch.where(chosen_b.reshape(-1, *(1,) * (hidden.dim() - 1)), module(hidden), hidden)
+    found: Tensor = module(module(hidden)) if used == "twice" else module(hidden)
+    return found
+
+
+class Metered(Chain):
     """A unit with an instrument of its own, called "instrument": gives (what the chain gives, [b, R])."""
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = inputs
-        for name, module in self.named_children():
-            hidden = hidden if name == "instrument" else module(hidden)
+        hidden = self.through(inputs)
         return hidden, _read(self.get_submodule("instrument"), hidden)
 
 
@@ -113,7 +142,8 @@ def build(case: TrainingCase) -> CaseModel:
     if case.model.own is not None:
         return _build_user_model(case, case.model.own, parameters)
     metered = len(clip_groups.names(case)) > 1
-    groups = [Metered() if metered else nn.Sequential() for _ in case.model.units] + [nn.Sequential()]
+    used = _used(case)
+    groups = [Metered(own) if metered else _chain(own) for own in used[:-1]] + [_chain(used[-1])]
     made: dict[str, nn.Module] = {}
     for position, layer in enumerate(layer_names(case)):
         place, local = _split(layer.name)
@@ -130,6 +160,20 @@ def build(case: TrainingCase) -> CaseModel:
     for unit, own in zip(groups, inner, strict=False):
         unit.add_module("instrument", own)
     return CaseModel(groups[:-1], groups[-1], instrument)
+
+
+def _used(case: TrainingCase) -> list[dict[str, Used]]:
+    """Of each unit, and last of the root: layers by their name there that run otherwise than once a sample."""
+    found: list[dict[str, Used]] = [{} for _ in range(len(case.model.units) + 1)]
+    for layer in layer_names(case):
+        place, local = _split(layer.name)
+        if layer.stage.spec is not None and layer.stage.spec.used != "once":
+            found[place][local] = layer.stage.spec.used
+    return found
+
+
+def _chain(used: dict[str, Used]) -> nn.Sequential:
+    return Chain(used) if used else nn.Sequential()
 
 
 def _build_user_model(case: TrainingCase, own: UserModelSpec, parameters: dict[str, Tensor]) -> CaseModel:
@@ -263,6 +307,11 @@ def instrument_rows(case: TrainingCase) -> int:
 def instrument_width(case: TrainingCase) -> int:
     """G * R, what the instruments of all clipping groups add to a packed output or target."""
     return len(clip_groups.names(case)) * instrument_rows(case)
+
+
+def outputs(case: TrainingCase) -> int:
+    """F + G * R, the numbers that the model gives of one sample."""
+    return body_features(case) + instrument_width(case)
 
 
 def loss_scale_exponent(case: TrainingCase) -> int:

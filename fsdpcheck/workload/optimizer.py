@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +51,18 @@ def project_(tensors: Iterable[Tensor], case: TrainingCase) -> None:
         tensor.round_().clamp_(-bound, bound)
 
 
-def _optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    lr = 2.0**-spec.lr_exponent
+def _groups(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> Iterable[Any]:
+    """What an optimizer is given: the parameters, or those of one dimension apart from the others."""
+    if spec.groups == "one":
+        return parameters
+    known = list(parameters)
+    matrices, vectors = ([one for one in known if (one.dim() > 1) == wide] for wide in (True, False))
+    own = {"params": vectors, "weight_decay": 0.0, "lr": 2.0 ** -(spec.lr_exponent + 1)}
+    return [group for group in ({"params": matrices}, own) if group["params"]] or known
+
+
+def _optimizer(spec: OptimizerSpec, given: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    parameters, lr = _groups(spec, given), 2.0**-spec.lr_exponent
     if spec.kind == "sgd":
         return torch.optim.SGD(
             parameters, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, foreach=False, maximize=False

@@ -20,6 +20,8 @@ from fsdpcheck.case import (
 from tests.common.cases_by_hand import BY_UNIT, ONE_UNIT, SMALLEST, TWO
 from tests.common.tables import each
 
+ROUTED = ModelSpec((LayerSpec(1, used="routed"), LayerSpec(2)))
+REUSED = ModelSpec((LayerSpec(1, used="twice"), LayerSpec(2)))
 GROUPED = ModelSpec((LayerSpec(1, True, kind="group_norm"),), "signal", length=2)
 
 
@@ -91,6 +93,15 @@ NEEDED: list[tuple[Trait, TrainingCase]] = [
     ("fractional-normaliser", replace(SMALLEST, step=StepSpec(normaliser=0.5))),
     ("hsdp", replace(SMALLEST, mesh=MeshSpec(1, 2))),
     ("per-layer-clipping", TrainingCase(ONE_UNIT, step=BY_UNIT)),
+    ("routed", TrainingCase(ROUTED)),
+    ("routed-private", private(ROUTED)),
+    ("routed-alone", TrainingCase(replace(ROUTED, units=(1,)))),
+    ("reused", TrainingCase(REUSED)),
+    ("reused-private", private(REUSED)),
+    ("evaluation", replace(SMALLEST, step=StepSpec(evaluates="no_grad"))),
+    ("inference-mode", replace(SMALLEST, step=StepSpec(evaluates="inference_mode"))),
+    ("rebuilt", replace(SMALLEST, step=StepSpec(rebuilds=True))),
+    ("parameter-groups", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec(groups="vectors apart")))),
 ]
 
 

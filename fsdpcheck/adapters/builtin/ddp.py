@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import cast
 
 from torch import nn
@@ -50,6 +51,8 @@ class DistributedDataParallelAdapter:
 
     def __init__(self, name: str, find_unused: bool = False) -> None:
         self.name, self._find_unused = name, find_unused
+        if find_unused:
+            self.features = replace(self.features, accepts=self.features.accepts | {"routed", "routed-alone"})
 
     def sampler(self, setup: SamplerSetup) -> Sampler:
         return _torch_sampler.Shares(setup)

@@ -91,7 +91,7 @@ class FullyShardedDataParallelAdapter:
 
     features = Features(
         promises=frozenset({"plain", "global-norm", "sharded", "memory", "copies"}),
-        accepts=ORDINARY,
+        accepts=ORDINARY - {"parameter-groups"} | {"routed"},  # its pieces of parameters all have one dimension
         observables=frozenset({"params", "grads", "grad_norm"}),
         arithmetic=ArithmeticRule(unused="zero-in-used-unit"),
         global_norm=GlobalNormRule(nested=True, dtype="float32", eps=1e-6),

@@ -5,14 +5,16 @@ With replicas (dp_replicate > 1) it is HSDP: gradients are reduce-scattered in a
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 from torch import Tensor, nn
 
 from fsdpcheck.adapters.builtin import _torch_sampler
 from fsdpcheck.adapters.builtin._fsdp2_features import NO_WAY_BACK, WAY_BACK, Uses, shard
 from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
-from fsdpcheck.adapters.contract import Batch, Features, GlobalNormRule, MicroBatch, Promise, Setup
+from fsdpcheck.adapters.contract import Batch, Features, GlobalNormRule, MicroBatch, Promise, Setup, Trait
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
 
 _LIFECYCLE: frozenset[Promise] = frozenset({"hooks", "parameter-hooks", "memory", *WAY_BACK})
@@ -58,7 +60,7 @@ class FullyShard:
 
     features = Features(
         promises=frozenset({"plain", "global-norm", "sharded", "epochs", *_LIFECYCLE, *_FEATURES}),
-        accepts=ORDINARY,
+        accepts=ORDINARY - {"inference-mode"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         reasons={
@@ -70,8 +72,9 @@ class FullyShard:
         },
     )
 
-    def __init__(self, name: str = "fully_shard", by_the_book: bool = False) -> None:
+    def __init__(self, name: str = "fully_shard", by_the_book: bool = False, more: Collection[Trait] = ()) -> None:
         self.name, self._by_the_book = name, by_the_book
+        self.features = replace(self.features, accepts=self.features.accepts | {*more})
 
     def sampler(self, setup: SamplerSetup) -> Sampler:
         return _torch_sampler.Shares(setup)
@@ -84,3 +87,9 @@ adapter = FullyShard()
 by_the_book = FullyShard("fully_shard, recovering as documented", by_the_book=True)
 """A known finding: ``reset_iter_state`` of torch 2.13 says that it drops the gradients of micro-batches that were not
 reduced, and keeps them."""
+inferring = FullyShard("fully_shard, in inference mode", more=("inference-mode",))
+"""A known finding: what a first forward in ``torch.inference_mode`` gathers into stays an inference tensor, and the
+first training step raises; on one rank that forward raises itself (torch 2.13; the latter is pytorch#197327)."""
+routed = FullyShard("fully_shard, layers left out", more=("routed",))
+"""A known finding: of a unit only parameters that have a gradient are reduced, so where ranks leave out other layers of
+it, as samples choose experts, they send buffers of other sizes (pytorch#158719)."""

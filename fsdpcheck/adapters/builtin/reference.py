@@ -39,6 +39,8 @@ ACCEPTS: frozenset[Trait] = frozenset(
         "hsdp", "premultiply", "conv", "group-norm", "rms-norm", "attention", "bags", "surrogates", "real", "adam",
         "schedule", "resume", "layer-norm-without-bias", "own-layers", "bfloat16", "tf32", "fractional-normaliser",
         "attention-private", "conv-private", "group-norm-private", "rms-norm-private", "bags-private", "tied-private",
+        "routed", "routed-private", "routed-alone", "reused", "reused-private", "evaluation", "inference-mode",
+        "rebuilt",
     }
 )  # fmt: skip
 
@@ -78,6 +80,9 @@ class ReferenceTrainer:
     def _cast(self, inputs: Tensor) -> Tensor:
         """Inputs as the model computes with them; indices stay what they are."""
         return inputs.to(self.compute_dtype) if inputs.is_floating_point() else inputs
+
+    def evaluate(self, inputs: Tensor) -> Tensor:
+        return self.impl.evaluate(self._cast(inputs))
 
     def parameters(self) -> dict[str, Tensor]:
         return self.impl.model.full_values()

@@ -6,6 +6,7 @@ Each parameter is updated by one rank, which then broadcasts it.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any, cast
 
 from torch import nn
@@ -21,6 +22,11 @@ with warnings.catch_warnings():
 
 
 class ZeroRedundancy(ddp.DistributedDataParallelAdapter):
+    features = replace(  # the case's optimizer sorts parameters into groups, and is given groups of parameters here
+        ddp.DistributedDataParallelAdapter.features,
+        accepts=ddp.DistributedDataParallelAdapter.features.accepts - {"parameter-groups"},
+    )
+
     def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = ZeroRedundancyOptimizer(trained, optimizer_class=cast(Any, setup.optimizer))

@@ -1,0 +1,72 @@
+"""What happens in few trainings and is thought of in none: one of it, in a share of all cases.
+
+Drawn last, of a case that is whole without it, so that everything before is drawn as it would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from fsdpcheck.adapters.contract import Features
+from fsdpcheck.case import LayerSpec, ModelSpec, TrainingCase
+from fsdpcheck.case.model import Used
+from fsdpcheck.case.shapes import Stage, stages
+
+_AS_IT_IS = 2
+"""Of this many cases, for each unusual one that may stand in its place, one is left as it is."""
+_LONG = 6
+"""Steps of a long training."""
+_WIDE = 150
+"""Numbers of a wide input: a weight of seven rows is then more than 1,024 elements."""
+
+
+def variants(case: TrainingCase, features: Features, steps: Sequence[int]) -> list[TrainingCase]:
+    """The case itself, and with one thing changed each, what ``features`` takes; the plainest first, two at least."""
+    found = [one for one in _changed(case, steps) if features.takes(one)]
+    return [case] * max(2, _AS_IT_IS * len(found)) + found
+
+
+def _changed(case: TrainingCase, steps: Sequence[int]) -> Iterator[TrainingCase]:
+    for context in ("no_grad", "inference_mode"):
+        yield replace(case, step=replace(case.step, evaluates=context))
+    yield replace(case, step=replace(case.step, rebuilds=True))
+    yield replace(case, step=replace(case.step, optimizer=replace(case.step.optimizer, groups="vectors apart")))
+    if max(steps) > 2 and case.arithmetic.project:
+        yield replace(case, step=replace(case.step, steps=_LONG))
+    if case.arithmetic.numbers == "grid" and case.arithmetic.compute == "dtype":
+        for used in ("routed", "twice"):
+            yield from _with_layer(case, used)
+    yield from _wider(case)
+
+
+def _with_layer(case: TrainingCase, used: Used) -> Iterator[TrainingCase]:
+    """The first layer that gives what it takes is used so; if there is none the last, a Linear made one."""
+    model = case.model
+    for place, stage in enumerate(stages(model)[model.has_front :]):
+        if stage.spec is None or place in (model.tied or ()) or stage.channels_first:
+            continue
+        last = place == len(model.layers) - 1
+        if stage.entering == stage.leaving or (last and _may_be_square(case, stage)):
+            square = replace(stage.spec, width=stage.entering[-1]) if stage.kind == "linear" else stage.spec
+            yield replace(case, model=_exchanged(model, place, replace(square, used=used)))
+            return
+
+
+def _may_be_square(case: TrainingCase, stage: Stage) -> bool:
+    """Whether the layer can be given as many rows as it has columns, without a trait that the case has not."""
+    rows, ranks = stage.entering[-1], case.mesh.row_ranks
+    return stage.kind == "linear" and rows % ranks == 0 and case.step.loss != "cross_entropy"
+
+
+def _exchanged(model: ModelSpec, place: int, layer: LayerSpec) -> ModelSpec:
+    return replace(model, layers=(*model.layers[:place], layer, *model.layers[place + 1 :]))
+
+
+def _wider(case: TrainingCase) -> Iterator[TrainingCase]:
+    """Rows of the first weight are long, where nothing else has their length, and sums of them have the bits."""
+    model = case.model
+    plain = model.input in ("vector", "sequence") and not model.layer_norm and model.tied is None
+    first = bool(model.layers) and model.layers[0].kind == "linear" and model.layers[0].used == "once"
+    if plain and first and case.arithmetic.dtype == "float64":
+        yield replace(case, model=replace(model, features=_WIDE))
