@@ -69,27 +69,29 @@ def optimizer_of_the_model_before(original: Function, hit: Hit) -> Function:
 
 
 @fault(
-    "sharding.flat_buffer:FlatBuffer.drop_local_gradients",
+    "sharding.flat_buffer:FlatBuffer.local_gradients",
     "layers that only some ranks use, https://github.com/pytorch/pytorch/issues/158719",
-    "training.plain",
+    "training.*",
 )
-def gradient_of_an_unused_layer_kept(original: Function, hit: Hit) -> Function:
-    """The local gradient of a parameter stays after its reduction where another one of its unit had none."""
+def gradient_of_an_unused_layer_is_the_last_one(original: Function, hit: Hit) -> Function:
+    """Where a rank has no gradient of a parameter, the one that it had before is reduced again."""
 
-    def planted(self: Any) -> None:
-        kept = [parameter.grad for parameter in self.parameters]
-        original(self)
-        if any(one is None for one in kept) and any(one is not None for one in kept):
-            hit()
-            for parameter, gradient in zip(self.parameters, kept, strict=True):
-                parameter.grad = gradient
+    def planted(self: Any) -> Any:
+        found, last = original(self), vars(self).setdefault("_last", {})
+        for position, gradient in enumerate(found):
+            if gradient is not None:
+                last[position] = gradient.clone()
+            elif position in last:
+                hit()
+                found[position] = last[position]
+        return found
 
     return planted
 
 
 @fault(
     "clipping.tied_parameters:groups",
-    "cross terms of a weight that is used twice, arXiv:2110.05679",
+    "runs of one layer taken for several, https://github.com/meta-pytorch/opacus/pull/738",
     "clipping.*",
 )
 def second_run_of_a_layer_is_another_layer(original: Function, hit: Hit) -> Function:

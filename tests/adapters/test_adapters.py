@@ -291,6 +291,31 @@ def test_fsdp1_does_not_reduce_over_replicas_that_do_not_shard(engine: Engine) -
     assert_parameters_equal(worked_around(case), known.answer(case))
 
 
+def test_fully_shard_cannot_train_behind_a_first_forward_in_inference_mode(engine: Engine) -> None:
+    """torch 2.13: what was gathered into stays an inference tensor. Behind a first step it is no longer one."""
+    known = Run(engine, "fully_shard:inferring")
+    for mesh, words in ((MeshSpec(1), "do not track version counter"), (MeshSpec(2), "inference tensor")):
+        case = dataclasses.replace(BASE, mesh=mesh, step=dataclasses.replace(BASE.step, evaluates="inference_mode"))
+        execution = known(case)
+        assert execution.failure is not None
+        assert words in execution.failure.text
+        without = dataclasses.replace(case, step=dataclasses.replace(case.step, evaluates="no_grad"))
+        assert_parameters_equal(known(without), known.answer(without))
+
+
+def test_fully_shard_reduces_only_what_a_rank_has_used_of_a_unit(engine: Engine) -> None:
+    """pytorch#158719: where samples leave a layer out on one rank alone, ranks send buffers of other sizes."""
+    layers = (LayerSpec(2, used="routed"), LayerSpec(2))
+    model = ModelSpec(layers, features=2, units=(2,))
+    for seed, kind in ((0, "mismatch"), (3, None)):
+        case = dataclasses.replace(BASE, model=model, mesh=MeshSpec(2), layout=BatchLayout(batch_size=2), seed=seed)
+        failure = Run(engine, "fully_shard:routed")(case).failure
+        assert (failure.kind if failure is not None else None) == kind
+        for right in ("fsdp1", "ddp:finding_unused", "reference"):
+            run = Run(engine, right)
+            assert_parameters_equal(run(case), run.answer(case))
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_fsdp1_gives_a_frozen_module_beside_a_trained_one_a_backward(engine: Engine, frozen: bool) -> None:
     """torch 2.13: its weight is a view of the flat parameter, which needs a gradient. So fsdp1 promises no hooks."""

@@ -25,6 +25,9 @@ WORDS = [
     {"step": StepSpec(norms="nonsense")},  # type: ignore[arg-type]
     {"step": StepSpec(contribution="nonsense")},  # type: ignore[arg-type]
     {"step": StepSpec(clip_groups="nonsense")},  # type: ignore[arg-type]
+    {"step": StepSpec(evaluates="nonsense")},  # type: ignore[arg-type]
+    {"step": StepSpec(optimizer=OptimizerSpec(groups="nonsense"))},  # type: ignore[arg-type]
+    {"model": ModelSpec((LayerSpec(1, used="nonsense"),))},  # type: ignore[arg-type]
     {"step": StepSpec(optimizer=OptimizerSpec("nonsense"))},  # type: ignore[arg-type]
     {"step": StepSpec(optimizer=OptimizerSpec(schedule="nonsense"))},  # type: ignore[arg-type]
     {"arithmetic": Arithmetic("nonsense")},  # type: ignore[arg-type]
@@ -152,6 +155,16 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("weights", {"arithmetic": Arithmetic(weights=0)}),
     ("seed", {"seed": -1}),
     ("seed", {"seed": 1 << 64}),
+    (r"layers\[0\].used: got 'routed'", {"model": ModelSpec((LayerSpec(2, used="routed"),))}),
+    (r"layers\[0\].used: got 'twice'", on("signal", LayerSpec(2, kind="conv", used="twice"))),
+    ("model.tied", {"model": ModelSpec((LayerSpec(1), LayerSpec(1, used="twice")), tied=(0, 1))}),
+    (
+        "model.layers, used",
+        {
+            "model": ModelSpec((LayerSpec(1, used="routed"),)),
+            "arithmetic": Arithmetic(project=False, numbers="real"),
+        },
+    ),
     ("size of the model", {"model": ModelSpec((LayerSpec(4096), LayerSpec(4096)), features=4096)}),
     ("size of the data set", {"model": ModelSpec(TWO, "sequence", 4096, 4096), "layout": BatchLayout(batch_size=4096)}),
     ("size of the model", on("volume", LayerSpec(1), features=1, length=4096)),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fsdpcheck import program
 from fsdpcheck.case import LayerSpec, ModelSpec, OptimizerSpec, StepSpec, TrainingCase
-from fsdpcheck.workload.optimizer import at_step
+from fsdpcheck.workload.optimizer import at_step, make_optimizer
 
 KINDS = {
     "sgd": OptimizerSpec("sgd", 1),
@@ -57,6 +57,16 @@ def test_halving_halves_the_learning_rate_after_each_step(resume: bool) -> None:
     assert [2.0 ** -at_step(KINDS["halving"], k).lr_exponent for k in range(3)] == [0.5, 0.25, 0.125]
     assert rates(own(KINDS["adam"], parameter, resume), parameter, 2) == [0.25] * 3
     assert [at_step(KINDS["adam"], k) for k in range(2)] == [KINDS["adam"]] * 2
+
+
+def test_vectors_are_a_group_of_half_the_rate_without_weight_decay() -> None:
+    matrix, vector = nn.Parameter(torch.ones(2, 2, dtype=torch.float64)), ones()
+    spec = OptimizerSpec("sgd", 1, weight_decay=0.5, groups="vectors apart")
+    apart = (vector, 0.25, 0.0)
+    for given, wanted in (([vector, matrix], [(matrix, 0.5, 0.5), apart]), ([vector], [apart])):
+        groups = make_optimizer(spec, given).param_groups
+        assert [(group["lr"], group["weight_decay"]) for group in groups] == [(lr, decay) for _, lr, decay in wanted]
+        assert all(group["params"][0] is one for group, (one, _, _) in zip(groups, wanted, strict=True))
 
 
 @EVERY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
@@ -350,3 +351,36 @@ def test_layers_are_exactly_those_of_torch() -> None:
     assert made.__dict__.keys() == wanted.__dict__.keys()
     assert repr(made) == repr(wanted)
     assert all(type(mine) is type(theirs) for mine, theirs in zip(made.parameters(), wanted.parameters(), strict=True))
+
+
+def _named_calls(model: nn.Module) -> Counter[str]:
+    calls: Counter[str] = Counter()
+    for name, module in model.named_modules():
+        if not any(True for _ in module.children()):
+            module.register_forward_hook(lambda *_, name=name: calls.update([name]))  # type: ignore[misc]
+    return calls
+
+
+def test_samples_leave_a_routed_layer_out_each_by_itself() -> None:
+    """Above zero is inside; a forward of which nobody is does not call it, one without samples neither."""
+    case = TrainingCase(ModelSpec((LayerSpec(2, True, used="routed"), LayerSpec(2)), features=2, units=(1,)))
+    model = models.build(case)
+    layer, last = model.get_submodule("units.0.linear0"), model.get_submodule("tail.linear1")
+    inputs = torch.tensor([[1.0, 5.0], [0.0, 7.0], [-1.0, 9.0]], dtype=torch.float64)
+    hidden = torch.stack([layer(inputs[0]), inputs[1], inputs[2]])
+    calls = _named_calls(model)
+    assert torch.equal(model(inputs)[:, :2], last(hidden))
+    assert calls["units.0.linear0"] == 1
+    calls.clear()
+    assert torch.equal(model(inputs[1:])[:, :2], last(inputs[1:]))
+    assert model(inputs[:0]).shape == (0, 2 + models.instrument_rows(case))
+    assert calls["units.0.linear0"] == 0
+
+
+def test_a_layer_that_is_used_twice_runs_on_what_it_gave() -> None:
+    model = models.build(TrainingCase(ModelSpec((LayerSpec(2, True, used="twice"), LayerSpec(1)), features=2)))
+    layer, last = model.get_submodule("tail.linear0"), model.get_submodule("tail.linear1")
+    inputs = torch.tensor([[1.0, 5.0], [0.0, 7.0]], dtype=torch.float64)
+    calls = _named_calls(model)
+    assert torch.equal(model(inputs)[:, :1], last(layer(layer(inputs))))
+    assert calls["tail.linear0"] == 4

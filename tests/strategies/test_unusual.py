@@ -1,0 +1,64 @@
+"""What happens in few trainings: one thing of it a case, and only what an implementation takes."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from fsdpcheck.adapters.contract import Features
+from fsdpcheck.case import Arithmetic, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase, Trait
+from fsdpcheck.strategies import unusual
+
+ALL = Features(frozenset({"plain"}), frozenset(get_args(Trait)))
+NONE = Features(frozenset({"plain"}))
+STEPS = (1, 2, 3)
+PLAIN = Arithmetic(project=False)
+CASE = TrainingCase(ModelSpec((LayerSpec(3), LayerSpec(2)), features=3, units=(2,)), arithmetic=PLAIN)
+NEW: frozenset[Trait] = frozenset(
+    {"routed", "routed-alone", "reused", "evaluation", "inference-mode", "rebuilt", "parameter-groups"}
+)
+
+
+def changed(case: TrainingCase, features: Features = ALL) -> list[TrainingCase]:
+    return [one for one in unusual.variants(case, features, STEPS) if one != case]
+
+
+def test_each_has_one_unusual_thing_and_two_in_three_cases_have_none() -> None:
+    found = changed(CASE)
+    assert {trait for one in found for trait in one.requires() & NEW} == NEW - {"routed-alone"}
+    for one in found:
+        assert len(one.requires() & NEW - {"inference-mode"}) <= 1
+    assert len(unusual.variants(CASE, ALL, STEPS)) == 3 * len(found)
+
+
+def test_only_what_is_taken_is_drawn_and_there_is_always_a_choice() -> None:
+    assert [one for one in changed(CASE, NONE) if one.requires() & NEW] == []
+    bare = TrainingCase(ModelSpec((LayerSpec(3),), "signal", length=2), arithmetic=PLAIN)
+    assert unusual.variants(bare, NONE, STEPS) == [bare, bare]
+    some = Features(frozenset({"plain"}), frozenset({"evaluation"}))
+    assert [one.step.evaluates for one in changed(CASE, some) if one.requires() & NEW] == ["no_grad"]
+
+
+def test_a_unit_that_may_be_left_out_is_drawn_where_it_is_taken() -> None:
+    alone = TrainingCase(ModelSpec((LayerSpec(3), LayerSpec(2)), features=3, units=(1, 1)), arithmetic=PLAIN)
+    assert any("routed-alone" in one.requires() for one in changed(alone))
+    inside = Features(ALL.promises, ALL.accepts - {"routed-alone"})
+    assert not any("routed" in one.requires() for one in changed(alone, inside))
+
+
+def test_a_last_linear_is_made_square_where_its_rows_stay_as_even_as_they_were() -> None:
+    model = ModelSpec((LayerSpec(3), LayerSpec(2)), features=2, units=(2,))
+    assert any(
+        one.model.layers[1] == LayerSpec(3, used="twice") for one in changed(TrainingCase(model, arithmetic=PLAIN))
+    )
+    over_two = TrainingCase(model, MeshSpec(2), arithmetic=PLAIN)
+    assert not any(layer.used != "once" for one in changed(over_two) for layer in one.model.layers)
+
+
+def test_long_trainings_need_a_projection_and_wide_rows_the_bits_of_float64() -> None:
+    assert not any(one.step.steps > 3 for one in changed(CASE))
+    projected = TrainingCase(CASE.model, step=StepSpec(steps=2))
+    assert any(one.step.steps > 3 for one in changed(projected))
+    assert not any(one.step.steps > 3 for one in unusual.variants(projected, ALL, (1,)))
+    assert any(one.model.features > 128 for one in changed(CASE))
+    narrow = TrainingCase(CASE.model, arithmetic=Arithmetic("float32", project=False))
+    assert not any(one.model.features > 128 for one in changed(narrow))
