@@ -1,0 +1,24 @@
+"""fully_shard cannot train behind a first forward in inference mode: torchrun --nproc-per-node 2 this.py
+
+The buffers that it gathers into are made by the first forward. In torch.inference_mode they are inference tensors, and
+stay so: the first training step raises. Behind torch.no_grad, or behind a first training step, nothing is wrong.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
+for context in (torch.no_grad, torch.inference_mode):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    fully_shard(model, mesh=mesh)
+    with context():
+        model(torch.ones(1, 3))
+    model(torch.ones(1, 3)).sum().backward()
+    print(f"trained behind {context.__name__}", flush=True)
+dist.destroy_process_group()
