@@ -94,7 +94,7 @@ def test_on_one_rank_the_shard_is_the_whole(case: TrainingCase, run: Run) -> Non
 @law(
     "lifecycle.hooks",
     promise="hooks",
-    space=PLAIN.but(must_occur=("several ranks", "several units", "micro-batches")),
+    space=PLAIN.without("evaluation").but(must_occur=("several ranks", "several units", "micro-batches")),
 )
 def test_hooks_of_the_user_fire_as_on_a_single_device(case: TrainingCase, run: Run) -> None:
     """Hooks before and after the forward and the backward of every module fire as often as on a single device.

@@ -39,7 +39,7 @@ ACCEPTS: frozenset[Trait] = frozenset(
         "hsdp", "premultiply", "conv", "group-norm", "rms-norm", "attention", "bags", "surrogates", "real", "adam",
         "schedule", "resume", "layer-norm-without-bias", "own-layers", "bfloat16", "tf32", "fractional-normaliser",
         "attention-private", "conv-private", "group-norm-private", "rms-norm-private", "bags-private", "tied-private",
-        "routed", "routed-private", "routed-alone", "reused", "reused-private", "evaluation", "inference-mode",
+        "routed", "routed-private", "reused", "reused-private", "evaluation", "inference-mode",
         "rebuilt",
     }
 )  # fmt: skip

@@ -28,7 +28,7 @@ class ReferenceFsdp2(Reference):
         promises=Reference.features.promises
         - {"padding.zero", "padding.unread", "lifecycle", "kernels", "epochs", "poisson", "same-draws", *NO_WAY_BACK}
         | {"parameter-hooks", "features.prefetch", "features.no-gather", "features.ignored"},
-        accepts=Reference.features.accepts | {"parameter-groups"},
+        accepts=Reference.features.accepts - {"routed", "routed-private"} | {"parameter-groups"},
         observables=Reference.features.observables - {"shards", "units"},
         arithmetic=ArithmeticRule(unused="zero-if-private"),
         reasons={
