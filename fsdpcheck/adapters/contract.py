@@ -232,7 +232,8 @@ class Part:
 
     ``shape``: of the whole. ``axes``: those along which ranks have the other parts; along all other axes they have the
     same part. ``offsets``: where a block begins in the whole, by default at its origin; or ``start``: the first place
-    of one run of values in the flattened whole, [n]. A rank with nothing of it shows a part of no values.
+    of one run of values in the flattened whole, [n]. A rank with nothing of it shows a part of no values. A DTensor as
+    ``value`` says itself where it lies; the axes of its mesh are then among ``axes`` on every rank.
     """
 
     value: Tensor

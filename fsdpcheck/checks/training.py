@@ -184,7 +184,10 @@ def _of_deferred(case: TrainingCase, immediate: RankResult, deferred: RankResult
 
 
 def assert_collectives_equal(execution: Execution) -> None:
-    """On each group all members called the same collectives in the same order, for the same unit where it is known."""
+    """On each group all members called the same collectives in the same order, for the same unit where it is known.
+
+    Messages are no collectives: one rank sends what another receives, or the run does not end.
+    """
     what = "the ranks do not call the same collectives"
     calls = {result.rank: _by_group(result) for result in completed(execution)}
     groups = sorted({key for own in calls.values() for key in own})
@@ -249,10 +252,11 @@ def _listed(value: Tensor | None) -> str:
 
 
 def _by_group(result: RankResult) -> dict[tuple[str, tuple[int, ...]], list[Collective]]:
-    """A rank's calls by (name, members) of the group, in order."""
+    """A rank's collectives by (name, members) of the group, in order."""
     calls: dict[tuple[str, tuple[int, ...]], list[Collective]] = {}
     for call in result.trace:
-        calls.setdefault((call.group_name, call.group), []).append(call)
+        if call.tag is None:
+            calls.setdefault((call.group_name, call.group), []).append(call)
     return calls
 
 

@@ -25,7 +25,8 @@ class Label:
 
     ``traits``: what an implementation has to accept for any case to have it; ``ranks``: the fewest on which one can;
     ``no_prime``: not on a prime number of them. ``of_model``: a user's own model has it or has not. ``computed``: only
-    a run, or the answer, tells whether a case has it; ``facts`` tell all others. ``sought``: such a case is looked for
+    a run, or the answer, tells whether a case has it; ``facts`` tell all others. ``dealt``: samples are dealt out to
+    ranks. ``sought``: such a case is looked for
     and not demanded, because what an adapter accepts may leave none that can be proved.
     """
 
@@ -36,6 +37,7 @@ class Label:
     computed: bool = False
     no_prime: bool = False
     sought: bool = False
+    dealt: bool = False
 
     def can_be_on(self, ranks: int) -> bool:
         """Whether any case on ``ranks`` ranks can have it."""
@@ -59,7 +61,7 @@ _OF_SHARDS: Final[frozenset[Trait]] = frozenset({"uneven-rows", "rows<ranks"})
 
 LABELS: Final[Mapping[str, Label]] = {
     SEVERAL_RANKS: Label("several ranks", ranks=2),
-    DISTRIBUTED: Label("several ranks with a distributed batch", ranks=2),
+    DISTRIBUTED: Label("several ranks with a distributed batch", ranks=2, dealt=True),
     SEVERAL_UNITS: Label("several sharding units", of_model=True),
     SHARDED_UNITS: Label("several units that are sharded over several ranks", ranks=2, of_model=True),
     SEVERAL_STEPS: Label("several steps"),
@@ -116,13 +118,15 @@ class Limits:
     """What bounds the cases of a law. ``world_sizes``: numbers of ranks that are drawn from.
 
     ``accepts``: traits that the adapter accepts and nobody avoids; ``avoided``: accepted, and left out by the user.
-    ``own``: whether the model is the user's own.
+    ``own``: whether the model is the user's own. ``deals``: whether a mesh of the adapter's can have ranks with samples
+    of their own.
     """
 
     accepts: frozenset[Trait]
     world_sizes: tuple[int, ...]
     avoided: frozenset[Trait] = frozenset()
     own: bool = False
+    deals: bool = True
 
     def against(self, label: str) -> str:
         """Why no case can have ``label``; "" if one can, or if only the user's own model decides."""
@@ -132,6 +136,8 @@ class Limits:
         if not any(map(wanted.can_be_on, self.world_sizes)):
             sizes = ", ".join(map(str, dict.fromkeys(self.world_sizes)))
             return f"it needs a number of ranks that is no prime, asked for or taken are {sizes}"
+        if wanted.dealt and not self.deals:
+            return "no axis of the adapter's deals samples out: all ranks have the whole batch"
         if avoided := wanted.traits & self.avoided:
             return f"avoided: {', '.join(sorted(avoided))}"
         if unmet := wanted.traits - self.accepts:

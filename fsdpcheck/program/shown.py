@@ -64,6 +64,12 @@ class Showing:
 
     def _of_part(self, part: Part) -> Shown:
         value = part.value.detach()
+        if is_dtensor(value):
+            piece, of_mesh = self._pieces.of(value), layouts_private.companions(value)
+            if piece is None:
+                raise NotPlaced("this rank is not on its mesh")
+            ranks = {rank for other in of_mesh for rank in companions(self._mesh, other, part.axes)}
+            return Shown(piece, value.dtype, tuple(sorted(ranks)))
         if part.start is not None:
             piece = self._pieces.of_range(part.shape, value, part.start)
         else:

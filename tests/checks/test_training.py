@@ -300,6 +300,15 @@ def test_collectives_must_be_the_same_on_all_members() -> None:
         assert_collectives_equal(made)
 
 
+def test_messages_are_no_collectives() -> None:
+    """What rank 0 sends rank 1 receives; that both do is asked by the run, which does not end otherwise."""
+    made = execution(PLAIN)
+    for rank, op in ((0, "send"), (1, "recv")):
+        message = replace(made.ranks[rank].trace[0], op=op, group=(0, 1), tag=0)
+        made.ranks[rank].trace = (*made.ranks[rank].trace, message)
+    assert_collectives_equal(made)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "at"), [("abc", "abc", None), ("abc", "axc", 1), ("abc", "ab", 2), ("a", "ab", 1), ("", "", None)]
 )
