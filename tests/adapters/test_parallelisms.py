@@ -19,6 +19,8 @@ from fsdpcheck.judging.run import Run
 ADAPTERS = [
     "zero_redundancy",
     "tensor_parallel",
+    "pipeline",
+    "pipeline:one_f_one_b",
     *(
         pytest.param(name, marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs {name}"))
         for name in ("accelerate", "lightning_fabric")
@@ -57,6 +59,30 @@ def test_ranks_along_tp_are_given_one_batch_and_show_one_whole(engine: Simulated
     assert_parameters_equal(execution, run.answer(ALONG_TP))
     wide = replace(ALONG_TP, mesh=MeshSpec(2, axes=(("tp", 2),)))
     assert_parameters_equal(run(wide), run.answer(wide))
+
+
+def test_stages_show_what_they_have_and_data_ranks_their_shards_of_it(engine: SimulatedEngine) -> None:
+    run = Run(engine, "pipeline")
+    for mesh in (MeshSpec(axes=(("pp", 2),)), MeshSpec(2, axes=(("pp", 2),)), MeshSpec(axes=(("pp", 3),))):
+        case = replace(ALONG_TP, mesh=mesh)
+        assert_parameters_equal(run(case, observe={"grads"}), run.answer(case))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "law"),
+    [("averaging", "training.plain"), ("keeping", "training.plain"), ("of_one_stage", "global-norm.returned")],
+)
+def test_mistakes_in_a_pipeline_are_found(mistake: str, law: str, engine: SimulatedEngine) -> None:
+    run = Run(engine, f"tests/toys/pipelines.py:{mistake}")
+    verdict = check_law(chapters()[law], run, world_sizes=(2, 4), most=8, shrink=False)
+    assert verdict.finding is not None
+    assert verdict.finding.kind == "value"
+
+
+def test_a_mesh_that_deals_no_samples_out_asks_for_no_distributed_batch(engine: SimulatedEngine) -> None:
+    """All ranks along "pp" have the whole batch: no case can have the label, and the law holds without it."""
+    verdict = check_law(chapters()["training.plain"], Run(engine, "tests/toys/pipelines.py:alone"), world_sizes=(2,))
+    assert (verdict.status, verdict.reason) == ("holds", "")
 
 
 def test_a_known_finding_of_tensor_parallel_is_found(engine: SimulatedEngine) -> None:
