@@ -140,6 +140,25 @@ class Features:
         return case.requires() <= self.accepts and (mesh is None or mesh.sizes.keys() <= axes)
 
 
+@dataclass(frozen=True, slots=True)
+class Snippets:
+    """How a program of torch alone does what the adapter does: source text, for ``fsdpcheck replay --script``.
+
+    An adapter has it as its attribute ``snippets``. In scope are ``model``, ``mesh`` (a DeviceMesh by the case's axes),
+    ``UNITS`` (names of the modules to shard) and ``RANK``. ``imports``: lines of their own. ``parallelize``: lines that
+    make ``parallel``, what is called, of ``model``; ``{reshard}`` stands for reshard_after_forward. ``before``: lines
+    before the forward of a micro-batch, where ``reduces`` says whether its gradients are to be reduced; ``context``: an
+    expression of a context around its forward and backward. ``whole``: lines that make ``whole``, the parameters by
+    their names in the model, after a step.
+    """
+
+    parallelize: str
+    imports: str = ""
+    before: str = ""
+    context: str = ""
+    whole: str = "whole = dict(model.named_parameters())"
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """Samples of one forward. ``inputs`` [b, d], [b, T, d] or int64 [b, T]; ``targets`` [b, F + R]; b may be 0.

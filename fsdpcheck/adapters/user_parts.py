@@ -10,14 +10,16 @@ max_norm)`` clips by the global gradient norm and returns it. A reference names 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Final, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.adapters.contract import ArithmeticRule, Batch, Features, Promise, Setup
+from fsdpcheck.adapters.contract import ArithmeticRule, Batch, Features, Promise, Setup, Snippets
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop, mesh_of
 from fsdpcheck.case.axes import Axis
 from fsdpcheck.errors import AdapterError, explain, spelling
@@ -72,6 +74,7 @@ class UserParts:
 
     def __init__(self, name: str, features: Features, functions: Mapping[str, Callable[..., Any]]) -> None:
         self.name, self.features, self._functions = name, features, functions
+        self.snippets = None if "step" in functions else _snippets(functions["parallelize"])
 
     def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
         """A user's own model is made parallel as the user knows it, without what the harness puts beside it."""
@@ -95,6 +98,22 @@ class UserParts:
 
     def _refusal(self, got: str, wanted: str, then: str) -> AdapterError:
         return AdapterError(explain(f"parallelize function {self.name!r}", got=got, wanted=wanted, then=then))
+
+
+def _snippets(parallelize: Callable[..., Any]) -> Snippets | None:
+    """How a program calls the function; None where it is in no file."""
+    file = inspect.getsourcefile(parallelize)
+    if file is None:
+        return None
+    folder, name = str(Path(file).parent), parallelize.__name__
+    return Snippets(
+        imports=f"from contextlib import nullcontext\nsys.path.insert(0, {folder!r})\n"
+        f"from {Path(file).stem} import {name}",
+        parallelize=f"parallel = {name}(model, mesh) or model",
+        before='if hasattr(parallel, "set_requires_gradient_sync"):\n    parallel.set_requires_gradient_sync(reduces)',
+        context='parallel.no_sync() if hasattr(parallel, "no_sync") and not reduces else nullcontext()',
+        whole='whole = {n: v.full_tensor() if hasattr(v, "full_tensor") else v for n, v in model.named_parameters()}',
+    )
 
 
 def _looks(model: nn.Module) -> list[object]:

@@ -23,9 +23,9 @@ from fsdpcheck.cli import power as power_command
 from fsdpcheck.cli import simulate as simulate_command
 from fsdpcheck.cli import trace as trace_command
 from fsdpcheck.cli.exits import guarded, say, serves
-from fsdpcheck.errors import USAGE, UsageError, spelling
+from fsdpcheck.errors import USAGE, UsageError, explain, spelling
 from fsdpcheck.errors.excerpt import shown
-from fsdpcheck.report import colour, document, finding, summary
+from fsdpcheck.report import colour, document, finding, reproducer, summary
 from fsdpcheck.report.progress import progress
 from fsdpcheck.session import journal as journals
 from fsdpcheck.session import resume
@@ -188,6 +188,8 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     replay.add_argument(
         "--budget", type=_seconds, metavar="SECONDS", help="give up on a run after so long (default: never)"
     )
+    script = "write a program of torch alone that shows it, for torchrun on gloo (default: none)"
+    replay.add_argument("--script", type=Path, metavar="FILE", help=script)
     _add_laws(replay)
     _add_user_model(replay)
 
@@ -280,6 +282,10 @@ def _replay(options: argparse.Namespace) -> int:
     installs = [faults.resolved(name) for name in options.install]
     own = (options.model, options.batch, options.loss)
     tokens = [replay.trusted(token, options.adapter, installs, own) for token in tokens]
+    if options.script is not None and len(tokens) > 1:
+        then = "name the token whose finding you want to send on"
+        got = f"{len(tokens)} tokens in {options.what}"
+        raise UsageError(explain("--script writes one program", got=got, wanted="one token", then=then))
     paint, codes = colour.painter(sys.stdout), []
     for token in tokens:
         engine = options.engine or _HINTS.get(token.engine, "simulated")
@@ -290,6 +296,10 @@ def _replay(options: argparse.Namespace) -> int:
             if broken.engine != "simulated":
                 broken = replace(broken, confirmed="yes", note=f"run on {broken.engine}")
             print(finding.render([broken], len(codes), paint, token.installs))
+            if options.script is not None:
+                written = reproducer.program(token, broken.guarantee, options.script)
+                options.script.write_text(written, encoding="utf-8")
+                print(f"script: torchrun --nproc-per-node {token.case.world_size} {options.script}")
         elif found.status == "holds":
             print(f"{paint('holds', 'green')}: {found.law} on {found.adapter}, for the case\n{token.case.describe()}")
         else:

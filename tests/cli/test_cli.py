@@ -23,8 +23,8 @@ OPTIONS = {
         "--real", "--resume", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
     },
     "replay": {
-        "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--laws", "--loss", "--model", "-h",
-        "TOKEN|FILE",
+        "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--laws", "--loss", "--model",
+        "--script", "-h", "TOKEN|FILE",
     },
     "compare": {
         "--budget", "--cuda-as-cpu", "--exact", "--false-alarm", "--help", "--jobs", "--json", "--own", "--per-node",

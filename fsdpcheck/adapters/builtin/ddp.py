@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fsdpcheck.adapters.builtin import _torch_sampler
 from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
-from fsdpcheck.adapters.contract import ArithmeticRule, Features, GlobalNormRule, Setup
+from fsdpcheck.adapters.contract import ArithmeticRule, Features, GlobalNormRule, Setup, Snippets
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
 
 
@@ -50,6 +50,11 @@ class DistributedDataParallelAdapter:
     )
 
     def __init__(self, name: str, find_unused: bool = False) -> None:
+        self.snippets = Snippets(
+            imports="from contextlib import nullcontext\nfrom torch.nn.parallel import DistributedDataParallel",
+            parallelize=f"parallel = DistributedDataParallel(model, find_unused_parameters={find_unused})",
+            context="nullcontext() if reduces else parallel.no_sync()",
+        )
         self.name, self._find_unused = name, find_unused
         if find_unused:
             self.features = replace(self.features, accepts=self.features.accepts | {"routed", "routed-alone"})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fsdpcheck.adapters.builtin import _torch_sampler
 from fsdpcheck.adapters.builtin._fsdp2_features import NO_WAY_BACK, WAY_BACK, Uses, shard
 from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
-from fsdpcheck.adapters.contract import Batch, Features, GlobalNormRule, MicroBatch, Promise, Setup, Trait
+from fsdpcheck.adapters.contract import Batch, Features, GlobalNormRule, MicroBatch, Promise, Setup, Snippets, Trait
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
 
 _LIFECYCLE: frozenset[Promise] = frozenset({"hooks", "parameter-hooks", "memory", *WAY_BACK})
@@ -70,6 +70,15 @@ class FullyShard:
             "lifecycle": "gathers the next unit ahead, and has no public view of what is gathered",
             **NO_WAY_BACK,
         },
+    )
+
+    snippets = Snippets(
+        imports="from torch.distributed.fsdp import fully_shard",
+        parallelize="for name in UNITS:\n"
+        "    fully_shard(model.get_submodule(name), mesh=mesh, reshard_after_forward={reshard})\n"
+        "parallel = fully_shard(model, mesh=mesh, reshard_after_forward={reshard})",
+        before="parallel.set_requires_gradient_sync(reduces)",
+        whole="whole = {name: value.full_tensor() for name, value in model.named_parameters()}",
     )
 
     def __init__(self, name: str = "fully_shard", by_the_book: bool = False, more: Collection[Trait] = ()) -> None:
