@@ -43,7 +43,7 @@ RECORD: Final = Path(__file__).parent / "soak.jsonl"
 HONEST: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
     ("reference", ()), ("reference_fsdp2", ()), ("reference:bookkeeping", ()), ("fully_shard", ()), ("fsdp1", ()),
     ("opacus:sound", ()), ("ddp", ()), ("ddp", (3, 5, 7, 13)), ("zero_redundancy", ()), ("tensor_parallel", ()),
-    ("accelerate", ()), ("lightning_fabric", ()),
+    ("sequence_parallel", ()), ("accelerate", ()), ("lightning_fabric", ()),
 )  # fmt: skip
 """(adapter, numbers of ranks; () for the profile's) of which every promised law must hold.
 

@@ -158,7 +158,7 @@ def _avoided(law: Law, run: Run) -> str:
 
 def _limits(run: Run, world_sizes: tuple[int, ...]) -> coverage.Limits:
     accepts, all_accepted = run.features.accepts, run.declared.features.accepts
-    return coverage.Limits(accepts, world_sizes, all_accepted - accepts, run.own is not None)
+    return coverage.Limits(accepts, world_sizes, all_accepted - accepts, run.own is not None, run.features.axes)
 
 
 def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:
