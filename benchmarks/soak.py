@@ -43,8 +43,8 @@ RECORD: Final = Path(__file__).parent / "soak.jsonl"
 HONEST: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
     ("reference", ()), ("reference_fsdp2", ()), ("reference:bookkeeping", ()), ("fully_shard", ()), ("fsdp1", ()),
     ("opacus:sound", ()), ("ddp", ()), ("ddp", (3, 5, 7, 13)), ("zero_redundancy", ()), ("tensor_parallel", ()),
-    ("pipeline", ()), ("pipeline:one_f_one_b", ()), ("ddp:finding_unused", ()), ("accelerate", ()),
-    ("lightning_fabric", ()),
+    ("sequence_parallel", ()), ("pipeline", ()), ("pipeline:one_f_one_b", ()), ("ddp:finding_unused", ()),
+    ("accelerate", ()), ("lightning_fabric", ()),
 )  # fmt: skip
 """(adapter, numbers of ranks; () for the profile's) of which every promised law must hold.
 

@@ -10,7 +10,6 @@ from hypothesis.errors import Flaky
 
 from fsdpcheck.adapters.contract import WITHOUT_MODEL
 from fsdpcheck.case import Case
-from fsdpcheck.case.axes import AXES
 from fsdpcheck.case.profiles import PROFILES, WORLD_SIZES
 from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import INTERNAL, USAGE, NotExact, Refused
@@ -159,8 +158,7 @@ def _avoided(law: Law, run: Run) -> str:
 
 def _limits(run: Run, world_sizes: tuple[int, ...]) -> coverage.Limits:
     accepts, all_accepted = run.features.accepts, run.declared.features.accepts
-    deals = any(not AXES[axis].same for axis in run.features.axes)
-    return coverage.Limits(accepts, world_sizes, all_accepted - accepts, run.own is not None, deals)
+    return coverage.Limits(accepts, world_sizes, all_accepted - accepts, run.own is not None, run.features.axes)
 
 
 def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:

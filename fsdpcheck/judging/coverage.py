@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from fsdpcheck.case import Case, KernelCase, TrainingCase, Trait
+from fsdpcheck.case.axes import AXES, Axis
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.case.vocabulary import TRAITS
 
@@ -24,9 +25,9 @@ class Label:
     """What judged cases are counted under. ``words``: what such a case has, for reports.
 
     ``traits``: what an implementation has to accept for any case to have it; ``ranks``: the fewest on which one can;
-    ``no_prime``: not on a prime number of them. ``of_model``: a user's own model has it or has not. ``computed``: only
-    a run, or the answer, tells whether a case has it; ``facts`` tell all others. ``dealt``: samples are dealt out to
-    ranks. ``sought``: such a case is looked for
+    ``no_prime``: not on a prime number of them; ``axes``: the mesh must be able to have one
+    of them. ``of_model``: a user's own model has it or has not. ``computed``: only
+    a run, or the answer, tells whether a case has it; ``facts`` tell all others. ``sought``: such a case is looked for
     and not demanded, because what an adapter accepts may leave none that can be proved.
     """
 
@@ -36,8 +37,8 @@ class Label:
     of_model: bool = False
     computed: bool = False
     no_prime: bool = False
+    axes: frozenset[Axis] = frozenset()
     sought: bool = False
-    dealt: bool = False
 
     def can_be_on(self, ranks: int) -> bool:
         """Whether any case on ``ranks`` ranks can have it."""
@@ -57,13 +58,16 @@ UNCLIPPED: Final = "unclipped sample"
 CLIPPED_NORM: Final = "clipped by the global norm"
 GRADIENT: Final = "non-zero gradient"
 
+_OF_DATA: Final[frozenset[Axis]] = frozenset(axis for axis, row in AXES.items() if not row.same)
 _OF_SHARDS: Final[frozenset[Trait]] = frozenset({"uneven-rows", "rows<ranks"})
 
 LABELS: Final[Mapping[str, Label]] = {
     SEVERAL_RANKS: Label("several ranks", ranks=2),
-    DISTRIBUTED: Label("several ranks with a distributed batch", ranks=2, dealt=True),
+    DISTRIBUTED: Label("several ranks with a distributed batch", ranks=2, axes=_OF_DATA),
     SEVERAL_UNITS: Label("several sharding units", of_model=True),
-    SHARDED_UNITS: Label("several units that are sharded over several ranks", ranks=2, of_model=True),
+    SHARDED_UNITS: Label(
+        "several units that are sharded over several ranks", ranks=2, of_model=True, axes=frozenset({"dp_shard"})
+    ),
     SEVERAL_STEPS: Label("several steps"),
     LINEAR: Label("an update that is linear in the gradients: SGD without weight decay"),
     THREE_STEPS: Label("three steps of a model with a trained bias", frozenset({"bias"}), of_model=True, sought=True),
@@ -118,15 +122,14 @@ class Limits:
     """What bounds the cases of a law. ``world_sizes``: numbers of ranks that are drawn from.
 
     ``accepts``: traits that the adapter accepts and nobody avoids; ``avoided``: accepted, and left out by the user.
-    ``own``: whether the model is the user's own. ``deals``: whether a mesh of the adapter's can have ranks with samples
-    of their own.
+    ``own``: whether the model is the user's own. ``axes``: those that its meshes can have.
     """
 
     accepts: frozenset[Trait]
     world_sizes: tuple[int, ...]
     avoided: frozenset[Trait] = frozenset()
     own: bool = False
-    deals: bool = True
+    axes: frozenset[Axis] = frozenset(AXES)
 
     def against(self, label: str) -> str:
         """Why no case can have ``label``; "" if one can, or if only the user's own model decides."""
@@ -136,8 +139,8 @@ class Limits:
         if not any(map(wanted.can_be_on, self.world_sizes)):
             sizes = ", ".join(map(str, dict.fromkeys(self.world_sizes)))
             return f"it needs a number of ranks that is no prime, asked for or taken are {sizes}"
-        if wanted.dealt and not self.deals:
-            return "no axis of the adapter's deals samples out: all ranks have the whole batch"
+        if wanted.axes and not wanted.axes & self.axes:
+            return f"no mesh of the adapter has the axis {' or '.join(sorted(wanted.axes))} (Features.axes)"
         if avoided := wanted.traits & self.avoided:
             return f"avoided: {', '.join(sorted(avoided))}"
         if unmet := wanted.traits - self.accepts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -279,5 +280,12 @@ def no_progress(run: SimulatedRun, why: str) -> Failure:
             name, call = type(state).__name__.lower(), str(run.blocked_in.get(state.rank, ""))
             ranks.append(RankState(state.rank, name, call, state.where, state.stack))
             told = run.stragglers.told(state.rank) or f"{name} at {state.where or 'its start'}"
+            told += inside(state) if isinstance(state, deadlock.Running) else ""
             text.append(f"  rank {state.rank}: {told}")
     return Failure("no progress", "\n".join(text), tuple(ranks))
+
+
+def inside(state: deadlock.Running) -> str:
+    """What of a library a rank that runs is in, innermost: a loop without end is seldom where the program calls it."""
+    told = re.match(r'\s*File "(.+)", line (\d+), in (\S+)', state.stack[-1]) if state.stack else None
+    return "" if told is None or f"{told[1]}:{told[2]}" == state.where else f", in {told[3]} at {told[1]}:{told[2]}"

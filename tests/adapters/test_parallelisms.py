@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from typing import cast
 
 import pytest
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from fsdpcheck import adapters
+from fsdpcheck.adapters.builtin.sequence_parallel import SequenceParallel
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
-from fsdpcheck.checks.training import assert_parameters_equal
+from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.findings import tokens
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
@@ -21,6 +27,7 @@ ADAPTERS = [
     "tensor_parallel",
     "pipeline",
     "pipeline:one_f_one_b",
+    "sequence_parallel",
     *(
         pytest.param(name, marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs {name}"))
         for name in ("accelerate", "lightning_fabric")
@@ -91,3 +98,63 @@ def test_a_known_finding_of_tensor_parallel_is_found(engine: SimulatedEngine) ->
     run = Run(engine, "tensor_parallel:few_rows")
     with pytest.raises(Violation, match="in-place operations that require placement changes are not supported"):
         assert_parameters_equal(run(few), run.answer(few))
+
+
+def test_data_ranks_of_tensor_parallel_reduce_where_they_are_to_reduce(engine: SimulatedEngine) -> None:
+    """Reduced after each of three micro-batches, and not after the last alone, three thirds round."""
+    token = (
+        "v2:AAAAm71Nhc54-fgd9xKrRsqu-iW5BfopqWX6wExToA_L4fHA4gCoKzVHr6DSCqZYhw55G-ppROYGsvOLclLi0xJBeQQoYoAzu1sSmd0R9QE5ed2YjLx"
+        "uTlleR6qg6JvXzamc1w2NLKiY22HVLjH53RgtvxsRn-GhlS5KjjciM8ebkp_jYUmUvCxfUgRsjYEaYKCAykwFZRIUN8MScS0AOblmXg"
+    )
+    case = tokens.decode(token).case
+    assert isinstance(case, TrainingCase)
+    assert (case.mesh.dp_shard, case.step.sync_every) == (3, False)
+    run = Run(engine, "tensor_parallel")
+    assert_gradients_equal(run(case, observe={"grads"}), run.answer(case))
+
+
+POSITIONS = replace(
+    ALONG_TP,
+    model=ModelSpec((LayerSpec(2, activation="relu"),), "sequence", features=2, length=2, layer_norm=True, units=(1,)),
+    step=StepSpec(normaliser=4),
+)
+FROZEN_NORM = replace(
+    POSITIONS, model=ModelSpec((LayerSpec(2), LayerSpec(2, kind="layer_norm", frozen="all")), "sequence", 2, 2)
+)
+
+
+def test_a_norm_that_was_frozen_stays_frozen_and_torch_thaws_it(engine: SimulatedEngine) -> None:
+    run = Run(engine, "sequence_parallel")
+    assert_gradients_equal(run(FROZEN_NORM, observe={"grads"}), run.answer(FROZEN_NORM))
+    run = Run(engine, "sequence_parallel:thawing")
+    with pytest.raises(Violation, match=r"layer_norm1\.weight"):
+        assert_gradients_equal(run(FROZEN_NORM, observe={"grads"}), run.answer(FROZEN_NORM))
+
+
+class Forgetful(SequenceParallel):
+    """The norms' parameters have each rank's own gradient, of its own positions: nobody adds them up."""
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        super().parallelize(model, mesh)
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.forward = lambda x, module=module: _own_positions(x, module)  # type: ignore[method-assign,misc]
+
+
+def _own_positions(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    assert isinstance(x, DTensor)
+    assert (x.placements, x.to_local().shape[1]) == ((Shard(1),), x.shape[1] // 2)
+    weight, bias = (cast(DTensor, value).to_local() for value in (norm.weight, norm.bias))  # the gradient is said whole
+    y = nn.functional.layer_norm(x.to_local(), norm.normalized_shape, weight, bias)
+    return DTensor.from_local(y, x.device_mesh, x.placements)
+
+
+forgetful = Forgetful("sequence parallel, without the sum of the norms' gradients")
+
+
+def test_norms_whose_gradients_are_of_their_ranks_positions_alone_are_found(engine: SimulatedEngine) -> None:
+    run = Run(engine, "sequence_parallel")
+    assert_gradients_equal(run(POSITIONS, observe={"grads"}), run.answer(POSITIONS))
+    run = Run(engine, f"{__name__}:forgetful")
+    with pytest.raises(Violation, match=r"(?s)gradient is not the single device's.*layer_norm"):
+        assert_gradients_equal(run(POSITIONS, observe={"grads"}), run.answer(POSITIONS))

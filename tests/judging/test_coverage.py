@@ -245,3 +245,15 @@ def test_every_law_on_trained_models_says_what_must_occur() -> None:
     fixed = {"samplers.shuffled", "samplers.poisson-rate", "samplers.poisson-room"}
     here = (each for each in chapters().values() if Path(each.where.partition(":")[0]).parent.name == "properties")
     assert {each.name for each in here if not each.space.must_occur and not each.space.vacuous_without} == fixed
+
+
+def test_what_no_mesh_of_the_adapter_can_have_is_not_demanded_and_is_said() -> None:
+    labels = ("distributed batch on several ranks", "several units sharded over several ranks", "several units")
+    assert coverage.demanded(labels, (), ALL) == labels
+    alone = replace(ALL, axes=frozenset({"tp"}))
+    assert coverage.demanded(labels, (), alone) == ("several units",)
+    assert alone.against(labels[0]) == "no mesh of the adapter has the axis dp_replicate or dp_shard (Features.axes)"
+    assert alone.against(labels[1]) == "no mesh of the adapter has the axis dp_shard (Features.axes)"
+    vain = coverage.shortfall(labels[:1], alone, ENOUGH)
+    assert vain is not None
+    assert vain.cause == "restriction"

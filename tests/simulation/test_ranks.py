@@ -19,7 +19,8 @@ import torch.distributed as dist
 from fsdpcheck.case import LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import UsageError
-from fsdpcheck.execution import RankResult, RunRequest
+from fsdpcheck.execution import RankResult, RunRequest, deadlock
+from fsdpcheck.simulation import run as run_module
 from tests.simulation.simulator import Simulator, failure_of, keep, skips
 
 
@@ -75,6 +76,14 @@ def test_a_rank_that_never_stops_computing_is_no_progress_not_a_deadlock() -> No
     )
     stop = True
     assert "rank 1: running" in failure_of(execution, "no progress")
+
+
+def test_a_rank_that_computes_in_a_library_is_said_to_be_there_too() -> None:
+    """A loop without end in torch, as DTensor's ``view_groups`` on no samples, is seldom where the program calls it."""
+    stack = ('  File "/mine.py", line 3, in step\n    loss()', '  File "/torch/_view_ops.py", line 9, in view_groups\n')
+    assert run_module.inside(deadlock.Running(1, "/mine.py:3", stack)) == ", in view_groups at /torch/_view_ops.py:9"
+    assert run_module.inside(deadlock.Running(1, "/mine.py:3", stack[:1])) == ""
+    assert run_module.inside(deadlock.Running(1, "", ())) == ""
 
 
 def test_a_run_inside_a_run_is_refused(simulate: Simulator) -> None:

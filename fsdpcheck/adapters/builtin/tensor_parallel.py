@@ -5,12 +5,14 @@ Weights of Linear and Embedding layers are sharded by rows, everything else is r
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
@@ -40,12 +42,23 @@ def plan(model: nn.Module) -> dict[str, ParallelStyle]:
     return found
 
 
+class Loop(TrainingLoop):
+    """The ordinary loop, in which data ranks reduce gradients only where they are to be reduced."""
+
+    def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(self.reduces(number, last))
+        return nullcontext()
+
+
 class TensorParallel:
+    """``parallelize`` over ranks along tp, if there are several; ``fully_shard`` over those of dp_shard."""
+
     features = Features(
         promises=frozenset({"plain", "global-norm"}),
         accepts=ORDINARY
-        - {"tied", "conv", "bags", "attention", "surrogates", "own-layers", "bfloat16", "tf32", "real"}
-        - {"hsdp", "keep-unsharded", "rows<ranks", "empty-rank"},
+        - {"tied", "conv", "bags", "own-layers", "bfloat16", "tf32", "real"}
+        - {"hsdp", "rows<ranks", "empty-rank"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         axes=frozenset({"dp_shard", "tp"}),
@@ -56,14 +69,20 @@ class TensorParallel:
         self.name = name
         self.features = replace(self.features, accepts=self.features.accepts | {*more})
 
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        """Make ``model`` parallel over ``mesh``, of one axis and several ranks, in place."""
+        parallelize_module(model, mesh, plan(model))
+
     def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
-        mesh = mesh_of(setup, "dp_shard", "tp")
-        parallelize_module(model, mesh["tp"], plan(model))
-        if setup.mesh.dp_shard > 1:
+        mesh, sizes = mesh_of(setup), setup.mesh.sizes
+        if "tp" in sizes:  # a mesh of one rank would refuse the bias of a Linear of width one
+            self.parallelize(model, mesh["tp"])
+        if "dp_shard" in sizes:
+            shard = partial(fully_shard, mesh=mesh["dp_shard"], reshard_after_forward=setup.mesh.reshard_after_forward)
             for names in setup.units:
-                fully_shard([model.get_submodule(name) for name in names], mesh=mesh["dp_shard"])
-            fully_shard(model, mesh=mesh["dp_shard"])
-        return TrainingLoop(model, setup)
+                shard([model.get_submodule(name) for name in names])
+            shard(model)
+        return Loop(model, setup)
 
 
 adapter = TensorParallel("tensor_parallel")

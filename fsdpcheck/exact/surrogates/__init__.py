@@ -12,7 +12,9 @@ out in about 0.1 ms. CPU, and CUDA where there is one.
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -49,6 +51,24 @@ def _pull_back(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
 
 
 _rms_xhat.register_autograd(_pull_back, setup_context=_save)
+_rms_xhat.register_fake(lambda x, count, eps: torch.empty_like(x))
+_rms_xhat_backward.register_fake(lambda grad, x, count, eps: torch.empty_like(x))
+
+
+@functools.cache
+def _shard_rms_xhat() -> None:
+    """Say where DTensor may shard what the two give: as their tensors, on dimensions that are not normalised."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    ops: Any = torch.ops.fsdpcheck
+
+    def placements(*asked: Any) -> Any:
+        *tensors, count, _ = asked
+        outer = [dim for dim in range(tensors[0].ndim) if math.prod(tensors[0].shape[dim + 1 :]) >= count]
+        return [([one], [*[one] * len(tensors), None, None]) for one in [Replicate(), *map(Shard, outer)]]
+
+    register_sharding([ops.rms_xhat.default, ops.rms_xhat_backward.default])(placements)
 
 
 def rms_norm(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
@@ -126,6 +146,8 @@ def active() -> bool:
 
 
 def _registered() -> dispatcher.Library:
+    if "torch.distributed.tensor" in sys.modules:
+        _shard_rms_xhat()
     kernels: Any = dispatcher.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
