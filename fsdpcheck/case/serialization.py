@@ -23,7 +23,7 @@ _LONGEST = 1 << 20
 
 _LATER: dict[str, dict[str, Any]] = {
     "ModelSpec": {"own": None},
-    "UserModelSpec": {"names": "", "gauge": True},
+    "UserModelSpec": {"names": "", "gauge": True, "optimizer": ""},
     "MeshSpec": {"axes": ()},
     "BatchLayout": {"lists": ()},
     "StepSpec": {"noise_multiplier": 0.0, "clip_groups": "all"},

@@ -24,7 +24,7 @@ Dtype = Literal["float64", "float32"]
 Numbers = Literal["grid", "real"]
 Averaging = Literal["divide", "premultiply"]
 Compute = Literal["dtype", "bfloat16", "tf32"]
-OptimizerKind = Literal["sgd", "adam", "adamw"]
+OptimizerKind = Literal["sgd", "adam", "adamw", "own"]
 Schedule = Literal["constant", "halving"]
 
 
@@ -106,6 +106,8 @@ class OptimizerSpec:
     """SGD, Adam or AdamW with a learning rate 2**-lr_exponent; momentum and weight decay are dyadic.
 
     ``schedule`` "halving" halves the learning rate after each step, by ``torch.optim.lr_scheduler``.
+    "own" is what a user's function makes of a model (``UserModelSpec.optimizer``), in plain training; then no other
+    field says anything.
     """
 
     kind: OptimizerKind = "sgd"
