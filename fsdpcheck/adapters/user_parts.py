@@ -88,9 +88,10 @@ class UserParts:
         if made is not None and not isinstance(made, nn.Module):
             raise self._refusal(f"returned {type(made).__name__}", "a module, or None", "return the model")
         made = given if made is None else made
-        if given is not model:
-            model.model = made
-        return _Loop(self.name, model if given is not model else made, made, given, setup, self._functions)
+        if given is model:
+            return _Loop(self.name, made, made, given, setup, self._functions)
+        model.model = made
+        return _Loop(self.name, model, made, given, setup, self._functions)
 
     @property
     def _has_data_axis(self) -> bool:
@@ -138,19 +139,28 @@ class _Loop(TrainingLoop):
         setup: Setup,
         functions: Mapping[str, Callable[..., Any]],
     ) -> None:
-        super().__init__(model, setup)
+        super().__init__(model, setup, optimizer=setup.optimizer(made.parameters()))
         self._made, self._given = made, given if _has_all(given, made) else made
         self._name, self._functions, self._steps = name, functions, 0
-        self.optimizer.register_step_post_hook(lambda *_: self._count())
+        self._beside = self._of_what_is_beside()
+        self.optimizer.register_step_post_hook(lambda *_: self._stepped())
+
+    def _of_what_is_beside(self) -> torch.optim.Optimizer | None:
+        """The drawn optimizer of the harness's layer; None without one, or where the user's own trains their model."""
+        if self.model is self._made or self.setup.step.optimizer.kind == "own":
+            return None
+        return self.setup.optimizer(self.model.get_submodule("instrument").parameters())
 
     def step(self, batch: Batch) -> None:
+        if self._beside is not None:
+            self._beside.zero_grad()
         if "step" not in self._functions or self.setup.step.max_grad_norm is not None:
             super().step(batch)
             return
         before = self._steps
         batches = [(micro.inputs, micro.targets) for micro in batch.micro_batches]
         loss = functools.partial(self._loss, batch)
-        self._functions["step"](self.model, self.optimizer, batches, loss)
+        self._functions["step"](self.model, getattr(self.optimizer, "given", self.optimizer), batches, loss)
         if self._steps == before:
             then = "call it once, after the last backward"
             what = f"the step function of {self._name!r}"
@@ -162,8 +172,10 @@ class _Loop(TrainingLoop):
             return cast(Tensor, loss.with_reduction("mean")(outputs.to(targets.dtype), targets))
         return cast(Tensor, loss(outputs.to(targets.dtype), targets).sum() * batch.loss_scale)
 
-    def _count(self) -> None:
+    def _stepped(self) -> None:
         self._steps += 1
+        if self._beside is not None:
+            self._beside.step()
 
     def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
         reduces, model = self.reduces(number, last), cast(Any, self._made)

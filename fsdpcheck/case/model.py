@@ -59,7 +59,8 @@ class UserModelSpec:
     ``features`` F and ``targets`` count one sample's output and targets, flattened. ``traits``: what the model itself
     demands of an implementation. ``names``: the narrowest dtype that its forward or its loss asks for by name, below
     the one it is given, if any; its cases are in float32 then. ``gauge``: whether plain training gives the harness's
-    own layer beside the model a gradient.
+    own layer beside the model a gradient. ``optimizer``: by reference too, what makes the optimizer of plain training;
+    "" where optimizers are drawn.
     """
 
     build: str
@@ -72,6 +73,12 @@ class UserModelSpec:
     traits: tuple[Trait, ...] = ()
     names: Named = ""
     gauge: bool = True
+    optimizer: str = ""
+
+    @property
+    def references(self) -> tuple[str, str, str, str]:
+        """Model, batch, loss and optimizer, by reference; "" of what is not the user's own."""
+        return self.build, self.batch, self.loss, self.optimizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _LONGEST = 1 << 20
 _LATER: dict[str, dict[str, Any]] = {
     "ModelSpec": {"own": None},
     "LayerSpec": {"used": "once"},
-    "UserModelSpec": {"names": "", "gauge": True},
+    "UserModelSpec": {"names": "", "gauge": True, "optimizer": ""},
     "MeshSpec": {"axes": ()},
     "BatchLayout": {"lists": ()},
     "StepSpec": {"noise_multiplier": 0.0, "clip_groups": "all", "evaluates": "no", "rebuilds": False},

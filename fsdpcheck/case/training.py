@@ -24,7 +24,7 @@ Dtype = Literal["float64", "float32"]
 Numbers = Literal["grid", "real"]
 Averaging = Literal["divide", "premultiply"]
 Compute = Literal["dtype", "bfloat16", "tf32"]
-OptimizerKind = Literal["sgd", "adam", "adamw"]
+OptimizerKind = Literal["sgd", "adam", "adamw", "own"]
 Schedule = Literal["constant", "halving"]
 Grouping = Literal["one", "vectors apart"]
 Evaluation = Literal["no", "no_grad", "inference_mode"]
@@ -110,6 +110,8 @@ class OptimizerSpec:
     ``schedule`` "halving" halves the learning rate after each step, by ``torch.optim.lr_scheduler``.
     ``groups`` "vectors apart": parameters of one dimension, biases and norms, are a group without weight decay, of half
     the learning rate.
+    "own" is what a user's function makes of a model (``UserModelSpec.optimizer``), in plain training; then no other
+    field says anything.
     """
 
     kind: OptimizerKind = "sgd"

@@ -120,7 +120,7 @@ def _validate_user_model(spec: ModelSpec, own: UserModelSpec) -> None:
     """A user's model: nothing of the chain, and no trait that belongs to another part of the case."""
     if spec != type(spec)(layers=(), own=own):
         refuse("model", "layers or other fields of a chain", "none beside a model of your own", "leave them out")
-    for name, reference in (("build", own.build), ("batch", own.batch)):
+    for name, reference in (("build", own.build), ("batch", own.batch), ("optimizer", own.optimizer or ":")):
         if ":" not in reference:
             refuse(f"model.own.{name}", reference, "pkg.mod:attr or file.py:attr", "name an object")
     for name, value in (("features", own.features), ("targets", own.targets), *(("rows", rows) for rows in own.rows)):
@@ -254,11 +254,25 @@ def _validate_mean(case: TrainingCase) -> None:
 
 def _validate_optimizer(case: TrainingCase) -> None:
     optimizer = case.step.optimizer
+    if optimizer.kind == "own":
+        _validate_own_optimizer(case)
     for name, value in (("momentum", optimizer.momentum), ("weight_decay", optimizer.weight_decay)):
         if not (value * 2.0**16).is_integer():
             refuse(f"step.optimizer.{name}", value, "a multiple of 2**-16", "use 0.5 or 0.25")
     if optimizer.kind != "sgd" and optimizer.momentum:
         refuse("step.optimizer.momentum", optimizer.momentum, f"0.0 with {optimizer.kind}", "its betas are fixed")
+
+
+def _validate_own_optimizer(case: TrainingCase) -> None:
+    """A user's optimizer has its own rate and state, and updates nothing of the harness's beside the user's model."""
+    own, optimizer = case.model.own, case.step.optimizer
+    if own is None or not own.optimizer:
+        refuse("step.optimizer.kind", "own", '"own" where model.own.optimizer names a function', "draw one")
+    if case.step.private or own.gauge or case.step.resume:
+        got = f"clipping {case.step.clipping!r}, gauge {own.gauge}, resume {case.step.resume}"
+        refuse("step.optimizer.kind", f'"own" with {got}', "plain training without gauge and resume", "draw one")
+    if optimizer != type(optimizer)("own"):
+        refuse("step.optimizer", "a rate, momentum, decay or schedule", "none beside an optimizer of your own", "leave")
 
 
 def _validate_numbers(case: TrainingCase) -> None:

@@ -80,7 +80,7 @@ def _describe_ranks(case: TrainingCase) -> str:
 
 
 def _describe_step(case: TrainingCase) -> str:
-    step, optimizer = case.step, case.step.optimizer
+    step = case.step
     what = "plain training"
     if step.private:
         what = f"private, clipping family {step.clipping}, C = {step.clip_norm}, {step.norms} norms"
@@ -89,11 +89,7 @@ def _describe_step(case: TrainingCase) -> str:
         what += f", {step.contribution} contributions" if step.contribution != "complete" else ""
     elif step.max_grad_norm is not None:
         what += f", global gradient norm clipped to {step.max_grad_norm}"
-    rule = f"{optimizer.kind} lr={2.0**-optimizer.lr_exponent}"
-    rule += f" momentum={optimizer.momentum}" if optimizer.momentum else ""
-    rule += f" weight_decay={optimizer.weight_decay}" if optimizer.weight_decay else ""
-    rule += ", halved after each step" if optimizer.schedule == "halving" else ""
-    rule += ", vectors without decay at half the rate" * (optimizer.groups != "one")
+    rule = _describe_optimizer(case)
     rule += ", its state saved and loaded after each step" if step.resume else ""
     count = f"{step.steps} step" + "s" * (step.steps > 1)
     if step.evaluates != "no":
@@ -103,6 +99,17 @@ def _describe_step(case: TrainingCase) -> str:
     kind = own.loss if own is not None and own.loss else step.loss
     loss = f"{kind} loss, {step.reduction} over samples, normaliser {step.normaliser}"
     return f"step: {count}, {what}; {loss}; {rule}"
+
+
+def _describe_optimizer(case: TrainingCase) -> str:
+    optimizer, own = case.step.optimizer, case.model.own
+    if optimizer.kind == "own" and own is not None:
+        return f"your own optimizer {own.optimizer}"
+    rule = f"{optimizer.kind} lr={2.0**-optimizer.lr_exponent}"
+    rule += f" momentum={optimizer.momentum}" if optimizer.momentum else ""
+    rule += f" weight_decay={optimizer.weight_decay}" if optimizer.weight_decay else ""
+    rule += ", halved after each step" if optimizer.schedule == "halving" else ""
+    return rule + ", vectors without decay at half the rate" * (optimizer.groups != "one")
 
 
 def _describe_numbers(case: TrainingCase) -> str:

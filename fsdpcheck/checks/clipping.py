@@ -38,7 +38,7 @@ from fsdpcheck.findings.violation import Diagnose, Violation
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named, StepAnswer, bounds
 from fsdpcheck.workload import clip_groups, models
 from fsdpcheck.workload.clip_groups import column
-from fsdpcheck.workload.optimizer import make_optimizer, project_
+from fsdpcheck.workload.optimizer import optimizer_for, project_
 
 
 def assert_norms_exact(execution: Execution, answer: Answer) -> None:
@@ -132,7 +132,7 @@ def assert_clipped_update(execution: Execution, answer: Answer, rule: GlobalNorm
     rule = rule or GlobalNormRule()
     for result in completed(execution):
         parameters = {name: nn.Parameter(answer.steps[0].before[name].clone()) for name in answer.trainable}
-        optimizer = make_optimizer(answer.case.step.optimizer, parameters.values())
+        optimizer = optimizer_for(answer.case, parameters)
         for k, step in _comparable(execution, answer):
             record = result.steps[k]
             clipped = _globally_clipped(answer, step, record, rule)

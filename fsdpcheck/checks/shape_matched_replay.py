@@ -33,7 +33,7 @@ from fsdpcheck.findings.violation import Diagnose
 from fsdpcheck.oracle import Named
 from fsdpcheck.oracle.bounds import UNIT_ROUNDOFF, gamma
 from fsdpcheck.workload import batches, models
-from fsdpcheck.workload.optimizer import CACHE_LINE, make_optimizer, project_
+from fsdpcheck.workload.optimizer import CACHE_LINE, optimizer_for, project_
 
 _AVERAGING = 3
 """Most roundings that averaging over an axis adds to a term: 1/W, the product before the sum, a division after it."""
@@ -68,7 +68,7 @@ def assert_updates_follow(execution: Execution) -> None:
     what = "the update is not the optimizer's for the gradient that was shown"
     for result in completed(execution):
         parameters = {name: nn.Parameter(value.clone()) for name, value in result.initial.items()}
-        optimizer = make_optimizer(case.step.optimizer, [parameters[name] for name in trained_names(case)])
+        optimizer = optimizer_for(case, {name: parameters[name] for name in trained_names(case)})
         for k, record in enumerate(result.steps):
             before = {name: value.detach().clone() for name, value in parameters.items()}
             _take_gradients(parameters, execution, result, k)

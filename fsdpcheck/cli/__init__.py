@@ -65,7 +65,7 @@ _REPLAY_EPILOG = """examples:
   fsdpcheck replay 'v2:AAAA...' --engine processes     the same on real gloo processes
   fsdpcheck replay report.json                         every finding of a report, a journal or a log
 A token only names things; what is not part of fsdpcheck is imported only if you repeat it: --adapter,
---install, --model, --batch, --loss.
+--install, --model, --batch, --loss, --optimizer.
 """
 
 
@@ -143,31 +143,10 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     jobs = f"processes that check at once: a number, or auto, the usable cores up to {MOST_JOBS} (default: auto)"
     run.add_argument("--jobs", "-j", type=_jobs, default="auto", metavar="N", help=jobs)
     _add_laws(run)
-    _add_user_model(run)
+    own_parts.add_model(run)
     run.add_argument("--units", type=_names, metavar="NAMES", help="modules of it to shard: a,b (default: the blocks)")
     run.add_argument("--real", action="store_true", help="your model as it is, own weights, by the rounding laws")
     own_parts.add(run)
-
-
-def _add_user_model(parser: argparse.ArgumentParser) -> None:
-    """References to a user's own model; a replay imports them only when they are given here."""
-    parser.add_argument(
-        "--model", default="", metavar="NAME", help="cases on your own model: build() -> nn.Module (default: none)"
-    )
-    parser.add_argument(
-        "--batch", default="", metavar="NAME", help="its data: batch(n) -> (inputs, targets) (default: none)"
-    )
-    parser.add_argument(
-        "--loss", default="", metavar="NAME", help="its loss: loss(outputs, targets) -> [n] (default: built in)"
-    )
-
-
-def _require_user_model(options: argparse.Namespace) -> None:
-    if options.model and not options.batch:
-        raise UsageError("--model needs --batch: pkg.mod:batch or file.py:batch, called as batch(n)")
-    given = [name for name in ("batch", "loss", "units", "real") if getattr(options, name, None)]
-    if given and not options.model:
-        raise UsageError(f"--{given[0]} is about a model of your own; next: name it with --model")
 
 
 def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -191,7 +170,7 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     script = "write a program of torch alone that shows it, for torchrun on gloo (default: none)"
     replay.add_argument("--script", type=Path, metavar="FILE", help=script)
     _add_laws(replay)
-    _add_user_model(replay)
+    own_parts.add_model(replay)
 
 
 def _add_laws(parser: argparse.ArgumentParser) -> None:
@@ -201,7 +180,7 @@ def _add_laws(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    _require_user_model(options)
+    own_parts.require_model(options)
     plan = _plan(options)
     if options.resume and not options.json:
         raise UsageError("--resume goes on with the session of a file; next: name it with --json")
@@ -248,6 +227,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         model=options.model,
         batch=options.batch,
         loss=options.loss,
+        optimizer=options.optimizer,
         units=options.units,
         real=options.real,
         laws_from=tuple(options.laws),
@@ -280,7 +260,7 @@ def _replay(options: argparse.Namespace) -> int:
     texts = [options.what] if replay.looks_like_token(options.what) else replay.tokens_in(Path(options.what))
     tokens = [replay.decode(text) for text in texts]
     installs = [faults.resolved(name) for name in options.install]
-    own = (options.model, options.batch, options.loss)
+    own = (options.model, options.batch, options.loss, options.optimizer)
     tokens = [replay.trusted(token, options.adapter, installs, own) for token in tokens]
     if options.script is not None and len(tokens) > 1:
         then = "name the token whose finding you want to send on"

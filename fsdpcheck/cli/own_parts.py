@@ -1,4 +1,5 @@
-"""``--parallelize`` and what goes with it: the parts of a user's own training, as the reference of one adapter."""
+"""``--model`` and ``--parallelize`` with what goes with them: a user's own model, and the parts of their own training,
+as the reference of one adapter."""
 
 from __future__ import annotations
 
@@ -6,6 +7,31 @@ import argparse
 from collections.abc import Sequence
 
 from fsdpcheck.errors import UsageError, explain
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """References to a user's own model; a replay imports them only when they are given here."""
+    parser.add_argument(
+        "--model", default="", metavar="NAME", help="cases on your own model: build() -> nn.Module (default: none)"
+    )
+    parser.add_argument(
+        "--batch", default="", metavar="NAME", help="its data: batch(n) -> (inputs, targets) (default: none)"
+    )
+    parser.add_argument(
+        "--loss", default="", metavar="NAME", help="its loss: loss(outputs, targets) -> [n] (default: built in)"
+    )
+    parser.add_argument(
+        "--optimizer", default="", metavar="NAME", help="its optimizer(model), for plain training (default: drawn)"
+    )
+
+
+def require_model(options: argparse.Namespace) -> None:
+    """Raises UsageError for options about a model that is not named."""
+    if options.model and not options.batch:
+        raise UsageError("--model needs --batch: pkg.mod:batch or file.py:batch, called as batch(n)")
+    given = [name for name in ("batch", "loss", "optimizer", "units", "real") if getattr(options, name, None)]
+    if given and not options.model:
+        raise UsageError(f"--{given[0]} is about a model of your own; next: name it with --model")
 
 
 def add(parser: argparse.ArgumentParser) -> None:

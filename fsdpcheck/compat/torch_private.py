@@ -68,6 +68,12 @@ def _scripted_as(ours: Any, real: Any) -> dict[int, str]:
     return {}
 
 
+def never_wrapped(step: Callable[..., None]) -> Callable[..., None]:
+    """The ``step`` of an optimizer's class, which torch leaves as it is and otherwise replaces. Tried: 2.13.0."""
+    step.hooked = True  # type: ignore[attr-defined]
+    return step
+
+
 def shares_storage(tensor: torch.Tensor) -> bool:
     """Whether another tensor that is alive has the same storage. Tried: 2.13.0."""
     ours = 2  # this tensor, and the object by which we ask

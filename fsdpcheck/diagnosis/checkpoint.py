@@ -17,7 +17,12 @@ from fsdpcheck.findings.cause import EXACT, PATTERN, Cause, Causes
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.program import NO_VALUE
 from fsdpcheck.workload.clip_groups import is_instrument
-from fsdpcheck.workload.optimizer import at_step, make_optimizer, project_
+from fsdpcheck.workload.optimizer import at_step, optimizer_for, project_
+from fsdpcheck.workload.user_model import own_optimizer
+
+_OF_SGD, _OF_ADAM = ("momentum_buffer",), ("step", "exp_avg", "exp_avg_sq")
+_STATES = {"sgd": _OF_SGD, "adam": _OF_ADAM, "adamw": _OF_ADAM}
+"""What optimizers keep of each parameter, by kind; a user's own may have any of it."""
 
 _Change = Callable[[torch.optim.Optimizer], None]
 
@@ -107,7 +112,7 @@ def _updates(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
     lost: dict[str, tuple[str, _Change]] = {
         "all": ("the optimizer's state did not come back: the update is that of a new optimizer", _cleared)
     }
-    for key in {"sgd": ("momentum_buffer",)}.get(spec.kind, ("step", "exp_avg", "exp_avg_sq")):
+    for key in _STATES.get(spec.kind, (*_OF_SGD, *_OF_ADAM)):
         lost[key] = (f"of the optimizer's state {key} did not come back", _zeroed(key))
     for key, (text, change) in lost.items():
         yield Cause(f"state lost: {key}", text), _after(answer, step, change)
@@ -120,7 +125,7 @@ def _after(answer: Answer, step: int, change: _Change) -> Named:
     """Parameters after step k, if ``change`` happened to the optimizer right before it."""
     before = answer.steps[0].before
     parameters = {name: nn.Parameter(before[name].clone()) for name in answer.trainable}
-    optimizer = make_optimizer(answer.case.step.optimizer, parameters.values())
+    optimizer = optimizer_for(answer.case, parameters)
     for k, own in enumerate(answer.steps[: step + 1]):
         with torch.no_grad():
             for name, parameter in parameters.items():
@@ -133,12 +138,13 @@ def _after(answer: Answer, step: int, change: _Change) -> Named:
 
 
 def _cleared(optimizer: torch.optim.Optimizer) -> None:
-    optimizer.state.clear()
+    for one in own_optimizer.parts(optimizer):
+        one.state.clear()
 
 
 def _zeroed(key: str) -> _Change:
     def change(optimizer: torch.optim.Optimizer) -> None:
-        for state in optimizer.state.values():
+        for state in (state for one in own_optimizer.parts(optimizer) for state in one.state.values()):
             if key in state and state[key] is not None:
                 state[key] = torch.zeros_like(state[key])
 

@@ -51,6 +51,9 @@ _DICTIONARY = (
     b'"engine":"simulated","installs":[],"law":"'
 )
 """Preset dictionary of version 2: what most tokens hold, the commonest last (RFC 1950). Frozen, or old tokens rot."""
+_References = tuple[str, str, str, str]
+_OWN: Final = ("model", "batch", "loss", "optimizer")
+"""Options that name what is a user's own, in the order of ``UserModelSpec.references``."""
 _SHAPE = re.compile(r"v(\d{1,6}):([A-Za-z0-9_=-]*)")
 
 
@@ -89,8 +92,8 @@ def command(token: str, adapter: str, installs: Iterable[str] = (), laws: Iterab
     """
     parts = ["fsdpcheck", "replay", f"'{token}'"]
     own = _user_model(token)
-    for option, name in (("--model", own.build), ("--batch", own.batch), ("--loss", own.loss)) if own else ():
-        parts += [option, shlex.quote(name)] if name else []
+    for option, name in zip(_OWN, own.references, strict=True) if own else ():
+        parts += [f"--{option}", shlex.quote(name)] if name else []
     if not adapters.is_builtin(adapter):
         parts += ["--adapter", shlex.quote(adapter)]
     for name in installs:
@@ -133,9 +136,9 @@ def looks_like_token(text: str) -> bool:
 
 
 def trusted(
-    token: Token, adapter: str | None = None, installs: Sequence[str] = (), own: tuple[str, str, str] = ("", "", "")
+    token: Token, adapter: str | None = None, installs: Sequence[str] = (), own: _References = ("", "", "", "")
 ) -> Token:
-    """``token`` with what the user repeated in place of what it names. ``own``: model, batch and loss, "" if not.
+    """``token`` with what the user repeated in place of what it names. ``own``: model, batch, loss and optimizer.
 
     Raises InvalidToken when something would have to be imported that is neither ours nor repeated.
     """
@@ -155,15 +158,16 @@ def trusted(
     return replace(token, adapter=adapter or token.adapter, installs=token.installs + extra)
 
 
-def _trusted_model(case: Case, repeated: tuple[str, str, str]) -> Case:
+def _trusted_model(case: Case, repeated: _References) -> Case:
     """The case on what the user repeated, where it names a model of somebody's own."""
     own = user_model(case)
     if not isinstance(case, TrainingCase) or own is None:
         if any(repeated):
-            raise InvalidToken("the token's case is on no model of your own; leave out --model, --batch and --loss")
+            raise InvalidToken(
+                "the token's case is on no model of your own; leave out --model, --batch, --loss and --optimizer"
+            )
         return case
-    named = {"model": own.build, "batch": own.batch, "loss": own.loss}
-    for (option, name), given in zip(named.items(), repeated, strict=True):
+    for option, name, given in zip(_OWN, own.references, repeated, strict=True):
         if bool(name) != bool(given):
             raise InvalidToken(
                 f"the token names the {option} {name!r}, which is not part of fsdpcheck; nothing was imported."
@@ -171,8 +175,9 @@ def _trusted_model(case: Case, repeated: tuple[str, str, str]) -> Case:
                 if name
                 else f"the token names no {option}; leave out --{option}"
             )
-    build, batch, loss = (references.canonical(name) if name else "" for name in repeated)
-    return replace(case, model=replace(case.model, own=replace(own, build=build, batch=batch, loss=loss)))
+    build, batch, loss, optimizer = (references.canonical(name) if name else "" for name in repeated)
+    own = replace(own, build=build, batch=batch, loss=loss, optimizer=optimizer)
+    return replace(case, model=replace(case.model, own=own))
 
 
 def _unpacked(text: str) -> bytes:

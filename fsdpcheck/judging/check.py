@@ -158,7 +158,9 @@ def _avoided(law: Law, run: Run) -> str:
 
 def _limits(run: Run, world_sizes: tuple[int, ...]) -> coverage.Limits:
     accepts, all_accepted = run.features.accepts, run.declared.features.accepts
-    return coverage.Limits(accepts, world_sizes, all_accepted - accepts, run.own is not None, run.features.axes)
+    own = run.own
+    avoided, own_optimizer = all_accepted - accepts, own is not None and bool(own.optimizer)
+    return coverage.Limits(accepts, world_sizes, avoided, own is not None, run.features.axes, own_optimizer)
 
 
 def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:

@@ -59,6 +59,8 @@ CLIPPED_NORM: Final = "clipped by the global norm"
 GRADIENT: Final = "non-zero gradient"
 
 _OF_DATA: Final[frozenset[Axis]] = frozenset(axis for axis, row in AXES.items() if not row.same)
+_OF_OPTIMIZERS: Final = frozenset({LINEAR, "momentum", "weight-decay", "adam", "adamw", "schedule", "resume"})
+"""Labels of the optimizers that are drawn."""
 _OF_SHARDS: Final[frozenset[Trait]] = frozenset({"uneven-rows", "rows<ranks"})
 
 LABELS: Final[Mapping[str, Label]] = {
@@ -122,7 +124,8 @@ class Limits:
     """What bounds the cases of a law. ``world_sizes``: numbers of ranks that are drawn from.
 
     ``accepts``: traits that the adapter accepts and nobody avoids; ``avoided``: accepted, and left out by the user.
-    ``own``: whether the model is the user's own. ``axes``: those that its meshes can have.
+    ``own``: whether the model is the user's own; ``own_optimizer``: and so its optimizer. ``axes``: those that its
+    meshes can have.
     """
 
     accepts: frozenset[Trait]
@@ -130,10 +133,13 @@ class Limits:
     avoided: frozenset[Trait] = frozenset()
     own: bool = False
     axes: frozenset[Axis] = frozenset(AXES)
+    own_optimizer: bool = False
 
     def against(self, label: str) -> str:
         """Why no case can have ``label``; "" if one can, or if only the user's own model decides."""
         wanted = LABELS[label]
+        if self.own_optimizer and label in _OF_OPTIMIZERS:
+            return "the optimizer is your own"
         if wanted.ranks > max(self.world_sizes):
             return f"no more than {max(self.world_sizes)} ranks are asked for or taken, it needs {wanted.ranks}"
         if not any(map(wanted.can_be_on, self.world_sizes)):

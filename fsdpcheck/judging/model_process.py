@@ -54,7 +54,8 @@ class NamedLaw:
 class Call:
     """Call ``function``, "fsdpcheck.module:name", with the arguments; the answer is Returned.
 
-    ``own``: references to the model, batch and loss. ``kept``: numbers of violations whose causes may be asked for yet.
+    ``own``: references to the model, batch, loss and optimizer. ``kept``: numbers of violations whose causes may be
+    asked for yet.
     """
 
     function: str
@@ -107,7 +108,7 @@ def called(case: Case, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
     own = user_model(case)
     if own is None:
         return function(*arguments)
-    found: T = _of((own.build, own.batch, own.loss)).call(_dotted(function), arguments)
+    found: T = _of(own.references).call(_dotted(function), arguments)
     return found
 
 
@@ -123,16 +124,17 @@ def judged(law: Law, case: Case, run: Run) -> None:
     law.body(case, run)
 
 
-def inspected(build: str, batch: str, loss: str, units: tuple[str, ...] | None) -> inspection.Seen:
+def inspected(build: str, batch: str, loss: str, units: tuple[str, ...] | None, optimizer: str = "") -> inspection.Seen:
     """What is seen of a user's model. Raises what inspection.inspect raises."""
-    found: inspection.Seen = _of((build, batch, loss)).call(_dotted(inspection.inspect), (build, batch, loss, units))
+    process = _of((build, batch, loss, optimizer))
+    found: inspection.Seen = process.call(_dotted(inspection.inspect), (build, batch, loss, units, optimizer))
     return found
 
 
 @functools.lru_cache(maxsize=8)
 def gives_classes(own: UserModelSpec) -> bool:
     """Whether the targets of a user's batch are integers."""
-    form = _of((own.build, own.batch, own.loss)).call(_dotted(loading.target_form), (own,))
+    form = _of(own.references).call(_dotted(loading.target_form), (own,))
     return form[1] is not None
 
 
@@ -142,11 +144,11 @@ def loaded() -> tuple[Mapping[str, str], Mapping[str, str]]:
 
 
 class ModelProcess:
-    """The process in which one user's model, batch and loss are imported; another where it has ended."""
+    """The process in which one user's model, batch, loss and optimizer are imported; another where it has ended."""
 
     def __init__(self, own: tuple[str, ...]) -> None:
         self.own = own
-        """References to the three, as they were named last."""
+        """References to them, "" where there is none, as they were named last."""
         self.files: Mapping[str, str] = {}
         self.packages: Mapping[str, str] = {}
         self._remote = Remote(_SERVICE)
@@ -197,8 +199,8 @@ class ModelProcess:
         return found
 
     def _error(self, what: str, got: str) -> UsageError:
-        build, batch, loss = self.own
-        where = f"model {build!r}, batch {batch!r}" + f", loss {loss!r}" * bool(loss)
+        named = zip(("model", "batch", "loss", "optimizer"), self.own, strict=True)
+        where = ", ".join(f"{what} {ref!r}" for what, ref in named if ref)
         wanted = "a model that leaves torch, fsdpcheck and its process as they are"
         then = "run it by itself on a few samples and take out what does this; no implementation is blamed for it"
         return UsageError(explain(f"your model {what}", got=got, wanted=wanted, where=where, then=then))
@@ -207,7 +209,7 @@ class ModelProcess:
 _process: ModelProcess | None = None
 
 
-def _of(own: tuple[str, str, str]) -> ModelProcess:
+def _of(own: tuple[str, str, str, str]) -> ModelProcess:
     """The process of these; of another model than before there is another, for what one imports is not another's."""
     global _process
     known = tuple(references.canonical(ref) if ref else "" for ref in own)

@@ -25,7 +25,7 @@ from fsdpcheck.workload import batches, clip_groups, models
 from fsdpcheck.workload import numerics as arithmetic
 from fsdpcheck.workload.clip_groups import INSTRUMENT as INSTRUMENT
 from fsdpcheck.workload.clip_groups import column, members
-from fsdpcheck.workload.optimizer import at_step, make_optimizer, project_
+from fsdpcheck.workload.optimizer import optimizer_for, project_
 
 Named = dict[str, Tensor]
 """Tensors by canonical parameter name; a shared parameter once, under its first name."""
@@ -142,7 +142,7 @@ def update(case: TrainingCase, before: Named, gradients: Named, step: int = 0) -
     The learning rate is that of ``step``.
     """
     parameters = {name: nn.Parameter(before[name].clone()) for name in gradients}
-    optimizer = make_optimizer(at_step(case.step.optimizer, step), parameters.values())
+    optimizer = optimizer_for(case, parameters, step)
     for name, parameter in parameters.items():
         parameter.grad = gradients[name].clone()
     optimizer.step()
@@ -163,7 +163,7 @@ class _SingleDevice:
         self.inputs = batches.inputs(case)
         self.inputs = self.inputs.double() if self.inputs.is_floating_point() else self.inputs
         self.targets = batches.targets(case).double()
-        self.optimizer = make_optimizer(case.step.optimizer, [self.parameters[name] for name in self.trained])
+        self.optimizer = optimizer_for(case, {name: self.parameters[name] for name in self.trained})
         self.leaves_unused = False
 
     def step(self, k: int) -> StepAnswer:

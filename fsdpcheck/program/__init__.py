@@ -7,7 +7,7 @@ Probes look at the model before it is sharded, and at the trainer at these momen
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -26,10 +26,11 @@ from fsdpcheck.program import nonfinite_samples
 from fsdpcheck.program import samplers as sampler_program
 from fsdpcheck.program.allocations import Allocations
 from fsdpcheck.program.methods import methods_for
+from fsdpcheck.program.optimizers import Optimizers
 from fsdpcheck.program.probe import Watch
 from fsdpcheck.program.shown import Showing
 from fsdpcheck.workload import batches, clip_groups, models
-from fsdpcheck.workload.optimizer import CACHE_LINE, make_optimizer, project_, resume_
+from fsdpcheck.workload.optimizer import CACHE_LINE, project_
 
 NO_VALUE = 0.7
 """What every parameter is before a checkpoint is loaded. Not NaN: where that is refused nothing would be compared."""
@@ -62,8 +63,8 @@ def _train(
     request: RunRequest, case: TrainingCase, adapter: Adapter, rank: int, device: torch.device, result: RankResult
 ) -> None:
     watch, showing = Watch(request, rank, result), Showing(adapter, case.mesh, rank)
-    made: list[torch.optim.Optimizer] = []
-    setup = _setup(request, adapter, rank, device, watch, made)
+    made = Optimizers(case, watch)
+    setup = _setup(request, rank, device, watch, made)
     if case.step.rebuilds:
         _rehearse(case, adapter, setup, _on(device, batches.batch(case, 0, rank, request.instrument)))
     trainer = _built(request, adapter, setup, made, watch, models.build(case))
@@ -72,7 +73,6 @@ def _train(
     for step in range(case.step.steps):
         watch.step, loaded = step, None
         if request.load_from and step:
-            made.clear()
             trainer = _built(request, adapter, setup, made, watch, _without_values(models.build(case)))
             cast(Observed, trainer).load(f"{request.load_from}/{step - 1}")
             loaded = showing.named(trainer.parameters(), "parameters")
@@ -95,9 +95,9 @@ def _train(
 
 def _rehearse(case: TrainingCase, adapter: Adapter, setup: Setup, batch: Batch) -> None:
     """Build and train another model for a step, which nobody looks at; what comes after it is as if it had not been."""
-    optimizer = functools.partial(_own_optimizer, case)
-    unseen = replace(setup, optimizer=optimizer, notify=lambda moment, trainer: None)
-    adapter.build(models.build(case).to(setup.device), unseen).step(batch)
+    optimizer, model = Optimizers(case, None), models.build(case).to(setup.device)
+    optimizer.begin(model)
+    adapter.build(model, replace(setup, optimizer=optimizer, notify=lambda moment, trainer: None)).step(batch)
 
 
 def _evaluated(context: Evaluation, trainer: Trainer, showing: Showing, batch: Batch) -> Tensor | None:
@@ -113,11 +113,12 @@ def _built(
     request: RunRequest,
     adapter: Adapter,
     setup: Setup,
-    made: list[torch.optim.Optimizer],
+    made: Optimizers,
     watch: Watch,
     model: nn.Module,
 ) -> Trainer:
     """A trainer of ``model``."""
+    made.begin(model)
     if setup.device.type != "cpu":  # where it is built; to walk through it for nothing costs 3 % of a small case
         model.to(setup.device)
     if request.training.arithmetic.numbers == "real":
@@ -145,11 +146,11 @@ def _take(trainer: Trainer, batch: Batch, watch: Watch) -> None:
         trainer.step(batch)
 
 
-def _held(trainer: Trainer, made: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
+def _held(trainer: Trainer, made: Optimizers) -> list[Tensor]:
     """What the trainer says it holds, or else what the optimizers it was given update."""
     if callable(getattr(trainer, "local_tensors", None)):
         return list(cast(Observed, trainer).local_tensors())
-    return _updated(made)
+    return made.updated()
 
 
 def _project(held: list[Tensor], trainer: Trainer, adapter: Adapter, case: TrainingCase) -> None:
@@ -193,14 +194,6 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _updated(made: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
-    """This rank's part of every parameter that an optimizer updates, live."""
-    from torch.distributed.tensor import DTensor
-
-    held = [value for optimizer in made for group in optimizer.param_groups for value in group["params"]]
-    return [value.to_local() if isinstance(value, DTensor) else value for value in held]
-
-
 def _watch_placement(model: nn.Module, placement: dict[str, int]) -> None:
     """Note where the parameters of each layer lie whenever it is called, modulo a cache line."""
     for path, module in model.named_modules():
@@ -219,14 +212,7 @@ def _on(device: torch.device, batch: Batch) -> Batch:
     return Batch(tuple(micro), batch.loss_scale)
 
 
-def _setup(
-    request: RunRequest,
-    adapter: Adapter,
-    rank: int,
-    device: torch.device,
-    watch: Watch,
-    made: list[torch.optim.Optimizer],
-) -> Setup:
+def _setup(request: RunRequest, rank: int, device: torch.device, watch: Watch, made: Optimizers) -> Setup:
     case = request.training
     loss = models.loss_for(case)
     loss.scale *= request.loss_times
@@ -241,7 +227,7 @@ def _setup(
         loss=loss,
         clip_norm=request.clip_norm,
         clip_bounds=clip_groups.bounds(case, request.clip_norm),
-        optimizer=functools.partial(_noted, case, made, watch),
+        optimizer=made,
         device=device,
         notify=watch.moment,
         seed=case.seed,
@@ -251,27 +237,10 @@ def _setup(
     )
 
 
-def _noted(
-    case: TrainingCase, made: list[torch.optim.Optimizer], watch: Watch, parameters: Iterable[nn.Parameter]
-) -> torch.optim.Optimizer:
-    """``_own_optimizer``, noted in ``made``; its parameters are shown to the probes."""
-    made.append(_own_optimizer(case, parameters))
-    watch.parameters([parameter for group in made[-1].param_groups for parameter in group["params"]])
-    return made[-1]
-
-
-def _own_optimizer(case: TrainingCase, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """What an implementation is given: it may be resumed between steps, which must change nothing."""
-    optimizer = make_optimizer(case.step.optimizer, parameters)
-    if case.step.resume:
-        optimizer.register_step_post_hook(lambda *_: resume_(optimizer))
-    return optimizer
-
-
-def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest, made: Sequence[torch.optim.Optimizer]) -> Trainer:
+def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest, made: Optimizers) -> Trainer:
     """``trainer``, if it has the methods that this run will call."""
     needed = list(dict.fromkeys(methods_for(request)))
-    if (request.training.arithmetic.project or request.spoiled) and not made and "local_tensors" not in needed:
+    if (request.training.arithmetic.project or request.spoiled) and not made.made and "local_tensors" not in needed:
         needed.append("local_tensors")
     missing = [name for name in needed if not callable(getattr(trainer, name, None))]
     if missing:

@@ -22,8 +22,8 @@ class Plan:
     everybody sees; another explores elsewhere. ``budget``: seconds after which no further case is drawn, or None.
     ``confirm``: run each minimal case again on real gloo processes. ``avoid``: traits of cases that are not drawn,
     whatever the adapters accept.
-    ``model``, ``batch``, ``loss``: references to a user's own, "" for none; ``units`` of it to shard, None to choose;
-    ``real``: with its own weights and true functions, judged by replay.
+    ``model``, ``batch``, ``loss``, ``optimizer``: references to a user's own, "" for none; ``units`` of it to shard,
+    None to choose; ``real``: with its own weights and true functions, judged by replay.
     """
 
     adapters: tuple[str, ...]
@@ -39,10 +39,16 @@ class Plan:
     model: str = ""
     batch: str = ""
     loss: str = ""
+    optimizer: str = ""
     units: tuple[str, ...] | None = None
     real: bool = False
     laws_from: tuple[str, ...] = ()
     """Files or modules with laws of one's own."""
+
+    @property
+    def own(self) -> tuple[str, str, str, str]:
+        """The references to a user's own model, batch, loss and optimizer."""
+        return self.model, self.batch, self.loss, self.optimizer
 
     def to_json(self) -> str:
         """One line of JSON; ``from_json`` is its inverse."""

@@ -54,9 +54,9 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
     the caller closes it.
     """
     torch.set_num_threads(1)
-    loaded = provenance.Loaded((*plan.adapters, *plan.installs, plan.model, plan.batch, plan.loss))
+    loaded = provenance.Loaded((*plan.adapters, *plan.installs, *plan.own))
     registry.chapters(plan.laws_from)
-    seen = model_process.inspected(plan.model, plan.batch, plan.loss, plan.units) if plan.model else None
+    seen = model_process.inspected(*plan.own[:3], plan.units, plan.optimizer) if plan.model else None
     loaded.add(*model_process.loaded())
     laws = chosen_laws(plan.laws) if seen is None else _of_tier(chosen_laws(plan.laws), plan.real)
     avoid = frozenset(plan.avoid) | (seen.left_out(plan.real) if seen else frozenset())
@@ -127,7 +127,7 @@ def replayed(
         own, real = user_model(token.case), "real" in token.case.requires()
         avoid = frozenset[Trait]()
         if own:
-            avoid = model_process.inspected(own.build, own.batch, own.loss, own.units).left_out(real)
+            avoid = model_process.inspected(*own.references[:3], own.units, own.optimizer).left_out(real)
         run = Run(used, token.adapter, token.installs, schedule=token.schedule, avoid=avoid, own=own)
         return check_case(known[token.law], run, token.case, deadline=deadline)
 

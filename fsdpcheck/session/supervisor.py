@@ -130,7 +130,7 @@ class _Supervised:
         if isinstance(death, Stopped):
             return {"text": str(death), "exit_code": NO_PROGRESS}
         plan = self._ledger.plan
-        theirs = [ref for ref in (*plan.laws_from, plan.model, plan.batch, plan.loss) if ref]
+        theirs = [ref for ref in (*plan.laws_from, *plan.own) if ref]
         if self._agenda is None and theirs:
             text = f"the checking process died while it imported {', '.join(theirs)}: {death}"
             return {"text": text, "exit_code": USAGE}

@@ -31,7 +31,8 @@ def _changed(case: TrainingCase, steps: Sequence[int]) -> Iterator[TrainingCase]
     for context in ("no_grad", "inference_mode"):
         yield replace(case, step=replace(case.step, evaluates=context))
     yield replace(case, step=replace(case.step, rebuilds=True))
-    yield replace(case, step=replace(case.step, optimizer=replace(case.step.optimizer, groups="vectors apart")))
+    if case.step.optimizer.kind != "own":
+        yield replace(case, step=replace(case.step, optimizer=replace(case.step.optimizer, groups="vectors apart")))
     if max(steps) > 2 and case.arithmetic.project:
         yield replace(case, step=replace(case.step, steps=_LONG))
     if case.arithmetic.numbers == "grid" and case.arithmetic.compute == "dtype":

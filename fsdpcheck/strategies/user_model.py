@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case, ModelSpec, TrainingCase, Trait, UserModelSpec
+from fsdpcheck.case import Case, ModelSpec, OptimizerSpec, TrainingCase, Trait, UserModelSpec
 from fsdpcheck.strategies import enumeration
 
 Draw = Callable[[Features, tuple[int, ...]], SearchStrategy[Case]]
@@ -47,9 +47,15 @@ def on_model(own: UserModelSpec, classes: bool, case: TrainingCase) -> TrainingC
     ``classes``: whether its batch gives integers as targets.
 
     In float32 where the model names a dtype, which holds for it as for plain PyTorch; then inputs are the smallest too.
+    Plain training has the user's own optimizer, if there is one; it leaves the harness's layer beside the model alone.
+    Its rate is any number, so that a second step starts on the grid only where parameters are projected.
     """
     step = replace(case.step, loss="cross_entropy" if classes and not own.loss else "mse")
     arithmetic = replace(case.arithmetic, weights=1)
+    if own.optimizer and not step.private:
+        step, own = replace(step, optimizer=OptimizerSpec("own"), resume=False), replace(own, gauge=False)
+        if step.steps > 1 and arithmetic.numbers == "grid":
+            arithmetic = replace(arithmetic, project=True)
     if own.names:
         arithmetic = replace(arithmetic, dtype="float32", inputs=1)
     return replace(case, model=ModelSpec((), own=own), step=step, arithmetic=arithmetic)

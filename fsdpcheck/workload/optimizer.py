@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.case import OptimizerSpec, TrainingCase
+from fsdpcheck.workload.user_model import own_optimizer
 
 CACHE_LINE = 64
 
@@ -25,6 +26,20 @@ def make_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> t
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
         optimizer.register_step_post_hook(lambda *_: scheduler.step())
     return optimizer
+
+
+def optimizer_for(
+    case: TrainingCase, parameters: Mapping[str, nn.Parameter], step: int | None = None
+) -> torch.optim.Optimizer:
+    """The single device's optimizer of ``parameters``, by canonical name: drawn, or the user's own.
+
+    ``step``: one with the learning rate of that step alone; None to follow the schedule.
+    """
+    spec = case.step.optimizer
+    if spec.kind == "own":
+        assert case.model.own is not None
+        return own_optimizer.on(case.model.own, parameters)
+    return make_optimizer(spec if step is None else at_step(spec, step), parameters.values())
 
 
 def at_step(spec: OptimizerSpec, step: int) -> OptimizerSpec:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
 
 from fsdpcheck import adapters
+from fsdpcheck.case import UserModelSpec
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.findings.verdict import Verdict
@@ -16,11 +18,15 @@ from fsdpcheck.judging.run import Run
 from fsdpcheck.workload.user_model import inspection
 
 TOYS = str(Path(__file__).parent.parent / "toys" / "own_parts.py")
-OWN = inspection.inspect(f"{TOYS}:build", f"{TOYS}:batch", "", None).own
+
+
+@functools.cache
+def _own() -> UserModelSpec:
+    return inspection.inspect(f"{TOYS}:build", f"{TOYS}:batch", "", None).own
 
 
 def _judged(engine: SimulatedEngine, law: str, parts: str, worlds: tuple[int, ...] = (2, 4), most: int = 6) -> Verdict:
-    run = Run(engine, f"{TOYS}:{parts}", own=OWN)
+    run = Run(engine, f"{TOYS}:{parts}", own=_own())
     return check_law(chapters()[law], run, world_sizes=worlds, most=most, shrink=False)
 
 

@@ -19,12 +19,12 @@ from tests.common.commands import LAWS, TOY, run
 OPTIONS = {
     "run": {
         "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
-        "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss", "--units",
-        "--real", "--resume", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
+        "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",
+        "--optimizer", "--units", "--real", "--resume", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
     },
     "replay": {
         "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--laws", "--loss", "--model",
-        "--script", "-h", "TOKEN|FILE",
+        "--optimizer", "--script", "-h", "TOKEN|FILE",
     },
     "compare": {
         "--budget", "--cuda-as-cpu", "--exact", "--false-alarm", "--help", "--jobs", "--json", "--own", "--per-node",

@@ -208,14 +208,14 @@ def test_laws_of_the_other_tier_are_a_usage_error(tmp_path: Path, capsys: pytest
 def test_a_token_is_trusted_with_what_the_reader_repeated_in_its_place() -> None:
     own = UserModelSpec("elsewhere:build", "elsewhere:batch")
     token = tokens.Token("training.plain", "fully_shard", TrainingCase(ModelSpec((), own=own)))
-    found = tokens.trusted(token, own=("here:build", "here:batch", "")).case.model.own
+    found = tokens.trusted(token, own=("here:build", "here:batch", "", "")).case.model.own
     assert found is not None
     assert (found.build, found.batch) == ("here:build", "here:batch")
     with pytest.raises(InvalidToken, match="leave out --loss"):
-        tokens.trusted(token, own=("here:build", "here:batch", "here:loss"))
+        tokens.trusted(token, own=("here:build", "here:batch", "here:loss", ""))
     ordinary = replace(token, case=TrainingCase(ModelSpec((LayerSpec(1),))))
     with pytest.raises(InvalidToken, match="no model of your own"):
-        tokens.trusted(ordinary, own=("here:build", "", ""))
+        tokens.trusted(ordinary, own=("here:build", "", "", ""))
 
 
 def test_a_token_alone_imports_nothing() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import program
 from fsdpcheck.case import LayerSpec, ModelSpec, OptimizerSpec, StepSpec, TrainingCase
+from fsdpcheck.program.optimizers import Optimizers
 from fsdpcheck.workload.optimizer import at_step, make_optimizer
 
 KINDS = {
@@ -39,7 +39,7 @@ def ones() -> nn.Parameter:
 def own(spec: OptimizerSpec, parameter: nn.Parameter, resume: bool) -> torch.optim.Optimizer:
     """What an implementation is given for a case."""
     case = TrainingCase(ModelSpec((LayerSpec(1),)), step=StepSpec(optimizer=spec, resume=resume))
-    return program._own_optimizer(case, [parameter])
+    return Optimizers(case, None)([parameter])
 
 
 def rates(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, steps: int) -> list[float]:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsdpcheck import cli, program
+from fsdpcheck import cli
 from fsdpcheck.case import OptimizerSpec
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import UsageError
 from fsdpcheck.judging.run import Run
+from fsdpcheck.program import optimizers
 from fsdpcheck.report import power
 from fsdpcheck.studies.power import neutral
 from fsdpcheck.studies.power.measure import FAMILIES, Tally, measure
@@ -52,18 +53,18 @@ def test_an_adapter_that_promises_none_of_the_families_is_refused(engine: Simula
 
 
 def test_planted_errors_leave_the_harness_as_it_was() -> None:
-    before = batches.batch, program.make_optimizer
+    before = batches.batch, optimizers.make_optimizer
     for install in (neutral.sample_dropped, neutral.gradient_off_by_1e_3):
         with install():
-            assert (batches.batch, program.make_optimizer) != before
-        assert (batches.batch, program.make_optimizer) == before
+            assert (batches.batch, optimizers.make_optimizer) != before
+        assert (batches.batch, optimizers.make_optimizer) == before
 
 
 def test_a_gradient_is_off_by_what_its_name_says() -> None:
     parameter = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
     parameter.grad = torch.tensor([1.0, -4.0, 2.0], dtype=torch.float64)
     with neutral.gradient_off_by_1e_6() as planted:
-        program.make_optimizer(OptimizerSpec(), [parameter]).step()
+        optimizers.make_optimizer(OptimizerSpec(), [parameter]).step()
     assert parameter.tolist() == [-1.0, 4.0 * (1 + 1e-6), -2.0]
     assert planted.hits == 1
 

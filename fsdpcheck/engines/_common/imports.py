@@ -27,4 +27,4 @@ def told(request: RunRequest) -> tuple[str, ...]:
 def references(request: RunRequest) -> tuple[str, ...]:
     """To the user's code that a request runs."""
     own = user_model(request.case)
-    return (request.adapter,) if own is None else (request.adapter, own.build, own.batch, own.loss)
+    return (request.adapter, *(own.references if own is not None else ()))

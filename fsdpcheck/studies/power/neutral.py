@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsdpcheck import program
 from fsdpcheck.adapters.contract import Batch, MicroBatch
 from fsdpcheck.compat import torch_private
+from fsdpcheck.program import optimizers
 from fsdpcheck.workload import batches
 from fsdpcheck.workload.optimizer import make_optimizer
 
@@ -73,7 +73,7 @@ def _gradient_off(relative: float) -> Iterator[Planted]:
         optimizer.register_step_pre_hook(lambda *_: _disturb(optimizer, relative, planted))
         return optimizer
 
-    with torch_private.replaced(program, make_optimizer=make):
+    with torch_private.replaced(optimizers, make_optimizer=make):
         yield planted
 
 

@@ -23,7 +23,7 @@ from fsdpcheck.exact import surrogates
 from fsdpcheck.loading import references
 from fsdpcheck.process_state.seeds import fixed_seeds
 from fsdpcheck.workload.clip_groups import INSTRUMENT, is_instrument
-from fsdpcheck.workload.user_model import batch_dependence
+from fsdpcheck.workload.user_model import batch_dependence, optimizer_inspection
 from fsdpcheck.workload.user_model import loading as user_model
 from fsdpcheck.workload.user_model import single_device as alone
 from fsdpcheck.workload.user_model import units as user_model_units
@@ -71,13 +71,14 @@ class Seen(NamedTuple):
         return tuple(found)
 
 
-def inspect(build: str, batch: str, loss: str = "", units: Sequence[str] | None = None) -> Seen:
-    """Look at what three references name. ``units``: names of modules to shard; None chooses them (see
+def inspect(build: str, batch: str, loss: str = "", units: Sequence[str] | None = None, optimizer: str = "") -> Seen:
+    """Look at what references name. ``units``: names of modules to shard; None chooses them (see
     workload/user_model/units.py).
 
     Raises UsageError for whatever could not be checked honestly.
     """
-    build, batch, loss = (references.canonical(ref) if ref else "" for ref in (build, batch, loss))
+    named = (build, batch, loss, optimizer)
+    build, batch, loss, optimizer = (references.canonical(ref) if ref else "" for ref in named)
     model = _built(build)
     _require_parameters(build, model)
     _require_plain_layers(build, model)
@@ -88,6 +89,8 @@ def inspect(build: str, batch: str, loss: str = "", units: Sequence[str] | None 
     stepped = alone.stepped(build, loss, inputs, targets)
     if not stepped.names and not stepped.fails_in_float32:  # what computes in one dtype only shows no roundings
         batch_dependence.require_separate(build, loss, inputs, targets)
+    if optimizer:
+        optimizer_inspection.require_elementwise(optimizer, build)
     traits = frozenset(_traits(model, inputs, chosen)) | _of_functions(model, inputs[:2], targets[:2], loss)
     own = UserModelSpec(
         build=build,
@@ -99,6 +102,7 @@ def inspect(build: str, batch: str, loss: str = "", units: Sequence[str] | None 
         targets=targets[0].numel(),
         traits=tuple(sorted(traits)),
         names=stepped.names,
+        optimizer=optimizer,
     )
     return Seen(own, _fails_on_none(model, inputs), stepped)
 

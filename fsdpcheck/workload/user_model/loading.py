@@ -1,8 +1,8 @@
-"""A user's own model, batch and loss: loaded by reference, once in a process, and copied for whoever runs a case.
+"""A user's own model, batch, loss and optimizer: loaded by reference, once in a process; a copy for who runs a case.
 
 ``build()`` gives an ``nn.Module``; ``batch(n)``, or ``batch()``, gives (inputs, targets) with n samples along dim 0,
-each one tensor; ``loss(outputs, targets)`` gives per-sample losses [n]. What these must be like is checked by
-workload/user_model/inspection.py; here nothing is.
+each one tensor; ``loss(outputs, targets)`` gives per-sample losses [n], and ``optimizer(model)`` an optimizer. What
+these must be like is checked by workload/user_model/inspection.py; here nothing is.
 
 Legend: n samples, F features of one sample's flattened output.
 """
@@ -28,7 +28,7 @@ NEEDED = 27
 """Samples that a batch must have: nine in each of three steps, the most that are drawn (see strategies)."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-_MODEL, _BATCH, _LOSS = (references.Kind(word) for word in ("model", "batch", "loss"))
+_MODEL, _BATCH, _LOSS, _OPTIMIZER = (references.Kind(word) for word in ("model", "batch", "loss", "optimizer"))
 _lock = threading.RLock()  # simulated ranks are threads
 
 
@@ -73,6 +73,12 @@ def loss(ref: str) -> Loss:
         return _loss(ref) if ref else built_in_loss
 
 
+def optimizer(ref: str) -> Callable[[nn.Module], Any]:
+    """The user's function that makes an optimizer of a model."""
+    with _lock:
+        return _optimizer(ref)
+
+
 def built_in_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """[n]: half the squared error, or for integer targets cross-entropy over the last dim, added up over positions."""
     if targets.is_floating_point():
@@ -84,6 +90,8 @@ def built_in_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 def load(own: UserModelSpec) -> None:
     """Import and build all of it, as far as this process has not yet: what that changes is noted (process_state)."""
     model(own.build), samples(own.batch, NEEDED), loss(own.loss)
+    if own.optimizer:
+        optimizer(own.optimizer)
 
 
 def target_form(own: UserModelSpec) -> tuple[tuple[int, ...], torch.dtype | None]:
@@ -113,6 +121,12 @@ def takes_count(function: Callable[..., Any]) -> bool:
 def _loss(ref: str) -> Loss:
     with import_patches.recorded(ref):
         return cast(Loss, references.load(ref, _LOSS))
+
+
+@functools.lru_cache(maxsize=4)
+def _optimizer(ref: str) -> Callable[[nn.Module], Any]:
+    with import_patches.recorded(ref):
+        return cast(Callable[[nn.Module], Any], references.load(ref, _OPTIMIZER))
 
 
 @functools.lru_cache(maxsize=4)
