@@ -39,9 +39,7 @@ def sum_is_the_gradient_itself() -> Change:
 @mechanism("https://github.com/NVIDIA/Megatron-LM/pull/6357", "gradient (local)")
 def unsharded_gradient_overwritten() -> Change:
     """An accumulation that is put off overwrites the unsharded gradient of earlier micro-batches."""
-    return Change(
-        "sharding.flat_buffer", "FlatBuffer.add_local", "_sum(self._added[position], gradient)", "gradient"
-    )
+    return Change("sharding.flat_buffer", "FlatBuffer.add_local", "_sum(self._added[position], gradient)", "gradient")
 
 
 @mechanism("https://github.com/deepspeedai/DeepSpeed/issues/8224", "gradient (local)", stated=False)

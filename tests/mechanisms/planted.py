@@ -7,9 +7,7 @@ from typing import Any
 from tests.mechanisms import averaging, clipping, lifecycle, noise_and_samplers, sharding, state
 from tests.mechanisms.planting import Mechanism
 
-COLLECTIONS = [
-    module.found for module in (averaging, clipping, noise_and_samplers, sharding, state, lifecycle)
-]
+COLLECTIONS = [module.found for module in (averaging, clipping, noise_and_samplers, sharding, state, lifecycle)]
 ALL: dict[str, Mechanism] = {name: m for collection in COLLECTIONS for name, m in collection.mechanisms.items()}
 
 

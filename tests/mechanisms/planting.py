@@ -125,7 +125,7 @@ class Mechanism:
 
     @property
     def window(self) -> list[str]:
-        """"file:first-last function" of each change."""
+        """ "file:first-last function" of each change."""
         return [f"{c.file}:{'-'.join(map(str, sorted({*c.lines})))} {c.function}" for c in self.changes]
 
 

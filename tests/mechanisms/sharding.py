@@ -22,7 +22,9 @@ def empty_shard_beyond_the_end() -> Change:
 @mechanism("https://github.com/deepspeedai/DeepSpeed/pull/202", "exception", stated=False)
 def count_no_multiple_of_ranks() -> Change:
     """A shard's size is rounded down: it fails where the number of elements is no multiple of the ranks."""
-    return Change("sharding.flat_buffer", "FlatBuffer.__init__", "-(-self.numel // axis.size)", "self.numel // axis.size")
+    return Change(
+        "sharding.flat_buffer", "FlatBuffer.__init__", "-(-self.numel // axis.size)", "self.numel // axis.size"
+    )
 
 
 @mechanism("https://github.com/microsoft/ltp-megatron-lm/pull/29", "global norm")

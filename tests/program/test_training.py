@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fsdpcheck import program
 from fsdpcheck.case import LayerSpec, ModelSpec, OptimizerSpec, StepSpec, TrainingCase
 from fsdpcheck.program.optimizers import Optimizers
 from fsdpcheck.workload.optimizer import at_step, make_optimizer
