@@ -91,7 +91,7 @@ from fsdpcheck.adapters.contract import (
     Unused,
     Use,
 )
-from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop, local, local_loss, mesh_of
+from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop, local, local_loss, mesh_of, whole
 from fsdpcheck.case import Dtype, MeshSpec, StepSpec
 from fsdpcheck.case.kernel import KernelDtype
 from fsdpcheck.case.sampler import SamplingSpec, share_count, share_of
@@ -140,4 +140,5 @@ __all__ = [
     "mesh_of",
     "share_count",
     "share_of",
+    "whole",
 ]

@@ -25,7 +25,7 @@ from fsdpcheck.cli import trace as trace_command
 from fsdpcheck.cli.exits import guarded, say, serves
 from fsdpcheck.errors import USAGE, UsageError, explain, spelling
 from fsdpcheck.errors.excerpt import shown
-from fsdpcheck.report import colour, document, finding, reproducer, summary
+from fsdpcheck.report import colour, document, finding, summary
 from fsdpcheck.report.progress import progress
 from fsdpcheck.session import journal as journals
 from fsdpcheck.session import resume
@@ -277,6 +277,8 @@ def _replay(options: argparse.Namespace) -> int:
                 broken = replace(broken, confirmed="yes", note=f"run on {broken.engine}")
             print(finding.render([broken], len(codes), paint, token.installs))
             if options.script is not None:
+                from fsdpcheck.report import reproducer  # imports torch
+
                 written = reproducer.program(token, broken.guarantee, options.script)
                 options.script.write_text(written, encoding="utf-8")
                 print(f"script: torchrun --nproc-per-node {token.case.world_size} {options.script}")

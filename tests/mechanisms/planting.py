@@ -20,7 +20,8 @@ from typing import Literal
 PACKAGE = "fsdpcheck.impl"
 
 Quantity = Literal[
-    "input", "output", "loss", "gradient (local)", "gradient (reduced)", "per-sample norm", "clip factor", "global norm",
+    "input", "output", "loss", "gradient (local)", "gradient (reduced)", "per-sample norm", "clip factor",
+    "global norm",
     "noise", "parameter after step", "optimizer state", "checkpoint", "sample draw", "collective", "hang", "exception",
     "memory",
 ]  # fmt: skip

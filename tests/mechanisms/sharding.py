@@ -56,7 +56,8 @@ def reduced_in_the_compute_dtype() -> Change:
         "sharding.flat_unit",
         "FlatUnit.reduce_gradients",
         "piece = collectives.reduce_scatter_average(self, full, self.axis)",
-        "piece = collectives.reduce_scatter_average(self, full.to(self.trainable.full.dtype), self.axis).to(full.dtype)",
+        "piece = collectives.reduce_scatter_average(self, full.to(self.trainable.full.dtype), self.axis)"
+        ".to(full.dtype)",
     )
 
 
