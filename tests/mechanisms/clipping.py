@@ -30,7 +30,10 @@ def norms_of_ranks_averaged() -> Change:
 def tied_counted_by_name() -> Change:
     """Parameters are collected by name: a tied one has several entries, which lie, count and are normed apart."""
     return Change(
-        "sharding.parameter_slots", "shared_slots", "places.setdefault(id(parameter), [])", "places.setdefault(name, [])"
+        "sharding.parameter_slots",
+        "shared_slots",
+        "places.setdefault(id(parameter), [])",
+        "places.setdefault(name, [])",
     )
 
 
@@ -49,9 +52,7 @@ def norm_not_returned() -> Change:
 @mechanism("https://github.com/meta-pytorch/opacus/pull/451", "per-sample norm", stated=False)
 def odd_padding_before() -> Change:
     """Of "same" padding with an odd total the odd one is put before the input; the layer puts it behind."""
-    return Change(
-        "norms.conv", "_padding", "(total // 2, total - total // 2)", "(total - total // 2, total // 2)"
-    )
+    return Change("norms.conv", "_padding", "(total // 2, total - total // 2)", "(total - total // 2, total // 2)")
 
 
 @mechanism("https://github.com/meta-pytorch/opacus/issues/137", "exception")

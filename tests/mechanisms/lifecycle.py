@@ -11,7 +11,9 @@ mechanism = found.mechanism
 @mechanism("https://github.com/vllm-project/vllm-ascend/pull/12811", "collective")
 def gather_never_waited_for() -> Change:
     """An all-gather is begun, its handle is dropped, and what it fills is read at once."""
-    return Change("sharding.collectives", "all_gather", "shard, group=axis.group)", "shard, group=axis.group, async_op=True)")
+    return Change(
+        "sharding.collectives", "all_gather", "shard, group=axis.group)", "shard, group=axis.group, async_op=True)"
+    )
 
 
 @mechanism("https://github.com/NVIDIA-NeMo/Automodel/pull/2468", "hang")
@@ -43,4 +45,6 @@ def overflowed_rank_leaves_the_norm() -> Change:
 @mechanism("https://github.com/facebookresearch/fairscale/pull/851", "output")
 def root_is_never_gathered_again() -> Change:
     """A flag says that whole parameters are there, though their shards have been updated since."""
-    return Change("sharding.flat_model", "ShardedModel.reshard", "for unit in self.units:", "for unit in self.units[1:]:")
+    return Change(
+        "sharding.flat_model", "ShardedModel.reshard", "for unit in self.units:", "for unit in self.units[1:]:"
+    )
