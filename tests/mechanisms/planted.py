@@ -37,8 +37,9 @@ def _row(mechanism: Mechanism) -> str:
     assert kind in ("issues", "pull"), mechanism.source
     source = f"[{repository}#{number}]({mechanism.source})" + ("" if mechanism.stated else " (deduced)")
     shown = "" if mechanism.shown else f" **Not shown**: {mechanism.why}."
-    window = ", ".join(mechanism.window)
-    return f"| `{mechanism.name}` | {source} | {mechanism.what}{shown} | {mechanism.quantity} | {window} | {mechanism.adapter or 'none'} |"
+    window = ", ".join(f"{change.file} {change.function}" for change in mechanism.changes)
+    cells = [f"`{mechanism.name}`", source, mechanism.what + shown, mechanism.quantity, window]
+    return f"| {' | '.join([*cells, mechanism.adapter or 'none'])} |"
 
 
 if __name__ == "__main__":
