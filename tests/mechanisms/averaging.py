@@ -25,7 +25,7 @@ def replicas_of_single_shards() -> Change:
     )
 
 
-@mechanism("https://github.com/meta-pytorch/opacus/pull/707", "gradient (reduced)")
+@mechanism("https://github.com/meta-pytorch/opacus/pull/707", "gradient (reduced)", adapter="reference_fsdp2")
 def sum_is_the_gradient_itself() -> Change:
     """The sum that is kept over micro-batches is the very tensor into which the next backward adds."""
     return Change(
@@ -36,13 +36,18 @@ def sum_is_the_gradient_itself() -> Change:
     )
 
 
-@mechanism("https://github.com/NVIDIA/Megatron-LM/pull/6357", "gradient (local)")
+@mechanism("https://github.com/NVIDIA/Megatron-LM/pull/6357", "gradient (local)", adapter="reference:bookkeeping")
 def unsharded_gradient_overwritten() -> Change:
     """An accumulation that is put off overwrites the unsharded gradient of earlier micro-batches."""
     return Change("sharding.flat_buffer", "FlatBuffer.add_local", "_sum(self._added[position], gradient)", "gradient")
 
 
-@mechanism("https://github.com/deepspeedai/DeepSpeed/issues/8224", "gradient (local)", stated=False)
+@mechanism(
+    "https://github.com/deepspeedai/DeepSpeed/issues/8224",
+    "gradient (local)",
+    stated=False,
+    adapter="reference:bookkeeping",
+)
 def last_use_only() -> Change:
     """Of a parameter that is used several times in a step, only the last use's gradient is taken."""
     return Change(
@@ -65,7 +70,7 @@ def first_micro_batch_synchronised() -> Change:
     return Change("trainer", "Trainer.accumulate", "position == len(micro_batches) - 1", "position == 0")
 
 
-@mechanism("https://github.com/InfiniTensor/InfiniTrain/pull/183", "gradient (reduced)")
+@mechanism("https://github.com/InfiniTensor/InfiniTrain/pull/183", "gradient (reduced)", adapter="reference_fsdp2")
 def rebound_gradient_loses_the_sum() -> Change:
     """When ``grad`` is bound to a new buffer, what earlier micro-batches had put into the old one is dropped."""
     return Change(

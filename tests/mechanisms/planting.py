@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 PACKAGE = "fsdpcheck.impl"
 
 Quantity = Literal[
     "input", "output", "loss", "gradient (local)", "gradient (reduced)", "per-sample norm", "clip factor",
-    "global norm",
-    "noise", "parameter after step", "optimizer state", "checkpoint", "sample draw", "collective", "hang", "exception",
-    "memory",
+    "global norm", "noise", "parameter after step", "optimizer state", "checkpoint", "sample draw", "collective",
+    "hang", "exception", "memory",
 ]  # fmt: skip
 """What can be the first that is wrong, in the order in which a step computes."""
 
@@ -59,7 +58,7 @@ class Change:
         for part in path:
             holder = getattr(holder, part)
         found = inspect.getattr_static(holder, last)
-        found = inspect.unwrap(found.fget if isinstance(found, property) else found)
+        found = inspect.unwrap(getattr(found, "fget", found))
         assert isinstance(found, FunctionType), f"{self.module}:{self.function} is {found!r}, wanted a function"
         return found
 
@@ -103,6 +102,7 @@ class Mechanism:
 
     ``source``: where it was reported. ``what``: what goes wrong, in a sentence. ``quantity``: the first that should be
     wrong. ``stated``: whether the report states the mechanism; else it was deduced from symptoms that it states.
+    ``adapter``: the one by which altered lines are reached, "" if there is none.
     ``shown``: whether test_planted.py shows that something changes; else ``why`` not.
     """
 
@@ -115,6 +115,7 @@ class Mechanism:
     stated: bool = True
     shown: bool = True
     why: str = ""
+    adapter: str = "reference"
 
     @contextmanager
     def __call__(self) -> Iterator[Hits]:
@@ -138,7 +139,14 @@ class Collection:
     mechanisms: dict[str, Mechanism] = field(default_factory=dict)
 
     def mechanism(
-        self, source: str, quantity: Quantity, *, stated: bool = True, shown: bool = True, why: str = ""
+        self,
+        source: str,
+        quantity: Quantity,
+        *,
+        stated: bool = True,
+        shown: bool = True,
+        why: str = "",
+        adapter: str = "reference",
     ) -> Callable[[Callable[[], Change | tuple[Change, ...]]], Mechanism]:
         """Decorates a function that gives the change; its docstring says what goes wrong."""
 
@@ -148,7 +156,7 @@ class Collection:
             what = " ".join(inspect.cleandoc(changing.__doc__ or "").split())
             assert what, f"{changing.__name__} does not say what goes wrong"
             name = changing.__name__
-            made = Mechanism(name, self.subject, source, what, quantity, together, stated, shown, why)
+            made = Mechanism(name, self.subject, source, what, quantity, together, stated, shown, why, adapter)
             self.mechanisms[name] = made
             return made
 
@@ -157,8 +165,8 @@ class Collection:
 
 @contextmanager
 def _in_place(change: Change, hit: str, counter: Hits) -> Iterator[None]:
-    target, altered = change.target, change.altered(hit)
-    before = target.__code__
+    target: Any = change.target
+    before, altered = target.__code__, change.altered(hit)
     target.__globals__[hit] = counter
     target.__code__ = altered
     try:
@@ -174,7 +182,9 @@ def _count(tree: ast.Module, line: int, hit: str) -> None:
     for node in ast.walk(tree.body[0]):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
-            for place, statement in enumerate(block if isinstance(block, list) else []):
+            if not isinstance(block, list):
+                continue
+            for place, statement in enumerate(block):
                 end = statement.end_lineno or statement.lineno
                 if statement.lineno <= line <= end:
                     inside.append((end - statement.lineno, block, place))

@@ -8,14 +8,14 @@ found = Collection("sharding, precision, frozen parameters")
 mechanism = found.mechanism
 
 
-@mechanism("https://github.com/pytorch/pytorch/pull/150862", "exception")
-def empty_shard_beyond_the_end() -> Change:
-    """The offset of a shard without rows is computed as if all shards were full: it begins behind its end."""
+@mechanism("https://github.com/pytorch/pytorch/issues/161368", "noise", stated=False, adapter="reference_fsdp2")
+def offset_from_own_size() -> Change:
+    """A shard's offset is its rank times its own size, which is wrong where it is smaller than those before it."""
     return Change(
         "sharding.row_layout",
         "RowLayout.rows",
         "slice(min(rank * chunk, n), min((rank + 1) * chunk, n))",
-        "slice(rank * chunk, min((rank + 1) * chunk, n))",
+        "slice(rank * min(chunk, max(n - rank * chunk, 0)), (rank + 1) * min(chunk, max(n - rank * chunk, 0)))",
     )
 
 
@@ -55,9 +55,8 @@ def reduced_in_the_compute_dtype() -> Change:
     return Change(
         "sharding.flat_unit",
         "FlatUnit.reduce_gradients",
-        "piece = collectives.reduce_scatter_average(self, full, self.axis)",
-        "piece = collectives.reduce_scatter_average(self, full.to(self.trainable.full.dtype), self.axis)"
-        ".to(full.dtype)",
+        "collectives.reduce_scatter_average(self, full, self.axis)",
+        "collectives.reduce_scatter_average(self, full.to(self.trainable.full.dtype), self.axis).to(full.dtype)",
     )
 
 

@@ -19,7 +19,7 @@ def step_counted_that_was_none() -> Change:
     )
 
 
-@mechanism("https://github.com/facebookresearch/fairscale/issues/1083", "optimizer state")
+@mechanism("https://github.com/facebookresearch/fairscale/issues/1083", "exception")
 def step_counter_becomes_a_number() -> Change:
     """Adam's step counter is saved as a number, and comes back as one where a tensor is needed."""
     return Change(
@@ -55,7 +55,12 @@ def loaded_beside_gathered_parameters() -> Change:
     return Change("state", "load", "model.reshard()", "model.module")
 
 
-@mechanism("https://github.com/pytorch/pytorch/pull/79400", "checkpoint")
+@mechanism(
+    "https://github.com/pytorch/pytorch/pull/79400",
+    "checkpoint",
+    shown=False,
+    why="torch.distributed.checkpoint of torch 2.13 copies a view before it writes it: files are the same",
+)
 def whole_storage_saved() -> Change:
     """A view is handed to ``torch.save``, which writes the whole storage behind it."""
     return Change(
@@ -103,7 +108,7 @@ def sent_from_a_global_rank() -> Change:
     return Change("sharding.collectives", "broadcast", "group_src=0", "src=0")
 
 
-@mechanism("https://github.com/vllm-project/vllm/pull/2530", "exception")
+@mechanism("https://github.com/vllm-project/vllm/pull/2530", "exception", adapter="")
 def gathered_on_a_global_rank() -> Change:
     """As sent_from_a_global_rank, of the rank that whole tensors are gathered on."""
     return Change("sharding.collectives", "gather", "group_dst=0", "dst=0")
