@@ -226,7 +226,8 @@ class _SingleDevice:
             for name, rows in gradients.items()
         }
         nothing = torch.zeros(0, dtype=torch.float64)
-        return *(torch.stack(found) if found else nothing for found in (losses, outputs)), stacked, reached
+        of_losses, of_outputs = (torch.stack(found) if found else nothing for found in (losses, outputs))
+        return of_losses, of_outputs, stacked, reached
 
     def _group_squares(self, gradients: Named, count: int) -> Tensor:
         """[n, G]"""

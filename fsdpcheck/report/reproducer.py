@@ -17,6 +17,7 @@ from torch import nn
 
 from fsdpcheck.adapters.contract import Snippets
 from fsdpcheck.case import OptimizerSpec, TrainingCase
+from fsdpcheck.case.axes import Axis
 from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.findings.tokens import Token
 from fsdpcheck.workload import batches, models
@@ -202,7 +203,7 @@ def _training(case: TrainingCase, snippets: Snippets) -> Iterator[str]:
     yield f"    return ({_LOSSES[step.loss]} + (u * v).sum(1)) * {models.loss_scale(case)}\n\n"
     yield 'dist.init_process_group("gloo")'
     yield "RANK = dist.get_rank()"
-    axes = [axis for axis in ("dp_replicate", "dp_shard") if case.mesh.sizes.get(axis, 1) > 1] or ["dp_shard"]
+    axes: list[Axis] = [*case.mesh.sizes] or ["dp_shard"]
     sizes = tuple(case.mesh.sizes.get(axis, 1) for axis in axes)
     yield f'mesh = init_device_mesh("cpu", {sizes}, mesh_dim_names={tuple(axes)})'
     yield "single, model = Model(), Model()"
