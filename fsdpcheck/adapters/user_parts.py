@@ -5,6 +5,9 @@ loss)`` is one optimizer step: ``batches`` are this rank's micro-batches as (inp
 targets)`` a 0-dim loss, such that averaging the gradients of ranks with samples of their own is right. ``clip(model,
 max_norm)`` clips by the global gradient norm and returns it. A reference names all of them in one module:
 "train.py:parallelize,step=train_step,clip=clip,axes=dp_shard+tp,averaging=before".
+
+No first forward is in ``torch.inference_mode``: ``fully_shard`` cannot train behind it, whoever calls it
+(docs/upstream/fully_shard_first_forward_in_inference_mode.py).
 """
 
 from __future__ import annotations
@@ -21,10 +24,12 @@ from torch import Tensor, nn
 
 from fsdpcheck.adapters.contract import ArithmeticRule, Batch, Features, Promise, Setup, Snippets
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop, mesh_of
+from fsdpcheck.case import Trait
 from fsdpcheck.case.axes import Axis
 from fsdpcheck.errors import AdapterError, explain, spelling
 
 FUNCTIONS: Final = ("step", "clip")
+_REPLICAS: Final = frozenset({"dp_replicate", "dp_shard"})
 WORDS: Final = ("axes", "averaging")
 _WRAPPERS: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Parts of names that wrappers of torch put in."""
@@ -59,7 +64,7 @@ def adapter_of(name: str, functions: Mapping[str, Callable[..., Any]], words: Ma
     promises: frozenset[Promise] = frozenset({"plain", "global-norm"})
     features = Features(
         promises=promises,
-        accepts=ORDINARY if "dp_shard" in axes else ORDINARY - {"hsdp"},
+        accepts=ORDINARY - _left_out(axes, functions),
         observables=frozenset({"params", "grads", "grad_norm"}),
         arithmetic=ArithmeticRule(averaging=cast(Any, averaging)),
         axes=cast(frozenset[Axis], axes - {"dp_replicate"}),
@@ -67,6 +72,12 @@ def adapter_of(name: str, functions: Mapping[str, Callable[..., Any]], words: Ma
         reasons=PLAIN_REASONS,
     )
     return UserParts(name, features, functions)
+
+
+def _left_out(axes: frozenset[str], functions: Mapping[str, Callable[..., Any]]) -> set[Trait]:
+    """Of the ordinary traits. No case says when a user's own step reduces: it is exact after any micro-batch."""
+    found: set[Trait] = {"inference-mode"}
+    return found | ({"no-sync"} if "step" in functions else set()) | (set() if axes >= _REPLICAS else {"hsdp"})
 
 
 class UserParts:

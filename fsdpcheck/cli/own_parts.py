@@ -44,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--step", default="", metavar="NAME", help="step(model, optimizer, batches, loss) (default: an ordinary loop)"
     )
     parts.add_argument("--clip", default="", metavar="NAME", help="clip(model, max_norm) -> norm (default: torch's)")
-    parts.add_argument("--mesh", default="", metavar="AXES", help="its axes: dp_shard,tp (default: dp_shard)")
+    parts.add_argument("--mesh", default="", metavar="AXES", help="its axes, as dp_shard,tp (default: dp_shard)")
     parts.add_argument(
         "--averaging", default="", metavar="WHEN", help="divides by ranks before or after it sums (default: after)"
     )

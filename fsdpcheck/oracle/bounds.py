@@ -213,7 +213,7 @@ def factor_range(least: Fraction, most: Fraction, clip_norm: float, rule: Factor
 def _square_roundings(case: TrainingCase, gradient: Named) -> int:
     """Most roundings of a sum of squares, or of products in the Gram form, over elements, positions, parameters, ranks,
     and of roots in between."""
-    uses = 2 if case.model.tied is not None else 1
+    uses = _uses(case)
     if case.model.own is None:
         positions = uses * max(_positions(stage, case.model.length) for stage in stages(case.model))
     else:
@@ -232,18 +232,21 @@ def _path_roundings(case: TrainingCase) -> int:
         return 8 + path_roundings(case) + case.step.micro_batches + case.world_size
     chain = stages(case.model)
     backward = models.classes(case) + sum(_through(stage) for stage in chain)
-    uses = 2 if case.model.tied is not None else 1
+    uses = _uses(case)
     occurrences = max(sum(batches.logical_batch(case, k).values()) for k in range(case.step.steps))
     summed = occurrences * case.copies * max(_positions(stage, case.model.length) for stage in chain) * uses
     return 8 + backward + summed + case.step.micro_batches + case.world_size
 
 
 def _through(stage: Stage) -> int:
-    """Most roundings from the gradient of a stage's output to that of its input, its activation included."""
+    """Most roundings from the gradient of a stage's output to that of its input, its activation included.
+
+    A layer that runs twice is two layers on the way.
+    """
     if stage.spec is None:
         return 0
     squashed = stage.leaving[-1] if stage.spec.activation == "softmax" else 0
-    return 4 + squashed + _layer_roundings(stage, stage.spec)
+    return (4 + squashed + _layer_roundings(stage, stage.spec)) * (1 + (stage.spec.used == "twice"))
 
 
 def _layer_roundings(stage: Stage, spec: LayerSpec) -> int:
@@ -258,6 +261,11 @@ def _layer_roundings(stage: Stage, spec: LayerSpec) -> int:
         length, width = stage.entering
         return width + max(length, width + length + 4 + length) + width + 4
     return spec.width
+
+
+def _uses(case: TrainingCase) -> int:
+    """How often one parameter is used in a forward, at most."""
+    return 2 if case.model.tied is not None or any(layer.used == "twice" for layer in case.model.layers) else 1
 
 
 def _positions(stage: Stage, length: int) -> int:

@@ -13,6 +13,7 @@ from ._fault import Function, Hit, fault
     "sharding.flat_buffer:FlatBuffer.allocate",
     "an evaluation that does not see the newest weights, https://github.com/pytorch/pytorch/issues/113203",
     "training.evaluation",
+    cause="evaluation",
 )
 def evaluation_gathers_nothing(original: Function, hit: Hit) -> Function:
     """Without gradients the memory of gathered parameters is given back with zeros in it, and nothing comes after."""
@@ -32,6 +33,7 @@ def evaluation_gathers_nothing(original: Function, hit: Hit) -> Function:
     "trainer:Trainer.evaluate",
     "an evaluation that leaves its mode behind, https://github.com/pfnet/pytorch-pfn-extras/issues/688",
     "training.evaluation",
+    cause="did not move at all",
 )
 def evaluation_drops_gradients_of_the_next_step(original: Function, hit: Hit) -> Function:
     """What was switched off for an evaluation stays off: the next step trains nothing."""
@@ -53,6 +55,7 @@ def evaluation_drops_gradients_of_the_next_step(original: Function, hit: Hit) ->
     "trainer:Trainer.__init__",
     "state of a process that outlives the model it belongs to",
     "training.plain",
+    cause="did not move at all",
 )
 def optimizer_of_the_model_before(original: Function, hit: Hit) -> Function:
     """A trainer goes on with the optimizer of the first one that its rank has built."""
@@ -72,6 +75,7 @@ def optimizer_of_the_model_before(original: Function, hit: Hit) -> Function:
     "sharding.flat_buffer:FlatBuffer.local_gradients",
     "layers that only some ranks use, https://github.com/pytorch/pytorch/issues/158719",
     "training.*",
+    cause="step before",
 )
 def gradient_of_an_unused_layer_is_the_last_one(original: Function, hit: Hit) -> Function:
     """Where a rank has no gradient of a parameter, the one that it had before is reduced again."""
@@ -93,6 +97,7 @@ def gradient_of_an_unused_layer_is_the_last_one(original: Function, hit: Hit) ->
     "clipping.tied_parameters:groups",
     "runs of one layer taken for several, https://github.com/meta-pytorch/opacus/pull/738",
     "clipping.*",
+    cause="no cross term",
 )
 def second_run_of_a_layer_is_another_layer(original: Function, hit: Hit) -> Function:
     """Runs of one layer in one forward are groups of their own: their squared norms are added."""
@@ -112,6 +117,7 @@ def second_run_of_a_layer_is_another_layer(original: Function, hit: Hit) -> Func
     "torch.optim.optimizer:Optimizer.add_param_group",
     "weight decay of all parameters alike, https://github.com/verl-project/verl/issues/5070",
     "training.plain",
+    cause="only bias parameters|weight decay",
     subject="ddp",
 )
 def options_of_groups_lost(original: Function, hit: Hit) -> Function:

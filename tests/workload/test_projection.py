@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from fsdpcheck import program, strategies
+from fsdpcheck import strategies
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import NotExact
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
+from fsdpcheck.program.optimizers import Optimizers
 from fsdpcheck.strategies import enumeration
 
 NAMES = ("reference", "reference_fsdp2", "fully_shard", "fsdp1")
@@ -37,9 +37,6 @@ def test_without_local_tensors_several_steps_are_the_single_devices(name: str, r
 
 
 def test_a_projection_that_is_left_out_is_seen(ranks_here: InProcessEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(made: object) -> list[torch.Tensor]:
-        return []
-
-    monkeypatch.setattr(program, "_updated", nothing)
+    monkeypatch.setattr(Optimizers, "updated", lambda made: [])
     with pytest.raises(Violation, match="the parameters are not the single device's"):
         judged(Run(ranks_here, "tests.engines.adapters_without_local_tensors:reference"), 40)
