@@ -65,6 +65,11 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
     "cpus": ("cpus", "lines", "[LAWS [ADAPTERS]]: are verdicts and tokens the same on other CPUs, emulated?"),
     "witnesses": ("witnesses", "lines", "[GLOB]: a case that kills each planted fault, into tests/witnesses.json"),
     "scripts": ("scripts", "lines", "[NAME ...] --in DIR: public scripts on simulated ranks and in processes"),
+    "mechanisms": (
+        "mechanisms",
+        "lines",
+        "[FILE [GLOB]] [--shard K/N]: mechanisms of public reports, planted: found, and where",
+    ),
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }
 """Name -> its module, the function that gives its lines, and what it measures."""

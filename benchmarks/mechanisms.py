@@ -1,0 +1,120 @@
+"""Mechanisms of public reports (tests/mechanisms, frozen): which are found, and is the place or the cause right?
+
+``python -m benchmarks mechanisms [FILE [GLOB]] [--shard K/N]``: each mechanism is planted in the adapter that reaches
+it, and every law that the adapter promises is judged, in the order of ``fsdpcheck list laws``: in ``quick``, and where
+nothing was found again in ``ci``. The first finding ends it. A row a mechanism is kept in FILE (JSON lines; by default
+the record of the project, benchmarks/mechanisms.jsonl), with the commit; what FILE holds is not run again.
+
+Scored without reading: *found*, and *inside the window* where the finding's place is a line of a function that the
+mechanism alters. Causes are words, and printed to be read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.kept import Kept
+from benchmarks.revision import revision
+from fsdpcheck.adapters import load
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.findings.verdict import Verdict
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
+from tests.mechanisms.planted import ALL
+from tests.mechanisms.planting import Mechanism
+
+RECORD: Final = Path(__file__).parent / "mechanisms.jsonl"
+_PROFILES: Final = ("quick", "ci")
+_QUOTED: Final = (
+    "law",
+    "kind",
+    "place",
+    "what",
+    "got",
+    "wanted",
+    "where",
+    "cause",
+    "note",
+    "when",
+    "stage",
+    "words",
+    "token",
+)
+
+
+def lines(file: str = str(RECORD), pattern: str = "*", shard: tuple[int, int] = (1, 1)) -> Iterator[str]:
+    """A line a mechanism as it is done, then the score of all that ``file`` holds."""
+    kept = Kept(file, "mechanism")
+    mine = [one for one in ALL.values() if one.adapter and fnmatchcase(one.name, pattern)][shard[0] - 1 :: shard[1]]
+    engine = SimulatedEngine()
+    try:
+        for mechanism in mine:
+            if (mechanism.name,) not in kept:
+                kept.add({"mechanism": mechanism.name, "commit": revision(), **_judged(engine, mechanism)})
+                yield told(kept.rows[-1])
+    finally:
+        engine.close()
+    yield from score(kept.rows)
+
+
+def _judged(engine: SimulatedEngine, mechanism: Mechanism) -> dict[str, Any]:
+    """Of one mechanism: its first finding, or none in any profile; what was judged, and what judging it took."""
+    run = Run(engine, mechanism.adapter, installs=(f"tests.mechanisms.planted:{mechanism.name}",))
+    promised = [law for law in chapters().values() if not law.not_promised(load(mechanism.adapter).features)]
+    started, cases, beside = time.monotonic(), 0, []
+    for profile in _PROFILES:
+        for number, law in enumerate(promised):
+            verdict = check_law(law, run, profile)
+            cases += verdict.cases
+            if verdict.finding is not None:
+                return _row(profile, number + 1, cases, started, beside, verdict)
+            if verdict.status != "holds":
+                beside.append(f"{law.name}: {verdict.status}, {verdict.reason}"[:300])
+    return _row("", len(promised), cases, started, beside, None)
+
+
+def _row(
+    profile: str, laws: int, cases: int, started: float, beside: list[str], verdict: Verdict | None
+) -> dict[str, Any]:
+    finding = None if verdict is None else verdict.finding
+    quoted = {name: getattr(finding, name) for name in _QUOTED} if finding is not None else None
+    seconds = round(time.monotonic() - started, 1)
+    return {
+        "profile": profile, "laws": laws, "cases": cases, "seconds": seconds, "beside": beside, "finding": quoted,
+    }  # fmt: skip
+
+
+def told(row: dict[str, Any]) -> str:
+    """What came of one mechanism, in a line or two."""
+    if row["finding"] is None:
+        return f"survived  {row['mechanism']} ({row['cases']} cases of {row['laws']} laws)"
+    found = row["finding"]
+    words = ", ".join(word for word, true in (("inside", inside(row)), (found["cause"] or "no cause", True)) if true)
+    return f"{row['profile']:<6} {row['mechanism']}: {found['law']}, {found['what']}: {words}"
+
+
+def inside(row: dict[str, Any]) -> bool:
+    """Whether the finding names a line of a function that the mechanism alters."""
+    file, _, line = row["finding"]["place"].rpartition(":")
+    for change in ALL[row["mechanism"]].changes if line.isdecimal() else ():
+        source, first = inspect.getsourcelines(change.target)
+        if file.endswith(change.file) and first <= int(line) < first + len(source):
+            return True
+    return False
+
+
+def score(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Counts of all rows."""
+    found = [row for row in rows if row["finding"] is not None]
+    quick = sum(row["profile"] == "quick" for row in found)
+    named = sum(bool(row["finding"]["cause"]) for row in found)
+    yield f"{len(rows)} mechanisms: {len(found)} found, {quick} of them in quick; survived: " + (
+        ", ".join(row["mechanism"] for row in rows if row["finding"] is None) or "-"
+    )
+    yield f"of those found, {sum(map(inside, found))} with a place inside the window, {named} with a cause in words"
