@@ -76,8 +76,8 @@ def adapter_of(name: str, functions: Mapping[str, Callable[..., Any]], words: Ma
 
 def _left_out(axes: frozenset[str], functions: Mapping[str, Callable[..., Any]]) -> set[Trait]:
     """Of the ordinary traits. No case says when a user's own step reduces: it is exact after any micro-batch."""
-    found: set[Trait] = {"inference-mode"}
-    return found | ({"no-sync"} if "step" in functions else set()) | (set() if axes >= _REPLICAS else {"hsdp"})
+    told: dict[Trait, bool] = {"inference-mode": True, "no-sync": "step" in functions, "hsdp": not axes >= _REPLICAS}
+    return {trait for trait, left_out in told.items() if left_out}
 
 
 class UserParts:

@@ -33,7 +33,8 @@ class Finding:
     ``place`` is file:line of the innermost frame outside torch, when a failure has one. ``case`` is the case as JSON,
     ``words`` the same for people. ``confirmed``: did real gloo processes break the same law on the same case; ``note``
     says why not, or what else must be known.
-    ``when``: which kind of case alone breaks the law; ``stage``: what of a step differs first. Both may be empty.
+    ``when``: which single changes of the case make the law hold, and which kind of case alone breaks it; a line each.
+    ``stage``: what of a step differs first. Both may be empty.
     """
 
     law: str

@@ -11,7 +11,7 @@ from fsdpcheck.execution import RunRequest
 from fsdpcheck.findings.tokens import Token, encode
 from fsdpcheck.findings.verdict import Finding
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.judging import attribution, uninitialised_memory
+from fsdpcheck.judging import attribution, one_change, uninitialised_memory
 from fsdpcheck.judging.attribution import DIAGNOSED, Evidence
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.model_process import called
@@ -29,6 +29,8 @@ class Counterexample:
     """What the newest run was asked for when the law broke."""
     evidence: Evidence = field(default_factory=Evidence)
     stage: str = ""
+    turned: str = ""
+    """Which changes of the smallest case make the law hold."""
     memory: str = ""
     """The cause, if it is uninitialised memory."""
 
@@ -36,8 +38,17 @@ class Counterexample:
     def smallest(self) -> Case:
         return self.violations[-1][0]
 
-    def look_further(self, law: Law, run: Run, cases: Iterable[tuple[Case, Exception | None]]) -> None:
-        """Learn of the cause from the smallest case, run again, and from further ``cases`` and what they raised."""
+    def look_further(
+        self,
+        law: Law,
+        run: Run,
+        cases: Iterable[tuple[Case, Exception | None]],
+        holds: Callable[[Case], bool | None],
+    ) -> None:
+        """Learn of the cause from the smallest case, run again, and from further ``cases`` and what they raised.
+
+        Then from the smallest case with one change at a time, of which ``holds`` says what comes of it.
+        """
         smallest, minimal = self.violations[-1]
         self.memory = _unless_it_fails(lambda: uninitialised_memory.cause(law, run, smallest, minimal))
         if self.finding.kind == "value" and isinstance(smallest, TrainingCase) and not minimal.despite:
@@ -49,6 +60,7 @@ class Counterexample:
                 self.evidence.drawn.setdefault(case, True)
                 if len(self.evidence.causes) < DIAGNOSED:
                     self.evidence.causes.append(error.causes)
+        self.turned = _unless_it_fails(lambda: one_change.when(smallest, self.evidence.drawn, holds))
 
     def diagnosed(self) -> Finding:
         """The finding with what the minimal case and all evidence say about its cause."""
@@ -58,7 +70,8 @@ class Counterexample:
         cause = self.memory or minimal.cause
         if not self.memory and (minimal.causes is not None or any(self.evidence.causes)):
             cause = self.evidence.cause(minimal.causes)
-        return replace(self.finding, cause=cause, when=self.evidence.when(), stage=self.stage)
+        when = "\n".join(filter(None, (self.turned, self.evidence.when())))
+        return replace(self.finding, cause=cause, when=when, stage=self.stage)
 
 
 def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, zip_longest
@@ -153,14 +153,26 @@ class Exploration:
         """Judge further cases for what they say about the cause; ends early when the budget does. Raises nothing."""
         assert self.broken is not None
         try:
-            self.broken.look_further(self.law, self.run, self._further())
+            self.broken.look_further(self.law, self.run, self._further(), self._holds)
         except Exception:
             self.undiagnosed = traceback.format_exc().rstrip()
+
+    def _holds(self, case: Case) -> bool | None:
+        """Whether the law holds on a changed case; None where that cannot be told, or the budget is spent."""
+        if not self.run.features.takes(case):
+            return None
+        for _, error in self._judged((case,)):
+            return None if error is not None and not isinstance(error, Violation) else error is None
+        return None
 
     def _further(self) -> Iterator[tuple[Case, Exception | None]]:
         """Further cases with what each raised; nothing that goes wrong in one changes the verdict."""
         cases = cases_of(self.law, self.run, self.world_sizes)
-        for case in enumeration.distinct(cases, CASES, seed_of(f"{self.law.name} further", self.seed)):
+        yield from self._judged(enumeration.distinct(cases, CASES, seed_of(f"{self.law.name} further", self.seed)))
+
+    def _judged(self, cases: Iterable[Case]) -> Iterator[tuple[Case, Exception | None]]:
+        """Cases with what each raised, as long as there is time."""
+        for case in cases:
             if self.deadline is not None and time.monotonic() > self.deadline:
                 return
             if self.on_case is not None:

@@ -41,7 +41,7 @@ def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[s
 
 def _trait(finding: Finding) -> str:
     """The trait that all cases have which break the law, and no other; "" where none is known."""
-    said = re.match(r"only cases with (\S+) fail", finding.when)
+    said = re.search(r"^only cases with (\S+) fail", finding.when, re.MULTILINE)
     return said[1] if said is not None and said[1] in get_args(Trait) else ""
 
 

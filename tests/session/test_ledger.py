@@ -172,7 +172,7 @@ def test_a_wrong_value_is_no_one_elses_root() -> None:
 
 def test_a_finding_of_one_trait_says_how_to_leave_it_out() -> None:
     for kind, said in (("bias", "  avoid     --avoid bias leaves such cases out\n"), ("several ranks", "")):
-        when = f"only cases with {kind} fail: 9 of them; none of 21 others does"
+        when = f"holds with one change: no bias\nonly cases with {kind} fail: 9 of them; none of 21 others does"
         text = finding.render([replace(FINDING, when=when)], 1, plain)
         assert said in text
         assert ("--avoid" in text) == bool(said)

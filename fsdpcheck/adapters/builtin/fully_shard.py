@@ -5,7 +5,6 @@ With replicas (dp_replicate > 1) it is HSDP: gradients are reduce-scattered in a
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -81,9 +80,9 @@ class FullyShard:
         whole="whole = {name: value.full_tensor() for name, value in model.named_parameters()}",
     )
 
-    def __init__(self, name: str = "fully_shard", by_the_book: bool = False, more: Collection[Trait] = ()) -> None:
+    def __init__(self, name: str = "fully_shard", by_the_book: bool = False, more: Trait | None = None) -> None:
         self.name, self._by_the_book = name, by_the_book
-        self.features = replace(self.features, accepts=self.features.accepts | {*more})
+        self.features = replace(self.features, accepts=self.features.accepts | ({more} if more else set()))
 
     def sampler(self, setup: SamplerSetup) -> Sampler:
         return _torch_sampler.Shares(setup)
@@ -96,9 +95,9 @@ adapter = FullyShard()
 by_the_book = FullyShard("fully_shard, recovering as documented", by_the_book=True)
 """A known finding: ``reset_iter_state`` of torch 2.13 says that it drops the gradients of micro-batches that were not
 reduced, and keeps them."""
-inferring = FullyShard("fully_shard, in inference mode", more=("inference-mode",))
+inferring = FullyShard("fully_shard, in inference mode", more="inference-mode")
 """A known finding: what a first forward in ``torch.inference_mode`` gathers into stays an inference tensor, and the
 first training step raises; on one rank that forward raises itself (torch 2.13; the latter is pytorch#197327)."""
-routed = FullyShard("fully_shard, layers left out", more=("routed",))
+routed = FullyShard("fully_shard, layers left out", more="routed")
 """A known finding: of a unit only parameters that have a gradient are reduced, so where ranks leave out other layers of
 it, as samples choose experts, they send buffers of other sizes (pytorch#158719)."""
