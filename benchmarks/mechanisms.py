@@ -2,8 +2,8 @@
 
 ``python -m benchmarks mechanisms [FILE [GLOB]] [--shard K/N]``: each mechanism is planted in the adapter that reaches
 it, and every law that the adapter promises is judged, in the order of ``fsdpcheck list laws``: in ``quick``, and where
-nothing was found again in ``ci``. The first finding ends it. A row a mechanism is kept in FILE (JSON lines; by default
-the record of the project, benchmarks/mechanisms.jsonl), with the commit; what FILE holds is not run again.
+nothing was found again in ``ci``, when all others are done. The first finding ends it. A row is kept in FILE (JSON
+lines; by default the project's record, benchmarks/mechanisms.jsonl) with the commit; what it holds is not run again.
 
 Scored without reading: *found*, and *inside the window* where the finding's place is a line of a function that the
 mechanism alters. Causes are words, and printed to be read.
@@ -50,33 +50,34 @@ _QUOTED: Final = (
 
 def lines(file: str = str(RECORD), pattern: str = "*", shard: tuple[int, int] = (1, 1)) -> Iterator[str]:
     """A line a mechanism as it is done, then the score of all that ``file`` holds."""
-    kept = Kept(file, "mechanism")
+    kept = Kept(file, "mechanism", "profile")
     mine = [one for one in ALL.values() if one.adapter and fnmatchcase(one.name, pattern)][shard[0] - 1 :: shard[1]]
     engine = SimulatedEngine()
     try:
-        for mechanism in mine:
-            if (mechanism.name,) not in kept:
-                kept.add({"mechanism": mechanism.name, "commit": revision(), **_judged(engine, mechanism)})
-                yield told(kept.rows[-1])
+        for profile in _PROFILES:
+            found = {row["mechanism"] for row in kept.rows if row["finding"] is not None}
+            for mechanism in mine:
+                if mechanism.name not in found and (mechanism.name, profile) not in kept:
+                    kept.add({"mechanism": mechanism.name, "commit": revision(), **_judged(engine, mechanism, profile)})
+                    yield told(kept.rows[-1])
     finally:
         engine.close()
     yield from score(kept.rows)
 
 
-def _judged(engine: SimulatedEngine, mechanism: Mechanism) -> dict[str, Any]:
-    """Of one mechanism: its first finding, or none in any profile; what was judged, and what judging it took."""
+def _judged(engine: SimulatedEngine, mechanism: Mechanism, profile: str) -> dict[str, Any]:
+    """Of one mechanism: its first finding, or none; what was judged, and what judging it took."""
     run = Run(engine, mechanism.adapter, installs=(f"tests.mechanisms.planted:{mechanism.name}",))
     promised = [law for law in chapters().values() if not law.not_promised(load(mechanism.adapter).features)]
     started, cases, beside = time.monotonic(), 0, []
-    for profile in _PROFILES:
-        for number, law in enumerate(promised):
-            verdict = check_law(law, run, profile)
-            cases += verdict.cases
-            if verdict.finding is not None:
-                return _row(profile, number + 1, cases, started, beside, verdict)
-            if verdict.status != "holds":
-                beside.append(f"{law.name}: {verdict.status}, {verdict.reason}"[:300])
-    return _row("", len(promised), cases, started, beside, None)
+    for number, law in enumerate(promised):
+        verdict = check_law(law, run, profile)
+        cases += verdict.cases
+        if verdict.finding is not None:
+            return _row(profile, number + 1, cases, started, beside, verdict)
+        if verdict.status != "holds":
+            beside.append(f"{law.name}: {verdict.status}, {verdict.reason}"[:300])
+    return _row(profile, len(promised), cases, started, beside, None)
 
 
 def _row(
@@ -93,7 +94,7 @@ def _row(
 def told(row: dict[str, Any]) -> str:
     """What came of one mechanism, in a line or two."""
     if row["finding"] is None:
-        return f"survived  {row['mechanism']} ({row['cases']} cases of {row['laws']} laws)"
+        return f"{row['profile']:<6} {row['mechanism']}: survived ({row['cases']} cases of {row['laws']} laws)"
     found = row["finding"]
     words = ", ".join(word for word, true in (("inside", inside(row)), (found["cause"] or "no cause", True)) if true)
     return f"{row['profile']:<6} {row['mechanism']}: {found['law']}, {found['what']}: {words}"
@@ -110,7 +111,8 @@ def inside(row: dict[str, Any]) -> bool:
 
 
 def score(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Counts of all rows."""
+    """Counts of all mechanisms that were run, by the last row of each."""
+    rows = [*{row["mechanism"]: row for row in rows}.values()]
     found = [row for row in rows if row["finding"] is not None]
     quick = sum(row["profile"] == "quick" for row in found)
     named = sum(bool(row["finding"]["cause"]) for row in found)

@@ -91,6 +91,17 @@ def is_plumbing(filename: str) -> bool:
     return filename.startswith("<") or filename.endswith(_GLUE) or _is_standard_library(filename)
 
 
+def lines_of(frame: FrameType | None, most: int) -> tuple[str, ...]:
+    """ "file:line function" of the innermost frames of an implementation, innermost first."""
+    found: list[str] = []
+    while frame is not None and len(found) < most:
+        code = frame.f_code
+        if not is_plumbing(code.co_filename):
+            found.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
+        frame = frame.f_back
+    return tuple(found)
+
+
 def is_torch(filename: str) -> bool:
     """Whether a file is torch's own."""
     return filename.startswith(_TORCH)

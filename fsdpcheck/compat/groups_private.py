@@ -200,6 +200,11 @@ def groups_of_this_thread() -> frozenset[Any]:
     return frozenset(dist.distributed_c10d._world.pg_map)
 
 
+def calls_so_far() -> int:
+    """How many collectives this rank has called in this run, on all of its groups that record."""
+    return sum(int(getattr(group, "calls", 0)) for group in groups_of_this_thread())
+
+
 def forget_groups_but(keep: frozenset[Any]) -> None:
     """Drop the groups that a case made, so that the next case of this rank finds the world as new. Tried: 2.13.0.
 

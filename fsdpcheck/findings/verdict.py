@@ -30,11 +30,11 @@ class Finding:
 
     ``what, got, wanted, where, cause`` are those of the Violation. ``kind`` is the Execution's failure kind,
     "value" when all ranks finished with a wrong number, "undetermined" when the same case gives other results.
-    ``place`` is file:line of the innermost frame outside torch, when a failure has one. ``case`` is the case as JSON,
-    ``words`` the same for people. ``confirmed``: did real gloo processes break the same law on the same case; ``note``
-    says why not, or what else must be known.
+    ``place`` is file:line of the innermost frame outside torch, when a failure has one, or where the first wrong value
+    was seen. ``case`` is the case as JSON, ``words`` the same for people. ``confirmed``: did real gloo processes break
+    the same law on the same case; ``note`` says why not, or what else must be known.
     ``when``: which single changes of the case make the law hold, and which kind of case alone breaks it; a line each.
-    ``stage``: what of a step differs first. Both may be empty.
+    ``stage``: what of a step differs first, and between which lines. Both may be empty.
     """
 
     law: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from fsdpcheck.case import Case, TrainingCase
@@ -11,8 +12,9 @@ from fsdpcheck.execution import RunRequest
 from fsdpcheck.findings.tokens import Token, encode
 from fsdpcheck.findings.verdict import Finding
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.judging import attribution, one_change, uninitialised_memory
+from fsdpcheck.judging import first_wrong, one_change, uninitialised_memory
 from fsdpcheck.judging.attribution import DIAGNOSED, Evidence
+from fsdpcheck.judging.first_wrong import FirstWrong
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.model_process import called
 from fsdpcheck.judging.run import Run
@@ -28,7 +30,7 @@ class Counterexample:
     asked: RunRequest | None
     """What the newest run was asked for when the law broke."""
     evidence: Evidence = field(default_factory=Evidence)
-    stage: str = ""
+    first_wrong: FirstWrong = field(default_factory=FirstWrong)
     turned: str = ""
     """Which changes of the smallest case make the law hold."""
     memory: str = ""
@@ -52,7 +54,8 @@ class Counterexample:
         smallest, minimal = self.violations[-1]
         self.memory = _unless_it_fails(lambda: uninitialised_memory.cause(law, run, smallest, minimal))
         if self.finding.kind == "value" and isinstance(smallest, TrainingCase) and not minimal.despite:
-            self.stage = _unless_it_fails(lambda: called(smallest, attribution.stage, run, smallest, self.asked))
+            with suppress(Exception):
+                self.first_wrong = called(smallest, first_wrong.first_wrong, run, smallest, self.asked)
         for case, error in cases:
             if error is None:
                 self.evidence.drawn.setdefault(case, False)
@@ -71,7 +74,8 @@ class Counterexample:
         if not self.memory and (minimal.causes is not None or any(self.evidence.causes)):
             cause = self.evidence.cause(minimal.causes)
         when = "\n".join(filter(None, (self.turned, self.evidence.when())))
-        return replace(self.finding, cause=cause, when=when, stage=self.stage)
+        place = self.finding.place or self.first_wrong.place
+        return replace(self.finding, cause=cause, when=when, stage=self.first_wrong.text, place=place)
 
 
 def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:

@@ -124,6 +124,7 @@ def _built(
     if request.training.arithmetic.numbers == "real":
         _watch_placement(model, watch.result.placement)
     watch.model(model)
+    watch.loss(setup.loss)
     return _checked(adapter.build(model, setup), adapter, request, made)
 
 
@@ -137,6 +138,7 @@ def _without_values(model: nn.Module) -> nn.Module:
 
 def _take(trainer: Trainer, batch: Batch, watch: Watch) -> None:
     """One step; once more if a probe has interrupted it. What is raised by others stands."""
+    watch.in_step = True
     try:
         trainer.step(batch)
     except Interrupted:
@@ -144,6 +146,8 @@ def _take(trainer: Trainer, batch: Batch, watch: Watch) -> None:
             raise
         watch.has_interrupted = False
         trainer.step(batch)
+    finally:
+        watch.in_step = False
 
 
 def _held(trainer: Trainer, made: Optimizers) -> list[Tensor]:

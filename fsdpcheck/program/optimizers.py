@@ -32,7 +32,7 @@ class Optimizers:
         own = self._case.step.optimizer.kind == "own"
         self.made.append(self._own(list(parameters)) if own else self._drawn(parameters))
         if self._watch is not None:
-            self._watch.parameters([value for group in self.made[-1].param_groups for value in group["params"]])
+            self._watch.optimizer(self.made[-1])
         return self.made[-1]
 
     def updated(self) -> list[Tensor]:

@@ -33,17 +33,21 @@ class Notes:
 
     ``add(value)``: keep it, with the step in which it was seen (from -1). ``moment``: the one the run is at.
     ``on_moment(function)``: have function(moment) called at every moment after ``BUILD``.
-    ``on_parameters(function)``: have function(parameters) called with those that an optimizer is made for, live.
+    ``on_optimizer(function)``: have function(optimizer) called with each one that is made, live.
+    ``on_loss(function)``: have function(loss) called with the module that gives per-sample losses.
+    ``in_step()``: whether a step is being taken.
     """
 
     rank: int
     add: Callable[[Any], None]
     step: Callable[[], int]
     on_moment: Callable[[Callable[[str], None]], None]
-    on_parameters: Callable[[Callable[[list[nn.Parameter]], None]], None]
+    on_optimizer: Callable[[Callable[[torch.optim.Optimizer], None]], None]
     interrupt: Callable[[], None] = lambda: None
     """Raises Interrupted: the step is then taken again. Does nothing where no step is taken."""
     moment: Callable[[], str] = lambda: BUILD
+    on_loss: Callable[[Callable[[nn.Module], object]], None] = lambda function: None
+    in_step: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
@@ -104,12 +108,16 @@ class Watch:
     """The step that is being taken, from 0; -1 before the first."""
     has_interrupted: bool
     """Whether a probe has interrupted the step."""
+    in_step: bool
+    """Whether a step is being taken."""
 
     def __init__(self, request: RunRequest, rank: int, result: RankResult) -> None:
         self.rank, self.result, self.step, self.has_interrupted = rank, result, -1, False
+        self.in_step = False
         self._moment, self._compiled = BUILD, False
         self._told: list[Callable[[str], None]] = []
-        self._shown: list[Callable[[list[nn.Parameter]], None]] = []
+        self._optimizers: list[Callable[[torch.optim.Optimizer], None]] = []
+        self._losses: list[Callable[[nn.Module], object]] = []
         self._probes = [(name, load(name), self._notes(name)) for name in request.probes]
 
     def note(self, name: str, value: object) -> None:
@@ -123,9 +131,11 @@ class Watch:
             add,
             lambda: self.step,
             self._told.append,
-            self._shown.append,
+            self._optimizers.append,
             self._interrupt,
             lambda: self._moment,
+            self._losses.append,
+            lambda: self.in_step,
         )
 
     def _interrupt(self) -> None:
@@ -149,10 +159,15 @@ class Watch:
             if value is not None:
                 self.result.observations.append((name, moment, self.step, value))
 
-    def parameters(self, parameters: list[nn.Parameter]) -> None:
-        """Show the probes that asked for it what an optimizer is made for."""
-        for shown in self._shown:
-            shown(parameters)
+    def optimizer(self, made: torch.optim.Optimizer) -> None:
+        """Show an optimizer to the probes that asked for it."""
+        for shown in self._optimizers:
+            shown(made)
+
+    def loss(self, loss: nn.Module) -> None:
+        """Show the loss to the probes that asked for it."""
+        for shown in self._losses:
+            shown(loss)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` through torch.compile: traced into graphs, which are noted and run as they are."""

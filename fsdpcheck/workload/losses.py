@@ -43,8 +43,10 @@ class PerSampleLoss(nn.Module):
         return losses_B.mean() if self.reduction == "mean" else losses_B.sum()
 
     def with_reduction(self, reduction: Reduction) -> PerSampleLoss:
-        """The same loss, reduced over samples as asked."""
-        return PerSampleLoss(self.kind, self.features, self.scale, reduction, self.classes)
+        """The same loss, with the same hooks, reduced over samples as asked."""
+        other = PerSampleLoss(self.kind, self.features, self.scale, reduction, self.classes)
+        other._forward_hooks = self._forward_hooks
+        return other
 
     def _body(self, y_BF: Tensor, t_BF: Tensor) -> Tensor:
         if self.kind == "mse":

@@ -80,11 +80,11 @@ def test_hooks_on_parameters_that_do_not_fire_once_a_reduction_are_found() -> No
 def test_parameters_of_several_optimizers_have_numbers_of_their_own() -> None:
     weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(3)]
     seen: list[int] = []
-    told: list[Callable[[list[torch.nn.Parameter]], None]] = []
+    told: list[Callable[[torch.optim.Optimizer], None]] = []
     notes = Notes(0, seen.append, lambda: 0, lambda _: None, told.append)
     probes.accumulations(torch.nn.Linear(1, 1), notes)
     for of_one_optimizer in (weights[:2], weights[2:]):
-        told[0](of_one_optimizer)
+        told[0](torch.optim.SGD(of_one_optimizer))
     sum(weights, torch.zeros(1)).backward()  # type: ignore[no-untyped-call]
     assert (seen[:2], sorted(seen[2:])) == ([2, 1], [0, 1, 2])
 

@@ -13,6 +13,7 @@ from fsdpcheck.program.probes.hooks import (
     set_up,
     start_apart,
 )
+from fsdpcheck.program.probes.passing import quantities, quantities_but_local_gradients
 from fsdpcheck.program.probes.shown import (
     Missing,
     local_tensors,
@@ -38,6 +39,8 @@ __all__ = [
     "ordered_norms",
     "padding",
     "poison_padding",
+    "quantities",
+    "quantities_but_local_gradients",
     "scribbled",
     "set_up",
     "start_apart",

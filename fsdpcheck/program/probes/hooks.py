@@ -27,15 +27,16 @@ def accumulations(model: nn.Module, notes: Notes) -> None:
     """
     known = 0
 
-    def watch(parameters: list[nn.Parameter]) -> None:
+    def watch(optimizer: torch.optim.Optimizer) -> None:
         nonlocal known
+        parameters = [value for group in optimizer.param_groups for value in group["params"]]
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         notes.add(len(trained))
         first, known = known, known + len(trained)
         for number, parameter in enumerate(trained, first):
-            parameter.register_post_accumulate_grad_hook(partial(_note_number, notes, number))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(partial(_note_number, notes, number))
 
-    notes.on_parameters(watch)
+    notes.on_optimizer(watch)
 
 
 @probe()
@@ -56,14 +57,14 @@ def footprint(model: nn.Module, notes: Notes) -> None:
     """
     built = 0
     for name, module in [("", model), *_layers(model)]:
-        module.register_forward_pre_hook(lambda *_, name=name: notes.add((name, _calls_so_far() - built)))
+        module.register_forward_pre_hook(lambda *_, name=name: notes.add((name, groups_private.calls_so_far() - built)))
     model.register_full_backward_pre_hook(lambda _, slopes: notes.add((SLOPE, _largest(slopes))))
     first = True
 
     def lie(moment: str) -> None:
         nonlocal built, first
         if moment == "after_init":
-            built = _calls_so_far()
+            built = groups_private.calls_so_far()
         elif first or moment == "after_step":
             first = False
             notes.add([str(getattr(p, "placements", "")) for p in model.parameters()])
@@ -99,7 +100,7 @@ def gathered(model: nn.Module, notes: Notes) -> None:
 @probe(at=("after_init",))
 def set_up(trainer: object, notes: Notes) -> int:
     """How many collectives the rank had called when its trainer was built; hangs no hook."""
-    return _calls_so_far()
+    return groups_private.calls_so_far()
 
 
 @probe()
@@ -199,11 +200,6 @@ def _middle(model: nn.Module) -> nn.Module:
 def _largest(values: Any) -> float:
     sizes = [value.abs().max().item() for value in values if isinstance(value, Tensor) and value.numel()]
     return float(max(sizes, default=0.0))
-
-
-def _calls_so_far() -> int:
-    """Of this rank in this run, on all of its groups that record."""
-    return sum(int(getattr(group, "calls", 0)) for group in groups_private.groups_of_this_thread())
 
 
 def _room(module: nn.Module, name: str) -> int:

@@ -1,0 +1,155 @@
+"""The first wrong quantity of a step and the lines around it: of wrong trainers, planted faults, and right steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec, TrainingCase
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import NotExact, Refused
+from fsdpcheck.execution import RunRequest
+from fsdpcheck.judging.first_wrong import first_wrong
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
+from fsdpcheck.strategies import enumeration
+
+HERE = Path(__file__).parent
+LOOPS = "tests.judging.wrong_loops"
+PLAIN = TrainingCase(
+    ModelSpec((LayerSpec(3, bias=True), LayerSpec(3))),
+    MeshSpec(2),
+    BatchLayout("contiguous", 4),
+    StepSpec(steps=2, normaliser=4, optimizer=OptimizerSpec("sgd", lr_exponent=1)),
+)
+PRIVATE = replace(
+    PLAIN, layout=BatchLayout("contiguous", 5), step=StepSpec(clipping="unclipped")
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("loop", "step", "said", "seen_in"),
+    [
+        (
+            "scale_forgotten",
+            0,
+            "the local gradient of instrument.weight on rank 0: is 2 times the right one",
+            "backward",
+        ),
+        ("first_sample_dropped", 0, "the local gradient of ", "backward"),
+        ("other_samples", 0, "the samples that arrive at the loss on rank 0: are not this rank's", "local_loss"),
+        ("gradient_doubled", 0, "the reduced gradient of ", "step"),
+        ("summed_again", 0, "the reduced gradient of ", "step"),
+        ("gradients_kept", 1, "the reduced gradient of ", "step"),
+        ("rate_halved", 0, "the options of the optimizer on rank 0: have lr of group 0 0.25, wanted 0.5", "step"),
+        ("read_before_update", 1, "a parameter as the forward reads it of ", "local_loss"),
+        ("never_steps", 0, "the parameters of ", ""),
+        ("shown_otherwise", 0, "the parameters before the first step", ""),
+    ],
+)
+def test_the_first_wrong_quantity_of_a_wrong_loop_is_told(
+    loop: str, step: int, said: str, seen_in: str, engine: SimulatedEngine
+) -> None:
+    found = first_wrong(Run(engine, f"{LOOPS}:{loop}"), PLAIN)
+    first, *others = found.text.splitlines()
+    if loop == "shown_otherwise":
+        assert first == f"the first to differ: {said}"
+        return
+    assert first.startswith(f"the first to differ, in step {step}: {said}"), found.text
+    if loop == "never_steps":
+        assert others[-1] == "no optimizer that the adapter was given has stepped on this rank"
+        return
+    assert f" in {seen_in}: " in others[-1], found.text
+    assert found.place in others[-1]
+
+
+def test_collectives_between_the_last_right_line_and_the_first_wrong_one_are_told(engine: SimulatedEngine) -> None:
+    found = first_wrong(Run(engine, f"{LOOPS}:summed_again"), PLAIN)
+    assert any(
+        line.startswith("in between: ")
+        and f"{HERE}/wrong_loops.py" in line
+        and "dist.all_reduce(parameter.grad)" in line
+        for line in found.text.splitlines()
+    ), found.text
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "said", "lines"),
+    [
+        ("shard_starts_rounded_down", PRIVATE, "the first to differ: the parameters before the first step", ()),
+        ("squared_norm_off_by_1e_9", PRIVATE, "the first to differ, in step 0: the norms on rank ", ()),
+        ("factor_off_by_1e_9", PRIVATE, "the first to differ, in step 0: the clip factors on rank ", ()),
+        ("summed_not_averaged", PRIVATE, "the first to differ, in step 0: the reduced gradient of ", ()),
+        ("summed_not_averaged", PLAIN, "the first to differ, in step 0: the reduced gradient of ", ("reduce_scatter",)),
+        ("update_skipped_on_last_rank", PRIVATE, "the first to differ, in step 0: the parameters of ", ()),
+    ],
+)
+def test_the_first_wrong_quantity_of_a_planted_fault_is_told(
+    name: str, case: TrainingCase, said: str, lines: tuple[str, ...], engine: SimulatedEngine
+) -> None:
+    right = first_wrong(Run(engine, "reference"), case)
+    assert right.text.startswith("right, as far as they are compared bit for bit: ")
+    assert right.place == ""
+    found = first_wrong(Run(engine, "reference", installs=(f"fsdpcheck.impl.faults:{name}",)), case).text
+    assert found.startswith(said), found
+    assert all(line in found for line in lines), found
+
+
+def test_it_is_that_of_a_run_with_the_features_in_use(engine: SimulatedEngine) -> None:
+    case = TrainingCase(
+        ModelSpec((LayerSpec(3),)), MeshSpec(2), BatchLayout("contiguous", 5), StepSpec(clipping="unclipped")
+    )
+    run = Run(engine, "reference_fsdp2", installs=("fsdpcheck.impl.faults:ignored_gradients_stay_local",))
+    assert first_wrong(run, case).text.startswith("right, as far as they are compared bit for bit: ")
+    asked = RunRequest(case, "reference_fsdp2", using=("ignored",))
+    assert first_wrong(run, case, asked).text.startswith(
+        "the first to differ, in step 0 (with ignored in use): the reduced gradient"
+    )
+    assert first_wrong(run, replace(case, mesh=MeshSpec(3)), asked).text == "", "the law used it in another case"
+
+
+RIGHT = (
+    ("reference", "training.plain"), ("reference", "clipping.coefficients"), ("fully_shard", "training.evaluation"),
+    ("ddp", "global-norm.update"), ("pipeline", "training.plain"),
+)  # fmt: skip
+LAWS = ("training.plain", "training.evaluation", "clipping.norms", "clipping.coefficients", "global-norm.update")
+ALL_RIGHT = tuple(
+    (adapter, law)
+    for adapter in (
+        "reference", "reference_fsdp2", "reference:bookkeeping", "fully_shard", "fsdp1", "ddp", "zero_redundancy",
+        "tensor_parallel", "sequence_parallel", "pipeline", "pipeline:one_f_one_b", "ddp:finding_unused",
+    )
+    for law in LAWS
+)  # fmt: skip
+
+
+def stories(engine: SimulatedEngine, adapter: str, law: str, count: int, seed: int) -> tuple[int, list[str]]:
+    """(cases that were looked at, what was said to be wrong in one)."""
+    run, looked_at, told = Run(engine, adapter), 0, []
+    for case in enumeration.distinct(chapters()[law].draw(run.features, (1, 2, 3, 4)), count, seed):
+        assert isinstance(case, TrainingCase)
+        try:
+            found = first_wrong(run, case)
+        except (NotExact, Refused):
+            continue
+        looked_at += found.text.startswith("right")
+        if found.place or found.text.startswith("the first"):
+            told.append(f"{case.describe()}\n{found.text}")
+    return looked_at, told
+
+
+@pytest.mark.parametrize(("adapter", "law"), RIGHT)
+def test_of_a_right_step_nothing_is_told(adapter: str, law: str, engine: SimulatedEngine) -> None:
+    looked_at, told = stories(engine, adapter, law, 6, 3)
+    assert (told, looked_at > 3) == ([], True)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("adapter", "law"), ALL_RIGHT)
+def test_of_many_right_steps_nothing_is_told(adapter: str, law: str, engine: SimulatedEngine) -> None:
+    if chapters()[law].not_promised(Run(engine, adapter).features):
+        pytest.skip("not promised")
+    looked_at, told = stories(engine, adapter, law, 120, 0)
+    assert (told, looked_at > 60) == ([], True)
