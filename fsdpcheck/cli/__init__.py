@@ -136,6 +136,8 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--avoid", type=_traits, default=(), metavar="TRAITS", help="draw no such case: tied,frozen (default: none)"
     )
     run.add_argument("--seed", type=int, default=0, metavar="N", help="draw other cases than everybody's (default: 0)")
+    more = "most findings of a law, each of another root: 1 ends it at the first (default: 8)"
+    run.add_argument("--roots", type=_roots, default=8, metavar="N", help=more)
     run.add_argument("--no-confirm", action="store_true", help="do not run findings again on real gloo processes")
     run.add_argument(
         "--budget", type=_seconds, metavar="SECONDS", help="draw no further case after so long (default: none)"
@@ -231,6 +233,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         units=options.units,
         real=options.real,
         laws_from=tuple(options.laws),
+        roots=options.roots,
     )
 
 
@@ -334,6 +337,12 @@ def _jobs(text: str) -> int | None:
         return None
     if not text.isdecimal() or not 1 <= int(text) <= 1024:
         raise argparse.ArgumentTypeError(f"{text!r}: wanted auto or a number from 1 to 1024")
+    return int(text)
+
+
+def _roots(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f"{text!r}: wanted a number from 1 to 64")
     return int(text)
 
 

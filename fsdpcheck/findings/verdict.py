@@ -34,7 +34,9 @@ class Finding:
     was seen. ``case`` is the case as JSON, ``words`` the same for people. ``confirmed``: did real gloo processes break
     the same law on the same case; ``note`` says why not, or what else must be known.
     ``when``: which single changes of the case make the law hold, and which kind of case alone breaks it; a line each.
-    ``stage``: what of a step differs first, and between which lines. Both may be empty.
+    ``stage``: what of a step differs first, and between which lines. Both may be empty. ``quantity``: what differs
+    first, in two words. ``holds_with``, ``breaks_with``: single changes of the case by what comes of them.
+    ``alike``: how many further cases of the law fail like this one.
     """
 
     law: str
@@ -57,13 +59,20 @@ class Finding:
     stage: str = ""
     laws: str = ""
     """The file of the law, if it is a user's own."""
+    quantity: str = ""
+    holds_with: tuple[str, ...] = ()
+    breaks_with: tuple[str, ...] = ()
+    alike: int = 0
 
-    @property
-    def root(self) -> tuple[str, ...]:
-        """Findings with one root are one defect seen by several laws."""
-        if self.kind in ("value", "undetermined"):
-            return (self.adapter, self.kind, self.cause or self.what)
-        return (self.adapter, self.kind, self.place or self.got)
+    def bounded(self) -> Finding:
+        """The finding with excerpts of its texts: they may quote what an implementation says (errors/excerpt.py)."""
+        quoted: dict[str, Any] = {name: excerpt(getattr(self, name), WHOLE) for name in _QUOTING}
+        return dataclasses.replace(self, **quoted)
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> Finding:
+        several = {name: tuple(data.get(name, ())) for name in ("holds_with", "breaks_with")}
+        return Finding(**{**data, **several})
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,7 @@ class Verdict:
     ``undrawn``: traits that the adapter accepts and that none of them demanded, so that nothing is said of them;
     ``never``: so of kinds of cases that the law names and that none of them was, in words (see judging/coverage.py).
     ``left``: what ranks, or importing the adapter, left changed of the process, a sentence each; it was put back.
+    ``behind``: findings of other roots, among the cases that do not fail like ``finding``.
     """
 
     law: str
@@ -92,6 +102,12 @@ class Verdict:
     finding: Finding | None = None
     exit_code: int = HOLDS
     left: tuple[str, ...] = ()
+    behind: tuple[Finding, ...] = ()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All of them, in the order in which they were met."""
+        return () if self.finding is None else (self.finding, *self.behind)
 
     @property
     def root(self) -> tuple[str, ...]:
@@ -112,11 +128,9 @@ class Verdict:
 
     def bounded(self) -> Verdict:
         """The verdict with excerpts of its texts: they may quote what an implementation says (errors/excerpt.py)."""
-        finding = self.finding
-        if finding is not None:
-            quoted: dict[str, Any] = {name: excerpt(getattr(finding, name), WHOLE) for name in _QUOTING}
-            finding = dataclasses.replace(finding, **quoted)
-        return dataclasses.replace(self, reason=excerpt(self.reason, WHOLE), finding=finding)
+        finding = None if self.finding is None else self.finding.bounded()
+        behind = tuple(one.bounded() for one in self.behind)
+        return dataclasses.replace(self, reason=excerpt(self.reason, WHOLE), finding=finding, behind=behind)
 
     def to_data(self) -> dict[str, Any]:
         """As JSON data; ``from_data`` is its inverse."""
@@ -126,7 +140,9 @@ class Verdict:
     def from_data(data: Mapping[str, Any]) -> Verdict:
         finding = data["finding"]
         several = {name: tuple(data.get(name, ())) for name in ("undrawn", "never", "left")}
-        return Verdict(**{**data, **several, "finding": Finding(**finding) if finding else None})
+        behind = tuple(Finding.from_data(one) for one in data.get("behind", ()))
+        found = Finding.from_data(finding) if finding else None
+        return Verdict(**{**data, **several, "finding": found, "behind": behind})
 
 
 def exit_code(codes: Iterable[int]) -> int:

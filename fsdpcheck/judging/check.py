@@ -14,11 +14,13 @@ from fsdpcheck.case.profiles import PROFILES, WORLD_SIZES
 from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import INTERNAL, USAGE, NotExact, Refused
 from fsdpcheck.execution import RunRequest
+from fsdpcheck.findings.roots import grouped
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging import coverage, nondeterminism, wording
 from fsdpcheck.judging.counterexample import finding_of
 from fsdpcheck.judging.exploration import Exploration, OnCase, sizes_for
+from fsdpcheck.judging.known_root import KnownRoot
 from fsdpcheck.judging.model_process import gives_classes, judge
 from fsdpcheck.judging.run import Run
 from fsdpcheck.judging.tally import Tally
@@ -39,6 +41,7 @@ def check_law(
     on_case: OnCase | None = None,
     shrink: bool = True,
     most: int | None = None,
+    roots: int = 1,
 ) -> Verdict:
     """Judge ``law`` on distinct cases, at ``most`` PROFILES[profile] unless said; the same arguments, the same verdict.
 
@@ -48,6 +51,8 @@ def check_law(
     below that number no label is demanded.
     ``on_case`` is called before each case runs. ``deadline`` (time.monotonic) stops drawing; a law that has its
     cases and labels then holds, with a note. Without ``shrink`` a finding keeps the first case that breaks the law.
+    With more than one of ``roots`` judging goes on behind a finding: cases that fail like it are set aside, the rest is
+    judged, until no new root comes, or so many have.
     Raises nothing but KeyboardInterrupt: what goes wrong is in the verdict.
     """
     asked = world_sizes or WORLD_SIZES[profile]
@@ -70,7 +75,32 @@ def check_law(
             found.look_further()
     tally.left.update(dict.fromkeys(run.engine.settle()))
     verdict = varied or wording.verdict(found, stop)
+    if verdict.status == "finding" and not varied and not stop and run.engine.name == "simulated":
+        verdict = _with_more(found, verdict, count, roots)
     return replace(verdict, seconds=time.monotonic() - started).bounded()
+
+
+def _with_more(found: Exploration, verdict: Verdict, count: int, roots: int) -> Verdict:
+    """``verdict`` with findings of other roots among the cases that are left, at most ``roots`` in all."""
+    assert verdict.finding is not None
+    seen, ended = [KnownRoot(verdict.finding)], ""
+    while len(seen) < 2 * roots and len(grouped(one.finding for one in seen)) < roots:
+        on = found.behind(*seen)
+        stop = on.explore(count)
+        if stop is not None or on.broken is None:
+            ended = wording.ended_behind(on, stop)
+            break
+        on.look_further()
+        finding = wording.diagnosed(on).finding
+        assert finding is not None
+        seen.append(KnownRoot(finding))
+    alike = {id(one.finding): len(one.alike) for one in seen}
+    groups = grouped(one.finding for one in seen)
+    first, *behind = (
+        replace(group[0], alike=len(group) - 1 + sum(alike[id(one)] for one in group)) for group in groups
+    )
+    first = replace(first, note="; ".join(filter(None, (first.note, ended))))
+    return replace(wording.broken(found, first, verdict.exit_code), behind=tuple(behind))
 
 
 def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None, diagnose: bool = True) -> Verdict:

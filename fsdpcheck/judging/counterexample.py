@@ -15,8 +15,10 @@ from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging import first_wrong, one_change, uninitialised_memory
 from fsdpcheck.judging.attribution import DIAGNOSED, Evidence
 from fsdpcheck.judging.first_wrong import FirstWrong
+from fsdpcheck.judging.known_root import seen
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.model_process import called
+from fsdpcheck.judging.one_change import Tried
 from fsdpcheck.judging.run import Run
 
 
@@ -31,8 +33,8 @@ class Counterexample:
     """What the newest run was asked for when the law broke."""
     evidence: Evidence = field(default_factory=Evidence)
     first_wrong: FirstWrong = field(default_factory=FirstWrong)
-    turned: str = ""
-    """Which changes of the smallest case make the law hold."""
+    tried: Tried = field(default_factory=Tried)
+    """Changes of the smallest case."""
     memory: str = ""
     """The cause, if it is uninitialised memory."""
 
@@ -63,7 +65,8 @@ class Counterexample:
                 self.evidence.drawn.setdefault(case, True)
                 if len(self.evidence.causes) < DIAGNOSED:
                     self.evidence.causes.append(error.causes)
-        self.turned = _unless_it_fails(lambda: one_change.when(smallest, self.evidence.drawn, holds))
+        with suppress(Exception):
+            self.tried = one_change.tried(smallest, self.evidence.drawn, holds)
 
     def diagnosed(self) -> Finding:
         """The finding with what the minimal case and all evidence say about its cause."""
@@ -73,22 +76,30 @@ class Counterexample:
         cause = self.memory or minimal.cause
         if not self.memory and (minimal.causes is not None or any(self.evidence.causes)):
             cause = self.evidence.cause(minimal.causes)
-        when = "\n".join(filter(None, (self.turned, self.evidence.when())))
-        place = self.finding.place or self.first_wrong.place
-        return replace(self.finding, cause=cause, when=when, stage=self.first_wrong.text, place=place)
+        first_wrong, tried = self.first_wrong, self.tried
+        return replace(
+            self.finding,
+            cause=cause,
+            when="\n".join(filter(None, (one_change.in_words(tried), self.evidence.when()))),
+            stage=first_wrong.text,
+            place=self.finding.place or first_wrong.place,
+            quantity=first_wrong.quantity,
+            holds_with=tried.holds,
+            breaks_with=tried.breaks,
+        )
 
 
 def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:
     """The finding that ``violation`` of ``law`` on ``case`` is, right after the run that broke it, without a cause."""
-    failure = None if violation.despite else run.failure
+    kind, place = seen(run, violation)
     token = encode(Token(law.name, run.adapter_ref, case, run.installs, run.schedule, run.engine.name))
     return Finding(
         law=law.name,
         guarantee=law.guarantee,
         adapter=run.adapter_ref,
         engine=run.engine.name,
-        kind=failure.kind if failure else "value",
-        place=next((rank.where for rank in failure.ranks if rank.where), "") if failure else "",
+        kind=kind,
+        place=place,
         what=violation.what,
         got=violation.got,
         wanted=violation.wanted,

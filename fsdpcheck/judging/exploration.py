@@ -22,6 +22,7 @@ from fsdpcheck.judging import census, coverage, model_refusals
 from fsdpcheck.judging.attribution import CASES, Evidence
 from fsdpcheck.judging.counterexample import Counterexample, finding_of
 from fsdpcheck.judging.drawing import Batch
+from fsdpcheck.judging.known_root import KnownRoot
 from fsdpcheck.judging.model_process import called, gives_classes, judge
 from fsdpcheck.judging.run import Run
 from fsdpcheck.judging.tally import HOPELESS, UNLIKELY, Tally
@@ -50,6 +51,14 @@ class Rejected(Exception):
     """The case could not be judged; another is judged in its place."""
 
 
+class SetAside(Exception):
+    """The case breaks the law as ``known`` did, which is told already."""
+
+    def __init__(self, known: KnownRoot) -> None:
+        super().__init__(known)
+        self.known = known
+
+
 class Stop(BaseException):
     """Leaves Hypothesis at once, whatever it is doing. ``error`` is None when the budget is spent."""
 
@@ -73,6 +82,8 @@ class Exploration:
     deadline: float | None = None
     seed: int = 0
     shrink: bool = True
+    known: tuple[KnownRoot, ...] = ()
+    """What is told already: cases that break the law so are set aside."""
     broken: Counterexample | None = None
     undiagnosed: str = ""
     """What went wrong while the cause of a finding was looked for."""
@@ -81,11 +92,17 @@ class Exploration:
     _drawn: Evidence = field(default_factory=Evidence)
 
     def explore(self, most: int) -> BaseException | None:
-        """Judge ``most`` cases, and more for labels that must occur; what ended it early, or None."""
-        return self._draw(most) or self._reach()
+        """Judge cases until ``most`` are, and more for labels that must occur; what ended it early, or None."""
+        left = most - self.tally.passed
+        return (self._draw(left) if left > 0 else None) or self._reach()
+
+    def behind(self, *known: KnownRoot) -> Exploration:
+        """The exploration of what is left: it goes on with the cases that this one has not judged."""
+        held = Evidence(drawn={case: False for case, failed in self._drawn.drawn.items() if not failed})
+        return replace(self, known=known, broken=None, undiagnosed="", _patience=None, _drawn=held)
 
     def judge(self, case: Case) -> None:
-        """Judge one case. Raises Violation, Rejected and Stop."""
+        """Judge one case. Raises Violation, SetAside, Rejected and Stop."""
         self._begin(case)
         try:
             self._ask(case)
@@ -98,6 +115,8 @@ class Exploration:
         except Violation as violation:
             if self.refused_for_mixing(case):
                 self._next(violation)
+            if (known := self._known(case, violation)) is not None:
+                raise SetAside(known) from violation
             self.breaks(case, violation)
             raise
         except Exception as error:
@@ -134,6 +153,10 @@ class Exploration:
             self.broken.violations = [*kept, (case, violation)]
         self.tally.left.update(self.run.ran.left)
         self.count(case)
+
+    def _known(self, case: Case, violation: Violation) -> KnownRoot | None:
+        """What is told already and breaks the law as ``case`` does, which was just run."""
+        return next((one for one in self.known if one.has(case, violation, self.run)), None)
 
     def count(self, case: Case) -> None:
         new = () if case in self.tally.judged else census.labels(case, self.run)
@@ -180,6 +203,9 @@ class Exploration:
             self.run.ran.clear()
             try:
                 judge(self.law, case, self.run)
+            except Violation as violation:
+                known = self._known(case, violation)
+                yield case, violation if known is None else SetAside(known)
             except Exception as error:
                 yield case, error
             else:
@@ -230,6 +256,10 @@ class Exploration:
                     self._work_ahead(following)
                 try:
                     self._judge_or_count(case)
+                except SetAside as aside:
+                    tally.passed += 1
+                    aside.known.alike.add(case)
+                    self.count(case)
                 except Rejected:
                     continue
                 except Violation:
@@ -280,7 +310,7 @@ class Exploration:
             met.append(case)
             try:
                 self.judge(case)
-            except Rejected:
+            except (Rejected, SetAside):
                 hypothesis.reject()
 
         try:

@@ -63,10 +63,11 @@ class Point:
 @dataclass(frozen=True)
 class FirstWrong:
     """``text``: what to say, "" for nothing. ``place``: "file:line" where the first wrong quantity was seen, or, if it
-    was seen at no line, the last right one; "" if nothing is wrong."""
+    was seen at no line, the last right one; "" if nothing is wrong. ``quantity``: of which kind it is; "" so too."""
 
     text: str = ""
     place: str = ""
+    quantity: str = ""
 
 
 def first_wrong(run: Run, case: TrainingCase, asked: RunRequest | None = None) -> FirstWrong:
@@ -91,7 +92,7 @@ def first_wrong(run: Run, case: TrainingCase, asked: RunRequest | None = None) -
         return FirstWrong()
     before = answer.steps[0].before
     if any(not alike(own.initial.get(name), value) for own in execution.ranks for name, value in before.items()):
-        return FirstWrong(f"the first to differ: {INITIAL}")
+        return FirstWrong(f"the first to differ: {INITIAL}", quantity="initial parameters")
     in_use = f" (with {', '.join(using)} in use)" * bool(using)
     return _told(answer, execution, whole, in_use)
 
@@ -318,7 +319,7 @@ def _sentence(
     elif wrong.kind == "updated" and not any(point.kind == "options" for point in points):
         words.append("no optimizer that the adapter was given has stepped on this rank")
     lines = wrong.lines or (last.lines if last else ())
-    return FirstWrong("\n".join(words), lines[0].partition(" ")[0] if lines else "")
+    return FirstWrong("\n".join(words), lines[0].partition(" ")[0] if lines else "", wrong.kind)
 
 
 def _begins_before(point: Point, wrong: Point) -> bool:

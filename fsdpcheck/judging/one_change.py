@@ -1,4 +1,4 @@
-"""One change at a time: which single change of the case shown makes the law hold? Never part of a verdict.
+"""One change at a time: which single change of the case shown makes the law hold? Never part of a verdict by itself.
 
 The changes are those that make a case more ordinary: one rank, one micro-batch, nothing tied. Only cases of a kind that
 the law draws are asked of it: a change counts where some case that was drawn is already so. What a change leaves
@@ -31,17 +31,29 @@ class Change:
     make: Callable[[Any], Case]
 
 
-def when(case: Case, drawn: Collection[Case], holds: Callable[[Case], bool | None]) -> str:
-    """Which changes of ``case``, one at a time, make the law hold; "" where none can be tried.
+@dataclass(frozen=True)
+class Tried:
+    """Changes of one case by what came of each alone, in words."""
 
-    ``drawn``: cases that the law draws. ``holds(case)``: None where that cannot be told.
-    """
-    told, failing = [], 0
-    for words, changed in _changed(case, drawn):
-        held = holds(changed)
-        if held:
-            told.append(words)
-        failing += held is False
+    holds: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
+
+
+def tried(case: Case, drawn: Collection[Case], holds: Callable[[Case], bool | None]) -> Tried:
+    """Changes of ``case``, one at a time. ``drawn``: cases that the law draws. ``holds(case)``: None for unknown."""
+    found = [(words, holds(changed)) for words, changed in _changed(case, drawn)]
+    return Tried(tuple(words for words, held in found if held), tuple(words for words, held in found if held is False))
+
+
+def lacks(case: Case, changes: Collection[str]) -> bool:
+    """Whether ``case`` is so with none of ``changes``, as the case is that they were tried on."""
+    known = CHANGES if isinstance(case, TrainingCase) else tuple(_plainer(case))
+    return not any(change.words in changes and change.is_so(case) for change in known)
+
+
+def in_words(tried: Tried) -> str:
+    """Which changes make the law hold; "" where none could be tried."""
+    told, failing = [*tried.holds], len(tried.breaks)
     others = f"{failing} other{'s' * (failing != 1)}"
     if not told:
         return f"breaks with each of {failing} single changes as well" if failing > 1 else ""

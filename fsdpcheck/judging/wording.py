@@ -91,6 +91,16 @@ def diagnosed(found: Exploration, note: str = "") -> Verdict:
     return broken(found, replace(finding, note="; ".join(notes)), INTERNAL)
 
 
+def ended_behind(found: Exploration, stop: BaseException | None) -> str:
+    """What ended the judging behind a finding, if not all of its cases are judged by then."""
+    if stop is None:
+        return ""
+    error, case = (stop.error, stop.case) if isinstance(stop, Stop) else (stop, None)
+    if error is None:
+        return "the budget was spent before all other cases were judged"
+    return f"an error ended the judging of other cases: {_error(found, error, case).reason}"
+
+
 def not_supported(found: Exploration) -> Verdict:
     """What is said of a model that the adapter refuses, if only in some cases: no pass."""
     tally = found.tally

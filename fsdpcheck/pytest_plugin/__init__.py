@@ -139,7 +139,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     plan = pyfuncitem.config.stash[_PLAN]
     bound: Any = pyfuncitem.funcargs["run"]
-    verdict = check_law(law, bound, plan.profile, plan.world_sizes)
+    verdict = check_law(law, bound, plan.profile, plan.world_sizes, roots=plan.roots)
     told = {name: getattr(verdict, name) for name in ("law", "status", "cases", "rejected", "adapter", "never", "left")}
     pyfuncitem.user_properties.append((_PROPERTY, {**told, "shared": list(bound.ran.shared)}))
     _conclude(verdict)
@@ -151,7 +151,9 @@ def _conclude(verdict: Verdict) -> None:
     if verdict.status in ("not promised", "not asked"):
         pytest.skip(f"{verdict.status}: {verdict.reason}")
     if verdict.finding is not None:
-        pytest.fail(finding.render([verdict.finding], 1, colour.painter(sys.stdout)), pytrace=False)
+        paint = colour.painter(sys.stdout)
+        told = [finding.render([one], number, paint) for number, one in enumerate(verdict.findings, 1)]
+        pytest.fail("\n\n".join(told), pytrace=False)
     if verdict.status != "holds":
         pytest.fail(finding.trouble(verdict), pytrace=False)
 

@@ -11,7 +11,7 @@ from fsdpcheck.report.conditions import conditions
 from fsdpcheck.session.journal import digest_of_document, digest_of_verdict
 from fsdpcheck.session.ledger import Ledger, Origin
 
-SCHEMA: Final = 4
+SCHEMA: Final = 5
 """Version of the document; it grows with every change that a reader could notice."""
 
 

@@ -13,14 +13,6 @@ from fsdpcheck.findings.verdict import Finding, Verdict
 from fsdpcheck.report.colour import Paint
 
 
-def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings by root, in the order their roots were found; the first of a group is told in full."""
-    groups: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in findings:
-        groups.setdefault(finding.root, []).append(finding)
-    return list(groups.values())
-
-
 def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[str] = ()) -> str:
     """One root as text: its first finding in full, the other laws it breaks in a line each."""
     first, *others = group
@@ -32,6 +24,7 @@ def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[s
     lines += _entry("cause", f"probably: {first.cause}") if first.cause else []
     lines += _entry("stage", first.stage) if first.stage else []
     lines += _entry("when", first.when) if first.when else []
+    lines += _entry("alike", f"{first.alike} further cases of this law fail so") if first.alike else []
     lines += _entry("avoid", f"--avoid {trait} leaves such cases out") if (trait := _trait(first)) else []
     lines += [f"  confirmed on gloo: {first.confirmed}" + (f" ({first.note})" if first.note else "")]
     lines += [f"  replay with: {replay_command(first, installs)}"]

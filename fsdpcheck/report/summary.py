@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fsdpcheck.errors.excerpt import shown
+from fsdpcheck.findings import roots
 from fsdpcheck.findings.verdict import NOT_CHECKED
 from fsdpcheck.report import conditions, finding, table, unjudged_cases
 from fsdpcheck.report.colour import Paint
@@ -14,7 +15,7 @@ def ending(ledger: Ledger, paint: Paint) -> str:
     ledger = shown(ledger)
     parts = ["\n".join(ledger.notes), table.table(ledger, paint)]
     parts += conditions.sentences(verdict.law for verdict in ledger.verdicts.values() if verdict.cases)
-    groups = finding.grouped(ledger.findings)
+    groups = roots.grouped(ledger.findings)
     parts += [finding.render(group, number, paint, ledger.plan.installs) for number, group in enumerate(groups, 1)]
     parts += finding.troubles(
         verdict

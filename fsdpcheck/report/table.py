@@ -8,6 +8,7 @@ from collections.abc import Container, Sequence
 from typing import Final
 
 from fsdpcheck.errors import HOLDS
+from fsdpcheck.findings.roots import grouped
 from fsdpcheck.findings.verdict import NOT_CHECKED, Status, Verdict
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.session.ledger import Ledger
@@ -155,7 +156,8 @@ def _again(ledger: Ledger) -> dict[tuple[str, str], list[str]]:
 
 def _note(verdict: Verdict) -> str:
     if verdict.finding is not None:
-        return verdict.finding.what
+        more = len(verdict.behind)
+        return verdict.finding.what + f", and {more} other finding{'s' * (more > 1)}" * bool(more)
     lines = verdict.reason.splitlines()
     short = verdict.exit_code == HOLDS or verdict.reason.startswith(NOT_CHECKED)
     return "" if not lines else lines[0] if short else "see below"
@@ -165,5 +167,5 @@ def _findings(ledger: Ledger) -> str:
     findings = ledger.findings
     if not findings:
         return "0 findings"
-    roots = len({finding.root for finding in findings})
+    roots = len(grouped(findings))
     return f"{len(findings)} finding{'s' * (len(findings) > 1)} of {roots} root{'s' * (roots > 1)}"

@@ -103,7 +103,7 @@ class Ledger:
 
     @property
     def findings(self) -> list[Finding]:
-        return [verdict.finding for verdict in self.verdicts.values() if verdict.finding is not None]
+        return [finding for verdict in self.verdicts.values() for finding in verdict.findings]
 
     @property
     def exit_code(self) -> int:
@@ -152,9 +152,11 @@ class Ledger:
     def _confirm(self, event: Mapping[str, Any]) -> None:
         key = (event["law"], event["adapter"])
         verdict = self.verdicts[key]
-        assert verdict.finding is not None
-        finding = replace(verdict.finding, confirmed=event["confirmed"], note=event["note"])
-        self.verdicts[key] = replace(verdict, finding=finding)
+        finding, *behind = (
+            replace(one, confirmed=event["confirmed"], note=event["note"]) if one.token == event["token"] else one
+            for one in verdict.findings
+        )
+        self.verdicts[key] = replace(verdict, finding=finding, behind=tuple(behind))
 
 
 def lost(token: Token, engine: str, how: str, guarantee: str = "", number: str = "") -> Verdict:

@@ -44,6 +44,8 @@ class Plan:
     real: bool = False
     laws_from: tuple[str, ...] = ()
     """Files or modules with laws of one's own."""
+    roots: int = 8
+    """Findings of one law, each of another root, before its judging ends."""
 
     @property
     def own(self) -> tuple[str, str, str, str]:

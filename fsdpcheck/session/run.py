@@ -202,6 +202,7 @@ class _Check:
             seed=plan.seed,
             deadline=self._deadline,
             on_case=_telling(self._emit, seen),
+            roots=plan.roots,
         )
         if verdict.status == "holds" and run.ran.shared:
             verdict = self._confirm.held(found, run, verdict, seen)
@@ -209,8 +210,8 @@ class _Check:
         self._loaded.add(*model_process.loaded())
         self._tell_sources(pair)
         self._emit({"event": "verdict", **verdict.to_data()})
-        if verdict.finding is not None:
-            self._emit({"event": "confirmation", **pair, **self._confirm(found, verdict)})
+        for finding in verdict.findings:
+            self._emit({"event": "confirmation", **pair, **self._confirm(found, finding)})
         return verdict
 
     def _tell_sources(self, pair: dict[str, str]) -> None:
@@ -237,11 +238,10 @@ class _Confirmation:
         self._stack, self._plan, self._used = stack, plan, used
         self._engine: Engine | None = None
 
-    def __call__(self, found: Law, verdict: Verdict) -> dict[str, str]:
-        assert verdict.finding is not None
-        confirmed, note = self._confirm(found, verdict.finding)
-        notes = [text for text in (verdict.finding.note, note) if text]
-        return {"confirmed": confirmed, "note": "; ".join(notes)}
+    def __call__(self, found: Law, finding: Finding) -> dict[str, str]:
+        confirmed, note = self._confirm(found, finding)
+        notes = [text for text in (finding.note, note) if text]
+        return {"token": finding.token, "confirmed": confirmed, "note": "; ".join(notes)}
 
     def _confirm(self, found: Law, finding: Finding) -> tuple[Confirmation, str]:
         case = from_json(json.dumps(finding.case))

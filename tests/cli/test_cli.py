@@ -21,6 +21,7 @@ OPTIONS = {
         "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
         "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",
         "--optimizer", "--units", "--real", "--resume", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
+        "--roots",
     },
     "replay": {
         "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--laws", "--loss", "--model",

@@ -14,7 +14,7 @@ from fsdpcheck.case.sampler import SamplerCase, SamplingSpec
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.judging import one_change
 from fsdpcheck.judging.check import check_law
-from fsdpcheck.judging.one_change import CHANGES, when
+from fsdpcheck.judging.one_change import CHANGES, in_words, lacks, tried
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import enumeration
@@ -30,7 +30,7 @@ PLAIN = TrainingCase(ModelSpec((LayerSpec(1),)))
 
 
 def told(case: Case, holds: Callable[[TrainingCase], bool | None], *more: Case) -> str:
-    return when(case, (case, PLAIN, *more), holds)  # type: ignore[arg-type]
+    return in_words(tried(case, (case, PLAIN, *more), holds))  # type: ignore[arg-type]
 
 
 def test_the_changes_that_make_a_law_hold_are_named_and_the_others_counted() -> None:
@@ -60,14 +60,14 @@ def test_only_what_some_drawn_case_is_like_is_tried() -> None:
     told(CASE, lambda case: seen.append(case))
     assert any(case.world_size == 1 for case in seen)
     seen.clear()
-    when(CASE, (CASE, replace(CASE, seed=1)), lambda case: seen.append(case))  # type: ignore[arg-type, return-value]
+    tried(CASE, (CASE, replace(CASE, seed=1)), lambda case: seen.append(case))  # type: ignore[arg-type, return-value]
     assert [case.seed for case in seen] == [CASE.seed + 1], "no case was drawn that is more ordinary"
 
 
 def test_a_case_that_trains_nothing_has_its_fields_set_back_one_by_one() -> None:
     case = SamplerCase(SamplingSpec(records=5, batch_size=2, shuffle=True), MeshSpec(2))
     ordinary = SamplerCase(SamplingSpec(records=1), MeshSpec())
-    said = when(case, (case, ordinary), lambda one: not one.sampling.shuffle)  # type: ignore[union-attr]
+    said = in_words(tried(case, (case, ordinary), lambda one: not one.sampling.shuffle))  # type: ignore[union-attr]
     assert said.startswith("holds with one change: sampling.shuffle = False; breaks with ")
 
 
@@ -116,3 +116,10 @@ def test_a_planted_fault_is_told_by_the_change_that_mends_it(
     found = check_law(chapters()[law], Run(engine, subject, installs=(f"fsdpcheck.impl.faults:{fault}",))).finding
     assert found is not None
     assert said in found.when
+
+
+def test_a_case_lacks_what_it_is_not() -> None:
+    assert lacks(CASE, ("one micro-batch", "no replicas"))
+    assert not lacks(CASE, ("one micro-batch", "one group of parameters"))
+    assert not lacks(PLAIN, ("one micro-batch",))
+    assert lacks(PLAIN, ())

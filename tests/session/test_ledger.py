@@ -12,6 +12,7 @@ import pytest
 
 from fsdpcheck.case import BatchLayout, LayerSpec, ModelSpec, TrainingCase
 from fsdpcheck.errors import UsageError
+from fsdpcheck.findings import roots
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.verdict import Finding, Verdict, exit_code
 from fsdpcheck.report import colour, document, finding, summary, table
@@ -72,8 +73,12 @@ def test_verdicts_go_through_json_unchanged(ledger: Ledger) -> None:
 
 def test_a_confirmation_reaches_its_finding(ledger: Ledger) -> None:
     told = {"event": "confirmation", "law": "norms.sum", "adapter": "opacus", "confirmed": "no", "note": "why"}
-    ledger.take(told)
+    ledger.take({**told, "token": FINDING.token})
     assert (ledger.findings[0].confirmed, ledger.findings[0].note) == ("no", "why")
+    verdict = ledger.verdicts["norms.sum", "opacus"]
+    ledger.verdicts["norms.sum", "opacus"] = replace(verdict, behind=(replace(FINDING, token="v1:other"),))
+    ledger.take({**told, "token": "v1:other", "note": "of the other"})
+    assert [finding.note for finding in ledger.findings] == ["why", "of the other"]
 
 
 def test_a_lost_process_is_a_finding_of_the_case_that_ran(ledger: Ledger) -> None:
@@ -156,7 +161,7 @@ def test_what_an_adapter_does_not_accept_is_named_where_something_holds(ledger: 
 def test_findings_of_one_root_are_told_once() -> None:
     again = replace(FINDING, law="norms.other", got="another text", token="v1:other")
     elsewhere = replace(FINDING, law="norms.third", place="opacus/y.py:1")
-    groups = finding.grouped([FINDING, again, elsewhere])
+    groups = roots.grouped([FINDING, again, elsewhere])
     assert groups == [[FINDING, again], [elsewhere]]
     text = finding.render(groups[0], 1, plain)
     assert "the same root breaks norms.other: fsdpcheck replay 'v1:other'" in text
@@ -165,9 +170,9 @@ def test_findings_of_one_root_are_told_once() -> None:
 
 def test_a_wrong_value_is_no_one_elses_root() -> None:
     value = replace(FINDING, kind="value", place="")
-    assert value.root == replace(value, law="other", got="7").root
-    assert value.root != replace(value, cause="").root
-    assert value.root != replace(value, adapter="mine").root
+    assert roots.same(value, replace(value, law="other", got="7"))
+    assert not roots.same(value, replace(value, cause=""))
+    assert not roots.same(value, replace(value, adapter="mine"))
 
 
 def test_a_finding_of_one_trait_says_how_to_leave_it_out() -> None:
@@ -225,7 +230,7 @@ def test_the_journal_holds_every_verdict_until_the_document_does(ledger: Ledger,
     journal.close(document.document(ledger))
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
     data = json.loads(file.read_text())
-    assert (data["schema"], data["exit_code"], len(data["verdicts"])) == (4, 1, 3)
+    assert (data["schema"], data["exit_code"], len(data["verdicts"])) == (5, 1, 3)
 
 
 class Terminal(io.StringIO):

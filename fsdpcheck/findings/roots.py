@@ -1,0 +1,59 @@
+"""Roots: which findings are one defect, seen by several laws or in several cases. Plain data, without torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from fsdpcheck.findings.verdict import Finding
+
+_OF_VALUES: Final = ("value", "undetermined")
+_NUMBER: Final = re.compile(r"\d[\d.e+-]*")
+
+
+def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Findings by root, in the order their roots were found; each is with the first group that has its like."""
+    groups: list[list[Finding]] = []
+    for finding in findings:
+        home = next((group for group in groups if any(same(finding, other) for other in group)), None)
+        if home is None:
+            groups.append([finding])
+        else:
+            home.append(finding)
+    return groups
+
+
+def same(one: Finding, other: Finding) -> bool:
+    """Whether both are probably one defect.
+
+    Failures are, that happen at one line. Wrong values are, of one cause; where one of them has none, if the first
+    wrong quantity is the same at the same line, and the same single changes of their cases make them hold.
+    """
+    if (one.adapter, one.kind) != (other.adapter, other.kind):
+        return False
+    if one.kind not in _OF_VALUES:
+        return (one.place or one.got) == (other.place or other.got)
+    if one.cause and other.cause:
+        return _NUMBER.sub("#", one.cause) == _NUMBER.sub("#", other.cause)
+    if not _located(one) or not _located(other):
+        return (one.cause or one.what) == (other.cause or other.what)
+    if _differ(one.quantity, other.quantity) or _differ(one.place, other.place):
+        return False
+    return _turned_alike(one, other)
+
+
+def _located(finding: Finding) -> bool:
+    return bool(finding.quantity or finding.holds_with)
+
+
+def _differ(one: str, other: str) -> bool:
+    return bool(one and other and one != other)
+
+
+def _turned_alike(one: Finding, other: Finding) -> bool:
+    """Whether each change that was tried in both cases did the same, one that makes them hold among them if any did."""
+    holds, breaks = {*one.holds_with}, {*one.breaks_with}
+    if holds & {*other.breaks_with} or breaks & {*other.holds_with}:
+        return False
+    return bool(holds & {*other.holds_with}) or not (holds or other.holds_with)

@@ -1,0 +1,47 @@
+"""Which findings are one root: failures by line, wrong values by cause, first wrong quantity and single changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fsdpcheck.findings.roots import grouped, same
+from fsdpcheck.findings.verdict import Finding
+
+TEXTS = ("law", "guarantee", "adapter", "engine", "what", "got", "wanted", "where", "words", "token")
+FINDING = Finding(**dict.fromkeys(TEXTS, "x"), kind="value", place="", cause="", case={})  # type: ignore[arg-type]
+ONE_BATCH = replace(FINDING, quantity="gradient", holds_with=("one micro-batch",), breaks_with=("one rank", "no bias"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wanted"),
+    [
+        (replace(FINDING, kind="lost", place="a.py:1"), replace(FINDING, kind="lost", place="a.py:1", got="y"), True),
+        (replace(FINDING, kind="raised", place="a.py:1"), replace(FINDING, kind="raised", place="a.py:2"), False),
+        (replace(FINDING, kind="raised", place="a.py:1"), replace(FINDING, kind="deadlock", place="a.py:1"), False),
+        (replace(FINDING, cause="W = 2 times"), replace(FINDING, cause="W = 3 times", what="y"), True),
+        (replace(FINDING, cause="W = 2 times"), replace(FINDING, cause="N = 2 times"), False),
+        (FINDING, replace(FINDING, what="y"), False),
+        (FINDING, replace(FINDING, law="y"), True),
+        (ONE_BATCH, replace(ONE_BATCH, what="y", breaks_with=("SGD",)), True),
+        (ONE_BATCH, replace(ONE_BATCH, what="y", cause="z"), True),
+        (ONE_BATCH, replace(ONE_BATCH, what="y", quantity=""), True),
+        (ONE_BATCH, replace(ONE_BATCH, quantity="updated"), False),
+        (ONE_BATCH, replace(ONE_BATCH, holds_with=("no bias",), breaks_with=("one rank",)), False),
+        (ONE_BATCH, replace(ONE_BATCH, holds_with=("nothing tied",), breaks_with=("one rank",)), False),
+        (ONE_BATCH, replace(ONE_BATCH, holds_with=(), breaks_with=("one rank",)), False),
+        (
+            replace(ONE_BATCH, holds_with=(), breaks_with=("one rank",)),
+            replace(ONE_BATCH, holds_with=(), breaks_with=("SGD",)),
+            True,
+        ),
+    ],
+)  # fmt: skip
+def test_which_findings_are_one_root(one: Finding, other: Finding, wanted: bool) -> None:
+    assert (same(one, other), same(other, one)) == (wanted, wanted)
+
+
+def test_groups_are_in_the_order_of_their_first_findings() -> None:
+    second, third = replace(FINDING, cause="second"), replace(FINDING, law="y")
+    assert grouped([FINDING, second, third]) == [[FINDING, third], [second]]
