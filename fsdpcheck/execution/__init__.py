@@ -22,6 +22,10 @@ FailureKind = Literal[
 SchedulePolicy = Literal["forward", "reversed"]
 
 
+Line = tuple[str, int, str]
+"""(file, number, qualified name of the function)."""
+
+
 @dataclass(frozen=True)
 class RunRequest:
     """One run. Everything but ``case`` that decides it: who, with what planted, watched how, in which order.
@@ -59,6 +63,8 @@ class RunRequest:
 
     "noted" is poison, and the lines that ask for memory are recorded; "zeros at file:line" is poison but for that line.
     """
+    lines: bool = False
+    """Whether the lines of the implementation that run are recorded."""
 
     @property
     def training(self) -> TrainingCase:
@@ -110,7 +116,7 @@ class RankResult:
     ``placement``: by parameter, its address in the last forward modulo 64 bytes; for real numbers only, since kernels
     take other paths and round otherwise at other alignments (see checks/shape_matched_replay.py). ``refused``: of a
     request with ``spoiled`` samples, where the step raised. ``allocations``: file:line of what asked for memory without
-    values, where the request has that noted.
+    values, ``lines``: what ran of the implementation, where the request has these noted.
     """
 
     rank: int
@@ -121,6 +127,7 @@ class RankResult:
     placement: dict[str, int] = field(default_factory=dict)
     refused: Refused | None = None
     allocations: list[str] = field(default_factory=list)
+    lines: set[Line] = field(default_factory=set)
 
 
 @dataclass(frozen=True)

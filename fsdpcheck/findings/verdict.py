@@ -18,7 +18,7 @@ Confirmation = Literal["yes", "no", "not tried"]
 NOT_CHECKED = "not checked"
 """How the reason begins of a law that was left out because of what another one met."""
 
-_QUOTING = ("place", "what", "got", "wanted", "where", "cause", "note", "when", "stage")
+_QUOTING = ("place", "what", "got", "wanted", "where", "cause", "note", "when", "stage", "lines")
 """Fields of a finding; the others are fsdpcheck's own, and of bounded length."""
 
 _WORST_FIRST = (INTERNAL, USAGE, FINDING, NO_PROGRESS)
@@ -35,7 +35,8 @@ class Finding:
     the same law on the same case; ``note`` says why not, or what else must be known.
     ``when``: which single changes of the case make the law hold, and which kind of case alone breaks it; a line each.
     ``stage``: what of a step differs first, and between which lines. Both may be empty. ``quantity``: what differs
-    first, in two words. ``holds_with``, ``breaks_with``: single changes of the case by what comes of them.
+    first, in two words. ``lines``: those of the implementation that the case runs, and none that one change makes hold.
+    ``holds_with``, ``breaks_with``: single changes of the case by what comes of them.
     ``alike``: how many further cases of the law fail like this one.
     """
 
@@ -63,6 +64,7 @@ class Finding:
     holds_with: tuple[str, ...] = ()
     breaks_with: tuple[str, ...] = ()
     alike: int = 0
+    lines: str = ""
 
     def bounded(self) -> Finding:
         """The finding with excerpts of its texts: they may quote what an implementation says (errors/excerpt.py)."""

@@ -12,7 +12,7 @@ from fsdpcheck.execution import RunRequest
 from fsdpcheck.findings.tokens import Token, encode
 from fsdpcheck.findings.verdict import Finding
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.judging import first_wrong, one_change, uninitialised_memory
+from fsdpcheck.judging import first_wrong, one_change, own_lines, uninitialised_memory
 from fsdpcheck.judging.attribution import DIAGNOSED, Evidence
 from fsdpcheck.judging.first_wrong import FirstWrong
 from fsdpcheck.judging.known_root import seen
@@ -35,6 +35,8 @@ class Counterexample:
     first_wrong: FirstWrong = field(default_factory=FirstWrong)
     tried: Tried = field(default_factory=Tried)
     """Changes of the smallest case."""
+    lines: str = ""
+    """Lines that the smallest case alone runs."""
     memory: str = ""
     """The cause, if it is uninitialised memory."""
 
@@ -67,6 +69,10 @@ class Counterexample:
                     self.evidence.causes.append(error.causes)
         with suppress(Exception):
             self.tried = one_change.tried(smallest, self.evidence.drawn, holds)
+        with suppress(Exception):
+            if self.finding.kind == "raised":  # where it was raised is told
+                return
+            self.lines = own_lines.of_case(law, run, smallest, self.tried.holding)
 
     def diagnosed(self) -> Finding:
         """The finding with what the minimal case and all evidence say about its cause."""
@@ -86,6 +92,7 @@ class Counterexample:
             quantity=first_wrong.quantity,
             holds_with=tried.holds,
             breaks_with=tried.breaks,
+            lines=self.lines,
         )
 
 

@@ -33,16 +33,21 @@ class Change:
 
 @dataclass(frozen=True)
 class Tried:
-    """Changes of one case by what came of each alone, in words."""
+    """Changes of one case by what came of each alone, in words. ``holding``: the changed cases that hold."""
 
     holds: tuple[str, ...] = ()
     breaks: tuple[str, ...] = ()
+    holding: tuple[Case, ...] = ()
 
 
 def tried(case: Case, drawn: Collection[Case], holds: Callable[[Case], bool | None]) -> Tried:
     """Changes of ``case``, one at a time. ``drawn``: cases that the law draws. ``holds(case)``: None for unknown."""
-    found = [(words, holds(changed)) for words, changed in _changed(case, drawn)]
-    return Tried(tuple(words for words, held in found if held), tuple(words for words, held in found if held is False))
+    found = [(words, changed, holds(changed)) for words, changed in _changed(case, drawn)]
+    return Tried(
+        tuple(words for words, _, held in found if held),
+        tuple(words for words, _, held in found if held is False),
+        tuple(changed for words, changed, held in found if held and words != _OTHER_NUMBERS),
+    )
 
 
 def lacks(case: Case, changes: Collection[str]) -> bool:
@@ -214,6 +219,10 @@ CHANGES: Final = (
     _layers("nothing frozen", frozen="none"),
     _layers("no activation", activation="identity"),
     _layers("each layer run once", used="once"),
+    _layers("one group of channels", groups=1),
+    _layers("no dilation", dilation=1),
+    _layers("a stride of one", stride=1),
+    _layers("no padding of convolutions", padding=0),
     _of_kind("conv", "linear layers for convolutions"),
     _of_kind("attention", "linear layers for attention"),
     _of_kind("group_norm", "linear layers for group norms"),
@@ -221,6 +230,9 @@ CHANGES: Final = (
     _of_kind("rms_norm", "linear layers for RMS norms"),
     _of_part("nothing tied", "model", {"tied": None}),
     _of_part("no LayerNorm in front", "model", {"layer_norm": False}),
+    _of_part("no padding_idx", "model", {"padding_idx": None}),
+    _of_part("one position", "model", {"length": 1}),
+    _of_part("vectors as inputs", "model", {"input": "vector", "padding_idx": None, "length": 1}),
     Change("one unit for the whole model", lambda case: not case.model.units, _one_unit),
     _of_part("blocks of samples a rank", "layout", {"kind": "contiguous", "counts": (), "lists": ()}),
     Change("as many samples on each rank", lambda case: len({*case.local_sizes}) == 1, _even),

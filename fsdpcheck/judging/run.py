@@ -21,7 +21,7 @@ from fsdpcheck.case.validation import is_power_of_two
 from fsdpcheck.engines._interpreter import interpreter
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import AdapterError, NoProgress, NotApplicable, NotSupported, Refused, UsageError, qualified
-from fsdpcheck.execution import Execution, Failure, RunRequest, SchedulePolicy
+from fsdpcheck.execution import Execution, Failure, Line, RunRequest, SchedulePolicy
 from fsdpcheck.judging import model_refusals
 from fsdpcheck.judging.drawing import Drawings
 from fsdpcheck.judging.executions import Executions
@@ -48,6 +48,8 @@ class Ran:
     """What ranks or imports left changed of the process, a sentence each, in the order it was seen."""
     shared: dict[str, None] = field(default_factory=dict)
     """What simulated ranks share and write to (Execution.shared); never cleared."""
+    lines: set[Line] = field(default_factory=set)
+    """What ran of the implementation, if that was recorded; never cleared."""
 
     def note(self, execution: Execution) -> None:
         self.newest = execution
@@ -56,6 +58,7 @@ class Ran:
         self.packages |= execution.packages
         self.left.update(dict.fromkeys(execution.left))
         self.shared.update(dict.fromkeys(execution.shared))
+        self.lines.update(*(rank.lines for rank in execution.ranks))
 
     def clear(self) -> None:
         self.newest = None
@@ -82,6 +85,8 @@ class Run:
     """The model of all cases, where it is a user's own."""
     memory: str = "poison"
     """What new memory of the ranks holds (RunRequest.memory)."""
+    lines: bool = False
+    """Whether the lines of the implementation that run are recorded."""
     ran: Ran = field(default_factory=Ran, compare=False, repr=False)
     """What came of the runs; shared by copies."""
     executions: Executions = field(default_factory=Executions, compare=False, repr=False)
@@ -131,6 +136,7 @@ class Run:
             using=using,
             late=late,
             memory=self.memory,
+            lines=self.lines,
         )
         execution = self.execute(request)
         _raise_what_is_no_finding(execution.failure)

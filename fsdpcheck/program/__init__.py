@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from fsdpcheck.program import kernels as kernel_program
 from fsdpcheck.program import nonfinite_samples
 from fsdpcheck.program import samplers as sampler_program
 from fsdpcheck.program.allocations import Allocations
+from fsdpcheck.program.lines import Lines
 from fsdpcheck.program.methods import methods_for
 from fsdpcheck.program.optimizers import Optimizers
 from fsdpcheck.program.probe import Watch
@@ -41,10 +43,11 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
 
     Raises whatever the implementation raises, and AdapterError for what breaks the adapter protocol.
     """
-    if request.memory in ("poison", "zeros"):
-        _run(request, rank, device, result)
-        return
-    with Allocations(result.allocations, request.memory.removeprefix("zeros at ")):
+    with ExitStack() as stack:
+        if request.memory not in ("poison", "zeros"):
+            stack.enter_context(Allocations(result.allocations, request.memory.removeprefix("zeros at ")))
+        if request.lines:
+            stack.enter_context(Lines(result.lines))
         _run(request, rank, device, result)
 
 
