@@ -35,7 +35,7 @@ class Finding:
     the same law on the same case; ``note`` says why not, or what else must be known.
     ``when``: which single changes of the case make the law hold, and which kind of case alone breaks it; a line each.
     ``stage``: what of a step differs first, and between which lines. Both may be empty. ``quantity``: what differs
-    first, in two words. ``lines``: those of the implementation that the case runs, and none that one change makes hold.
+    first, in two words. ``lines``: those that all failing cases run, and none that one change makes hold.
     ``holds_with``, ``breaks_with``: single changes of the case by what comes of them.
     ``alike``: how many further cases of the law fail like this one.
     """

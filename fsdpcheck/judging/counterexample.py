@@ -72,7 +72,8 @@ class Counterexample:
         with suppress(Exception):
             if self.finding.kind == "raised":  # where it was raised is told
                 return
-            self.lines = own_lines.of_case(law, run, smallest, self.tried.holding)
+            failing = (smallest, *(case for case, failed in self.evidence.drawn.items() if failed and case != smallest))
+            self.lines = own_lines.of_case(law, run, failing, self.tried.holding)
 
     def diagnosed(self) -> Finding:
         """The finding with what the minimal case and all evidence say about its cause."""

@@ -1,14 +1,15 @@
-"""Lines of an implementation that a failing case alone runs, and none of the cases that one change makes hold.
+"""Lines of an implementation that every failing case runs, and none that one change of the smallest makes hold.
 
 Spectrum-based fault localisation (Jones, Harrold, Stasko: "Visualization of test information to assist fault
-localization", ICSE 2002), on cases that differ from the failing one in one thing. Never part of a verdict. What is
-wrong in lines that all of them run is not found so: then nothing is told, or first_wrong tells it.
+localization", ICSE 2002). Cases one change away leave few lines; further failing ones take away what the smallest runs
+by chance, as where a size chooses between two right ways. Never part of a verdict. What is wrong in lines that others
+run as well is not found so: then nothing is told, or first_wrong tells it.
 """
 
 from __future__ import annotations
 
 import linecache
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -19,23 +20,28 @@ from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.model_process import judge
 from fsdpcheck.judging.run import Ran, Run
 
-_NEIGHBOURS: Final = 6
-"""Most cases that hold of which lines are taken away."""
+_HOLDING: Final = 6
+"""Most cases that hold, of which lines are taken away."""
+_FAILING: Final = 8
+"""Most cases that fail, of which all must run a line."""
 _FUNCTIONS: Final = 3
 """Most functions that are named; of more only the file is, if they are in one."""
 
 
-def of_case(law: Law, run: Run, case: Case, holding: Collection[Case]) -> str:
-    """Those of ``case``, a function a line: "file:12-14, 18 in function: source of the first"; "" for none.
+def of_case(law: Law, run: Run, failing: Sequence[Case], holding: Sequence[Case]) -> str:
+    """What all of ``failing`` run and none of ``holding``; "" for nothing.
 
-    ``holding``: cases on which the law holds, each one change from ``case``.
+    A function a line: "file:12-14, 18 in function: source of the first".
+
+    ``failing``: cases that break the law, the smallest first. ``holding``: cases that are one change from that one.
     """
     if not holding:
         return ""
-    others = [
-        _lines(law, run, other) for other in [*holding][:_NEIGHBOURS]
-    ]  # first: what a process does once is theirs
-    own = _lines(law, run, case).difference(*others)
+    # What a process does once, such as to import, is done by those that hold, which run first.
+    others = [_lines(law, run, one) for one in holding[:_HOLDING]]
+    own = _lines(law, run, failing[0]).difference(*others)
+    for other in failing[1:_FAILING]:
+        own &= _lines(law, run, other) if own else set()
     functions: dict[tuple[str, str], list[int]] = {}
     for file, number, function in sorted(own):
         functions.setdefault((file, function), []).append(number)

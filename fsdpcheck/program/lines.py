@@ -14,7 +14,8 @@ from fsdpcheck.execution import Line
 class Lines:
     """While entered on a thread, ``found`` gets each line that runs there of functions of an implementation.
 
-    Of calls that began before nothing is seen. What a debugger or a measure of coverage had set to trace the thread is back afterwards.
+    Of calls that began before nothing is seen. What a debugger or a measure of coverage had set to trace the thread is
+    back afterwards.
     """
 
     def __init__(self, found: set[Line]) -> None:

@@ -24,7 +24,11 @@ def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[s
     lines += _entry("cause", f"probably: {first.cause}") if first.cause else []
     lines += _entry("stage", first.stage) if first.stage else []
     lines += _entry("when", first.when) if first.when else []
-    lines += _entry("lines", f"{first.lines}\nrun in none of the cases that hold") if first.lines else []
+    lines += (
+        _entry("lines", f"{first.lines}\nrun in all cases that fail, and in none that one change makes hold")
+        if first.lines
+        else []
+    )
     lines += _entry("alike", f"{first.alike} further cases of this law fail so") if first.alike else []
     lines += _entry("avoid", f"--avoid {trait} leaves such cases out") if (trait := _trait(first)) else []
     lines += [f"  confirmed on gloo: {first.confirmed}" + (f" ({first.note})" if first.note else "")]

@@ -40,18 +40,19 @@ def test_lines_of_a_planted_fault_are_told(
 ) -> None:
     law = chapters()["clipping.factors"]
     run = Run(engine, "reference", installs=(fault,)).watching(law.observe)
-    found = own_lines.of_case(law, run, case, holding)
+    found = own_lines.of_case(law, run, [case, replace(case, seed=1)], holding)
     assert wanted in found, found
     assert 0 < len(found.splitlines()) <= 3
-    assert own_lines.of_case(law, run, case, [case]) == "", "it runs nothing that it does not run"
-    assert own_lines.of_case(law, run, case, []) == ""
+    assert own_lines.of_case(law, run, [case], [case]) == "", "it runs nothing that it does not run"
+    assert own_lines.of_case(law, run, [case, holding[0]], holding) == "", "a failing case does not run them"
+    assert own_lines.of_case(law, run, [case], []) == ""
     assert not run.ran.lines, "what is recorded for this is not the run's"
 
 
 def of_lines(here: Iterable[Line], there: Iterable[Line], monkeypatch: pytest.MonkeyPatch) -> str:
     ran = iter([set(there), set(here)])
     monkeypatch.setattr(own_lines, "_lines", lambda law, run, case: next(ran))
-    return own_lines.of_case(None, None, PLAIN, [WITHOUT])  # type: ignore[arg-type]
+    return own_lines.of_case(None, None, [PLAIN], [WITHOUT])  # type: ignore[arg-type]
 
 
 def test_lines_in_a_row_are_one_range(monkeypatch: pytest.MonkeyPatch) -> None:
