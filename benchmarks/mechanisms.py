@@ -5,13 +5,14 @@ it, and every law that the adapter promises is judged, in the order of ``fsdpche
 nothing was found again in ``ci``, when all others are done. The first finding ends it. A row is kept in FILE (JSON
 lines; by default the project's record, benchmarks/mechanisms.jsonl) with the commit; what it holds is not run again.
 
-Scored without reading: *found*, and *inside the window* where the finding's place is a line of a function that the
+Scored without reading: *found*, and *inside the window* where the finding names a line of a function that the
 mechanism alters. Causes are words, and printed to be read.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import time
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -43,6 +44,7 @@ _QUOTED: Final = (
     "note",
     "when",
     "stage",
+    "lines",
     "words",
     "token",
 )
@@ -84,7 +86,7 @@ def _row(
     profile: str, laws: int, cases: int, started: float, beside: list[str], verdict: Verdict | None
 ) -> dict[str, Any]:
     finding = None if verdict is None else verdict.finding
-    quoted = {name: getattr(finding, name) for name in _QUOTED} if finding is not None else None
+    quoted = {name: getattr(finding, name, "") for name in _QUOTED} if finding is not None else None
     seconds = round(time.monotonic() - started, 1)
     return {
         "profile": profile, "laws": laws, "cases": cases, "seconds": seconds, "beside": beside, "finding": quoted,
@@ -101,11 +103,13 @@ def told(row: dict[str, Any]) -> str:
 
 
 def inside(row: dict[str, Any]) -> bool:
-    """Whether the finding names a line of a function that the mechanism alters."""
-    file, _, line = row["finding"]["place"].rpartition(":")
-    for change in ALL[row["mechanism"]].changes if line.isdecimal() else ():
+    """Whether the finding names a line of a function that the mechanism alters, as its place or in what it says."""
+    finding = row["finding"]
+    said = " ".join(finding.get(name, "") for name in ("place", "stage", "lines"))
+    named = [(file, int(line)) for file, line in re.findall(r"(\S+\.py):(\d+)", said)]
+    for change in ALL[row["mechanism"]].changes:
         source, first = inspect.getsourcelines(change.target)
-        if file.endswith(change.file) and first <= int(line) < first + len(source):
+        if any(file.endswith(change.file) and first <= line < first + len(source) for file, line in named):
             return True
     return False
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
-from typing import get_args
+from typing import Final, get_args
 
 from fsdpcheck.case import Trait
 from fsdpcheck.findings.tokens import command
 from fsdpcheck.findings.verdict import Finding, Verdict
 from fsdpcheck.report.colour import Paint
+
+_OF_LINES: Final = "run in all cases that fail, and in none that one change makes hold"
 
 
 def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[str] = ()) -> str:
@@ -24,11 +26,7 @@ def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[s
     lines += _entry("cause", f"probably: {first.cause}") if first.cause else []
     lines += _entry("stage", first.stage) if first.stage else []
     lines += _entry("when", first.when) if first.when else []
-    lines += (
-        _entry("lines", f"{first.lines}\nrun in all cases that fail, and in none that one change makes hold")
-        if first.lines
-        else []
-    )
+    lines += _entry("lines", f"{first.lines}\n{_OF_LINES}") if first.lines else []
     lines += _entry("alike", f"{first.alike} further cases of this law fail so") if first.alike else []
     lines += _entry("avoid", f"--avoid {trait} leaves such cases out") if (trait := _trait(first)) else []
     lines += [f"  confirmed on gloo: {first.confirmed}" + (f" ({first.note})" if first.note else "")]
