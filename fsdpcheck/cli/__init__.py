@@ -18,6 +18,7 @@ from fsdpcheck.case import Trait
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.cli import claims as claims_command
 from fsdpcheck.cli import compare as compare_command
+from fsdpcheck.cli import gate as gate_command
 from fsdpcheck.cli import listing, own_parts
 from fsdpcheck.cli import power as power_command
 from fsdpcheck.cli import simulate as simulate_command
@@ -75,8 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         say(f"{_parser().format_usage().rstrip()}\n{_WORDLESS}")
         return USAGE
-    options = _parsed(words)
-    return guarded(lambda: options.command(options))
+
+    def command() -> int:
+        options = _parsed(gate_command.expanded(words, _add_session))
+        return int(options.command(options))
+
+    return guarded(command)
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
@@ -94,8 +99,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fsdpcheck {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="{run,replay,simulate,compare,trace,power,claims,list}")
+    commands = parser.add_subparsers(
+        required=True, metavar="{run,gate,replay,simulate,compare,trace,power,claims,list}"
+    )
     _add_run(commands)
+    gate_command.add(commands, _add_session, _told)
     _add_replay(commands)
     simulate_command.add(commands, _seconds)
     compare_command.add(commands, _seconds)
@@ -114,6 +122,14 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.set_defaults(command=_run)
+    _add_session(run)
+    run.add_argument(
+        "--resume", action="store_true", help="check only what FILE, of an interrupted session, does not hold yet"
+    )
+
+
+def _add_session(run: argparse.ArgumentParser) -> None:
+    """What is checked, and how hard."""
     several = partial(run.add_argument, action="append", default=[])
     several(
         "--adapter",
@@ -127,9 +143,6 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _one_of(run, "--profile", tuple(PROFILES), f"cases a law: {_profiles()} (default: quick)", "quick")
     run.add_argument(
         "--json", type=Path, metavar="FILE", help="write the whole session as JSON, after Ctrl-C too (default: none)"
-    )
-    run.add_argument(
-        "--resume", action="store_true", help="check only what FILE, of an interrupted session, does not hold yet"
     )
     several("--install", metavar="NAME", help="plant a fault, by name or as pkg.mod:attr; repeatable (default: none)")
     run.add_argument(
@@ -182,11 +195,17 @@ def _add_laws(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    own_parts.require_model(options)
-    plan = _plan(options)
     if options.resume and not options.json:
         raise UsageError("--resume goes on with the session of a file; next: name it with --json")
-    known = resume.earlier(options.json, plan) if options.resume else None
+    ledger = _told(options, goes_on=options.resume)
+    return 0 if ledger is None else ledger.exit_code
+
+
+def _told(options: argparse.Namespace, goes_on: bool = False) -> Ledger | None:
+    """The session, when all of it is told; None on a rank of torchrun that serves."""
+    own_parts.require_model(options)
+    plan = _plan(options)
+    known = resume.earlier(options.json, plan) if goes_on else None
     writes = options.json and not serves()
     journal = journals.Journal(options.json, plan, goes_on=known is not None) if writes else None
     shown = progress()
@@ -204,14 +223,14 @@ def _run(options: argparse.Namespace) -> int:
         raise
     finally:
         shown.close()
-    if ledger is None:  # a rank of torchrun that serves
-        return 0
+    if ledger is None:
+        return None
     try:
         print(summary.ending(ledger, colour.painter(sys.stdout)), flush=True)
     finally:  # each of the two is a copy of the findings; failing to give one does not lose the other
         if journal is not None:
             journal.close(document.document(ledger))
-    return ledger.exit_code
+    return ledger
 
 
 def _plan(options: argparse.Namespace) -> Plan:

@@ -23,6 +23,12 @@ OPTIONS = {
         "--optimizer", "--units", "--real", "--resume", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
         "--roots",
     },
+    "gate": {
+        "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
+        "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",
+        "--optimizer", "--units", "--real", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
+        "--roots", "--baseline", "--update",
+    },
     "replay": {
         "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--laws", "--loss", "--model",
         "--optimizer", "--script", "-h", "TOKEN|FILE",

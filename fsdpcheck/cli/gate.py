@@ -1,0 +1,97 @@
+"""`fsdpcheck gate`: the session that a repository's pyproject.toml describes, held to its baseline."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from fsdpcheck.cli import settings
+from fsdpcheck.cli.exits import serves
+from fsdpcheck.errors import HOLDS, USAGE, UsageError, explain
+from fsdpcheck.report import colour
+from fsdpcheck.session import baseline
+from fsdpcheck.session.ledger import Ledger
+
+_BASELINE: Final = Path("fsdpcheck-baseline.json")
+_EPILOG: Final = """settings:
+  [tool.fsdpcheck]                    in pyproject.toml, keys as the options above without --
+  adapter = ["train.py:MyAdapter"]    a list is a repeated option
+  profile = "ci"
+  avoid = ["tied"]
+An option given here replaces that of FSDPCHECK_PROFILE and the like in the environment, and that one the file's.
+
+examples:
+  fsdpcheck gate --update    judge, and write what held as the baseline; commit it
+  fsdpcheck gate             red where a law breaks, and where less is judged than the baseline has
+exit codes: those of run; 2 where the session holds and the baseline asks for more"""
+
+Add = Callable[[argparse.ArgumentParser], None]
+Told = Callable[[argparse.Namespace], Ledger | None]
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], add_session: Add, told: Told) -> None:
+    """``add_session``: the options of a session. ``told``: runs and reports one."""
+    gate = commands.add_parser(
+        "gate",
+        help="run what pyproject.toml says, red where it judges less than the baseline",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    gate.set_defaults(command=partial(_gate, told))
+    _add(gate)
+    add_session(gate)
+
+
+def expanded(words: list[str], add_session: Add) -> list[str]:
+    """The words of the command line, those of a gate with its settings in front. Raises UsageError for a wrong one."""
+    if not words or words[0] != "gate" or {"-h", "--help"} & {*words}:
+        return words
+    known = argparse.ArgumentParser(prog="fsdpcheck gate", add_help=False)
+    _add(known)
+    add_session(known)
+    file = Path("pyproject.toml")
+    return ["gate", *settings.words(known, words[1:], file), *words[1:]]
+
+
+def _add(gate: argparse.ArgumentParser) -> None:
+    what = f"what must be judged at least (default: {_BASELINE})"
+    gate.add_argument("--baseline", type=Path, default=_BASELINE, metavar="FILE", help=what)
+    gate.add_argument("--update", action="store_true", help="write the baseline of this session, if all of it holds")
+
+
+def _gate(told: Told, options: argparse.Namespace) -> int:
+    wanted = None if options.update else baseline.read(options.baseline)
+    ledger = told(options)
+    if ledger is None or serves():
+        return HOLDS
+    paint = colour.painter(sys.stdout)
+    if wanted is None:
+        return _update(options.baseline, ledger)
+    missing = wanted.missing(ledger)
+    for sentence in missing:
+        print(paint(f"GATE: {sentence}", "red"))
+    if missing:
+        print("next: judge it again, or write what is judged now with --update and have that reviewed")
+    elif ledger.exit_code == HOLDS:
+        more = len(baseline.of(ledger).checks.keys() - wanted.checks.keys())
+        told_more = f", {more} more than it has (--update)" if more else ""
+        print(paint(f"gate: all {len(wanted.checks)} checks of {options.baseline} hold{told_more}", "green"))
+    return ledger.exit_code or (USAGE if missing else HOLDS)
+
+
+def _update(path: Path, ledger: Ledger) -> int:
+    if ledger.exit_code != HOLDS:
+        print(f"{path} is as it was: not all of this session holds", file=sys.stderr)
+        return ledger.exit_code
+    found = baseline.of(ledger)
+    try:
+        path.write_text(found.to_json(), encoding="utf-8")
+    except OSError as error:
+        then = "name a file that can be written with --baseline"
+        raise UsageError(explain(f"the baseline {path} cannot be written", got=error, then=then)) from error
+    print(f"{path}: {len(found.checks)} checks; commit it")
+    return HOLDS

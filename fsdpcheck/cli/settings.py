@@ -1,0 +1,106 @@
+"""Settings of a command in pyproject.toml and in the environment, as words of its command line."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any, Final
+
+from fsdpcheck.errors import UsageError, explain, reading, spelling
+
+TABLE: Final = "tool.fsdpcheck"
+
+
+def words(parser: argparse.ArgumentParser, given: Sequence[str], file: Path) -> list[str]:
+    """Words for all that ``file`` and the environment set and ``given`` does not. The environment replaces the file.
+
+    Each option of ``parser`` is a key of the table [tool.fsdpcheck], without its dashes, and a variable: FSDPCHECK_SEED
+    for --seed. Raises UsageError with the line of a key that is no option, and of a value that it does not take.
+    """
+    known = {option[2:]: action for action in parser._actions for option in action.option_strings if option[:2] == "--"}
+    found: dict[str, list[str]] = {}
+    for key, value, where in _of_file(file):
+        name = key.replace("_", "-")
+        if name not in known:
+            hint = spelling.hint(name, known)
+            raise UsageError(explain(f"unknown setting {key!r}{hint}", where=where, wanted=", ".join(sorted(known))))
+        found[name] = _taken(parser, _words(known[name], name, value, where), f"{name} = {value!r}", where)
+    for name, action in known.items():
+        variable = f"FSDPCHECK_{name.upper().replace('-', '_')}"
+        if (text := os.environ.get(variable)) is not None:
+            value = text.lower() in ("1", "true", "yes") if action.nargs == 0 else text
+            found[name] = _taken(parser, _words(action, name, value, variable), f"{variable}={text}", variable)
+    replaced = _given(known, given)
+    return [word for name, said in found.items() if name not in replaced for word in said]
+
+
+def _of_file(file: Path) -> Iterator[tuple[str, Any, str]]:
+    """(key, value, "file:line") of each setting; nothing where there is no such file or table."""
+    if not file.exists():
+        return
+    text = reading.text(file)
+    try:
+        table: Any = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(explain(f"{file} is no TOML", got=error, then="mend it, or leave it out")) from error
+    for part in TABLE.split("."):
+        table = table.get(part, {}) if isinstance(table, dict) else {}
+    if not isinstance(table, dict):
+        raise UsageError(explain(f"{TABLE} in {file} is no table", got=repr(table), wanted=f"[{TABLE}]"))
+    for key, value in table.items():
+        yield key, value, f"{file}:{_line(text, key)}"
+
+
+def _line(text: str, key: str) -> int:
+    """The line of ``key`` in the table; of the table where the key is written otherwise."""
+    lines = text.splitlines()
+    begin = next((n for n, line in enumerate(lines) if re.match(rf"\s*\[\s*{re.escape(TABLE)}\s*\]", line)), 0)
+    of_key = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
+    return 1 + next((n for n in range(begin, len(lines)) if of_key.match(lines[n])), begin)
+
+
+def _words(action: argparse.Action, name: str, value: Any, where: str) -> list[str]:
+    """``value`` as the words of an option. Raises UsageError for a value of a wrong kind."""
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise UsageError(explain(f"{name} is on or off", got=repr(value), wanted="true or false", where=where))
+        return [f"--{name}"] * value
+    parts = value if isinstance(value, list) else [value]
+    if not parts or any(isinstance(part, bool | dict | list) for part in parts):
+        wanted = "a string, a number, or a list of them"
+        raise UsageError(explain(f"{name} has a wrong value", got=repr(value), wanted=wanted, where=where))
+    if isinstance(action, argparse._AppendAction):
+        return [f"--{name}={part}" for part in parts]
+    return [f"--{name}={','.join(map(str, parts))}"]
+
+
+def _taken(parser: argparse.ArgumentParser, said: list[str], what: str, where: str) -> list[str]:
+    """``said``, which the parser takes. Raises UsageError with its words where it does not."""
+    err = io.StringIO()
+    try:
+        with redirect_stderr(err):
+            parser.parse_args(said)
+    except SystemExit as error:
+        told = err.getvalue().strip().rpartition("error: ")[2]
+        raise UsageError(explain(f"a setting is wrong: {what}", got=told, where=where)) from error
+    return said
+
+
+def _given(known: Mapping[str, argparse.Action], words: Sequence[str]) -> set[str]:
+    """Names of the options that a command line has, in full, cut short or by their letters."""
+    found = set()
+    for word in words:
+        said = word.partition("=")[0]
+        if said[2:] in known:
+            found.add(said[2:])
+        elif said.startswith("--"):
+            found |= {name for name in known if name.startswith(said[2:])}
+        elif said.startswith("-"):
+            found |= {name for name, action in known.items() if said[:2] in action.option_strings}
+    return found

@@ -1,0 +1,166 @@
+"""`fsdpcheck gate`: settings in pyproject.toml and the environment, and what a session lacks of its baseline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.common.commands import LAWS, TOY, run
+
+SETTINGS = f"""[project]
+name = "toy"
+
+[tool.fsdpcheck]
+adapter = [{TOY!r}]
+laws = [{LAWS!r}]
+law = ["toy.completes", "toy.agree*"]
+world-size = "1-2"
+no-confirm = true
+jobs = 1
+"""
+BASELINE = "fsdpcheck-baseline.json"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "pyproject.toml").write_text(SETTINGS.replace(', "toy.agree*"', ""))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The baseline of the toy."""
+    folder = tmp_path_factory.mktemp("baseline")
+    (folder / "pyproject.toml").write_text(SETTINGS.replace(', "toy.agree*"', ""))
+    code, out, err = run(folder, "gate", "--update")
+    assert code == 0, out + err
+    assert f"{BASELINE}: 1 checks; commit it" in out
+    return (folder / BASELINE).read_text()
+
+
+def put(folder: Path, kept: str, **changes: Any) -> None:
+    (folder / BASELINE).write_text(json.dumps(json.loads(kept) | changes))
+
+
+def test_a_gate_without_a_baseline_is_red_and_says_how_to_make_one(folder: Path) -> None:
+    code, out, err = run(folder, "gate")
+    assert (code, "holds" in out) == (2, False)
+    assert f"there is no baseline in {BASELINE}" in err
+    assert "fsdpcheck gate --update" in err
+
+
+def test_a_gate_that_judges_all_of_its_baseline_is_green(folder: Path, kept: str) -> None:
+    put(folder, kept)
+    code, out, err = run(folder, "gate")
+    assert code == 0, out + err
+    assert out.endswith(f"gate: all 1 checks of {BASELINE} hold\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "said"),
+    [
+        (["--world-size", "1"], {}, "was judged on no case of 2 ranks"),
+        (["--avoid", "bias"], {}, "avoided, and not so in the baseline: bias"),
+        ([], {"profile": "ci"}, "the profile is quick, the baseline's is ci: fewer cases a law"),
+        ([], {"unaccepted": {TOY: []}}, f"{TOY} no longer accepts "),
+        (
+            [],
+            {"checks": [{"law": name, "adapter": TOY, "never": []} for name in ("toy.completes", "toy.agrees")]},
+            f"{TOY}: toy.agrees: not among the chosen checks, or not reached",
+        ),
+        (
+            ["--law", "toy.completes,toy.secret"],
+            {"checks": [{"law": name, "adapter": TOY, "never": []} for name in ("toy.completes", "toy.secret")]},
+            f"{TOY}: toy.secret: not promised: ",
+        ),
+    ],
+)
+def test_what_is_judged_no_more_is_red(
+    words: list[str], changes: dict[str, Any], said: str, folder: Path, kept: str
+) -> None:
+    put(folder, kept, **changes)
+    code, out, _ = run(folder, "gate", *words)
+    assert code == 2
+    assert f"GATE: {said}" in out or f" {said}" in out
+    assert "next: judge it again, or write what is judged now with --update" in out
+
+
+def test_a_finding_is_worse_than_what_is_missing(folder: Path, kept: str) -> None:
+    put(folder, kept)
+    code, out, _ = run(folder, "gate", "--law", "toy.agrees")
+    assert code == 1
+    assert "GATE: " in out
+
+
+def test_a_baseline_is_not_made_of_what_breaks(folder: Path, kept: str) -> None:
+    put(folder, kept)
+    before = (folder / BASELINE).read_text()
+    code, _, err = run(folder, "gate", "--update", "--law", "toy.agrees")
+    assert (code, (folder / BASELINE).read_text()) == (1, before)
+    assert f"{BASELINE} is as it was: not all of this session holds" in err
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 7}', '{"schema": 1, "checks": 3}'])
+def test_a_file_that_is_no_baseline_is_named(text: str, folder: Path) -> None:
+    (folder / BASELINE).write_text(text)
+    code, _, err = run(folder, "gate")
+    assert code == 2
+    assert f"there is no baseline in {BASELINE}" in err
+
+
+def test_a_baseline_that_cannot_be_written_is_named(folder: Path) -> None:
+    code, _, err = run(folder, "gate", "--update", "--baseline", "no/folder.json")
+    assert code == 2
+    assert "the baseline no/folder.json cannot be written" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('profil = "ci"', "unknown setting 'profil' Did you mean 'profile'?"),
+        ('profile = "cii"', "a setting is wrong: profile = 'cii'"),
+        ("profile = true", "profile has a wrong value"),
+        ("real = 1", "real is on or off"),
+        ("seed = [[1]]", "seed has a wrong value"),
+        ('seed = "many"', "a setting is wrong: seed = 'many'"),
+    ],
+)
+def test_a_wrong_setting_is_told_with_its_line(line: str, said: str, folder: Path) -> None:
+    with (folder / "pyproject.toml").open("a") as file:
+        file.write(line + "\n")
+    code, _, err = run(folder, "gate")
+    assert code == 2
+    assert said in err
+    assert "where   pyproject.toml:11" in err
+
+
+def test_broken_toml_is_told_with_its_line(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text("[tool.fsdpcheck]\nadapter = [,]\n")
+    code, _, err = run(folder, "gate")
+    assert code == 2
+    assert "pyproject.toml is no TOML" in err
+    assert "line 2" in err
+
+
+def test_the_command_line_is_over_the_environment_and_that_over_the_file(
+    folder: Path, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder, kept)
+    monkeypatch.setenv("FSDPCHECK_LAW", "toy.nobody")
+    code, out, err = run(folder, "gate")
+    assert (code, "no law matches 'toy.nobody'" in out + err) == (2, True)
+    code, _, _ = run(folder, "gate", "--law", "toy.completes")
+    assert code == 0
+    monkeypatch.setenv("FSDPCHECK_LAW", "toy.completes")
+    monkeypatch.setenv("FSDPCHECK_SEED", "few")
+    code, _, err = run(folder, "gate")
+    assert (code, "where   FSDPCHECK_SEED" in err) == (2, True)
+
+
+def test_other_commands_read_no_settings(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text("[tool.fsdpcheck]\nadapter = [\n")
+    code, _, err = run(folder, "list", "traits")
+    assert (code, err) == (0, "")
