@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -12,16 +13,23 @@ from typing import Final
 from fsdpcheck.cli import settings
 from fsdpcheck.cli.exits import serves
 from fsdpcheck.errors import HOLDS, USAGE, UsageError, explain
+from fsdpcheck.findings import tokens
+from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.report import colour
 from fsdpcheck.session import baseline
 from fsdpcheck.session.ledger import Ledger
+from fsdpcheck.session.supervisor import replayed
+from fsdpcheck.session.waivers import Waiver, applied
+from fsdpcheck.session.waivers import read as read_waivers
 
 _BASELINE: Final = Path("fsdpcheck-baseline.json")
+_SETTINGS: Final = Path("pyproject.toml")
 _EPILOG: Final = """settings:
   [tool.fsdpcheck]                    in pyproject.toml, keys as the options above without --
   adapter = ["train.py:MyAdapter"]    a list is a repeated option
   profile = "ci"
   avoid = ["tied"]
+  [[tool.fsdpcheck.waiver]]           a known defect, with its witness: docs/gate.md
 An option given here replaces that of FSDPCHECK_PROFILE and the like in the environment, and that one the file's.
 
 examples:
@@ -53,8 +61,7 @@ def expanded(words: list[str], add_session: Add) -> list[str]:
     known = argparse.ArgumentParser(prog="fsdpcheck gate", add_help=False)
     _add(known)
     add_session(known)
-    file = Path("pyproject.toml")
-    return ["gate", *settings.words(known, words[1:], file), *words[1:]]
+    return ["gate", *settings.words(known, words[1:], _SETTINGS), *words[1:]]
 
 
 def _add(gate: argparse.ArgumentParser) -> None:
@@ -65,28 +72,44 @@ def _add(gate: argparse.ArgumentParser) -> None:
 
 def _gate(told: Told, options: argparse.Namespace) -> int:
     wanted = None if options.update else baseline.read(options.baseline)
+    waivers = read_waivers(_SETTINGS)
     ledger = told(options)
     if ledger is None or serves():
         return HOLDS
-    paint = colour.painter(sys.stdout)
+    if ledger.interrupted:
+        return ledger.exit_code
+    waived = applied(waivers, ledger.findings, partial(_replayed, options), date.today())
+    paint, code = colour.painter(sys.stdout), ledger.exit_code_but_for(waived.findings)
+    for waiver, count in waived.counted:
+        print(paint(f"WAIVED: {count} finding{'s' * (count != 1)}: {waiver}", "yellow"))
+    for sentence in waived.wrong:
+        print(paint(f"GATE: {sentence}", "red"))
     if wanted is None:
-        return _update(options.baseline, ledger)
+        return _update(options.baseline, ledger, code or (USAGE if waived.wrong else HOLDS))
     missing = wanted.missing(ledger)
     for sentence in missing:
         print(paint(f"GATE: {sentence}", "red"))
     if missing:
         print("next: judge it again, or write what is judged now with --update and have that reviewed")
-    elif ledger.exit_code == HOLDS:
+    code = code or (USAGE if missing or waived.wrong else HOLDS)
+    if code == HOLDS:
         more = len(baseline.of(ledger).checks.keys() - wanted.checks.keys())
-        told_more = f", {more} more than it has (--update)" if more else ""
-        print(paint(f"gate: all {len(wanted.checks)} checks of {options.baseline} hold{told_more}", "green"))
-    return ledger.exit_code or (USAGE if missing else HOLDS)
+        beyond = f", {more} more than it has (--update)" if more else ""
+        print(paint(f"gate: all {len(wanted.checks)} checks of {options.baseline} hold{beyond}", "green"))
+    return code
 
 
-def _update(path: Path, ledger: Ledger) -> int:
-    if ledger.exit_code != HOLDS:
+def _replayed(options: argparse.Namespace, waiver: Waiver) -> Verdict:
+    """The verdict on the witness of a waiver, on simulated ranks."""
+    own = (options.model, options.batch, options.loss, options.optimizer)
+    token = tokens.trusted(tokens.decode(waiver.token), waiver.adapter, (), own)
+    return replayed(tokens.encode(token), "simulated", options.budget, tuple(options.laws))
+
+
+def _update(path: Path, ledger: Ledger, code: int) -> int:
+    if code != HOLDS:
         print(f"{path} is as it was: not all of this session holds", file=sys.stderr)
-        return ledger.exit_code
+        return code
     found = baseline.of(ledger)
     try:
         path.write_text(found.to_json(), encoding="utf-8")

@@ -15,6 +15,8 @@ from typing import Any, Final
 from fsdpcheck.errors import UsageError, explain, reading, spelling
 
 TABLE: Final = "tool.fsdpcheck"
+OTHERS: Final = ("waiver",)
+"""Keys of the table that are no options."""
 
 
 def words(parser: argparse.ArgumentParser, given: Sequence[str], file: Path) -> list[str]:
@@ -54,6 +56,8 @@ def _of_file(file: Path) -> Iterator[tuple[str, Any, str]]:
     if not isinstance(table, dict):
         raise UsageError(explain(f"{TABLE} in {file} is no table", got=repr(table), wanted=f"[{TABLE}]"))
     for key, value in table.items():
+        if key in OTHERS:
+            continue
         yield key, value, f"{file}:{_line(text, key)}"
 
 

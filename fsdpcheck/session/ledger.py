@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -108,9 +108,14 @@ class Ledger:
     @property
     def exit_code(self) -> int:
         """The code of the session so far; 130 after an interrupt, whatever was found."""
+        return self.exit_code_but_for(())
+
+    def exit_code_but_for(self, waived: Collection[Finding]) -> int:
+        """The same where these findings count for nothing."""
         if self.interrupted:
             return INTERRUPTED
-        codes = [verdict.exit_code for verdict in self.verdicts.values()] + [code for _, code in self.errors]
+        counted = [one for one in self.verdicts.values() if not one.findings or _is_red(one, waived)]
+        codes = [verdict.exit_code for verdict in counted] + [code for _, code in self.errors]
         missing = self.ended and len(self.verdicts) < self.total
         return exit_code([*codes, *([INTERNAL] if missing else [])])
 
@@ -157,6 +162,10 @@ class Ledger:
             for one in verdict.findings
         )
         self.verdicts[key] = replace(verdict, finding=finding, behind=tuple(behind))
+
+
+def _is_red(verdict: Verdict, waived: Collection[Finding]) -> bool:
+    return verdict.exit_code != FINDING or any(finding not in waived for finding in verdict.findings)
 
 
 def lost(token: Token, engine: str, how: str, guarantee: str = "", number: str = "") -> Verdict:

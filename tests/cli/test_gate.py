@@ -164,3 +164,27 @@ def test_other_commands_read_no_settings(folder: Path) -> None:
     (folder / "pyproject.toml").write_text("[tool.fsdpcheck]\nadapter = [\n")
     code, _, err = run(folder, "list", "traits")
     assert (code, err) == (0, "")
+
+
+def test_a_waived_finding_is_shown_and_green_until_its_day(folder: Path, kept: str) -> None:
+    put(folder, kept)
+    words = ("--law", "toy.completes", "--law", "toy.agrees", "--json", "out.json")
+    assert run(folder, "gate", *words)[0] == 1
+    verdicts = json.loads((folder / "out.json").read_text())["verdicts"]
+    token = next(verdict["finding"]["token"] for verdict in verdicts if verdict["law"] == "toy.agrees")
+    waiver = f"""[[tool.fsdpcheck.waiver]]
+law = "toy.agrees"
+adapter = {TOY!r}
+reason = "known"
+owner = "me"
+expires = 9999-01-01
+token = "{token}"
+"""
+    settings = (folder / "pyproject.toml").read_text()
+    (folder / "pyproject.toml").write_text(settings + waiver)
+    code, out, err = run(folder, "gate", *words)
+    assert code == 0, out + err
+    assert f"WAIVED: 1 finding: toy.agrees on {TOY}, until 9999-01-01: known (me)" in out
+    (folder / "pyproject.toml").write_text(settings + waiver.replace("9999", "2020"))
+    code, out, err = run(folder, "gate", *words)
+    assert (code, "GATE: a waiver has expired: toy.agrees" in out) == (1, True), out + err

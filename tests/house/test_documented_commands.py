@@ -127,6 +127,7 @@ def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
     shown = _shown()
     assert {where for where, _ in shown} == {
         "README.md",
+        "gate.md",
         "user-models.md",
         "simulate.md",
         "compare.md",

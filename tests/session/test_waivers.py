@@ -1,0 +1,98 @@
+"""Waivers: which findings one covers, and when it is red by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from fsdpcheck.case import LayerSpec, ModelSpec, TrainingCase
+from fsdpcheck.errors import UsageError
+from fsdpcheck.findings.tokens import Token, encode
+from fsdpcheck.findings.verdict import Finding, Verdict
+from fsdpcheck.session.waivers import Waived, Waiver, applied, read
+
+TODAY = date(2026, 11, 28)
+TOKEN = encode(Token("training.plain", "ddp", TrainingCase(ModelSpec((LayerSpec(1),)))))
+WAIVER = Waiver("training.*", "ddp", "known", "me", date(2026, 11, 28), TOKEN)
+TEXTS = ("guarantee", "engine", "got", "wanted", "where", "words")
+FINDING = Finding(
+    **dict.fromkeys(TEXTS, "x"), law="training.plain", adapter="ddp", what="wrong", kind="value", place="",  # type: ignore[arg-type]
+    cause="", case={}, token=TOKEN,
+)  # fmt: skip
+BROKEN = Verdict("training.plain", "ddp", "finding", 1, finding=FINDING, exit_code=1)
+
+
+def of(*findings: Finding, waiver: Waiver = WAIVER, verdict: Verdict = BROKEN) -> Waived:
+    return applied([waiver], findings, lambda waiver: verdict, TODAY)
+
+
+def test_a_waiver_covers_the_findings_of_its_root_in_its_laws() -> None:
+    of_other_law = replace(FINDING, law="training.gradients")
+    others = (replace(FINDING, law="state.resumed"), replace(FINDING, adapter="fsdp1"), replace(FINDING, what="other"))
+    found = of(FINDING, of_other_law, *others)
+    assert (found.findings, found.wrong, found.counted) == ((FINDING, of_other_law), (), ((WAIVER, 2),))
+
+
+def test_a_waiver_counts_up_to_its_last_day_and_is_never_replayed_afterwards() -> None:
+    found = applied([replace(WAIVER, expires=date(2026, 11, 27))], [FINDING], lambda waiver: 1 / 0, TODAY)  # type: ignore[arg-type, return-value]
+    assert (found.findings, found.counted) == ((), ())
+    assert found.wrong == ("a waiver has expired: training.* on ddp, until 2026-11-27: known (me)",)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        (Verdict("training.plain", "ddp", "holds", 1), "holds now: take the waiver away"),
+        (Verdict("training.plain", "ddp", "error", 1, exit_code=3), "is error now"),
+    ],
+)
+def test_a_witness_that_breaks_no_more_is_red(verdict: Verdict, said: str) -> None:
+    found = of(FINDING, verdict=verdict)
+    assert (found.findings, len(found.wrong)) == ((), 1)
+    assert found.wrong[0].startswith(f"the witness of a waiver {said}: ")
+
+
+def test_a_waiver_that_covers_nothing_is_red() -> None:
+    assert of(replace(FINDING, what="other")).wrong[0].startswith("a waiver covers no finding of this session: ")
+
+
+ENTRY = f'''[[tool.fsdpcheck.waiver]]
+law = "training.*"
+adapter = "ddp"
+reason = "known"
+owner = "me"
+expires = 2026-11-28
+token = "{TOKEN}"
+'''
+
+
+def test_waivers_are_read_from_the_project_s_file(tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    assert read(file) == ()
+    file.write_text("[project]\n")
+    assert read(file) == ()
+    file.write_text(ENTRY + ENTRY)
+    assert read(file) == (WAIVER, WAIVER)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('owner = "me"\n', "", "no owner"),
+        ('owner = "me"', "owner = 3", "owner is int"),
+        ("2026-11-28", '"2026-11-28"', "expires is str"),
+        ('owner = "me"', 'owner = "me"\nuntil = 3', "unknown: until"),
+        (TOKEN, "v2:nonsense", "a waiver has no token"),
+        ('"ddp"', '"fsdp1"', "a waiver has the token of another finding"),
+        ('"training.*"', '"state.*"', "a token of training.plain on ddp"),
+    ],
+)
+def test_a_waiver_that_is_not_complete_is_told(old: str, new: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text(ENTRY.replace(old, new))
+    with pytest.raises(UsageError, match=r"where   .*pyproject.toml, waiver 1") as raised:
+        read(file)
+    assert said in str(raised.value)
