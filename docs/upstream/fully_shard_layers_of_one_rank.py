@@ -5,6 +5,7 @@ experts, its reduce-scatter is smaller than that of the others. gloo raises, or 
 """
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -12,9 +13,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+if os.environ.get("WORLD_SIZE") != "2":
+    sys.exit(f"to be run by: torchrun --nproc-per-node 2 {__file__}")
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"  # so that the two sizes are compared
 dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
+mesh = init_device_mesh("cpu", (2,))
 
 
 class Experts(nn.Module):
