@@ -21,5 +21,6 @@ for outputs in (2, 1):
     layer = parallelize_module(nn.Linear(3, outputs, bias=False), mesh, ColwiseParallel(output_layouts=Replicate()))
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
     layer(torch.ones(2, 3)).sum().backward()
-    print(f"{outputs} outputs: weight {layer.weight.placements}, gradient {layer.weight.grad.placements}", flush=True)
+    got, wanted = layer.weight.grad.placements, layer.weight.placements
+    print(f"{outputs} outputs, placement of the gradient: got {got}, wanted {wanted}", flush=True)
     optimizer.step()

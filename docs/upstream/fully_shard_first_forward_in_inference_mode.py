@@ -22,6 +22,7 @@ for context in (torch.no_grad, torch.inference_mode):
     fully_shard(model, mesh=mesh)
     with context():
         model(torch.ones(1, 3))
+    print(f"behind {context.__name__}: wanted a backward", flush=True)
     model(torch.ones(1, 3)).sum().backward()
-    print(f"trained behind {context.__name__}", flush=True)
+    print(f"behind {context.__name__}: got a backward", flush=True)
 dist.destroy_process_group()

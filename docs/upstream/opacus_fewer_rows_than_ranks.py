@@ -1,8 +1,8 @@
 """Opacus cannot train a layer with fewer rows than ranks over FSDP2: torchrun --nproc-per-node 2 this.py
 
-FSDPOptimizerFastGradientClipping.add_noise takes (gradient + noise).view_as(parameter). A view of a DTensor with fewer
-rows than ranks is Replicate, its parameter is Shard(0), and the optimizer's update in place is refused. A head with one
-output is enough. The sum has the parameter's shape: no view is needed.
+FSDPOptimizerFastGradientClipping.add_noise adds noise, which is no DTensor, to a gradient, which is Shard(0). Their sum
+is Replicate where the gradient has fewer rows than ranks: the optimizer's update in place of the sharded parameter is
+refused. A head with one output is enough.
 """
 
 import os
