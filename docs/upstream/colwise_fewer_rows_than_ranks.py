@@ -4,6 +4,7 @@ The gradient of the weight, Shard(0), comes back as Replicate, and the optimizer
 """
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -12,11 +13,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
+if os.environ.get("WORLD_SIZE") != "2":
+    sys.exit(f"to be run by: torchrun --nproc-per-node 2 {__file__}")
 dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
+mesh = init_device_mesh("cpu", (2,))
 for outputs in (2, 1):
     layer = parallelize_module(nn.Linear(3, outputs, bias=False), mesh, ColwiseParallel(output_layouts=Replicate()))
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
     layer(torch.ones(2, 3)).sum().backward()
-    print(f"{outputs} outputs: weight {layer.weight.placements}, gradient {layer.weight.grad.placements}", flush=True)
+    got, wanted = layer.weight.grad.placements, layer.weight.placements
+    print(f"{outputs} outputs, placement of the gradient: got {got}, wanted {wanted}", flush=True)
     optimizer.step()

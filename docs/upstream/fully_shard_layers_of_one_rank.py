@@ -5,6 +5,7 @@ experts, its reduce-scatter is smaller than that of the others. gloo raises, or 
 """
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -12,9 +13,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"  # so that the two sizes are compared
+if os.environ.get("WORLD_SIZE") != "2":
+    sys.exit(f"to be run by: torchrun --nproc-per-node 2 {__file__}")
+dist.set_debug_level(dist.DebugLevel.DETAIL)  # so that the two sizes are compared
 dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
+mesh = init_device_mesh("cpu", (2,))
 
 
 class Experts(nn.Module):
@@ -30,6 +33,8 @@ class Experts(nn.Module):
 for only_rank_0 in (False, True):
     model = Experts()
     fully_shard(model, mesh=mesh)
+    users = "rank 0 alone" if only_rank_0 else "all ranks"
+    print(f"an expert that {users} used: wanted a backward", flush=True)
     model(torch.ones(1, 4), chosen=not only_rank_0 or dist.get_rank() == 0).sum().backward()
-    print(f"trained; the expert was used by {'rank 0 alone' if only_rank_0 else 'all ranks'}", flush=True)
+    print(f"an expert that {users} used: got a backward", flush=True)
 dist.destroy_process_group()

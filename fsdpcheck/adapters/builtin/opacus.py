@@ -69,9 +69,9 @@ sharded, and it normalises by itself."""
 
 KNOWN: dict[Trait, str] = {
     "padding_idx": "compute_embedding_norm_sample counts the gradient of the padding row, which nn.Embedding drops",
-    "rows<ranks": "add_noise reshapes gradients by view_as, which replicates those with fewer rows than ranks; the"
+    "rows<ranks": "add_noise adds noise that is no DTensor, which replicates gradients with fewer rows than ranks; the"
     " optimizer's in-place update of the sharded parameter then raises",
-    "empty-rank": "norms of an Embedding or LayerNorm reshape 0 samples to (0, -1), which raises on that rank alone",
+    "empty-rank": "norms of an Embedding, a convolution or a normalization raise for 0 samples, on that rank alone",
     "bags-private": "compute_embeddingbag_gradsampler unpacks (input, offsets): bags without offsets raise ValueError",
     "layer-norm-without-bias": "compute_layer_norm_grad_sample asks None for requires_grad: AttributeError",
 }
