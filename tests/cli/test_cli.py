@@ -23,6 +23,7 @@ OPTIONS = {
         "--optimizer", "--units", "--real", "--resume", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
         "--roots",
     },
+    "init": {"--help", "--no-workflow", "-h", "KIND"},
     "gate": {
         "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
         "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",

@@ -1,0 +1,51 @@
+"""`fsdpcheck init`: what it writes runs, and nothing that is there is written over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fsdpcheck.cli import init
+from tests.common.commands import run
+
+
+@pytest.mark.parametrize("kind", init._KINDS)
+def test_what_is_written_holds_and_is_gated(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "mine"')
+    code, out, err = run(tmp_path, "init", kind)
+    assert code == 0, err
+    assert out.splitlines()[-1].startswith("next: fsdpcheck gate --update")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".github", "fsdpcheck_adapter.py", "pyproject.toml"]
+    quick = ("--law", "training.plain,global-norm.update", "--jobs", "1")
+    code, out, err = run(tmp_path, "gate", "--update", *quick)
+    assert code == 0, out + err
+    assert run(tmp_path, "gate", *quick)[0] == 0
+
+
+def test_a_bug_in_what_is_written_is_found(tmp_path: Path) -> None:
+    assert run(tmp_path, "init", "step", "--no-workflow")[0] == 0
+    adapter = tmp_path / "fsdpcheck_adapter.py"
+    text = adapter.read_text()
+    adapter.write_text(text.replace("            parameter.grad /= self.setup.world_size\n", ""))
+    assert adapter.read_text() != text
+    code, out, _ = run(tmp_path, "gate", "--update", "--law", "training.plain", "--jobs", "1")
+    assert (code, "FINDING 1: fsdpcheck_adapter.py:adapter breaks training.plain" in out) == (1, True)
+
+
+@pytest.mark.parametrize("there", ["fsdpcheck_adapter.py", ".github/workflows/fsdpcheck.yml", "pyproject.toml"])
+def test_nothing_is_written_over(there: str, tmp_path: Path) -> None:
+    path = tmp_path / there
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("[tool.fsdpcheck]\n")
+    code, _, err = run(tmp_path, "init", "ddp")
+    assert (code, path.read_text()) == (2, "[tool.fsdpcheck]\n")
+    assert "something is there already, and nothing was written" in err
+    assert there in err
+    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path]
+
+
+def test_a_broken_project_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project\n")
+    code, _, err = run(tmp_path, "init", "ddp")
+    assert (code, "pyproject.toml is no TOML" in err) == (2, True)
