@@ -48,8 +48,9 @@ def candidates(answer: Answer, step: int) -> Iterator[tuple[Cause, Tensor]]:
     layers = _layers(answer.case, answer, step)
     with numerics.of(answer.case):
         told = [(layer.name, *each) for layer in layers for each in _deltas(layer)]
-        tied = [layer.name for layer in layers if layer.shared]
-        told += [(" and ".join(tied), *each) for each in _of_uses(layers)]
+        for uses in _of_one_weight(layers):
+            names = " and ".join(dict.fromkeys(layer.name for layer in uses))
+            told += [(names, *each) for each in _of_uses(uses)]
     for name, key, text, delta in told:
         if bool(delta.any()):
             found.setdefault(key, (text, {}))[1][name] = delta
@@ -163,9 +164,17 @@ def _by_position(layer: _Seen) -> tuple[Tensor, Tensor]:
     return g_nTp * ~pads.unsqueeze(2), g_nTp
 
 
-def _of_uses(layers: list[_Seen]) -> Iterator[tuple[str, str, Tensor]]:
-    """What mistakes add for a weight that several layers use, where a gradient is the sum of its uses'."""
-    shared = [layer for layer in layers if layer.shared and "weight" in layer.trains]
+def _of_one_weight(layers: list[_Seen]) -> list[list[_Seen]]:
+    """The uses of each weight that has several, of linear layers and embeddings."""
+    found: dict[int, list[_Seen]] = {}
+    for layer in layers:
+        if layer.shared and "weight" in layer.trains and isinstance(layer.module, nn.Linear | nn.Embedding):
+            found.setdefault(id(layer.module.weight), []).append(layer)
+    return [*found.values()]
+
+
+def _of_uses(shared: list[_Seen]) -> Iterator[tuple[str, str, Tensor]]:
+    """What mistakes add for a weight of several uses, whose gradient is the sum of theirs."""
     linear = [layer for layer in shared if isinstance(layer.module, nn.Linear)]
     if linear:
         ends = [torch.cat([_sequence(x) for x in own], 1)

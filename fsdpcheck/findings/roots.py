@@ -52,8 +52,13 @@ def _differ(one: str, other: str) -> bool:
 
 
 def _turned_alike(one: Finding, other: Finding) -> bool:
-    """Whether each change that was tried in both cases did the same, one that makes them hold among them if any did."""
+    """Whether each change that was tried in both cases did the same, and one makes both hold.
+
+    Where none makes either hold, as of two mistakes in one case, the first wrong quantity must be known.
+    """
     holds, breaks = {*one.holds_with}, {*one.breaks_with}
     if holds & {*other.breaks_with} or breaks & {*other.holds_with}:
         return False
-    return bool(holds & {*other.holds_with}) or not (holds or other.holds_with)
+    if not holds and not other.holds_with:
+        return bool(one.quantity and other.quantity)
+    return bool(holds & {*other.holds_with})

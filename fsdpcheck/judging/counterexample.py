@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 from fsdpcheck.case import Case, TrainingCase
@@ -60,13 +60,26 @@ class Counterexample:
         if self.finding.kind == "value" and isinstance(smallest, TrainingCase) and not minimal.despite:
             with suppress(Exception):
                 self.first_wrong = called(smallest, first_wrong.first_wrong, run, smallest, self.asked)
-        for case, error in cases:
-            if error is None:
-                self.evidence.drawn.setdefault(case, False)
-            elif isinstance(error, Violation) and error.what == minimal.what:
-                self.evidence.drawn.setdefault(case, True)
-                if len(self.evidence.causes) < DIAGNOSED:
-                    self.evidence.causes.append(error.causes)
+        with ExitStack() as stack:
+            for case, error in cases:
+                if error is None:
+                    self.evidence.drawn.setdefault(case, False)
+                elif isinstance(error, Violation) and error.what == minimal.what:
+                    self.evidence.drawn.setdefault(case, True)
+                    self._diagnose(error, stack)
+            self._localise(law, run, smallest, holds)
+
+    def _diagnose(self, error: Violation, stack: ExitStack) -> None:
+        """Learn causes of a further failing case; what fails in that is raised when all else has been looked at."""
+        if len(self.evidence.causes) >= DIAGNOSED:
+            return
+        try:
+            self.evidence.causes.append(error.causes)
+        except Exception as failed:
+            self.evidence.causes.append(None)
+            stack.callback(_raise, failed)
+
+    def _localise(self, law: Law, run: Run, smallest: Case, holds: Callable[[Case], bool | None]) -> None:
         with suppress(Exception):
             self.tried = one_change.tried(smallest, self.evidence.drawn, holds)
         with suppress(Exception):
@@ -118,6 +131,10 @@ def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:
         token=token,
         laws=law.file,
     )
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _unless_it_fails(look: Callable[[], str]) -> str:

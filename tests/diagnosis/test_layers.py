@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from fsdpcheck import diagnosis, oracle
 from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
+from fsdpcheck.case.model import LayerKind
 from fsdpcheck.checks._read import local_rows
-from fsdpcheck.diagnosis import layer_norm_rules
+from fsdpcheck.diagnosis import layer_norm_rules, norm_rules
 from fsdpcheck.findings.cause import named
 from fsdpcheck.workload import batches, models
 
@@ -146,3 +147,15 @@ def test_uses_of_one_position_each_do_not_tell_uses_from_positions() -> None:
     missing = _cross_terms(answer)
     assert bool(missing.any())
     assert named(diagnosis.of_norms(answer, 0, 0, (step.squared_norms - missing).sqrt()[rows])) == ""
+
+
+@pytest.mark.parametrize("kind", ["linear", "layer_norm", "rms_norm", "attention"])
+def test_causes_are_looked_for_where_a_layer_runs_twice_beside_a_tied_weight(kind: LayerKind) -> None:
+    layers = (LayerSpec(2, kind=kind, used="twice"), LayerSpec(2), LayerSpec(2))
+    model = ModelSpec(layers, input="sequence", features=2, length=2, tied=(1, 2))
+    found = set[str]()
+    for seed in range(8):
+        step, layout = StepSpec(clipping="probe"), BatchLayout(batch_size=2)
+        answer = oracle.answer(TrainingCase(model, layout=layout, step=step, seed=seed))
+        found |= {cause.key for cause, _ in norm_rules.candidates(answer, 0)}
+    assert "tied: no cross term" in found

@@ -36,6 +36,11 @@ ONE_BATCH = replace(FINDING, quantity="gradient", holds_with=("one micro-batch",
             replace(ONE_BATCH, holds_with=(), breaks_with=("SGD",)),
             True,
         ),
+        (
+            replace(ONE_BATCH, quantity="", holds_with=(), breaks_with=("one rank",)),
+            replace(ONE_BATCH, what="y", holds_with=(), breaks_with=("one rank",)),
+            False,
+        ),
     ],
 )  # fmt: skip
 def test_which_findings_are_one_root(one: Finding, other: Finding, wanted: bool) -> None:
