@@ -44,13 +44,32 @@ def _boundary(loop: TrainingLoop) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-forgetful1, forgetful2, forgetful3 = Forgetful(1), Forgetful(2), Forgetful(3)
+class Clipping(adapted.DeepSpeed):
+    """Clips by the norm 1, which is what an engine does that nobody tells otherwise."""
+
+    def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
+        loop = super().build(model, replace(setup, step=replace(setup.step, max_grad_norm=1.0)))
+        loop.setup = setup
+        return loop
+
+
+forgetful1, forgetful2 = Forgetful(1), Forgetful(2)
+clipping1, clipping2, clipping3 = Clipping(1), Clipping(2), Clipping(3)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_boundary_at_each_micro_batch_is_found_where_it_loses_gradients(stage: int, engine: SimulatedEngine) -> None:
+def test_gradients_are_right_and_a_clip_that_nobody_asked_for_is_found(stage: int, engine: SimulatedEngine) -> None:
     run = Run(engine, f"deepspeed:zero{stage}")
     assert_gradients_equal(run(TWICE, observe={"grads"}), run.answer(TWICE))
+    assert_parameters_equal(run(TWICE), run.answer(TWICE))
+    run = Run(engine, f"{__name__}:clipping{stage}")
+    with pytest.raises(Violation, match="the parameters are not the single device's"):
+        assert_parameters_equal(run(TWICE), run.answer(TWICE))
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_boundary_at_each_micro_batch_is_found_where_it_loses_gradients(stage: int, engine: SimulatedEngine) -> None:
+    """Stage 3 adds up all the same: there the boundary says only when gradients go to the optimizer."""
     run = Run(engine, f"{__name__}:forgetful{stage}")
     with pytest.raises(Violation, match="the parameters are not the single device's"):
         assert_parameters_equal(run(TWICE), run.answer(TWICE))

@@ -37,6 +37,8 @@ def test_every_report_stands_in_the_list_and_is_a_short_program_of_its_own() -> 
 def test_a_report_still_shows_its_defect(report: Path) -> None:
     import torch
 
+    if report.stem.startswith("opacus"):
+        pytest.importorskip("opacus")
     ran = _ran(report)
     what = "what docs/upstream/README.md says that it keeps from being checked"
     assert ran.returncode != 0, f"mended in torch {torch.__version__}: next: drop {what}"

@@ -51,7 +51,7 @@ class PerSample(Ghost):
 
 _SOUND = opacus.sound.features.accepts | {"rows<ranks", "uneven-rows"}
 
-adapter = PerSample("opacus_ddp", _SOUND)
-padding_idx = PerSample("opacus_ddp, padding_idx", _SOUND | {"padding_idx"})
+adapter = PerSample("opacus_ddp", _SOUND | {"empty-rank"})
+padding_idx = PerSample("opacus_ddp, padding_idx", adapter.features.accepts | {"padding_idx"})
 """A known finding: gradients of samples have that of the padding row, which ``nn.Embedding`` drops."""
 ghost = Ghost("opacus_ddp, ghost clipping", _SOUND)
