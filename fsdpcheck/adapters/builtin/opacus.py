@@ -183,6 +183,10 @@ class GhostFsdp:
         module.set_reshard_after_forward(setup.mesh.reshard_after_forward)  # the wrapper has no such option
         return cast(nn.Module, module)
 
+    def normalise(self, optimizer: Any, normaliser: float) -> None:
+        """Have the gradients of a step divided by N, where Opacus sums losses."""
+        optimizer.attach_step_hook(partial(divide, normaliser))
+
     def build(self, model: nn.Module, setup: Setup) -> Trainer:
         module = self.parallel(model, setup)
         loss: Any = cast(Any, setup.loss).with_reduction(self._reduction)
@@ -200,7 +204,7 @@ class GhostFsdp:
                 grad_sample_mode=self.mode,
             )
         if self._reduction == "sum":
-            optimizer.attach_step_hook(partial(_divide, setup.step.normaliser))
+            self.normalise(optimizer, setup.step.normaliser)
         criterion, _ = wrapped if len(wrapped) > 1 else (loss, None)  # it is wrapped by the ghost modes alone
         return self.trainer(model, private, optimizer, criterion, setup)
 
@@ -210,7 +214,7 @@ def _loader(normaliser: float) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.zeros(int(normaliser))), batch_size=int(normaliser))
 
 
-def _divide(normaliser: float, optimizer: Any) -> None:
+def divide(normaliser: float, optimizer: Any) -> None:
     """What a user of loss_reduction "sum" does to a step's gradients. The accountant is not asked."""
     for parameter in optimizer.params:
         parameter.grad.div_(normaliser)

@@ -7,7 +7,7 @@ made. Rank 0 alone adds noise; then gradients are summed. Tried with opacus 1.6.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from opacus.distributed import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
     DifferentiallyPrivateDistributedDataParallel as DataParallel,
@@ -15,7 +15,7 @@ from opacus.distributed import (  # type: ignore[import-untyped,import-not-found
 from torch import nn
 
 from fsdpcheck.adapters.builtin import opacus
-from fsdpcheck.adapters.contract import ArithmeticRule, Setup, Trait
+from fsdpcheck.adapters.contract import Setup, Trait
 
 
 class _Trainer(opacus.Trainer):
@@ -45,8 +45,11 @@ class PerSample(Ghost):
 
     def __init__(self, name: str, accepts: frozenset[Trait]) -> None:
         super().__init__(name, accepts, "sum")
-        arithmetic = ArithmeticRule(averaging="before", divides_by_share=True)  # each rank by N, before the sum
-        self.features = replace(self.features, arithmetic=arithmetic, observables=frozenset({"params", "grads"}))
+        self.features = replace(self.features, observables=frozenset({"params", "grads"}))
+
+    def normalise(self, optimizer: Any, normaliser: float) -> None:
+        """Behind the sum over ranks: before it, as in a step hook of Opacus, each rank's division would round."""
+        optimizer.original_optimizer.register_step_pre_hook(lambda *_: opacus.divide(normaliser, optimizer))
 
 
 _SOUND = opacus.sound.features.accepts | {"rows<ranks", "uneven-rows"}
