@@ -44,7 +44,8 @@ HONEST: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
     ("reference", ()), ("reference_fsdp2", ()), ("reference:bookkeeping", ()), ("fully_shard", ()), ("fsdp1", ()),
     ("opacus:sound", ()), ("ddp", ()), ("ddp", (3, 5, 7, 13)), ("zero_redundancy", ()), ("tensor_parallel", ()),
     ("sequence_parallel", ()), ("pipeline", ()), ("pipeline:one_f_one_b", ()), ("ddp:finding_unused", ()),
-    ("accelerate", ()), ("lightning_fabric", ()),
+    ("accelerate", ()), ("lightning_fabric", ()), ("deepspeed:zero1", ()), ("deepspeed:zero2", ()),
+    ("deepspeed:zero3", ()), ("opacus_ddp", ()), ("opacus_ddp:ghost", ()),
 )  # fmt: skip
 """(adapter, numbers of ranks; () for the profile's) of which every promised law must hold.
 
@@ -148,7 +149,8 @@ def _a_variant(adapter: str) -> bool:
 
 
 def _installed(adapter: str) -> bool:
-    return not adapters.needs_extra(adapter) or importlib.util.find_spec(adapter.partition(":")[0]) is not None
+    package = adapter.partition(":")[0].removesuffix("_ddp")
+    return not adapters.needs_extra(adapter) or importlib.util.find_spec(package) is not None
 
 
 def _row(verdict: Verdict) -> dict[str, Any]:

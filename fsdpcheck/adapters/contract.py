@@ -55,16 +55,20 @@ class FactorRule:
 
 @dataclass(frozen=True, slots=True)
 class GlobalNormRule:
-    """How the global gradient norm n is formed: dtype of the sums, and whether it is a norm of norms.
+    """How the global gradient norm n is formed: dtype of the sums and of the factor, and whether it is a norm of norms.
 
     Gradients are multiplied by min(1, max_grad_norm / (n + eps)): ``eps`` belongs to that factor alone. ``norm``: how n
     itself is formed; without an eps where ``nested``.
     """
 
     nested: bool = True
-    dtype: Literal["case", "float32"] = "case"
+    dtype: Literal["case"] | Dtype = "case"
     eps: float = 1e-6
     norm: NormRule = NormRule()
+
+    def of(self, dtype: Dtype) -> Dtype:
+        """The dtype of the sums and of the factor where parameters have ``dtype``."""
+        return dtype if self.dtype == "case" else self.dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ def _globally_clipped(answer: Answer, step: StepAnswer, record: StepRecord, rule
         raise UsageError("the case does not clip the global norm; next: draw cases with max_grad_norm")
     if record.grad_norm is None:
         raise UsageError("the run recorded no grad_norm; next: observe 'grad_norm'")
-    dtype = models.DTYPES["float32" if rule.dtype == "float32" else answer.case.arithmetic.dtype]
+    dtype = models.DTYPES[rule.of(answer.case.arithmetic.dtype)]
     factor = oracle.global_factor(record.grad_norm.to(dtype), answer.case.step.max_grad_norm, rule.eps)
     return {name: value * factor.to(value.dtype) for name, value in step.released.items() if name in step.used}
 

@@ -61,7 +61,7 @@ def global_norm_bound(answer: Answer, step: StepAnswer, rule: GlobalNormRule) ->
     Nested: over all elements of a piece of a shard, over parameters (or units), over ranks; in each level at most all
     of them. Otherwise one root of one sum. The last cast to the case's dtype is counted, and the sum with an eps.
     """
-    dtype = "float32" if rule.dtype == "float32" else answer.case.arithmetic.dtype
+    dtype = rule.of(answer.case.arithmetic.dtype)
     elements = sum(value.numel() for value in step.released.values())
     levels = (elements, len(step.released), answer.case.world_size) if rule.nested else (elements,)
     further = (dtype != answer.case.arithmetic.dtype) + bool(rule.norm.eps)

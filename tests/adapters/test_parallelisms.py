@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from torch import Tensor, nn
@@ -22,16 +22,21 @@ from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 
-ADAPTERS = [
+ZERO = ("deepspeed:zero1", "deepspeed:zero2", "deepspeed:zero3")
+
+
+def _needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"needs {package}")
+
+
+ADAPTERS: list[Any] = [
     "zero_redundancy",
     "tensor_parallel",
     "pipeline",
     "pipeline:one_f_one_b",
     "sequence_parallel",
-    *(
-        pytest.param(name, marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs {name}"))
-        for name in ("accelerate", "lightning_fabric")
-    ),
+    *(pytest.param(name, marks=_needs(name)) for name in ("accelerate", "lightning_fabric")),
+    *(pytest.param(name, marks=_needs("deepspeed")) for name in ZERO),
 ]
 LAWS = ("training.plain", "training.gradients", "global-norm.update", "collectives.plain")
 ALONG_TP = TrainingCase(

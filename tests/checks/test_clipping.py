@@ -213,6 +213,23 @@ def test_the_clipped_update_follows_the_returned_norm_not_the_right_one() -> Non
         assert_clipped_update(execution(PLAIN), PLAIN)
 
 
+def test_a_factor_formed_in_float64_holds_only_when_declared() -> None:
+    """Of parameters in float32: with a norm just above the largest power of two that fits, the two factors differ."""
+    case = CLIPPED.case
+    single = replace(
+        case, step=replace(case.step, steps=1), arithmetic=replace(case.arithmetic, dtype="float32", project=False)
+    )
+    answer = oracle.answer(single)
+    step, norm = answer.steps[0], torch.tensor(1.0 + 2**-25, dtype=torch.float64)
+    gradient = {name: value * (0.5 / (norm + 1e-6)).float() for name, value in step.released.items()}
+    made = with_gradient(answer, gradient)
+    for result in made.ranks:
+        result.steps[0].grad_norm = norm
+    assert_clipped_update(made, answer, GlobalNormRule(dtype="float64"))
+    with pytest.raises(Violation, match="clipped by the returned norm"):
+        assert_clipped_update(made, answer, GlobalNormRule(dtype="case"))
+
+
 def test_nested_norms_really_stay_within_their_bound_and_come_near_it() -> None:
     generator = torch.Generator().manual_seed(0)
     unit = bounds.UNIT_ROUNDOFF["float32"]

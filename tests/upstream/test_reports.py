@@ -34,6 +34,7 @@ SHOWS = {
     "fully_shard_reset_before_first_forward": "no attribute 'all_gather_state'",
     "fully_shard_reset_keeps_gradients": "got 260.0, wanted 4.0",
     "gloo_tensors_with_gaps": "got [0.0, 3.0, 6.0, 3.0, 4.0, 5.0], wanted [0.0, 1.0, 6.0, 3.0, 12.0, 5.0]",
+    "muon_fewer_rows_than_ranks": NO_PLACEMENT,
     "opacus_bags_without_offsets": "not enough values to unpack",
     "opacus_batch_without_samples": "cannot reshape tensor of 0 elements",
     "opacus_empty_draws_left_out": "wanted 16",
@@ -43,6 +44,7 @@ SHOWS = {
     "opacus_one_stream_on_all_ranks": "got 256, wanted about 128",
     "opacus_padding_row_in_norms": "got [2.236",
     "opacus_sum_is_a_mean_over_ranks": "got [1.0, -1.0], wanted [2.0, -2.0]",
+    "opacus_trains_padding_row": ", wanted 0.0",
     "sequence_parallel_thaws": "SequenceParallel thawed",
 }
 """What each prints where it shows its defect. A report that fails of anything else shows nothing."""

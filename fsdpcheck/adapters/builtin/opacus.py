@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from opacus import PrivacyEngine  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -79,7 +79,7 @@ KNOWN: dict[Trait, str] = {
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without Opacus' reminders (secure RNG, backward hooks of a first layer), which are no findings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -91,7 +91,7 @@ Poisson = Literal["no", "as released", "repaired", "seeded alike, repaired"]
 ranks seeded apart or alike."""
 
 
-class _Trainer:
+class Trainer:
     """Opacus' documented training loop, one logical batch at a time."""
 
     def __init__(self, module: nn.Module, private: Any, optimizer: Any, criterion: Any, setup: Setup) -> None:
@@ -101,7 +101,7 @@ class _Trainer:
         self._factors: list[Tensor] = []
 
     def step(self, batch: Batch) -> None:
-        with _quiet():
+        with quiet():
             self._step(batch)
 
     def _step(self, batch: Batch) -> None:
@@ -114,9 +114,13 @@ class _Trainer:
             loss = self._criterion(self._private(micro.inputs), micro.targets)
             self._setup.notify("after_forward", self)
             loss.backward()
-            self._factors.append(self._private.get_clipping_coef().detach().clone())
-            self._norms.append(self._private.per_sample_gradient_norms.detach().clone())
+            self.note()
             self._optimizer.step()
+
+    def note(self) -> None:
+        """Norms and factors of a micro-batch, behind its backward."""
+        self._factors.append(self._private.get_clipping_coef().detach().clone())
+        self._norms.append(self._private.per_sample_gradient_norms.detach().clone())
 
     def parameters(self) -> dict[str, Tensor]:
         return dict(self._module.named_parameters())
@@ -141,6 +145,9 @@ class GhostFsdp:
     sums, the optimizer divides by ``expected_batch_size``, which is *per worker* (a comment in make_private), so
     N = W * expected_batch_size. "sum": documented as no division at all, so what it sums a user divides by N.
     """
+
+    mode = "ghost_fsdp"
+    trainer: type[Trainer] = Trainer
 
     def __init__(
         self,
@@ -170,26 +177,36 @@ class GhostFsdp:
         alike, repaired = self._poisson == "seeded alike, repaired", self._poisson.endswith("repaired")
         return _opacus_sampler.Poisson(setup, alike, repaired)
 
-    def build(self, model: nn.Module, setup: Setup) -> _Trainer:
+    def parallel(self, model: nn.Module, setup: Setup) -> nn.Module:
+        """``model`` made parallel, before it is made private."""
         module: Any = FSDP2Wrapper(model)
         module.set_reshard_after_forward(setup.mesh.reshard_after_forward)  # the wrapper has no such option
-        loss: Any = setup.loss
-        with _quiet():
-            private, optimizer, criterion, _ = PrivacyEngine().make_private(
+        return cast(nn.Module, module)
+
+    def normalise(self, optimizer: Any, normaliser: float) -> None:
+        """Have the gradients of a step divided by N, where Opacus sums losses."""
+        optimizer.attach_step_hook(partial(divide, normaliser))
+
+    def build(self, model: nn.Module, setup: Setup) -> Trainer:
+        module = self.parallel(model, setup)
+        loss: Any = cast(Any, setup.loss).with_reduction(self._reduction)
+        with quiet():
+            private, optimizer, *wrapped = PrivacyEngine().make_private(
                 module=module,
                 optimizer=setup.optimizer(module.parameters()),
-                criterion=loss.with_reduction(self._reduction),
+                criterion=loss,
                 data_loader=_loader(setup.step.normaliser),
                 noise_multiplier=setup.step.noise_multiplier,
                 noise_generator=torch.Generator(setup.device).manual_seed(setup.seed),
                 max_grad_norm=setup.clip_norm,
                 loss_reduction=self._reduction,
                 poisson_sampling=False,
-                grad_sample_mode="ghost_fsdp",
+                grad_sample_mode=self.mode,
             )
         if self._reduction == "sum":
-            optimizer.attach_step_hook(partial(_divide, setup.step.normaliser))
-        return _Trainer(module, private, optimizer, criterion, setup)
+            self.normalise(optimizer, setup.step.normaliser)
+        criterion, _ = wrapped if len(wrapped) > 1 else (loss, None)  # it is wrapped by the ghost modes alone
+        return self.trainer(model, private, optimizer, criterion, setup)
 
 
 def _loader(normaliser: float) -> DataLoader[Any]:
@@ -197,7 +214,7 @@ def _loader(normaliser: float) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.zeros(int(normaliser))), batch_size=int(normaliser))
 
 
-def _divide(normaliser: float, optimizer: Any) -> None:
+def divide(normaliser: float, optimizer: Any) -> None:
     """What a user of loss_reduction "sum" does to a step's gradients. The accountant is not asked."""
     for parameter in optimizer.params:
         parameter.grad.div_(normaliser)
