@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -23,26 +24,33 @@ _BESIDE: Final = ".beside"
 """What the name of the file ends with that has the harness's layer: it lies beside the user's folder."""
 
 
-class Loop(TrainingLoop):
-    """``model`` is called, ``made`` the parallel one in it, ``given`` what it was made of."""
+@dataclass(frozen=True)
+class Built:
+    """What parts have made. ``model`` is called, ``made`` the parallel one in it, ``given`` what it was made of.
 
-    def __init__(
-        self,
-        name: str,
-        model: nn.Module,
-        made: nn.Module,
-        given: nn.Module,
-        setup: Setup,
-        functions: Mapping[str, Callable[..., Any]],
-        dtypes: Dtypes,
-        shapes: Mapping[str, torch.Size],
-    ) -> None:
-        super().__init__(model, setup, optimizer=setup.optimizer(made.parameters()))
-        self._made, self._given = made, given if _has_all(given, made) else made
-        self._name, self._functions, self._steps = name, functions, 0
-        self._dtypes: Dtypes | None = dtypes
+    ``shapes``: of all parameters by name, before.
+    """
+
+    name: str
+    functions: Mapping[str, Callable[..., Any]]
+    model: nn.Module
+    made: nn.Module
+    given: nn.Module
+    dtypes: Dtypes
+    shapes: Mapping[str, torch.Size]
+
+
+class Loop(TrainingLoop):
+    """Steps by the user's function, or an ordinary loop."""
+
+    def __init__(self, built: Built, setup: Setup) -> None:
+        super().__init__(built.model, setup, optimizer=setup.optimizer(built.made.parameters()))
+        self._built, self._made = built, built.made
+        self._given = built.given if _has_all(built.given, built.made) else built.made
+        self._name, self._functions, self._steps = built.name, built.functions, 0
+        self._dtypes: Dtypes | None = built.dtypes
         self._beside = self._of_what_is_beside()
-        _require_shapes(name, shapes, dict(self._named()))
+        _require_shapes(built.name, built.shapes, dict(self._named()))
         self.optimizer.register_step_post_hook(lambda *_: self._stepped())
 
     def _of_what_is_beside(self) -> torch.optim.Optimizer | None:
@@ -62,17 +70,21 @@ class Loop(TrainingLoop):
     def _step(self, batch: Batch) -> None:
         if self._beside is not None:
             self._beside.zero_grad()
-        if "step" not in self._functions or self.setup.step.max_grad_norm is not None:
-            TrainingLoop.step(self, batch)
-            return
         before = self._steps
-        batches = [(micro.inputs, micro.targets) for micro in batch.micro_batches]
-        loss = functools.partial(self._loss, batch)
-        self._functions["step"](self.model, self._users_optimizer, batches, loss)
+        self._take(batch)
         if self._steps == before:
             then = "call it once, after the last backward"
             what = f"the step function of {self._name!r}"
             raise AdapterError(explain(what, got="no call of optimizer.step()", wanted="one a step", then=then))
+
+    def _take(self, batch: Batch) -> None:
+        """One step, by whichever function there is."""
+        if "step" not in self._functions or self.setup.step.max_grad_norm is not None:
+            TrainingLoop.step(self, batch)
+            return
+        batches = [(micro.inputs, micro.targets) for micro in batch.micro_batches]
+        loss = functools.partial(self._loss, batch)
+        self._functions["step"](self.model, self._users_optimizer, batches, loss)
 
     def _loss(self, batch: Batch, outputs: Tensor, targets: Tensor) -> Tensor:
         loss: Any = self.setup.loss

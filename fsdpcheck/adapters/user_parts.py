@@ -16,21 +16,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
 from torch import nn
 
+from fsdpcheck.adapters import user_private
 from fsdpcheck.adapters.contract import ArithmeticRule, Features, Promise, Setup, Snippets
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop, mesh_of
 from fsdpcheck.adapters.user_dtypes import Dtypes
-from fsdpcheck.adapters.user_loop import Loop
+from fsdpcheck.adapters.user_loop import Built, Loop
 from fsdpcheck.case import Trait
 from fsdpcheck.case.axes import Axis
 from fsdpcheck.case.traits import NOT_IN_LOW_PRECISION
 from fsdpcheck.errors import AdapterError, explain, spelling
 
-FUNCTIONS: Final = ("step", "clip", "save", "load")
+FUNCTIONS: Final = ("step", "clip", "private", "save", "load")
 _REASONS: Final = {
     "state": "no functions of yours save and load: --save and --load name them",
     "resharded": "no functions of yours save and load at other numbers of ranks",
@@ -44,7 +46,7 @@ _KNOWN: Final = {
     "reduce-dtype": ("", "float32"),
 }
 """What may be said of how the functions compute and load; the first unless something is."""
-WORDS: Final = ("axes", *_KNOWN)
+WORDS: Final = ("axes", "factor", "shows", *_KNOWN)
 
 
 def told(attr: str) -> dict[str, str]:
@@ -70,12 +72,9 @@ def adapter_of(name: str, functions: Mapping[str, Callable[..., Any]], words: Ma
     _require_known(name, "axes", axes, get_args(Axis))
     for kind, known in _KNOWN.items():
         _require_known(name, kind, {words.get(kind, known[0])}, known)
-    promises: set[Promise] = {"plain", "global-norm"}
-    if _keeps(name, functions):
-        promises |= {"state"} if words.get("load-at") == "same" else {"state", "resharded"}
     arithmetic = _arithmetic(name, words)
     features = Features(
-        promises=frozenset(promises),
+        promises=frozenset({"plain", "global-norm", *_kept(name, functions, words)}),
         accepts=ORDINARY - _left_out(axes, functions) - _not_in(arithmetic),
         observables=frozenset({"params", "grads", "grad_norm"}),
         arithmetic=arithmetic,
@@ -84,7 +83,43 @@ def adapter_of(name: str, functions: Mapping[str, Callable[..., Any]], words: Ma
         functions=True,
         reasons=PLAIN_REASONS | _REASONS,
     )
-    return UserParts(name, features, functions)
+    return UserParts(name, _private(name, functions, words, features), functions)
+
+
+def _private(
+    name: str, functions: Mapping[str, Callable[..., Any]], words: Mapping[str, str], plain: Features
+) -> Features:
+    """The features of a private step, if there is one; ``plain``, if not. Raises AdapterError for words without it."""
+    if "private" not in functions:
+        if stray := next((word for word in ("factor", "shows") if word in words), ""):
+            what, then = f"--{stray} of {name!r} is about a private step", "name it with --private"
+            raise AdapterError(explain(what, got=words[stray], wanted="a private step", then=then))
+        return plain
+    if others := [key for key in ("step", "clip") if key in functions]:
+        what, then = f"the steps of {name!r}", "check the two in two commands"
+        raise AdapterError(explain(what, got=f"private and {others[0]}", wanted="one of them", then=then))
+    if plain.arithmetic.compute != "dtype":
+        what, then = f"the private step of {name!r}", "leave --param-dtype out, and compute in the parameters' own"
+        raise AdapterError(explain(what, got=plain.arithmetic.compute, wanted="another --param-dtype", then=then))
+    rule = user_private.rule_of(name, words)
+    promises = user_private.promised(name, functions["private"], rule) | plain.promises - {"plain", "global-norm"}
+    return replace(
+        plain,
+        promises=frozenset(promises),
+        accepts=user_private.accepted(plain.accepts),
+        observables=user_private.shown(name, words),
+        owns_loss_scale=True,
+        factor=rule,
+        gauge=True,
+        reasons={**plain.reasons, **user_private.PRIVATE_REASONS},
+    )
+
+
+def _kept(name: str, functions: Mapping[str, Callable[..., Any]], words: Mapping[str, str]) -> frozenset[Promise]:
+    """What is promised of a checkpoint, if there is one."""
+    if not _keeps(name, functions):
+        return frozenset()
+    return frozenset({"state"}) if words.get("load-at") == "same" else frozenset({"state", "resharded"})
 
 
 def _require_known(name: str, kind: str, got: Collection[str], known: Sequence[str]) -> None:
@@ -136,11 +171,12 @@ class UserParts:
 
     def __init__(self, name: str, features: Features, functions: Mapping[str, Callable[..., Any]]) -> None:
         self.name, self.features, self._functions = name, features, functions
-        self.snippets = None if "step" in functions else _snippets(functions["parallelize"])
+        self.snippets = None if {"step", "private"} & functions.keys() else _snippets(functions["parallelize"])
 
     def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
         """A user's own model is made parallel as the user knows it, without what the harness puts beside it."""
-        given = model.get_submodule("model") if hasattr(model, "own") else model
+        is_private = "private" in self._functions  # the harness's layer belongs to the norm of a sample
+        given = model.get_submodule("model") if hasattr(model, "own") and not is_private else model
         before, dtypes = _looks(given), Dtypes(self.name, given, setup.compute_dtype)
         shapes = {key: value.shape for key, value in model.named_parameters()}
         mesh = mesh_of(setup, *(("dp_shard",) if self._has_data_axis else ()))
@@ -151,10 +187,12 @@ class UserParts:
         if made is not None and not isinstance(made, nn.Module):
             raise self._refusal(f"returned {type(made).__name__}", "a module, or None", "return the model")
         made = given if made is None else made
-        if given is model:
-            return Loop(self.name, made, made, given, setup, self._functions, dtypes, shapes)
-        model.model = made
-        return Loop(self.name, model, made, given, setup, self._functions, dtypes, shapes)
+        if given is not model:
+            model.model = made
+        built = Built(self.name, self._functions, made if given is model else model, made, given, dtypes, shapes)
+        if is_private:
+            return user_private.PrivateLoop(built, setup, self.features.observables)
+        return Loop(built, setup)
 
     @property
     def _has_data_axis(self) -> bool:

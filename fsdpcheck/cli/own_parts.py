@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from fsdpcheck.errors import UsageError, explain
 
-_FUNCTIONS = ("step", "clip", "save", "load")
+_FUNCTIONS = ("step", "clip", "private", "save", "load")
 _WORDS = {
     "mesh": "axes", "averaging": "averaging", "load_at": "load-at",
+    "factor": "factor", "shows": "shows",
     "param_dtype": "param-dtype", "reduce_dtype": "reduce-dtype",
 }  # fmt: skip
 """Option -> what a reference to parts calls it (adapters/user_parts.py)."""
@@ -51,6 +52,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--step", default="", metavar="NAME", help="step(model, optimizer, batches, loss) (default: an ordinary loop)"
     )
     parts.add_argument("--clip", default="", metavar="NAME", help="clip(model, max_norm) -> norm (default: torch's)")
+    parts.add_argument(
+        "--private", default="", metavar="NAME", help="a step that clips each sample, with --factor (default: none)"
+    )
+    parts.add_argument(
+        "--factor", default="", metavar="RULE", help="its clip factor: reciprocal,1e-6,flat (default: none)"
+    )
+    parts.add_argument("--shows", default="", metavar="WORDS", help="what it returns: norms,factors (default: none)")
     parts.add_argument(
         "--save", default="", metavar="NAME", help="save(model, optimizer, folder), with --load (default: none)"
     )

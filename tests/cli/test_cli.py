@@ -21,7 +21,7 @@ OPTIONS = {
         "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
         "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",
         "--optimizer", "--units", "--real", "--resume", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
-        "--save", "--load", "--load-at", "--param-dtype", "--reduce-dtype",
+        "--private", "--factor", "--shows", "--save", "--load", "--load-at", "--param-dtype", "--reduce-dtype",
     },
     "replay": {
         "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--laws", "--loss", "--model",
