@@ -81,7 +81,7 @@ def adapter_of(name: str, functions: Mapping[str, Callable[..., Any]], words: Ma
         axes=cast(frozenset[Axis], axes - {"dp_replicate"}),
         gauge=False,
         functions=True,
-        reasons=PLAIN_REASONS | _REASONS,
+        reasons={**PLAIN_REASONS, **_REASONS},
     )
     return UserParts(name, _private(name, functions, words, features), functions)
 

@@ -98,4 +98,4 @@ def test_without_functions_the_laws_of_checkpoints_say_what_names_them() -> None
 def test_the_command_line_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     of = ["--model", f"{MODEL}:build", "--batch", f"{MODEL}:batch", "--parallelize", f"{PARTS}:parallelize"]
     assert main(["run", *of, "--save", "save", "--load-at", "same"]) == 2
-    assert "name the other one too: --load" in capsys.readouterr().err
+    assert "name the other one too: --load" in capsys.readouterr().out

@@ -109,4 +109,4 @@ def test_a_step_of_which_too_little_is_said_is_refused(parts: str, said: str) ->
 def test_the_command_line_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     of = ["--model", f"{MODEL}:build", "--batch", f"{MODEL}:batch", "--parallelize", f"{PARTS}:parallelize"]
     assert main(["run", *of, "--private", "private", "--factor", "reciprocal,1e-6"]) == 2
-    assert "reciprocal,1e-6\n" in capsys.readouterr().err
+    assert "reciprocal,1e-6\n" in capsys.readouterr().out
