@@ -76,7 +76,9 @@ def test_a_promise_without_those_that_it_rests_on_is_refused(tmp_path: Path, pro
     path.write_text(
         "from fsdpcheck.adapters.contract import Features\n\nclass Alone:\n"
         f"    name, features = 'alone', Features(promises=frozenset({{{promise!r}, 'plain'}}))\n"
-        "    def build(self, model, setup): ...\n    def stored(self, folder): ...\n    def read(self, folder, model): ...\n"
+        "    def build(self, model, setup): ...\n"
+        "    def stored(self, folder): ...\n"
+        "    def read(self, folder, model): ...\n"
     )
     with pytest.raises(AdapterError, match=f"got     promises without {PROMISES[promise].promises[0]}"):
         adapters.load(f"{path}:Alone")
