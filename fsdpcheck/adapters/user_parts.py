@@ -35,6 +35,7 @@ from fsdpcheck.errors import AdapterError, explain, spelling
 FUNCTIONS: Final = ("step", "clip", "private", "save", "load")
 _REASONS: Final = {
     "state": "no functions of yours save and load: --save and --load name them",
+    "global-norm": "your own step is not asked to clip, and the dtype that was said is that of your step",
     "resharded": "no functions of yours save and load at other numbers of ranks",
     "stored": "what lies in files of your own is up to you: how a training goes on from them is judged",
 }
@@ -74,7 +75,7 @@ def adapter_of(name: str, functions: Mapping[str, Callable[..., Any]], words: Ma
         _require_known(name, kind, {words.get(kind, known[0])}, known)
     arithmetic = _arithmetic(name, words)
     features = Features(
-        promises=frozenset({"plain", "global-norm", *_kept(name, functions, words)}),
+        promises=frozenset({"plain", *_clips(functions, arithmetic), *_kept(name, functions, words)}),
         accepts=ORDINARY - _left_out(axes, functions) - _not_in(arithmetic),
         observables=frozenset({"params", "grads", "grad_norm"}),
         arithmetic=arithmetic,
@@ -84,6 +85,12 @@ def adapter_of(name: str, functions: Mapping[str, Callable[..., Any]], words: Ma
         reasons={**PLAIN_REASONS, **_REASONS},
     )
     return UserParts(name, _private(name, functions, words, features), functions)
+
+
+def _clips(functions: Mapping[str, Callable[..., Any]], arithmetic: ArithmeticRule) -> frozenset[Promise]:
+    """The ordinary loop clips, and computes in what it is given, whatever a step of the user's computes in."""
+    judged: frozenset[Promise] = frozenset({"global-norm"})
+    return judged if "step" not in functions or arithmetic.compute == "dtype" else frozenset()
 
 
 def _private(
