@@ -65,14 +65,14 @@ def test_models_of_fsdpcheck_are_judged_in_it_too(law: str, engine: SimulatedEng
     ("law", "parts", "said"),
     [
         ("training.gradients", f"summed_in_bfloat16,{SAID}", "bfloat16"),
-        ("training.plain", f"mixed,step=step_kept,{SAID}", "bfloat16"),
+        ("training.plain", f"mixed,step=step_kept,{SAID}", "the parameters are not the single device's"),
     ],
 )
 def test_what_is_rounded_besides_is_found(law: str, parts: str, said: str, engine: SimulatedEngine) -> None:
     verdict = _judged(engine, law, parts, most=30)
     assert verdict.status == "finding"
     assert verdict.finding is not None
-    assert said in verdict.finding.cause
+    assert said in f"{verdict.finding.what}; {verdict.finding.cause}"
 
 
 @pytest.mark.parametrize(
