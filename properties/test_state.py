@@ -66,7 +66,7 @@ def test_a_training_that_stopped_uses_no_noise_twice(case: TrainingCase, run: Ru
 
 @law(
     "state.resharded",
-    promise="state",
+    promise="resharded",
     space=EQUAL_BITS.but(must_occur=("several ranks",), vacuous_without=("non-zero gradient",)),
     takes=2,
 )
@@ -91,7 +91,7 @@ def test_a_training_goes_on_at_another_number_of_ranks(case: TrainingCase, run: 
 
 @law(
     "state.shape",
-    promise="state",
+    promise="stored",
     space=EQUAL_BITS.but(must_occur=("several ranks", "uneven-rows", "momentum")),
 )
 def test_a_checkpoint_holds_each_parameter_once_and_no_padding(case: TrainingCase, run: Run) -> None:

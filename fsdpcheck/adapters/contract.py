@@ -85,6 +85,8 @@ class ArithmeticRule:
     compared only where that is exact.
     ``dtypes``: what parameters and gradients may have. float32 cases need the trait "float32" too; who takes float32
     alone is given no others.
+    ``compute``: what the model computes in, in every training, where that is not ``dtype``: with "bfloat16" all laws
+    draw cases that are exact in it, with parameters and reductions in float32, and those of real numbers are not asked.
     ``unused``: the gradient of a parameter that no sample of a step depends on, on any rank. "none": None, as on a
     single device, so that the optimizer leaves the parameter alone: no weight decay, no momentum. "zero": zeros, for
     which the optimizer updates it. "zero-in-used-unit": zeros if its sharding unit has another trained parameter that
@@ -94,6 +96,7 @@ class ArithmeticRule:
     averaging: Literal["after", "before"] = "after"
     divides_by_share: bool = False
     dtypes: tuple[Dtype, ...] = ("float64", "float32")
+    compute: Compute = "dtype"
     unused: Unused = "none"
 
 
@@ -113,7 +116,8 @@ class Features:
     ``arithmetic``: by which conventions it computes. ``axes``: those that a mesh of its can have (case/axes.py, which
     says along which of them ranks have the same samples); "dp_replicate" beside "dp_shard" is the trait "hsdp".
     ``gauge``: whether it reduces and clips the layer that the harness puts beside a user's own model; if not, that has
-    a gradient of zero in plain training.
+    a gradient of zero in plain training. ``functions``: whether it is made of a user's functions, which declare nothing
+    by themselves: what they need that is not there is then an error and no finding (judging/unfit.py).
     ``rank_local``: dotted
     names "pkg.mod:NAME" of module globals that real ranks would each have for themselves. ``kernel_dtypes``: what
     kernels take, also mixed.
@@ -130,6 +134,7 @@ class Features:
     reasons: Mapping[str, str] = field(default_factory=dict)
     axes: frozenset[Axis] = frozenset({"dp_shard"})
     gauge: bool = True
+    functions: bool = False
     rank_local: tuple[str, ...] = ()
     kernel_dtypes: tuple[KernelDtype, ...] = ("float32",)
 
@@ -359,7 +364,10 @@ class Observed(Trainer, Protocol):
         """For "state": write all that a training needs to go on into ``folder``, new, which every rank reaches."""
 
     def load(self, folder: str) -> None:
-        """For "state": take the state over from ``folder``, written at any number of ranks. Called before any step."""
+        """For "state": take the state over from ``folder``, written at as many ranks, or, for "resharded", at others.
+
+        Called before any step.
+        """
 
     def local_tensors(self) -> list[Tensor]:
         """The local parameter tensors the optimizer updates, live, for cases that project (see program).
@@ -385,7 +393,7 @@ class Adapter(Protocol):
 
 
 class Keeping(Adapter, Protocol):
-    """What an adapter that promises "state" has besides. Both are called in one process without any group."""
+    """What an adapter that promises "stored" has besides. Both are called in one process without any group."""
 
     def stored(self, folder: str) -> list[Stored]:
         """All pieces of all tensors in a checkpoint: parameters, trainable and frozen, and state of optimizers."""

@@ -38,6 +38,8 @@ PLAIN_REASONS: Final[Mapping[str, str]] = {
     "noise": "trains plainly: it adds none",
     "noise-of-seed": "trains plainly: it adds none",
     "state": "has no checkpoint of its own: what is saved is up to its user",
+    "resharded": "has no checkpoint of its own: what is saved is up to its user",
+    "stored": "has no checkpoint of its own: what is saved is up to its user",
     "poisson": "has no Poisson sampler",
     "same-draws": "has no Poisson sampler",
     "kernels": "trains plainly: it computes no per-sample norms",

@@ -3,8 +3,10 @@
 ``parallelize(model, mesh)`` makes a model parallel, in place or not, and returns it. ``step(model, optimizer, batches,
 loss)`` is one optimizer step: ``batches`` are this rank's micro-batches as (inputs, targets), and ``loss(outputs,
 targets)`` a 0-dim loss, such that averaging the gradients of ranks with samples of their own is right. ``clip(model,
-max_norm)`` clips by the global gradient norm and returns it. A reference names all of them in one module:
-"train.py:parallelize,step=train_step,clip=clip,axes=dp_shard+tp,averaging=before".
+max_norm)`` clips by the global gradient norm and returns it. ``save(model, optimizer, folder)`` writes all that a
+training needs to go on into ``folder``, which is there and empty; ``load(model, optimizer, folder)`` takes it over into
+a new model, made parallel, and its new optimizer. A reference names all of them in one module:
+"train.py:parallelize,step=train_step,clip=clip,save=save,load=load,axes=dp_shard+tp,averaging=before".
 
 No first forward is in ``torch.inference_mode``: ``fully_shard`` cannot train behind it, whoever calls it
 (docs/upstream/fully_shard_first_forward_in_inference_mode.py).
@@ -12,27 +14,40 @@ No first forward is in ``torch.inference_mode``: ``fully_shard`` cannot train be
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fsdpcheck.adapters.contract import ArithmeticRule, Batch, Features, Promise, Setup, Snippets
+from fsdpcheck.adapters import user_private
+from fsdpcheck.adapters.contract import ArithmeticRule, Features, Promise, Setup, Snippets
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop, mesh_of
+from fsdpcheck.adapters.user_dtypes import Dtypes
+from fsdpcheck.adapters.user_loop import Built, Loop
 from fsdpcheck.case import Trait
 from fsdpcheck.case.axes import Axis
+from fsdpcheck.case.traits import NOT_IN_LOW_PRECISION
 from fsdpcheck.errors import AdapterError, explain, spelling
 
-FUNCTIONS: Final = ("step", "clip")
+FUNCTIONS: Final = ("step", "clip", "private", "save", "load")
+_REASONS: Final = {
+    "state": "no functions of yours save and load: --save and --load name them",
+    "global-norm": "your own step is not asked to clip, and the dtype that was said is that of your step",
+    "resharded": "no functions of yours save and load at other numbers of ranks",
+    "stored": "what lies in files of your own is up to you: how a training goes on from them is judged",
+}
 _REPLICAS: Final = frozenset({"dp_replicate", "dp_shard"})
-WORDS: Final = ("axes", "averaging")
-_WRAPPERS: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Parts of names that wrappers of torch put in."""
+_KNOWN: Final = {
+    "averaging": ("after", "before"),
+    "load-at": ("any", "same"),
+    "param-dtype": ("", "float32", "bfloat16"),
+    "reduce-dtype": ("", "float32"),
+}
+"""What may be said of how the functions compute and load; the first unless something is."""
+WORDS: Final = ("axes", "factor", "shows", *_KNOWN)
 
 
 def told(attr: str) -> dict[str, str]:
@@ -55,23 +70,101 @@ def told(attr: str) -> dict[str, str]:
 def adapter_of(name: str, functions: Mapping[str, Callable[..., Any]], words: Mapping[str, str]) -> UserParts:
     """The adapter of these parts. Raises AdapterError for words that say nothing."""
     axes = frozenset(words.get("axes", "dp_shard").split("+"))
-    averaging = words.get("averaging", "after")
-    for kind, got, known in (("axes", sorted(axes), get_args(Axis)), ("averaging", [averaging], ("after", "before"))):
-        for word in got:
-            if word not in known:
-                then = f"write one of them{spelling.hint(word, known)}"
-                raise AdapterError(explain(f"{kind} of {name!r}", got=word, wanted=", ".join(known), then=then))
-    promises: frozenset[Promise] = frozenset({"plain", "global-norm"})
+    _require_known(name, "axes", axes, get_args(Axis))
+    for kind, known in _KNOWN.items():
+        _require_known(name, kind, {words.get(kind, known[0])}, known)
+    arithmetic = _arithmetic(name, words)
     features = Features(
-        promises=promises,
-        accepts=ORDINARY - _left_out(axes, functions),
+        promises=frozenset({"plain", *_clips(functions, arithmetic), *_kept(name, functions, words)}),
+        accepts=ORDINARY - _left_out(axes, functions) - _not_in(arithmetic),
         observables=frozenset({"params", "grads", "grad_norm"}),
-        arithmetic=ArithmeticRule(averaging=cast(Any, averaging)),
+        arithmetic=arithmetic,
         axes=cast(frozenset[Axis], axes - {"dp_replicate"}),
         gauge=False,
-        reasons=PLAIN_REASONS,
+        functions=True,
+        reasons={**PLAIN_REASONS, **_REASONS},
     )
-    return UserParts(name, features, functions)
+    return UserParts(name, _private(name, functions, words, features), functions)
+
+
+def _clips(functions: Mapping[str, Callable[..., Any]], arithmetic: ArithmeticRule) -> frozenset[Promise]:
+    """The ordinary loop clips, and computes in what it is given, whatever a step of the user's computes in."""
+    judged: frozenset[Promise] = frozenset({"global-norm"})
+    return judged if "step" not in functions or arithmetic.compute == "dtype" else frozenset()
+
+
+def _private(
+    name: str, functions: Mapping[str, Callable[..., Any]], words: Mapping[str, str], plain: Features
+) -> Features:
+    """The features of a private step, if there is one; ``plain``, if not. Raises AdapterError for words without it."""
+    if "private" not in functions:
+        if stray := next((word for word in ("factor", "shows") if word in words), ""):
+            what, then = f"--{stray} of {name!r} is about a private step", "name it with --private"
+            raise AdapterError(explain(what, got=words[stray], wanted="a private step", then=then))
+        return plain
+    if others := [key for key in ("step", "clip") if key in functions]:
+        what, then = f"the steps of {name!r}", "check the two in two commands"
+        raise AdapterError(explain(what, got=f"private and {others[0]}", wanted="one of them", then=then))
+    if plain.arithmetic.compute != "dtype":
+        what, then = f"the private step of {name!r}", "leave --param-dtype out, and compute in the parameters' own"
+        raise AdapterError(explain(what, got=plain.arithmetic.compute, wanted="another --param-dtype", then=then))
+    rule = user_private.rule_of(name, words)
+    promises = user_private.promised(name, functions["private"], rule) | plain.promises - {"plain", "global-norm"}
+    return replace(
+        plain,
+        promises=frozenset(promises),
+        accepts=user_private.accepted(plain.accepts),
+        observables=user_private.shown(name, words),
+        owns_loss_scale=True,
+        factor=rule,
+        gauge=True,
+        reasons={**plain.reasons, **user_private.PRIVATE_REASONS},
+    )
+
+
+def _kept(name: str, functions: Mapping[str, Callable[..., Any]], words: Mapping[str, str]) -> frozenset[Promise]:
+    """What is promised of a checkpoint, if there is one."""
+    if not _keeps(name, functions):
+        return frozenset()
+    return frozenset({"state"}) if words.get("load-at") == "same" else frozenset({"state", "resharded"})
+
+
+def _require_known(name: str, kind: str, got: Collection[str], known: Sequence[str]) -> None:
+    for word in sorted(set(got) - set(known)):
+        then = f"write one of them{spelling.hint(word, known)}"
+        said = ", ".join(filter(None, known))
+        raise AdapterError(explain(f"{kind} of {name!r}", got=word, wanted=said, then=then))
+
+
+def _arithmetic(name: str, words: Mapping[str, str]) -> ArithmeticRule:
+    """What is said of dtypes. Raises AdapterError for a model in bfloat16 whose gradients are reduced in it too."""
+    averaging = cast(Any, words.get("averaging", "after"))
+    computes, reduces = words.get("param-dtype", ""), words.get("reduce-dtype", "")
+    if computes != "bfloat16":
+        return ArithmeticRule(averaging, dtypes=("float32",)) if computes or reduces else ArithmeticRule(averaging)
+    if not reduces:
+        got = "param-dtype bfloat16 and no reduce-dtype: MixedPrecisionPolicy then reduces in bfloat16 too"
+        wanted = "sums of gradients in float32, of which every bit is known in any order of ranks"
+        then = "pass reduce_dtype=torch.float32, and say --reduce-dtype float32"
+        raise AdapterError(explain(f"dtypes of {name!r}", got=got, wanted=wanted, then=then))
+    return ArithmeticRule(averaging, dtypes=("float32",), compute="bfloat16")
+
+
+def _not_in(arithmetic: ArithmeticRule) -> frozenset[Trait]:
+    """Nobody asks functions for a precision that they do not have: they would be called right in float32."""
+    if arithmetic.compute == "dtype":
+        return frozenset({"bfloat16", "tf32"})
+    return NOT_IN_LOW_PRECISION | {"tf32", "real"}
+
+
+def _keeps(name: str, functions: Mapping[str, Callable[..., Any]]) -> bool:
+    """Whether there is a checkpoint. Raises AdapterError for one half of it."""
+    known = [half for half in ("save", "load") if half in functions]
+    if len(known) == 1:
+        got, wanted = f"{known[0]} alone", "both, or neither: what is saved is judged by how a training goes on"
+        then = f"name the other one too: --{'load' if known == ['save'] else 'save'}"
+        raise AdapterError(explain(f"the checkpoint of {name!r}", got=got, wanted=wanted, then=then))
+    return bool(known)
 
 
 def _left_out(axes: frozenset[str], functions: Mapping[str, Callable[..., Any]]) -> set[Trait]:
@@ -85,12 +178,14 @@ class UserParts:
 
     def __init__(self, name: str, features: Features, functions: Mapping[str, Callable[..., Any]]) -> None:
         self.name, self.features, self._functions = name, features, functions
-        self.snippets = None if "step" in functions else _snippets(functions["parallelize"])
+        self.snippets = None if {"step", "private"} & functions.keys() else _snippets(functions["parallelize"])
 
     def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
         """A user's own model is made parallel as the user knows it, without what the harness puts beside it."""
-        given = model.get_submodule("model") if hasattr(model, "own") else model
-        before = _looks(given)
+        is_private = "private" in self._functions  # the harness's layer belongs to the norm of a sample
+        given = model.get_submodule("model") if hasattr(model, "own") and not is_private else model
+        before, dtypes = _looks(given), Dtypes(self.name, given, setup.compute_dtype)
+        shapes = {key: value.shape for key, value in model.named_parameters()}
         mesh = mesh_of(setup, *(("dp_shard",) if self._has_data_axis else ()))
         made = self._functions["parallelize"](given, mesh)
         if made is None and setup.world_size > 1 and _looks(given) == before:
@@ -99,10 +194,12 @@ class UserParts:
         if made is not None and not isinstance(made, nn.Module):
             raise self._refusal(f"returned {type(made).__name__}", "a module, or None", "return the model")
         made = given if made is None else made
-        if given is model:
-            return _Loop(self.name, made, made, given, setup, self._functions)
-        model.model = made
-        return _Loop(self.name, model, made, given, setup, self._functions)
+        if given is not model:
+            model.model = made
+        built = Built(self.name, self._functions, made if given is model else model, made, given, dtypes, shapes)
+        if is_private:
+            return user_private.PrivateLoop(built, setup, self.features.observables)
+        return Loop(built, setup)
 
     @property
     def _has_data_axis(self) -> bool:
@@ -136,95 +233,3 @@ def _looks(model: nn.Module) -> list[object]:
         found += [type(module), id(module.forward.__func__ if hasattr(module.forward, "__func__") else module.forward)]
         found += [hooks, *(id(value) for value in module.parameters(recurse=False))]
     return found
-
-
-class _Loop(TrainingLoop):
-    """``model`` is called, ``made`` the parallel one in it, ``given`` what it was made of."""
-
-    def __init__(
-        self,
-        name: str,
-        model: nn.Module,
-        made: nn.Module,
-        given: nn.Module,
-        setup: Setup,
-        functions: Mapping[str, Callable[..., Any]],
-    ) -> None:
-        super().__init__(model, setup, optimizer=setup.optimizer(made.parameters()))
-        self._made, self._given = made, given if _has_all(given, made) else made
-        self._name, self._functions, self._steps = name, functions, 0
-        self._beside = self._of_what_is_beside()
-        self.optimizer.register_step_post_hook(lambda *_: self._stepped())
-
-    def _of_what_is_beside(self) -> torch.optim.Optimizer | None:
-        """The drawn optimizer of the harness's layer; None without one, or where the user's own trains their model."""
-        if self.model is self._made or self.setup.step.optimizer.kind == "own":
-            return None
-        return self.setup.optimizer(self.model.get_submodule("instrument").parameters())
-
-    def step(self, batch: Batch) -> None:
-        if self._beside is not None:
-            self._beside.zero_grad()
-        if "step" not in self._functions or self.setup.step.max_grad_norm is not None:
-            super().step(batch)
-            return
-        before = self._steps
-        batches = [(micro.inputs, micro.targets) for micro in batch.micro_batches]
-        loss = functools.partial(self._loss, batch)
-        self._functions["step"](self.model, getattr(self.optimizer, "given", self.optimizer), batches, loss)
-        if self._steps == before:
-            then = "call it once, after the last backward"
-            what = f"the step function of {self._name!r}"
-            raise AdapterError(explain(what, got="no call of optimizer.step()", wanted="one a step", then=then))
-
-    def _loss(self, batch: Batch, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss: Any = self.setup.loss
-        if self.setup.step.reduction == "mean":
-            return cast(Tensor, loss.with_reduction("mean")(outputs.to(targets.dtype), targets))
-        return cast(Tensor, loss(outputs.to(targets.dtype), targets).sum() * batch.loss_scale)
-
-    def _stepped(self) -> None:
-        self._steps += 1
-        if self._beside is not None:
-            self._beside.step()
-
-    def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
-        reduces, model = self.reduces(number, last), cast(Any, self._made)
-        if hasattr(model, "set_requires_gradient_sync"):
-            model.set_requires_gradient_sync(reduces)
-        elif hasattr(model, "no_sync") and not reduces:
-            return cast(AbstractContextManager[object], model.no_sync())
-        return nullcontext()
-
-    def clip(self, limit: float) -> Tensor:
-        if "clip" not in self._functions:
-            return torch.nn.utils.clip_grad_norm_(self._made.parameters(), limit)
-        norm = self._functions["clip"](self._made, limit)
-        if not isinstance(norm, Tensor):
-            what = f"the clip function of {self._name!r}"
-            then = "return the total norm, as torch.nn.utils.clip_grad_norm_ does"
-            raise AdapterError(explain(what, got=type(norm).__name__, wanted="torch.Tensor", then=then))
-        return norm
-
-    def parameters(self) -> dict[str, Tensor]:
-        return dict(self._named())
-
-    def gradients(self) -> dict[str, Tensor | None]:
-        return {name: value.grad for name, value in self._named()}
-
-    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters by the names that they had before the model was made parallel."""
-        if self.model is self._made:
-            yield from ((_canonical(name), value) for name, value in self._given.named_parameters())
-            return
-        yield from ((f"model.{_canonical(name)}", value) for name, value in self._given.named_parameters())
-        yield from self.model.get_submodule("instrument").named_parameters("instrument")
-
-
-def _has_all(model: nn.Module, made: nn.Module) -> bool:
-    """Whether what is trained are the parameters that ``model`` has now."""
-    return {id(value) for value in model.parameters()} == {id(value) for value in made.parameters()}
-
-
-def _canonical(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

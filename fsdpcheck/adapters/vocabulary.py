@@ -27,8 +27,9 @@ Use = Literal[
 """A feature, most of FSDP2, that a training may use (``Setup.using``), and none of which may change a bit."""
 Promise = Literal[
     "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms",
-    "dataset-order", "second-backward", "bookkeeping", "noise", "noise-of-seed", "state", "lifecycle", "sharded",
-    "nonfinite", "epochs", "poisson", "same-draws", "kernels",
+    "dataset-order", "second-backward", "bookkeeping", "noise", "noise-of-seed", "state", "resharded", "stored",
+    "lifecycle",
+    "sharded", "nonfinite", "epochs", "poisson", "same-draws", "kernels",
     "hooks", "parameter-hooks", "memory", "copies", "interrupts",
     "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",
     "features.divide-factor", "features.no-gather", "features.checkpointing", "features.meta", "features.state-dict",
@@ -156,8 +157,14 @@ PROMISES: Final[Mapping[Promise, PromiseRow]] = {
         "The noise is a function of Setup.seed, parameter, element and step alone.", promises=_PRIVATE
     ),
     "state": PromiseRow(
-        "A training is saved and goes on in a new trainer, at any number of ranks, with the bits of one that never"
-        " stopped (Observed.save, Observed.load, Keeping).",
+        "A training is saved and goes on in a new trainer, with the bits of one that never stopped (Observed.save,"
+        " Observed.load)."
+    ),
+    "resharded": PromiseRow("What is saved is loaded at any number of ranks.", promises=("state",)),
+    "stored": PromiseRow(
+        "A checkpoint holds each parameter once, in its own shape and without padding, and an unsharded model reads it"
+        " (Keeping).",
+        promises=("state",),
         adapter=("stored", "read"),
     ),
     "lifecycle": PromiseRow(

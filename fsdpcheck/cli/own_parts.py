@@ -8,6 +8,14 @@ from collections.abc import Sequence
 
 from fsdpcheck.errors import UsageError, explain
 
+_FUNCTIONS = ("step", "clip", "private", "save", "load")
+_WORDS = {
+    "mesh": "axes", "averaging": "averaging", "load_at": "load-at",
+    "factor": "factor", "shows": "shows",
+    "param_dtype": "param-dtype", "reduce_dtype": "reduce-dtype",
+}  # fmt: skip
+"""Option -> what a reference to parts calls it (adapters/user_parts.py)."""
+
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """References to a user's own model; a replay imports them only when they are given here."""
@@ -44,7 +52,32 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--step", default="", metavar="NAME", help="step(model, optimizer, batches, loss) (default: an ordinary loop)"
     )
     parts.add_argument("--clip", default="", metavar="NAME", help="clip(model, max_norm) -> norm (default: torch's)")
+    parts.add_argument(
+        "--private", default="", metavar="NAME", help="a step that clips each sample, with --factor (default: none)"
+    )
+    parts.add_argument(
+        "--factor", default="", metavar="RULE", help="its clip factor: reciprocal,1e-6,flat (default: none)"
+    )
+    parts.add_argument("--shows", default="", metavar="WORDS", help="what it returns: norms,factors (default: none)")
+    parts.add_argument(
+        "--save", default="", metavar="NAME", help="save(model, optimizer, folder), with --load (default: none)"
+    )
+    parts.add_argument(
+        "--load", default="", metavar="NAME", help="load(model, optimizer, folder), with --save (default: none)"
+    )
+    parts.add_argument(
+        "--load-at", default="", metavar="RANKS", help="numbers of ranks that read it: any, same (default: any)"
+    )
     parts.add_argument("--mesh", default="", metavar="AXES", help="its axes, as dp_shard,tp (default: dp_shard)")
+    parts.add_argument(
+        "--param-dtype",
+        default="",
+        metavar="DTYPE",
+        help="what the model computes in: float32, bfloat16 (default: any)",
+    )
+    parts.add_argument(
+        "--reduce-dtype", default="", metavar="DTYPE", help="what gradients are reduced in: float32 (default: any)"
+    )
     parts.add_argument(
         "--averaging", default="", metavar="WHEN", help="divides by ranks before or after it sums (default: after)"
     )
@@ -52,23 +85,24 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def adapters_of(options: argparse.Namespace) -> Sequence[str]:
     """The adapters that are asked for, one of parts among them. Raises UsageError for parts that make none."""
-    given = {name: getattr(options, name) for name in ("step", "clip", "mesh", "averaging") if getattr(options, name)}
+    given = {name: getattr(options, name) for name in (*_FUNCTIONS, *_WORDS) if getattr(options, name)}
     if not options.parallelize:
         if given:
-            raise UsageError(f"--{next(iter(given))} goes with --parallelize; next: name the function that shards")
+            raise UsageError(
+                f"--{next(iter(given)).replace('_', '-')} goes with --parallelize; next: name the function that shards"
+            )
         return list(options.adapter)
     module, colon, _ = options.parallelize.rpartition(":")
     if not colon:
         what, then = "--parallelize names no function", "write train.py:parallelize"
         raise UsageError(explain(what, got=options.parallelize, wanted="file.py:name or pkg.mod:name", then=then))
     reference = options.parallelize
-    for name in ("step", "clip"):
+    for name in _FUNCTIONS:
         if name in given:
             reference += f",{name}={_in(module, name, given[name])}"
-    if "mesh" in given:
-        reference += f",axes={given['mesh'].replace(',', '+')}"
-    if "averaging" in given:
-        reference += f",averaging={given['averaging']}"
+    for name, word in _WORDS.items():
+        if name in given:
+            reference += f",{word}={given[name].replace(',', '+')}"
     return [*options.adapter, reference]
 
 

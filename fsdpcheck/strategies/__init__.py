@@ -48,6 +48,8 @@ def cases_of(space: Space, features: Features, world_sizes: Sequence[int] = WORL
 
 
 def _trained(space: CaseSpace, features: Features, world_sizes: Sequence[int]) -> st.SearchStrategy[TrainingCase]:
+    if space.compute == "dtype" and features.arithmetic.compute != "dtype":
+        space = space.but(compute=features.arithmetic.compute, tiny_only=True)
     features = replace(features, accepts=features.accepts - space.left_out)
     drawn = training.cases(space, features, world_sizes)
     if space.compute != "dtype":

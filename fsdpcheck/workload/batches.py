@@ -19,6 +19,9 @@ from fsdpcheck.case.shapes import body_input
 from fsdpcheck.workload import models
 from fsdpcheck.workload.user_model import loading as user_model
 
+_WIDE = (31, 63, 127)
+"""Largest targets, of 5 to 7 bits of the 8 of a bfloat16: the rest is for the samples of a micro-batch."""
+
 Indices = tuple[tuple[tuple[int, ...], ...], ...]
 
 
@@ -60,7 +63,7 @@ def targets(case: TrainingCase) -> Tensor:
     """
     if case.model.own is not None:
         given = user_model.samples(case.model.own.batch, _samples(case))[1]
-        return _user_values(case, "targets", given.reshape(len(given), -1), case.arithmetic.inputs + 1).to(
+        return _user_values(case, "targets", given.reshape(len(given), -1), _largest_target(case) + 1).to(
             models.DTYPES[case.arithmetic.dtype]
         )
     shape = (_samples(case), models.body_features(case))
@@ -96,6 +99,11 @@ def _user_values(case: TrainingCase, stream: str, given: Tensor, bound: int) -> 
     if case.arithmetic.numbers == "real":
         return given.to(models.DTYPES[case.arithmetic.dtype], copy=True)
     return models.drawn(case, stream, tuple(given.shape), bound)
+
+
+def _largest_target(case: TrainingCase) -> int:
+    """Where a user's model computes in few bits, gradients take them all by targets, or no rounding would show."""
+    return case.arithmetic.inputs if case.arithmetic.compute == "dtype" else _WIDE[case.seed % len(_WIDE)]
 
 
 def _samples(case: TrainingCase) -> int:

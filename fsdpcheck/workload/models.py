@@ -128,7 +128,8 @@ class UserCaseModel(CaseModel):
 
     def forward(self, inputs: Tensor) -> Tensor:
         body_BF = (self._named if self.own.names else self.model)(inputs).reshape(len(inputs), self.own.features)
-        return torch.cat([body_BF, _read(self.instrument, body_BF)], dim=1)
+        instrument: Any = self.instrument  # as it is now: a function of the user's casts their model alone
+        return torch.cat([body_BF, _read(instrument, body_BF.to(instrument.weight.dtype))], dim=1)
 
     def _named(self, inputs: Tensor) -> Tensor:
         with widened(self.own, self.instrument.weight.dtype):

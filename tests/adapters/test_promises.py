@@ -71,14 +71,16 @@ def test_an_adapter_without_what_is_promised_is_refused(method: str) -> None:
 
 
 @pytest.mark.parametrize("promise", [name for name, row in PROMISES.items() if row.promises])
-def test_a_promise_about_clipping_alone_is_refused(tmp_path: Path, promise: str) -> None:
+def test_a_promise_without_those_that_it_rests_on_is_refused(tmp_path: Path, promise: str) -> None:
     path = tmp_path / "alone.py"
     path.write_text(
         "from fsdpcheck.adapters.contract import Features\n\nclass Alone:\n"
         f"    name, features = 'alone', Features(promises=frozenset({{{promise!r}, 'plain'}}))\n"
         "    def build(self, model, setup): ...\n"
+        "    def stored(self, folder): ...\n"
+        "    def read(self, folder, model): ...\n"
     )
-    with pytest.raises(AdapterError, match="got     promises without private"):
+    with pytest.raises(AdapterError, match=f"got     promises without {PROMISES[promise].promises[0]}"):
         adapters.load(f"{path}:Alone")
 
 

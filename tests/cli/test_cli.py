@@ -22,6 +22,7 @@ OPTIONS = {
         "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",
         "--optimizer", "--units", "--real", "--resume", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
         "--roots",
+        "--private", "--factor", "--shows", "--save", "--load", "--load-at", "--param-dtype", "--reduce-dtype",
     },
     "init": {"--help", "--no-workflow", "-h", "KIND"},
     "gate": {
@@ -29,6 +30,7 @@ OPTIONS = {
         "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",
         "--optimizer", "--units", "--real", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
         "--roots", "--baseline", "--update",
+        "--private", "--factor", "--shows", "--save", "--load", "--load-at", "--param-dtype", "--reduce-dtype",
     },
     "replay": {
         "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--laws", "--loss", "--model",
@@ -179,7 +181,7 @@ def test_promises_are_listed_with_what_they_need_and_the_laws_that_rest_on_them(
     assert [line[0] for line in lines] == list(PROMISES)
     needs = {name: asked for name, _, asked, _ in lines}
     assert needs["noise"] == "private, after_reduce, before_step"
-    assert (needs["state"], needs["lifecycle"]) == ("Adapter.stored, Adapter.read", "all moments")
+    assert (needs["stored"], needs["lifecycle"]) == ("state, Adapter.stored, Adapter.read", "all moments")
     for name, laws, _, meaning in lines:
         resting = [law for law in registry.chapters().values() if name in {law.promise, *law.needs_promises}]
         assert laws == str(len(resting))

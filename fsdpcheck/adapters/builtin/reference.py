@@ -224,6 +224,8 @@ class Reference:
                 *(
                     "noise-of-seed",
                     "state",
+                    "resharded",
+                    "stored",
                     "lifecycle",
                     "sharded",
                     "nonfinite",

@@ -1,0 +1,115 @@
+"""Functions that compute in another dtype: judged by what is said of it, refused where nothing is."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from fsdpcheck import adapters
+from fsdpcheck.case import UserModelSpec
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import AdapterError
+from fsdpcheck.findings.verdict import Verdict
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
+from fsdpcheck.workload.user_model import inspection
+
+TOYS = Path(__file__).parent.parent / "toys"
+MODEL, PARTS = str(TOYS / "own_parts.py"), str(TOYS / "own_precision.py")
+SAID = "param-dtype=bfloat16,reduce-dtype=float32"
+
+
+@functools.cache
+def _own() -> UserModelSpec:
+    return inspection.inspect(f"{MODEL}:build", f"{MODEL}:batch", "", None).own
+
+
+def _judged(engine: SimulatedEngine, law: str, parts: str, most: int = 4, on_own_model: bool = True) -> Verdict:
+    run = Run(engine, f"{PARTS}:{parts}", own=_own() if on_own_model else None)
+    return check_law(chapters()[law], run, world_sizes=(2, 4), most=most, shrink=False)
+
+
+@pytest.mark.parametrize("law", ["training.plain", "training.gradients", "global-norm.update"])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        "full",
+        f"mixed,{SAID}",
+        f"ddp,averaging=before,step=step,{SAID}",
+        "in_float32,param-dtype=float32",
+        "reduced_in_float32,reduce-dtype=float32",
+        "only_float32,param-dtype=float32",
+    ],
+)
+def test_what_is_said_and_done_holds(law: str, parts: str, engine: SimulatedEngine) -> None:
+    verdict = _judged(engine, law, parts)
+    clips = law == "global-norm.update" and "step=" in parts
+    assert verdict.status == ("not promised" if clips else "holds")
+
+
+def test_a_step_in_bfloat16_is_not_asked_to_clip() -> None:
+    features = adapters.load(f"{PARTS}:ddp,averaging=before,step=step,{SAID}").features
+    assert "your own step is not asked to clip" in chapters()["global-norm.update"].not_promised(features)
+
+
+@pytest.mark.parametrize("law", ["precision.training", "training.gradients"])
+def test_models_of_fsdpcheck_are_judged_in_it_too(law: str, engine: SimulatedEngine) -> None:
+    verdict = _judged(engine, law, f"mixed_units,{SAID}", on_own_model=False)
+    assert (verdict.status, verdict.reason) == ("holds", "")
+
+
+@pytest.mark.parametrize(
+    ("law", "parts", "said"),
+    [
+        ("training.gradients", f"summed_in_bfloat16,{SAID}", "bfloat16"),
+        ("training.plain", f"mixed,step=step_kept,{SAID}", "the parameters are not the single device's"),
+    ],
+)
+def test_what_is_rounded_besides_is_found(law: str, parts: str, said: str, engine: SimulatedEngine) -> None:
+    verdict = _judged(engine, law, parts, most=30)
+    assert verdict.status == "finding"
+    assert verdict.finding is not None
+    assert said in f"{verdict.finding.what}; {verdict.finding.cause}"
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ("mixed", "--param-dtype bfloat16 --reduce-dtype float32"),
+        ("ddp,averaging=before,step=step", "torch.autocast around the model"),
+        ("in_float32", "--param-dtype float32"),
+        ("reduced_in_float32", "--reduce-dtype float32"),
+        ("reduced_in_bfloat16", "reduce in bfloat16, and nothing says so"),
+        ("compressed,averaging=before", "reduce in bfloat16, and nothing says so"),
+        (f"all_in_bfloat16,{SAID}", "reduce in bfloat16, and float32 is what was said"),
+        (f"full,{SAID}", "pass the policy, or leave --param-dtype out"),
+    ],
+)
+def test_what_is_not_said_or_not_done_is_refused(parts: str, said: str, engine: SimulatedEngine) -> None:
+    """Neither a finding, for nobody has promised float64, nor a pass of what was never run."""
+    verdict = _judged(engine, "training.gradients", parts, most=15)
+    assert (verdict.status, verdict.exit_code) == ("error", 2)
+    assert said in verdict.reason
+
+
+@pytest.mark.parametrize("law", ["precision.training", "precision.gradients"])
+def test_no_law_of_low_precision_is_asked_where_nothing_is_said(law: str) -> None:
+    assert "bfloat16" in chapters()[law].not_promised(adapters.load(f"{PARTS}:full").features)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ("mixed,param-dtype=bfloat16", "--reduce-dtype float32"),
+        ("mixed,param-dtype=bfloat61", "Did you mean 'bfloat16'?"),
+        ("mixed,param-dtype=float16", "wanted  float32, bfloat16"),
+        ("mixed,param-dtype=bfloat16,reduce-dtype=bfloat16", "wanted  float32"),
+    ],
+)
+def test_dtypes_of_which_nothing_is_exact_are_refused(parts: str, said: str) -> None:
+    with pytest.raises(AdapterError) as told:
+        adapters.load(f"{PARTS}:{parts}")
+    assert said in str(told.value)
