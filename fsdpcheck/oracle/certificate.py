@@ -85,8 +85,12 @@ def prove(case: TrainingCase, answer: Answer) -> dict[str, int]:
 
 
 def _precision(case: TrainingCase) -> Precision:
-    """That of the narrowest dtype in which a case computes: its own, or one that a user's model names."""
-    name = (case.model.own.names if case.model.own is not None else "") or case.arithmetic.dtype
+    """That of the narrowest dtype in which a case computes: its own, or one that a user's model names in float32.
+
+    In float64 such a model is widened on ranks as here (workload/user_model/dtype_widening.py).
+    """
+    named = case.model.own.names if case.model.own is not None and case.arithmetic.dtype == "float32" else ""
+    name = named or case.arithmetic.dtype
     if name not in PRECISIONS:
         raise NotExact(f"case: your model computes in {name}, of which nothing is proved")
     return PRECISIONS[name]
@@ -159,9 +163,10 @@ def _certified(
     """
     inputs, targets = batched_step.data(case, step, rows)
     loss, trained = batched_step.loss(case), batched_step.trained(model)
-    certifier = Certifier(budget.precision, budget.where, used=budget.used)
+    certifier = Certifier(budget.precision, budget.where, used=budget.used, roundable=case.model.own is not None)
     with certifier:
         outputs = _outputs(case, model, inputs)
+        certifier.on_grid(outputs)
         with certifier.values_unused():
             losses = loss(outputs, targets)
         certifier.stage = "backward"
