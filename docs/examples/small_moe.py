@@ -20,7 +20,7 @@ class Experts(nn.Module):
 
     def forward(self, tokens: Tensor, chosen: Tensor) -> Tensor:  # [n, d], [n] -> [n, d]
         mixed = torch.zeros_like(tokens)
-        for expert in chosen.unique().tolist():
+        for expert in chosen.unique().tolist() or [0]:  # a rank without samples has gradients too, of zeros
             (rows,) = torch.where(chosen == expert)
             hidden = F.gelu(F.linear(tokens[rows], self.up[expert]))
             mixed = mixed.index_add(0, rows, F.linear(hidden, self.down[expert]))
