@@ -68,7 +68,7 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._bounds: dict[int, Bound] = {}
         self._alive: list[Tensor] = []
-        self._off = OffGrid(min(self.precision.accumulator, self.precision.result))
+        self._off = OffGrid(min(self.precision.accumulator, self.precision.operand, self.precision.result))
 
     def __hash__(self) -> int:
         return id(self)
@@ -128,7 +128,7 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NotExact(f"{why}; {self.stage} {name} takes what it gives")
         result = func(*args, **kwargs)
         try:
-            self._off.remember(result, self._off.after(name, args, result), why)
+            self._off.remember(result, self._off.after(name, args, kwargs, result), why)
         except Inexact as error:
             raise NotExact(f"{why}; {name} {error}") from None
         return result

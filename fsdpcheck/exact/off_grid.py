@@ -12,7 +12,7 @@ Forward alone: a gradient never passes here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -62,13 +62,13 @@ class OffGrid:
         known = self.found([value])
         return known[0] if known is not None else (0.0 if _fits(value, self.unit) else self.unit)
 
-    def after(self, name: str, args: Sequence[Any], result: Any) -> float:
+    def after(self, name: str, args: Sequence[Any], options: Mapping[str, Any], result: Any) -> float:
         """The relative error of what an operator gives. Raises Inexact where there is no bound."""
         errors = [self.error(value) for value in _flat(args)]
         if name in MOVED and len(_tensors([result])) == len(_flat([result])):
             return 1.01 * (max(errors) + self.unit)
         rule = RULES.get(name)
-        if rule is None:
+        if rule is None or options:  # alpha, rounding_mode
             raise Inexact("has no bound on how far such values are off")
         if not all(map(_ordinary, _tensors([*args, result]))):
             raise Inexact("may underflow or overflow on values off every grid")

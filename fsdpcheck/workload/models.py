@@ -183,8 +183,9 @@ def _build_user_model(case: TrainingCase, own: UserModelSpec, parameters: dict[s
     made = UserCaseModel(user_model.model(own.build).to(dtype), own, instrument, dtype)
     for name, parameter in made.model.named_parameters():
         parameter.data = parameters[f"model.{name}"]
-    if case.arithmetic.numbers == "grid" and ("surrogates" in own.traits or own.names):
-        spelled_out.attach(made.model, own)
+    surrogates = case.arithmetic.numbers == "grid" and "surrogates" in own.traits
+    if surrogates or own.names:
+        spelled_out.attach(made.model, own, surrogates)
     return made
 
 

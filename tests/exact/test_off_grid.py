@@ -64,6 +64,8 @@ STAYING: dict[str, Callable[[Tensor], object]] = {
     "both signs added up": lambda x: (x * 0.1).sum(),
     "both signs added": lambda x: statistics(x) + x[:, :1] * 0.1,
     "a difference": lambda x: statistics(x) - 1,
+    "a difference as a sum": lambda x: torch.add(statistics(x), statistics(x), alpha=-1),
+    "a rounded quotient": lambda x: torch.div(statistics(x), 2.0, rounding_mode="floor"),
     "a comparison": lambda x: statistics(x) > 3.5,
     "a number for Python": lambda x: statistics(x)[0].item(),
     "an integer": lambda x: statistics(x).long(),

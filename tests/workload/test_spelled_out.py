@@ -14,7 +14,7 @@ from fsdpcheck.case import UserModelSpec
 from fsdpcheck.workload.user_model import spelled_out
 from tests.common.tables import each
 
-OWN = UserModelSpec("model", "batch", traits=("surrogates",))
+OWN = UserModelSpec("model", "batch")
 X = torch.randint(-4, 5, (3, 8), generator=torch.Generator().manual_seed(1)).double() + 0.0
 
 
@@ -45,7 +45,7 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def attached(function: Callable[[Tensor], Tensor], own: UserModelSpec = OWN) -> nn.Module:
     model = nn.Sequential(Spelled(function))
-    spelled_out.attach(model, own)
+    spelled_out.attach(model, own, surrogates=True)
     return model
 
 
@@ -120,3 +120,9 @@ def test_a_dtype_that_is_named_is_widened_in_float64_alone() -> None:
     attached(upcast, own).float()(X.float())
     attached(upcast)(X)
     assert seen == [torch.float64, torch.float32, torch.float32]
+
+
+def test_on_real_numbers_dtypes_are_widened_and_functions_are_torchs() -> None:
+    model = nn.Sequential(Spelled(lambda x: x.float().cos()))
+    spelled_out.attach(model, replace(OWN, names="float32"), surrogates=False)
+    assert torch.equal(model(X), X.cos())

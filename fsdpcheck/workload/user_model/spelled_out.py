@@ -49,17 +49,17 @@ def in_place_of(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return None if replaced is None else replaced(*args, **kwargs)
 
 
-def attach(model: nn.Module, own: UserModelSpec) -> None:
-    """Have each module of ``model`` run its forward so, under whatever wraps it."""
+def attach(model: nn.Module, own: UserModelSpec, surrogates: bool) -> None:
+    """Have each module of ``model`` run its forward so, under whatever wraps it; dtypes are widened in any case."""
     for module in model.modules():
-        module.register_forward_pre_hook(functools.partial(_enter, own))
+        module.register_forward_pre_hook(functools.partial(_enter, own, surrogates))
         module.register_forward_hook(_leave, always_call=True)
 
 
-def _enter(own: UserModelSpec, module: nn.Module, given: Any) -> None:
+def _enter(own: UserModelSpec, surrogates: bool, module: nn.Module, given: Any) -> None:
     if not _inside.depth:
         dtype = next((value.dtype for value in (*module.parameters(), *_tensors(given))), torch.float32)
-        if "surrogates" in own.traits:
+        if surrogates:
             _inside.stack.enter_context(SpelledOut())
         _inside.stack.enter_context(widened(own, dtype))
     _inside.depth += 1
