@@ -29,6 +29,7 @@ from fsdpcheck.case import TrainingCase
 from fsdpcheck.errors import NotExact, NotOnRanks
 from fsdpcheck.exact.certifier import PRECISIONS, Certifier, Precision
 from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent, premultiplies_exactly
+from fsdpcheck.exact.off_grid import AWARE
 from fsdpcheck.exact.operators import Bound
 from fsdpcheck.oracle import Answer, Named, StepAnswer, batched_step, low_precision
 from fsdpcheck.workload import clip_groups, models, numerics
@@ -102,6 +103,7 @@ def _prove_step(
     batched_step.load(model, step)
     bounds = _certified(case, step, model, budget, range(len(step.samples)), weights)
     if case.step.private:
+        _require_nothing_spelled_out(budget)
         try:
             _norms(case, step, bounds, budget)
         except NotExact:  # bounded by the whole batch; each sample alone takes fewer bits
@@ -113,6 +115,14 @@ def _prove_step(
             weights_n = clip_groups.column(weights, group)
             exponent = grid_exponent(own_nR) + grid_exponent(weights_n)
             budget.spend(f"weighted sum of {name}", torch.tensordot(weights_n, own_nR.abs(), dims=1), exponent)
+
+
+def _require_nothing_spelled_out(budget: Budget) -> None:
+    """Private steps may run one layer's forward by itself, past the hooks that hold its surrogates in place."""
+    names = [name for name in (*sorted(AWARE), "sort") if f"forward {name}" in budget.used]
+    if names:
+        said = f"per-sample gradients of layers that spell out {', '.join(names)} are not judged on integers"
+        raise NotExact(f"{budget.where}: {said}; next: the tier of real numbers")
 
 
 def _weights(answer: Answer, step: StepAnswer, scalar: float) -> Tensor | None:

@@ -68,6 +68,13 @@ def test_norms_turns_and_experts_that_are_spelled_out_are_exact(model: str, adap
 
 
 @pytest.mark.parametrize("model", ["small_llama", "small_moe"])
+def test_private_steps_of_what_is_spelled_out_are_rejected(model: str, engine: Engine) -> None:
+    verdict = _judged(engine, model, "reference", "clipping.sum")
+    assert (verdict.status, verdict.cases) == ("no case", 0)
+    assert "per-sample gradients of layers that spell out" in verdict.reason
+
+
+@pytest.mark.parametrize("model", ["small_llama", "small_moe"])
 def test_a_fault_is_found_on_them(model: str, engine: Engine) -> None:
     verdict = _judged(engine, model, "reference", "training.plain", "summed_not_averaged")
     assert verdict.status == "finding"
