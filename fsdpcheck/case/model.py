@@ -58,9 +58,9 @@ class UserModelSpec:
     ``units``: names of the modules to shard, in forward order. ``rows``: size of dim 0 of each parameter.
     ``features`` F and ``targets`` count one sample's output and targets, flattened. ``traits``: what the model itself
     demands of an implementation. ``names``: the narrowest dtype that its forward or its loss asks for by name, below
-    the one it is given, if any; its cases are in float32 then. ``gauge``: whether plain training gives the harness's
-    own layer beside the model a gradient. ``optimizer``: by reference too, what makes the optimizer of plain training;
-    "" where optimizers are drawn.
+    the one it is given, if any; its cases are in float32 then, or ``widened``. ``gauge``: whether plain training gives
+    the harness's own layer beside the model a gradient. ``optimizer``: by reference too, what makes the optimizer of
+    plain training; "" where optimizers are drawn.
     """
 
     build: str
@@ -74,6 +74,14 @@ class UserModelSpec:
     names: Named = ""
     gauge: bool = True
     optimizer: str = ""
+
+    @property
+    def widened(self) -> bool:
+        """Whether its integers may be in float64: ranks and the single device compute in float64 what it names.
+
+        In float32 alone it is as it is, in few bits. A model that names fewer still is about them, and is not widened.
+        """
+        return self.names == "float32"
 
     @property
     def references(self) -> tuple[str, str, str, str]:

@@ -285,7 +285,8 @@ def _validate_numbers(case: TrainingCase) -> None:
         _validate_uses(case)
     if case.arithmetic.compute != "dtype":
         _validate_compute(case)
-    names = case.model.own.names if case.model.own is not None else ""
+    own = case.model.own
+    names = own.names if own is not None and not (own.widened and case.arithmetic.numbers == "grid") else ""
     if names and case.arithmetic.dtype != "float32":
         wanted = f"float32 for a model that names {names}: beside float64 it would raise or round"
         refuse("arithmetic.dtype", case.arithmetic.dtype, wanted, "set it")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpcheck.errors import NotExact
-from fsdpcheck.exact import surrogate_rules
+from fsdpcheck.exact import off_grid, surrogate_rules
 from fsdpcheck.exact.grid import bits, grid_exponent
+from fsdpcheck.exact.off_grid import OffGrid
 from fsdpcheck.exact.operators import LOGICAL, MOVES, RULES, Bound, Inexact, Operand
 
 _ = surrogate_rules  # registers its rules
@@ -51,7 +52,8 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     The computation runs in float64, whose values are then those of ``precision`` too: that is what is proved.
     ``stage`` names what is computed, for messages. With ``paths``, bounds of backward add up the absolute values of all
-    paths from the losses, instead of starting anew from the value at each operator.
+    paths from the losses, instead of starting anew from the value at each operator. With ``roundable``, values of the
+    forward may leave every grid if nothing is made of them but surrogates that round them to one (exact/off_grid.py).
     """
 
     precision: Precision
@@ -60,11 +62,13 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
     used: dict[str, int] = field(default_factory=dict)
     paths: bool = False
     lenient: bool = False
+    roundable: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._bounds: dict[int, Bound] = {}
         self._alive: list[Tensor] = []
+        self._off = OffGrid(min(self.precision.accumulator, self.precision.operand, self.precision.result))
 
     def __hash__(self) -> int:
         return id(self)
@@ -92,21 +96,49 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
             rule = None  # integers: positions, masks
         if any(_narrow(value) for value in _flat(args)):
             self._refuse(func, "computes in fewer bits than float64; next: the tier of real numbers")
+        if self.roundable and name not in off_grid.AWARE and (off := self._off.found([*args, *kwargs.values()])):
+            return self._leaves_the_grid(func, name, args, kwargs, off[1])
         if rule is not None:
-            bounds = self._judged(func, name, rule, args, kwargs)
-            result = func(*args, **kwargs)
-            self._keep(name, result, bounds)
+            try:
+                bounds = self._judged(func, name, rule, args, kwargs)
+                result = func(*args, **kwargs)
+                self._keep(name, result, bounds)
+            except NotExact as error:
+                if not (self.roundable and self.stage == "forward" and not self.lenient and name in off_grid.RULES):
+                    raise
+                return self._leaves_the_grid(func, name, args, kwargs, str(error))
             return result
         result = func(*args, **kwargs)
         if func in MOVES:
             self._carry(func, name, args, kwargs, result)
+            if name == "sort":  # what top-k is made of
+                self.used.setdefault(f"{self.stage} {name}", 0)
+        elif _made_of_integers(func, args, kwargs, result):
+            pass
         elif _floating(result) or (name not in LOGICAL and func not in RULES):
             self._refuse(func, "has no rule; next: the tier of real numbers, or add a rule to exact/operators.py")
+        return result
+
+    def on_grid(self, tensor: Tensor) -> None:
+        """Raises NotExact where values of ``tensor`` are off every grid, saying what took them there."""
+        if off := self._off.found([tensor]):
+            raise NotExact(off[1])
+
+    def _leaves_the_grid(self, func: Any, name: str, args: Any, kwargs: Any, why: str) -> Any:
+        """What ``func`` gives where its operands, or its result, are off every grid; ``why`` is what is said of it."""
+        if self.stage != "forward" or self.lenient:
+            raise NotExact(f"{why}; {self.stage} {name} takes what it gives")
+        result = func(*args, **kwargs)
+        try:
+            self._off.remember(result, self._off.after(name, args, kwargs, result), why)
+        except Inexact as error:
+            raise NotExact(f"{why}; {name} {error}") from None
         return result
 
     def _judged(self, func: Any, name: str, rule: Callable[..., Any], args: Any, kwargs: Any) -> list[Bound | None]:
         try:
             operand = self._traced if self.paths or name in _ADDITIONS else self._operand
+            operand = self._off_operand if name in off_grid.AWARE else operand
             operands = _mapped(operand, args)
             if name in _PRODUCTS:
                 self._factors(name, operands)
@@ -123,6 +155,11 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if value.dim() and bool((value == -torch.inf).any()):
             finite = finite.masked_fill(value == -torch.inf, 0.0)
         return Operand(finite.abs(), grid_exponent(finite), value, self.precision.accumulator)
+
+    def _off_operand(self, value: Any) -> Any:
+        """The same, with how far its value may be off."""
+        found = self._operand(value)
+        return replace(found, error=self._off.error(value)) if isinstance(found, Operand) else found
 
     def _traced(self, value: Any) -> Any:
         """The same, by the bound on its terms where there is one."""
@@ -195,6 +232,16 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
 def _narrow(value: Any) -> bool:
     """Whether a tensor's dtype rounds where float64 does not: bounds in float64 would promise too much of it."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+
+
+def _made_of_integers(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
+    """Whether nothing rounds: integers in, and out integers or whole numbers of an arange. None that are random."""
+    name = func.overloadpacket.__name__
+    undefined = name.startswith("empty") or torch.Tag.nondeterministic_seeded in func.tags
+    if undefined or _floating([*_flat(args), *kwargs.values()]):
+        return False
+    counted = name == "arange" and bool((result == result.round()).all())
+    return counted or not _floating(result)
 
 
 def _floating(result: Any) -> bool:

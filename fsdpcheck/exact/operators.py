@@ -35,13 +35,15 @@ class Bound:
 class Operand:
     """A floating-point operand: its magnitudes and grid exponent.
 
-    ``value`` and ``bits`` are the value itself and the significand of its arithmetic, for rules that depend on them.
+    ``value`` and ``bits`` are the value itself and the significand of its arithmetic, for rules that depend on them;
+    ``error`` is how far the value may be off, relative to it (exact/off_grid.py).
     """
 
     magnitude: Tensor
     exponent: int
     value: Tensor | None = None
     bits: int = 53
+    error: float = 0.0
 
 
 Rule = Callable[..., Sequence[Bound | None]]
@@ -73,7 +75,8 @@ MOVES: Final[frozenset[Function]] = frozenset(
         "maximum": "default", "minimum": "default", "amax": "default", "amin": "default", "lift_fresh": "default",
         "max_pool2d_with_indices": "default", "copy_": "default", "fill_": "Scalar", "zero_": "default",
         "floor": "default", "ceil": "default", "round": "default", "remainder": "Scalar", "squeeze_": "dim",
-        "as_strided": "default", "expand_as": "default", "diagonal": "default",
+        "as_strided": "default", "expand_as": "default", "diagonal": "default", "repeat": "default", "sort": "stable",
+        "max": "dim", "min": "dim",
     }.items()
     for overload in overloads.split()
     if hasattr(getattr(_aten, name), overload)
@@ -236,6 +239,29 @@ def _embedding_backward(grad: Operand, indices: Tensor, rows: int, padding: int,
         raise Inexact("divides rows by how often they occur (scale_grad_by_freq), which may be no power of two")
     terms = _aten.embedding_dense_backward.default(grad.magnitude, indices, rows, padding, False)
     return [Bound(terms, grad.exponent)]
+
+
+@_rule(_aten.index_add.default, _aten.index_add_.default)
+def _index_add(a: Operand, dim: int, index: Tensor, source: Operand, alpha: float = 1) -> Sequence[Bound]:
+    added = _scaled(source, alpha)
+    terms = _aten.index_add.default(a.magnitude, dim, index, added.magnitude)
+    return [Bound(terms, min(a.exponent, added.exponent))]
+
+
+@_rule(_aten.scatter_add.default, _aten.scatter_add_.default)
+def _scatter_add(a: Operand, dim: int, index: Tensor, source: Operand) -> Sequence[Bound]:
+    terms = _aten.scatter_add.default(a.magnitude, dim, index, source.magnitude)
+    return [Bound(terms, min(a.exponent, source.exponent))]
+
+
+@_rule(_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
+def _index_put(
+    a: Operand, indices: Sequence[Tensor | None], values: Operand, accumulate: bool = False, unsafe: bool = False
+) -> Sequence[Bound]:
+    if not accumulate:
+        raise Inexact("writes to places that may coincide, in no order")
+    terms = _aten.index_put.default(a.magnitude, indices, values.magnitude, True)
+    return [Bound(terms, min(a.exponent, values.exponent))]
 
 
 @_rule(_aten._embedding_bag.default, _aten._embedding_bag_forward_only.default)

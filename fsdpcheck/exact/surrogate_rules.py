@@ -14,12 +14,16 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.exact import surrogates
-from fsdpcheck.exact.grid import bits
+from fsdpcheck.exact.grid import bits, grid_exponent
 from fsdpcheck.exact.operators import RULES, Bound, Inexact, Operand, Rule
-from fsdpcheck.exact.surrogates import elementwise, normalisation, softmax
+from fsdpcheck.exact.surrogates import elementwise, normalisation, softmax, spelled_out
+from fsdpcheck.exact.surrogates.grid_rounding import to_grid
 
 _aten = torch.ops.aten
+_own = torch.ops.fsdpcheck
 _STATISTICS = 53
+_TWICE = 2
+"""A value that is looked at is off as another is: they are apart by both errors."""
 
 
 def _surrogate(*overloads: Any) -> Callable[[Rule], Rule]:
@@ -156,16 +160,71 @@ def _group_norm_backward(
             Bound(summed, grad.exponent)]  # fmt: skip
 
 
-@_surrogate(torch.ops.fsdpcheck.rms_xhat.default)
+@_surrogate(_own.rms_xhat.default)
 def _rms(x: Operand, count: int, eps: float) -> Sequence[Bound]:
     _exact_statistics(x, count)
     return _values(x, normalisation.LARGEST, normalisation.BITS)
 
 
-@_surrogate(torch.ops.fsdpcheck.rms_xhat_backward.default)
+@_surrogate(_own.rms_xhat_backward.default)
 def _rms_backward(grad: Operand, x: Operand, count: int, eps: float) -> Sequence[Bound]:
     rows = Operand(grad.magnitude.reshape(-1, count), grad.exponent)
     return [Bound(_pulled_back(rows).reshape(x.magnitude.shape), _pulled_exponent(rows))]
+
+
+@_surrogate(_own.inverse_root.default)
+def _inverse_root(x: Operand) -> Sequence[Bound]:
+    return _power_of_two(x, spelled_out.inverse_root)
+
+
+@_surrogate(_own.root.default)
+def _root(x: Operand) -> Sequence[Bound]:
+    return _power_of_two(x, spelled_out.root)
+
+
+def _power_of_two(x: Operand, function: Callable[[Tensor], Tensor]) -> Sequence[Bound]:
+    """Roots fall or rise all the way: what both ends of an interval give, all of it gives."""
+    assert x.value is not None
+    value = x.value.detach()
+    if not bool((value > 0).all()):
+        raise Inexact("takes the root of a number that is not positive")
+    least, most = (function(value * (1 + sign * _TWICE * x.error)) for sign in (-1, 1))
+    if not torch.equal(least, most):
+        raise Inexact("takes the root of a number that rounding may take across a decision")
+    return [Bound(least, grid_exponent(least))]
+
+
+@_surrogate(_own.over_root.default)
+def _over_root(x: Operand, squares: Operand) -> Sequence[Bound]:
+    assert x.value is not None
+    assert squares.value is not None
+    if not bool((squares.value > 0).all()):
+        raise Inexact("takes the root of a number that is not positive")
+    off = _TWICE * (x.error + squares.error)
+    least, most = (spelled_out.over_root(x.value.detach() * (1 + sign * off), squares.value) for sign in (-1, 1))
+    if not torch.equal(least, most):
+        raise Inexact("normalises a number that rounding may take across a decision")
+    return _values(x, normalisation.LARGEST, normalisation.BITS)
+
+
+@_surrogate(_own.cosine.default)
+def _cosine(x: Operand) -> Sequence[Bound]:
+    return _turned(x, torch.cos)
+
+
+@_surrogate(_own.sine.default)
+def _sine(x: Operand) -> Sequence[Bound]:
+    return _turned(x, torch.sin)
+
+
+def _turned(x: Operand, function: Callable[[Tensor], Tensor]) -> Sequence[Bound]:
+    """A cosine moves by no more than its angle does."""
+    assert x.value is not None
+    true, off = function(x.value.detach()), _TWICE * x.error * x.magnitude
+    least, most = (to_grid(true + sign * off, spelled_out.TURN_BITS, -1.0, 1.0) for sign in (-1, 1))
+    if not torch.equal(least, most):
+        raise Inexact("takes the cosine of an angle that rounding may take across a decision")
+    return _values(x, 1.0, spelled_out.TURN_BITS)
 
 
 def _exact_statistics(x: Operand, count: int) -> None:

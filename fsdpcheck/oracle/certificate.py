@@ -29,6 +29,7 @@ from fsdpcheck.case import TrainingCase
 from fsdpcheck.errors import NotExact, NotOnRanks
 from fsdpcheck.exact.certifier import PRECISIONS, Certifier, Precision
 from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent, premultiplies_exactly
+from fsdpcheck.exact.off_grid import AWARE
 from fsdpcheck.exact.operators import Bound
 from fsdpcheck.oracle import Answer, Named, StepAnswer, batched_step, low_precision
 from fsdpcheck.workload import clip_groups, models, numerics
@@ -85,8 +86,12 @@ def prove(case: TrainingCase, answer: Answer) -> dict[str, int]:
 
 
 def _precision(case: TrainingCase) -> Precision:
-    """That of the narrowest dtype in which a case computes: its own, or one that a user's model names."""
-    name = (case.model.own.names if case.model.own is not None else "") or case.arithmetic.dtype
+    """That of the narrowest dtype in which a case computes: its own, or one that a user's model names in float32.
+
+    In float64 such a model is widened on ranks as here (workload/user_model/dtype_widening.py).
+    """
+    named = case.model.own.names if case.model.own is not None and case.arithmetic.dtype == "float32" else ""
+    name = named or case.arithmetic.dtype
     if name not in PRECISIONS:
         raise NotExact(f"case: your model computes in {name}, of which nothing is proved")
     return PRECISIONS[name]
@@ -98,6 +103,7 @@ def _prove_step(
     batched_step.load(model, step)
     bounds = _certified(case, step, model, budget, range(len(step.samples)), weights)
     if case.step.private:
+        _require_nothing_spelled_out(budget)
         try:
             _norms(case, step, bounds, budget)
         except NotExact:  # bounded by the whole batch; each sample alone takes fewer bits
@@ -109,6 +115,14 @@ def _prove_step(
             weights_n = clip_groups.column(weights, group)
             exponent = grid_exponent(own_nR) + grid_exponent(weights_n)
             budget.spend(f"weighted sum of {name}", torch.tensordot(weights_n, own_nR.abs(), dims=1), exponent)
+
+
+def _require_nothing_spelled_out(budget: Budget) -> None:
+    """Private steps may run one layer's forward by itself, past the hooks that hold its surrogates in place."""
+    names = [name for name in (*sorted(AWARE), "sort") if f"forward {name}" in budget.used]
+    if names:
+        said = f"per-sample gradients of layers that spell out {', '.join(names)} are not judged on integers"
+        raise NotExact(f"{budget.where}: {said}; next: the tier of real numbers")
 
 
 def _weights(answer: Answer, step: StepAnswer, scalar: float) -> Tensor | None:
@@ -159,9 +173,10 @@ def _certified(
     """
     inputs, targets = batched_step.data(case, step, rows)
     loss, trained = batched_step.loss(case), batched_step.trained(model)
-    certifier = Certifier(budget.precision, budget.where, used=budget.used)
+    certifier = Certifier(budget.precision, budget.where, used=budget.used, roundable=case.model.own is not None)
     with certifier:
         outputs = _outputs(case, model, inputs)
+        certifier.on_grid(outputs)
         with certifier.values_unused():
             losses = loss(outputs, targets)
         certifier.stage = "backward"

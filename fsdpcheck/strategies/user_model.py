@@ -47,7 +47,7 @@ def on_model(own: UserModelSpec, classes: bool, case: TrainingCase) -> TrainingC
     ``classes``: whether its batch gives integers as targets.
 
     In float32 where the model names a dtype, which holds for it as for plain PyTorch, or is to compute in another; then
-    inputs are the smallest too.
+    inputs are the smallest too. Integers of one that may be ``widened`` have the dtype that was drawn.
     Plain training has the user's own optimizer, if there is one; it leaves the harness's layer beside the model alone.
     Its rate is any number, so that a second step starts on the grid only where parameters are projected.
     """
@@ -57,6 +57,7 @@ def on_model(own: UserModelSpec, classes: bool, case: TrainingCase) -> TrainingC
         step, own = replace(step, optimizer=OptimizerSpec("own"), resume=False), replace(own, gauge=False)
         if step.steps > 1 and arithmetic.numbers == "grid":
             arithmetic = replace(arithmetic, project=True)
-    if own.names or arithmetic.compute != "dtype":
+    widened = own.widened and arithmetic.numbers == "grid" and arithmetic.dtype == "float64"
+    if arithmetic.compute != "dtype" or (own.names and not widened):
         arithmetic = replace(arithmetic, dtype="float32", inputs=1)
     return replace(case, model=ModelSpec((), own=own), step=step, arithmetic=arithmetic)

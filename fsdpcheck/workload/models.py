@@ -20,6 +20,7 @@ from fsdpcheck.workload import clip_groups, layers
 from fsdpcheck.workload.clip_groups import INSTRUMENT
 from fsdpcheck.workload.losses import OwnLoss, PerSampleLoss
 from fsdpcheck.workload.user_model import loading as user_model
+from fsdpcheck.workload.user_model import spelled_out
 from fsdpcheck.workload.user_model.dtype_widening import widened
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -132,9 +133,9 @@ class UserCaseModel(CaseModel):
         return torch.cat([body_BF, _read(instrument, body_BF.to(instrument.weight.dtype))], dim=1)
 
     def _named(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.model(inputs)
         with widened(self.own, self.instrument.weight.dtype):
-            outputs: Tensor = self.model(inputs).to(self.dtype)
-        return outputs
+            return outputs.to(self.dtype)
 
 
 def build(case: TrainingCase) -> CaseModel:
@@ -183,6 +184,9 @@ def _build_user_model(case: TrainingCase, own: UserModelSpec, parameters: dict[s
     made = UserCaseModel(user_model.model(own.build).to(dtype), own, instrument, dtype)
     for name, parameter in made.model.named_parameters():
         parameter.data = parameters[f"model.{name}"]
+    surrogates = case.arithmetic.numbers == "grid" and "surrogates" in own.traits
+    if surrogates or own.names:
+        spelled_out.attach(made.model, own, surrogates)
     return made
 
 
@@ -208,19 +212,25 @@ def initial_parameters(case: TrainingCase) -> dict[str, Tensor]:
     found = {
         name: drawn(case, "parameter " + _local(name), shape, bound) for name, shape in parameter_shapes(case).items()
     }
-    return found if case.model.own is None else {name: _thinned(case, name, value) for name, value in found.items()}
+    return {name: _thinned(case, name, value) for name, value in found.items()}
 
 
 def _thinned(case: TrainingCase, name: str, value: Tensor) -> Tensor:
-    """A matrix with one entry in d kept, so about one a row of d: deep models stay within the bits there are.
+    """A matrix with about one entry a row kept, of d, and no row without: deep models stay within the bits there are.
 
-    Where an entry is zero, its gradient is not; only fewer paths lead further back.
+    Where an entry is zero, its gradient is not; only fewer paths lead further back. What is kept, and a vector, which
+    may be all that a feature is multiplied by, has no zeros: a model without biases would be dead behind them.
     """
-    if value.dim() < 2 or name == INSTRUMENT:
+    if name == INSTRUMENT or case.model.own is None:
         return value
-    shape = tuple(value.shape)
-    kept = prng.integers(case.seed, "kept of " + name, shape, 0, math.prod(shape[1:]) - 1) == 0
-    return value * torch.from_numpy(kept)
+    value = torch.where(value == 0, 1.0, value)
+    if value.dim() < 2:
+        return value
+    row = value[0].numel() if name in user_model.convolved(case.model.own.build) else value.shape[-1]
+    places = prng.integers(case.seed, "kept of " + name, (value.numel() // row, row), 0, row - 1)
+    kept = torch.from_numpy(places == 0)
+    kept[torch.arange(len(places)), torch.from_numpy(places.argmin(1))] = True  # one that is kept, or any if none is
+    return value * kept.reshape(value.shape)
 
 
 def drawn(case: TrainingCase, stream: str, shape: Shape, bound: int) -> Tensor:

@@ -183,10 +183,24 @@ def test_a_poisoned_input_is_not_rounded_away() -> None:
             assert bool(ROUTES[route][0](poisoned)[0, 0].isnan().any()), route
 
 
-@pytest.mark.parametrize("options", [{"dropout_p": 0.5}, {"enable_gqa": True}])
-def test_attention_that_has_no_surrogate_is_refused(options: dict[str, object]) -> None:
+def test_attention_that_has_no_surrogate_is_refused() -> None:
     with surrogates.installed(), pytest.raises(NotExact, match="tier of real numbers"):
-        F.scaled_dot_product_attention(X, X, X, **options)  # type: ignore[arg-type]
+        F.scaled_dot_product_attention(X, X, X, dropout_p=0.5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_grouped_queries_are_those_of_heads_that_are_repeated(causal: bool) -> None:
+    query, key, value = integers(2, 4, 3, 4), integers(2, 2, 3, 4, seed=1), integers(2, 2, 3, 4, seed=2)
+    with surrogates.installed():
+        sources = [part.clone().requires_grad_() for part in (query, key, value)]
+        grouped = F.scaled_dot_product_attention(*sources, is_causal=causal, enable_gqa=True)
+        again = [part.clone().requires_grad_() for part in (query, key, value)]
+        repeated = [part.repeat_interleave(2, 1) for part in again[1:]]
+        plain = F.scaled_dot_product_attention(again[0], *repeated, is_causal=causal)
+        assert torch.equal(grouped, plain)
+        cotangent = integers(*plain.shape, seed=3)
+        of_grouped, of_plain = (torch.autograd.grad(*of, cotangent) for of in ((grouped, sources), (plain, again)))
+        assert all(torch.equal(one, two) and bool(one.any()) for one, two in zip(of_grouped, of_plain, strict=True))
 
 
 @each("route", ROW_BY_ROW)

@@ -1,4 +1,4 @@
-"""The models of docs/examples hold: a small GPT of ordinary modules, and GPT-2 where transformers is installed."""
+"""The models of docs/examples hold: small ones of ordinary modules, and those of transformers where it is installed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fsdpcheck import oracle
+from fsdpcheck.case import ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.judging.check import check_law
@@ -25,10 +27,12 @@ LAWS = [
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="only a checkout has the examples")
 
 
-def _judged(engine: Engine, model: str, adapter: str, law: str, *installs: str) -> Verdict:
+def _judged(
+    engine: Engine, model: str, adapter: str, law: str, *installs: str, build: str = "build", batch: str = "batch"
+) -> Verdict:
     """The law on two cases of the example's model, on two ranks, with these faults planted."""
     file = EXAMPLES / f"{model}.py"
-    seen = inspection.inspect(f"{file}:build", f"{file}:batch")
+    seen = inspection.inspect(f"{file}:{build}", f"{file}:{batch}")
     avoid = seen.left_out(law.startswith("rounding."))
     run = Run(engine, adapter, tuple(map(faults.resolved, installs)), own=seen.own, avoid=avoid)
     return check_law(chapters()[law], run, world_sizes=(2,), most=2, shrink=False)
@@ -53,3 +57,52 @@ def test_gpt2_of_transformers_holds(adapter: str, law: str, tier: str, engine: E
     verdict = _judged(engine, "gpt2", adapter, law)
     assert (verdict.status, verdict.cases, verdict.reason) == ("holds", 2, "")
     assert verdict.census[tier] == 2
+
+
+@pytest.mark.parametrize("adapter", ["fully_shard", "reference"])
+@pytest.mark.parametrize("model", ["small_llama", "small_moe"])
+def test_norms_turns_and_experts_that_are_spelled_out_are_exact(model: str, adapter: str, engine: Engine) -> None:
+    verdict = _judged(engine, model, adapter, "training.plain")
+    assert (verdict.status, verdict.cases, verdict.reason) == ("holds", 2, "")
+    assert verdict.census["tier exact"] == 2
+
+
+def test_private_steps_of_what_is_spelled_out_are_rejected(engine: Engine) -> None:
+    verdict = _judged(engine, "small_llama", "reference", "clipping.sum")
+    assert (verdict.status, verdict.cases) == ("no case", 0)
+    assert "per-sample gradients of layers that spell out" in verdict.reason
+
+
+@pytest.mark.parametrize("model", ["small_llama", "small_moe"])
+def test_a_fault_is_found_on_them(model: str, engine: Engine) -> None:
+    verdict = _judged(engine, model, "reference", "training.plain", "summed_not_averaged")
+    assert verdict.status == "finding"
+    assert verdict.census["tier exact"] >= 1
+
+
+@pytest.mark.parametrize("model", ["small_llama", "small_moe"])
+def test_a_gradient_gets_to_every_parameter_of_them(model: str) -> None:
+    """Of drawn weights, in a few cases together: else whatever is done to the parameter would hold."""
+    file = EXAMPLES / f"{model}.py"
+    own = inspection.inspect(f"{file}:build", f"{file}:batch").own
+    alive: dict[str, bool] = {}
+    for seed in range(4):
+        case = TrainingCase(ModelSpec((), own=own), step=StepSpec("cross_entropy"), seed=seed)
+        for name, gradient in oracle.answer(case).steps[0].gradients.items():
+            alive[name] = alive.get(name, False) or bool(gradient.any())
+    assert [name for name, found in alive.items() if not found] == []
+
+
+@pytest.mark.parametrize("build", ["llama", "qwen3", "qwen2_moe", "vit"])
+def test_models_of_transformers_are_exact(build: str, engine: Engine) -> None:
+    pytest.importorskip("transformers")
+    batch = "images" if build == "vit" else "batch"
+    verdict = _judged(engine, "of_transformers", "fully_shard", "training.plain", build=build, batch=batch)
+    assert (verdict.status, verdict.cases, verdict.reason) == ("holds", 2, "")
+    assert verdict.census["tier exact"] == 2
+
+
+def test_a_fault_is_found_on_the_llama_of_transformers(engine: Engine) -> None:
+    pytest.importorskip("transformers")
+    verdict = _judged(engine, "of_transformers", "reference", "training.plain", "summed_not_averaged", build="llama")
+    assert verdict.status == "finding"

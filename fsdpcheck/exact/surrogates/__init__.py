@@ -26,7 +26,7 @@ from torch import Tensor
 from torch import library as dispatcher
 
 from fsdpcheck.compat.torch_private import remove_kernels
-from fsdpcheck.exact.surrogates import elementwise, normalisation, softmax
+from fsdpcheck.exact.surrogates import elementwise, normalisation, softmax, spelled_out
 from fsdpcheck.exact.surrogates.grid_rounding import doubts as doubts
 
 
@@ -148,6 +148,7 @@ def active() -> bool:
 def _registered() -> dispatcher.Library:
     if "torch.distributed.tensor" in sys.modules:
         _shard_rms_xhat()
+        spelled_out.shard()
     kernels: Any = dispatcher.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")

@@ -56,11 +56,13 @@ def attention(
     """aten::scaled_dot_product_attention, from exact products and the softmax of the grid.
 
     [..., L, E], [..., S, E], [..., S, V] -> [..., L, V]. The scale is the power of two at or below the true one (torch
-    itself multiplies query and key by its square root, which is on no grid). Raises NotExact for dropout and grouped
-    queries.
+    itself multiplies query and key by its square root, which is on no grid). With ``enable_gqa`` each head of keys and
+    values serves a group of queries. Raises NotExact for dropout.
     """
-    if dropout_p > 0 or enable_gqa:
-        raise NotExact("attention with dropout or grouped queries has no surrogate; next: the tier of real numbers")
+    if dropout_p > 0:
+        raise NotExact("attention with dropout has no surrogate; next: the tier of real numbers")
+    if enable_gqa:
+        key, value = (_for_groups(part, query.shape[-3] // part.shape[-3]) for part in (key, value))
     true_scale = query.size(-1) ** -0.5 if scale is None else scale
     scores = query @ key.transpose(-2, -1) * 2.0 ** math.floor(math.log2(true_scale))
     if is_causal:
@@ -72,6 +74,11 @@ def attention(
     if attn_mask is None:
         return torch.softmax(scores, -1) @ value
     return safe_softmax(scores, -1) @ value
+
+
+def _for_groups(heads: Tensor, size: int) -> Tensor:
+    """[..., H, S, E] -> [..., H * size, S, E]: each head ``size`` times in a row."""
+    return heads.unsqueeze(-3).expand(*heads.shape[:-2], size, *heads.shape[-2:]).flatten(-4, -3)
 
 
 def _true(x: Tensor, dim: int) -> Tensor:

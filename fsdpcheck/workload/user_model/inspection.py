@@ -23,7 +23,7 @@ from fsdpcheck.exact import surrogates
 from fsdpcheck.loading import references
 from fsdpcheck.process_state.seeds import fixed_seeds
 from fsdpcheck.workload.clip_groups import INSTRUMENT, is_instrument
-from fsdpcheck.workload.user_model import batch_dependence, optimizer_inspection
+from fsdpcheck.workload.user_model import batch_dependence, optimizer_inspection, spelled_out
 from fsdpcheck.workload.user_model import loading as user_model
 from fsdpcheck.workload.user_model import single_device as alone
 from fsdpcheck.workload.user_model import units as user_model_units
@@ -65,7 +65,8 @@ class Seen(NamedTuple):
         if self.fails_on_none:
             found.append(f"cases with a rank without samples are left out, for the model raises: {self.fails_on_none}")
         if self.own.names:
-            found.append(f"cases are drawn in float32, for the model computes in {self.own.names}: {self.alone.where}")
+            drawn = "in float32, or widened to float64," if self.own.widened else "in float32,"
+            found.append(f"cases are drawn {drawn} for the model computes in {self.own.names}: {self.alone.where}")
         if self.alone.fails_in_float32:
             found.append(f"cases in float32 are left out, for the model raises: {self.alone.fails_in_float32}")
         return tuple(found)
@@ -215,8 +216,9 @@ def _require_separate_samples(build: str, model: nn.Module, inputs: Tensor) -> T
     other = next((row for row in range(_TRIED, len(inputs)) if not _same(inputs[row], inputs[_TRIED - 1])), None)
     if other is None:
         _refuse("the samples are all alike", "equal inputs", "samples that differ", "or nobody would see a swap")
-    exchanged, retraced = _traced(f"model {build!r}", model, torch.cat([some[:-1], inputs[other : other + 1]]), 0)
-    if not _same(first[:-1], exchanged[:-1]):
+    others = torch.cat([some[:-1], inputs[other : other + 1]])
+    exchanged, retraced = _traced(f"model {build!r}", model, others, 0)
+    if not _same(first[:-1], exchanged[:-1]) and not batch_dependence.only_rounds(build, some, others):
         where = _first_other(traced, retraced, slice(None, _TRIED - 1))
         got = "other outputs of three samples when a fourth was exchanged"
         _refuse(f"model {build!r} mixes samples{where}", got, "outputs of a sample alone", "normalise within samples")
@@ -335,13 +337,18 @@ class _Names(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Composites(TorchFunctionMode):
-    """Names of the functions of torch that are called inside: of those above autograd nothing is left below it."""
+    """Names of the functions of torch that are called inside: of those above autograd nothing is left below it.
+
+    And whether one of them is spelled out.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
+        self.spelled_out = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.spelled_out = self.spelled_out or spelled_out.in_place_of(func, args, kwargs or {}) is not None
         self.names.add(getattr(func, "__name__", ""))
         return func(*args, **(kwargs or {}))
 
@@ -354,5 +361,5 @@ def _of_functions(model: nn.Module, inputs: Tensor, targets: Tensor, loss: str) 
     known = {name.partition(".")[0] for name in surrogates.KERNELS} | {"_fused_rms_norm", "_safe_softmax"}
     attention = any("dot_product" in name for name in seen.names)
     found: set[Trait] = {"attention"} if attention else set()
-    surrogate = attention or seen.names & known or called.names & surrogates.COMPOSITES.keys()
+    surrogate = attention or seen.names & known or called.names & surrogates.COMPOSITES.keys() or called.spelled_out
     return frozenset(found | ({"surrogates"} if surrogate else set()))

@@ -52,6 +52,14 @@ def values(ref: str) -> dict[str, Tensor]:
         return {name: value.detach() for name, value in _prototype(ref).named_parameters()}
 
 
+def convolved(ref: str) -> frozenset[str]:
+    """Names of the parameters of convolutions, an output of which is a sum over all but the first axis."""
+    with _lock:
+        modules = _prototype(ref).named_modules()
+        kinds = (nn.modules.conv._ConvNd,)
+        return frozenset(f"model.{name}.weight".replace("..", ".") for name, one in modules if isinstance(one, kinds))
+
+
 def drawn(ref: str, count: int) -> Any:
     """What the user's ``batch`` gives for ``count`` samples, anew, with the random streams at a fixed place."""
     with _lock, import_patches.recorded(ref):
