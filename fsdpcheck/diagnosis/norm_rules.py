@@ -49,8 +49,8 @@ def candidates(answer: Answer, step: int) -> Iterator[tuple[Cause, Tensor]]:
     with numerics.of(answer.case):
         told = [(layer.name, *each) for layer in layers for each in _deltas(layer)]
         for uses in _of_one_weight(layers):
-            names = " and ".join(dict.fromkeys(layer.name for layer in uses))
-            told += [(names, *each) for each in _of_uses(uses)]
+            several = " and ".join(dict.fromkeys(layer.name for layer in uses))
+            told += [(several, *each) for each in _of_uses(uses)]
     for name, key, text, delta in told:
         if bool(delta.any()):
             found.setdefault(key, (text, {}))[1][name] = delta

@@ -52,7 +52,7 @@ class PerSample(Ghost):
         optimizer.original_optimizer.register_step_pre_hook(lambda *_: opacus.divide(normaliser, optimizer))
 
 
-_SOUND = opacus.sound.features.accepts | {"rows<ranks", "uneven-rows"}
+_SOUND: frozenset[Trait] = opacus.sound.features.accepts | {"rows<ranks", "uneven-rows"}
 
 adapter = PerSample("opacus_ddp", _SOUND | {"empty-rank"})
 padding_idx = PerSample("opacus_ddp, padding_idx", adapter.features.accepts | {"padding_idx"})

@@ -10,6 +10,7 @@ as a normalisation's output is, and its gradient is handed on as it is, so that 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -25,7 +26,7 @@ TURN_BITS: Final = 1
 """Cosines and sines are multiples of 1/2: rotations that keep no lengths, but turn by every quarter."""
 
 
-def _operator(name: str) -> Any:
+def _operator(name: str) -> Callable[[Callable[..., Tensor]], Any]:
     return dispatcher.custom_op(f"fsdpcheck::{name}", mutates_args=())
 
 

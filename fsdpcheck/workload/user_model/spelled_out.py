@@ -10,7 +10,7 @@ import functools
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -120,22 +120,23 @@ def _normalised(x: Any, root: Any, inverse: bool, named: dict[str, Any]) -> Tens
         return None
     if x.dim() != squares.dim() or any(b not in (1, a) for a, b in zip(x.shape, squares.shape, strict=True)):
         return None
-    return spelled_out.over_root(x, squares)
+    return cast(Tensor, spelled_out.over_root(x, squares))
 
 
 def _top_k(x: Any, *rest: Any, out: Any = None, **named: Any) -> Any:
     if out is not None or not isinstance(x, Tensor) or not x.is_floating_point():
         return None
-    return torch.return_types.topk(spelled_out.top_k(x, *rest, **named))  # type: ignore[attr-defined]
+    return torch.return_types.topk(spelled_out.top_k(x, *rest, **named))
 
 
-_REPLACED: Final[dict[Any, Callable[..., Any]]] = {
-    function: replaced
-    for name, replaced in {
-        "rsqrt": _of_one(_inverse_root), "sqrt": _of_one(_root), "pow": _power, "topk": _top_k,
-        "cos": _of_one(spelled_out.cosine), "sin": _of_one(spelled_out.sine), "mul": _product, "div": _quotient,
-    }.items()
-    for function in (getattr(torch, name), getattr(Tensor, name))
-} | {
-    Tensor.__pow__: _power, Tensor.__mul__: _product, Tensor.__rmul__: _product, Tensor.__truediv__: _quotient,
+_BY_NAME: Final[dict[str, Callable[..., Any]]] = {
+    "rsqrt": _of_one(_inverse_root), "sqrt": _of_one(_root), "pow": _power, "topk": _top_k,
+    "cos": _of_one(spelled_out.cosine), "sin": _of_one(spelled_out.sine), "mul": _product, "div": _quotient,
+    "__pow__": _power, "__mul__": _product, "__rmul__": _product, "__truediv__": _quotient,
 }  # fmt: skip
+_REPLACED: Final[dict[Any, Callable[..., Any]]] = {
+    getattr(home, name): replaced
+    for name, replaced in _BY_NAME.items()
+    for home in (torch, Tensor)
+    if hasattr(home, name)
+}
