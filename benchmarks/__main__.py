@@ -70,6 +70,7 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "lines",
         "[FILE [GLOB]] [--shard K/N]: mechanisms of public reports, planted: found, and where",
     ),
+    "mechanisms-now": ("mechanisms", "now", "[FILE [GLOB]]: what the laws that found them in the record say today"),
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }
 """Name -> its module, the function that gives its lines, and what it measures."""

@@ -5,6 +5,9 @@ it, and every law that the adapter promises is judged, in the order of ``fsdpche
 nothing was found again in ``ci``, when all others are done. The first finding ends it. A row is kept in FILE (JSON
 lines; by default the project's record, benchmarks/mechanisms.jsonl) with the commit; what it holds is not run again.
 
+``python -m benchmarks mechanisms-now``: what the law that found each in that record says of it today, in a record beside
+it (benchmarks/mechanisms_now.jsonl), and both scores.
+
 Scored without reading: *found*, and *inside the window* where the finding names a line of a function that the
 mechanism alters. Causes are words, and printed to be read.
 """
@@ -31,6 +34,7 @@ from tests.mechanisms.planted import ALL
 from tests.mechanisms.planting import Mechanism
 
 RECORD: Final = Path(__file__).parent / "mechanisms.jsonl"
+NOW: Final = Path(__file__).parent / "mechanisms_now.jsonl"
 _PROFILES: Final = ("quick", "ci")
 _QUOTED: Final = (
     "law",
@@ -67,10 +71,33 @@ def lines(file: str = str(RECORD), pattern: str = "*", shard: tuple[int, int] = 
     yield from score(kept.rows)
 
 
-def _judged(engine: SimulatedEngine, mechanism: Mechanism, profile: str) -> dict[str, Any]:
+def now(into: str = str(NOW), pattern: str = "*") -> Iterator[str]:
+    """A line a mechanism that the record has a finding of, judged again by that law alone; then both scores."""
+    first, kept = Kept(str(RECORD), "mechanism", "profile"), Kept(into, "mechanism", "profile")
+    engine = SimulatedEngine()
+    try:
+        for row in first.rows:
+            name, profile = row["mechanism"], row["profile"]
+            if row["finding"] is None or (name, profile) in kept or not fnmatchcase(name, pattern):
+                continue
+            judged = _judged(engine, ALL[name], profile, row["finding"]["law"])
+            kept.add({"mechanism": name, "commit": revision(), **judged})
+            yield told(kept.rows[-1])
+    finally:
+        engine.close()
+    again = {row["mechanism"] for row in kept.rows}
+    yield "in the record:"
+    yield from score([row for row in first.rows if row["mechanism"] in again])
+    yield "now:"
+    yield from score(kept.rows)
+
+
+def _judged(engine: SimulatedEngine, mechanism: Mechanism, profile: str, law_name: str = "*") -> dict[str, Any]:
     """Of one mechanism: its first finding, or none; what was judged, and what judging it took."""
     run = Run(engine, mechanism.adapter, installs=(f"tests.mechanisms.planted:{mechanism.name}",))
-    promised = [law for law in chapters().values() if not law.not_promised(load(mechanism.adapter).features)]
+    features = load(mechanism.adapter).features
+    chosen = [law for name, law in chapters().items() if fnmatchcase(name, law_name)]
+    promised = [law for law in chosen if not law.not_promised(features)]
     started, cases, beside = time.monotonic(), 0, []
     for number, law in enumerate(promised):
         verdict = check_law(law, run, profile)
