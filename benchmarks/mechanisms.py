@@ -5,8 +5,8 @@ it, and every law that the adapter promises is judged, in the order of ``fsdpche
 nothing was found again in ``ci``, when all others are done. The first finding ends it. A row is kept in FILE (JSON
 lines; by default the project's record, benchmarks/mechanisms.jsonl) with the commit; what it holds is not run again.
 
-``python -m benchmarks mechanisms-now``: what the law that found each in that record says of it today, in a record beside
-it (benchmarks/mechanisms_now.jsonl), and both scores.
+``python -m benchmarks mechanisms-now``: what the law that found each in that record says of it today, in a record
+beside it (benchmarks/mechanisms_now.jsonl), and both scores.
 
 Scored without reading: *found*, and *inside the window* where the finding names a line of a function that the
 mechanism alters. Causes are words, and printed to be read.
