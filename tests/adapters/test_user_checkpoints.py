@@ -37,8 +37,8 @@ def _judged(engine: SimulatedEngine, law: str, parts: str, worlds: tuple[int, ..
     "parts",
     [
         "parallelize,save=save,load=load",
-        "parallelize,save=save_whole,load=load_whole",
-        "ddp,averaging=before,save=save,load=load",
+        pytest.param("parallelize,save=save_whole,load=load_whole", marks=pytest.mark.nightly),
+        pytest.param("ddp,averaging=before,save=save,load=load", marks=pytest.mark.nightly),
     ],
 )
 def test_right_functions_hold(law: str, parts: str, engine: SimulatedEngine) -> None:
@@ -69,6 +69,7 @@ def test_functions_for_as_many_ranks_are_asked_for_no_others(engine: SimulatedEn
     assert _judged(engine, "state.resharded", parts, (1, 2, 4), most=3).status == "not promised"
 
 
+@pytest.mark.nightly
 def test_functions_for_as_many_ranks_may_say_so_by_themselves(engine: SimulatedEngine) -> None:
     parts = "parallelize,save=save_by_rank,load=load_by_rank"
     verdict = _judged(engine, "state.resharded", parts, (1, 2, 4), most=3)

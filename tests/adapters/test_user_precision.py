@@ -36,12 +36,12 @@ def _judged(engine: SimulatedEngine, law: str, parts: str, most: int = 4, on_own
 @pytest.mark.parametrize(
     "parts",
     [
-        "full",
+        pytest.param("full", marks=pytest.mark.nightly),
         f"mixed,{SAID}",
         f"ddp,averaging=before,step=step,{SAID}",
-        "in_float32,param-dtype=float32",
-        "reduced_in_float32,reduce-dtype=float32",
-        "only_float32,param-dtype=float32",
+        pytest.param("in_float32,param-dtype=float32", marks=pytest.mark.nightly),
+        pytest.param("reduced_in_float32,reduce-dtype=float32", marks=pytest.mark.nightly),
+        pytest.param("only_float32,param-dtype=float32", marks=pytest.mark.nightly),
     ],
 )
 def test_what_is_said_and_done_holds(law: str, parts: str, engine: SimulatedEngine) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fsdpcheck.cli import init
 from tests.common.commands import run
 
 
-@pytest.mark.parametrize("kind", init._KINDS)
+@pytest.mark.parametrize(
+    "kind", ["fsdp2", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("ddp", "step"))]
+)
 def test_what_is_written_holds_and_is_gated(kind: str, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "mine"')
     code, out, err = run(tmp_path, "init", kind)

@@ -11,6 +11,7 @@ import torch
 
 from fsdpcheck.engines._common import hosts
 from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.findings.roots import same
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.verdict import Finding, Verdict
 from fsdpcheck.judging import nondeterminism
@@ -48,7 +49,8 @@ def _checked_and_replayed(adapter: str, what: str, engine: SimulatedEngine) -> F
     found = _found(check_law(chapters()["training.plain"], Run(engine, f"{TOYS}:{adapter}"), world_sizes=(1,)), what)
     _fresh()
     again = _found(session.replayed(decode(found.token), "simulated"), what)
-    assert (again.token, again.root) == (found.token, found.root)
+    assert again.token == found.token
+    assert same(again, found)
     return found
 
 

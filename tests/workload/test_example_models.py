@@ -59,7 +59,7 @@ def test_gpt2_of_transformers_holds(adapter: str, law: str, tier: str, engine: E
     assert verdict.census[tier] == 2
 
 
-@pytest.mark.parametrize("adapter", ["fully_shard", "reference"])
+@pytest.mark.parametrize("adapter", [pytest.param("fully_shard", marks=pytest.mark.nightly), "reference"])
 @pytest.mark.parametrize("model", ["small_llama", "small_moe"])
 def test_norms_turns_and_experts_that_are_spelled_out_are_exact(model: str, adapter: str, engine: Engine) -> None:
     verdict = _judged(engine, model, adapter, "training.plain")
@@ -67,13 +67,14 @@ def test_norms_turns_and_experts_that_are_spelled_out_are_exact(model: str, adap
     assert verdict.census["tier exact"] == 2
 
 
+@pytest.mark.nightly
 def test_private_steps_of_what_is_spelled_out_are_rejected(engine: Engine) -> None:
     verdict = _judged(engine, "small_llama", "reference", "clipping.sum")
     assert (verdict.status, verdict.cases) == ("no case", 0)
     assert "per-sample gradients of layers that spell out" in verdict.reason
 
 
-@pytest.mark.parametrize("model", ["small_llama", "small_moe"])
+@pytest.mark.parametrize("model", ["small_llama", pytest.param("small_moe", marks=pytest.mark.nightly)])
 def test_a_fault_is_found_on_them(model: str, engine: Engine) -> None:
     verdict = _judged(engine, model, "reference", "training.plain", "summed_not_averaged")
     assert verdict.status == "finding"
