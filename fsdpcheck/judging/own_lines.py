@@ -20,9 +20,9 @@ from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.model_process import judge
 from fsdpcheck.judging.run import Ran, Run
 
-_HOLDING: Final = 6
+_HOLDING: Final = 4
 """Most cases that hold, of which lines are taken away."""
-_FAILING: Final = 8
+_FAILING: Final = 4
 """Most cases that fail, of which all must run a line."""
 _FUNCTIONS: Final = 3
 """Most functions that are named; of more only the file is, if they are in one."""
@@ -37,9 +37,10 @@ def of_case(law: Law, run: Run, failing: Sequence[Case], holding: Sequence[Case]
     """
     if not holding:
         return ""
-    # What a process does once, such as to import, is done by those that hold, which run first.
-    others = [_lines(law, run, one) for one in holding[:_HOLDING]]
-    own = _lines(law, run, failing[0]).difference(*others)
+    once = _lines(law, run, holding[0])  # first, for what a process does once, such as to import
+    own = _lines(law, run, failing[0]) - once
+    for other in holding[1:_HOLDING]:
+        own -= _lines(law, run, other) if own else set()
     for other in failing[1:_FAILING]:
         own &= _lines(law, run, other) if own else set()
     functions: dict[tuple[str, str], list[int]] = {}
