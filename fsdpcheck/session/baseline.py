@@ -10,9 +10,10 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from fsdpcheck import __version__
+from fsdpcheck.case import Trait
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.errors import UsageError, explain, reading
 from fsdpcheck.session.ledger import Ledger
@@ -27,12 +28,13 @@ _NAMED: Final = 6
 class Baseline:
     """``checks``: (law, adapter) -> kinds of cases that the law names and that were not judged, in words.
 
-    ``unaccepted``: adapter -> traits that it does not accept. ``ranks``: adapter -> numbers of ranks of judged cases.
+    ``accepted``: adapter -> traits that it accepts, of those of that release. ``ranks``: adapter -> numbers of ranks of
+    judged cases.
     """
 
     profile: str
     avoided: tuple[str, ...]
-    unaccepted: Mapping[str, tuple[str, ...]]
+    accepted: Mapping[str, tuple[str, ...]]
     ranks: Mapping[str, tuple[int, ...]]
     checks: Mapping[tuple[str, str], tuple[str, ...]]
 
@@ -49,7 +51,7 @@ class Baseline:
             "fsdpcheck": __version__,
             "profile": self.profile,
             "avoided": list(self.avoided),
-            "unaccepted": {ref: list(names) for ref, names in self.unaccepted.items()},
+            "accepted": {ref: list(names) for ref, names in self.accepted.items()},
             "ranks": {ref: list(sizes) for ref, sizes in self.ranks.items()},
         }
         head = [f"  {json.dumps(name)}: {json.dumps(value)}," for name, value in whole.items()]
@@ -59,6 +61,7 @@ class Baseline:
 
 def of(ledger: Ledger) -> Baseline:
     """What ``ledger`` judged and found to hold."""
+    known = frozenset(get_args(Trait))
     held = [verdict for verdict in ledger.verdicts.values() if verdict.status == "holds"]
     ranks: dict[str, set[int]] = {}
     for verdict in held:
@@ -67,7 +70,7 @@ def of(ledger: Ledger) -> Baseline:
     return Baseline(
         profile=ledger.plan.profile,
         avoided=tuple(sorted(ledger.plan.avoid)),
-        unaccepted={ref: tuple(names) for ref, names in ledger.unaccepted.items()},
+        accepted={ref: tuple(sorted(known - {*names})) for ref, names in ledger.unaccepted.items()},
         ranks={ref: tuple(sorted(sizes)) for ref, sizes in ranks.items()},
         checks={(verdict.law, verdict.adapter): tuple(verdict.never) for verdict in held},
     )
@@ -83,7 +86,7 @@ def read(path: Path) -> Baseline:
         return Baseline(
             profile=data["profile"] if data["profile"] in PROFILES else "quick",
             avoided=tuple(data["avoided"]),
-            unaccepted={ref: tuple(names) for ref, names in data["unaccepted"].items()},
+            accepted={ref: tuple(names) for ref, names in data["accepted"].items()},
             ranks={ref: tuple(sizes) for ref, sizes in data["ranks"].items()},
             checks={(one["law"], one["adapter"]): tuple(one["never"]) for one in data["checks"]},
         )
@@ -98,8 +101,8 @@ def _less(wanted: Baseline, now: Baseline) -> Iterator[str]:
         yield f"the profile is {now.profile}, the baseline's is {wanted.profile}: fewer cases a law"
     if avoided := sorted({*now.avoided} - {*wanted.avoided}):
         yield f"avoided, and not so in the baseline: {', '.join(avoided)}"
-    for ref, names in now.unaccepted.items():
-        if ref in wanted.unaccepted and (refused := sorted({*names} - {*wanted.unaccepted[ref]})):
+    for ref, names in wanted.accepted.items():
+        if ref in now.accepted and (refused := sorted({*names} - {*now.accepted[ref]})):
             yield f"{ref} no longer accepts {', '.join(refused)}"
     for ref, sizes in wanted.ranks.items():
         if ref in now.ranks and (lost := sorted({*sizes} - {*now.ranks[ref]})):

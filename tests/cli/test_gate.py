@@ -65,7 +65,7 @@ def test_a_gate_that_judges_all_of_its_baseline_is_green(folder: Path, kept: str
         (["--world-size", "1"], {}, "was judged on no case of 2 ranks"),
         (["--avoid", "bias"], {}, "avoided, and not so in the baseline: bias"),
         ([], {"profile": "ci"}, "the profile is quick, the baseline's is ci: fewer cases a law"),
-        ([], {"unaccepted": {TOY: []}}, f"{TOY} no longer accepts "),
+        ([], {"accepted": {TOY: ["bias"]}}, f"{TOY} no longer accepts bias"),
         (
             [],
             {"checks": [{"law": name, "adapter": TOY, "never": []} for name in ("toy.completes", "toy.agrees")]},
