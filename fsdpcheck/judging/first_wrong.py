@@ -40,6 +40,8 @@ _WORDS: Final = {
 }
 """Quantities in the order of a step."""
 _ORDER: Final = tuple(_WORDS)
+_READ: Final = ("norms", "factors", "gradient")
+"""Quantities that are formed before the line where they are seen."""
 _CALLS: Final = 3
 """Most collectives that are named between two lines."""
 
@@ -315,7 +317,8 @@ def _sentence(
         words.append(f"last right at {_line(last.lines[0])}")
         words += _between(execution, rank, last, wrong)
     if wrong.lines:
-        words.append(f"{'wrong within' if last and last.lines == wrong.lines else 'wrong at'} {_line(wrong.lines[0])}")
+        behind = "by" if wrong.kind in _READ else "within" if last and last.lines == wrong.lines else "at"
+        words.append(f"wrong {behind} {_line(wrong.lines[0])}")
     elif wrong.kind == "updated" and not any(point.kind == "options" for point in points):
         words.append("no optimizer that the adapter was given has stepped on this rank")
     lines = wrong.lines or (last.lines if last else ())
