@@ -36,6 +36,8 @@ def same(one: Finding, other: Finding) -> bool:
         return (one.place or one.got) == (other.place or other.got)
     if one.cause and other.cause:
         return _NUMBER.sub("#", one.cause) == _NUMBER.sub("#", other.cause)
+    if one.law == other.law and _located(one) != _located(other):
+        return False  # a further finding of one law is none that fails like the first
     if not _located(one) or not _located(other):
         return (one.cause or one.what) == (other.cause or other.what)
     if _differ(one.quantity, other.quantity) or _differ(one.place, other.place):

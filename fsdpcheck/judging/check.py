@@ -15,7 +15,7 @@ from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import INTERNAL, USAGE, NotExact, Refused
 from fsdpcheck.execution import RunRequest
 from fsdpcheck.findings.roots import grouped
-from fsdpcheck.findings.verdict import Verdict
+from fsdpcheck.findings.verdict import Verdict, exit_code
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging import coverage, nondeterminism, wording
 from fsdpcheck.judging.counterexample import finding_of
@@ -83,24 +83,27 @@ def check_law(
 def _with_more(found: Exploration, verdict: Verdict, count: int, roots: int) -> Verdict:
     """``verdict`` with findings of other roots among the cases that are left, at most ``roots`` in all."""
     assert verdict.finding is not None
-    seen, ended = [KnownRoot(verdict.finding)], ""
-    while len(seen) < 2 * roots and len(grouped(one.finding for one in seen)) < roots:
+    seen, codes, ended = [KnownRoot(verdict.finding)], [verdict.exit_code], ""
+    while not ended and len(seen) < 2 * roots and len(grouped(one.finding for one in seen)) < roots:
         on = found.behind(*seen)
         stop = on.explore(count)
-        if stop is not None or on.broken is None:
-            ended = wording.ended_behind(on, stop)
+        if stop is None and on.broken is None:
             break
-        on.look_further()
-        finding = wording.diagnosed(on).finding
-        assert finding is not None
-        seen.append(KnownRoot(finding))
+        if stop is None:
+            on.look_further()
+        else:
+            ended = wording.ended_behind(on, stop)
+        told = wording.verdict(on, stop)  # what was met stands, whatever ended its shrinking
+        codes.append(told.exit_code)
+        if told.finding is not None:
+            seen.append(KnownRoot(told.finding))
     alike = {id(one.finding): len(one.alike) for one in seen}
     groups = grouped(one.finding for one in seen)
     first, *behind = (
         replace(group[0], alike=len(group) - 1 + sum(alike[id(one)] for one in group)) for group in groups
     )
     first = replace(first, note="; ".join(filter(None, (first.note, ended))))
-    return replace(wording.broken(found, first, verdict.exit_code), behind=tuple(behind))
+    return replace(wording.broken(found, first, exit_code(codes)), behind=tuple(behind))
 
 
 def check_case(law: Law, run: Run, case: Case, *, deadline: float | None = None, diagnose: bool = True) -> Verdict:

@@ -14,6 +14,7 @@ from fsdpcheck.execution import Failure, RankState
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.exploration import Exploration, Stop
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import BuiltSpace
 from tests.common.laws_by_hand import FakeEngine, a_case, a_law
@@ -62,11 +63,6 @@ def test_two_roots_that_the_law_says_the_same_of_are_two_findings(run: Run) -> N
     }, "each is made smaller, and stays what it is"
 
 
-def test_as_many_findings_as_are_asked_for(run: Run) -> None:
-    verdict = check_law(a_law(of_several_steps, **LAW), run, most=40, roots=1)
-    assert len(verdict.findings) == 1
-
-
 def always(case: TrainingCase, run: Run) -> None:
     raise broken("it is wrong")
 
@@ -81,10 +77,10 @@ def of_each_number(case: TrainingCase, run: Run) -> None:
     raise broken(f"{case.world_size} ranks")
 
 
-def test_what_the_law_says_otherwise_is_told_once_where_its_changes_are_the_same(run: Run) -> None:
-    """Each number of ranks breaks it, in other words: one of them is told, and the search for others ends."""
+def test_no_more_findings_than_are_asked_for(run: Run) -> None:
+    """Each number of ranks breaks it in other words: five roots."""
     verdict = check_law(a_law(of_each_number, **LAW), run, most=40, roots=3)
-    assert len(verdict.findings) <= 3
+    assert len({one.what for one in verdict.findings}) == len(verdict.findings) == 3
 
 
 def ends_behind(case: TrainingCase, run: Run) -> None:
@@ -98,6 +94,22 @@ def test_an_error_in_a_case_behind_a_finding_is_told_and_takes_nothing_from_it(r
     verdict = check_law(a_law(ends_behind, **LAW), run, most=40, roots=8)
     assert len(verdict.findings) == 1
     assert "an error ended the judging of other cases: it cannot" in verdict.findings[0].note
+    assert verdict.exit_code == 2, "it is worse than a finding"
+
+
+def test_a_finding_behind_another_outlives_the_budget_that_ends_its_shrinking(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explore = Exploration.explore
+
+    def ended(self: Exploration, most: int) -> BaseException | None:
+        stop = explore(self, most)
+        return Stop(None, None) if self.known and self.broken is not None else stop
+
+    monkeypatch.setattr(Exploration, "explore", ended)
+    verdict = check_law(a_law(of_several_steps, **LAW), run, most=40, roots=8)
+    assert len(verdict.findings) == 2
+    assert "the budget ended the shrinking" in verdict.findings[1].note
 
 
 def test_failures_at_one_line_are_one_root() -> None:
