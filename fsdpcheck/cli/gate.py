@@ -51,6 +51,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], add_sessi
     )
     gate.set_defaults(command=partial(_gate, told))
     _add(gate)
+    gate.add_argument("--update", action="store_true", help="write the baseline of this session, if all of it holds")
     add_session(gate)
 
 
@@ -65,9 +66,9 @@ def expanded(words: list[str], add_session: Add) -> list[str]:
 
 
 def _add(gate: argparse.ArgumentParser) -> None:
+    """What may be a setting too; --update may not: a gate that always writes its baseline is always green."""
     what = f"what must be judged at least (default: {_BASELINE})"
     gate.add_argument("--baseline", type=Path, default=_BASELINE, metavar="FILE", help=what)
-    gate.add_argument("--update", action="store_true", help="write the baseline of this session, if all of it holds")
 
 
 def _gate(told: Told, options: argparse.Namespace) -> int:

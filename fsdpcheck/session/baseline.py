@@ -83,8 +83,10 @@ def read(path: Path) -> Baseline:
         data = json.loads(reading.text(path))
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']!r}")
+        if data["profile"] not in PROFILES or not data["checks"]:
+            raise ValueError(f"profile {data['profile']!r}, {len(data['checks'])} checks")
         return Baseline(
-            profile=data["profile"] if data["profile"] in PROFILES else "quick",
+            profile=data["profile"],
             avoided=tuple(data["avoided"]),
             accepted={ref: tuple(names) for ref, names in data["accepted"].items()},
             ranks={ref: tuple(sizes) for ref, sizes in data["ranks"].items()},

@@ -103,7 +103,13 @@ def test_a_baseline_is_not_made_of_what_breaks(folder: Path, kept: str) -> None:
     assert f"{BASELINE} is as it was: not all of this session holds" in err
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 7}', '{"schema": 1, "checks": 3}'])
+LESS = {"schema": 1, "profile": "quick", "avoided": [], "accepted": {}, "ranks": {}, "checks": []}
+CHECK = {"law": "toy.completes", "adapter": TOY, "never": []}
+EMPTY = (json.dumps(LESS), json.dumps(LESS | {"checks": [CHECK], "profile": "none"}))
+"""A baseline of no checks, and one of an unknown profile: neither may hold."""
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 7}', '{"schema": 1, "checks": 3}', *EMPTY])
 def test_a_file_that_is_no_baseline_is_named(text: str, folder: Path) -> None:
     (folder / BASELINE).write_text(text)
     code, _, err = run(folder, "gate")
@@ -126,6 +132,7 @@ def test_a_baseline_that_cannot_be_written_is_named(folder: Path) -> None:
         ("real = 1", "real is on or off"),
         ("seed = [[1]]", "seed has a wrong value"),
         ('seed = "many"', "a setting is wrong: seed = 'many'"),
+        ("update = true", "unknown setting 'update'"),
     ],
 )
 def test_a_wrong_setting_is_told_with_its_line(line: str, said: str, folder: Path) -> None:
@@ -188,3 +195,13 @@ token = "{token}"
     (folder / "pyproject.toml").write_text(settings + waiver.replace("9999", "2020"))
     code, out, err = run(folder, "gate", *words)
     assert (code, "GATE: a waiver has expired: toy.agrees" in out) == (1, True), out + err
+
+
+def test_no_environment_makes_a_gate_write_its_own_baseline(
+    folder: Path, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder, kept, profile="ci")
+    before = (folder / BASELINE).read_text()
+    monkeypatch.setenv("FSDPCHECK_UPDATE", "1")
+    assert run(folder, "gate")[0] == 2
+    assert (folder / BASELINE).read_text() == before
