@@ -159,4 +159,7 @@ def test_the_document_of_laws_says_who_promises_each(adapter: str) -> None:
     (header, *rows) = [line.strip("| ").split(" | ") for line in lines]
     said = {row[0]: row[header.index(adapter)] != "-" for row in rows if len(row) == len(header)}
     features = load(adapter).features
-    assert said == {name: not law.not_promised(features) for name, law in chapters().items()}
+    own = {
+        name: law for name, law in chapters().items() if not law.file
+    }  # others of this process may have loaded theirs
+    assert said == {name: not law.not_promised(features) for name, law in own.items()}
