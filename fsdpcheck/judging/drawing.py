@@ -52,12 +52,12 @@ class Batch:
             cases = spread(cases, self.spread_over)
         return Drawn(tuple(cases), ended)
 
-    def shrink(self, judge: Callable[[Case], None]) -> None:
-        """Have ``judge`` called on each case in the order of drawing, and on smaller ones once it has raised.
+    def shrink(self, case: Case, judge: Callable[[Case], None]) -> None:
+        """Have ``judge`` called on ``case``, one of the batch, and on smaller ones once it has raised.
 
         Raises what the smallest raised, Hypothesis' Flaky among it; returns where nothing was raised.
         """
-        enumeration.each(self.strategy, self.count, self.seed, judge, shrink=True)
+        enumeration.smaller(self.strategy, self.count, self.seed, case, judge)
 
 
 class Drawings:

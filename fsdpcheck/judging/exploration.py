@@ -301,20 +301,16 @@ class Exploration:
                 return
 
     def _make_smaller(self, batch: Batch, broke: Case) -> BaseException | None:
-        """Have the batch drawn again, and the case that broke the law made smaller; what ended that, or None."""
-        met: list[Case] = []
+        """Have the case that broke the law made smaller; what ended that, or None."""
 
         def judge(case: Case) -> None:
-            if not met and case != broke:
-                return
-            met.append(case)
             try:
                 self.judge(case)
             except (Rejected, SetAside):
                 hypothesis.reject()
 
         try:
-            batch.shrink(judge)
+            batch.shrink(broke, judge)
         except Violation:
             return None
         return Flaky("the law broke, and then held on the same case")

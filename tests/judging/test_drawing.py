@@ -23,6 +23,7 @@ from fsdpcheck.judging.exploration import Exploration
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.judging.tally import Tally
+from fsdpcheck.strategies import enumeration
 from tests.common.laws_by_hand import FakeEngine, a_case, a_law
 
 CASES = st.builds(a_case, st.integers(1, 4), st.integers(1, 8), st.integers(0, 100))
@@ -33,11 +34,12 @@ def run() -> Run:
     return Run(FakeEngine(), "fully_shard")
 
 
-def test_a_batch_is_drawn_once_and_again_in_the_same_order_when_it_is_shrunk() -> None:
+def test_a_batch_is_drawn_once_and_each_of_its_cases_can_be_drawn_again() -> None:
     batch = Batch(CASES, 20, 3, 20)
-    met: list[Case] = []
-    batch.shrink(met.append)
-    assert tuple(met) == batch.draw().cases
+    for case in dict.fromkeys(batch.draw().cases):
+        met: list[Case] = []
+        batch.shrink(case, met.append)
+        assert met == [case], "which did not raise, so nothing is smaller"
     assert batch.draw().cases != Batch(CASES, 20, 4, 20).draw().cases
     drawings = Drawings()
     assert drawings.of("key", batch) is drawings.of("key", Batch(CASES, 20, 4, 20))
@@ -81,6 +83,22 @@ def test_what_breaks_the_law_is_made_smaller_and_what_was_drawn_before_it_is_not
         if not shrink:
             assert len(judged) == first + 1
         assert not set(judged[:first]) & set(judged[first:][: 2 if shrink else 1])
+
+
+def test_a_case_that_was_drawn_and_not_judged_is_judged_when_it_is_smaller() -> None:
+    """Hypothesis draws the smallest case of all first; of a batch that is spread out it is often not judged."""
+    batch = Batch(CASES, 60, 3, 5)
+    drawn = batch.draw().cases
+    smallest = a_case(1, 1)
+    assert smallest in enumeration.distinct(CASES, 60, 3)
+
+    def judge(case: Case) -> None:
+        raise Violation(str(case.seed), got="got", wanted="wanted", where="where")
+
+    for case in drawn[:5]:
+        with pytest.raises(Violation) as raised:
+            batch.shrink(case, judge)
+        assert raised.value.what == str(smallest.seed) == "0"
 
 
 def test_a_case_that_holds_when_it_is_judged_again_is_no_counterexample(run: Run) -> None:
