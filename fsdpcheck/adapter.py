@@ -12,7 +12,7 @@ An adapter is one object that lets fsdpcheck build and step an implementation. I
 5. Promise more. A promise may need a method of ``Observed``, an announced ``Moment`` or a declared convention
    (``ArithmeticRule``, ``FactorRule``, ``GlobalNormRule``, ``NormRule``); the message says which one is missing.
 
-The least that an adapter can be:
+The least that an adapter can be::
 
     import torch.distributed as dist
 
@@ -48,7 +48,7 @@ The least that an adapter can be:
 
     adapter = DataParallel()
 
-The words in sets, each a Literal whose members a typed editor offers:
+The words in sets, each a Literal whose members a typed editor offers::
 
     Promise      what an adapter can promise; each law asks for one
     Trait        what a case demands of an implementation; `fsdpcheck list traits` explains each

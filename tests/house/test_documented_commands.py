@@ -117,7 +117,7 @@ def _of_python(words: list[str]) -> None:
         assert words[2:4] == ["run", "-e"]
         assert words[4] == tox["tox"]["env_list"] or f"testenv:{words[4]}" in tox
     else:
-        assert words == ["-m", "pip", "install", "tox"]
+        assert words in (["-m", "pip", "install", "tox"], ["-m", "pip", "install", "."])
 
 
 KNOWN = {"fsdpcheck": _of_fsdpcheck, "torchrun": _of_torchrun, "pytest": _of_pytest, "python3": _of_python}
@@ -127,8 +127,10 @@ def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
     shown = _shown()
     assert {where for where, _ in shown} == {
         "README.md",
+        "fifteen-minutes.md",
         "gate.md",
         "user-models.md",
+        "only-a-script.md",
         "simulate.md",
         "compare.md",
         "traces.md",

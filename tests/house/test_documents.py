@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not README.is_file(), reason="only a checkout ha
 
 def test_every_link_leads_to_a_file_and_the_index_lists_every_document() -> None:
     linked: dict[str, set[Path]] = {}
-    for page in (README, ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")):
+    for page in (README, *DOCS.glob("*.md")):
         targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
         linked[str(page.relative_to(ROOT))] = {(page.parent / target).resolve() for target in targets}
     lost = {page: sorted(str(to) for to in found if not to.exists()) for page, found in linked.items()}
@@ -39,7 +39,7 @@ def test_every_link_leads_to_a_file_and_the_index_lists_every_document() -> None
 
 
 def test_files_that_are_named_with_their_folder_are_there() -> None:
-    pages = [README, ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")]
+    pages = [README, *DOCS.glob("*.md")]
     sources = [
         page for room in ("fsdpcheck", "impl", "properties", "benchmarks") for page in (ROOT / room).rglob("*.py")
     ]
