@@ -18,8 +18,8 @@ from fsdpcheck.case import Trait
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.cli import claims as claims_command
 from fsdpcheck.cli import compare as compare_command
+from fsdpcheck.cli import covered, init, listing, own_parts
 from fsdpcheck.cli import gate as gate_command
-from fsdpcheck.cli import init, listing, own_parts
 from fsdpcheck.cli import power as power_command
 from fsdpcheck.cli import simulate as simulate_command
 from fsdpcheck.cli import trace as trace_command
@@ -127,6 +127,8 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument(
         "--resume", action="store_true", help="check only what FILE, of an interrupted session, does not hold yet"
     )
+    measured = "measure which lines and branches run, into a file of coverage.py, by law (default: none)"
+    run.add_argument("--coverage", type=Path, metavar="FILE", help=measured)
 
 
 def _add_session(run: argparse.ArgumentParser) -> None:
@@ -198,14 +200,19 @@ def _add_laws(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.resume and not options.json:
         raise UsageError("--resume goes on with the session of a file; next: name it with --json")
-    ledger = _told(options, goes_on=options.resume)
+    if options.coverage is None:
+        ledger = _told(options, goes_on=options.resume)
+    else:
+        with covered.measured(options) as folder:
+            ledger = _told(options, folder=folder)
+            print(covered.reached(folder, options.coverage, colour.painter(sys.stdout)), flush=True)
     return 0 if ledger is None else ledger.exit_code
 
 
-def _told(options: argparse.Namespace, goes_on: bool = False) -> Ledger | None:
+def _told(options: argparse.Namespace, goes_on: bool = False, folder: str = "") -> Ledger | None:
     """The session, when all of it is told; None on a rank of torchrun that serves."""
     own_parts.require_model(options)
-    plan = _plan(options)
+    plan = replace(_plan(options), coverage=folder)
     known = resume.earlier(options.json, plan) if goes_on else None
     writes = options.json and not serves()
     journal = journals.Journal(options.json, plan, goes_on=known is not None) if writes else None

@@ -91,6 +91,11 @@ def is_plumbing(filename: str) -> bool:
     return filename.startswith("<") or filename.endswith(_GLUE) or _is_standard_library(filename)
 
 
+def folders_of_units() -> list[str]:
+    """Globs of torch's own folders that are part of an implementation."""
+    return [f"{_TORCH}{folder}*" for folder in _UNITS]
+
+
 def lines_of(frame: FrameType | None, most: int) -> tuple[str, ...]:
     """ "file:line function" of the innermost frames of an implementation, innermost first."""
     found: list[str] = []

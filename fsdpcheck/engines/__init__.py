@@ -25,3 +25,10 @@ def open_engine(name: str, budget_seconds: float | None = None) -> Engine:
     module = importlib.import_module(f"{__name__}.{name}")
     engine: Engine = getattr(module, f"{name.title()}Engine")(budget_seconds=budget_seconds)
     return engine
+
+
+def cover(folder: str, law: str) -> None:
+    """Measure which lines and branches of implementations run on simulated ranks (engines/_common/hosts.py)."""
+    from fsdpcheck.engines._common import hosts
+
+    hosts.cover(folder, law)

@@ -93,6 +93,8 @@ class Run:
     """What other laws have asked for; shared by copies."""
     drawings: Drawings = field(default_factory=Drawings, compare=False, repr=False)
     """Cases that were drawn for one law or another; shared by copies."""
+    measured: bool = False
+    """Whether it is measured which lines run; then nothing is recalled, so that each law has its own."""
     recalls: bool = False
     """Whether an execution that another law asked for may stand for a run. Of simulated ranks alone: others vary."""
 
@@ -154,7 +156,7 @@ class Run:
     def _execution(self, request: RunRequest) -> Execution:
         """One that is remembered, or a new one."""
         engine = interpreter() if isinstance(request.case, KernelCase) else self.engine
-        if not self.recalls or engine.name != "simulated" or request.save_to or request.load_from:
+        if not self.recalls or self.measured or engine.name != "simulated" or request.save_to or request.load_from:
             return engine.run(request)
         fields = {one.name: getattr(request, one.name) for one in dataclasses.fields(request)}
         if request.instrument is not None:

@@ -46,6 +46,8 @@ class Plan:
     """Files or modules with laws of one's own."""
     roots: int = 8
     """Findings of one law, each of another root, before its judging ends."""
+    coverage: str = ""
+    """A folder for what is measured of lines and branches that run; "" for nothing."""
 
     @property
     def own(self) -> tuple[str, str, str, str]:

@@ -54,6 +54,8 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
     the caller closes it.
     """
     torch.set_num_threads(1)
+    if plan.coverage:
+        engines.cover(plan.coverage, "")
     loaded = provenance.Loaded((*plan.adapters, *plan.installs, *plan.own))
     registry.chapters(plan.laws_from)
     seen = model_process.inspected(*plan.own[:3], plan.units, plan.optimizer) if plan.model else None
@@ -187,12 +189,11 @@ class _Check:
         self._deadline = None if plan.budget is None else time.monotonic() + plan.budget
 
     def __call__(self, found: Law, ref: str) -> Verdict:
-        plan, run, pair = (
-            self._plan,
-            replace(self._run, adapter_ref=ref, ran=Ran()),
-            {"law": found.name, "adapter": ref},
-        )
+        plan, pair = self._plan, {"law": found.name, "adapter": ref}
+        run = replace(self._run, adapter_ref=ref, ran=Ran(), measured=bool(plan.coverage))
         self._emit({"event": "law", **pair})
+        if plan.coverage:
+            engines.cover(plan.coverage, found.name)
         seen: list[Case] = []
         verdict = check_law(
             found,
@@ -206,6 +207,8 @@ class _Check:
         )
         if verdict.status == "holds" and run.ran.shared:
             verdict = self._confirm.held(found, run, verdict, seen)
+        if plan.coverage:
+            engines.cover(plan.coverage, "")
         self._loaded.add(run.ran.files, run.ran.packages)
         self._loaded.add(*model_process.loaded())
         self._tell_sources(pair)

@@ -21,7 +21,7 @@ OPTIONS = {
         "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
         "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",
         "--optimizer", "--units", "--real", "--resume", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
-        "--roots",
+        "--roots", "--coverage",
         "--private", "--factor", "--shows", "--save", "--load", "--load-at", "--param-dtype", "--reduce-dtype",
     },
     "init": {"--help", "--no-workflow", "-h", "KIND"},

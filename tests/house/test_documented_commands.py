@@ -130,6 +130,7 @@ def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
         "fifteen-minutes.md",
         "gate.md",
         "user-models.md",
+        "verdicts.md",
         "only-a-script.md",
         "simulate.md",
         "compare.md",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from fsdpcheck.adapters.contract import Stored
 from fsdpcheck.adapters.declaration import Declaration
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.engines._simulated import questions
-from fsdpcheck.engines._simulated.questions import Declare, Require
+from fsdpcheck.engines._simulated.questions import Cover, Declare, Require
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.processes.remote import Died, Remote
 
@@ -24,6 +25,8 @@ _MOST: Final = 3
 _hosts: dict[str, Remote] = {}
 _declared: dict[str, Declaration] = {}
 _required: set[tuple[str, tuple[str, ...]]] = set()
+_covering: tuple[str, str] | None = None
+"""The folder of what is measured, and the law for which it counts."""
 
 
 def of(reference: str) -> Remote:
@@ -31,11 +34,32 @@ def of(reference: str) -> Remote:
     key = adapters.canonical(reference)
     host = _hosts.pop(key, None)
     if host is None or not host.is_open:
-        host = Remote(_SERVICE, adapters.modules_of(reference))
+        host = Remote(_SERVICE, adapters.modules_of(reference) if _covering is None else ())
+        _cover(host, key)
     _hosts[key] = host
     while len(_hosts) > _MOST:
-        _hosts.pop(next(iter(_hosts))).close()
+        oldest = next(iter(_hosts))
+        _cover(_hosts[oldest], oldest)
+        _hosts.pop(oldest).close()
     return host
+
+
+def cover(folder: str, law: str) -> None:
+    """Measure from now on which lines and branches of implementations run, for ``law``, "" for none.
+
+    What ran before is kept in ``folder``. To be called before a process is there that imports an implementation.
+    Raises MissingDependency.
+    """
+    global _covering
+    _covering = folder, law
+    for reference, host in _hosts.items():
+        _cover(host, reference)
+
+
+def _cover(host: Remote, reference: str) -> None:
+    if _covering is not None and host.is_open:
+        with suppress(Died):  # what it had measured since the last law is lost, and its death is the verdict
+            host.ask(Cover(_covering[0], reference, _covering[1]))
 
 
 def running() -> Iterator[Remote]:

@@ -63,6 +63,16 @@ class Settle:
 
 
 @dataclass(frozen=True)
+class Cover:
+    """From now on what runs of the implementation counts for ``law``, "" for none; what ran so far is kept in
+    ``folder`` (engines/_simulated/covered.py)."""
+
+    folder: str
+    reference: str
+    law: str
+
+
+@dataclass(frozen=True)
 class Close:
     """End the ranks of an engine; nothing is answered but None."""
 

@@ -13,8 +13,19 @@ import torch
 
 from fsdpcheck import adapters, process_state
 from fsdpcheck.engines._common import imports, patches
+from fsdpcheck.engines._simulated.covered import Covered
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
-from fsdpcheck.engines._simulated.questions import Close, Declare, Read, Require, Settings, Settle, Simulate, Stored
+from fsdpcheck.engines._simulated.questions import (
+    Close,
+    Cover,
+    Declare,
+    Read,
+    Require,
+    Settings,
+    Settle,
+    Simulate,
+    Stored,
+)
 from fsdpcheck.errors import AdapterError, NotPlain
 from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.loading import provenance
@@ -35,6 +46,7 @@ class _Service:
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self._loaded: provenance.Loaded | None = None
+        self._covered: Covered | None = None
         self._engines: dict[Settings, InProcessEngine] = {}
         self._prepared: set[tuple[str, ...]] = set()
         self._stack = ExitStack()
@@ -56,6 +68,9 @@ class _Service:
                 return messages.dumps(checkpoints.read(reference, folder, case))
             case Settle():
                 return messages.dumps(process_state.settled())
+            case Cover(folder, reference, law):
+                self._covered = self._covered or Covered(folder, reference)
+                self._covered.counts_for(law)
             case Close(settings) if settings in self._engines:
                 self._engines.pop(settings).close()
         return messages.dumps(None)
