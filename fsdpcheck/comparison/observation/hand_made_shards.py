@@ -1,11 +1,12 @@
 """Parameters that a script splits by hand, without DTensor: which part a rank has, by what it begins with.
 
 A rank's plain tensor says nothing of a whole. On one rank the script has the whole, and a part begins as a slice of it.
+Zeros behind its end are padding, which makes parts of ranks equally long, and belong to nothing that is compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -67,17 +68,24 @@ def placed(ranks: Sequence[RankRecord], alone: Mapping[Key, Tensor]) -> HandMade
 
 
 def _part(piece: Piece, whole: Tensor) -> _Part | None:
-    """None where it is no slice of the whole along one dimension."""
+    """None where it is no slice of the whole along one dimension, with or without padding."""
     if piece.partial or len(piece.shape) != whole.ndim:
         return None
     dims = [dim for dim in range(whole.ndim) if piece.shape[dim] != whole.shape[dim]]
     size, length = (piece.shape[dims[0]], whole.shape[dims[0]]) if len(dims) == 1 else (0, 0)
-    if not 0 < size < length:
+    if not size:
         return None
     values = piece.values.to(torch.float64).reshape(piece.shape)
-    places = sorted({*range(0, length - size + 1, size), length - size})
-    begins = tuple(begin for begin in places if torch.equal(whole.narrow(dims[0], begin, size), values))
+    places = sorted({*range(0, length + size, size), max(0, length - size)})
+    begins = tuple(begin for begin in places if _begins(values, whole, dims[0], begin))
     return _Part(dims[0], size, begins, -(-length // size)) if begins else None
+
+
+def _begins(values: Tensor, whole: Tensor, dim: int, begin: int) -> bool:
+    """Whether ``values`` are the whole from ``begin`` on, and zeros behind its end."""
+    there = min(values.shape[dim], max(0, whole.shape[dim] - begin))
+    same = torch.equal(whole.narrow(dim, min(begin, whole.shape[dim]), there), values.narrow(dim, 0, there))
+    return same and not bool(values.narrow(dim, there, values.shape[dim] - there).any())
 
 
 def _usual(parts: Mapping[str, Mapping[int, _Part | None]]) -> dict[tuple[int, int], set[int]]:
@@ -109,21 +117,17 @@ def _with_places(
     record: RankRecord, rank: int, begins: Mapping[str, tuple[_Part, int]], wholes: Mapping[str, Tensor]
 ) -> RankRecord:
     """Each tensor of the shape of a part has the places of that part."""
-    of_name = dict(_places(begins, wholes))
-    pieces = {}
+    pieces = dict(record.pieces)
     for key, piece in record.pieces.items():
-        shape, places = of_name.get(key.name, ((), None))
-        if places is not None and piece.places is None and piece.shape == shape:
-            piece = Piece(tuple(wholes[key.name].shape), piece.values, places)
-        pieces[key] = piece
+        part, begin = begins.get(key.name, (None, 0))
+        if part is None or piece.places is not None:
+            continue
+        whole = wholes[key.name]
+        shape = [part.size if dim == part.dim else length for dim, length in enumerate(whole.shape)]
+        if list(piece.shape) == shape:
+            there = min(part.size, max(0, whole.shape[part.dim] - begin))
+            first = min(begin, whole.shape[part.dim])
+            places = torch.arange(whole.numel()).reshape(whole.shape).narrow(part.dim, first, there).reshape(-1)
+            values = piece.values.reshape(shape).narrow(part.dim, 0, there).reshape(-1)
+            pieces[key] = Piece(tuple(whole.shape), values, places)
     return replace(record, pieces=pieces)
-
-
-def _places(
-    begins: Mapping[str, tuple[_Part, int]], wholes: Mapping[str, Tensor]
-) -> Iterator[tuple[str, tuple[tuple[int, ...], Tensor]]]:
-    """By name, the shape of the rank's part and its places in the flattened whole."""
-    for name, (part, begin) in begins.items():
-        whole = wholes[name]
-        there = torch.arange(whole.numel()).reshape(whole.shape).narrow(part.dim, begin, part.size)
-        yield name, (tuple(there.shape), there.reshape(-1))

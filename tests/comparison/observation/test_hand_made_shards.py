@@ -38,6 +38,27 @@ def test_parts_are_placed_where_the_whole_begins_so(dim: int, ranks: int) -> Non
     assert (found.gaps, found.replicas, found.split) == ({}, {}, {"w": dim})
 
 
+@pytest.mark.parametrize("ranks", [4, 5])
+def test_zeros_behind_the_end_are_padding(ranks: int) -> None:
+    """Of 6 rows in parts of 2, and of 24 values in parts of 7: with one rank more than are needed, too."""
+    flat, rows = WHOLE.reshape(-1) + 1, WHOLE + 1
+    padded = torch.cat([flat, torch.zeros(35 - 24, dtype=torch.float64)]).split(7)
+    longer = torch.cat([rows, torch.zeros(4, 4, dtype=torch.float64)]).split(2)
+    records = [_record(w=padded[rank], v=longer[rank]) for rank in range(ranks)]
+    records[3].pieces[AFTER].values[-1] = 7.0  # padding may be anything later: nobody reads it
+    found = _assembled(*records, alone=_record(w=flat, v=rows))
+    assert torch.equal(found.values[AFTER], 2 * flat)
+    assert torch.equal(found.values[AFTER._replace(name="v")], 2 * rows)
+    assert (found.gaps, found.replicas, found.split) == ({}, {}, {"w": 0, "v": 0})
+
+
+def test_what_is_not_zero_behind_the_end_is_no_padding() -> None:
+    flat = WHOLE.reshape(-1) + 1
+    padded = torch.cat([flat, torch.ones(4, dtype=torch.float64)]).split(7)
+    found = _assembled(*(_record(w=part) for part in padded), alone=_record(w=flat))
+    assert found.gaps[AFTER] == "what rank 3 begins with is no slice of what one rank alone begins with"
+
+
 def test_ranks_with_the_same_part_are_replicas() -> None:
     records = [_record(w=WHOLE[:3]), _record(w=WHOLE[3:]), _record(w=WHOLE[:3])]
     records[2].pieces[AFTER].values[4] += 1
