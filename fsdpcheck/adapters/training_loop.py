@@ -153,8 +153,9 @@ class TrainingLoop:
         return self._grad_norm
 
     def local_tensors(self) -> list[Tensor]:
-        """See ``Observed.local_tensors``."""
-        return [local(parameter) for parameter in self.named.parameters()]
+        """See ``Observed.local_tensors``: the parameters of ``named``, or what the optimizer trains in their place."""
+        trained = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        return [local(parameter) for parameter in [*self.named.parameters()] or trained]
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -1,0 +1,65 @@
+"""Repositories in docs/examples as a stranger runs them: green as they are, red with the right cause when broken."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.common.commands import environment, run
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(not EXAMPLES.is_dir(), reason="only a checkout has the documents"),
+]
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """A copy of the repository with sharding from scratch."""
+    return Path(shutil.copytree(EXAMPLES / "char_transformer", tmp_path / "char_transformer"))
+
+
+def test_a_gate_on_sharding_from_scratch_is_green(sharded: Path) -> None:
+    code, out, err = run(sharded, "gate", "--jobs", "2")
+    assert code == 0, out + err
+    assert "16 checks hold, 0 findings" in out
+
+
+@pytest.mark.parametrize(
+    ("bug", "said"),
+    [
+        (("        mean /= self.ranks\n", ""), "the parameters are not the single device's"),
+        (("        dist.all_reduce(squares)\n", ""), "breaks global-norm."),
+        (("-len(flat) % self.ranks", "0"), "breaks training.plain"),
+        (('    optimizer.load_state_dict(state["optimizer"])\n', ""), "breaks state.resumed"),
+    ],
+)
+def test_a_gate_on_a_broken_copy_is_red(sharded: Path, bug: tuple[str, str], said: str) -> None:
+    source = (sharded / "sharded.py").read_text(encoding="utf-8")
+    assert source.count(bug[0]) == 1
+    (sharded / "sharded.py").write_text(source.replace(*bug), encoding="utf-8")
+    code, out, _ = run(sharded, "gate", "--jobs", "2", "--roots", "1", "--no-confirm")
+    assert (code, said in out) == (1, True), out
+
+
+def test_its_script_agrees_with_itself_on_one_rank_and_runs_on_real_ones(sharded: Path) -> None:
+    code, out, err = run(sharded, "compare", "train.py --steps 2", "--ranks", "1,2,3")
+    assert code == 0, out + err
+    losses = set()
+    for ranks in ("1", "3"):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+        done = subprocess.run(
+            [*launch, "train.py", "--steps", "2", "--batch-size", "6"],
+            cwd=sharded, env={**environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        losses.add(done.stdout)
+    assert len(losses) == 1
+    assert "step 1: loss" in losses.pop()
