@@ -177,9 +177,10 @@ def _interpreters() -> tuple[str, ...]:
 
 @cache
 def _sites() -> tuple[str, ...]:
-    """Prefixes of the files of installed packages."""
+    """Prefixes of the files of installed packages; of those of another environment, too, that a .pth file adds."""
     folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
-    return _prefixes([*folders, site.getusersitepackages()])
+    added = [folder for folder in sys.path if os.path.basename(folder) in ("site-packages", "dist-packages")]
+    return _prefixes([*folders, site.getusersitepackages(), *added])
 
 
 def _prefixes(folders: Iterable[str]) -> tuple[str, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -161,6 +163,28 @@ def test_files_of_an_installed_implementation_count_by_their_content() -> None:
     assert of_it.files[file] == provenance.content(file)
     assert not [path for path in plain.files if f"{os.sep}fsdpcheck{os.sep}" in path]
     assert __file__ in plain.files
+
+
+def test_packages_of_an_environment_below_this_one_count_by_their_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a .pth file adds another environment's folder; torch's 2,000 files would be read for each process."""
+    site = tmp_path / "site-packages"
+    (site / "stacked-1.2.dist-info").mkdir(parents=True)
+    (site / "stacked.py").write_text("")
+    monkeypatch.syspath_prepend(str(site))
+    caches = (provenance._sites, provenance.installed)
+    try:
+        for cache in caches:
+            cache.cache_clear()
+        loaded = provenance.Loaded()
+        importlib.import_module("stacked")
+        assert loaded.packages()["stacked"] == "1.2"
+        assert not any("stacked" in path for path in loaded.files())
+    finally:
+        sys.modules.pop("stacked", None)
+        for cache in caches:
+            cache.cache_clear()
 
 
 def test_only_what_stands_is_taken_over(tmp_path: Path) -> None:
