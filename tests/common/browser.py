@@ -8,17 +8,25 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import IO, Any, Final
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _FLAGS: Final = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",
     "--disable-extensions", "--disable-background-networking", "--remote-debugging-pipe",
 )  # fmt: skip
+
+_ON_3_AND_4: Final = """import os, sys
+theirs, told = (os.dup(int(number)) for number in sys.argv[1:3])
+os.dup2(theirs, 3), os.dup2(told, 4)
+os.set_inheritable(3, True), os.set_inheritable(4, True)
+os.execv(sys.argv[3], sys.argv[3:])"""
+"""Begins a browser with the protocol on the descriptors where it looks for it. Copies first: either may be 3 or 4."""
 
 
 def found() -> str | None:
@@ -29,8 +37,8 @@ def found() -> str | None:
 class Page:
     """One page. ``send`` speaks the protocol; the rest is what tests say with it."""
 
-    def __init__(self, reading: int, writing: int) -> None:
-        self._read, self._write = os.fdopen(reading, "rb", 0), os.fdopen(writing, "wb", 0)
+    def __init__(self, reading: IO[bytes], writing: IO[bytes]) -> None:
+        self._read, self._write = reading, writing
         self._left, self._numbers, self.events = b"", itertools.count(1), list[dict[str, Any]]()
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -99,31 +107,29 @@ class Page:
         first, _, self._left = self._left.partition(b"\0")
         return dict(json.loads(first))
 
-    def close(self) -> None:
-        self._read.close()
-        self._write.close()
-
 
 @contextmanager
 def browser(path: str) -> Iterator[Page]:
-    """A page of a browser that is ended behind it. The protocol is on the descriptors 3 and 4 of the browser."""
+    """A page of a browser that is ended behind it."""
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         (theirs, mine), (answers, told) = os.pipe(), os.pipe()
-        command = f'exec "$0" "$@" 3<&{theirs} 4>&{told}'
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", command, path, *_FLAGS, f"--user-data-dir={folder}"],
-            pass_fds=(theirs, told),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        command = [
+            sys.executable,
+            "-c",
+            _ON_3_AND_4,
+            str(theirs),
+            str(told),
+            path,
+            *_FLAGS,
+            f"--user-data-dir={folder}",
+        ]
+        quiet = subprocess.DEVNULL
+        process = subprocess.Popen(command, pass_fds=(theirs, told), stdout=quiet, stderr=quiet)
         os.close(theirs)
         os.close(told)
-        page = None
         try:
-            page = Page(answers, mine)
-            yield page
+            with os.fdopen(answers, "rb", 0) as reading, os.fdopen(mine, "wb", 0) as writing:
+                yield Page(reading, writing)
         finally:
-            if page is not None:
-                page.close()
             process.terminate()
             process.wait()
