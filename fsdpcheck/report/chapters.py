@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
-from fsdpcheck.session.ledger import Ledger
+from fsdpcheck.errors import FINDING, HOLDS, INTERNAL, NO_PROGRESS, USAGE
+from fsdpcheck.findings.roots import grouped
+from fsdpcheck.session.ledger import INTERRUPTED, Ledger
 
 NOT_REACHED: Final = "not reached"
 BELOW: Final = ("not promised", "not asked")
@@ -16,6 +18,10 @@ BELOW: Final = ("not promised", "not asked")
 _ORDER: Final = (
     "finding", "error", "no case", "too few cases", "not supported", NOT_REACHED, "holds", *BELOW,
 )  # fmt: skip
+_HEADLINES: Final = {
+    USAGE: "Not all that was asked could be judged", INTERNAL: "The harness itself went wrong",
+    NO_PROGRESS: "The session made no progress", INTERRUPTED: "The session was interrupted",
+}  # fmt: skip
 _SEVERAL: Final = {"finding": "findings", "error": "errors", "no case": "without a case", "holds": "hold"}
 _MANY: Final = 28
 """Characters of an adapter's name in the head of a column; longer ones are cut to file and attribute."""
@@ -41,6 +47,18 @@ class Chapter:
         """Whether something of it is neither a pass, nor left out by the adapter's own word."""
         quiet = {*BELOW, "holds"}
         return any(count and word not in quiet for own in self.counts.values() for word, count in own.items())
+
+
+def headline(ledger: Ledger) -> str:
+    """The verdict on the session in a few words. That all holds is said of one that ended and judged something."""
+    roots, judged = len(grouped(ledger.findings)), any(one.status == "holds" for one in ledger.verdicts.values())
+    if ledger.exit_code == FINDING:
+        return f"{roots} defect{'s' * (roots > 1)} found"
+    if ledger.exit_code != HOLDS:
+        return _HEADLINES.get(ledger.exit_code, "The session ended in an error")
+    if not ledger.ended:
+        return "The session did not come to its end"
+    return "Every promised law holds" if judged else "Nothing was judged"
 
 
 def chapters(ledger: Ledger) -> list[Chapter]:

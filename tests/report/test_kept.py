@@ -16,6 +16,9 @@ from fsdpcheck.errors import UsageError
 from fsdpcheck.findings.ranks import CALLS, LONGEST, RankStood
 from fsdpcheck.findings.verdict import Finding, Verdict
 from fsdpcheck.report import document, kept
+from fsdpcheck.report.chapters import headline
+from fsdpcheck.report.forms import markdown
+from fsdpcheck.report.page import page
 from fsdpcheck.session.ledger import Ledger, Origin
 from fsdpcheck.session.plan import Plan
 from tests.common import sessions
@@ -124,3 +127,25 @@ def test_what_a_finding_keeps_of_ranks_is_bounded() -> None:
     bounded = sessions.finding(ranks=(many,)).bounded().ranks[0]
     assert (len(bounded.calls), bounded.earlier, bounded.calls[-1]) == (CALLS, 101 - CALLS, first.calls[0])
     assert max(map(len, (bounded.state, bounded.calls[0].what, bounded.calls[0].where))) == LONGEST
+
+
+def test_that_all_holds_is_said_only_of_a_session_that_ended_and_judged_something() -> None:
+    holds = Verdict("norms.sum", sessions.MINE, "holds", 12)
+    skipped = Verdict("norms.sum", sessions.MINE, "not promised")
+    told = {
+        "Every promised law holds": sessions.ledger([holds]),
+        "Nothing was judged": sessions.ledger([skipped]),
+        "The session did not come to its end": sessions.ledger([holds], ended=False),
+        "The session was interrupted": sessions.ledger([holds], interrupted=True),
+        "2 defects found": dataclasses.replace(sessions.mixed(), ended=False, verdicts=_findings(sessions.mixed())),
+        "The harness itself went wrong": sessions.mixed(),
+    }
+    for said, ledger in told.items():
+        assert headline(ledger) == said
+        assert said in markdown.text(ledger)
+        assert f"<h1>{said}</h1>" in page.text([ledger])
+        assert ("top good" in page.text([ledger])) == (said == "Every promised law holds")
+
+
+def _findings(ledger: Ledger) -> dict[tuple[str, str], Verdict]:
+    return {pair: verdict for pair, verdict in ledger.verdicts.items() if verdict.findings}

@@ -10,24 +10,20 @@ from fsdpcheck.errors.excerpt import shown
 from fsdpcheck.findings.roots import grouped
 from fsdpcheck.findings.verdict import NOT_CHECKED, Finding, Verdict
 from fsdpcheck.report import conditions, table, unjudged_cases
-from fsdpcheck.report.chapters import chapters, labels, said
+from fsdpcheck.report.chapters import chapters, headline, labels, said
 from fsdpcheck.report.colour import uncoloured
 from fsdpcheck.report.finding import render, troubles
 from fsdpcheck.report.forms import places
 from fsdpcheck.session.ledger import Ledger
 
 _TROUBLES: Final = ("error", "no case", "too few cases", "not supported")
-_VERDICT: Final = {
-    0: "Every promised law holds", 1: "A law is broken", 2: "Usage or adapter error", 3: "Internal error",
-    4: "No progress", 130: "Interrupted",
-}  # fmt: skip
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]#!|~<>&$])")
 
 
 def text(ledger: Ledger, root: str = "") -> str:
     """The session as Markdown; of what others wrote nothing that is Markdown or HTML."""
     ledger = shown(ledger)
-    parts = [f"## fsdpcheck: {_VERDICT.get(ledger.exit_code, 'Ended')}", _plain(table.summary(ledger))]
+    parts = [f"## fsdpcheck: {headline(ledger)}", _plain(table.summary(ledger))]
     groups = grouped(ledger.findings)
     parts += [_finding(group, number, ledger, root) for number, group in enumerate(groups, 1)]
     parts += [_details(one.partition("\n")[0], one) for one in troubles(_wrong(ledger))]

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fsdpcheck.case.vocabulary import TRAITS
+from fsdpcheck.errors import FINDING
 from fsdpcheck.findings.roots import grouped
 from fsdpcheck.findings.verdict import NOT_CHECKED, Finding, Verdict
 from fsdpcheck.report import conditions, table, unjudged_cases
-from fsdpcheck.report.chapters import Chapter, chapters, labels, said, status
+from fsdpcheck.report.chapters import Chapter, chapters, headline, labels, said, status
 from fsdpcheck.report.finding import avoidable, replay_command, troubles
 from fsdpcheck.report.forms import places
 from fsdpcheck.report.page import calls_picture, case_picture, plots
@@ -24,10 +25,6 @@ _OF_VALUES: Final = ("value", "undetermined")
 _FEW: Final = 24
 """Laws up to which every chapter is open from the start."""
 _SIGNS: Final = {"finding": "✕", "holds": "", "not promised": plots.NONE, "not asked": plots.NONE, "not reached": "?"}
-_HEADS: Final = {
-    0: "Every promised law holds", 1: "A law is broken", 2: "Nothing can be said of some laws",
-    3: "fsdpcheck itself went wrong", 4: "The session made no progress", 130: "The session was interrupted",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,12 +45,7 @@ class Shown:
 
 def head(ledger: Ledger) -> dict[str, Any]:
     """The verdict in words, and what was run."""
-    code, counts = ledger.exit_code, Counter(verdict.status for verdict in ledger.verdicts.values())
-    roots = len(grouped(ledger.findings))
-    told = _HEADS.get(code, "The session ended")
-    if code == 1:
-        told = f"{roots} defect{'s' * (roots > 1)} found"
-    plan = ledger.plan
+    plan, code = ledger.plan, ledger.exit_code
     facts = {
         "began": ledger.began.replace("T", " "),
         "adapters": ", ".join(plan.adapters),
@@ -66,16 +58,10 @@ def head(ledger: Ledger) -> dict[str, Any]:
         "model": plan.model,
         "versions": ", ".join(f"{name} {version}" for name, version in ledger.versions.items()),
     }
-    look = "good" if code == 0 else "bad" if code == 1 else "odd"
+    told = headline(ledger)
+    look = "bad" if code == FINDING else "good" if told == "Every promised law holds" else "odd"
     known = {name: value for name, value in facts.items() if value}
-    return {
-        "told": told,
-        "look": look,
-        "summary": table.summary(ledger),
-        "facts": known,
-        "counts": counts,
-        "code": code,
-    }
+    return {"told": told, "look": look, "summary": table.summary(ledger), "facts": known, "code": code}
 
 
 def findings(ledger: Ledger, root: str) -> Iterator[Shown]:
@@ -204,7 +190,7 @@ def _of_trait(ledger: Ledger, adapter: str, trait: str, count: int, most: int) -
     refused, avoided = trait in ledger.unaccepted.get(adapter, ()), trait in ledger.plan.avoid
     words = "avoided" if avoided else "not accepted" if refused else "none drawn" if not count else ""
     return {"count": count, "words": words, "look": "none" if refused or avoided else "bad" if not count else "good",
-            "share": round(100 * (count / most) ** 0.5, 1) if most else 0}  # fmt: skip
+            "share": round(100 * count / most, 1) if most else 0}  # fmt: skip
 
 
 def _census(ledger: Ledger, adapter: str) -> Counter[str]:
