@@ -24,7 +24,7 @@ EVERY: Final = [sessions.mixed, sessions.large, sessions.hostile]
 
 COUNTS = {"tests", "failures", "errors", "skipped", "time"}
 XUNIT: Final = {
-    "testsuites": ({"name", *COUNTS}, {"testsuite"}),
+    "testsuites": ({"name", *COUNTS} - {"skipped"}, {"testsuite"}),
     "testsuite": ({"name", "timestamp", *COUNTS}, {"properties", "testcase"}),
     "testcase": (
         {"classname", "name", "time", "file", "line"},
@@ -36,7 +36,10 @@ XUNIT: Final = {
     "error": ({"message", "type"}, set()),
     "skipped": ({"message", "type"}, set()),
 }
-"""Element -> (attributes, children) that readers of JUnit know of it (Jenkins' XSD for xUnit, and pytest)."""
+"""Element -> (attributes, children) that readers of JUnit know of it: those of junit-10.xsd of Jenkins' xUnit plugin.
+
+Beyond that schema are properties, file and line of a case, which pytest's family xunit1 writes too.
+"""
 
 
 @each("made", EVERY)
@@ -49,7 +52,8 @@ def test_junit_has_the_elements_and_counts_that_readers_know(made: Callable[[], 
     for suite in (whole, *whole.iter("testsuite")):
         mine = [*suite.iter("testcase")]
         for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-            assert int(suite.get(name, "")) == sum(case.find(tag) is not None for case in mine)
+            known = suite.tag == "testsuites" and name == "skipped"  # which is of suites alone
+            assert known or int(suite.get(name, "-1")) == sum(case.find(tag) is not None for case in mine)
 
 
 def strangers(whole: ElementTree.Element) -> list[str]:
