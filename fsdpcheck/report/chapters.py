@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
-from fsdpcheck.errors import FINDING, HOLDS, INTERNAL, NO_PROGRESS, USAGE
+from fsdpcheck.errors import INTERNAL, NO_PROGRESS, USAGE
 from fsdpcheck.findings.roots import grouped
 from fsdpcheck.session.ledger import INTERRUPTED, Ledger
 
@@ -18,6 +18,7 @@ BELOW: Final = ("not promised", "not asked")
 _ORDER: Final = (
     "finding", "error", "no case", "too few cases", "not supported", NOT_REACHED, "holds", *BELOW,
 )  # fmt: skip
+ALL_HOLDS: Final = "Every promised law holds"
 _HEADLINES: Final = {
     USAGE: "Not all that was asked could be judged", INTERNAL: "The harness itself went wrong",
     NO_PROGRESS: "The session made no progress", INTERRUPTED: "The session was interrupted",
@@ -50,15 +51,23 @@ class Chapter:
 
 
 def headline(ledger: Ledger) -> str:
-    """The verdict on the session in a few words. That all holds is said of one that ended and judged something."""
-    roots, judged = len(grouped(ledger.findings)), any(one.status == "holds" for one in ledger.verdicts.values())
-    if ledger.exit_code == FINDING:
-        return f"{roots} defect{'s' * (roots > 1)} found"
-    if ledger.exit_code != HOLDS:
-        return _HEADLINES.get(ledger.exit_code, "The session ended in an error")
-    if not ledger.ended:
-        return "The session did not come to its end"
-    return "Every promised law holds" if judged else "Nothing was judged"
+    """The verdict on the session in a few words: defects first, then what kept it from saying more.
+
+    That all holds is said of a session that ended and judged something.
+    """
+    roots, beside = len(grouped(ledger.findings)), _beside(ledger)
+    if roots:
+        found = f"{roots} defect{'s' * (roots > 1)} found"
+        return f"{found}; {beside[0].lower()}{beside[1:]}" if beside else found
+    judged = any(verdict.status == "holds" for verdict in ledger.verdicts.values())
+    return beside or (ALL_HOLDS if judged else "Nothing was judged")
+
+
+def _beside(ledger: Ledger) -> str:
+    """What went wrong with the session itself; "" for nothing."""
+    if ledger.exit_code in _HEADLINES:
+        return _HEADLINES[ledger.exit_code]
+    return "" if ledger.ended else "The session did not come to its end"
 
 
 def chapters(ledger: Ledger) -> list[Chapter]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,6 +78,10 @@ def ledger(data: Any) -> Ledger:
         raise Unreadable(f"it is of schema {found!r}, this release reads {SCHEMA}")
     read: _Document = reading.typed(_Document, data, "the report")
     _require_unedited(read, data)
+    try:
+        datetime.fromisoformat(read.began or "2000-01-01")
+    except ValueError:
+        raise Unreadable(f"began is {read.began!r}, wanted a time as of ISO 8601") from None
     made = Ledger(
         read.plan,
         read.laws,

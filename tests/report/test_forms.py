@@ -237,7 +237,7 @@ def test_a_hostile_adapter_writes_no_command_of_its_own() -> None:
 def test_markdown_says_the_verdict_then_the_findings_then_the_chapters() -> None:
     text = markdown.text(sessions.mixed())
     order = [
-        "## fsdpcheck: The harness itself went wrong",
+        "## fsdpcheck: 2 defects found; the harness itself went wrong",
         "### 1. `train.py:MyAdapter` breaks `training.plain`",
         "### 2. ",
         "| chapter |",

@@ -72,6 +72,7 @@ BROKEN = {
     "a strange key": (lambda data: data.update(strange=1), "unknown key 'strange'"),
     "a strange status": (_of_verdict(status="fine"), "a word that it may be"),
     "cases in words": (_of_verdict(cases="many"), "a whole number"),
+    "a strange time": (lambda data: data.update(began="yesterday"), "began is 'yesterday'"),
     "a strange trait": (lambda data: data["plan"].update(avoid=["frosen"]), "a word that it may be"),
 }
 
@@ -85,7 +86,7 @@ def test_what_is_no_document_is_refused_by_the_reader_and_by_the_schema(name: st
     with pytest.raises(UsageError, match="is no report of a session") as refused:
         kept.read(tmp_path / "report.json")
     assert said in str(refused.value)
-    assert not VALID.is_valid(data)
+    assert (name == "a strange time") == VALID.is_valid(data), "which the schema says in words alone"
 
 
 EDITED = {
@@ -132,20 +133,22 @@ def test_what_a_finding_keeps_of_ranks_is_bounded() -> None:
 def test_that_all_holds_is_said_only_of_a_session_that_ended_and_judged_something() -> None:
     holds = Verdict("norms.sum", sessions.MINE, "holds", 12)
     skipped = Verdict("norms.sum", sessions.MINE, "not promised")
+    broken = {pair: verdict for pair, verdict in sessions.mixed().verdicts.items() if verdict.findings}
+    laws = tuple(law for law, _ in broken)
     told = {
         "Every promised law holds": sessions.ledger([holds]),
         "Nothing was judged": sessions.ledger([skipped]),
         "The session did not come to its end": sessions.ledger([holds], ended=False),
         "The session was interrupted": sessions.ledger([holds], interrupted=True),
-        "2 defects found": dataclasses.replace(sessions.mixed(), ended=False, verdicts=_findings(sessions.mixed())),
-        "The harness itself went wrong": sessions.mixed(),
+        "2 defects found": dataclasses.replace(sessions.mixed(), laws=laws, verdicts=broken),
+        "2 defects found; the session did not come to its end": dataclasses.replace(
+            sessions.mixed(), ended=False, verdicts=broken
+        ),
+        "2 defects found; the harness itself went wrong": sessions.mixed(),
     }
     for said, ledger in told.items():
         assert headline(ledger) == said
         assert said in markdown.text(ledger)
         assert f"<h1>{said}</h1>" in page.text([ledger])
-        assert ("top good" in page.text([ledger])) == (said == "Every promised law holds")
-
-
-def _findings(ledger: Ledger) -> dict[tuple[str, str], Verdict]:
-    return {pair: verdict for pair, verdict in ledger.verdicts.items() if verdict.findings}
+        look = "bad" if "defect" in said else "good" if said == "Every promised law holds" else "odd"
+        assert f'<header class="top {look}">' in page.text([ledger])

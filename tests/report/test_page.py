@@ -10,6 +10,7 @@ import pytest
 
 from fsdpcheck.case import BatchLayout, KernelCase, KernelSpec, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.findings.ranks import Call, RankStood
+from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.report.kept import Errors, Judged
 from fsdpcheck.report.page import calls_picture, case_picture, page, plots
 from fsdpcheck.report.page.picture import Picture, cut
@@ -74,6 +75,17 @@ def test_a_page_of_what_is_not_escaped_would_be_noticed(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(page, "Environment", Trusting)
     assert re.search(r"<img|<script>document", page.text([sessions.hostile()]))
+
+
+def test_a_page_has_the_pictures_of_its_findings_and_survives_what_cannot_be_drawn() -> None:
+    titles = "The smallest case. ", "Calls of the run that broke the law. "
+    text = page.text([sessions.mixed()])
+    assert [text.count(f'aria-label="{title}') for title in titles] == [2, 1]
+    huge = sessions.finding(where="sample " + "9" * 9_999, case={"version": 2, "kernel": [[]]})
+    broken = Verdict(
+        "training.plain", sessions.MINE, "finding", census={"W=" + "9" * 9_999: 1}, finding=huge, exit_code=1
+    )
+    assert titles[0] not in page.text([sessions.ledger([broken])])
 
 
 def test_a_session_of_nothing_has_a_page() -> None:

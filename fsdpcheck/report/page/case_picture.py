@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from fsdpcheck.case import TrainingCase, from_json
-from fsdpcheck.errors import InvalidCase
 from fsdpcheck.findings.verdict import Finding
 from fsdpcheck.report.page.picture import Picture, cut
 
@@ -31,12 +30,15 @@ _LEFT, _COLUMN, _CHIP, _GAP, _ROW = 160.0, 128.0, 26.0, 12.0, 12.0
 
 
 def drawn(finding: Finding) -> Picture | None:
-    """The case of a finding; None for one that trains nothing, or is of another release."""
+    """The case of a finding; None for one that trains nothing, is of another release, or cannot be drawn.
+
+    The case may come from a file that anybody wrote, and no picture is worth the page.
+    """
     try:
         case = from_json(json.dumps(finding.case))
-    except InvalidCase:
+        return of_case(case, _ranks_named(finding.where), finding.where) if isinstance(case, TrainingCase) else None
+    except Exception:
         return None
-    return of_case(case, _ranks_named(finding.where), finding.where) if isinstance(case, TrainingCase) else None
 
 
 def of_case(case: TrainingCase, marked: Sequence[int] = (), where: str = "") -> Picture:
@@ -65,7 +67,7 @@ def _samples(picture: Picture, case: TrainingCase, ranks: int, where: str) -> fl
 
     of_ranks = batches.indices(case, 0)[:ranks]
     often = Counter(batches.logical_batch(case, 0))
-    named = {int(number) for number in re.findall(r"(?:sample|record) (\d+)", where)}
+    named = {int(number) for number in re.findall(r"(?:sample|record) (\d{1,9})\b", where)}
     y = 26.0
     for micro in range(min(case.step.micro_batches, _MICRO)):
         title = "samples" if case.step.micro_batches == 1 else f"micro-batch {micro}"
@@ -161,4 +163,4 @@ def _middle(rank: int) -> float:
 
 def _ranks_named(where: str) -> list[int]:
     """Ranks of which a sentence tells, but not those that only finished."""
-    return sorted({int(found) for found in re.findall(r"\brank (\d+)(?! finished)\b", where)})
+    return sorted({int(found) for found in re.findall(r"\brank (\d{1,4})\b(?! finished)", where)})

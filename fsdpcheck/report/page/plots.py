@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -48,7 +49,7 @@ def of_ranks(ledger: Ledger, adapter: str) -> Counter[int]:
     for verdict in ledger.verdicts.values():
         if verdict.adapter == adapter:
             sizes = ((label[2:], count) for label, count in verdict.census.items() if label.startswith("W="))
-            found.update({int(size): count for size, count in sizes if size.isdecimal()})
+            found.update({int(size): count for size, count in sizes if re.fullmatch(r"[0-9]{1,4}", size)})
     return found
 
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fsdpcheck.case.vocabulary import TRAITS
-from fsdpcheck.errors import FINDING
 from fsdpcheck.findings.roots import grouped
 from fsdpcheck.findings.verdict import NOT_CHECKED, Finding, Verdict
 from fsdpcheck.report import conditions, table, unjudged_cases
-from fsdpcheck.report.chapters import Chapter, chapters, headline, labels, said, status
+from fsdpcheck.report.chapters import ALL_HOLDS, Chapter, chapters, headline, labels, said, status
 from fsdpcheck.report.finding import avoidable, replay_command, troubles
 from fsdpcheck.report.forms import places
 from fsdpcheck.report.page import calls_picture, case_picture, plots
@@ -59,7 +58,7 @@ def head(ledger: Ledger) -> dict[str, Any]:
         "versions": ", ".join(f"{name} {version}" for name, version in ledger.versions.items()),
     }
     told = headline(ledger)
-    look = "bad" if code == FINDING else "good" if told == "Every promised law holds" else "odd"
+    look = "bad" if ledger.findings else "good" if told == ALL_HOLDS else "odd"
     known = {name: value for name, value in facts.items() if value}
     return {"told": told, "look": look, "summary": table.summary(ledger), "facts": known, "code": code}
 
