@@ -92,7 +92,7 @@ def said(counts: Mapping[str, int]) -> str:
 
 
 def labels(adapters: Sequence[str]) -> dict[str, str]:
-    """A short name for each adapter, no two alike: of "folder/file.py:attr" the file's name and the attribute."""
+    """A short name for each adapter, no two alike: of one in a file, the file's name and the attribute."""
     cut = {ref: ref if len(ref) <= _MANY else _cut(ref) for ref in adapters}
     alike = Counter(cut.values())
     return {ref: short if alike[short] == 1 else ref for ref, short in cut.items()}
