@@ -86,7 +86,6 @@ def ledger(data: Any) -> Ledger:
         read.plan,
         read.laws,
         read.began,
-        read.folder,
         dict(read.versions),
         dict(read.guarantees),
         read.notes,
@@ -97,6 +96,7 @@ def ledger(data: Any) -> Ledger:
         errors=[(error.text, error.exit_code) for error in read.errors],
         ended=read.ended,
         interrupted=read.interrupted,
+        folder=read.folder,
     )
     if made.exit_code != read.exit_code:
         raise Unreadable(f"its exit code is {read.exit_code}, its verdicts ask for {made.exit_code}: it was edited")

@@ -54,7 +54,6 @@ class Ledger:
     plan: Plan
     laws: tuple[str, ...] = ()
     began: str = ""
-    folder: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     guarantees: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -66,6 +65,7 @@ class Ledger:
     errors: list[tuple[str, int]] = field(default_factory=list)
     ended: bool = False
     interrupted: bool = False
+    folder: str = ""
 
     def take(self, event: Mapping[str, Any], worker: int = 0) -> None:
         """Take in one event that ``worker`` told."""
