@@ -18,15 +18,16 @@ from fsdpcheck.case import Trait
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.cli import claims as claims_command
 from fsdpcheck.cli import compare as compare_command
-from fsdpcheck.cli import covered, init, listing, own_parts
+from fsdpcheck.cli import covered, forms, init, listing, own_parts
 from fsdpcheck.cli import gate as gate_command
 from fsdpcheck.cli import power as power_command
+from fsdpcheck.cli import report as report_command
 from fsdpcheck.cli import simulate as simulate_command
 from fsdpcheck.cli import trace as trace_command
 from fsdpcheck.cli.exits import guarded, say, serves
 from fsdpcheck.errors import USAGE, UsageError, explain, spelling
 from fsdpcheck.errors.excerpt import shown
-from fsdpcheck.report import colour, document, finding, summary
+from fsdpcheck.report import colour, document, finding
 from fsdpcheck.report.progress import progress
 from fsdpcheck.session import journal as journals
 from fsdpcheck.session import resume
@@ -100,12 +101,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fsdpcheck {__version__}")
     commands = parser.add_subparsers(
-        required=True, metavar="{run,init,gate,replay,simulate,compare,trace,power,claims,list}"
+        required=True, metavar="{run,init,gate,replay,report,simulate,compare,trace,power,claims,list}"
     )
     _add_run(commands)
     init.add(commands)
     gate_command.add(commands, _add_session, _told)
     _add_replay(commands)
+    report_command.add(commands)
     simulate_command.add(commands, _seconds)
     compare_command.add(commands, _seconds)
     trace_command.add(commands)
@@ -147,6 +149,7 @@ def _add_session(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--json", type=Path, metavar="FILE", help="write the whole session as JSON, after Ctrl-C too (default: none)"
     )
+    forms.add(run)
     several("--install", metavar="NAME", help="plant a fault, by name or as pkg.mod:attr; repeatable (default: none)")
     run.add_argument(
         "--avoid", type=_traits, default=(), metavar="TRAITS", help="draw no such case: tied,frozen (default: none)"
@@ -212,11 +215,13 @@ def _run(options: argparse.Namespace) -> int:
 def _told(options: argparse.Namespace, goes_on: bool = False, folder: str = "") -> Ledger | None:
     """The session, when all of it is told; None on a rank of torchrun that serves."""
     own_parts.require_model(options)
+    if not serves():
+        forms.require(options)
     plan = replace(_plan(options), coverage=folder)
     known = resume.earlier(options.json, plan) if goes_on else None
     writes = options.json and not serves()
     journal = journals.Journal(options.json, plan, goes_on=known is not None) if writes else None
-    shown = progress()
+    shown = progress(options.verbose)
 
     def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
         if journal is not None:
@@ -234,7 +239,7 @@ def _told(options: argparse.Namespace, goes_on: bool = False, folder: str = "") 
     if ledger is None:
         return None
     try:
-        print(summary.ending(ledger, colour.painter(sys.stdout)), flush=True)
+        forms.tell(options, [ledger])
     finally:  # each of the two is a copy of the findings; failing to give one does not lose the other
         if journal is not None:
             journal.close(document.document(ledger))

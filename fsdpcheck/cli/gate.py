@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,11 @@ from typing import Final
 from fsdpcheck.cli import settings
 from fsdpcheck.cli.exits import serves
 from fsdpcheck.errors import HOLDS, USAGE, UsageError, explain
+from fsdpcheck.errors.excerpt import visible
 from fsdpcheck.findings import tokens
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.report import colour
+from fsdpcheck.report.forms import github
 from fsdpcheck.session import baseline
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.supervisor import replayed
@@ -83,13 +85,11 @@ def _gate(told: Told, options: argparse.Namespace) -> int:
     paint, code = colour.painter(sys.stdout), ledger.exit_code_but_for(waived.findings)
     for waiver, count in waived.counted:
         print(paint(f"WAIVED: {count} finding{'s' * (count != 1)}: {waiver}", "yellow"))
-    for sentence in waived.wrong:
-        print(paint(f"GATE: {sentence}", "red"))
+    _tell(options, waived.wrong, paint)
     if wanted is None:
         return _update(options.baseline, ledger, code or (USAGE if waived.wrong else HOLDS))
     missing = wanted.missing(ledger)
-    for sentence in missing:
-        print(paint(f"GATE: {sentence}", "red"))
+    _tell(options, missing, paint)
     if missing:
         print("next: judge it again, or write what is judged now with --update and have that reviewed")
     code = code or (USAGE if missing or waived.wrong else HOLDS)
@@ -98,6 +98,14 @@ def _gate(told: Told, options: argparse.Namespace) -> int:
         beyond = f", {more} more than it has (--update)" if more else ""
         print(paint(f"gate: all {len(wanted.checks)} checks of {options.baseline} hold{beyond}", "green"))
     return code
+
+
+def _tell(options: argparse.Namespace, sentences: Iterable[str], paint: colour.Paint) -> None:
+    """What is red beside the session's own verdicts."""
+    for sentence in sentences:
+        print(paint(f"GATE: {sentence}", "red"))
+        if options.github:
+            print(github.command("error", visible(sentence), "fsdpcheck gate"))
 
 
 def _replayed(options: argparse.Namespace, waiver: Waiver) -> Verdict:

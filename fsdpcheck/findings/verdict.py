@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from fsdpcheck.errors import FINDING, HOLDS, INTERNAL, NO_PROGRESS, USAGE
 from fsdpcheck.errors.excerpt import WHOLE, excerpt
+from fsdpcheck.findings.ranks import RankStood
 from fsdpcheck.findings.violation import Violation
 
 Status = Literal["holds", "finding", "not promised", "not asked", "no case", "too few cases", "not supported", "error"]
@@ -37,7 +38,8 @@ class Finding:
     ``stage``: what of a step differs first, and between which lines. Both may be empty. ``quantity``: what differs
     first, in two words. ``lines``: those that all failing cases run, and none that one change makes hold.
     ``holds_with``, ``breaks_with``: single changes of the case by what comes of them.
-    ``alike``: how many further cases of the law fail like this one.
+    ``alike``: how many further cases of the law fail like this one. ``ranks``: how each stood in the run that broke the
+    law, and its last calls.
     """
 
     law: str
@@ -65,16 +67,17 @@ class Finding:
     breaks_with: tuple[str, ...] = ()
     alike: int = 0
     lines: str = ""
+    ranks: tuple[RankStood, ...] = ()
 
     def bounded(self) -> Finding:
         """The finding with excerpts of its texts: they may quote what an implementation says (errors/excerpt.py)."""
         quoted: dict[str, Any] = {name: excerpt(getattr(self, name), WHOLE) for name in _QUOTING}
-        return dataclasses.replace(self, **quoted)
+        return dataclasses.replace(self, **quoted, ranks=tuple(rank.bounded() for rank in self.ranks))
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> Finding:
         several = {name: tuple(data.get(name, ())) for name in ("holds_with", "breaks_with")}
-        return Finding(**{**data, **several})
+        return Finding(**{**data, **several, "ranks": tuple(map(RankStood.from_data, data.get("ranks", ())))})
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,15 @@ Paint = Callable[[str, str], str]
 """(text, colour) -> text."""
 
 
+def uncoloured(text: str, colour: str) -> str:
+    """The Paint of a text that is no terminal's."""
+    return text
+
+
 def painter(stream: TextIO) -> Paint:
     """How to colour text that goes to ``stream`` (see no-color.org)."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty()
-    return _plain if plain else _coloured
-
-
-def _plain(text: str, colour: str) -> str:
-    return text
+    return uncoloured if plain else _coloured
 
 
 def _coloured(text: str, colour: str) -> str:

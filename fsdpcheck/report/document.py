@@ -1,4 +1,4 @@
-"""The JSON document of a session, and the journal that has every finding before the document exists."""
+"""The JSON document of a session: all that any other form of report is made of (report/kept.py reads it back)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from fsdpcheck.report.conditions import conditions
 from fsdpcheck.session.journal import digest_of_document, digest_of_verdict
 from fsdpcheck.session.ledger import Ledger, Origin
 
-SCHEMA: Final = 5
+SCHEMA: Final = 6
 """Version of the document; it grows with every change that a reader could notice."""
 
 
 def document(ledger: Ledger) -> dict[str, Any]:
     """The whole session as JSON data.
 
-    {schema, fsdpcheck, versions, plan, exit_code, interrupted, verdicts, conditions, errors, began, sources, origins,
-    digest}. ``conditions``, of laws of which cases were judged: {pattern of their names (fnmatch): what their verdicts
-    are conditional on}. ``began``: when, ISO 8601. ``origins``: when each verdict was found out, and with which of the
-    ``sources`` {key: provenance.Sources}. A digest is a checksum that tells a slip of a hand; it is no signature.
+    {schema, fsdpcheck, versions, plan, folder, laws, guarantees, unaccepted, notes, exit_code, ended, interrupted,
+    verdicts, conditions, errors, began, sources, origins, digest}; report/schema.json is its JSON Schema. ``folder``:
+    in which the session ran. ``laws``: all that were chosen, with their ``guarantees``. ``conditions``, of laws of
+    which cases were judged: {pattern of their names (fnmatch): what their verdicts are conditional on}. ``began``:
+    when, ISO 8601. ``origins``: when each verdict was found out, and with which of the ``sources`` {key:
+    provenance.Sources}. A digest is a checksum that tells a slip of a hand; it is no signature.
     """
     judged = (verdict.law for verdict in ledger.verdicts.values() if verdict.cases)
     origins = {pair: origin for pair, origin in ledger.origins.items() if pair in ledger.verdicts}
@@ -30,7 +32,13 @@ def document(ledger: Ledger) -> dict[str, Any]:
         "fsdpcheck": __version__,
         "versions": ledger.versions,
         "plan": dataclasses.asdict(ledger.plan),
+        "folder": ledger.folder,
+        "laws": list(ledger.laws),
+        "guarantees": ledger.guarantees,
+        "unaccepted": ledger.unaccepted,
+        "notes": list(ledger.notes),
         "exit_code": ledger.exit_code,
+        "ended": ledger.ended,
         "interrupted": ledger.interrupted,
         "verdicts": [verdict.to_data() for verdict in ledger.verdicts.values()],
         "conditions": conditions(judged),

@@ -28,14 +28,14 @@ def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[s
     lines += _entry("when", first.when) if first.when else []
     lines += _entry("lines", f"{first.lines}\n{_OF_LINES}") if first.lines else []
     lines += _entry("alike", f"{first.alike} further cases of this law fail so") if first.alike else []
-    lines += _entry("avoid", f"--avoid {trait} leaves such cases out") if (trait := _trait(first)) else []
+    lines += _entry("avoid", f"--avoid {trait} leaves such cases out") if (trait := avoidable(first)) else []
     lines += [f"  confirmed on gloo: {first.confirmed}" + (f" ({first.note})" if first.note else "")]
     lines += [f"  replay with: {replay_command(first, installs)}"]
     lines += [f"  the same root breaks {other.law}: {replay_command(other, installs)}" for other in others]
     return "\n".join(lines)
 
 
-def _trait(finding: Finding) -> str:
+def avoidable(finding: Finding) -> str:
     """The trait that all cases have which break the law, and no other; "" where none is known."""
     said = re.search(r"^only cases with (\S+) fail", finding.when, re.MULTILINE)
     return said[1] if said is not None and said[1] in get_args(Trait) else ""

@@ -1,14 +1,18 @@
-"""Progress while running, on stderr: one live line on a terminal, one plain line a verdict otherwise."""
+"""Progress while running, on stderr: one live line on a terminal, otherwise plain lines, one a chapter or a verdict."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from fsdpcheck.errors.excerpt import visible
+from fsdpcheck.report.chapters import chapters, said
 from fsdpcheck.session.ledger import Ledger
+
+_AT_ONCE: Final = ("finding", "error", "no case", "too few cases", "not supported")
+"""Verdicts that are told as soon as they are there."""
 
 
 class Progress(Protocol):
@@ -19,18 +23,24 @@ class Progress(Protocol):
     def close(self) -> None: ...
 
 
-def progress() -> Progress:
-    """The progress that suits stderr."""
-    return _Live() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _Lines()
+def progress(verbose: bool = False) -> Progress:
+    """The progress that suits stderr; ``verbose``: a line for each verdict where it is no terminal."""
+    return _Live() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _Lines(verbose)
 
 
 class _Lines:
-    """A line when a verdict is there."""
+    """A line when a chapter of an adapter is done, or when any verdict is there; what is no pass is told at once."""
+
+    def __init__(self, verbose: bool) -> None:
+        self._verbose = verbose
 
     def __call__(self, ledger: Ledger, event: Mapping[str, Any]) -> None:
         if event["event"] == "verdict":
             count = f"[{len(ledger.verdicts)}/{ledger.total}]"
-            print(f"{count} {_told(event)}", file=sys.stderr, flush=True)
+            if self._verbose or event["status"] in _AT_ONCE:
+                print(f"{count} {_told(event)}", file=sys.stderr, flush=True)
+            if not self._verbose and (done := _chapter(ledger, event)):
+                print(f"{count} {done}", file=sys.stderr, flush=True)
         elif event["event"] == "note":
             print(visible(event["text"]), file=sys.stderr, flush=True)
 
@@ -49,13 +59,7 @@ class _Live:
         self._status.start()
 
     def __call__(self, ledger: Ledger, event: Mapping[str, Any]) -> None:
-        if event["event"] == "verdict" and event["status"] in (
-            "finding",
-            "error",
-            "no case",
-            "too few cases",
-            "not supported",
-        ):
+        if event["event"] == "verdict" and event["status"] in _AT_ONCE:
             self._console.print(_told(event))
         elif event["event"] == "note":
             self._console.print(visible(event["text"]))
@@ -73,3 +77,13 @@ def _told(event: Mapping[str, Any]) -> str:
     numbers = f"{event['cases']} cases, {event['seconds']:.1f} s"
     text = visible(f"{event['adapter']}: {event['law']}: {event['status']}")
     return text if event["status"] in ("not promised", "not asked") else f"{text} ({numbers})"
+
+
+def _chapter(ledger: Ledger, event: Mapping[str, Any]) -> str:
+    """The chapter that this verdict completes; "" where some law of it is still to be judged, or none was promised."""
+    name, adapter = event["law"].partition(".")[0], event["adapter"]
+    mine = next((one for one in chapters(ledger) if one.name == name), None)
+    if mine is None or any((law, adapter) not in ledger.verdicts for law in mine.laws):
+        return ""
+    told = said(mine.counts[adapter])
+    return "" if told == "-" else visible(f"{adapter}: {name}: {told}")

@@ -10,10 +10,13 @@ from fsdpcheck.report.colour import Paint
 from fsdpcheck.session.ledger import Ledger
 
 
-def ending(ledger: Ledger, paint: Paint) -> str:
-    """All that ``fsdpcheck run`` prints on stdout; of what others wrote nothing that a terminal obeys."""
+def ending(ledger: Ledger, paint: Paint, verbose: bool = False) -> str:
+    """All that ``fsdpcheck run`` prints on stdout; of what others wrote nothing that a terminal obeys.
+
+    ``verbose``: a row a law, in the place of a line a chapter. Findings and errors are in full in both.
+    """
     ledger = shown(ledger)
-    parts = ["\n".join(ledger.notes), table.table(ledger, paint)]
+    parts = ["\n".join(ledger.notes), (table.table if verbose else table.by_chapter)(ledger, paint)]
     parts += conditions.sentences(verdict.law for verdict in ledger.verdicts.values() if verdict.cases)
     groups = roots.grouped(ledger.findings)
     parts += [finding.render(group, number, paint, ledger.plan.installs) for number, group in enumerate(groups, 1)]

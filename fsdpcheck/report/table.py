@@ -1,23 +1,23 @@
-"""The table adapter x law, and the line that sums it up."""
+"""The table of a session, a line a chapter or a row a law, and the line that sums it up."""
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Container, Sequence
 from typing import Final
 
 from fsdpcheck.errors import HOLDS
 from fsdpcheck.findings.roots import grouped
-from fsdpcheck.findings.verdict import NOT_CHECKED, Status, Verdict
+from fsdpcheck.findings.verdict import NOT_CHECKED, Verdict
+from fsdpcheck.report.chapters import BELOW, NOT_REACHED, chapters, labels, said, status
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.session.ledger import Ledger
 
 _HEAD = ("adapter", "law", "verdict", "cases", "rejected", "time", "tier", "")
 _RIGHT = {3, 4, 5}
-_BELOW: Final[tuple[Status, ...]] = ("not promised", "not asked")
-"""Statuses that are neither a pass nor a failure."""
-_COUNTED: Final[tuple[Status, ...]] = ("error", "no case", "too few cases", "not supported", *_BELOW)
+_COUNTED: Final = ("error", "no case", "too few cases", "not supported", *BELOW)
+_NAMED: Final = 3
+"""Laws of one adapter that are neither a pass nor a failure and are named without being asked for."""
 
 _COLOURS = {
     "holds": "green",
@@ -36,10 +36,29 @@ def table(ledger: Ledger, paint: Paint) -> str:
     pairs = [(adapter, law) for adapter in ledger.plan.adapters for law in ledger.laws]
     again = _again(ledger)
     folded = {(adapter, law) for (adapter, _), laws in again.items() for law in laws}
-    rows = [_row(ledger, *pair) for pair in pairs if pair not in folded and _status(ledger, *pair) not in _BELOW]
+    rows = [_row(ledger, *pair) for pair in pairs if pair not in folded and status(ledger, *pair[::-1]) not in BELOW]
     parts = [aligned([_HEAD, *rows], paint)] if rows else []
-    parts += [paint(f"{adapter}: {said}: {', '.join(laws)}", "red") for (adapter, said), laws in again.items()]
-    return "\n".join([*parts, *(paint(line, "yellow") for line in _below(ledger))])
+    below = [line for adapter in ledger.plan.adapters for line in _below(ledger, adapter)]
+    return "\n".join([*parts, *_told_again(again, paint), *(paint(line, "yellow") for line in below)])
+
+
+def by_chapter(ledger: Ledger, paint: Paint) -> str:
+    """One line a chapter, a column an adapter. Below: errors that a law above met, and how many laws are not asked.
+
+    A chapter of which nothing was asked has no line; its laws are among those that are counted below.
+    """
+    found, short = [one for one in chapters(ledger) if one.asked], labels(ledger.plan.adapters)
+    head = ["chapter", *short.values(), "cases", "time"]
+    rows = [[one.name, *map(said, one.counts.values()), str(one.cases), f"{one.seconds:.1f} s"] for one in found]
+    whole = aligned([head, *rows], paint, (len(head) - 2, len(head) - 1)).splitlines()
+    painted = [paint(line, "red") if one.bad else line for line, one in zip(whole[1:], found, strict=True)]
+    below = [line for adapter in ledger.plan.adapters for line in _folded(ledger, adapter)]
+    lines = [whole[0], *painted] if found else []
+    return "\n".join([*lines, *_told_again(_again(ledger), paint), *(paint(line, "yellow") for line in below)])
+
+
+def _told_again(again: dict[tuple[str, str], list[str]], paint: Paint) -> list[str]:
+    return [paint(f"{adapter}: {said}: {', '.join(laws)}", "red") for (adapter, said), laws in again.items()]
 
 
 def summary(ledger: Ledger) -> str:
@@ -47,7 +66,7 @@ def summary(ledger: Ledger) -> str:
     verdicts = list(ledger.verdicts.values())
     counts = Counter(verdict.status for verdict in verdicts)
     parts = [f"{counts['holds']} checks hold", _findings(ledger)]
-    parts += [f"{counts[status]} {status}" for status in _COUNTED if counts[status]]
+    parts += [f"{counts[word]} {word}" for word in _COUNTED if counts[word]]
     left = ledger.total - len(verdicts)
     parts += [f"{left} not reached"] if left else []
     cases, rejected = sum(verdict.cases for verdict in verdicts), sum(verdict.rejected for verdict in verdicts)
@@ -104,7 +123,7 @@ def aligned(rows: Sequence[Sequence[str]], paint: Paint, right: Container[int] =
 def _row(ledger: Ledger, adapter: str, law: str) -> tuple[str, ...]:
     verdict = ledger.verdicts.get((law, adapter))
     if verdict is None:
-        return (adapter, law, "not reached", "-", "-", "-", "", "")
+        return (adapter, law, NOT_REACHED, "-", "-", "-", "", "")
     return (
         adapter,
         law,
@@ -123,21 +142,24 @@ def _tiers(verdict: Verdict) -> str:
     return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{tier} {n}" for tier, n in counts.items())
 
 
-def _status(ledger: Ledger, adapter: str, law: str) -> str:
-    verdict = ledger.verdicts.get((law, adapter))
-    return verdict.status if verdict is not None else "not reached"
-
-
-def _below(ledger: Ledger) -> list[str]:
-    """A line for each adapter and reason: of which laws nothing is said, and why."""
+def _below(ledger: Ledger, adapter: str) -> list[str]:
+    """A line for each reason: of which laws nothing is said, and why."""
     lines = []
-    for adapter, status in itertools.product(ledger.plan.adapters, _BELOW):
+    for word in BELOW:
         laws: dict[str, list[str]] = {}
         for law in ledger.laws:
-            if _status(ledger, adapter, law) == status:
+            if status(ledger, law, adapter) == word:
                 laws.setdefault(ledger.verdicts[law, adapter].reason, []).append(law)
-        lines += [f"{adapter}: {status}: {', '.join(names)} ({reason})" for reason, names in laws.items()]
+        lines += [f"{adapter}: {word}: {', '.join(names)} ({reason})" for reason, names in laws.items()]
     return lines
+
+
+def _folded(ledger: Ledger, adapter: str) -> list[str]:
+    """The same in a line a status where they are many."""
+    counts = Counter(status(ledger, law, adapter) for law in ledger.laws)
+    if sum(counts[word] for word in BELOW) <= _NAMED:
+        return _below(ledger, adapter)
+    return [f"{adapter}: {word}: {counts[word]} laws (-v names them, and says why)" for word in BELOW if counts[word]]
 
 
 def _again(ledger: Ledger) -> dict[tuple[str, str], list[str]]:

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from fsdpcheck.case import from_json
@@ -46,7 +47,8 @@ class Ledger:
 
     ``unaccepted``: adapter -> the traits it does not accept. ``running``: worker -> what it is at. ``errors`` are
     what ended the session early. ``verdicts`` are in the order of the plan once the session has ended, whoever was
-    done first. ``began``: time, ISO 8601. ``sources``: key -> provenance.Sources as data, that ``origins`` name.
+    done first. ``began``: time, ISO 8601; ``folder``: where the session runs. ``sources``: key -> provenance.Sources as
+    data, that ``origins`` name.
     """
 
     plan: Plan
@@ -63,6 +65,7 @@ class Ledger:
     errors: list[tuple[str, int]] = field(default_factory=list)
     ended: bool = False
     interrupted: bool = False
+    folder: str = ""
 
     def take(self, event: Mapping[str, Any], worker: int = 0) -> None:
         """Take in one event that ``worker`` told."""
@@ -70,6 +73,7 @@ class Ledger:
         if kind == "plan":
             self.laws, self.guarantees = tuple(event["laws"]), dict(event["guarantees"])
             self.versions, self.began = dict(event["versions"]), event.get("at", "")
+            self.folder = event.get("folder", "")
             self.notes = tuple(event.get("notes", ()))
             self.unaccepted = dict(event["unaccepted"])
             self.plan = replace(self.plan, installs=tuple(event["installs"]))
@@ -95,6 +99,11 @@ class Ledger:
             judged = [verdict.status for verdict in self.verdicts.values()]
             if judged and not self.errors and not self.interrupted and set(judged) <= {"not promised", "not asked"}:
                 self.errors.append((_NOTHING_PROMISED, USAGE))
+
+    @property
+    def moment(self) -> float:
+        """When the session began, in seconds, to put sessions in order; 0 where nobody knows."""
+        return datetime.fromisoformat(self.began).timestamp() if self.began else 0.0
 
     @property
     def total(self) -> int:

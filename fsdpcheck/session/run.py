@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -163,6 +164,7 @@ def _plan_event(plan: Plan, laws: list[Law], declared: Mapping[str, Features]) -
     return {
         "event": "plan",
         "at": datetime.now().astimezone().isoformat(timespec="minutes"),
+        "folder": os.getcwd(),
         "laws": [found.name for found in laws],
         "promised": sum(not found.not_promised(has) for found in laws for has in declared.values()),
         "installs": plan.installs,

@@ -88,6 +88,18 @@ def test_what_is_judged_no_more_is_red(
     assert "next: judge it again, or write what is judged now with --update" in out
 
 
+def test_what_a_gate_adds_is_an_annotation_too(folder: Path, kept: str) -> None:
+    """The forms of a report tell of the session, which held; what is missing is told to GitHub as well."""
+    put(folder, kept, profile="ci")
+    code, out, _ = run(folder, "gate", "--github")
+    said = "the profile is quick, the baseline's is ci: fewer cases a law"
+    assert code == 2
+    assert [line for line in out.splitlines() if said in line] == [
+        f"GATE: {said}",
+        f"::error title=fsdpcheck gate::{said}",
+    ]
+
+
 def test_a_finding_is_worse_than_what_is_missing(folder: Path, kept: str) -> None:
     put(folder, kept)
     code, out, _ = run(folder, "gate", "--law", "toy.agrees")

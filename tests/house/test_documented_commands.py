@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import shlex
 import shutil
@@ -20,8 +21,10 @@ from fsdpcheck import adapters, cli, pytest_plugin
 from fsdpcheck.case import BatchLayout, LayerSpec, ModelSpec, TrainingCase
 from fsdpcheck.cli import listing
 from fsdpcheck.findings import tokens
+from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.judging import registry
-from tests.common import commands
+from fsdpcheck.report import document
+from tests.common import commands, sessions
 from tests.common.commands import environment
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +32,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 pytestmark = pytest.mark.skipif(not DOCUMENTS[0].is_file(), reason="only a checkout has the documents")
 
-PLACES = {"train.py", "report.json", "night.json", "trace.json", "dumps"}
-"""Files that the reader is meant to have: a model, and reports, traces and dumps of commands before."""
+PLACES = {"train.py", "report.json", "night.json", "monday.json", "power.json", "trace.json", "dumps"}
+"""Files that the reader is meant to have: a model, and reports, measurements, traces and dumps of commands before."""
 
 
 def _fenced(text: str, language: str) -> list[str]:
@@ -76,6 +79,8 @@ def _of_fsdpcheck(words: list[str]) -> None:
     if line := options.get("line"):
         assert _file(f"{shlex.split(line)[0]}:"), line
     for path in options.get("paths") or [*filter(None, [options.get("file")])]:
+        assert str(path) in PLACES
+    for path in [*options.get("reports", ()), *filter(None, [options.get("power")])]:
         assert str(path) in PLACES
     if what := options.get("command") is cli._replay and options["what"]:
         assert tokens.looks_like_token(str(what)) or what in PLACES
@@ -129,6 +134,7 @@ def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
         "README.md",
         "fifteen-minutes.md",
         "gate.md",
+        "reports.md",
         "user-models.md",
         "verdicts.md",
         "only-a-script.md",
@@ -167,7 +173,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("reader")
     shutil.copy(ROOT / "docs" / "examples" / "small_gpt.py", made / "train.py")
     shutil.copytree(ROOT / "docs" / "examples", made / "docs" / "examples")
-    (made / "report.json").write_text(_token())
+    broken = sessions.finding(adapter="reference", token=_token())
+    told = sessions.ledger(
+        [Verdict("training.plain", "reference", "finding", 1, finding=broken, exit_code=1)], ["reference"]
+    )
+    for name in ("report.json", "monday.json"):
+        (made / name).write_text(json.dumps(document.document(told)))
+    (made / "power.json").write_text("{}")
     traces = ["--trace", "trace.json", "--dumps", "dumps", "docs/examples/sharded_step.py"]
     assert commands.run(made, "simulate", "-n", "2", *traces)[0] == 0
     return made

@@ -180,6 +180,12 @@ def test_the_wheel_holds_only_fsdpcheck(tmp_path: Path) -> None:
         "properties/__init__.py",
         "py.typed",
         "cli/__init__.py",
+        "cli/templates/workflow.txt",
+        "report/schema.json",
+        "report/page/page.html.jinja",
+        "report/page/parts.html.jinja",
+        "report/page/page.css",
+        "report/page/page.js",
     ):
         assert f"fsdpcheck/{wanted}" in names
     assert any("LICENSE" in name for name in names)
