@@ -18,8 +18,8 @@ from fsdpcheck.case import Trait
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.cli import claims as claims_command
 from fsdpcheck.cli import compare as compare_command
+from fsdpcheck.cli import doctor, init, listing, own_parts
 from fsdpcheck.cli import gate as gate_command
-from fsdpcheck.cli import init, listing, own_parts
 from fsdpcheck.cli import power as power_command
 from fsdpcheck.cli import simulate as simulate_command
 from fsdpcheck.cli import trace as trace_command
@@ -100,9 +100,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fsdpcheck {__version__}")
     commands = parser.add_subparsers(
-        required=True, metavar="{run,init,gate,replay,simulate,compare,trace,power,claims,list}"
+        required=True, metavar="{run,doctor,init,gate,replay,simulate,compare,trace,power,claims,list}"
     )
     _add_run(commands)
+    doctor.add(commands)
     init.add(commands)
     gate_command.add(commands, _add_session, _told)
     _add_replay(commands)

@@ -24,6 +24,7 @@ OPTIONS = {
         "--roots",
         "--private", "--factor", "--shows", "--save", "--load", "--load-at", "--param-dtype", "--reduce-dtype",
     },
+    "doctor": {"--adapter", "--help", "--json", "-h"},
     "init": {"--help", "--no-workflow", "-h", "KIND"},
     "gate": {
         "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
@@ -83,6 +84,7 @@ def test_the_options_are_frozen() -> None:
         ["claims", "--help"],
         ["simulate", "--help"],
         ["compare", "--help"],
+        ["doctor", "--help"],
         ["trace", "--help"],
         ["trace", "check", "--help"],
         ["trace", "show", "--help"],
