@@ -33,7 +33,7 @@ def test_all_that_works_is_named_with_what_a_promise_was_tried_on(tmp_path: Path
 
 
 def test_what_is_wrong_is_told_and_what_to_fix_first(tmp_path: Path) -> None:
-    """An adapter that there is not, one that ends while it is imported, and one that prints and is wrong on two ranks."""
+    """An adapter that there is not, one that ends as it is imported, and one that prints and is wrong on two ranks."""
     (tmp_path / "loud.py").write_text(f"{(TOYS / 'unsharded.py').read_text()}\nprint('LOUD')\n")
     (tmp_path / "ends.py").write_text("import os\nos._exit(0)\n")
     named = ("refrence", "ends.py:adapter", "loud.py:adapter")
