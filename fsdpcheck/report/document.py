@@ -11,17 +11,18 @@ from fsdpcheck.report.conditions import conditions
 from fsdpcheck.session.journal import digest_of_document, digest_of_verdict
 from fsdpcheck.session.ledger import Ledger, Origin
 
-SCHEMA: Final = 5
+SCHEMA: Final = 6
 """Version of the document; it grows with every change that a reader could notice."""
 
 
 def document(ledger: Ledger) -> dict[str, Any]:
     """The whole session as JSON data.
 
-    {schema, fsdpcheck, versions, plan, exit_code, interrupted, verdicts, conditions, errors, began, sources, origins,
-    digest}. ``conditions``, of laws of which cases were judged: {pattern of their names (fnmatch): what their verdicts
-    are conditional on}. ``began``: when, ISO 8601. ``origins``: when each verdict was found out, and with which of the
-    ``sources`` {key: provenance.Sources}. A digest is a checksum that tells a slip of a hand; it is no signature.
+    {schema, fsdpcheck, versions, plan, exit_code, interrupted, verdicts, unaccepted, conditions, errors, began,
+    sources, origins, digest}. ``unaccepted``: by adapter the traits that it does not accept. ``conditions``, of laws of
+    which cases were judged: {pattern of their names (fnmatch): what their verdicts are conditional on}. ``began``:
+    when, ISO 8601. ``origins``: when each verdict was found out, and with which of the ``sources`` {key:
+    provenance.Sources}. A digest is a checksum that tells a slip of a hand; it is no signature.
     """
     judged = (verdict.law for verdict in ledger.verdicts.values() if verdict.cases)
     origins = {pair: origin for pair, origin in ledger.origins.items() if pair in ledger.verdicts}
@@ -33,6 +34,7 @@ def document(ledger: Ledger) -> dict[str, Any]:
         "exit_code": ledger.exit_code,
         "interrupted": ledger.interrupted,
         "verdicts": [verdict.to_data() for verdict in ledger.verdicts.values()],
+        "unaccepted": ledger.unaccepted,
         "conditions": conditions(judged),
         "errors": [{"text": text, "exit_code": code} for text, code in ledger.errors],
         "began": ledger.began,

@@ -25,10 +25,10 @@ def progress() -> Progress:
 
 
 class _Lines:
-    """A line when a verdict is there."""
+    """A line when a verdict is there, of laws that are asked."""
 
     def __call__(self, ledger: Ledger, event: Mapping[str, Any]) -> None:
-        if event["event"] == "verdict":
+        if event["event"] == "verdict" and event["status"] not in ("not promised", "not asked"):
             count = f"[{len(ledger.verdicts)}/{ledger.total}]"
             print(f"{count} {_told(event)}", file=sys.stderr, flush=True)
         elif event["event"] == "note":

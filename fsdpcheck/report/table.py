@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
 
 from fsdpcheck.errors import HOLDS
@@ -18,6 +19,9 @@ _RIGHT = {3, 4, 5}
 _BELOW: Final[tuple[Status, ...]] = ("not promised", "not asked")
 """Statuses that are neither a pass nor a failure."""
 _COUNTED: Final[tuple[Status, ...]] = ("error", "no case", "too few cases", "not supported", *_BELOW)
+
+_NAMED: Final = 3
+"""Most laws, and most promises, that are named in a line of what is not judged; --json has all."""
 
 _COLOURS = {
     "holds": "green",
@@ -33,7 +37,8 @@ _COLOURS = {
 
 def table(ledger: Ledger, paint: Paint) -> str:
     """One row a verdict; rows not reached say so. Below, by reason: errors that a law above met, and laws not asked."""
-    pairs = [(adapter, law) for adapter in ledger.plan.adapters for law in ledger.laws]
+    every = ((adapter, law) for adapter in ledger.plan.adapters for law in ledger.laws)
+    pairs = [(adapter, law) for adapter, law in every if (law, adapter) not in ledger.elsewhere]
     again = _again(ledger)
     folded = {(adapter, law) for (adapter, _), laws in again.items() for law in laws}
     rows = [_row(ledger, *pair) for pair in pairs if pair not in folded and _status(ledger, *pair) not in _BELOW]
@@ -132,12 +137,34 @@ def _below(ledger: Ledger) -> list[str]:
     """A line for each adapter and reason: of which laws nothing is said, and why."""
     lines = []
     for adapter, status in itertools.product(ledger.plan.adapters, _BELOW):
-        laws: dict[str, list[str]] = {}
+        laws: dict[str, dict[str, str]] = {}
         for law in ledger.laws:
             if _status(ledger, adapter, law) == status:
-                laws.setdefault(ledger.verdicts[law, adapter].reason, []).append(law)
-        lines += [f"{adapter}: {status}: {', '.join(names)} ({reason})" for reason, names in laws.items()]
+                promise, why = _why(ledger.verdicts[law, adapter].reason)
+                laws.setdefault(why, {})[law] = promise
+        lines += [f"{adapter}: {status}: {_names(found)} ({_without(found)}{why})" for why, found in laws.items()]
     return lines
+
+
+def _why(reason: str) -> tuple[str, str]:
+    """(the promise that is not made, the adapter's reason): several promises are mostly not made for one reason."""
+    said = re.fullmatch(r"no promise '([^']*)': (.*)", reason, re.DOTALL)
+    return (said[1], said[2]) if said is not None else ("", reason)
+
+
+def _names(laws: Iterable[str]) -> str:
+    """The names of a few laws; of more how many there are, and of which chapters."""
+    names = list(laws)
+    if len(names) <= _NAMED:
+        return ", ".join(names)
+    return f"{len(names)} laws of {', '.join(dict.fromkeys(name.partition('.')[0] for name in names))}"
+
+
+def _without(found: Mapping[str, str]) -> str:
+    """ "no promise 'noise': ", with the promises that the laws in ``found`` lack."""
+    promises = [promise for promise in dict.fromkeys(found.values()) if promise]
+    more = f" and {len(promises) - _NAMED} more" if len(promises) > _NAMED else ""
+    return f"no promise {', '.join(map(repr, promises[:_NAMED]))}{more}: " if promises else ""
 
 
 def _again(ledger: Ledger) -> dict[tuple[str, str], list[str]]:

@@ -46,6 +46,10 @@ class Plan:
     """Files or modules with laws of one's own."""
     roots: int = 8
     """Findings of one law, each of another root, before its judging ends."""
+    shard: tuple[int, int] = (1, 1)
+    """Which of how many parts of the session is judged: (3, 8) is the third of eight."""
+    block: tuple[int, int] = (1, 1)
+    """Which of how many sessions this is that differ in the seed alone, which is one more in each."""
 
     @property
     def own(self) -> tuple[str, str, str, str]:

@@ -199,7 +199,8 @@ def test_a_finding_is_told_in_full() -> None:
 def test_the_replay_line_repeats_what_a_token_alone_may_not_import() -> None:
     foreign = replace(FINDING, adapter="my file.py:x")
     command = finding.replay_command(foreign, ["fsdpcheck.impl.faults:f", "mine:y"])
-    assert command == "fsdpcheck replay 'v1:token' --adapter 'my file.py:x' --install mine:y"
+    file = Path("my file.py").resolve()
+    assert command == f"fsdpcheck replay 'v1:token' --adapter '{file}:x' --install mine:y"
 
 
 def test_the_ending_says_what_was_interrupted(ledger: Ledger) -> None:
@@ -230,7 +231,7 @@ def test_the_journal_holds_every_verdict_until_the_document_does(ledger: Ledger,
     journal.close(document.document(ledger))
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
     data = json.loads(file.read_text())
-    assert (data["schema"], data["exit_code"], len(data["verdicts"])) == (5, 1, 3)
+    assert (data["schema"], data["exit_code"], len(data["verdicts"])) == (6, 1, 3)
 
 
 class Terminal(io.StringIO):
