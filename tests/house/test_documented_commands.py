@@ -128,6 +128,8 @@ def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
     assert {where for where, _ in shown} == {
         "README.md",
         "gate.md",
+        "own-tests.md",
+        "shards.md",
         "user-models.md",
         "simulate.md",
         "compare.md",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -16,6 +17,7 @@ from fsdpcheck.pytest_plugin import own_tests
 from fsdpcheck.session.plan import Plan
 from tests.common.commands import LAWS, TOY, TOYS, run_pytest
 
+DOCS = Path(__file__).parents[2] / "docs"
 SMALL: Any = {"laws_from": LAWS, "world_sizes": 1, "confirm": False}
 FILE = f"""
 import fsdpcheck
@@ -170,6 +172,19 @@ def test_an_adapter_is_named_by_its_place(tmp_path: Path) -> None:
         own_tests.reference(unsharded.Toy())
     with pytest.raises(UsageError, match="which has no name at the top of its file"):
         own_tests.reference(type("Mine", (), {"__module__": "nowhere"}))
+
+
+@pytest.mark.skipif(not DOCS.is_dir(), reason="only a checkout has the documents")
+def test_the_tests_of_the_document_pass(place: pytest.Pytester) -> None:
+    blocks = re.findall(r"^```python\n# (\S+)\n(.*?)^```", (DOCS / "own-tests.md").read_text(), re.M | re.S)
+    assert [name for name, _ in blocks] == ["test_laws.py", "test_shards.py"]
+    for name, block in blocks:
+        (place.path / name).write_text(block)
+    example = (DOCS / "examples" / "data_parallel.py").read_text()
+    (place.path / "train.py").write_text(f"{example}\nMyAdapter = type(adapter)\n")
+    result = _pytest(place, "-k", "training.plain or test_shards")
+    assert result.parseoutcomes()["passed"] == 3, result.stdout.str()
+    result.stdout.fnmatch_lines(["1 checks promised, 1 ran, *", "PASSED test_laws.py::test_laws[[]training.plain[]]"])
 
 
 def test_what_is_not_said_is_as_the_options_say() -> None:
