@@ -220,7 +220,7 @@ def _told(options: argparse.Namespace, goes_on: bool = False) -> Ledger | None:
     known = resume.earlier(options.json, plan) if goes_on else None
     writes = options.json and not serves()
     journal = journals.Journal(options.json, plan, goes_on=known is not None) if writes else None
-    shown = progress()
+    shown = progress(plan.adapters)
 
     def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
         if journal is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from fsdpcheck.errors.excerpt import visible
@@ -19,9 +19,9 @@ class Progress(Protocol):
     def close(self) -> None: ...
 
 
-def progress() -> Progress:
-    """The progress that suits stderr."""
-    return _Live() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _Lines()
+def progress(adapters: Sequence[str] = ()) -> Progress:
+    """The progress that suits stderr. ``adapters``: what is imported first, which may take long."""
+    return _Live(adapters) if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _Lines()
 
 
 class _Lines:
@@ -41,11 +41,11 @@ class _Lines:
 class _Live:
     """One line that counts cases; findings stay above it as they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, adapters: Sequence[str]) -> None:
         from rich.console import Console
 
         self._console = Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR")), highlight=False, markup=False)
-        self._status = self._console.status("starting")
+        self._status = self._console.status(visible(f"importing {', '.join(adapters) or 'torch'}"))
         self._status.start()
 
     def __call__(self, ledger: Ledger, event: Mapping[str, Any]) -> None:

@@ -165,6 +165,16 @@ def test_bad_adapters_have_code_2(tmp_path: Path) -> None:
     assert "unknown adapter 'refrence'. Did you mean 'reference'?" in out
 
 
+def test_an_adapter_is_judged_once_however_often_and_however_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of one name in different files are two."""
+    monkeypatch.chdir(tmp_path)
+    named = ("mine.py:x", "./mine.py:x", str(tmp_path / "mine.py:x"), "other.py:x", "ddp", "ddp")
+    words = [word for name in named for word in ("--adapter", name)]
+    assert cli._plan(cli._parser().parse_args(["run", *words])).adapters == ("mine.py:x", "other.py:x", "ddp")
+
+
 def test_every_option_says_what_it_is_and_its_default() -> None:
     for name, parser in _subcommands().items():
         for action in parser._actions:
