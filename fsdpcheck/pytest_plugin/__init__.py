@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from fsdpcheck import engines
-from fsdpcheck.errors import FsdpcheckError
+from fsdpcheck.errors import FsdpcheckError, spelling
 from fsdpcheck.errors.excerpt import visible
 from fsdpcheck.pytest_plugin import options, outcome, own_tests
 from fsdpcheck.pytest_plugin import world as _world
@@ -197,6 +197,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Those that --fsdpcheck-law and the tier leave out are deselected.
     """
     plan = config.stash[_PLAN]
+    _require_laws(plan, {name for item in items if (name := _name(item))})
     if out := [item for item in items if (law := _name(item)) and not _is_chosen(law, item, plan)]:
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=out)
@@ -205,6 +206,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     laws = [(first.setdefault(_shared_by(items[place]), place), place, items[place]) for place in places]
     for place, (_, _, item) in zip(places, sorted(laws, key=lambda law: law[:2]), strict=True):
         items[place] = item
+
+
+def _require_laws(plan: Plan, collected: set[str]) -> None:
+    """Raise pytest's UsageError for a glob of --fsdpcheck-law that no collected law matches."""
+    for glob in plan.laws if plan.laws != ("*",) else ():
+        if not fnmatch.filter(collected, glob):
+            hint = spelling.hint(glob, collected) if collected else ""
+            raise pytest.UsageError(visible(f"--fsdpcheck-law: no law that was collected matches {glob!r}.{hint}"))
 
 
 def _is_chosen(law: str, item: pytest.Item, plan: Plan) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,6 +159,29 @@ def test_a_skip_of_a_promised_check_fails_the_session(chapter: pytest.Pytester) 
     result.stdout.fnmatch_lines(["only 0 of 2 promised checks ran: this is a failure"])
 
 
+def test_laws_are_chosen_by_name_and_the_seed_and_the_budget_are_those_that_were_given(
+    chapter: pytest.Pytester,
+) -> None:
+    """A budget that is spent before the first case leaves too few of them, which is no pass."""
+    chosen = ("--fsdpcheck-adapter", TOY, "--fsdpcheck-law", "toy.comp*", "--fsdpcheck-json", "told.json")
+    result = _pytest(chapter, "-p", "no:xdist", *chosen, "--fsdpcheck-seed", "7", "--fsdpcheck-budget", "1e-9")
+    result.assert_outcomes(failed=1, deselected=2)
+    data = json.loads((chapter.path / "told.json").read_text())
+    assert (data["plan"]["seed"], data["plan"]["budget"], data["plan"]["laws"]) == (7, 1e-9, ["toy.comp*"])
+    assert [(one["law"], one["status"], one["cases"]) for one in data["verdicts"]] == [("toy.completes", "no case", 0)]
+
+
+@pytest.mark.nightly
+def test_laws_run_on_ones_own_model(chapter: pytest.Pytester) -> None:
+    chapter.path.joinpath("test_chapter.py").unlink()
+    own = str(TOYS / "own_models.py")
+    model = ("--fsdpcheck-model", f"{own}:right", "--fsdpcheck-batch", f"{own}:tokens")
+    chosen = ("--fsdpcheck-adapter", "ddp", "--fsdpcheck-law", "training.plain", *model)
+    result = _pytest(chapter, "-p", "no:xdist", "--pyargs", "fsdpcheck.properties", *chosen)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["1 checks promised, 1 ran, *"])
+
+
 @pytest.mark.nightly
 def test_collecting_alone_fails_nothing(chapter: pytest.Pytester) -> None:
     result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", TOY, "--collect-only")
@@ -172,6 +196,11 @@ def test_collecting_alone_fails_nothing(chapter: pytest.Pytester) -> None:
         (("--fsdpcheck-adapter", "no_such"), "unknown adapter 'no_such'"),
         (("--fsdpcheck-world-size", "0"), "wanted 1 <= first <= last"),
         (("--fsdpcheck-profile", "huge"), "invalid choice: 'huge'"),
+        (("--fsdpcheck-budget", "soon"), "--fsdpcheck-budget is no time"),
+        (("--fsdpcheck-batch", "mine.py:batch"), "--fsdpcheck-batch is about a model of your own"),
+        (("--fsdpcheck-baseline", "gone.json"), "there is no baseline in gone.json"),
+        (("--fsdpcheck-json", "gone/told.json"), "--fsdpcheck-json cannot be written"),
+        (("--fsdpcheck-law", "toy.complete"), "no law that was collected matches 'toy.complete'. Did you mean"),
     ],
 )
 def test_bad_options_are_usage_errors(chapter: pytest.Pytester, arguments: tuple[str, str], said: str) -> None:
