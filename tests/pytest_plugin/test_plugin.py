@@ -175,7 +175,7 @@ def test_laws_are_chosen_by_name_and_the_seed_and_the_budget_are_those_that_were
 def test_laws_run_on_ones_own_model(chapter: pytest.Pytester) -> None:
     chapter.path.joinpath("test_chapter.py").unlink()
     own = str(TOYS / "own_models.py")
-    model = ("--fsdpcheck-model", f"{own}:right", "--fsdpcheck-batch", f"{own}:tokens")
+    model = ("--fsdpcheck-model", f"{own}:right", "--fsdpcheck-batch", f"{own}:batch")
     chosen = ("--fsdpcheck-adapter", "ddp", "--fsdpcheck-law", "training.plain", *model)
     result = _pytest(chapter, "-p", "no:xdist", "--pyargs", "fsdpcheck.properties", *chosen)
     assert result.ret == 0
