@@ -73,5 +73,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.nightly)
         shared = law.name.startswith(_SHARED) and law.name not in _OF_SHARDS
         feature = law.name.startswith("features.") and law.name not in _OF_REDUCTIONS
-        if (shared and item.name.endswith("[reference_fsdp2]")) or (feature and item.name.endswith("[fully_shard]")):
+        if (shared and item.name.endswith("-reference_fsdp2]")) or (feature and item.name.endswith("-fully_shard]")):
             item.add_marker(pytest.mark.nightly)

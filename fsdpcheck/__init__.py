@@ -15,6 +15,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fsdpcheck.pytest_plugin.own_tests import LawsBroken as LawsBroken
+    from fsdpcheck.pytest_plugin.own_tests import check as check
+    from fsdpcheck.pytest_plugin.own_tests import parametrize_with_laws as parametrize_with_laws
     from fsdpcheck.pytest_plugin.ranks_agree import RanksDisagree as RanksDisagree
     from fsdpcheck.pytest_plugin.ranks_agree import assert_ranks_agree as assert_ranks_agree
     from fsdpcheck.simulation.search import Search as Search
@@ -63,15 +66,17 @@ class _Moved(MetaPathFinder):
 sys.meta_path += [_BareCheckout(), _Moved()]
 
 _SIMULATE, _SEARCH, _AGREE = "simulation.simulate", "simulation.search", "pytest_plugin.ranks_agree"
+_OWN_TESTS = "pytest_plugin.own_tests"
 _IN = {
     **dict.fromkeys(("Simulation", "SimulationFailed", "simulate"), _SIMULATE),
     **dict.fromkeys(("Search", "search"), _SEARCH),
+    **dict.fromkeys(("LawsBroken", "check", "parametrize_with_laws"), _OWN_TESTS),
     **dict.fromkeys(("RanksDisagree", "assert_ranks_agree"), _AGREE),
 }
 
 
 def __getattr__(name: str) -> object:
-    """``simulate``, ``search``, ``assert_ranks_agree`` and what they give back or raise, which import torch."""
+    """The public functions and what they give back or raise; those of simulation import torch."""
     if name in _IN:
         return getattr(importlib.import_module(f"fsdpcheck.{_IN[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,10 +16,11 @@ from typing import Any
 from fsdpcheck import __version__, adapters
 from fsdpcheck.case import Trait
 from fsdpcheck.case.profiles import PROFILES
+from fsdpcheck.cli import blocks, completion, covered, doctor, forms, init, listing, own_parts
 from fsdpcheck.cli import claims as claims_command
 from fsdpcheck.cli import compare as compare_command
-from fsdpcheck.cli import covered, forms, init, listing, own_parts
 from fsdpcheck.cli import gate as gate_command
+from fsdpcheck.cli import merge as merge_command
 from fsdpcheck.cli import power as power_command
 from fsdpcheck.cli import report as report_command
 from fsdpcheck.cli import simulate as simulate_command
@@ -27,6 +28,7 @@ from fsdpcheck.cli import trace as trace_command
 from fsdpcheck.cli.exits import guarded, say, serves
 from fsdpcheck.errors import USAGE, UsageError, explain, spelling
 from fsdpcheck.errors.excerpt import shown
+from fsdpcheck.findings.verdict import exit_code
 from fsdpcheck.report import colour, document, finding
 from fsdpcheck.report.progress import progress
 from fsdpcheck.session import journal as journals
@@ -101,11 +103,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fsdpcheck {__version__}")
     commands = parser.add_subparsers(
-        required=True, metavar="{run,init,gate,replay,report,simulate,compare,trace,power,claims,list}"
+        required=True,
+        metavar="{run,doctor,init,gate,merge,replay,report,simulate,compare,trace,power,claims,list,completion}",
     )
     _add_run(commands)
+    doctor.add(commands)
     init.add(commands)
     gate_command.add(commands, _add_session, _told)
+    merge_command.add(commands)
     _add_replay(commands)
     report_command.add(commands)
     simulate_command.add(commands, _seconds)
@@ -114,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     power_command.add(commands, _world_sizes)
     claims_command.add(commands)
     listing.add(commands, _one_of)
+    completion.add(commands, _parser)
     return parser
 
 
@@ -126,6 +132,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     run.set_defaults(command=_run)
     _add_session(run)
+    blocks.add(run)
     run.add_argument(
         "--resume", action="store_true", help="check only what FILE, of an interrupted session, does not hold yet"
     )
@@ -203,13 +210,18 @@ def _add_laws(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.resume and not options.json:
         raise UsageError("--resume goes on with the session of a file; next: name it with --json")
-    if options.coverage is None:
-        ledger = _told(options, goes_on=options.resume)
-    else:
+    if options.coverage is not None:
         with covered.measured(options) as folder:
             ledger = _told(options, folder=folder)
             print(covered.reached(folder, options.coverage, colour.painter(sys.stdout)), flush=True)
-    return 0 if ledger is None else ledger.exit_code
+        return 0 if ledger is None else ledger.exit_code
+    codes = []
+    for block in blocks.each(options):
+        ledger = _told(block, goes_on=block.resume)
+        codes.append(0 if ledger is None else ledger.exit_code)
+        if ledger is not None and ledger.interrupted:
+            return ledger.exit_code
+    return exit_code(codes)
 
 
 def _told(options: argparse.Namespace, goes_on: bool = False, folder: str = "") -> Ledger | None:
@@ -221,7 +233,7 @@ def _told(options: argparse.Namespace, goes_on: bool = False, folder: str = "") 
     known = resume.earlier(options.json, plan) if goes_on else None
     writes = options.json and not serves()
     journal = journals.Journal(options.json, plan, goes_on=known is not None) if writes else None
-    shown = progress(options.verbose)
+    shown = progress(plan.adapters, options.verbose)
 
     def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
         if journal is not None:
@@ -247,8 +259,9 @@ def _told(options: argparse.Namespace, goes_on: bool = False, folder: str = "") 
 
 
 def _plan(options: argparse.Namespace) -> Plan:
+    asked = {adapters.canonical(ref): ref for ref in reversed(own_parts.adapters_of(options))}
     return Plan(
-        adapters=tuple(dict.fromkeys(own_parts.adapters_of(options))) or adapters.default_names(),
+        adapters=tuple(reversed(asked.values())) or adapters.default_names(),
         laws=tuple(glob for globs in options.law for glob in parse_globs(globs)) or ("*",),
         engine=options.engine,
         world_sizes=options.world_size,
@@ -266,6 +279,8 @@ def _plan(options: argparse.Namespace) -> Plan:
         real=options.real,
         laws_from=tuple(options.laws),
         roots=options.roots,
+        shard=getattr(options, "shard", (1, 1)),  # a gate has none: it would judge less than its baseline has
+        block=getattr(options, "block", (1, 1)),
     )
 
 
@@ -275,6 +290,8 @@ def _session(plan: Plan, listen: Listen, jobs: int | None, known: resume.Earlier
 
         if jobs is not None and jobs > 1:
             raise UsageError(f"--jobs {jobs} under torchrun: its ranks are one job; next: leave --jobs out")
+        if plan.shard != (1, 1):
+            raise UsageError("--shard under torchrun: its ranks are one job; next: leave --shard out")
         if known is not None:
             raise UsageError("--resume under torchrun: it begins anew always; next: leave --resume out")
         return torchrun.session(plan, listen)

@@ -35,17 +35,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], one_of: O
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=_list)
-    one_of(parser, "what", _LISTED, f"{', '.join(_LISTED)} (default: all)", nargs="?")
+    one_of(parser, "what", _LISTED, f"{', '.join(_LISTED)} (default: the names of all)", nargs="?")
     whole = "laws to state in full, such as 'norms.*,state.*' (default: all, a line each)"
     parser.add_argument("globs", nargs="?", metavar="GLOBS", help=whole)
 
 
 def _list(options: argparse.Namespace) -> int:
     from fsdpcheck.report import listing
+    from fsdpcheck.report.columns import width_of_terminal
 
-    what, globs = options.what, options.globs
+    what, globs, width = options.what, options.globs, width_of_terminal()
     if globs is None:
-        print("\n\n".join(listing.text(each, heading=not what) for each in ([what] if what else _LISTED)))
+        print(listing.text(what, width) if what else listing.overview(width))
     elif what == "laws":
         print(listing.statements(parse_globs(globs)))
     else:

@@ -1,96 +1,85 @@
 """The pytest plugin: laws as tests, one for each adapter, and an account of what was promised and what was checked.
 
-And ``world``, for a user's own tests of distributed code (world.py). It loads in every pytest run on the machine, so it
-imports neither torch nor hypothesis and does nothing where no law is collected.
+And ``world``, for a user's own tests of distributed code (world.py), and laws in a user's own tests (own_tests.py). It
+loads in every pytest run on the machine, so it imports neither torch nor hypothesis and does nothing where no law is.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import importlib.util
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from fsdpcheck import adapters, engines
-from fsdpcheck.case.profiles import PROFILES
-from fsdpcheck.errors import FsdpcheckError, excerpt
+from fsdpcheck import engines
+from fsdpcheck.errors import FsdpcheckError, spelling
+from fsdpcheck.errors.excerpt import visible
+from fsdpcheck.pytest_plugin import options, outcome, own_tests
 from fsdpcheck.pytest_plugin import world as _world
-from fsdpcheck.report import colour, conditions, finding, unjudged_cases
-from fsdpcheck.session.plan import Plan, parse_traits, parse_world_sizes
+from fsdpcheck.pytest_plugin.account import PROMISED, TOLD, Account, Accountant
+from fsdpcheck.session.plan import Plan
 
 if TYPE_CHECKING:
     from fsdpcheck.adapters.contract import Features
-    from fsdpcheck.findings.verdict import Verdict
     from fsdpcheck.judging.law import Law
     from fsdpcheck.judging.run import Run
+    from fsdpcheck.pytest_plugin.judges import Judges
 
 _PLAN = pytest.StashKey[Plan]()
+_ASKED = pytest.StashKey[tuple[str, ...]]()
+"""Adapters that were named by an option."""
 _WORLD = pytest.StashKey[_world.World]()
-_ACCOUNT = pytest.StashKey["_Account"]()
-_PROPERTY = "fsdpcheck"
-_SHARED = "simulated ranks share {}, and write to it; `fsdpcheck run` tries what holds on real ranks"
-_NOT_RUN = ("not promised", "not asked", "no case", "too few cases", "not supported")
-_PROMISED = "fsdpcheck_promised"
+_ACCOUNT = pytest.StashKey[Account]()
+_LACKS = pytest.StashKey[list[str]]()
+_JUDGES: pytest.StashKey[Judges] = pytest.StashKey()
+_COLLECTED = pytest.StashKey[Any]()
+"""The judge of this process, collected.Collected."""
+_HEARD = pytest.StashKey[list[own_tests.Told]]()
+_VAIN: Final = (
+    "nothing was checked: none of these laws is promised by an adapter that was named; next: choose other laws,"
+    " or add the promise to the adapter's Features"
+)
 
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("fsdpcheck", "fsdpcheck: laws of sharded training")
-    group.addoption(
-        "--fsdpcheck-adapter",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="check this implementation: a built-in name, pkg.mod:attr or file.py:attr (repeatable)",
-    )
-    group.addoption(
-        "--fsdpcheck-avoid", default="", metavar="TRAITS", help="draw no such case: tied,frozen (default: none)"
-    )
-    engine, profile = "how ranks are had (default: simulated)", "cases a law: quick, ci, nightly (default: quick)"
-    group.addoption("--fsdpcheck-engine", choices=("simulated", "processes"), default="simulated", help=engine)
-    group.addoption("--fsdpcheck-profile", choices=tuple(PROFILES), default="quick", help=profile)
-    group.addoption("--fsdpcheck-world-size", default="", metavar="1-5", help="3, 1-5 or 2,13 (default: 1-5 in quick)")
-    ranks = f"ranks of the fixture world: {' or '.join(_world.KINDS)} (default: simulated, or what ini says)"
-    group.addoption(_world.OPTION, choices=_world.KINDS, default=None, help=ranks)
-    parser.addini(_world.INI, f"{ranks}; {_world.OPTION} comes first", default=_world.KINDS[0])
-    waits = "seconds after which gloo gives up on real ranks of the fixture world (default: 60)"
-    parser.addini(_world.TIMEOUT, waits, default="60")
+pytest_addoption = options.add
 
 
 def pytest_configure(config: pytest.Config) -> None:
     asked = tuple(dict.fromkeys(config.getoption("--fsdpcheck-adapter")))
     try:
-        sizes_named = config.getoption("--fsdpcheck-world-size")
-        sizes = parse_world_sizes(sizes_named) if sizes_named else ()
-        named = config.getoption("--fsdpcheck-avoid")
-        avoid = parse_traits(named) if named else ()
         config.stash[_WORLD] = _world.of_session(config)
-        _require_checkable(asked)
+        config.stash[_PLAN] = plan = options.plan(config)
+        _require_checkable(config, asked)
     except FsdpcheckError as error:
-        raise pytest.UsageError(excerpt.visible(str(error))) from error
-    config.stash[_PLAN] = Plan(
-        adapters=asked or adapters.default_names(),
-        engine=config.getoption("--fsdpcheck-engine"),
-        world_sizes=sizes,
-        profile=config.getoption("--fsdpcheck-profile"),
-        avoid=avoid,
-    )
-    config.stash[_ACCOUNT] = _Account()
-    config.pluginmanager.register(_Accountant(config.stash[_ACCOUNT]))
+        raise pytest.UsageError(visible(str(error))) from error
+    config.stash[_ASKED], config.stash[_ACCOUNT], config.stash[_LACKS] = asked, Account(plan), []
+    before, own_tests.defaults = own_tests.defaults, plan
+    config.add_cleanup(lambda: setattr(own_tests, "defaults", before))
+    config.pluginmanager.register(Accountant(config.stash[_ACCOUNT]))
 
 
-def _require_checkable(asked: tuple[str, ...]) -> None:
-    """As ``fsdpcheck run`` does first. Imports torch, which is right where somebody names an adapter."""
+def _require_checkable(config: pytest.Config, asked: tuple[str, ...]) -> None:
+    """As ``fsdpcheck run`` does first. Imports torch, which is right where somebody names an adapter or a law."""
     if asked:
         from fsdpcheck.judging import registry
 
         registry.chapters()
         for ref in asked:
             registry.require_shown(ref, _declared(ref))
+    plan = config.stash[_PLAN]
+    if plan.model:
+        from fsdpcheck.judging import model_process
+
+        model_process.inspected(*plan.own[:3], plan.units, plan.optimizer)
+    if base := config.getoption("--fsdpcheck-baseline"):
+        from fsdpcheck.session import baseline
+
+        baseline.read(Path(base))
 
 
 def _declared(ref: str) -> Features:
@@ -101,27 +90,51 @@ def _declared(ref: str) -> Features:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if _law_of(metafunc.function) is not None:
-        metafunc.parametrize("run", metafunc.config.stash[_PLAN].adapters, indirect=True, scope="session")
+    law, asked = _law_of(metafunc.function), getattr(metafunc.function, own_tests.ATTRIBUTE, None)
+    if law is not None:
+        refs = metafunc.config.stash[_PLAN].adapters
+        ids = [f"{law.name}-{ref}" for ref in refs]
+        metafunc.parametrize("run", refs, indirect=True, scope="session", ids=ids)
+    elif isinstance(asked, own_tests.Asked):
+        try:
+            bound = _judges(metafunc.config).laws(asked, metafunc.config.stash[_PLAN])
+        except FsdpcheckError as error:
+            raise pytest.Collector.CollectError(visible(str(error))) from error
+        several = len(asked.adapters) > 1
+        ids = [f"{one.law}-{one.adapter}" if several else one.law for one in bound]
+        metafunc.parametrize("law", bound, ids=ids)
+
+
+def _judges(config: pytest.Config) -> Judges:
+    if _JUDGES not in config.stash:
+        from fsdpcheck.pytest_plugin.judges import Judges
+
+        config.stash[_JUDGES] = Judges()
+        config.add_cleanup(config.stash[_JUDGES].close)
+    return config.stash[_JUDGES]
 
 
 @pytest.fixture(scope="session")
 def _fsdpcheck_engine(request: pytest.FixtureRequest) -> Iterator[Any]:
     import torch
 
+    from fsdpcheck.pytest_plugin.collected import Collected
+
     torch.set_num_threads(1)
-    engine = engines.open_engine(request.config.stash[_PLAN].engine)
-    yield engine
+    plan = request.config.stash[_PLAN]
+    engine = engines.open_engine(plan.engine, plan.budget)
+    with ExitStack() as stack:
+        request.config.stash[_COLLECTED] = Collected(plan, engine, stack)
+        yield engine
     engine.close()
 
 
 @pytest.fixture(scope="session")
 def run(request: pytest.FixtureRequest, _fsdpcheck_engine: Any) -> Run:
     """One implementation under test on the session's engine; a law runs once for each --fsdpcheck-adapter."""
-    from fsdpcheck.judging.run import Run
-
     plan = request.config.stash[_PLAN]
-    return Run(_fsdpcheck_engine, getattr(request, "param", plan.adapters[0]), avoid=frozenset(plan.avoid))
+    bound: Run = request.config.stash[_COLLECTED].run(getattr(request, "param", plan.adapters[0]))
+    return bound
 
 
 @pytest.fixture(scope="session")
@@ -135,156 +148,163 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     law = _law_of(pyfuncitem.obj)
     if law is None:
         return None
-    from fsdpcheck.judging.check import check_law
-
-    plan = pyfuncitem.config.stash[_PLAN]
     bound: Any = pyfuncitem.funcargs["run"]
-    verdict = check_law(law, bound, plan.profile, plan.world_sizes, roots=plan.roots)
-    told = {name: getattr(verdict, name) for name in ("law", "status", "cases", "rejected", "adapter", "never", "left")}
-    pyfuncitem.user_properties.append((_PROPERTY, {**told, "shared": list(bound.ran.shared)}))
-    _conclude(verdict)
+    told = pyfuncitem.config.stash[_COLLECTED].judge(law, bound.adapter_ref)
+    own_tests.tell(told)
+    outcome.conclude(told.verdict)
     return True
 
 
-def _conclude(verdict: Verdict) -> None:
-    verdict = excerpt.shown(verdict)
-    if verdict.status in ("not promised", "not asked"):
-        pytest.skip(f"{verdict.status}: {verdict.reason}")
-    if verdict.finding is not None:
-        paint = colour.painter(sys.stdout)
-        told = [finding.render([one], number, paint) for number, one in enumerate(verdict.findings, 1)]
-        pytest.fail("\n\n".join(told), pytrace=False)
-    if verdict.status != "holds":
-        pytest.fail(finding.trouble(verdict), pytrace=False)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Hear what the test judges. One that was given a law and did not check it fails: it would be green for nothing."""
+    heard = item.stash[_HEARD] = []
+    try:
+        with own_tests.heard_by(heard.append):
+            yield
+    finally:
+        item.user_properties += [pair for told in heard for pair in _properties_of(told)]
+    if (bound := _bound(item)) is not None and not heard:
+        pytest.fail(f"{bound.law} was not checked; next: call law.check() in the test", pytrace=False)
 
 
-class _Account:
-    """How many checks were promised, and how many ran; a check is a law on an adapter that promises it.
+def _properties_of(told: own_tests.Told) -> list[tuple[str, object]]:
+    """What JUnit's file has of a verdict, a property each."""
+    verdict, tokens = told.verdict, " ".join(one.token for one in told.verdict.findings)
+    said = {"law": verdict.law, "adapter": verdict.adapter, "status": verdict.status, "cases": verdict.cases}
+    said |= {"rejected": verdict.rejected} | ({"tokens": tokens} if tokens else {})
+    return [(f"fsdpcheck_{name}", value) for name, value in said.items()]
 
-    A skip that silently turned 47 checks into 1 and stayed green is the trap (scikit-learn #33003).
-    """
 
-    def __init__(self) -> None:
-        self.promised = 0
-        self.verdicts: Counter[str] = Counter()
-        self.cases = 0
-        self.judged: set[str] = set()
-        """Laws of which cases were judged."""
-        self.never: list[tuple[str, str, list[str]]] = []
-        """(adapter, law, kinds of cases of which it judged none), of those that hold."""
-        self.left: dict[str, None] = {}
-        """What adapters left changed of their processes, and what simulated ranks shared of theirs."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    if call.when == "call":
+        setattr(report, TOLD, [_data(told) for told in item.stash.get(_HEARD, [])])
+    return report
 
-    @property
-    def ran(self) -> int:
-        return self.verdicts.total() - sum(self.verdicts[status] for status in _NOT_RUN)
 
-    def add(self, told: dict[str, Any]) -> None:
-        self.verdicts[told["status"]] += 1
-        self.cases += told["cases"]
-        self.left.update(dict.fromkeys(f"{told['adapter']}: {what}; it was put back" for what in told.get("left", ())))
-        self.left.update(dict.fromkeys(f"{told['adapter']}: {_SHARED.format(one)}" for one in told.get("shared", ())))
-        self.judged |= {told["law"]} if told["cases"] else set()
-        if told["status"] == "holds":
-            self.never.append((told["adapter"], told["law"], told["never"]))
-
-    def __str__(self) -> str:
-        statuses = ", ".join(f"{count} {status}" for status, count in sorted(self.verdicts.items()))
-        return f"{self.promised} checks promised, {self.ran} ran, {self.cases} distinct cases ({statuses or 'none'})"
+def _data(told: own_tests.Told) -> dict[str, Any]:
+    """Plain data, which pytest-xdist sends on."""
+    shared = {"profile": told.plan.profile, "avoid": list(told.plan.avoid), "unaccepted": list(told.unaccepted)}
+    return {"verdict": told.verdict.to_data(), **shared, "versions": dict(told.versions or {})}
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Laws of one space stand one after the other, for they share cases and executions; all else stays where it is."""
-    places = [number for number, item in enumerate(items) if _law_of(getattr(item, "obj", None)) is not None]
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Laws of one space stand one after the other, for they share cases and executions; all else stays where it is.
+
+    Those that --fsdpcheck-law and the tier leave out are deselected.
+    """
+    plan = config.stash[_PLAN]
+    _require_laws(plan, {name for item in items if (name := _name(item))})
+    if out := [item for item in items if (law := _name(item)) and not _is_chosen(law, item, plan)]:
+        items[:] = [item for item in items if item not in out]
+        config.hook.pytest_deselected(items=out)
+    places = [number for number, item in enumerate(items) if _name(item)]
     first: dict[object, int] = {}
     laws = [(first.setdefault(_shared_by(items[place]), place), place, items[place]) for place in places]
     for place, (_, _, item) in zip(places, sorted(laws, key=lambda law: law[:2]), strict=True):
         items[place] = item
 
 
+def _require_laws(plan: Plan, collected: set[str]) -> None:
+    """Raise pytest's UsageError for a glob of --fsdpcheck-law that no collected law matches."""
+    for glob in plan.laws if plan.laws != ("*",) else ():
+        if not fnmatch.filter(collected, glob):
+            hint = spelling.hint(glob, collected) if collected else ""
+            raise pytest.UsageError(visible(f"--fsdpcheck-law: no law that was collected matches {glob!r}.{hint}"))
+
+
+def _is_chosen(law: str, item: pytest.Item, plan: Plan) -> bool:
+    if not any(fnmatch.fnmatchcase(law, glob) for glob in plan.laws):
+        return False
+    found = _law_of(getattr(item, "obj", None))
+    return found is None or not plan.model or ("real" in found.needs_traits) == plan.real or found.any_numbers
+
+
 def _shared_by(item: pytest.Item) -> object:
     """The adapter and the space of a law."""
+    if (bound := _bound(item)) is not None:
+        return bound.plan, bound.adapter, bound.space
     callspec = getattr(item, "callspec", None)
     law: Law = getattr(item, "obj").law  # noqa: B009
     return callspec and callspec.params["run"], law.space.drawn.key
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    promised = session.config.stash[_ACCOUNT].promised
     for item in session.items:
-        law = _law_of(getattr(item, "obj", None))
-        callspec = getattr(item, "callspec", None)
-        if law is not None and callspec is not None:
-            promised = not law.not_promised(_declared(callspec.params["run"]))
-            session.config.stash[_ACCOUNT].promised += promised
+        law, bound, callspec = _law_of(getattr(item, "obj", None)), _bound(item), getattr(item, "callspec", None)
+        if bound is not None and (bound.required or not bound.reason):
+            promised[item.nodeid] = (bound.law, bound.adapter)
+        elif law is not None and callspec is not None and not law.not_promised(_declared(callspec.params["run"])):
+            promised[item.nodeid] = (law.name, callspec.params["run"])
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    account = session.config.stash[_ACCOUNT]
-    workeroutput = getattr(session.config, "workeroutput", None)
+    config, account = session.config, session.config.stash[_ACCOUNT]
+    workeroutput = getattr(config, "workeroutput", None)
     if workeroutput is not None:
-        workeroutput[_PROMISED] = account.promised
-    elif session.exitstatus == 0 and not session.config.option.collectonly:
-        if account.ran < account.promised:
+        workeroutput[PROMISED] = {test: list(pair) for test, pair in account.promised.items()}
+        return
+    if config.option.collectonly:
+        return
+    lacks, asked = config.stash[_LACKS], config.stash[_ASKED]
+    try:
+        lacks += account.end(*_required(config), config.getoption("--fsdpcheck-baseline"), asked)
+        if name := config.getoption("--fsdpcheck-json"):
+            account.write(name)
+    except FsdpcheckError as error:
+        lacks.append(visible(str(error)))
+    if session.exitstatus == 0:
+        if lacks:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        elif _in_vain(session.config):
+        elif _in_vain(config):
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+
+def _required(config: pytest.Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Globs that --fsdpcheck-require gives, and the names of all laws, where there are any globs."""
+    require = options.globs(config.getoption("--fsdpcheck-require"))
+    if not require:
+        return (), ()
+    from fsdpcheck.judging import registry
+
+    return require, tuple(registry.chapters())
 
 
 def _in_vain(config: pytest.Config) -> bool:
     """Was an adapter named, and none of the laws that were asked of it promised?"""
     account = config.stash[_ACCOUNT]
-    return bool(config.getoption("--fsdpcheck-adapter") and account.verdicts and not account.promised)
+    return bool(config.getoption("--fsdpcheck-adapter") and account.verdicts and not account.promises)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    account = config.stash[_ACCOUNT]
-    if not account.promised and not account.verdicts:
-        return
-    if config.option.collectonly:
-        terminalreporter.section("fsdpcheck")
-        terminalreporter.line(f"{account.promised} checks promised; none is run to collect them")
+    account, lacks = config.stash[_ACCOUNT], config.stash[_LACKS]
+    if not account.promises and not account.verdicts and not lacks:
         return
     terminalreporter.section("fsdpcheck")
-    terminalreporter.line(str(account))
-    avoided = unjudged_cases.avoided(config.stash[_PLAN].avoid, "--fsdpcheck-avoid")
-    for sentence in (
-        *conditions.sentences(account.judged),
-        *avoided,
-        *unjudged_cases.never(account.never),
-        *account.left,
-    ):
+    if config.option.collectonly:
+        terminalreporter.line(f"{account.promises} checks promised; none is run to collect them")
+        return
+    for sentence in account.lines(config.stash[_PLAN]):
         terminalreporter.line(sentence)
-    if account.ran < account.promised:
-        terminalreporter.line(
-            f"only {account.ran} of {account.promised} promised checks ran: this is a failure", red=True
-        )
-    elif _in_vain(config):
-        terminalreporter.line(
-            "nothing was checked: none of these laws is promised by an adapter that was named; next: choose other laws,"
-            " or add the promise to the adapter's Features",
-            red=True,
-        )
+    for sentence in [*lacks, *([_VAIN] if not lacks and _in_vain(config) else [])]:
+        terminalreporter.line(visible(sentence), red=True)
 
 
-class _Accountant:
-    """Fills in the account from the reports of this session, which under pytest-xdist come from all its workers."""
+def _bound(item: object) -> own_tests.BoundLaw | None:
+    """The law that a test of a user's own was given."""
+    found = getattr(getattr(item, "callspec", None), "params", {}).get("law")
+    return found if isinstance(found, own_tests.BoundLaw) else None
 
-    def __init__(self, account: _Account) -> None:
-        self._account = account
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call":
-            for name, told in report.user_properties:
-                if name == _PROPERTY and isinstance(told, dict):
-                    self._account.add(told)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """A worker of pytest-xdist ended; each collects everything, so the largest number of promises counts."""
-        promised = getattr(node, "workeroutput", {}).get(_PROMISED, 0)
-        self._account.promised = max(self._account.promised, promised)
+def _name(item: pytest.Item) -> str:
+    """The name of the law that is checked by a test; "" where it is none."""
+    bound, law = _bound(item), _law_of(getattr(item, "obj", None))
+    return bound.law if bound is not None else law.name if law is not None else ""
 
 
 def _law_of(function: object) -> Law | None:

@@ -10,7 +10,9 @@ from typing import Final, get_args
 from fsdpcheck.case import Trait
 from fsdpcheck.findings.tokens import command
 from fsdpcheck.findings.verdict import Finding, Verdict
+from fsdpcheck.loading.references import canonical
 from fsdpcheck.report.colour import Paint
+from fsdpcheck.report.source_text import with_source
 
 _OF_LINES: Final = "run in all cases that fail, and in none that one change makes hold"
 
@@ -22,7 +24,7 @@ def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[s
     lines += _entry("guarantee", first.guarantee) if first.guarantee else []
     lines += _entry("case", first.words)
     lines += _entry("broken", first.what)
-    lines += _entry("got", first.got) + _entry("wanted", first.wanted) + _entry("where", first.where)
+    lines += _entry("got", with_source(first.got)) + _entry("wanted", first.wanted) + _entry("where", first.where)
     lines += _entry("cause", f"probably: {first.cause}") if first.cause else []
     lines += _entry("stage", first.stage) if first.stage else []
     lines += _entry("when", first.when) if first.when else []
@@ -42,8 +44,8 @@ def avoidable(finding: Finding) -> str:
 
 
 def replay_command(finding: Finding, installs: Iterable[str] = ()) -> str:
-    """The command that runs the finding's case again."""
-    return command(finding.token, finding.adapter, installs, [finding.laws])
+    """The command that runs the finding's case again, in any folder of the machine."""
+    return command(finding.token, canonical(finding.adapter), installs, [finding.laws])
 
 
 def troubles(verdicts: Iterable[Verdict]) -> list[str]:

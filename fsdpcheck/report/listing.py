@@ -12,17 +12,36 @@ from fsdpcheck.adapters.vocabulary import MOMENTS, PROMISES, PromiseRow
 from fsdpcheck.case.vocabulary import TRAITS, Trait
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.errors.excerpt import visible
-from fsdpcheck.report.colour import Paint
-from fsdpcheck.report.table import aligned
+from fsdpcheck.report.columns import fitted, hanging
 
 if TYPE_CHECKING:
     from fsdpcheck.judging.law import Law
 
 
-def text(what: str, heading: bool) -> str:
-    """The list of adapters, laws, ...; ``heading`` puts its name above it."""
-    lines = _LISTS[what]()
-    return f"{what}:\n{lines}" if heading else lines
+def text(what: str, width: int = 0) -> str:
+    """The list of adapters, laws, ..., no line longer than ``width`` if that is not 0."""
+    return _LISTS[what](width)
+
+
+def overview(width: int = 0) -> str:
+    """The names of all that there is; of the most numerous how many there are."""
+    from fsdpcheck.judging import registry
+    from fsdpcheck.session import faults
+
+    laws, planted = registry.chapters(), faults.faults()
+    chapters = Counter(name.partition(".")[0] for name in laws)
+    rows = {
+        f"adapters ({len(adapters.names())})": ", ".join(adapters.names()),
+        f"laws ({len(laws)})": ", ".join(f"{chapter}.* {many}" for chapter, many in chapters.items()),
+        f"promises ({len(PROMISES)})": ", ".join(PROMISES),
+        f"faults ({len(planted)})": "planted in the reference, to see that laws find them",
+        f"engines ({len(engines.names())})": ", ".join(engines.names()),
+        f"traits ({len(TRAITS)})": ", ".join(TRAITS),
+    }
+    lines = [hanging(f"{name:<14}  ", told, width) for name, told in rows.items()]
+    return "\n".join(
+        [*lines, "next: fsdpcheck list adapters, laws, ... for a line each; fsdpcheck list laws 'norms.*' in full"]
+    )
 
 
 def statements(globs: tuple[str, ...]) -> str:
@@ -49,10 +68,10 @@ def _statement(found: Law) -> str:
     return f"{found.name}\n" + textwrap.indent("\n".join(lines), "  ")
 
 
-def _adapters() -> str:
+def _adapters(width: int) -> str:
     lines = []
     for name in adapters.names():
-        lines += [f"{name:<14} {_made(name)}", *_variants(name)]
+        lines += [hanging(f"{name:<17} ", _made(name), width), *_variants(name)]
     return "\n".join(lines)
 
 
@@ -71,23 +90,23 @@ def _made(name: str) -> str:
     return f"promises {', '.join(sorted(features.promises)) or 'nothing'}"
 
 
-def _laws() -> str:
+def _laws(width: int) -> str:
     from fsdpcheck.judging import registry
 
     rows = [
         (found.name, ", ".join((found.promise, *sorted(found.needs_promises))), found.guarantee)
         for found in registry.chapters().values()
     ]
-    return _columns([("law", "promise", "guarantee"), *rows]) if rows else "none"
+    return fitted([("law", "promise", "guarantee"), *rows], width) if rows else "none"
 
 
-def _promises() -> str:
+def _promises(width: int) -> str:
     from fsdpcheck.judging import registry
 
     laws = registry.chapters().values()
     resting = Counter(name for law in laws for name in {law.promise, *law.needs_promises})
     rows = [(name, str(resting[name]), _needs(row), row.meaning) for name, row in PROMISES.items()]
-    return _columns([("promise", "laws", "needs", "what the implementation guarantees"), *rows])
+    return fitted([("promise", "laws", "needs", "what the implementation guarantees"), *rows], width)
 
 
 def _needs(row: PromiseRow) -> str:
@@ -97,25 +116,25 @@ def _needs(row: PromiseRow) -> str:
     return ", ".join((*row.promises, *methods, *moments)) or "-"
 
 
-def _faults() -> str:
+def _faults(width: int) -> str:
     from fsdpcheck.session import faults
 
     rows = [(name, fault.caught_by, fault.plants) for name, fault in sorted(faults.faults().items())]
-    return _columns([("fault", "caught by", "what it plants"), *rows]) if rows else "none"
+    return fitted([("fault", "caught by", "what it plants"), *rows], width) if rows else "none"
 
 
-def _engines() -> str:
+def _engines(width: int) -> str:
     return "\n".join(engines.names())
 
 
-def _traits() -> str:
+def _traits(width: int) -> str:
     accepted = {name: _accepted(name) for name in adapters.names()}
     head = ("trait", "what it is", "needs", "accepted by")
     rows = [
         (trait, row.meaning, ", ".join(row.needs) or "-", ", ".join(n for n in accepted if trait in accepted[n]) or "-")
         for trait, row in TRAITS.items()
     ]
-    return _columns([head, *rows])
+    return fitted([head, *rows], width)
 
 
 def _accepted(name: str) -> frozenset[Trait]:
@@ -126,12 +145,7 @@ def _accepted(name: str) -> frozenset[Trait]:
         return frozenset()
 
 
-def _columns(rows: list[tuple[str, ...]]) -> str:
-    no_paint: Paint = lambda text, colour: text  # noqa: E731
-    return aligned(rows, no_paint, right=())
-
-
-_LISTS: dict[str, Callable[[], str]] = {
+_LISTS: dict[str, Callable[[int], str]] = {
     "adapters": _adapters,
     "laws": _laws,
     "promises": _promises,

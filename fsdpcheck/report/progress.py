@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from fsdpcheck.errors.excerpt import visible
@@ -23,9 +23,12 @@ class Progress(Protocol):
     def close(self) -> None: ...
 
 
-def progress(verbose: bool = False) -> Progress:
-    """The progress that suits stderr; ``verbose``: a line for each verdict where it is no terminal."""
-    return _Live() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _Lines(verbose)
+def progress(adapters: Sequence[str] = (), verbose: bool = False) -> Progress:
+    """The progress that suits stderr. ``adapters``: what is imported first, which may take long.
+
+    ``verbose``: a line for each verdict where it is no terminal.
+    """
+    return _Live(adapters) if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _Lines(verbose)
 
 
 class _Lines:
@@ -35,7 +38,7 @@ class _Lines:
         self._verbose = verbose
 
     def __call__(self, ledger: Ledger, event: Mapping[str, Any]) -> None:
-        if event["event"] == "verdict":
+        if event["event"] == "verdict" and event["status"] not in ("not promised", "not asked"):
             count = f"[{len(ledger.verdicts)}/{ledger.total}]"
             if self._verbose or event["status"] in _AT_ONCE:
                 print(f"{count} {_told(event)}", file=sys.stderr, flush=True)
@@ -51,11 +54,11 @@ class _Lines:
 class _Live:
     """One line that counts cases; findings stay above it as they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, adapters: Sequence[str]) -> None:
         from rich.console import Console
 
         self._console = Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR")), highlight=False, markup=False)
-        self._status = self._console.status("starting")
+        self._status = self._console.status(visible(f"importing {', '.join(adapters) or 'torch'}"))
         self._status.start()
 
     def __call__(self, ledger: Ledger, event: Mapping[str, Any]) -> None:

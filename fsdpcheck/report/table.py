@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
 
 from fsdpcheck.errors import HOLDS
@@ -16,8 +17,9 @@ from fsdpcheck.session.ledger import Ledger
 _HEAD = ("adapter", "law", "verdict", "cases", "rejected", "time", "tier", "")
 _RIGHT = {3, 4, 5}
 _COUNTED: Final = ("error", "no case", "too few cases", "not supported", *BELOW)
+
 _NAMED: Final = 3
-"""Laws of one adapter that are neither a pass nor a failure and are named without being asked for."""
+"""Most laws, and most promises, that are named in a line of what is not judged; --json has all."""
 
 _COLOURS = {
     "holds": "green",
@@ -33,7 +35,8 @@ _COLOURS = {
 
 def table(ledger: Ledger, paint: Paint) -> str:
     """One row a verdict; rows not reached say so. Below, by reason: errors that a law above met, and laws not asked."""
-    pairs = [(adapter, law) for adapter in ledger.plan.adapters for law in ledger.laws]
+    every = ((adapter, law) for adapter in ledger.plan.adapters for law in ledger.laws)
+    pairs = [(adapter, law) for adapter, law in every if (law, adapter) not in ledger.elsewhere]
     again = _again(ledger)
     folded = {(adapter, law) for (adapter, _), laws in again.items() for law in laws}
     rows = [_row(ledger, *pair) for pair in pairs if pair not in folded and status(ledger, *pair[::-1]) not in BELOW]
@@ -146,11 +149,12 @@ def _below(ledger: Ledger, adapter: str) -> list[str]:
     """A line for each reason: of which laws nothing is said, and why."""
     lines = []
     for word in BELOW:
-        laws: dict[str, list[str]] = {}
+        laws: dict[str, dict[str, str]] = {}
         for law in ledger.laws:
             if status(ledger, law, adapter) == word:
-                laws.setdefault(ledger.verdicts[law, adapter].reason, []).append(law)
-        lines += [f"{adapter}: {word}: {', '.join(names)} ({reason})" for reason, names in laws.items()]
+                promise, why = _why(ledger.verdicts[law, adapter].reason)
+                laws.setdefault(why, {})[law] = promise
+        lines += [f"{adapter}: {word}: {_names(found)} ({_without(found)}{why})" for why, found in laws.items()]
     return lines
 
 
@@ -160,6 +164,27 @@ def _folded(ledger: Ledger, adapter: str) -> list[str]:
     if sum(counts[word] for word in BELOW) <= _NAMED:
         return _below(ledger, adapter)
     return [f"{adapter}: {word}: {counts[word]} laws (-v names them, and says why)" for word in BELOW if counts[word]]
+
+
+def _why(reason: str) -> tuple[str, str]:
+    """(the promise that is not made, the adapter's reason): several promises are mostly not made for one reason."""
+    said = re.fullmatch(r"no promise '([^']*)': (.*)", reason, re.DOTALL)
+    return (said[1], said[2]) if said is not None else ("", reason)
+
+
+def _names(laws: Iterable[str]) -> str:
+    """The names of a few laws; of more how many there are, and of which chapters."""
+    names = list(laws)
+    if len(names) <= _NAMED:
+        return ", ".join(names)
+    return f"{len(names)} laws of {', '.join(dict.fromkeys(name.partition('.')[0] for name in names))}"
+
+
+def _without(found: Mapping[str, str]) -> str:
+    """ "no promise 'noise': ", with the promises that the laws in ``found`` lack."""
+    promises = [promise for promise in dict.fromkeys(found.values()) if promise]
+    more = f" and {len(promises) - _NAMED} more" if len(promises) > _NAMED else ""
+    return f"no promise {', '.join(map(repr, promises[:_NAMED]))}{more}: " if promises else ""
 
 
 def _again(ledger: Ledger) -> dict[tuple[str, str], list[str]]:

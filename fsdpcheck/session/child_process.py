@@ -165,16 +165,20 @@ def _exit_of(process: zygote.Process) -> int:
 
 
 class Crew:
-    """The children that are running now, and whether the user asked to stop."""
+    """The children that are running now, and whether the user asked to stop.
 
-    def __init__(self) -> None:
+    ``adopts``: whether orphans that come to this process are taken for theirs. Where it starts others meanwhile, as a
+    process that runs a user's tests does, nobody could tell them apart.
+    """
+
+    def __init__(self, adopts: bool = True) -> None:
         self.interrupted = False
         self._selector = selectors.DefaultSelector()
         self._children: list[Child] = []
         self._started = 0
         self._mark = f"{os.getpid()}.{time.monotonic_ns()}"
         self._zygote = zygote.ready()
-        self._others = leftovers.children()
+        self._others = leftovers.children() if adopts else None
         self._limit = Limit(MORE_THAN_A_RUN * LIMIT_SECONDS, MORE_THAN_A_RUN * TIMES_THE_LONGEST)
 
     def start(self, main: str, arguments: Sequence[str]) -> Child:
@@ -231,7 +235,24 @@ class Crew:
         for source in (child.exit, *([] if child.silent else [child.pipe])):
             self._selector.unregister(source)
         self._children.remove(child)
-        return child.death(self._others | {other.process.pid for other in self._children})
+        others = None if self._others is None else self._others | {other.process.pid for other in self._children}
+        return child.death(others)
+
+    def close(self) -> None:
+        """End who is still running."""
+        for child in list(self._children):
+            self._bury(child)
+        self._selector.close()
+
+    @contextmanager
+    def hearing(self) -> Iterator[None]:
+        """SIGINT and SIGTERM are passed on to the children."""
+        kept = {number: signal.signal(number, self.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in kept.items():
+                signal.signal(number, handler)
 
     @staticmethod
     @contextmanager
@@ -239,12 +260,8 @@ class Crew:
         """A crew that SIGINT and SIGTERM are passed on to. Who is still running when it is left, is ended."""
         with leftovers.adopting():
             crew = Crew()
-            kept = {number: signal.signal(number, crew.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-            try:
-                yield crew
-            finally:
-                for child in list(crew._children):
-                    crew._bury(child)
-                crew._selector.close()
-                for number, handler in kept.items():
-                    signal.signal(number, handler)
+            with crew.hearing():
+                try:
+                    yield crew
+                finally:
+                    crew.close()

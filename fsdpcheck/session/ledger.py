@@ -14,6 +14,7 @@ from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE
 from fsdpcheck.findings.tokens import Token, command, encode
 from fsdpcheck.findings.verdict import Finding, Verdict, exit_code
 from fsdpcheck.session.plan import Plan
+from fsdpcheck.session.sharding import elsewhere
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
@@ -49,6 +50,7 @@ class Ledger:
     what ended the session early. ``verdicts`` are in the order of the plan once the session has ended, whoever was
     done first. ``began``: time, ISO 8601; ``folder``: where the session runs. ``sources``: key -> provenance.Sources as
     data, that ``origins`` name.
+    ``elsewhere``: (law, adapter) of the plan that other shards judge.
     """
 
     plan: Plan
@@ -58,6 +60,7 @@ class Ledger:
     guarantees: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unaccepted: dict[str, list[str]] = field(default_factory=dict)
+    elsewhere: frozenset[tuple[str, str]] = frozenset()
     verdicts: dict[tuple[str, str], Verdict] = field(default_factory=dict)
     sources: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     origins: dict[tuple[str, str], Origin] = field(default_factory=dict)
@@ -77,6 +80,7 @@ class Ledger:
             self.notes = tuple(event.get("notes", ()))
             self.unaccepted = dict(event["unaccepted"])
             self.plan = replace(self.plan, installs=tuple(event["installs"]))
+            self.elsewhere = elsewhere(self.plan, self.laws, event.get("spaces", {}))
         elif kind == "law":
             self.running[worker] = Running(event["law"], event["adapter"])
         elif kind == "case":
@@ -97,7 +101,8 @@ class Ledger:
             self.ended, self.interrupted = True, event["interrupted"]
             self.verdicts = {pair: self.verdicts[pair] for pair in self._pairs() if pair in self.verdicts}
             judged = [verdict.status for verdict in self.verdicts.values()]
-            if judged and not self.errors and not self.interrupted and set(judged) <= {"not promised", "not asked"}:
+            whole = not self.elsewhere and not self.errors and not self.interrupted
+            if judged and whole and set(judged) <= {"not promised", "not asked"}:
                 self.errors.append((_NOTHING_PROMISED, USAGE))
 
     @property
@@ -108,7 +113,7 @@ class Ledger:
     @property
     def total(self) -> int:
         """How many verdicts a complete session has."""
-        return len(self.laws) * len(self.plan.adapters)
+        return len(self.laws) * len(self.plan.adapters) - len(self.elsewhere)
 
     @property
     def findings(self) -> list[Finding]:
@@ -161,7 +166,8 @@ class Ledger:
         self.running = {worker: at for worker, at in self.running.items() if (at.law, at.adapter) != pair}
 
     def _pairs(self) -> Iterator[tuple[str, str]]:
-        return ((law, adapter) for adapter, law in itertools.product(self.plan.adapters, self.laws))
+        pairs = ((law, adapter) for adapter, law in itertools.product(self.plan.adapters, self.laws))
+        return (pair for pair in pairs if pair not in self.elsewhere)
 
     def _confirm(self, event: Mapping[str, Any]) -> None:
         key = (event["law"], event["adapter"])

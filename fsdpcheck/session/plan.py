@@ -48,6 +48,10 @@ class Plan:
     """Findings of one law, each of another root, before its judging ends."""
     coverage: str = ""
     """A folder for what is measured of lines and branches that run; "" for nothing."""
+    shard: tuple[int, int] = (1, 1)
+    """Which of how many parts of the session is judged: (3, 8) is the third of eight."""
+    block: tuple[int, int] = (1, 1)
+    """Which of how many sessions this is that differ in the seed alone, which is one more in each."""
 
     @property
     def own(self) -> tuple[str, str, str, str]:

@@ -61,7 +61,7 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
     registry.chapters(plan.laws_from)
     seen = model_process.inspected(*plan.own[:3], plan.units, plan.optimizer) if plan.model else None
     loaded.add(*model_process.loaded())
-    laws = chosen_laws(plan.laws) if seen is None else _of_tier(chosen_laws(plan.laws), plan.real)
+    laws = chosen_laws(plan.laws) if seen is None else of_tier(chosen_laws(plan.laws), plan.real)
     avoid = frozenset(plan.avoid) | (seen.left_out(plan.real) if seen else frozenset())
     plan = replace(plan, installs=tuple(faults.resolved(name) for name in plan.installs))
     with ExitStack() as stack:
@@ -70,7 +70,7 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
         notes = {"notes": seen.notes if seen else (), "sources": loaded.sources().to_data()}
         emit({**_plan_event(plan, laws, declared), **notes})
         run = Run(used, plan.adapters[0], plan.installs, avoid=avoid, own=seen.own if seen else None)
-        check = _Check(plan, run, emit, _Confirmation(stack, plan, used), loaded)
+        check = Check(plan, run, emit, Confirming(stack, plan, used), loaded)
         if pairs is None:
             _all(laws, declared, check, emit)
         for name, ref in pairs or ():
@@ -90,7 +90,7 @@ def _declared(refs: Iterable[str], engine: Engine, loaded: provenance.Loaded) ->
     return found
 
 
-def _all(laws: list[Law], declared: Mapping[str, Features], check: _Check, emit: Emit) -> None:
+def _all(laws: list[Law], declared: Mapping[str, Features], check: Check, emit: Emit) -> None:
     """Each law on each adapter, in the order of the agenda."""
     pairs = ((one.name, ref) for ref in declared for one in laws)
     agenda, pair = Agenda(pairs, _needing(laws, declared), _spaces(laws)), None
@@ -102,6 +102,11 @@ def _all(laws: list[Law], declared: Mapping[str, Features], check: _Check, emit:
 def _spaces(laws: list[Law]) -> dict[str, str]:
     """By law what names its space of cases."""
     return {one.name: one.space.drawn.key for one in laws}
+
+
+def _unpromised(laws: list[Law], has: Features) -> dict[str, str]:
+    """By law that an adapter does not promise, the reason."""
+    return {one.name: reason for one in laws if (reason := one.not_promised(has))}
 
 
 def _needing(laws: list[Law], declared: Mapping[str, Features]) -> dict[str, list[str]]:
@@ -147,7 +152,7 @@ def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
     return [found for name, found in known.items() if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
 
 
-def _of_tier(laws: list[Law], real: bool) -> list[Law]:
+def of_tier(laws: list[Law], real: bool) -> list[Law]:
     """The laws on real numbers, or all that can do without. Raises UsageError when none is left."""
     found = [one for one in laws if ("real" in one.needs_traits) == real or one.any_numbers]
     if not found:
@@ -156,9 +161,13 @@ def _of_tier(laws: list[Law], real: bool) -> list[Law]:
     return found
 
 
+def versions() -> dict[str, str]:
+    """What a verdict is of, besides fsdpcheck itself."""
+    ours = {"python": platform.python_version(), "torch": torch.__version__, "hypothesis": hypothesis.__version__}
+    return {**ours, "numpy": numpy.__version__}
+
+
 def _plan_event(plan: Plan, laws: list[Law], declared: Mapping[str, Features]) -> dict[str, Any]:
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "hypothesis": hypothesis.__version__}
-    versions["numpy"] = numpy.__version__
     guarantees = {found.name: found.guarantee for found in laws}
     known = frozenset(get_args(Trait)) - (OF_MODELS if plan.model else frozenset())
     return {
@@ -172,7 +181,8 @@ def _plan_event(plan: Plan, laws: list[Law], declared: Mapping[str, Features]) -
         "guarantees": guarantees,
         "needing": _needing(laws, declared),
         "spaces": _spaces(laws),
-        "versions": versions,
+        "unpromised": {ref: _unpromised(laws, has) for ref, has in declared.items()},
+        "versions": versions(),
     }
 
 
@@ -182,10 +192,10 @@ def _opened(stack: ExitStack, name: str, budget: float | None) -> Engine:
     return engine
 
 
-class _Check:
+class Check:
     """Checks one law on one adapter and tells it: ``check(law, adapter's reference) -> Verdict``."""
 
-    def __init__(self, plan: Plan, run: Run, emit: Emit, confirm: _Confirmation, loaded: provenance.Loaded) -> None:
+    def __init__(self, plan: Plan, run: Run, emit: Emit, confirm: Confirming, loaded: provenance.Loaded) -> None:
         self._plan, self._run, self._emit, self._confirm = plan, run, emit, confirm
         self._loaded, self._told = loaded, ""
         self._deadline = None if plan.budget is None else time.monotonic() + plan.budget
@@ -235,7 +245,7 @@ def _telling(emit: Emit, seen: list[Case]) -> Callable[[Law, Run, Case], None]:
     return tell
 
 
-class _Confirmation:
+class Confirming:
     """Runs cases again on real gloo processes, which start when the first needs them: minimal ones that break a law,
     and some that hold where simulated ranks share what they write to."""
 

@@ -142,6 +142,7 @@ class _Supervised:
             return
         self.tell(plan)
         pairs = [(law, ref) for ref, law in itertools.product(self._ledger.plan.adapters, plan["laws"])]
+        pairs = [pair for pair in pairs if pair not in self._ledger.elsewhere]
         known = self._taken_over(plan, pairs)
         self._agenda = Agenda((pair for pair in pairs if pair not in known), plan["needing"], plan["spaces"])
         for _ in range(1, min(self._jobs, len(self._agenda), -(-plan["promised"] // _WORTH_A_PROCESS))):

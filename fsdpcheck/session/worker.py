@@ -101,6 +101,28 @@ def replay() -> int:
     return 0
 
 
+def examine() -> int:
+    """Examine what works here (see session.examination): FD FEED BEATS ADAPTERS; its events, and one "end"."""
+    faulthandler.enable(all_threads=False)
+    _Interrupt()
+    refs = json.loads(sys.argv[4])
+    fork_servers_of(refs)
+    _follow_parent_into_death(int(sys.argv[1]))
+    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as pipe:
+        try:
+            from fsdpcheck.session import examination
+
+            _beat_into(int(sys.argv[3]))
+            examination.examine(refs, lambda event: print(json.dumps(event), file=pipe))
+        except KeyboardInterrupt:
+            return 130
+        except Exception:  # a torch that cannot be imported, say
+            text = excerpt(traceback.format_exc().rstrip(), WHOLE)
+            print(json.dumps({"event": "error", "problem": text, "code": INTERNAL}), file=pipe)
+        print(json.dumps({"event": "end"}), file=pipe)
+    return 0
+
+
 def fork_servers_of(refs: Iterable[str]) -> None:
     """Have processes of ranks forked from this one as it is now, unless they need what takes long to import.
 

@@ -1,17 +1,11 @@
-"""Hypothesis strategies of cases. A law says which cases it is about by a space, ``cases_of`` draws them."""
+"""Hypothesis strategies of cases. A law says which cases it is about by a space, ``cases_of`` draws them.
+
+For ``@given`` tests of one's own: ``worlds``, ``meshes``, ``shapes``, ``layouts``, ``cases``, and ``example`` and
+``case_of`` for the token of a finding. All of them shrink towards one rank and the smallest sizes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-from hypothesis import strategies as st
-
-from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case, TrainingCase
-from fsdpcheck.strategies import low_precision, samplers_and_kernels, training
-from fsdpcheck.strategies.adjustments import ADJUSTMENTS
-from fsdpcheck.strategies.choice import among
 from fsdpcheck.strategies.named import (
     COUNTABLE,
     EQUAL_BITS,
@@ -27,40 +21,13 @@ from fsdpcheck.strategies.named import (
     REAL,
     REAL_PRIVATE,
 )
+from fsdpcheck.strategies.of_spaces import WORLD_SIZES, cases_of
+from fsdpcheck.strategies.of_tests import case_of, cases, example, layouts, meshes, shapes, worlds
 from fsdpcheck.strategies.space import BuiltSpace, CaseSpace, Family, KernelSpace, SamplerSpace, Space
-
-WORLD_SIZES = (1, 2, 3, 4, 5)
-
-
-def cases_of(space: Space, features: Features, world_sizes: Sequence[int] = WORLD_SIZES) -> st.SearchStrategy[Case]:
-    """The cases of ``space`` that an implementation with these features accepts, on one of these numbers of ranks."""
-    match space:
-        case CaseSpace():
-            return _trained(space, features, space.worlds_of(world_sizes))
-        case SamplerSpace():
-            return samplers_and_kernels.sampled(space, features, world_sizes)
-        case KernelSpace():
-            return samplers_and_kernels.kernels(space, features)
-        case BuiltSpace():
-            found = space.build(features, tuple(world_sizes))
-            return found if isinstance(found, st.SearchStrategy) else among(found)
-    raise TypeError(f"no cases are drawn of a {type(space).__name__}")
-
-
-def _trained(space: CaseSpace, features: Features, world_sizes: Sequence[int]) -> st.SearchStrategy[TrainingCase]:
-    if space.compute == "dtype" and features.arithmetic.compute != "dtype":
-        space = space.but(compute=features.arithmetic.compute, tiny_only=True)
-    features = replace(features, accepts=features.accepts - space.left_out)
-    drawn = training.cases(space, features, world_sizes)
-    if space.compute != "dtype":
-        drawn = low_precision.computed(drawn, space, features)
-    for adjustment in space.adjusted:
-        drawn = ADJUSTMENTS[adjustment](drawn, features)
-    return drawn
-
 
 __all__ = [
     "COUNTABLE", "EQUAL_BITS", "GLOBAL_NORM", "HIDING", "LOW_PRECISION", "PLAIN", "PLAIN_ANY_SUM", "PRIVATE",
     "PRIVATE_EXACT", "PRIVATE_PROBE", "PRIVATE_UNCLIPPED", "REAL", "REAL_PRIVATE", "WORLD_SIZES", "BuiltSpace",
-    "CaseSpace", "Family", "KernelSpace", "SamplerSpace", "Space", "cases_of",
+    "CaseSpace", "Family", "KernelSpace", "SamplerSpace", "Space", "case_of", "cases", "cases_of", "example", "layouts",
+    "meshes", "shapes", "worlds",
 ]  # fmt: skip

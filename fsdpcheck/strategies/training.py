@@ -93,7 +93,7 @@ def _outline(draw: st.DrawFn, space: CaseSpace, features: Features, world_sizes:
     accepts = features.accepts
     narrow = space.tiny_only or (space.global_norm and features.global_norm.dtype == "float32")
     narrow = narrow or "float64" not in features.arithmetic.dtypes
-    mesh = _mesh(draw, features, _worlds(features, world_sizes, 24 if narrow else None))
+    mesh = drawn_mesh(draw, features, _worlds(features, world_sizes, 24 if narrow else None))
     before = features.arithmetic.averaging == "before"
     possible = "float32" in accepts and not (before and not _averages(mesh.world_size, 24))
     tiny = narrow or _flag(draw, possible, _RARELY)
@@ -104,7 +104,8 @@ def _outline(draw: st.DrawFn, space: CaseSpace, features: Features, world_sizes:
     return _Outline(mesh, tiny, family, contribution, numbers, off_the_grid)
 
 
-def _mesh(draw: st.DrawFn, features: Features, worlds: Sequence[int]) -> MeshSpec:
+def drawn_mesh(draw: st.DrawFn, features: Features, worlds: Sequence[int]) -> MeshSpec:
+    """A mesh of one of these numbers of ranks, of the axes that ``features`` has."""
     world = draw(among(worlds))
     axes = tuple(_model_axes(draw, features, world))
     data = world // math.prod(size for _, size in axes)

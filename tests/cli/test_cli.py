@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import subprocess
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from fsdpcheck import adapters, cli
 from fsdpcheck.adapters.vocabulary import PROMISES
 from fsdpcheck.judging import registry
+from fsdpcheck.report import listing
 from tests.common.commands import LAWS, TOY, run
 
 OPTIONS = {
@@ -23,11 +25,14 @@ OPTIONS = {
         "--optimizer", "--units", "--real", "--resume", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
         "--roots", "--coverage", "--html", "--junit", "--sarif", "--markdown", "--github", "--verbose", "-v",
         "--private", "--factor", "--shows", "--save", "--load", "--load-at", "--param-dtype", "--reduce-dtype",
+        "--shard", "--blocks",
     },
     "report": {
         "--github", "--help", "--html", "--junit", "--markdown", "--power", "--sarif", "--schema", "--verbose", "-h",
         "-v", "FILE",
     },
+    "merge": {"--help", "--json", "-h", "FILE"},
+    "doctor": {"--adapter", "--help", "--json", "-h"},
     "init": {"--help", "--no-workflow", "-h", "KIND"},
     "gate": {
         "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
@@ -53,6 +58,7 @@ OPTIONS = {
     "trace check": {"--help", "--in-order", "--json", "-h", "PATH"},
     "trace show": {"--help", "--width", "-h", "FILE"},
     "claims": {"--help", "--json", "--markdown", "-h", "ID"},
+    "completion": {"--help", "-h", "SHELL"},
     "list": {"--help", "-h", "what", "GLOBS"},
 }  # fmt: skip
 """Options only grow: take none away, for somebody's continuous integration names it."""
@@ -89,6 +95,7 @@ def test_the_options_are_frozen() -> None:
         ["claims", "--help"],
         ["simulate", "--help"],
         ["compare", "--help"],
+        ["doctor", "--help"],
         ["trace", "--help"],
         ["trace", "check", "--help"],
         ["trace", "show", "--help"],
@@ -114,6 +121,9 @@ def test_help_ends_well_and_shows_an_example_or_the_codes(
         (["run", "--engine", "proceses"], "Did you mean 'processes'?"),
         (["run", "--profile", "nigthly"], "Did you mean 'nightly'?"),
         (["list", "trait"], "Did you mean 'traits'?"),
+        (["run", "--shard", "3"], "shard '3': wanted NUMBER/HOW-MANY, such as 3/8"),
+        (["run", "--shard", "9/8"], "got 9 of 8"),
+        (["run", "--blocks", "0"], "wanted a number from 1 to 100000"),
         (["run", "--jobs", "0"], "wanted auto or a number from 1 to 1024"),
         (["run", "--budget", "-1"], "wanted a number of seconds above 0"),
         (["run", "--profile", "thorough"], "invalid choice: 'thorough'"),
@@ -141,6 +151,8 @@ def test_usage_errors_have_code_2(arguments: list[str], said: str, capsys: pytes
         (["gate", "--update", "--junit", os.curdir], "it is a folder"),
         (["report"], "a report is missing; next: fsdpcheck report report.json"),
         (["report", "no-such-file"], "no-such-file is no report of a session"),
+        (["run", "--shard", "1/2"], "a part of a session without a report says nothing of the whole"),
+        (["merge", "no-such-file"], "no-such-file is no report that can be merged"),
         (["run", "--resume"], "--resume goes on with the session of a file; next: name it with --json"),
         (["replay", ""], "wanted a token (v2:...) or a file that holds one"),
         (["list", "laws", "zzz.*"], "no law matches 'zzz.*'; known: "),
@@ -161,6 +173,16 @@ def test_bad_adapters_have_code_2(tmp_path: Path) -> None:
     code, out, _ = run(tmp_path, "run", "--adapter", "refrence")
     assert code == 2
     assert "unknown adapter 'refrence'. Did you mean 'reference'?" in out
+
+
+def test_an_adapter_is_judged_once_however_often_and_however_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of one name in different files are two."""
+    monkeypatch.chdir(tmp_path)
+    named = ("mine.py:x", "./mine.py:x", str(tmp_path / "mine.py:x"), "other.py:x", "ddp", "ddp")
+    words = [word for name in named for word in ("--adapter", name)]
+    assert cli._plan(cli._parser().parse_args(["run", *words])).adapters == ("mine.py:x", "other.py:x", "ddp")
 
 
 def test_every_option_says_what_it_is_and_its_default() -> None:
@@ -254,9 +276,46 @@ def test_the_main_job_is_every_adapter_without_an_extra() -> None:
 
 
 @pytest.mark.parametrize("what", ["adapters", "engines", "laws", "faults", "promises", "traits"])
-def test_list_names_what_there_is(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_what_there_is_and_fits_a_terminal(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Piped it is a line a row; on a terminal no line is longer than that, and nothing is left away."""
     assert cli.main(["list", what]) == 0
-    assert capsys.readouterr().out.strip()
+    whole = capsys.readouterr().out
+    narrow = listing.text(what, 80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert sorted("".join(whole.split())) == sorted("".join(narrow.split()))
+    assert whole.strip()
+
+
+def test_list_alone_names_all_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    whole, lines = capsys.readouterr().out, listing.overview(80).splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines[:-1])) <= 80
+    for name in (*adapters.names(), *PROMISES, "training.*"):
+        assert name in whole
+
+
+def test_bash_completes_commands_options_and_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["completion", "bash"]) == 0
+    (tmp_path / "completion").write_text(capsys.readouterr().out)
+
+    def completed(*words: str) -> list[str]:
+        """What bash offers for the last of ``words``."""
+        line = " ".join(f"'{word}'" for word in words)
+        ask = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _fsdpcheck; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        script = f"source '{tmp_path / 'completion'}'; {ask}"
+        return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split()
+
+    assert completed("fsdpcheck", "re") == ["replay"]
+    assert completed("fsdpcheck", "run", "--law", "training.pl") == ["training.plain"]
+    assert completed("fsdpcheck", "run", "--law", "norms.")[0] == "norms.*"
+    assert completed("fsdpcheck", "gate", "--adapter", "fully") == ["fully_shard"]
+    assert completed("fsdpcheck", "run", "--engine", "") == ["simulated", "processes"]
+    assert "--world-size" in completed("fsdpcheck", "run", "--w")
+    assert completed("fsdpcheck", "trace", "c") == ["check"]
+    assert completed("fsdpcheck", "trace", "check", "--in") == ["--in-order"]
+    assert completed("fsdpcheck", "list", "tr") == ["traits"]
+    assert completed("fsdpcheck", "run", "--json", "zzz") == []
 
 
 def test_variants_of_an_adapter_are_listed_below_it(capsys: pytest.CaptureFixture[str]) -> None:

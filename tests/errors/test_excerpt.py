@@ -10,11 +10,11 @@ from dataclasses import fields, replace
 
 import pytest
 
-from fsdpcheck import pytest_plugin
 from fsdpcheck.errors import AdapterError, excerpt
 from fsdpcheck.errors.excerpt import MOST, WHOLE
 from fsdpcheck.execution.outcomes import adapter_failure, ending
 from fsdpcheck.findings.verdict import Finding, Verdict
+from fsdpcheck.pytest_plugin import outcome
 from fsdpcheck.report import summary as on_paper
 from fsdpcheck.report.progress import progress
 from fsdpcheck.session.ledger import Ledger
@@ -124,7 +124,7 @@ def test_nothing_that_a_terminal_obeys_is_printed_raw_and_the_report_keeps_it() 
     assert printed.count(SEEN) > 20
     for judged in verdicts.values():
         with pytest.raises((pytest.fail.Exception, pytest.skip.Exception)) as told:
-            pytest_plugin._conclude(judged)
+            outcome.conclude(judged)
         assert OBEYED.findall(str(told.value)) == []
     assert ledger.verdicts[verdict.law, verdict.adapter] == verdict
     assert RED in json.loads(json.dumps(verdict.to_data()))["finding"]["got"]

@@ -135,6 +135,8 @@ def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
         "fifteen-minutes.md",
         "gate.md",
         "reports.md",
+        "own-tests.md",
+        "shards.md",
         "user-models.md",
         "verdicts.md",
         "only-a-script.md",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fsdpcheck import pytest_plugin
-from fsdpcheck.findings.verdict import Verdict
+from fsdpcheck.findings.verdict import Status, Verdict
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.processes import leftovers
-from fsdpcheck.report import unjudged_cases
+from fsdpcheck.pytest_plugin import outcome
+from fsdpcheck.pytest_plugin.account import Account, Accountant
+from fsdpcheck.session.plan import Plan
 from tests.common.commands import LAWS, TOY, TOYS, run_pytest
 
 CHAPTER = f"""
@@ -62,23 +65,39 @@ def test_laws_are_tests_and_are_accounted_for(chapter: pytest.Pytester, parallel
     )
 
 
+def _told(status: Status, law: str = "a.law", **more: Any) -> dict[str, Any]:
+    """What a test tells of one check."""
+    verdict = Verdict(law, "x", status, 1, **more).to_data()
+    return {"verdict": verdict, "profile": "quick", "avoid": [], "unaccepted": ["tied"], "versions": {"torch": "2"}}
+
+
 def test_too_few_cases_fail_and_are_no_check_that_ran() -> None:
     with pytest.raises(pytest.fail.Exception, match=r"TOO FEW CASES: a\.law on x\n  judged 1 of 15"):
-        pytest_plugin._conclude(Verdict("a.law", "x", "too few cases", 1, reason="judged 1 of 15", exit_code=3))
-    account = pytest_plugin._Account()
-    for status in ("too few cases", "holds"):
-        account.add({"law": "a.law", "adapter": "x", "status": status, "cases": 1, "never": ["several ranks"]})
-    assert (account.verdicts.total(), account.ran) == (2, 1)
-    assert unjudged_cases.never(account.never) == ["x: never judged: several ranks, in a.law"]
+        outcome.conclude(Verdict("a.law", "x", "too few cases", 1, reason="judged 1 of 15", exit_code=3))
+    account = Account(Plan(()))
+    account.promised = {"one": ("a.law", "x"), "two": ("b.law", "x")}
+    account.add("one", _told("too few cases"))
+    account.add("two", _told("holds", "b.law", never=("several ranks",)))
+    assert (account.verdicts.total(), account.ran, account.missing) == (2, 1, [("a.law", "x")])
+    assert "x: never judged: several ranks, in b.law" in account.lines(Plan(()))
 
 
 def test_each_process_promises_all_and_what_was_promised_is_counted_once() -> None:
-    account = pytest_plugin._Account()
-    accountant = pytest_plugin._Accountant(account)
-    for promised in (3, 3, 0):
+    account = Account(Plan(()))
+    accountant = Accountant(account)
+    for promised in ({"one": ["a.law", "x"], "two": ["a.law", "y"]}, {"one": ["a.law", "x"]}, {}):
         accountant.pytest_testnodedown(SimpleNamespace(workeroutput={"fsdpcheck_promised": promised}), None)
     accountant.pytest_testnodedown(SimpleNamespace(), None)  # it died before it said anything
-    assert account.promised == 3
+    assert account.promised == {"one": ("a.law", "x"), "two": ("a.law", "y")}
+
+
+def test_of_two_verdicts_on_one_check_the_one_that_is_no_pass_stands() -> None:
+    for order in (("holds", "error"), ("error", "holds")):
+        account = Account(Plan((), profile="ci"))
+        for number, status in enumerate(order):
+            account.add(str(number), _told(status, exit_code=3 * (status == "error")))
+        assert account.ledger.verdicts["a.law", "x"].status == "error"
+        assert (account.ledger.plan.profile, account.promises, account.ran) == ("quick", 2, 2)
 
 
 def test_laws_of_one_space_stand_one_after_the_other_and_all_else_stays() -> None:
@@ -95,18 +114,10 @@ def test_laws_of_one_space_stand_one_after_the_other_and_all_else_stays() -> Non
     keys = [chapters()[name].space.drawn.key for name in (plain, beside, alike)]
     assert keys[0] == keys[2] != keys[1]
     items = [item(plain, "x"), item(beside, "x"), other, item(alike, "y"), item(alike, "x")]
-    pytest_plugin.pytest_collection_modifyitems(items)
+    config: Any = SimpleNamespace(stash={pytest_plugin._PLAN: Plan(())})
+    pytest_plugin.pytest_collection_modifyitems(config, items)
     assert [one.name for one in items] == [plain, alike, "other", beside, alike]
     assert items[1].callspec.params["run"] == "x"
-
-
-def test_what_simulated_ranks_share_is_told_once() -> None:
-    account = pytest_plugin._Account()
-    told = {"adapter": "x", "status": "holds", "cases": 1, "never": [], "shared": ["train.TABLE"]}
-    for law in ("a.law", "b.law"):
-        account.add({"law": law, **told})
-    (sentence,) = account.left
-    assert sentence.startswith("x: simulated ranks share train.TABLE, and write to it; `fsdpcheck run` tries")
 
 
 @pytest.mark.nightly
@@ -148,6 +159,29 @@ def test_a_skip_of_a_promised_check_fails_the_session(chapter: pytest.Pytester) 
     result.stdout.fnmatch_lines(["only 0 of 2 promised checks ran: this is a failure"])
 
 
+def test_laws_are_chosen_by_name_and_the_seed_and_the_budget_are_those_that_were_given(
+    chapter: pytest.Pytester,
+) -> None:
+    """A budget that is spent before the first case leaves too few of them, which is no pass."""
+    chosen = ("--fsdpcheck-adapter", TOY, "--fsdpcheck-law", "toy.comp*", "--fsdpcheck-json", "told.json")
+    result = _pytest(chapter, "-p", "no:xdist", *chosen, "--fsdpcheck-seed", "7", "--fsdpcheck-budget", "1e-9")
+    result.assert_outcomes(failed=1, deselected=2)
+    data = json.loads((chapter.path / "told.json").read_text())
+    assert (data["plan"]["seed"], data["plan"]["budget"], data["plan"]["laws"]) == (7, 1e-9, ["toy.comp*"])
+    assert [(one["law"], one["status"], one["cases"]) for one in data["verdicts"]] == [("toy.completes", "no case", 0)]
+
+
+@pytest.mark.nightly
+def test_laws_run_on_ones_own_model(chapter: pytest.Pytester) -> None:
+    chapter.path.joinpath("test_chapter.py").unlink()
+    own = str(TOYS / "own_models.py")
+    model = ("--fsdpcheck-model", f"{own}:right", "--fsdpcheck-batch", f"{own}:batch")
+    chosen = ("--fsdpcheck-adapter", "ddp", "--fsdpcheck-law", "training.plain", *model)
+    result = _pytest(chapter, "-p", "no:xdist", "--pyargs", "fsdpcheck.properties", *chosen)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["1 checks promised, 1 ran, *"])
+
+
 @pytest.mark.nightly
 def test_collecting_alone_fails_nothing(chapter: pytest.Pytester) -> None:
     result = _pytest(chapter, "-p", "no:xdist", "--fsdpcheck-adapter", TOY, "--collect-only")
@@ -162,6 +196,11 @@ def test_collecting_alone_fails_nothing(chapter: pytest.Pytester) -> None:
         (("--fsdpcheck-adapter", "no_such"), "unknown adapter 'no_such'"),
         (("--fsdpcheck-world-size", "0"), "wanted 1 <= first <= last"),
         (("--fsdpcheck-profile", "huge"), "invalid choice: 'huge'"),
+        (("--fsdpcheck-budget", "soon"), "--fsdpcheck-budget is no time"),
+        (("--fsdpcheck-batch", "mine.py:batch"), "--fsdpcheck-batch is about a model of your own"),
+        (("--fsdpcheck-baseline", "gone.json"), "there is no baseline in gone.json"),
+        (("--fsdpcheck-json", "gone/told.json"), "--fsdpcheck-json cannot be written"),
+        (("--fsdpcheck-law", "toy.complete"), "no law that was collected matches 'toy.complete'. Did you mean"),
     ],
 )
 def test_bad_options_are_usage_errors(chapter: pytest.Pytester, arguments: tuple[str, str], said: str) -> None:

@@ -17,6 +17,7 @@ from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.verdict import Finding, Verdict, exit_code
 from fsdpcheck.report import colour, document, finding, summary, table
 from fsdpcheck.report.conditions import CONDITIONS
+from fsdpcheck.report.progress import progress
 from fsdpcheck.session import journal as journals
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan, parse_world_sizes
@@ -199,7 +200,8 @@ def test_a_finding_is_told_in_full() -> None:
 def test_the_replay_line_repeats_what_a_token_alone_may_not_import() -> None:
     foreign = replace(FINDING, adapter="my file.py:x")
     command = finding.replay_command(foreign, ["fsdpcheck.impl.faults:f", "mine:y"])
-    assert command == "fsdpcheck replay 'v1:token' --adapter 'my file.py:x' --install mine:y"
+    file = Path("my file.py").resolve()
+    assert command == f"fsdpcheck replay 'v1:token' --adapter '{file}:x' --install mine:y"
 
 
 def test_the_ending_says_what_was_interrupted(ledger: Ledger) -> None:
@@ -217,6 +219,32 @@ def test_the_ending_says_that_privacy_is_judged_for_given_lists(ledger: Ledger) 
         assert (said in summary.ending(ledger, plain)) == bool(cases)
         assert document.document(ledger)["conditions"] == (CONDITIONS if cases else {})
     assert "conditional on the lists they drew" in said
+
+
+def test_laws_that_are_not_promised_for_one_reason_are_one_line() -> None:
+    """Of a few the names, of many how many there are and of which chapters: an adapter leaves out a hundred."""
+    few = {f"noise.{n}": f"no promise 'noise': adds none{'' if n else ' at all'}" for n in range(3)}
+    many = {f"features.{n}": f"no promise 'features.{n}': those of FSDP2" for n in range(5)}
+    other = {"norms.shown": "the adapter does not show norms"}
+    reasons = {**few, **many, **other}
+    ledger = Ledger(Plan(("ddp",)), tuple(reasons))
+    ledger.verdicts = {(law, "ddp"): Verdict(law, "ddp", "not promised", reason=why) for law, why in reasons.items()}
+    assert table.table(ledger, lambda text, _: text).splitlines() == [
+        "ddp: not promised: noise.0 (no promise 'noise': adds none at all)",
+        "ddp: not promised: noise.1, noise.2 (no promise 'noise': adds none)",
+        "ddp: not promised: 5 laws of features (no promise 'features.0', 'features.1', 'features.2' and 2 more:"
+        " those of FSDP2)",
+        "ddp: not promised: norms.shown (the adapter does not show norms)",
+    ]
+
+
+def test_laws_that_are_not_promised_are_no_line_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    shown, ledger = progress(), Ledger(Plan(("ddp",)), ("a.law", "b.law"))
+    for law, status in (("a.law", "not promised"), ("b.law", "holds")):
+        event = {"event": "verdict", **Verdict(law, "ddp", status).to_data()}  # type: ignore[arg-type]
+        ledger.take(event)
+        shown(ledger, event)
+    assert capsys.readouterr().err == "[2/2] ddp: b.law: holds (0 cases, 0.0 s)\n"
 
 
 def test_the_journal_holds_every_verdict_until_the_document_does(ledger: Ledger, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Seen(NamedTuple):
     def notes(self) -> tuple[str, ...]:
         """For people: what was seen, and which cases are left out."""
         units = ", ".join(self.own.units) if self.own.units else "none"
-        found = [f"model {self.own.build}: {len(self.own.rows)} parameters; units beside the root: {units}"]
+        found = [f"model {self.own.build}: {len(self.own.rows)} parameter tensors; units beside the root: {units}"]
         if self.fails_on_none:
             found.append(f"cases with a rank without samples are left out, for the model raises: {self.fails_on_none}")
         if self.own.names:
@@ -148,7 +148,12 @@ def _same(one: Tensor | None, two: Tensor | None) -> bool:
 def _require_parameters(build: str, model: nn.Module) -> None:
     named = dict(model.named_parameters())
     if not any(value.requires_grad for value in named.values()):
-        _refuse(f"model {build!r} has nothing to train", f"{len(named)} parameters", "a trainable one", "unfreeze some")
+        _refuse(
+            f"model {build!r} has nothing to train",
+            f"{len(named)} parameter tensors",
+            "a trainable one",
+            "unfreeze some",
+        )
     for name, value in named.items():
         if not value.is_floating_point():
             then = "keep such values in a buffer, or use real parameters"

@@ -1,0 +1,104 @@
+"""``fsdpcheck completion bash``: what makes a shell complete commands, options and the names that they take."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, get_args
+
+from fsdpcheck import adapters
+from fsdpcheck.case import Trait
+from fsdpcheck.case.profiles import PROFILES
+from fsdpcheck.errors import HOLDS
+
+_EPILOG: Final = """example, once for each release:
+  fsdpcheck completion bash > ~/.local/share/bash-completion/completions/fsdpcheck
+"""
+_HEAD: Final = """# bash completion of fsdpcheck, written by `fsdpcheck completion bash`
+_fsdpcheck() {
+    local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words=
+    local command=${COMP_WORDS[1]}
+    [[ $command == trace && $COMP_CWORD -gt 2 ]] && command="trace ${COMP_WORDS[2]}"
+    if [[ $COMP_CWORD -eq 1 ]]; then
+        words="%s"
+    else
+        case "$command $before" in
+"""
+_MIDDLE: Final = """        esac
+        [[ -z $words ]] && case $command in
+"""
+_TAIL: Final = """        esac
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}
+complete -o default -F _fsdpcheck fsdpcheck
+"""
+_ENGINES: Final = ("simulated", "processes")
+
+
+def add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], parser: Callable[[], argparse.ArgumentParser]
+) -> None:
+    """Add the command to a parser; ``parser`` makes the one that is completed."""
+    completion = commands.add_parser(
+        "completion",
+        help="completion for a shell",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    completion.set_defaults(command=partial(_completion, parser))
+    completion.add_argument("shell", choices=("bash",), metavar="SHELL", help="bash, whose completion is printed")
+
+
+def _completion(parser: Callable[[], argparse.ArgumentParser], options: argparse.Namespace) -> int:
+    print(script(parser()), end="")
+    return HOLDS
+
+
+def script(parser: argparse.ArgumentParser) -> str:
+    """The completion of bash, with the names that there are in this release."""
+    found = dict(_commands("", parser))
+    top = [name for name in dict.fromkeys(name.partition(" ")[0] for name in found)]
+    values = _values()
+    lines = [_HEAD % " ".join(top)]
+    for name, own in found.items():
+        for option in (option for action in own._actions for option in action.option_strings):
+            if option in values:
+                lines.append(f'            {shlex.quote(f"{name} {option}")}) words="{" ".join(values[option])}";;\n')
+    nested = [name for name in top if name not in found]
+    lines += [f'            "{one} {one}") words="{" ".join(_below(one, found))}";;\n' for one in nested]
+    lines.append('            "list list") words="adapters laws promises faults engines traits";;\n')
+    lines.append(_MIDDLE)
+    for name, own in found.items():
+        words = " ".join(option for action in own._actions for option in action.option_strings)
+        lines.append(f'            {shlex.quote(name)}) words="{words}";;\n')
+    return "".join([*lines, _TAIL])
+
+
+def _commands(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    own = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if name and not own:
+        yield name, parser
+    for action in own:
+        for word, one in action.choices.items():
+            yield from _commands(f"{name} {word}".strip(), one)
+
+
+def _below(name: str, found: dict[str, argparse.ArgumentParser]) -> list[str]:
+    return [one.removeprefix(f"{name} ") for one in found if one.startswith(f"{name} ")]
+
+
+def _values() -> dict[str, tuple[str, ...]]:
+    """By option the names that it takes. Imports torch, for the laws."""
+    from fsdpcheck.judging import registry
+    from fsdpcheck.session import faults
+
+    laws = registry.chapters()
+    chapters = dict.fromkeys(f"{name.partition('.')[0]}.*" for name in laws)
+    named = (*chapters, *laws)
+    return {
+        "--adapter": adapters.names(), "--law": named, "--avoid": get_args(Trait), "--profile": tuple(PROFILES),
+        "--engine": _ENGINES, "--install": tuple(faults.faults()),
+    }  # fmt: skip

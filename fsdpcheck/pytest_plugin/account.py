@@ -1,0 +1,145 @@
+"""What a pytest session promised to check and what it checked, as a ledger; what it lacks makes it fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from fsdpcheck.case.profiles import PROFILES
+from fsdpcheck.errors import FINDING
+from fsdpcheck.findings.verdict import Verdict
+from fsdpcheck.report import conditions, document, unjudged_cases
+from fsdpcheck.session import baseline, requirements
+from fsdpcheck.session.journal import Journal
+from fsdpcheck.session.ledger import Ledger
+from fsdpcheck.session.plan import Plan
+
+NOT_RUN: Final = ("not promised", "not asked", "no case", "too few cases", "not supported")
+PROMISED: Final = "fsdpcheck_promised"
+TOLD: Final = "fsdpcheck"
+"""What a report of a test has as an attribute, which crosses from the processes of pytest-xdist."""
+_NAMED: Final = 5
+
+Pair = tuple[str, str]
+
+
+class Account:
+    """How many checks were promised, and how many ran; a check is a law on an adapter that promises it.
+
+    A skip that silently turned 47 checks into 1 and stayed green is the trap (scikit-learn #33003).
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.ledger = Ledger(replace(plan, adapters=()))
+        self.promised: dict[str, Pair] = {}
+        """The test of each promised check -> its law and adapter."""
+        self.told: list[tuple[str, Pair, str]] = []
+        """(test, law and adapter, status) of each verdict."""
+        self.verdicts: Counter[str] = Counter()
+        self.left: dict[str, None] = {}
+        """What adapters left changed of their processes."""
+        self._profiles = {plan.profile}
+
+    @property
+    def ran(self) -> int:
+        return self.verdicts.total() - sum(self.verdicts[status] for status in NOT_RUN)
+
+    @property
+    def missing(self) -> list[Pair]:
+        """Promised checks that did not run."""
+        heard = {test for test, _, status in self.told if status not in NOT_RUN}
+        return [pair for test, pair in self.promised.items() if test not in heard]
+
+    @property
+    def promises(self) -> int:
+        """Promised checks, those among them that a test asked for by itself."""
+        return len(self.promised) + sum(
+            test not in self.promised and status not in NOT_RUN[:2] for test, _, status in self.told
+        )
+
+    def add(self, test: str, told: Mapping[str, Any]) -> None:
+        """Take in what ``test`` told of one check."""
+        verdict = Verdict.from_data(told["verdict"])
+        self.verdicts[verdict.status] += 1
+        self.told.append((test, (verdict.law, verdict.adapter), verdict.status))
+        self.left.update(dict.fromkeys(f"{verdict.adapter}: {what}; it was put back" for what in verdict.left))
+        self._enter(verdict, told)
+
+    def _enter(self, verdict: Verdict, told: Mapping[str, Any]) -> None:
+        """Into the ledger: of two verdicts on one check the one that is no pass stands."""
+        ledger, pair = self.ledger, (verdict.law, verdict.adapter)
+        plan, avoid = ledger.plan, (*ledger.plan.avoid, *told["avoid"])
+        self._profiles |= {told["profile"]}
+        ledger.plan = replace(
+            plan,
+            adapters=tuple(dict.fromkeys((*plan.adapters, verdict.adapter))),
+            avoid=tuple(dict.fromkeys(avoid)),
+            profile=min(self._profiles, key=lambda name: PROFILES[name]),
+        )
+        ledger.laws = tuple(dict.fromkeys((*ledger.laws, verdict.law)))
+        ledger.unaccepted[verdict.adapter] = list(told["unaccepted"])
+        ledger.versions = dict(told["versions"]) or ledger.versions
+        before = ledger.verdicts.get(pair)
+        if before is None or before.status in ("holds", *NOT_RUN[:2]):
+            ledger.verdicts[pair] = verdict
+
+    def end(self, require: Sequence[str], laws: Iterable[str], base: str, asked: Iterable[str]) -> list[str]:
+        """What the session lacks, a sentence each: promised checks that did not run, and what is required.
+
+        ``require``: globs over ``laws``. ``base``: the file of a baseline, "" for none. ``asked``: adapters that were
+        named, of which nothing may have been told. Raises UsageError for a baseline that is none.
+        """
+        plan = self.ledger.plan
+        promising = (adapter for _, adapter in self.promised.values())
+        self.ledger.plan = replace(plan, adapters=tuple(dict.fromkeys((*asked, *promising, *plan.adapters))))
+        lacks = [f"only {self.ran} of {self.promises} promised checks ran: this is a failure"] * bool(self.missing)
+        lacks += [f"not run: {_some(self.missing)}"] * bool(self.missing)
+        lacks += requirements.lacking(self.ledger, require, laws) if require else []
+        lacks += baseline.read(Path(base)).missing(self.ledger) if base else []
+        self.ledger.errors += [(sentence, FINDING) for sentence in lacks]
+        self.ledger.plan = plan
+        return lacks
+
+    def write(self, name: str) -> None:
+        """The document of the session, as ``fsdpcheck run --json`` writes it. Raises UsageError where it cannot."""
+        Journal(Path(name), self.ledger.plan).close(document.document(self.ledger))
+
+    def lines(self, plan: Plan) -> list[str]:
+        """The account as it is printed."""
+        judged = [one for one in self.ledger.verdicts.values() if one.cases]
+        holds = [(one.adapter, one.law, one.never) for one in judged if one.status == "holds"]
+        avoided = unjudged_cases.avoided(plan.avoid, "--fsdpcheck-avoid")
+        said = conditions.sentences(one.law for one in judged)
+        return [str(self), *said, *avoided, *unjudged_cases.never(holds), *self.left]
+
+    def __str__(self) -> str:
+        statuses = ", ".join(f"{count} {status}" for status, count in sorted(self.verdicts.items()))
+        cases = sum(verdict.cases for verdict in self.ledger.verdicts.values())
+        return f"{self.promises} checks promised, {self.ran} ran, {cases} distinct cases ({statuses or 'none'})"
+
+
+def _some(pairs: Sequence[Pair]) -> str:
+    named = ", ".join(f"{law} on {adapter}" for law, adapter in pairs[:_NAMED])
+    return named + (f" and {len(pairs) - _NAMED} more" if len(pairs) > _NAMED else "")
+
+
+class Accountant:
+    """Fills in the account from the reports of this session, which under pytest-xdist come from all its workers."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for told in getattr(report, TOLD, ()) if report.when == "call" else ():
+            self._account.add(report.nodeid, told)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """A worker of pytest-xdist ended; each collects everything, so what one of them promises, all do."""
+        for test, pair in getattr(node, "workeroutput", {}).get(PROMISED, {}).items():
+            self._account.promised[test] = (pair[0], pair[1])
