@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, cast
 
@@ -170,6 +170,32 @@ def join_together() -> None:
     package: Any = dist
     for owner in (package, module):
         owner.init_process_group = joined
+
+
+def announce_groups(
+    making: Callable[[tuple[int, ...], bool], AbstractContextManager[object]],
+    waiting: Callable[[], AbstractContextManager[object]],
+) -> None:
+    """From now on ``making(ranks, alone)`` is open while this process makes a group after the first, and ``waiting()``
+    in it while torch waits for the other ranks to make theirs. Tried: 2.13.0.
+
+    ``alone``: whether its members alone wait for one another; otherwise all ranks do, members or not.
+    """
+    module: Any = dist.distributed_c10d
+    make, barrier = module._new_group_with_tag, module._store_based_barrier
+
+    @functools.wraps(make)
+    def announced(ranks: Any = None, *args: Any, **options: Any) -> Any:
+        everybody = range(module._get_default_group().size())
+        with making(tuple(ranks or everybody), bool(options.get("use_local_synchronization"))):
+            return make(ranks, *args, **options)
+
+    @functools.wraps(barrier)
+    def waited(*args: Any, **options: Any) -> None:
+        with waiting():
+            barrier(*args, **options)
+
+    module._new_group_with_tag, module._store_based_barrier = announced, waited
 
 
 def world_of_this_thread() -> dict[str, Any]:

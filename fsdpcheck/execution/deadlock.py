@@ -122,11 +122,14 @@ def explain(
     return Failure(kind, "\n".join(lines), ranks, exception, seconds if kind in _HANGS else None)
 
 
-def analyse(traces: Mapping[int, Sequence[Collective]], times: Mapping[int, Times] | None = None) -> Failure | None:
+def analyse(
+    traces: Mapping[int, Sequence[Collective]], times: Mapping[int, Times] | None = None, *, ordered: bool = True
+) -> Failure | None:
     """What is wrong with the calls of a run that *completed*; None when every legal schedule completes as well.
 
     Finds calls that disagree (many backends let them pass), calls that some member never made, and orders across groups
-    that are a ring: a hang for any backend that holds members until all have come. ``times``: see orders.ring.
+    that are a ring: a hang for any backend that holds members until all have come. ``times``: see orders.ring. ``ordered``:
+    whether the calls of a rank come one after another; where several threads make them, their order demands nothing.
     """
     sides = match(traces)
     ranks = tuple(RankState(rank, "finished") for rank in sorted(traces))
@@ -137,7 +140,7 @@ def analyse(traces: Mapping[int, Sequence[Collective]], times: Mapping[int, Time
         head = "unsafe: a call was never matched; a backend that waits for all members hangs"
         lines = (f"  {missing_text(key, sides, placed=True)}" for key in unmatched)
         return Failure("unsafe", "\n".join([head, *lines]), ranks)
-    demands = orders.ring(traces, times)
+    demands = orders.ring(traces, times) if ordered else ()
     return Failure("unsafe", orders.text(orders.AS_WAITED_FOR, demands, sides), ranks) if demands else None
 
 

@@ -19,6 +19,9 @@ ANY_SOURCE = "recv_anysource"
 LOCAL = frozenset({ANY_SOURCE, "store.get"})
 """Waits that have no instance."""
 
+MAKING = "new_group"
+"""A group that is made, which holds ranks as a collective does; it is part of no trace."""
+
 _ONE_SIDED = {
     "gather": ("output dtype", "output shape"),
     "scatter": ("input dtype", "input shape"),
@@ -78,6 +81,9 @@ def _differing_message(one: Collective, other: Collective) -> tuple[str, ...]:
 
 
 def _fields(collective: Collective) -> Iterator[tuple[str, object]]:
+    if collective.op == MAKING:
+        yield "members", collective.inputs
+        return
     yield "reduce op", collective.reduce_op
     yield "root", collective.root
     for name, tensors in (("input", collective.inputs), ("output", collective.outputs)):

@@ -111,6 +111,26 @@ def test_a_deadlock_is_proved_from_the_table_and_by_no_clock(
     assert failed(engine.run(request_for("late_alone"))).kind == "deadlock"
 
 
+def test_a_group_that_one_rank_does_not_make_is_a_proved_hang(engine: ProcessesEngine) -> None:
+    failure = failed(engine.run(request_for("makes_a_group_alone")))
+    assert failure.kind == "deadlock"
+    assert "rank 0: in new_group() #0 on ranks [0, 1]" in failure.text
+    assert "was never called by rank 1 (0 calls on this group)" in failure.text
+    failure = failed(engine.run(request_for("makes_other_groups", 3)))
+    assert failure.text.startswith("mismatch: call #0 on ranks [0, 1, 2] differs between its members in members\n")
+
+
+def test_a_group_that_is_refused_is_no_wait(engine: ProcessesEngine) -> None:
+    """A rank is waited for in a new group from when it waits itself, so what it raises before is told as raised."""
+    assert failed(engine.run(request_for("refused_a_group"))).kind == "raised"
+
+
+def test_a_rank_whose_thread_computes_is_not_stuck(engine: ProcessesEngine) -> None:
+    """Its program and the other rank wait for each other; the thread comes to what frees both. No order is broken."""
+    execution = engine.run(request_for("helped_by_a_thread"))
+    assert execution.failure is None, execution.failure
+
+
 def test_gloos_own_words_are_kept(engine: ProcessesEngine) -> None:
     """gloo aborts a process that gets more bytes than it expects; whichever comes first, it is a mismatch."""
     failure = failed(engine.run(request_for("other_dtype")))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +17,10 @@ from torch import Tensor
 
 from fsdpcheck.compat import dtensor_private, groups_private
 from fsdpcheck.engines._real.shared_table import Row
+from fsdpcheck.execution.call_sites import subject_and_line
+from fsdpcheck.execution.matching import MAKING
 from fsdpcheck.execution.recording import Call, RecordingGroup
+from fsdpcheck.execution.trace import Collective
 
 _NEVER = timedelta(days=30)
 """gloo's own time-out, out of the way: a hang is proved from the table, long before."""
@@ -111,11 +118,15 @@ class World:
         self._store, self._row = store, row
         self._native = native_group(c10d.PrefixStore("world", store), rank, size)
         self._is_open = False
+        self._made: Counter[tuple[int, ...]] = Counter()
+        self._pending: list[Callable[[], int]] = []
+        groups_private.announce_groups(self._making, self._waiting)
         _register(self._create)
 
     def open(self, run: int) -> None:
         """Initialise the default group of run number ``run``; groups the program makes get connections of their own."""
         self._row.begin(run)
+        self._made.clear()
         store = c10d.PrefixStore(f"run {run}", self._store)
         dist.init_process_group(groups_private.BACKEND, rank=self.rank, world_size=self.size, store=store)
 
@@ -129,8 +140,35 @@ class World:
             if several:
                 dtensor_private.forget_meshes()
 
+    @contextmanager
+    def _making(self, ranks: tuple[int, ...], alone: bool) -> Iterator[None]:
+        """While open, this rank makes a group. It is issued when the rank has found nothing wrong and begins to wait."""
+        who = tuple(sorted(ranks)) if alone else tuple(range(self.size))
+        name = f"new_group{list(who)}" if alone else "new_group"
+        members = (("ranks", ranks),) if len(ranks) > 1 else ()  # a group of one connects to nobody
+        _, where = subject_and_line(sys._getframe(2))
+        made = Collective(MAKING, who, name, self._made[who], inputs=members, where=where)
+        self._made[who] += 1
+        self._pending.append(functools.cache(lambda: self._row.issue(made)))
+        try:
+            yield
+        finally:
+            self._pending.pop()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """While open, this rank waits for others to make the same group."""
+        if not self._pending:
+            yield
+            return
+        with self._row.blocked(self._pending[-1]()):
+            yield
+
     def _create(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> GlooGroup:
-        native = native_group(store, rank, size) if self._is_open else self._native
+        native = self._native
+        if self._is_open:
+            with self._waiting():
+                native = native_group(store, rank, size)
         self._is_open = True
         return GlooGroup(rank, size, native, self._row)
 

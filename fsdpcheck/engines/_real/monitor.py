@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from fsdpcheck import process_state
 from fsdpcheck.engines._real import shared_table
@@ -13,6 +13,7 @@ from fsdpcheck.engines._real.follower import Reply
 from fsdpcheck.engines._real.pool import Pool
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest, deadlock
 from fsdpcheck.execution.assembly import assemble
+from fsdpcheck.execution.matching import MAKING
 from fsdpcheck.execution.trace import Trace
 from fsdpcheck.processes.limit import Limit, Spent, processor_seconds, sleep_of
 
@@ -61,7 +62,7 @@ class _Watch:
         traces = self._traces(self._pool.table.read())
         results = [self.replies[rank].result if rank in self.replies else RankResult(rank) for rank in self._ranks]
         for rank, result in enumerate(results):
-            result.trace = traces[rank]
+            result.trace = _of_groups_made(traces[rank])
         hits = [reply.hits for reply in self.replies.values()]
         summed = {name: sum(one.get(name, 0) for one in hits) for name in request.installs}
         execution = Execution(engine, request, results, failure, summed, left=self._left())
@@ -91,7 +92,9 @@ class _Watch:
     def _ended(self) -> Failure | None:
         states = self._states(())
         if all(isinstance(state, deadlock.Finished) for state in states.values()):
-            return deadlock.analyse(self._traces(self._pool.table.read()))
+            headers = self._pool.table.read()
+            traces = {rank: _of_groups_made(trace) for rank, trace in self._traces(headers).items()}
+            return deadlock.analyse(traces, ordered=not any(header.elsewhere for header in headers))
         return self._adapter() or deadlock.explain(states, self._traces(self._pool.table.read()))
 
     def _stuck(self) -> Failure | None:
@@ -101,7 +104,7 @@ class _Watch:
         if headers is None or not settled:
             return None
         states, traces = self._states(headers), self._traces(headers)
-        if not deadlock.nobody_can_move(states, traces):
+        if not all(deadlock.nobody_can_move(each, traces) for each in self._by_thread(states, headers)):
             return None
         seconds = time.monotonic() - max(header.moved for header in headers) / 1e9
         stacks = self._pool.stacks([rank for rank, state in states.items() if isinstance(state, deadlock.Blocked)])
@@ -109,6 +112,17 @@ class _Watch:
         if self.dead:
             return self._lost()
         return self._adapter() or deadlock.explain(_placed(states, stacks), traces, seconds)
+
+    def _by_thread(
+        self, states: dict[int, deadlock.State], headers: tuple[shared_table.Header, ...]
+    ) -> Iterator[dict[int, deadlock.State]]:
+        """The states; then, for each thread of a rank beside its program, those with what that thread waits for."""
+        yield states
+        for rank, state in states.items():
+            if isinstance(state, deadlock.Blocked):
+                calls = self._pool.table.trace(rank, headers[rank])
+                for index in headers[rank].blocked[1:]:
+                    yield {**states, rank: deadlock.Blocked(rank, calls[index])}
 
     def _lost(self) -> Failure:
         headers = self._pool.table.read()
@@ -159,6 +173,11 @@ class _Watch:
     def _traces(self, headers: tuple[shared_table.Header, ...]) -> dict[int, Trace]:
         current = {rank: header for rank, header in enumerate(headers) if header.run == self._run}
         return {rank: self._pool.table.trace(rank, current[rank]) if rank in current else () for rank in self._ranks}
+
+
+def _of_groups_made(trace: Trace) -> Trace:
+    """The calls on groups, without the making of groups: simulated ranks have the same."""
+    return tuple(call for call in trace if call.op != MAKING)
 
 
 def _death(rank: int, code: int | None) -> deadlock.Exited | deadlock.Lost:
