@@ -6,7 +6,7 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -19,11 +19,12 @@ from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.cli import claims as claims_command
 from fsdpcheck.cli import compare as compare_command
 from fsdpcheck.cli import gate as gate_command
-from fsdpcheck.cli import init, listing, own_parts
+from fsdpcheck.cli import init, launched, listing, own_parts
 from fsdpcheck.cli import power as power_command
+from fsdpcheck.cli import preflight as preflight_command
 from fsdpcheck.cli import simulate as simulate_command
 from fsdpcheck.cli import trace as trace_command
-from fsdpcheck.cli.exits import guarded, say, serves
+from fsdpcheck.cli.exits import guarded, is_launched, say, serves
 from fsdpcheck.errors import USAGE, UsageError, explain, spelling
 from fsdpcheck.errors.excerpt import shown
 from fsdpcheck.report import colour, document, finding, summary
@@ -42,6 +43,7 @@ MOST_JOBS = 8
 _WORDLESS = """fsdpcheck: a command is missing; next:
   fsdpcheck run --adapter reference --law 'training.*'              laws on an implementation, on simulated ranks
   torchrun --nproc-per-node 4 -m fsdpcheck run --adapter reference  the same on torchrun's ranks
+  torchrun --nproc-per-node 4 -m fsdpcheck                          questions before a long job, on its ranks
   fsdpcheck --help                                                  all commands"""
 
 _EPILOG = """exit codes:
@@ -73,6 +75,8 @@ A token only names things; what is not part of fsdpcheck is imported only if you
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
+    if is_launched():
+        return launched.main(words, lambda asked: _parsed(gate_command.expanded(asked, _add_session)))
     if not words:
         say(f"{_parser().format_usage().rstrip()}\n{_WORDLESS}")
         return USAGE
@@ -100,9 +104,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fsdpcheck {__version__}")
     commands = parser.add_subparsers(
-        required=True, metavar="{run,init,gate,replay,simulate,compare,trace,power,claims,list}"
+        required=True, metavar="{run,preflight,init,gate,replay,simulate,compare,trace,power,claims,list}"
     )
     _add_run(commands)
+    preflight_command.add(commands, _add_session, _told)
     init.add(commands)
     gate_command.add(commands, _add_session, _told)
     _add_replay(commands)
@@ -156,6 +161,8 @@ def _add_session(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--budget", type=_seconds, metavar="SECONDS", help="draw no further case after so long (default: none)"
     )
+    files = "under torchrun: a file of each rank, of what it did, in this folder (default: none)"
+    run.add_argument("--rank-files", type=Path, metavar="DIR", help=files)
     jobs = f"processes that check at once: a number, or auto, the usable cores up to {MOST_JOBS} (default: auto)"
     run.add_argument("--jobs", "-j", type=_jobs, default="auto", metavar="N", help=jobs)
     _add_laws(run)
@@ -198,17 +205,19 @@ def _add_laws(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.resume and not options.json:
         raise UsageError("--resume goes on with the session of a file; next: name it with --json")
-    ledger = _told(options, goes_on=options.resume)
-    return 0 if ledger is None else ledger.exit_code
+    return _told(options, goes_on=options.resume).exit_code
 
 
-def _told(options: argparse.Namespace, goes_on: bool = False) -> Ledger | None:
-    """The session, when all of it is told; None on a rank of torchrun that serves."""
+def _told(
+    options: argparse.Namespace, goes_on: bool = False, ending: Callable[[Ledger, colour.Paint], str] = summary.ending
+) -> Ledger:
+    """The session, when all of it is told, in the words of ``ending``."""
     own_parts.require_model(options)
     plan = _plan(options)
     known = resume.earlier(options.json, plan) if goes_on else None
-    writes = options.json and not serves()
-    journal = journals.Journal(options.json, plan, goes_on=known is not None) if writes else None
+    if options.rank_files and not is_launched():
+        raise UsageError("--rank-files is about ranks of torchrun; next: leave it out, or start this with torchrun")
+    journal = journals.Journal(options.json, plan, goes_on=known is not None) if options.json else None
     shown = progress()
 
     def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
@@ -217,17 +226,15 @@ def _told(options: argparse.Namespace, goes_on: bool = False) -> Ledger | None:
         shown(ledger, event)
 
     try:
-        ledger = _session(plan, listen, options.jobs, known)
+        ledger = _session(plan, listen, options.jobs, known, options.rank_files)
     except BaseException:
         if journal is not None:
             journal.leave()
         raise
     finally:
         shown.close()
-    if ledger is None:
-        return None
     try:
-        print(summary.ending(ledger, colour.painter(sys.stdout)), flush=True)
+        print(ending(ledger, colour.painter(sys.stdout)), flush=True)
     finally:  # each of the two is a copy of the findings; failing to give one does not lose the other
         if journal is not None:
             journal.close(document.document(ledger))
@@ -257,15 +264,15 @@ def _plan(options: argparse.Namespace) -> Plan:
     )
 
 
-def _session(plan: Plan, listen: Listen, jobs: int | None, known: resume.Earlier | None) -> Ledger | None:
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun owns the processes: this one is a rank
+def _session(plan: Plan, listen: Listen, jobs: int | None, known: resume.Earlier | None, files: Path | None) -> Ledger:
+    if is_launched():  # torchrun owns the processes: this one is a rank
         from fsdpcheck.session import torchrun
 
         if jobs is not None and jobs > 1:
             raise UsageError(f"--jobs {jobs} under torchrun: its ranks are one job; next: leave --jobs out")
         if known is not None:
             raise UsageError("--resume under torchrun: it begins anew always; next: leave --resume out")
-        return torchrun.session(plan, listen)
+        return torchrun.session(plan, listen, files)
     if jobs is None:  # ranks that are processes use the cores already
         jobs = min(MOST_JOBS, _usable_cores()) if plan.engine == "simulated" else 1
     return supervise(plan, listen, jobs, known)

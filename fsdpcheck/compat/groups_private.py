@@ -172,30 +172,22 @@ def join_together() -> None:
         owner.init_process_group = joined
 
 
-def announce_groups(
-    making: Callable[[tuple[int, ...], bool], AbstractContextManager[object]],
-    waiting: Callable[[], AbstractContextManager[object]],
-) -> None:
-    """From now on ``making(ranks, alone)`` is open while this process makes a group after the first, and ``waiting()``
-    in it while torch waits for the other ranks to make theirs. Tried: 2.13.0.
+def announce_groups(making: Callable[[str, tuple[int, ...]], AbstractContextManager[object]]) -> None:
+    """From now on ``making(name, ranks)`` is open while this process makes a group after the first. Tried: 2.13.0.
 
-    ``alone``: whether its members alone wait for one another; otherwise all ranks do, members or not.
+    Unless TORCH_DIST_INIT_BARRIER is 1, ranks that are no members make nothing and wait for nobody.
     """
     module: Any = dist.distributed_c10d
-    make, barrier = module._new_group_with_tag, module._store_based_barrier
+    make = module._new_process_group_helper
 
     @functools.wraps(make)
-    def announced(ranks: Any = None, *args: Any, **options: Any) -> Any:
-        everybody = range(module._get_default_group().size())
-        with making(tuple(ranks or everybody), bool(options.get("use_local_synchronization"))):
-            return make(ranks, *args, **options)
+    def announced(size: int, place: Any, ranks: Any, *args: Any, **options: Any) -> Any:
+        if not ranks or place is None:
+            return make(size, place, ranks, *args, **options)
+        with making(str(args[2]), tuple(ranks)):
+            return make(size, place, ranks, *args, **options)
 
-    @functools.wraps(barrier)
-    def waited(*args: Any, **options: Any) -> None:
-        with waiting():
-            barrier(*args, **options)
-
-    module._new_group_with_tag, module._store_based_barrier = announced, waited
+    module._new_process_group_helper = announced
 
 
 def world_of_this_thread() -> dict[str, Any]:

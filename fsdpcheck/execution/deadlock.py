@@ -128,8 +128,8 @@ def analyse(
     """What is wrong with the calls of a run that *completed*; None when every legal schedule completes as well.
 
     Finds calls that disagree (many backends let them pass), calls that some member never made, and orders across groups
-    that are a ring: a hang for any backend that holds members until all have come. ``times``: see orders.ring. ``ordered``:
-    whether the calls of a rank come one after another; where several threads make them, their order demands nothing.
+    that are a ring: a hang for any backend that holds members until all have come. ``times``: see orders.ring.
+    ``ordered``: whether a rank's calls come one after another; where several threads make them, order demands nothing.
     """
     sides = match(traces)
     ranks = tuple(RankState(rank, "finished") for rank in sorted(traces))

@@ -20,7 +20,7 @@ LOCAL = frozenset({ANY_SOURCE, "store.get"})
 """Waits that have no instance."""
 
 MAKING = "new_group"
-"""A group that is made, which holds ranks as a collective does; it is part of no trace."""
+"""A group that is made, which holds its members as a collective does; it is part of no trace."""
 
 _ONE_SIDED = {
     "gather": ("output dtype", "output shape"),
@@ -81,9 +81,6 @@ def _differing_message(one: Collective, other: Collective) -> tuple[str, ...]:
 
 
 def _fields(collective: Collective) -> Iterator[tuple[str, object]]:
-    if collective.op == MAKING:
-        yield "members", collective.inputs
-        return
     yield "reduce op", collective.reduce_op
     yield "root", collective.root
     for name, tensors in (("input", collective.inputs), ("output", collective.outputs)):

@@ -398,9 +398,16 @@ live, copying = _Built(_Live), _Built(_Copying)
 
 @AveragingAdapter
 def makes_a_group_alone(rank: int) -> None:
-    """One rank makes no group, and is done; the others wait for it, members or not."""
+    """One member does not make its group, and goes on; the other waits for it."""
     if rank != WRONG_RANK:
-        dist.new_group([0])
+        dist.new_group([0, 1])
+
+
+@AveragingAdapter
+def makes_groups_of_some(rank: int) -> None:
+    """As a mesh of several axes does: groups of one or of some ranks, at which others hardly stop."""
+    for ranks in ([0], [1], [2], [1, 2], [0], [0, 1, 2]):
+        dist.new_group(ranks)
 
 
 @AveragingAdapter

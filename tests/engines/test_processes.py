@@ -111,13 +111,23 @@ def test_a_deadlock_is_proved_from_the_table_and_by_no_clock(
     assert failed(engine.run(request_for("late_alone"))).kind == "deadlock"
 
 
-def test_a_group_that_one_rank_does_not_make_is_a_proved_hang(engine: ProcessesEngine) -> None:
+def test_a_group_that_a_member_does_not_make_is_a_proved_hang(engine: ProcessesEngine) -> None:
     failure = failed(engine.run(request_for("makes_a_group_alone")))
     assert failure.kind == "deadlock"
     assert "rank 0: in new_group() #0 on ranks [0, 1]" in failure.text
     assert "was never called by rank 1 (0 calls on this group)" in failure.text
+
+
+def test_groups_of_one_name_and_other_members_are_a_mismatch(engine: ProcessesEngine) -> None:
     failure = failed(engine.run(request_for("makes_other_groups", 3)))
-    assert failure.text.startswith("mismatch: call #0 on ranks [0, 1, 2] differs between its members in members\n")
+    assert failure.kind == "mismatch"
+    assert "ranks disagree about group '1'" in failure.text
+    assert "  rank 0: new_group([0, 1]), at " in failure.text
+    assert "  rank 1: new_group([0, 1, 2]), at " in failure.text
+
+
+def test_groups_that_not_all_ranks_make_hold_their_members_alone(engine: ProcessesEngine) -> None:
+    assert engine.run(request_for("makes_groups_of_some", 3)).failure is None
 
 
 def test_a_group_that_is_refused_is_no_wait(engine: ProcessesEngine) -> None:

@@ -1,4 +1,4 @@
-"""Recorded process groups that perform their calls on real gloo, over loopback, and publish every wait to a table."""
+"""Recorded process groups that perform their calls on real gloo, and publish every wait to a table."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _NEVER = timedelta(days=30)
 """gloo's own time-out, out of the way: a hang is proved from the table, long before."""
 
 
-def native_group(store: c10d.Store, rank: int, size: int) -> c10d.ProcessGroupGloo:
-    """A real gloo group on 127.0.0.1. Blocks until all members have come."""
+def native_group(store: c10d.Store, rank: int, size: int, address: str) -> c10d.ProcessGroupGloo:
+    """A real gloo group whose other members find this one at ``address``. Blocks until all members have come."""
     options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = _NEVER
     options._threads = 2
     return c10d.ProcessGroupGloo(store, rank, size, options)
@@ -113,14 +113,14 @@ class World:
     Every ``open`` makes torch.distributed's world new (names, counters), on the gloo connections that already exist.
     """
 
-    def __init__(self, rank: int, size: int, store: c10d.Store, row: Row) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int, size: int, store: c10d.Store, row: Row, address: str = "127.0.0.1") -> None:
+        self.rank, self.size, self._address = rank, size, address
         self._store, self._row = store, row
-        self._native = native_group(c10d.PrefixStore("world", store), rank, size)
+        self._native = native_group(c10d.PrefixStore("world", store), rank, size, address)
         self._is_open = False
-        self._made: Counter[tuple[int, ...]] = Counter()
+        self._made: Counter[str] = Counter()
         self._pending: list[Callable[[], int]] = []
-        groups_private.announce_groups(self._making, self._waiting)
+        groups_private.announce_groups(self._making)
         _register(self._create)
 
     def open(self, run: int) -> None:
@@ -141,14 +141,11 @@ class World:
                 dtensor_private.forget_meshes()
 
     @contextmanager
-    def _making(self, ranks: tuple[int, ...], alone: bool) -> Iterator[None]:
-        """While open, this rank makes a group. It is issued when the rank has found nothing wrong and begins to wait."""
-        who = tuple(sorted(ranks)) if alone else tuple(range(self.size))
-        name = f"new_group{list(who)}" if alone else "new_group"
-        members = (("ranks", ranks),) if len(ranks) > 1 else ()  # a group of one connects to nobody
+    def _making(self, name: str, ranks: tuple[int, ...]) -> Iterator[None]:
+        """While open, this rank makes a group, which is issued when it begins to wait for the other members."""
         _, where = subject_and_line(sys._getframe(2))
-        made = Collective(MAKING, who, name, self._made[who], inputs=members, where=where)
-        self._made[who] += 1
+        made = Collective(MAKING, ranks, f"{MAKING} {name}", self._made[name], where=where)
+        self._made[name] += 1
         self._pending.append(functools.cache(lambda: self._row.issue(made)))
         try:
             yield
@@ -157,7 +154,7 @@ class World:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """While open, this rank waits for others to make the same group."""
+        """While open, gloo waits for the other members of the group that is made."""
         if not self._pending:
             yield
             return
@@ -168,7 +165,7 @@ class World:
         native = self._native
         if self._is_open:
             with self._waiting():
-                native = native_group(store, rank, size)
+                native = native_group(store, rank, size, self._address)
         self._is_open = True
         return GlooGroup(rank, size, native, self._row)
 
