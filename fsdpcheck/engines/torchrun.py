@@ -9,7 +9,6 @@ through torchrun's own store.
 from __future__ import annotations
 
 import atexit
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,9 +26,9 @@ from fsdpcheck.engines._real.launch import is_under_torchrun, rank, world_size
 from fsdpcheck.engines._real.pool import Pool
 from fsdpcheck.engines._real.transport import Link, LocalLink
 from fsdpcheck.engines.base import TORCHRUN
-from fsdpcheck.errors import NotSupported, OtherWorldSize, UsageError, explain
+from fsdpcheck.errors import FsdpcheckError, NotSupported, OtherWorldSize, UsageError, explain
 from fsdpcheck.execution import Execution, RunRequest
-from fsdpcheck.processes import messages
+from fsdpcheck.processes import leftovers, messages
 from fsdpcheck.processes.limit import Limit
 
 __all__ = ["Ranks", "TorchrunEngine", "is_under_torchrun", "rank", "world_size"]
@@ -151,6 +150,8 @@ class TorchrunEngine(hosts.Hosted):
         except BaseException:
             self._discard(size)
             raise
+        if execution.failure is not None and self._is_over():
+            raise KeyboardInterrupt  # as torchrun is about to say: it ends the job without one of its processes
         if execution.failure is not None or pool.spent:
             self._discard(size)
         return execution
@@ -164,16 +165,26 @@ class TorchrunEngine(hosts.Hosted):
         for size in list(self._pools):
             self._discard(size)
 
+    def _is_over(self) -> bool:
+        """Whether a process of torchrun's on this node is gone."""
+        return not all(_is_there(one, self._known[0]) for one in self._known)
+
     def _pool(self, size: int) -> Pool:
         """The workers of so many ranks; those used last are kept."""
         pool = self._pools.pop(size, None)
         while pool is None and len(self._pools) >= _POOLS:
             self._discard(next(iter(self._pools)))
-        if pool is None:
-            self._made += 1
-            pool = Pool(size, partial(self._link, self._made), launch.store_host())
-        self._pools[size] = pool
-        return pool
+        self._pools[size] = pool or self._new_pool(size)
+        return self._pools[size]
+
+    def _new_pool(self, size: int) -> Pool:
+        self._made += 1
+        try:
+            return Pool(size, partial(self._link, self._made), launch.store_host())
+        except FsdpcheckError:
+            if self._is_over():
+                raise KeyboardInterrupt from None
+            raise
 
     def _link(self, number: int, place: Place) -> Link:
         if place.rank == 0:
@@ -194,7 +205,7 @@ class TorchrunEngine(hosts.Hosted):
 
 def _is_there(one: launch.Hello, seer: launch.Hello) -> bool:
     """Whether the torchrun process that said this is there; taken for granted where ``seer`` cannot see it."""
-    return one.node != seer.node or not os.path.exists("/proc/self") or os.path.exists(f"/proc/{one.pid}")
+    return one.node != seer.node or leftovers.is_living(one.pid)
 
 
 def _require_alike(known: tuple[launch.Hello, ...]) -> None:

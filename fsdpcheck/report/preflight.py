@@ -14,7 +14,7 @@ from fsdpcheck.report.colour import Paint
 from fsdpcheck.session.ledger import Ledger
 
 ADAPTERS: Final = ("fully_shard", "reference_fsdp2")
-"""What is asked where nobody says: ``fully_shard`` as torch has it, and with checkpoints and clipping of each sample."""
+"""What is asked where nobody says: torch's ``fully_shard``, alone and with checkpoints and clipping of each sample."""
 _HANGS: Final = frozenset({"deadlock", "mismatch", "unsafe"})
 _VALUES: Final = frozenset({"value", "undetermined"})
 

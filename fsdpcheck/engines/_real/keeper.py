@@ -5,7 +5,6 @@ A worker that hangs or dies takes its keeper not along, so torchrun sees nothing
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import tempfile
@@ -175,4 +174,4 @@ def _terminated() -> Iterator[list[float]]:
 
 def _lives(driver: launch.Hello) -> bool:
     """Whether rank 0's process is there, where that can be seen."""
-    return driver.node != launch.node() or os.path.exists(f"/proc/{driver.pid}") or not os.path.exists("/proc/self")
+    return driver.node != launch.node() or leftovers.is_living(driver.pid)
