@@ -19,18 +19,21 @@ _ABOUT_ALL: Final = ("-h", "--help", "--version")
 def main(words: Sequence[str], parsed: Callable[[list[str]], argparse.Namespace]) -> int:
     """The exit code of the command line ``words`` on this rank. What argparse leaves with, every rank leaves with."""
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when another rank has left first
-    asked = list(words)
-    if not asked or (asked[0].startswith("-") and asked[0] not in _ABOUT_ALL):
-        asked.insert(0, WORDLESS)
 
     def command() -> int:
-        options = parsed(asked)
+        options = parsed(asked(words))
         if serves():
             return _served(options)
         signal.signal(signal.SIGTERM, before)
         return int(options.command(options))
 
     return guarded(command) if serves() else _led(command)
+
+
+def asked(words: Sequence[str]) -> list[str]:
+    """The words of a command line of torchrun, with the command that stands for none in its place."""
+    is_none = not words or (words[0].startswith("-") and words[0] not in _ABOUT_ALL)
+    return [WORDLESS, *words] if is_none else list(words)
 
 
 def _led(command: Callable[[], int]) -> int:

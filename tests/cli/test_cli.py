@@ -16,22 +16,18 @@ from fsdpcheck.adapters.vocabulary import PROMISES
 from fsdpcheck.judging import registry
 from tests.common.commands import LAWS, TOY, run
 
+_SESSION = {
+    "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
+    "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",
+    "--optimizer", "--units", "--real", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
+    "--roots", "--rank-files",
+    "--private", "--factor", "--shows", "--save", "--load", "--load-at", "--param-dtype", "--reduce-dtype",
+}  # fmt: skip
 OPTIONS = {
-    "run": {
-        "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
-        "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",
-        "--optimizer", "--units", "--real", "--resume", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
-        "--roots",
-        "--private", "--factor", "--shows", "--save", "--load", "--load-at", "--param-dtype", "--reduce-dtype",
-    },
+    "run": {*_SESSION, "--resume"},
+    "preflight": _SESSION,
     "init": {"--help", "--no-workflow", "-h", "KIND"},
-    "gate": {
-        "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
-        "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",
-        "--optimizer", "--units", "--real", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
-        "--roots", "--baseline", "--update",
-        "--private", "--factor", "--shows", "--save", "--load", "--load-at", "--param-dtype", "--reduce-dtype",
-    },
+    "gate": {*_SESSION, "--baseline", "--update"},
     "replay": {
         "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--laws", "--loss", "--model",
         "--optimizer", "--script", "-h", "TOKEN|FILE",
@@ -78,6 +74,7 @@ def test_the_options_are_frozen() -> None:
     [
         ["--help"],
         ["run", "--help"],
+        ["preflight", "--help"],
         ["replay", "--help"],
         ["list", "--help"],
         ["claims", "--help"],
