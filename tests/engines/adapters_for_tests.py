@@ -441,3 +441,9 @@ def helped_by_a_thread(rank: int) -> None:
 def refused_a_group(rank: int) -> None:
     """One rank asks for a group that cannot be; the other waits for it to make one."""
     dist.new_group([0, 1] if rank != WRONG_RANK else [0, 0])
+
+
+@AveragingAdapter
+def refused_by_gloo(rank: int) -> None:
+    """One rank calls with what gloo does not do, and raises; the other waits for it in the same call."""
+    dist.all_reduce(_numbers(), dist._make_nccl_premul_sum(0.5) if rank == WRONG_RANK else dist.ReduceOp.SUM)

@@ -135,6 +135,12 @@ def test_a_group_that_is_refused_is_no_wait(engine: ProcessesEngine) -> None:
     assert failed(engine.run(request_for("refused_a_group"))).kind == "raised"
 
 
+def test_a_call_that_gloo_refuses_is_none_that_others_met(engine: ProcessesEngine) -> None:
+    failure = failed(engine.run(request_for("refused_by_gloo")))
+    assert failure.kind == "raised", failure.text
+    assert "rank 0: in all_reduce(float64[4]) sum #0 on ranks [0, 1], waiting for rank 1" in failure.text
+
+
 def test_a_rank_whose_thread_computes_is_not_stuck(engine: ProcessesEngine) -> None:
     """Its program and the other rank wait for each other; the thread comes to what frees both. No order is broken."""
     execution = engine.run(request_for("helped_by_a_thread"))

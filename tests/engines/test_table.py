@@ -107,6 +107,15 @@ def test_calls_of_other_threads_are_counted(table: Table, rows: list[Row]) -> No
     assert table.read()[0].elsewhere == 0
 
 
+def test_a_call_that_was_withdrawn_is_no_call(table: Table, rows: list[Row]) -> None:
+    rows[0].begin(1)
+    for sequence in range(3):
+        rows[0].issue(call(sequence))
+    rows[0].withdraw(1)
+    rows[0].issue(call(3))
+    assert shared_table.performed(table.trace(0, table.read()[0])) == (call(0), call(2), call(3))
+
+
 def test_every_change_moves_the_counter_forward(table: Table, rows: list[Row]) -> None:
     counters = [table.read()[0].counter]
     for change in (lambda: rows[0].begin(1), lambda: rows[0].issue(call(0)), rows[0].end):

@@ -44,7 +44,11 @@ class GlooGroup(RecordingGroup):
 
     def _perform(self, call: Call) -> GlooWork:
         index = self._row.issue(call.collective)
-        work: GlooWork = call.native(_Waits(self._native, self._row, index))
+        try:
+            work: GlooWork = call.native(_Waits(self._native, self._row, index))
+        except BaseException:
+            self._row.withdraw(index)
+            raise
         work.outputs = call.outputs
         return work
 

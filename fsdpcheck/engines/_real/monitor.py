@@ -172,7 +172,10 @@ class _Watch:
 
     def _traces(self, headers: tuple[shared_table.Header, ...]) -> dict[int, Trace]:
         current = {rank: header for rank, header in enumerate(headers) if header.run == self._run}
-        return {rank: self._pool.table.trace(rank, current[rank]) if rank in current else () for rank in self._ranks}
+        return {
+            rank: shared_table.performed(self._pool.table.trace(rank, current[rank])) if rank in current else ()
+            for rank in self._ranks
+        }
 
 
 def _death(rank: int, code: int | None) -> deadlock.Exited | deadlock.Lost:

@@ -33,6 +33,7 @@ _FIELDS = struct.Struct("=QQQQQ")
 _BLOCKED = struct.Struct("=Q")
 _LENGTH = struct.Struct("=I")
 _LOG = 256
+_WITHDRAWN = "withdrawn"
 _MOST_BLOCKED = 24
 """Threads of one rank whose calls are published; with more of them the rank is never seen blocked."""
 
@@ -108,6 +109,10 @@ class Row:
             self._bytes, self._calls = end - _LOG, self._calls + 1
             self._elsewhere += threading.get_ident() != self._program
             return self._calls - 1
+
+    def withdraw(self, index: int) -> None:
+        """Say that call ``index`` was refused before it was performed: nobody meets this rank in it."""
+        self.issue(Collective(_WITHDRAWN, (), "", index))
 
     @contextmanager
     def blocked(self, index: int) -> Iterator[None]:
@@ -189,6 +194,12 @@ class Table:
         places = range(start + _FIELDS.size, start + _FIELDS.size + min(count, _MOST_BLOCKED) * _BLOCKED.size, 8)
         blocked = tuple(_BLOCKED.unpack_from(self._memory, place)[0] for place in places)
         return Header(counter, run, calls, moved, blocked, elsewhere)
+
+
+def performed(trace: Trace) -> Trace:
+    """The calls of a log without those that were withdrawn, and without the entries that say so."""
+    refused = {call.sequence for call in trace if call.op == _WITHDRAWN}
+    return tuple(call for place, call in enumerate(trace) if place not in refused and call.op != _WITHDRAWN)
 
 
 class _Log:
