@@ -7,6 +7,7 @@ unsafe, not a deadlock.
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,6 +91,12 @@ class Lost:
 
 
 State = Running | Blocked | Finished | Raised | Exited | Lost
+
+
+def lost(rank: int, code: int) -> Lost:
+    """The state of a rank that a signal has ended, of whose process that is the exit code: less than 0."""
+    known = {number.value: number.name for number in signal.Signals}  # real-time signals have no name
+    return Lost(rank, known.get(-code, f"signal {-code}"))
 
 
 def nobody_can_move(states: Mapping[int, State], traces: Mapping[int, Sequence[Collective]] | None = None) -> bool:

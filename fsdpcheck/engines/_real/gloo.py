@@ -26,11 +26,13 @@ _NEVER = timedelta(days=30)
 """gloo's own time-out, out of the way: a hang is proved from the table, long before."""
 
 
-def native_group(store: c10d.Store, rank: int, size: int, address: str) -> c10d.ProcessGroupGloo:
+def native_group(
+    store: c10d.Store, rank: int, size: int, address: str, timeout: timedelta = _NEVER
+) -> c10d.ProcessGroupGloo:
     """A real gloo group whose other members find this one at ``address``. Blocks until all members have come."""
     options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [c10d.ProcessGroupGloo.create_device(hostname=address)]
-    options._timeout = _NEVER
+    options._timeout = timeout
     options._threads = 2
     return c10d.ProcessGroupGloo(store, rank, size, options)
 
@@ -80,11 +82,14 @@ class GlooWork(c10d.Work):
         self._done = False
         self.outputs: list[Tensor] = []
 
-    def wait(self, timeout: Any = None) -> bool:
-        if not self._done:
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Whoever waits so long and no longer can move, so that is not published."""
+        if not self._done and timeout:
+            self._native.wait(timeout)
+        elif not self._done:
             with self._row.blocked(self._index):
                 self._native.wait()
-            self._done = True
+        self._done = True
         return True
 
     def _source_rank(self) -> int:
@@ -111,41 +116,17 @@ class GlooWork(c10d.Work):
         return self.outputs
 
 
-class World:
-    """What one process needs to be ``rank`` of ``size`` again and again: a store, a row, and a gloo group of all.
+class Publishing:
+    """Groups over gloo that this process makes, each of which publishes to one row what this rank waits for."""
 
-    Every ``open`` makes torch.distributed's world new (names, counters), on the gloo connections that already exist.
-    """
-
-    def __init__(self, rank: int, size: int, store: c10d.Store, row: Row, address: str = "127.0.0.1") -> None:
-        self.rank, self.size, self._address = rank, size, address
-        self._store, self._row = store, row
-        self._native = native_group(c10d.PrefixStore("world", store), rank, size, address)
-        self._is_open = False
+    def __init__(self, row: Row, address: str = "127.0.0.1", backend: str = groups_private.OVER_GLOO) -> None:
+        self._row, self._address = row, address
         self._made: Counter[str] = Counter()
         self._pending: list[Callable[[], int]] = []
-        groups_private.announce_groups(self._making)
-        _register(self._create)
-
-    def open(self, run: int) -> None:
-        """Initialise the default group of run number ``run``; groups the program makes get connections of their own."""
-        self._row.begin(run)
-        self._made.clear()
-        store = c10d.PrefixStore(f"run {run}", self._store)
-        dist.init_process_group(groups_private.BACKEND, rank=self.rank, world_size=self.size, store=store)
-
-    def close(self) -> None:
-        """End the run's groups."""
-        self._row.end()
-        self._is_open = False
-        if dist.is_initialized():
-            several = len(groups_private.groups_of_this_thread()) > 1
-            dist.destroy_process_group()
-            if several:
-                dtensor_private.forget_meshes()
+        _register(self._create, backend)
 
     @contextmanager
-    def _making(self, name: str, ranks: tuple[int, ...]) -> Iterator[None]:
+    def making(self, name: str, ranks: tuple[int, ...]) -> Iterator[None]:
         """While open, this rank makes a group, which is issued when it begins to wait for the other members."""
         _, where = subject_and_line(sys._getframe(2))
         made = Collective(MAKING, ranks, f"{MAKING} {name}", self._made[name], where=where)
@@ -166,21 +147,56 @@ class World:
             yield
 
     def _create(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> GlooGroup:
-        native = self._native
-        if self._is_open:
-            with self._waiting():
-                native = native_group(store, rank, size, self._address)
-        self._is_open = True
+        with self._waiting():
+            native = native_group(store, rank, size, self._address, timeout)
         return GlooGroup(rank, size, native, self._row)
 
 
-_create: list[Callable[..., GlooGroup]] = []
+class World(Publishing):
+    """What one process needs to be ``rank`` of ``size`` again and again: a store, a row, and a gloo group of all.
+
+    Every ``open`` makes torch.distributed's world new (names, counters), on the gloo connections that already exist.
+    """
+
+    def __init__(self, rank: int, size: int, store: c10d.Store, row: Row, address: str = "127.0.0.1") -> None:
+        super().__init__(row, address, groups_private.BACKEND)
+        self.rank, self.size = rank, size
+        self._store = store
+        self._native = native_group(c10d.PrefixStore("world", store), rank, size, address)
+        self._is_open = False
+        groups_private.announce_groups(self.making)
+
+    def open(self, run: int) -> None:
+        """Initialise the default group of run number ``run``; groups the program makes get connections of their own."""
+        self._row.begin(run)
+        self._made.clear()
+        store = c10d.PrefixStore(f"run {run}", self._store)
+        dist.init_process_group(groups_private.BACKEND, rank=self.rank, world_size=self.size, store=store)
+
+    def close(self) -> None:
+        """End the run's groups."""
+        self._row.end()
+        self._is_open = False
+        if dist.is_initialized():
+            several = len(groups_private.groups_of_this_thread()) > 1
+            dist.destroy_process_group()
+            if several:
+                dtensor_private.forget_meshes()
+
+    def _create(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> GlooGroup:
+        if self._is_open:
+            return super()._create(store, rank, size, _NEVER)
+        self._is_open = True
+        return GlooGroup(rank, size, self._native, self._row)
 
 
-def _register(create: Callable[..., GlooGroup]) -> None:
+_create: dict[str, Callable[..., GlooGroup]] = {}
+
+
+def _register(create: Callable[..., GlooGroup], backend: str) -> None:
     """torch.distributed keeps a backend's creator for the life of the process, so it looks up the newest one."""
-    if not _create:
+    if backend not in _create:
         dist.Backend.register_backend(
-            groups_private.BACKEND, lambda *arguments: _create[-1](*arguments), devices=groups_private.devices()
+            backend, lambda *arguments: _create[backend](*arguments), devices=groups_private.devices()
         )
-    _create[:] = [create]
+    _create[backend] = create

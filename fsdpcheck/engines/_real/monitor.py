@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator, Mapping
 
@@ -179,10 +178,7 @@ class _Watch:
 
 
 def _death(rank: int, code: int | None) -> deadlock.Exited | deadlock.Lost:
-    if code is not None and code < 0:
-        known = {number.value: number.name for number in signal.Signals}  # real-time signals have no name
-        return deadlock.Lost(rank, known.get(-code, f"signal {-code}"))
-    return deadlock.Exited(rank, code or 0)
+    return deadlock.lost(rank, code) if code is not None and code < 0 else deadlock.Exited(rank, code or 0)
 
 
 def _placed(states: Mapping[int, deadlock.State], stacks: Mapping[int, _stacks.Stack]) -> dict[int, deadlock.State]:
