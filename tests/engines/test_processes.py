@@ -126,8 +126,10 @@ def test_groups_of_one_name_and_other_members_are_a_mismatch(engine: ProcessesEn
     assert "  rank 1: new_group([0, 1, 2]), at " in failure.text
 
 
-def test_groups_that_not_all_ranks_make_hold_their_members_alone(engine: ProcessesEngine) -> None:
+def test_groups_that_not_all_ranks_make_hold_their_members_alone() -> None:
+    engine = ProcessesEngine(budget_seconds=100)
     assert engine.run(request_for("makes_groups_of_some", 3)).failure is None
+    engine.close()
 
 
 def test_a_group_that_is_refused_is_no_wait(engine: ProcessesEngine) -> None:

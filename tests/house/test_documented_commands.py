@@ -131,6 +131,7 @@ def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
         "user-models.md",
         "simulate.md",
         "compare.md",
+        "torchrun.md",
         "traces.md",
         "help",
     }
