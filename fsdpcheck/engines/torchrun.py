@@ -9,6 +9,7 @@ through torchrun's own store.
 from __future__ import annotations
 
 import atexit
+import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -232,8 +233,6 @@ def _require_shared_folder(pool: Pool, request: RunRequest) -> None:
 
 def no_more_signals() -> None:
     """From now on this process leaves with its own code, whatever torchrun sends when another has left before it."""
-    import signal
-
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(ValueError):  # of a thread that is not the program's
             signal.signal(number, signal.SIG_IGN)

@@ -13,8 +13,8 @@ from fsdpcheck.report import summary
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.session.ledger import Ledger
 
-ADAPTERS: Final = ("fully_shard", "reference_fsdp2")
-"""What is asked where nobody says: torch's ``fully_shard``, alone and with checkpoints and clipping of each sample."""
+ADAPTERS: Final = ("reference_fsdp2",)
+"""What is asked where nobody says: torch's ``fully_shard``, with checkpoints and clipping of each sample over it."""
 _HANGS: Final = frozenset({"deadlock", "mismatch", "unsafe"})
 _VALUES: Final = frozenset({"value", "undetermined"})
 

@@ -24,6 +24,10 @@ _SCHEMA: Final = 1
 """Version of a rank's file."""
 
 
+_to_write: list[_RankFile] = []
+"""The file of rank 0, until it leaves."""
+
+
 @functools.cache
 def ranks() -> torchrun.Ranks:
     """The ranks of torchrun, of which this process is one. What is forked for workers has to be forked before."""
@@ -40,6 +44,7 @@ def session(plan: Plan, listen: Callable[[Ledger, Mapping[str, Any]], None], fil
     with interrupt.deferred():
         fork_servers_of(plan.adapters)
     own, ledger = _RankFile(files), Ledger(plan)
+    _to_write.append(own)
     engine = ranks().engine(plan.budget)
 
     def emit(event: dict[str, Any]) -> None:
@@ -61,7 +66,6 @@ def session(plan: Plan, listen: Callable[[Ledger, Mapping[str, Any]], None], fil
     finally:
         engine.close()
         own.used = engine.processor_seconds
-        own.close(ledger.exit_code)
     return ledger
 
 
@@ -87,7 +91,9 @@ def serve(adapters: Iterable[str], files: Path | None = None) -> NoReturn:
 
 
 def leave(code: int) -> None:
-    """In rank 0: have the others leave with ``code`` too."""
+    """In rank 0: have the others leave with ``code`` too, and write the file of this rank."""
+    while _to_write:
+        _to_write.pop().close(code)
     with suppress(RuntimeError, ValueError, UsageError):  # nobody is there to be told
         ranks().leave(code)
     torchrun.no_more_signals()
