@@ -1,8 +1,9 @@
 """Which units a step may hold gathered, at each layer's forward and backward (see probes.gathered).
 
 The bound is the schedule's: the unit at work, and the next one at work in the same direction, which may be gathered
-ahead. Without ``reshard_after_forward`` also those whose backward in this pass is still to come. The root is always
-allowed: FSDP2 keeps it gathered between forward and backward unless it is told otherwise.
+ahead. Without ``reshard_after_forward`` also those whose backward in this pass is still to come, and those that a pass
+without any backward, such as an evaluation, has left gathered. The root is always allowed: FSDP2 keeps it gathered
+between forward and backward unless it is told otherwise.
 
 Source: ``reshard_after_forward`` of ``fully_shard``,
 https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html; prefetching: PyTorch FSDP, arXiv:2304.11277,
@@ -42,16 +43,19 @@ def assert_scheduled(execution: Execution) -> None:
     modules do not show what is, and nothing can be said.
     """
     case, seen = execution.request.training, False
-    for where, events in _passes(execution):
+    left: dict[int, set[str]] = {}
+    for rank, where, events in _passes(execution):
         backward = next((place for place, event in enumerate(events) if event.kind == "backward"), len(events))
         for place, event in enumerate(events):
             seen = seen or bool(event.gathered)
             phase = events[place:backward] if place < backward else events[place:]
             allowed = {event.unit, _next(event.unit, phase)}
             if not case.mesh.reshard_after_forward:
-                allowed |= _kept(events, place) if place >= backward else {e.unit for e in events[:place]}
+                before = {event.unit for event in events[:place]} | left.get(rank, set())
+                allowed |= _kept(events, place) if place >= backward else before
             if extra := event.gathered - allowed:
                 raise _held(event, extra, allowed, where, case.mesh.reshard_after_forward)
+        left[rank] = {event.unit for event in events} if backward == len(events) else set()
     if not seen and case.mesh.dp_shard > 1 and case.model.unit_count:
         raise NotApplicable("no unit is seen gathered: the model's own modules do not show it")
 
@@ -79,8 +83,8 @@ def _held(event: Event, extra: frozenset[str], allowed: set[str], where: str, fr
     )
 
 
-def _passes(execution: Execution) -> Iterator[tuple[str, list[Event]]]:
-    """(where in words, the events of one call of the model and what follows it), of every step of every rank."""
+def _passes(execution: Execution) -> Iterator[tuple[int, str, list[Event]]]:
+    """(rank, where in words, the events of one call of the model and what follows it), of every step of every rank."""
     case = execution.request.training
     units = [name for names in models.unit_names(case) for name in names]
     for rank in completed(execution):
@@ -93,6 +97,7 @@ def _passes(execution: Execution) -> Iterator[tuple[str, list[Event]]]:
                 raise UsageError("the run noted no calls of the model; next: run it with probes.gathered")
             for number, (first, after) in enumerate(pairwise([*calls, len(noted)])):
                 yield (
+                    rank.rank,
                     f"call {number} of the model in step {step}, rank {rank.rank}",
                     [
                         Event(kind, layer, _unit(layer, units), _units_of(more, units))

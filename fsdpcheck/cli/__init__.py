@@ -16,16 +16,17 @@ from typing import Any
 from fsdpcheck import __version__, adapters
 from fsdpcheck.case import Trait
 from fsdpcheck.case.profiles import PROFILES
-from fsdpcheck.cli import blocks, completion, covered, doctor, forms, init, listing, own_parts
+from fsdpcheck.cli import blocks, completion, covered, doctor, forms, init, launched, listing, own_parts
 from fsdpcheck.cli import claims as claims_command
 from fsdpcheck.cli import compare as compare_command
 from fsdpcheck.cli import gate as gate_command
 from fsdpcheck.cli import merge as merge_command
 from fsdpcheck.cli import power as power_command
+from fsdpcheck.cli import preflight as preflight_command
 from fsdpcheck.cli import report as report_command
 from fsdpcheck.cli import simulate as simulate_command
 from fsdpcheck.cli import trace as trace_command
-from fsdpcheck.cli.exits import guarded, say, serves
+from fsdpcheck.cli.exits import guarded, is_launched, say, serves
 from fsdpcheck.errors import USAGE, UsageError, explain, spelling
 from fsdpcheck.errors.excerpt import shown
 from fsdpcheck.findings.verdict import exit_code
@@ -45,6 +46,7 @@ MOST_JOBS = 8
 _WORDLESS = """fsdpcheck: a command is missing; next:
   fsdpcheck run --adapter reference --law 'training.*'              laws on an implementation, on simulated ranks
   torchrun --nproc-per-node 4 -m fsdpcheck run --adapter reference  the same on torchrun's ranks
+  torchrun --nproc-per-node 4 -m fsdpcheck                          questions before a long job, on its ranks
   fsdpcheck --help                                                  all commands"""
 
 _EPILOG = """exit codes:
@@ -76,6 +78,8 @@ A token only names things; what is not part of fsdpcheck is imported only if you
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
+    if is_launched():
+        return launched.main(words, lambda asked: _parsed(gate_command.expanded(asked, _add_session)))
     if not words:
         say(f"{_parser().format_usage().rstrip()}\n{_WORDLESS}")
         return USAGE
@@ -104,9 +108,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fsdpcheck {__version__}")
     commands = parser.add_subparsers(
         required=True,
-        metavar="{run,doctor,init,gate,merge,replay,report,simulate,compare,trace,power,claims,list,completion}",
+        metavar="{run,preflight,doctor,init,gate,merge,replay,report,simulate,compare,trace,power,claims,list,completion}",
     )
     _add_run(commands)
+    preflight_command.add(commands, _add_session, _told)
     doctor.add(commands)
     init.add(commands)
     gate_command.add(commands, _add_session, _told)
@@ -168,6 +173,8 @@ def _add_session(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--budget", type=_seconds, metavar="SECONDS", help="draw no further case after so long (default: none)"
     )
+    files = "under torchrun: a file of each rank, of what it did, in this folder (default: none)"
+    run.add_argument("--rank-files", type=Path, metavar="DIR", help=files)
     jobs = f"processes that check at once: a number, or auto, the usable cores up to {MOST_JOBS} (default: auto)"
     run.add_argument("--jobs", "-j", type=_jobs, default="auto", metavar="N", help=jobs)
     _add_laws(run)
@@ -214,25 +221,27 @@ def _run(options: argparse.Namespace) -> int:
         with covered.measured(options) as folder:
             ledger = _told(options, folder=folder)
             print(covered.reached(folder, options.coverage, colour.painter(sys.stdout)), flush=True)
-        return 0 if ledger is None else ledger.exit_code
+        return ledger.exit_code
     codes = []
     for block in blocks.each(options):
         ledger = _told(block, goes_on=block.resume)
-        codes.append(0 if ledger is None else ledger.exit_code)
-        if ledger is not None and ledger.interrupted:
+        codes.append(ledger.exit_code)
+        if ledger.interrupted:
             return ledger.exit_code
     return exit_code(codes)
 
 
-def _told(options: argparse.Namespace, goes_on: bool = False, folder: str = "") -> Ledger | None:
-    """The session, when all of it is told; None on a rank of torchrun that serves."""
+def _told(
+    options: argparse.Namespace, goes_on: bool = False, ending: forms.Ending | None = None, folder: str = ""
+) -> Ledger:
+    """The session, when all of it is told, in the words of ``ending``. ``folder``: for what is measured."""
     own_parts.require_model(options)
-    if not serves():
-        forms.require(options)
+    forms.require(options)
     plan = replace(_plan(options), coverage=folder)
     known = resume.earlier(options.json, plan) if goes_on else None
-    writes = options.json and not serves()
-    journal = journals.Journal(options.json, plan, goes_on=known is not None) if writes else None
+    if options.rank_files and not is_launched():
+        raise UsageError("--rank-files is about ranks of torchrun; next: leave it out, or start this with torchrun")
+    journal = journals.Journal(options.json, plan, goes_on=known is not None) if options.json else None
     shown = progress(plan.adapters, options.verbose)
 
     def listen(ledger: Ledger, event: Mapping[str, Any]) -> None:
@@ -241,17 +250,15 @@ def _told(options: argparse.Namespace, goes_on: bool = False, folder: str = "") 
         shown(ledger, event)
 
     try:
-        ledger = _session(plan, listen, options.jobs, known)
+        ledger = _session(plan, listen, options.jobs, known, options.rank_files)
     except BaseException:
         if journal is not None:
             journal.leave()
         raise
     finally:
         shown.close()
-    if ledger is None:
-        return None
     try:
-        forms.tell(options, [ledger])
+        forms.tell(options, [ledger], ending=ending)
     finally:  # each of the two is a copy of the findings; failing to give one does not lose the other
         if journal is not None:
             journal.close(document.document(ledger))
@@ -284,8 +291,8 @@ def _plan(options: argparse.Namespace) -> Plan:
     )
 
 
-def _session(plan: Plan, listen: Listen, jobs: int | None, known: resume.Earlier | None) -> Ledger | None:
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun owns the processes: this one is a rank
+def _session(plan: Plan, listen: Listen, jobs: int | None, known: resume.Earlier | None, files: Path | None) -> Ledger:
+    if is_launched():  # torchrun owns the processes: this one is a rank
         from fsdpcheck.session import torchrun
 
         if jobs is not None and jobs > 1:
@@ -294,7 +301,7 @@ def _session(plan: Plan, listen: Listen, jobs: int | None, known: resume.Earlier
             raise UsageError("--shard under torchrun: its ranks are one job; next: leave --shard out")
         if known is not None:
             raise UsageError("--resume under torchrun: it begins anew always; next: leave --resume out")
-        return torchrun.session(plan, listen)
+        return torchrun.session(plan, listen, files)
     if jobs is None:  # ranks that are processes use the cores already
         jobs = min(MOST_JOBS, _usable_cores()) if plan.engine == "simulated" else 1
     return supervise(plan, listen, jobs, known)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fsdpcheck.cli.exits import is_launched
 from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.report import colour
 
@@ -44,9 +45,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], seconds: 
     parser.add_argument(
         "--ranks",
         type=_sizes,
-        default=(1, 2, 4),
+        default=_ranks(),
         metavar="1,2,4",
-        help="numbers of ranks, the first against the others (default: 1,2,4)",
+        help="numbers of ranks, the first against the others (default: 1,2,4; under torchrun 1 and its number)",
     )
     parser.add_argument("--per-node", type=int, default=0, metavar="N", help="ranks of one node (default: all)")
     played = "play GPUs on the CPU, and say what was played (default: there is none)"
@@ -73,6 +74,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], seconds: 
     script = "write a program that shows with torch alone what differs, for torchrun on gloo (default: none)"
     parser.add_argument("--script", type=Path, metavar="FILE", help=script)
     parser.set_defaults(command=_compare)
+
+
+def _ranks() -> tuple[int, ...]:
+    """Numbers of ranks where nobody says: ranks are simulated under torchrun too."""
+    return (1, int(os.environ["WORLD_SIZE"])) if is_launched() and "WORLD_SIZE" in os.environ else (1, 2, 4)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

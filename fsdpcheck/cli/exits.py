@@ -37,6 +37,11 @@ def say(text: str) -> None:
         print(text, file=sys.stderr)
 
 
+def is_launched() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def serves() -> bool:
     """Whether this process is a rank of torchrun that another drives, and that says the same."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+    return is_launched() and os.environ.get("RANK", "0") != "0"

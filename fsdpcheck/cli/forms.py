@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fsdpcheck.errors import UsageError, explain
@@ -14,6 +14,9 @@ from fsdpcheck.report.forms import github
 from fsdpcheck.report.kept import Power
 from fsdpcheck.report.writing import Told
 from fsdpcheck.session.ledger import Ledger
+
+Ending = Callable[[Ledger, colour.Paint], str]
+"""What is printed of a session."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -41,11 +44,17 @@ def require(options: argparse.Namespace) -> None:
         raise UsageError(explain("--json names the file of another form", got=report, then="name two files"))
 
 
-def tell(options: argparse.Namespace, sessions: Sequence[Ledger], power: Power | None = None) -> None:
-    """Print the newest of ``sessions``, the last, its annotations if they are asked for, and write the files."""
-    root = os.environ.get("GITHUB_WORKSPACE", "")
+def tell(
+    options: argparse.Namespace, sessions: Sequence[Ledger], power: Power | None = None, ending: Ending | None = None
+) -> None:
+    """Print the newest of ``sessions``, the last, its annotations if they are asked for, and write the files.
+
+    ``ending``: in whose words, those of ``run`` by default.
+    """
+    root, paint = os.environ.get("GITHUB_WORKSPACE", ""), colour.painter(sys.stdout)
     try:
-        print(summary.ending(sessions[-1], colour.painter(sys.stdout), options.verbose), flush=True)
+        newest = sessions[-1]
+        print(ending(newest, paint) if ending else summary.ending(newest, paint, options.verbose), flush=True)
         if options.github:
             print("\n".join(github.lines(sessions[-1], root)), flush=True)
     finally:  # each is a copy of the findings; failing to give one does not lose the others

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, cast
 
@@ -23,6 +23,8 @@ STORE_SERVER = "pt_tcpstore_uv"
 
 BACKEND = "fsdpcheck"
 """Name under which recorded process groups are registered with torch.distributed."""
+OVER_GLOO = "fsdpcheck_gloo"
+"""The same in a process that was forked from one in which ``BACKEND`` may stand for simulated ranks."""
 
 
 def group_identity(group: Any) -> tuple[str, tuple[int, ...]]:
@@ -119,9 +121,7 @@ def groups_of_ranks(
             return make(size, place, ranks, backend, *args, **options)
         making(str(args[1]), tuple(ranks), str(backend), frozenset(map(str, module._world.pg_names.values())))
         group, store = make(size, place, ranks, dist.Backend(BACKEND), *args, **options)
-        if group in module._world.pg_map:  # this rank is a member; who asks for the backend hears what was asked for
-            module._world.pg_map[group] = backend, module._world.pg_map[group][1]
-            module._world.pg_backend_config[group] = str(dist.distributed_c10d.BackendConfig(backend))
+        _named(group, backend)
         return group, store
 
     def meet_ours(url: str, own: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
@@ -170,6 +170,53 @@ def join_together() -> None:
     package: Any = dist
     for owner in (package, module):
         owner.init_process_group = joined
+
+
+def announce_groups(making: Callable[[str, tuple[int, ...]], AbstractContextManager[object]]) -> None:
+    """From now on ``making(name, ranks)`` is open while this process makes a group after the first. Tried: 2.13.0.
+
+    Unless TORCH_DIST_INIT_BARRIER is 1, ranks that are no members make nothing and wait for nobody.
+    """
+    module: Any = dist.distributed_c10d
+    make = module._new_process_group_helper
+
+    @functools.wraps(make)
+    def announced(size: int, place: Any, ranks: Any, *args: Any, **options: Any) -> Any:
+        if not ranks or place is None:
+            return make(size, place, ranks, *args, **options)
+        with making(str(args[2]), tuple(ranks)):
+            return make(size, place, ranks, *args, **options)
+
+    module._new_process_group_helper = announced
+
+
+def stand_in_for_gloo(making: Callable[[str, tuple[int, ...]], AbstractContextManager[object]]) -> None:
+    """From now on groups that this process asks of gloo are those of ``OVER_GLOO``, by gloo's name. Tried: 2.13.0.
+
+    ``making(name, ranks)`` is open while one is made. Groups of other backends are made as they were.
+    """
+    module: Any = dist.distributed_c10d
+    make = module._new_process_group_helper
+
+    @functools.wraps(make)
+    def ours(size: int, place: Any, ranks: Any, backend: Any, *args: Any, **options: Any) -> Any:
+        on_gloo = (dist.Backend.GLOO, *(() if torch.cuda.is_available() else (dist.Backend.UNDEFINED,)))
+        if place is None or dist.Backend(backend or dist.Backend.UNDEFINED) not in on_gloo:
+            return make(size, place, ranks, backend, *args, **options)
+        with making(str(args[1]), tuple(ranks) or tuple(range(size))):
+            group, store = make(size, place, ranks, dist.Backend(OVER_GLOO), *args, **options)
+        _named(group, backend)
+        return group, store
+
+    module._new_process_group_helper = ours
+
+
+def _named(group: Any, backend: Any) -> None:
+    """Have whoever asks for the backend of a group of this rank hear what was asked for. Tried: 2.13.0."""
+    world: Any = dist.distributed_c10d._world
+    if group in world.pg_map:
+        world.pg_map[group] = backend, world.pg_map[group][1]
+        world.pg_backend_config[group] = str(dist.distributed_c10d.BackendConfig(backend))
 
 
 def world_of_this_thread() -> dict[str, Any]:

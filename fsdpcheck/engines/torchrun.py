@@ -1,87 +1,160 @@
-"""Real ranks under torchrun, thin form: one machine, gloo, as many ranks as torchrun started processes.
+"""Real ranks under torchrun: gloo, on the processors, on one node or several.
 
-Rank 0 hosts the driver. Every torchrun process, rank 0 too, keeps one worker process that is the rank and that it
-replaces after a failure; so a rank that hangs or dies takes neither torchrun nor the driver along. Orders and replies
-travel through torchrun's own store.
+Rank 0 hosts the driver. Every torchrun process, rank 0 too, keeps worker processes that are its rank and that it
+replaces after a failure; so a rank that hangs or dies takes neither torchrun nor the driver along. Cases may have fewer
+ranks than torchrun started: then the first so many have workers. What driver and keepers tell one another travels
+through torchrun's own store.
 """
 
 from __future__ import annotations
 
 import atexit
-import os
-import pickle
 import signal
+import tempfile
+import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import timedelta
-from multiprocessing import connection
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
 
-import torch._C._distributed_c10d as c10d
-from torch.distributed.rendezvous import rendezvous
-
+from fsdpcheck.adapters.declaration import Declaration
 from fsdpcheck.engines._common import hosts
-from fsdpcheck.engines._real import monitor
+from fsdpcheck.engines._real import keeper, launch, monitor, post
 from fsdpcheck.engines._real.follower import Place
+from fsdpcheck.engines._real.kept import FarLink, KeptLink
+from fsdpcheck.engines._real.launch import is_under_torchrun, rank, world_size
 from fsdpcheck.engines._real.pool import Pool
 from fsdpcheck.engines._real.transport import Link, LocalLink
 from fsdpcheck.engines.base import TORCHRUN
-from fsdpcheck.errors import OtherWorldSize, UsageError
+from fsdpcheck.errors import FsdpcheckError, NotSupported, OtherWorldSize, UsageError, explain
 from fsdpcheck.execution import Execution, RunRequest
+from fsdpcheck.processes import leftovers, messages
 from fsdpcheck.processes.limit import Limit
 
-_NEVER = timedelta(days=30)
-_STOP = b"stop"
+__all__ = ["Ranks", "TorchrunEngine", "is_under_torchrun", "rank", "world_size"]
+
+_POOLS: Final = 3
+"""Pools of different numbers of ranks that are kept; each has a worker of some 200 MB on each of its ranks."""
+_LOOK_SECONDS: Final = 0.01
 
 
-def is_under_torchrun() -> bool:
-    """Whether torchrun (torch.distributed.run) started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+class Ranks:
+    """The processes that torchrun started, as each of them sees them. One object in each.
 
+    Rank 0 drives with ``engine`` and ends all with ``leave``; every other one does what is asked in ``serve``.
+    """
 
-def world_size() -> int:
-    """How many processes torchrun started."""
-    return int(os.environ["WORLD_SIZE"])
+    def __init__(self) -> None:
+        if not is_under_torchrun():
+            what, then = "this process is no rank of torchrun", "torchrun --nproc-per-node N -m fsdpcheck"
+            raise UsageError(explain(what, got="no TORCHELASTIC_RUN_ID", wanted="to be started by torchrun", then=then))
+        self._store: Any = launch.control_store()
+        self.hello = launch.hello()
+        self.served = keeper.Served()
+        self._came = self._left = False
+        self._known: tuple[launch.Hello, ...] = ()
 
+    def come(self, trouble: str = "") -> None:
+        """Say that this rank is there, or what keeps it from taking part."""
+        if not self._came:
+            self._came, self.hello = True, launch.hello(trouble)
+            post.give(self._store, f"hello {self.hello.rank}", messages.dumps(self.hello))
 
-def rank() -> int:
-    """Which of them this is."""
-    return int(os.environ["RANK"])
+    def engine(self, budget_seconds: float | None = None) -> TorchrunEngine:
+        """In rank 0: what runs cases. Waits until all ranks have come. Raises UsageError for ranks that are unlike."""
+        self.come()
+        self._known = self._everybody()
+        _require_alike(self._known)
+        return TorchrunEngine(self._store, self._known, budget_seconds)
+
+    @property
+    def known(self) -> tuple[launch.Hello, ...]:
+        """What all ranks have said of themselves, in their order; () before there was an engine."""
+        return self._known
+
+    def gone(self) -> tuple[int, ...]:
+        """The ranks of this node whose torchrun process is gone."""
+        return tuple(one.rank for one in self._known if not _is_there(one, self.hello))
+
+    def serve(self) -> int:
+        """In every other rank, which has come: keep workers until rank 0 says leave; returns the code to leave with."""
+        return keeper.serve(self._store, self._said(0), self.served)
+
+    def leave(self, code: int) -> None:
+        """In rank 0, once: have all others leave with ``code``."""
+        if not self._left:
+            self._left = True
+            self.come()
+            office = post.Office(self._store, world_size())
+            for other in range(1, world_size()):
+                office.send_last(other, post.Leave(code))
+
+    def _everybody(self) -> tuple[launch.Hello, ...]:
+        """What all say of themselves; they have come when torchrun has started them, or torchrun ends this process."""
+        missing = set(range(world_size()))
+        try:
+            while missing:
+                missing -= {other for other in missing if self._store.check([f"hello {other}"])}
+                time.sleep(_LOOK_SECONDS if missing else 0)
+        except KeyboardInterrupt:
+            who = ", ".join(map(str, sorted(missing)))
+            what, then = "ranks did not start before torchrun ended the job", "see what they wrote above"
+            raise UsageError(explain(what, got=f"nothing of rank {who}", wanted="all ranks", then=then)) from None
+        return tuple(map(self._said, range(world_size())))
+
+    def _said(self, other: int) -> launch.Hello:
+        count = int(self._store.get(f"hello {other}"))  # waits for it
+        pieces = (bytes(self._store.get(f"hello {other}/{number}")) for number in range(count))
+        said: launch.Hello = messages.loads(b"".join(pieces))
+        return said
 
 
 class TorchrunEngine(hosts.Hosted):
-    """The driver, in rank 0: runs requests whose world size is torchrun's. ``budget_seconds``: see ProcessesEngine."""
+    """The driver, in rank 0: runs requests of at most as many ranks as torchrun started.
+
+    ``budget_seconds``: see ProcessesEngine.
+    """
 
     name = TORCHRUN
 
-    def __init__(self, budget_seconds: float | None = None) -> None:
-        _one_machine()
-        self._budget, self._limit, self._store = budget_seconds, Limit(), _control_store()
-        self._pool: Pool | None = None
-        self._pools = 0
-        self._closed = False
+    def __init__(self, store: Any, known: tuple[launch.Hello, ...], budget_seconds: float | None = None) -> None:
+        self._known, self._budget, self._limit = known, budget_seconds, Limit()
+        self._office = post.Office(store, len(known))
+        self._pools: dict[int, Pool] = {}
+        self._made, self.processor_seconds = 0, 0.0
+        """``processor_seconds``: of rank 0's own workers."""
         atexit.register(self.close)
 
+    def declared(self, reference: str) -> Declaration:
+        """See engines/base.py. Who takes more ranks than there are is said to take as many."""
+        declared, most = super().declared(reference), len(self._known)
+        taken = min(most, declared.features.max_world_size or most)
+        return replace(declared, features=replace(declared.features, max_world_size=taken))
+
     def run(self, request: RunRequest) -> Execution:
-        """Run ``request`` on torchrun's ranks. Raises OtherWorldSize when its world size is another."""
-        if request.case.world_size != world_size():
+        """Run ``request`` on torchrun's first ranks. Raises OtherWorldSize when it needs more than there are."""
+        size = request.case.world_size
+        if size > len(self._known):
             raise OtherWorldSize(
-                f"this case needs another number of ranks than torchrun started\n"
-                f"  got     a case of world size {request.case.world_size}\n"
-                f"  wanted  world size {world_size()}\n"
-                f"  next    torchrun --nproc-per-node {request.case.world_size}, or --engine processes",
-                world_size(),
+                f"this case needs more ranks than torchrun started\n  got     a case of world size {size}\n"
+                f"  wanted  at most {len(self._known)}\n"
+                f"  next    torchrun --nproc-per-node {size}, or --engine processes",
+                len(self._known),
             )
         hosts.declared(request.adapter)
         hosts.require(request.adapter, request.installs)
-        pool = self._pool = self._pool or self._new_pool()
+        pool = self._pool(size)
+        _require_shared_folder(pool, request)
         try:
             execution = monitor.run(pool, self.name, request, self._budget, self._limit)
         except BaseException:
-            self._discard()
+            self._discard(size)
             raise
+        if execution.failure is not None and self._is_over():
+            raise KeyboardInterrupt  # as torchrun is about to say: it ends the job without one of its processes
         if execution.failure is not None or pool.spent:
-            self._discard()
+            self._discard(size)
         return execution
 
     def settle(self) -> tuple[str, ...]:
@@ -89,153 +162,77 @@ class TorchrunEngine(hosts.Hosted):
         return ()
 
     def close(self) -> None:
-        """End the workers, and let the other ranks' ``serve`` return."""
-        if not self._closed:
-            self._closed = True
-            self._discard()
-            self._store.set(_order(self._pools + 1), _STOP)
+        """End the workers."""
+        for size in list(self._pools):
+            self._discard(size)
 
-    def _new_pool(self) -> Pool:
-        self._pools += 1
-        return Pool(world_size(), self._link)
+    def _is_over(self) -> bool:
+        """Whether a process of torchrun's on this node is gone."""
+        return not all(_is_there(one, self._known[0]) for one in self._known)
 
-    def _link(self, place: Place) -> Link:
+    def _pool(self, size: int) -> Pool:
+        """The workers of so many ranks; those used last are kept."""
+        pool = self._pools.pop(size, None)
+        while pool is None and len(self._pools) >= _POOLS:
+            self._discard(next(iter(self._pools)))
+        self._pools[size] = pool or self._new_pool(size)
+        return self._pools[size]
+
+    def _new_pool(self, size: int) -> Pool:
+        self._made += 1
+        try:
+            return Pool(size, partial(self._link, self._made), launch.store_host())
+        except FsdpcheckError:
+            if self._is_over():
+                raise KeyboardInterrupt from None
+            raise
+
+    def _link(self, number: int, place: Place) -> Link:
         if place.rank == 0:
-            self._store.set(_order(self._pools), pickle.dumps(place))
-            return LocalLink(place)
-        return StoreLink(self._store, self._pools, place.rank)
-
-    def _discard(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
-
-
-def serve() -> None:
-    """What every other rank does: keep a worker that is this rank, until the driver says stop."""
-    _one_machine()
-    store, pool = _control_store(), 1
-    while (order := store.get(_order(pool))) != _STOP:
-        first: Place = pickle.loads(order)
-        place = Place(rank(), first.world_size, first.port, first.folder)
-        _Relay(store, pool, LocalLink(place)).until_ended()
-        pool += 1
-
-
-def _order(pool: int) -> str:
-    return f"order {pool}"
-
-
-@dataclass(frozen=True)
-class _Keys:
-    """The keys through which the driver and one rank's relay talk about one worker."""
-
-    pool: int
-    rank: int
-
-    def to_worker(self, number: int) -> str:
-        return f"{self.pool}/{self.rank}/to worker/{number}"
-
-    def to_driver(self, number: int) -> str:
-        return f"{self.pool}/{self.rank}/to driver/{number}"
-
-    def said(self, what: str) -> str:
-        return f"{self.pool}/{self.rank}/{what}"
-
-
-class StoreLink:
-    """The driver's side of a worker that another torchrun process keeps."""
-
-    def __init__(self, store: Any, pool: int, rank: int) -> None:
-        self._store, self._keys = store, _Keys(pool, rank)
-        self._sent = self._received = 0
-
-    @property
-    def pid(self) -> int:
-        return int(self._store.get(self._keys.said("pid")))
-
-    def send(self, payload: bytes) -> None:
-        _give(self._store, self._keys.to_worker(self._sent), payload)
-        self._sent += 1
-
-    def receive(self) -> bytes | None:
-        payload = _taken(self._store, self._keys.to_driver(self._received))
-        self._received += payload is not None
-        return payload
-
-    def exit_code(self) -> int | None:
-        key = self._keys.said("exit")
-        return int(self._store.get(key)) if self._store.check([key]) else None
-
-    def sources(self) -> list[Any]:
-        return []
-
-    def end(self) -> None:
-        """Kill the worker (it is on this machine) and wait until its keeper has reaped it."""
-        if self.exit_code() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-            self._store.get(self._keys.said("exit"))
-
-
-class _Relay:
-    """The keeper's side: carries payloads between the store and its worker until the worker ends."""
-
-    def __init__(self, store: Any, pool: int, link: LocalLink) -> None:
-        self._store, self._keys, self._link = store, _Keys(pool, rank()), link
-        self._store.set(self._keys.said("pid"), str(link.pid))
-
-    def until_ended(self) -> None:
-        to_worker = to_driver = 0
-        while self._link.exit_code() is None:
-            connection.wait(self._link.sources(), timeout=_POLL_SECONDS)
-            if (payload := self._link.receive()) is not None:
-                _give(self._store, self._keys.to_driver(to_driver), payload)
-                to_driver += 1
-            if (payload := _taken(self._store, self._keys.to_worker(to_worker))) is not None:
-                self._link.send(payload)
-                to_worker += 1
-        self._store.set(self._keys.said("exit"), str(self._link.exit_code()))
-        self._link.end()
-
-
-_POLL_SECONDS = 0.002
-
-
-_PIECE = 1 << 22
-"""Bytes of the largest value that is set at once: TCPStore (libuv) ends a connection that sends more than 8 MiB."""
-
-
-def _give(store: Any, key: str, payload: bytes) -> None:
-    """Set ``key`` to ``payload`` in pieces; the key itself says how many they are, and comes last."""
-    pieces = [payload[start : start + _PIECE] for start in range(0, len(payload), _PIECE)]
-    for number, piece in enumerate(pieces):
-        store.set(f"{key}/{number}", piece)
-    store.set(key, str(len(pieces)))
-
-
-def _taken(store: Any, key: str) -> bytes | None:
-    """What was given as ``key``, which is removed, if it is there."""
-    if not store.check([key]):
-        return None
-    names = [f"{key}/{number}" for number in range(int(store.get(key)))]
-    payload = b"".join(bytes(store.get(name)) for name in names)
-    for name in (key, *names):
-        store.delete_key(name)
-    return payload
-
-
-def _control_store() -> Any:
-    """torchrun's store. Typed loosely: the stubs deny that a store takes bytes."""
-    store: Any = next(rendezvous("env://"))[0]
-    store.set_timeout(_NEVER)
-    return c10d.PrefixStore("fsdpcheck", store)
-
-
-def _one_machine() -> None:
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
-    if not is_under_torchrun() or local != world_size():
-        raise UsageError(
-            f"ranks under torchrun must be on one machine so far\n  got     {local} of the ranks on this machine\n"
-            f"  wanted  torchrun --nproc-per-node N with one node\n  next    leave out --nnodes"
+            return LocalLink(replace(place, address=launch.own_address()))
+        there = self._known[place.rank]
+        near = there.node == self._known[0].node
+        lives: Callable[[], bool] = partial(_is_there, there, self._known[0])
+        return (KeptLink if near else FarLink)(
+            self._office, place.rank, post.Start(number, place, self._known[0].node), lives
         )
+
+    def _discard(self, size: int) -> None:
+        pool = self._pools.pop(size, None)
+        if pool is not None:
+            self.processor_seconds += pool.links[0].processor_seconds()
+            pool.close()
+
+
+def _is_there(one: launch.Hello, seer: launch.Hello) -> bool:
+    """Whether the torchrun process that said this is there; taken for granted where ``seer`` cannot see it."""
+    return one.node != seer.node or leftovers.is_living(one.pid)
+
+
+def _require_alike(known: tuple[launch.Hello, ...]) -> None:
+    """Raises UsageError where a rank is in trouble, or ranks have other versions of what computes."""
+    if troubled := [one for one in known if one.trouble]:
+        raise UsageError("\n".join(f"rank {one.rank} on {one.host}: {one.trouble}" for one in troubled))
+    first = known[0].versions
+    for name, version in first.items():
+        others = [f"rank {one.rank} {one.versions.get(name)} on {one.host}" for one in known]
+        if any(one.versions.get(name) != version for one in known):
+            what, then = f"ranks have different versions of {name}", "install one on all nodes"
+            raise UsageError(explain(what, got=", ".join(others), wanted=f"{version} on all", then=then))
+
+
+def _require_shared_folder(pool: Pool, request: RunRequest) -> None:
+    """Raises NotSupported for a checkpoint between nodes that share no temporary folder."""
+    blind = [rank for rank, link in pool.table.far.items() if not link.sees]
+    if (request.save_to or request.load_from) and blind:
+        what = "a checkpoint is read by ranks of several nodes, which share no temporary folder"
+        then = "set TMPDIR, on all nodes, to a folder that they share"
+        got = f"{tempfile.gettempdir()} of rank 0, which rank {blind[0]} does not see"
+        raise NotSupported(explain(what, got=got, wanted="one folder", then=then))
+
+
+def no_more_signals() -> None:
+    """From now on this process leaves with its own code, whatever torchrun sends when another has left before it."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(ValueError):  # of a thread that is not the program's
+            signal.signal(number, signal.SIG_IGN)

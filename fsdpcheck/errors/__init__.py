@@ -45,7 +45,7 @@ class NotPlain(UsageError):
 
 
 class OtherWorldSize(UsageError):
-    """A case has another number of ranks than ``there`` are. A law that needs such cases is not asked there."""
+    """A case has more ranks than ``there`` are. A law that needs such cases is not asked there."""
 
     def __init__(self, text: str, there: int) -> None:
         super().__init__(text)

@@ -7,6 +7,7 @@ unsafe, not a deadlock.
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,6 +93,12 @@ class Lost:
 State = Running | Blocked | Finished | Raised | Exited | Lost
 
 
+def lost(rank: int, code: int) -> Lost:
+    """The state of a rank that a signal has ended, of whose process that is the exit code: less than 0."""
+    known = {number.value: number.name for number in signal.Signals}  # real-time signals have no name
+    return Lost(rank, known.get(-code, f"signal {-code}"))
+
+
 def nobody_can_move(states: Mapping[int, State], traces: Mapping[int, Sequence[Collective]] | None = None) -> bool:
     """Whether every rank has ended or is blocked in an incomplete instance, and at least one is blocked.
 
@@ -122,11 +129,14 @@ def explain(
     return Failure(kind, "\n".join(lines), ranks, exception, seconds if kind in _HANGS else None)
 
 
-def analyse(traces: Mapping[int, Sequence[Collective]], times: Mapping[int, Times] | None = None) -> Failure | None:
+def analyse(
+    traces: Mapping[int, Sequence[Collective]], times: Mapping[int, Times] | None = None, *, ordered: bool = True
+) -> Failure | None:
     """What is wrong with the calls of a run that *completed*; None when every legal schedule completes as well.
 
     Finds calls that disagree (many backends let them pass), calls that some member never made, and orders across groups
     that are a ring: a hang for any backend that holds members until all have come. ``times``: see orders.ring.
+    ``ordered``: whether a rank's calls come one after another; where several threads make them, order demands nothing.
     """
     sides = match(traces)
     ranks = tuple(RankState(rank, "finished") for rank in sorted(traces))
@@ -137,7 +147,7 @@ def analyse(traces: Mapping[int, Sequence[Collective]], times: Mapping[int, Time
         head = "unsafe: a call was never matched; a backend that waits for all members hangs"
         lines = (f"  {missing_text(key, sides, placed=True)}" for key in unmatched)
         return Failure("unsafe", "\n".join([head, *lines]), ranks)
-    demands = orders.ring(traces, times)
+    demands = orders.ring(traces, times) if ordered else ()
     return Failure("unsafe", orders.text(orders.AS_WAITED_FOR, demands, sides), ranks) if demands else None
 
 

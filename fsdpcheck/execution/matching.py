@@ -19,6 +19,9 @@ ANY_SOURCE = "recv_anysource"
 LOCAL = frozenset({ANY_SOURCE, "store.get"})
 """Waits that have no instance."""
 
+MAKING = "new_group"
+"""A group that is made, which holds its members as a collective does; it is part of no trace."""
+
 _ONE_SIDED = {
     "gather": ("output dtype", "output shape"),
     "scatter": ("input dtype", "input shape"),
@@ -119,7 +122,10 @@ def first_mismatch(sides: Sides) -> Instance | None:
 
 def call_text(call: Collective, sides: Sides) -> str:
     """A call in words, with the name of its group where another group has the same ranks."""
-    twins = any(key.group_name != call.group_name and key.members == call.group for key in sides)
+    if call.op == MAKING:
+        return str(call)
+    names = {key.group_name for key in sides if key.members == call.group and not key.group_name.startswith(MAKING)}
+    twins = bool(names - {call.group_name})
     return f"{call} (group {call.group_name!r})" if twins else str(call)
 
 

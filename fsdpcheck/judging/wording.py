@@ -35,7 +35,7 @@ def verdict(found: Exploration, stop: BaseException | None) -> Verdict:
     if found.broken is not None:
         return _flaky(found, found.broken.finding) if isinstance(stop, Flaky) else _shrunk(found, stop)
     if isinstance(stop, Stop) and isinstance(stop.error, OtherWorldSize):
-        reason = f"on {stop.error.there} ranks alone: its cases run on other numbers of ranks as well"
+        reason = f"on at most {stop.error.there} ranks: its cases run on more as well"
         return replace(held(found), status="not asked", reason=reason)
     if isinstance(stop, Stop) and stop.error is not None:
         return _error(found, stop.error, stop.case)

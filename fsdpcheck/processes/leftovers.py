@@ -58,6 +58,16 @@ def living() -> Iterator[Entry]:
                 yield Entry(int(stat.parent.name), *map(int, numbers))
 
 
+def is_living(pid: int) -> bool:
+    """Whether there is such a process, and it is no zombie; True where there is no /proc."""
+    if not _HAS_PROC:
+        return True
+    try:
+        return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def children() -> frozenset[int]:
     """The living children of this process."""
     me = os.getpid()

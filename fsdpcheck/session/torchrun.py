@@ -1,50 +1,154 @@
-"""A session on the ranks of torchrun: rank 0 draws, judges and reports; the others serve."""
+"""A session on the ranks of torchrun: rank 0 draws, judges and reports; the others serve, and leave with its code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+import functools
+import json
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
 from fsdpcheck.engines import torchrun
 from fsdpcheck.engines.base import TORCHRUN
-from fsdpcheck.errors import UsageError
+from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan
-from fsdpcheck.session.worker import fork_servers_of, told_session
+from fsdpcheck.session.worker import Interrupt, fork_servers_of, told_session
+
+_SCHEMA: Final = 1
+"""Version of a rank's file."""
 
 
-def session(plan: Plan, listen: Callable[[Ledger, Mapping[str, Any]], None]) -> Ledger | None:
-    """Run ``plan`` with the world size of torchrun; None on the ranks that served. Raises UsageError."""
-    fork_servers_of(plan.adapters)
-    if torchrun.rank() != 0:
-        torchrun.serve()
-        return None
-    engine = torchrun.TorchrunEngine(budget_seconds=plan.budget)
-    try:
-        return _driven(_fitted(plan), engine, listen)
-    finally:
-        engine.close()
+_to_write: list[_RankFile] = []
+"""The file of rank 0, until it leaves."""
 
 
-def _fitted(plan: Plan) -> Plan:
-    """The plan on as many ranks as there are. Raises UsageError where others were asked for."""
-    given = (torchrun.world_size(),)
-    if plan.world_sizes not in ((), given):
-        got = ", ".join(map(str, plan.world_sizes))
-        raise UsageError(
-            f"--world-size under torchrun: the number of ranks is torchrun's\n  got     {got}\n"
-            f"  wanted  {given[0]}\n  next    leave --world-size out, or choose another --nproc-per-node"
-        )
-    return replace(plan, engine=TORCHRUN, world_sizes=given)
+@functools.cache
+def ranks() -> torchrun.Ranks:
+    """The ranks of torchrun, of which this process is one. What is forked for workers has to be forked before."""
+    return torchrun.Ranks()
 
 
-def _driven(plan: Plan, engine: torchrun.TorchrunEngine, listen: Callable[[Ledger, Mapping[str, Any]], None]) -> Ledger:
-    ledger = Ledger(plan)
+def session(plan: Plan, listen: Callable[[Ledger, Mapping[str, Any]], None], files: Path | None = None) -> Ledger:
+    """In rank 0: run ``plan`` on torchrun's ranks, at most. SIGTERM ends it as Ctrl-C does, with what was found.
+
+    ``files``: a folder for a file of each rank, or None. Raises UsageError.
+    """
+    plan = _fitted(plan)
+    interrupt = Interrupt(signal.SIGINT, signal.SIGTERM)
+    with interrupt.deferred():
+        fork_servers_of(plan.adapters)
+    own, ledger = _RankFile(files), Ledger(plan)
+    _to_write.append(own)
+    engine = ranks().engine(plan.budget)
 
     def emit(event: dict[str, Any]) -> None:
         ledger.take(event)
         listen(ledger, event)
+        if event["event"] == "plan":
+            note = {"event": "note", "text": where_it_runs()}
+            ledger.take(note)
+            listen(ledger, note)
+        interrupt.again()
 
-    emit(told_session(plan, emit, engine=engine))
+    try:
+        last = told_session(plan, emit, engine=engine)
+        if last["interrupted"] and (gone := ranks().gone()):
+            who = f"rank{'s' * (len(gone) > 1)} {', '.join(map(str, gone))}"
+            ledger.take({"event": "note", "text": f"torchrun ended the job: its process of {who} is gone"})
+        ledger.take(last)
+        listen(ledger, last)
+    finally:
+        engine.close()
+        own.used = engine.processor_seconds
     return ledger
+
+
+def serve(adapters: Iterable[str], files: Path | None = None) -> NoReturn:
+    """In every other rank: serve until rank 0 leaves, and leave with its code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 says when
+        signal.signal(number, signal.SIG_IGN)
+    fork_servers_of(adapters)
+    own, trouble = None, ""
+    try:
+        own = _RankFile(files)
+    except UsageError as error:
+        trouble = str(error)
+    here = ranks()
+    here.come(trouble)
+    code = here.serve()
+    if own is not None:
+        own.served = {"workers": here.served.workers, "replies": here.served.replies, "ends": here.served.ends}
+        own.used = here.served.processor_seconds
+        own.close(code)
+    torchrun.no_more_signals()
+    raise SystemExit(code)
+
+
+def leave(code: int) -> None:
+    """In rank 0: have the others leave with ``code`` too, and write the file of this rank."""
+    while _to_write:
+        _to_write.pop().close(code)
+    with suppress(RuntimeError, ValueError, UsageError):  # nobody is there to be told
+        ranks().leave(code)
+    torchrun.no_more_signals()
+
+
+def where_it_runs() -> str:
+    """The ranks in words: how many, on how many nodes, over what."""
+    known = ranks().known
+    nodes, gpus = len({one.node for one in known}), max(one.gpus for one in known)
+    text = f"ranks: {len(known)} of torchrun on {nodes} node{'s' * (nodes > 1)}, gloo on the processors"
+    return text + f"; {gpus} GPUs of a node are not used, and NCCL is not checked" * bool(gpus)
+
+
+def _fitted(plan: Plan) -> Plan:
+    """The plan on at most as many ranks as there are; on all of them in most cases, where nobody says on how many.
+
+    Raises UsageError where more were asked for.
+    """
+    most = torchrun.world_size()
+    given = tuple(size for size in plan.world_sizes if size > most)
+    if given:
+        what, then = "--world-size asks for more ranks than torchrun started", "choose another --nproc-per-node"
+        raise UsageError(explain(what, got=", ".join(map(str, given)), wanted=f"at most {most}", then=then))
+    fewer = sorted({1, 2, most // 2, most} - {0, most})
+    sizes = plan.world_sizes or (*(size for size in fewer if size < most), *(most,) * max(1, len(fewer)))
+    return replace(plan, engine=TORCHRUN, world_sizes=sizes)
+
+
+class _RankFile:
+    """What this rank did, as JSON in a file of its own: written when it leaves."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Raises UsageError where it cannot be written, in rank 0; another rank tells rank 0 (Hello.trouble)."""
+        self._path = None if folder is None else folder / f"rank{torchrun.rank()}.json"
+        self.served: dict[str, Any] = {}
+        self.used = 0.0
+        if self._path is not None:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._path.write_text("{}\n", encoding="utf-8")
+            except OSError as error:
+                what, then = f"--rank-files {folder}: cannot be written", "name a folder that can be written"
+                raise UsageError(explain(what, got=error.strerror, then=then)) from error
+
+    def close(self, code: int) -> None:
+        """Write it."""
+        if self._path is None:
+            return
+        own = time.process_time() + sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+        data = {
+            "schema": _SCHEMA,
+            **asdict(ranks().hello),
+            **self.served,
+            "processor_seconds": {"this process": round(own, 2), "workers": round(self.used, 2)},
+            "exit_code": code,
+        }
+        with suppress(OSError):
+            self._path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def main() -> int:
     """Run the session; returns the process's exit code, which the parent only needs when the pipe ended early."""
     faulthandler.enable(all_threads=False)
-    interrupt = _Interrupt()
+    interrupt = Interrupt()
     with interrupt.deferred():
         fork_servers_of(Plan.from_json(sys.argv[4]).adapters)
     _follow_parent_into_death(int(sys.argv[1]))
@@ -51,7 +51,7 @@ def main() -> int:
     return 130
 
 
-def _served(pipe: TextIO, feed: TextIO, interrupt: _Interrupt) -> int:
+def _served(pipe: TextIO, feed: TextIO, interrupt: Interrupt) -> int:
     """The session of the plan in the arguments, told through ``pipe``; the pairs come from ``feed``."""
     pairs = ((law, adapter) for law, adapter in map(json.loads, feed))
 
@@ -80,7 +80,7 @@ def _served(pipe: TextIO, feed: TextIO, interrupt: _Interrupt) -> int:
 def replay() -> int:
     """Run the case of one trusted token: FD FEED BEATS TOKEN ENGINE BUDGET LAWS; one event, a verdict or error."""
     faulthandler.enable(all_threads=False)
-    _Interrupt()
+    Interrupt()
     token, engine, (budget, laws) = tokens.decode(sys.argv[4]), sys.argv[5], map(json.loads, sys.argv[6:8])
     fork_servers_of([token.adapter])
     _follow_parent_into_death(int(sys.argv[1]))
@@ -104,7 +104,7 @@ def replay() -> int:
 def examine() -> int:
     """Examine what works here (see session.examination): FD FEED BEATS ADAPTERS; its events, and one "end"."""
     faulthandler.enable(all_threads=False)
-    _Interrupt()
+    Interrupt()
     refs = json.loads(sys.argv[4])
     fork_servers_of(refs)
     _follow_parent_into_death(int(sys.argv[1]))
@@ -181,16 +181,19 @@ def _follow_parent_into_death(pipe: int) -> None:
     threading.Thread(target=watch, name="watch parent", daemon=True).start()
 
 
-class _Interrupt:
-    """SIGINT raises KeyboardInterrupt once: the terminal and the parent both send it, and cleaning up is not redone.
+class Interrupt:
+    """A signal raises KeyboardInterrupt once: the terminal and the parent both send it, and cleaning up is not redone.
 
     Where Python calls something by itself (a callback of the collector, __del__) it swallows what is raised there, and
     the session would go on; hence ``again``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *numbers: signal.Signals) -> None:
+        """``numbers``: which signals do; () stands for SIGINT."""
         self._came = self._is_deferred = False
-        signal.signal(signal.SIGINT, self._raise)
+        self._numbers = numbers or (signal.SIGINT,)
+        for number in self._numbers:
+            signal.signal(number, self._raise)
 
     def again(self) -> None:
         """Raise KeyboardInterrupt if it was raised before."""
@@ -205,7 +208,8 @@ class _Interrupt:
         self._is_deferred = False
 
     def _raise(self, number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for each in self._numbers:
+            signal.signal(each, signal.SIG_IGN)
         self._came = True
         if not self._is_deferred:
             raise KeyboardInterrupt

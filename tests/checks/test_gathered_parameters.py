@@ -78,6 +78,17 @@ def test_a_unit_that_stays_gathered_is_found(case: TrainingCase, place: int, hel
     assert found.value.cause == f"a unit is not freed when its {over} is over"
 
 
+def test_what_an_evaluation_leaves_gathered_is_kept_for_the_next_pass_alone() -> None:
+    """Where parameters are kept after the forward, no backward frees those of an evaluation."""
+    evaluation, again = ALL[:4], ("call", None, "")
+    begun = [("forward", 0, "012"), ("forward", 1, "012"), *ALL[2:]]
+    assert_scheduled(events(KEPT, *evaluation, again, *begun))
+    with pytest.raises(Violation, match=r"units\.2 gathered in the forward of units\.0"):
+        assert_scheduled(events(FREED, *FORWARD, again, *begun))
+    with pytest.raises(Violation, match=r"units\.2 gathered in the forward of units\.0"):
+        assert_scheduled(events(KEPT, *ALL, again, *begun))
+
+
 def test_a_rank_without_samples_may_leave_its_model_alone() -> None:
     """But no rank that has some."""
     idle = replace(FREED, layout=BatchLayout("ragged", 2, counts=(2, 0)))

@@ -18,15 +18,17 @@ from fsdpcheck.judging import registry
 from fsdpcheck.report import listing
 from tests.common.commands import LAWS, TOY, run
 
+_SESSION = {
+    "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
+    "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",
+    "--optimizer", "--units", "--real", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
+    "--roots", "--rank-files", "--html", "--junit", "--sarif", "--markdown", "--github", "--verbose", "-v",
+    "--private", "--factor", "--shows", "--save", "--load", "--load-at", "--param-dtype", "--reduce-dtype",
+}  # fmt: skip
 OPTIONS = {
-    "run": {
-        "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
-        "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",
-        "--optimizer", "--units", "--real", "--resume", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
-        "--roots", "--coverage", "--html", "--junit", "--sarif", "--markdown", "--github", "--verbose", "-v",
-        "--private", "--factor", "--shows", "--save", "--load", "--load-at", "--param-dtype", "--reduce-dtype",
-        "--shard", "--blocks",
-    },
+    "run": {*_SESSION, "--resume", "--coverage", "--shard", "--blocks"},
+    "preflight": _SESSION,
+    "gate": {*_SESSION, "--baseline", "--update"},
     "report": {
         "--github", "--help", "--html", "--junit", "--markdown", "--power", "--sarif", "--schema", "--verbose", "-h",
         "-v", "FILE",
@@ -34,14 +36,6 @@ OPTIONS = {
     "merge": {"--help", "--json", "-h", "FILE"},
     "doctor": {"--adapter", "--help", "--json", "-h"},
     "init": {"--help", "--no-workflow", "-h", "KIND"},
-    "gate": {
-        "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
-        "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",
-        "--optimizer", "--units", "--real", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
-        "--roots", "--baseline", "--update",
-        "--html", "--junit", "--sarif", "--markdown", "--github", "--verbose", "-v",
-        "--private", "--factor", "--shows", "--save", "--load", "--load-at", "--param-dtype", "--reduce-dtype",
-    },
     "replay": {
         "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--laws", "--loss", "--model",
         "--optimizer", "--script", "-h", "TOKEN|FILE",
@@ -89,6 +83,7 @@ def test_the_options_are_frozen() -> None:
     [
         ["--help"],
         ["run", "--help"],
+        ["preflight", "--help"],
         ["replay", "--help"],
         ["list", "--help"],
         ["report", "--help"],

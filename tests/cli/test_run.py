@@ -8,14 +8,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fsdpcheck import cli
+from fsdpcheck.cli import launched
 from fsdpcheck.errors import UsageError
 from fsdpcheck.report import document
 from fsdpcheck.session import journal as journals
+from fsdpcheck.session import torchrun
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan
 from tests.common.commands import LAWS, TOY, environment, run, start
@@ -167,7 +170,7 @@ def test_torchrun_hosts_a_session_on_its_own_ranks(tmp_path: Path) -> None:
     )
     assert process.returncode == 0, process.stderr
     assert "1 checks hold, 0 findings, 1 not promised, 1 not asked" in process.stdout
-    assert "not asked: toy.worlds (on 2 ranks alone: its cases run on other numbers of ranks as well)" in process.stdout
+    assert "not asked: toy.worlds (on at most 2 ranks: its cases run on more as well)" in process.stdout
     assert process.stdout.count("1 checks hold") == 1
     verdicts = json.loads((tmp_path / "out.json").read_text())["verdicts"]
     assert [(verdict["status"], verdict["exit_code"]) for verdict in verdicts] == [
@@ -178,23 +181,43 @@ def test_torchrun_hosts_a_session_on_its_own_ranks(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"], "one rank alone writes the report"
 
 
-def test_without_a_command_it_says_once_what_to_type(
+def test_without_a_command_it_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "fsdpcheck run --adapter reference" in capsys.readouterr().err
+
+
+def test_ranks_of_torchrun_say_once_what_they_cannot_read(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank of torchrun that another drives says nothing that this one says, and leaves with the same code."""
-    assert cli.main([]) == 2
-    assert "fsdpcheck run --adapter reference" in capsys.readouterr().err
+    told: list[int] = []
+    monkeypatch.setattr(torchrun, "leave", told.append)
+    monkeypatch.setattr(launched, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=0, SIG_IGN=0))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     for rank, said in (("0", True), ("1", False)):
         monkeypatch.setenv("RANK", rank)
-        assert cli.main([]) == 2
-        assert bool(capsys.readouterr().err) == said
-        with pytest.raises(SystemExit) as left:
-            cli.main(["run", "--no-such-option"])
-        assert left.value.code == 2
-        assert bool(capsys.readouterr().err) == said
-        assert cli.main(["run", "--resume"]) == 2
-        assert bool(capsys.readouterr().err) == said
+        for words in (["run", "--no-such-option"], ["--no-such-option"]):
+            with pytest.raises(SystemExit) as left:
+                cli.main(words)
+            assert left.value.code == 2
+            assert bool(capsys.readouterr().err) == said
+    assert told == [2, 2], "rank 0 tells the others"
+
+
+def test_what_rank_0_ends_with_the_others_are_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(torchrun, "leave", told.append)
+    monkeypatch.setattr(launched, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=0, SIG_IGN=0))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["run", "--resume"]) == 2
+    assert cli.main(["list", "faults", "no_such*"]) == 2
+    assert cli.main(["run", "--world-size", "3", "--adapter", TOY]) == 2
+    assert "--world-size asks for more ranks than torchrun started" in capsys.readouterr().err
+    assert told == [2, 2, 2]
 
 
 def _interrupt(folder: Path, end: Callable[[subprocess.Popen[str]], None]) -> tuple[int, str, str]:
@@ -219,3 +242,51 @@ def test_an_interrupt_keeps_what_was_found(tmp_path: Path, number: signal.Signal
     data = json.loads((tmp_path / "out.json").read_text())
     assert data["interrupted"]
     assert [verdict["status"] for verdict in data["verdicts"]] == ["finding"]
+
+
+def _preflight(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "fsdpcheck", *words]
+    return subprocess.run(launch, cwd=folder, env=environment(), capture_output=True, text=True)
+
+
+@pytest.mark.nightly  # minutes each; by day tests/report/test_preflight.py has the answers
+@pytest.mark.parametrize(
+    ("fault", "law", "said"),
+    [
+        ("empty_rank_skips_its_collectives", "collectives.plain", "NO           no rank waits for ever"),
+        ("global_norm_of_own_shard", "global-norm.returned", "NO           gradients and norms are"),
+        ("first_writer_alone_is_read", "state.resharded", "NO           a checkpoint comes back"),
+        ("nothing_freed_after_a_step", "lifecycle.memory", "NO           memory is what sharding promises"),
+    ],
+)
+def test_torchrun_without_a_command_answers_no_where_a_fault_is_planted(
+    tmp_path: Path, fault: str, law: str, said: str
+) -> None:
+    asked = ["--adapter", "reference", "--law", law, "--install", fault, "--rank-files", "ranks"]
+    process = _preflight(tmp_path, *asked)
+    answers = process.stdout.rpartition("preflight:\n")[2]
+    assert f"  {said}" in answers, process.stdout + process.stderr
+    assert answers.count("  NO  ") == 1
+    codes = [json.loads(path.read_text())["exit_code"] for path in sorted(tmp_path.glob("ranks/rank*.json"))]
+    assert codes == [1, 1]
+
+
+@pytest.mark.nightly  # a minute
+def test_torchrun_without_a_command_answers_yes_of_what_is_sound(tmp_path: Path) -> None:
+    process = _preflight(tmp_path, "--adapter", "reference_fsdp2")
+    assert process.stdout.rpartition("preflight:\n")[2].count("  yes  ") == 4, process.stdout + process.stderr
+    assert process.returncode == 0
+
+
+def test_a_folder_that_cannot_be_written_ends_all_ranks_with_code_2(tmp_path: Path) -> None:
+    (tmp_path / "ranks").write_text("no folder")
+    process = _preflight(tmp_path, "--rank-files", "ranks")
+    assert process.stderr.count("--rank-files ranks: cannot be written") == 1
+    assert process.stderr.count("exitcode  : 2") == 2, "both ranks"
+    assert process.stdout == ""
+
+
+def test_files_of_ranks_are_torchruns_alone(tmp_path: Path) -> None:
+    code, _, err = run(tmp_path, "run", "--adapter", TOY, "--rank-files", "ranks")
+    assert code == 2
+    assert "--rank-files is about ranks of torchrun" in err

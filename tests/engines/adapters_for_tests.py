@@ -394,3 +394,56 @@ class _Built(AveragingAdapter):
 
 
 live, copying = _Built(_Live), _Built(_Copying)
+
+
+@AveragingAdapter
+def makes_a_group_alone(rank: int) -> None:
+    """One member does not make its group, and goes on; the other waits for it."""
+    if rank != WRONG_RANK:
+        dist.new_group([0, 1])
+
+
+@AveragingAdapter
+def makes_groups_of_some(rank: int) -> None:
+    """As a mesh of several axes does: groups of one or of some ranks, at which others hardly stop."""
+    for ranks in ([0], [1], [2], [1, 2], [0], [0, 1, 2]):
+        dist.new_group(ranks)
+
+
+@AveragingAdapter
+def makes_other_groups(rank: int) -> None:
+    """Ranks name other members of what torch takes for one group."""
+    dist.new_group([0, 1] if rank != WRONG_RANK else [0, 1, 2])
+
+
+@AveragingAdapter
+def helped_by_a_thread(rank: int) -> None:
+    """A thread comes late to what the other rank waits for, while its own program waits for that rank."""
+    mine, theirs = dist.new_group([0, 1]), dist.new_group([0, 1])
+    if rank != WRONG_RANK:
+        dist.all_reduce(_numbers(), group=theirs)
+        dist.all_reduce(_numbers(), group=mine)
+        return
+
+    def help_late() -> None:
+        total = 0
+        for number in range(1 << 22):  # some time after the program has begun to wait; no clock is asked
+            total += number
+        dist.all_reduce(_numbers(), group=theirs)
+
+    thread = threading.Thread(target=help_late)
+    thread.start()
+    dist.all_reduce(_numbers(), group=mine)
+    thread.join()
+
+
+@AveragingAdapter
+def refused_a_group(rank: int) -> None:
+    """One rank asks for a group that cannot be; the other waits for it to make one."""
+    dist.new_group([0, 1] if rank != WRONG_RANK else [0, 0])
+
+
+@AveragingAdapter
+def refused_by_gloo(rank: int) -> None:
+    """One rank calls with what gloo does not do, and raises; the other waits for it in the same call."""
+    dist.all_reduce(_numbers(), dist._make_nccl_premul_sum(0.5) if rank == WRONG_RANK else dist.ReduceOp.SUM)

@@ -111,6 +111,44 @@ def test_a_deadlock_is_proved_from_the_table_and_by_no_clock(
     assert failed(engine.run(request_for("late_alone"))).kind == "deadlock"
 
 
+def test_a_group_that_a_member_does_not_make_is_a_proved_hang(engine: ProcessesEngine) -> None:
+    failure = failed(engine.run(request_for("makes_a_group_alone")))
+    assert failure.kind == "deadlock"
+    assert "rank 0: in new_group() #0 on ranks [0, 1]" in failure.text
+    assert "was never called by rank 1 (0 calls on this group)" in failure.text
+
+
+def test_groups_of_one_name_and_other_members_are_a_mismatch(engine: ProcessesEngine) -> None:
+    failure = failed(engine.run(request_for("makes_other_groups", 3)))
+    assert failure.kind == "mismatch"
+    assert "ranks disagree about group '1'" in failure.text
+    assert "  rank 0: new_group([0, 1]), at " in failure.text
+    assert "  rank 1: new_group([0, 1, 2]), at " in failure.text
+
+
+def test_groups_that_not_all_ranks_make_hold_their_members_alone() -> None:
+    engine = ProcessesEngine(budget_seconds=100)
+    assert engine.run(request_for("makes_groups_of_some", 3)).failure is None
+    engine.close()
+
+
+def test_a_group_that_is_refused_is_no_wait(engine: ProcessesEngine) -> None:
+    """A rank is waited for in a new group from when it waits itself, so what it raises before is told as raised."""
+    assert failed(engine.run(request_for("refused_a_group"))).kind == "raised"
+
+
+def test_a_call_that_gloo_refuses_is_none_that_others_met(engine: ProcessesEngine) -> None:
+    failure = failed(engine.run(request_for("refused_by_gloo")))
+    assert failure.kind == "raised", failure.text
+    assert "rank 0: in all_reduce(float64[4]) sum #0 on ranks [0, 1], waiting for rank 1" in failure.text
+
+
+def test_a_rank_whose_thread_computes_is_not_stuck(engine: ProcessesEngine) -> None:
+    """Its program and the other rank wait for each other; the thread comes to what frees both. No order is broken."""
+    execution = engine.run(request_for("helped_by_a_thread"))
+    assert execution.failure is None, execution.failure
+
+
 def test_gloos_own_words_are_kept(engine: ProcessesEngine) -> None:
     """gloo aborts a process that gets more bytes than it expects; whichever comes first, it is a mismatch."""
     failure = failed(engine.run(request_for("other_dtype")))

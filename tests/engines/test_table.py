@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,54 @@ def test_a_rank_is_blocked_only_while_it_waits(table: Table, rows: list[Row]) ->
             pass
         assert table.read()[0].blocked_in == 0
     assert table.read()[0].blocked_in is None
+
+
+def test_a_rank_with_threads_is_blocked_while_each_of_them_waits(table: Table, rows: list[Row]) -> None:
+    """A thread that computes may yet come to what another rank waits for."""
+    rows[0].begin(1)
+    for sequence in range(2):
+        rows[0].issue(call(sequence))
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def helped() -> None:
+        goes_on.wait()
+        with rows[0].blocked(1):
+            waits.set()
+            goes_on.clear()
+            goes_on.wait()
+
+    thread = threading.Thread(target=helped)
+    thread.start()
+    with rows[0].blocked(0):
+        assert table.read()[0].blocked == (), "one of its threads waits for none"
+        goes_on.set()
+        waits.wait()
+        assert table.read()[0].blocked == (0, 1), "the program's call comes first"
+    assert table.read()[0].blocked == (), "the program goes on, whatever the thread does"
+    goes_on.set()
+    thread.join()
+    with rows[0].blocked(0):
+        assert table.read()[0].blocked == (0,), "a thread that has ended keeps nothing"
+
+
+def test_calls_of_other_threads_are_counted(table: Table, rows: list[Row]) -> None:
+    rows[0].begin(1)
+    rows[0].issue(call(0))
+    thread = threading.Thread(target=rows[0].issue, args=(call(1),))
+    thread.start()
+    thread.join()
+    assert table.read()[0].elsewhere == 1
+    rows[0].begin(2)
+    assert table.read()[0].elsewhere == 0
+
+
+def test_a_call_that_was_withdrawn_is_no_call(table: Table, rows: list[Row]) -> None:
+    rows[0].begin(1)
+    for sequence in range(3):
+        rows[0].issue(call(sequence))
+    rows[0].withdraw(1)
+    rows[0].issue(call(3))
+    assert shared_table.performed(table.trace(0, table.read()[0])) == (call(0), call(2), call(3))
 
 
 def test_every_change_moves_the_counter_forward(table: Table, rows: list[Row]) -> None:

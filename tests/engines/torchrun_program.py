@@ -16,14 +16,21 @@ from fsdpcheck.processes import fork_server
 ADAPTERS = Path(__file__).with_name("adapters_for_tests.py")
 
 
-def driven(attributes: list[str]) -> dict[str, Any]:
-    engine, size = torchrun.TorchrunEngine(), torchrun.world_size()
-    case = TrainingCase(ModelSpec((LayerSpec(2),)), MeshSpec(size), BatchLayout("contiguous", size))
-    told: dict[str, Any] = {"kinds": [], "left": []}
-    for attribute in attributes:
+def driven(ranks: torchrun.Ranks, attributes: list[str]) -> dict[str, Any]:
+    """What came of each: "honest", or "honest/1" on so many of the ranks."""
+    engine, size = ranks.engine(), torchrun.world_size()
+    told: dict[str, Any] = {"kinds": [], "left": [], "texts": [], "seconds": [], "stacks": []}
+    for asked in attributes:
+        attribute, _, fewer = asked.partition("/")
+        of = int(fewer or size)
+        case = TrainingCase(ModelSpec((LayerSpec(2),)), MeshSpec(of), BatchLayout("contiguous", of))
         execution = engine.run(RunRequest(case, f"{ADAPTERS}:{attribute}"))
+        failure = execution.failure
         told["left"] += execution.left
-        told["kinds"].append(execution.failure.kind if execution.failure else [len(r.steps) for r in execution.ranks])
+        told["kinds"].append(failure.kind if failure else [len(r.steps) for r in execution.ranks])
+        told["texts"].append(failure.text if failure else "")
+        told["seconds"].append(failure.seconds if failure else None)
+        told["stacks"].append([bool(state.stack) for state in failure.ranks] if failure else [])
     try:
         engine.run(RunRequest(TrainingCase(ModelSpec((LayerSpec(2),)), MeshSpec(size + 1)), f"{ADAPTERS}:honest"))
     except UsageError as error:
@@ -35,7 +42,10 @@ def driven(attributes: list[str]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     fork_server.fork()  # workers are forked from this process' own fork: torch is imported once a rank
+    here = torchrun.Ranks()
     if torchrun.rank() == 0:
-        Path(sys.argv[1]).write_text(json.dumps(driven(sys.argv[2:])))
+        Path(sys.argv[1]).write_text(json.dumps(driven(here, sys.argv[2:])))
+        here.leave(0)
     else:
-        torchrun.serve()
+        here.come()
+        sys.exit(here.serve())

@@ -19,7 +19,7 @@ from torch.distributed.run import get_args_parser
 
 from fsdpcheck import adapters, cli, pytest_plugin
 from fsdpcheck.case import BatchLayout, LayerSpec, ModelSpec, TrainingCase
-from fsdpcheck.cli import listing
+from fsdpcheck.cli import launched, listing, preflight
 from fsdpcheck.findings import tokens
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.judging import registry
@@ -46,7 +46,7 @@ def _shown() -> list[tuple[str, str]]:
     for path in DOCUMENTS:
         for block in _fenced(path.read_text(encoding="utf-8"), "console"):
             found += [(path.name, line.removeprefix("$ ")) for line in block.splitlines() if line.startswith("$ ")]
-    for text in (cli.RUN_EPILOG, cli._REPLAY_EPILOG, listing._EPILOG, cli._WORDLESS):
+    for text in (cli.RUN_EPILOG, preflight._EPILOG, cli._REPLAY_EPILOG, listing._EPILOG, cli._WORDLESS):
         lines = [line.strip() for line in text.splitlines() if re.match(r"  (fsdpcheck|torchrun) ", line)]
         found += [("help", re.split(r"\s{2,}", line)[0]) for line in lines]
     return found
@@ -94,7 +94,7 @@ def _file(ref: str) -> bool:
 def _of_torchrun(words: list[str]) -> None:
     options = get_args_parser().parse_args(words)
     assert (options.module, options.training_script) == (True, "fsdpcheck")
-    _of_fsdpcheck(options.training_script_args)
+    _of_fsdpcheck(launched.asked(options.training_script_args))
 
 
 def _of_pytest(words: list[str]) -> None:
@@ -142,6 +142,7 @@ def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
         "only-a-script.md",
         "simulate.md",
         "compare.md",
+        "torchrun.md",
         "traces.md",
         "help",
     }

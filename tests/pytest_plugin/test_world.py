@@ -156,7 +156,8 @@ def gives_up() -> None:
     dist.recv(tensor, 0)
 
 
-def test_what_hangs_on_real_ranks_is_no_progress_and_never_called_a_deadlock() -> None:
+def test_who_gives_up_on_real_ranks_is_no_progress_and_never_called_a_deadlock() -> None:
+    """Rank 0 does not wait for ever, so nothing proves that it cannot move."""
     with pytest.raises(pytest.fail.Exception) as failed:
         of("processes").run(gives_up, 2)
     head, *lines = str(failed.value).splitlines()
@@ -166,6 +167,60 @@ def test_what_hangs_on_real_ranks_is_no_progress_and_never_called_a_deadlock() -
         re.search(r"rank 0: raised RuntimeError: .*Timed out waiting 20ms.*, at .*test_world.py", s) for s in lines
     )
     assert "deadlock" not in str(failed.value)
+
+
+def peer_is_gone() -> None:
+    if _joined() == 0:
+        dist.recv(torch.ones(1), 1)
+
+
+def crosses_messages() -> None:
+    dist.recv(torch.ones(1), 1 - _joined())
+
+
+def crosses_groups() -> None:
+    rank, groups = _joined(), [dist.new_group([0, 1]), dist.new_group([0, 1])]
+    for group in groups if rank == 0 else groups[::-1]:
+        dist.all_reduce(torch.ones(1), group=group)
+
+
+def makes_no_group() -> None:
+    if _joined() == 0:
+        dist.new_group([0, 1])
+
+
+def never_joins() -> None:
+    if os.environ["RANK"] == "0":
+        _joined()
+
+
+@pytest.mark.parametrize(
+    ("program", "waits"),
+    [
+        (hangs, r"rank 0: in barrier\(\) #0 on ranks \[0, 1\], waiting for rank 1, at .*test_world\.py:\d+"),
+        (crosses_messages, r"rank 1: in recv\(float32\[1\]\) #0 from rank 0 to rank 1, tag 0, waiting for rank 0"),
+        (peer_is_gone, r"rank 1: finished\n  missing: recv\(.* was never sent by rank 1 \(0 sent .*; finished\)"),
+        (crosses_groups, "  ring: rank 0 waits for rank 1 waits for rank 0"),
+        (makes_no_group, r"rank 0: in new_group\(\) #0 on ranks \[0, 1\], waiting for rank 1"),
+        (never_joins, r"rank 0: in new_group\(\) #0 on ranks \[0, 1\], waiting for rank 1"),
+    ],
+)
+def test_a_hang_of_real_ranks_is_proved_and_waits_for_no_clock(program: object, waits: str) -> None:
+    with pytest.raises(pytest.fail.Exception) as failed:
+        World("processes", seconds=1e6).run(program, 2)  # type: ignore[arg-type]
+    assert str(failed.value).startswith("deadlock: no rank can move (W = 2)\n")
+    assert re.search(waits, str(failed.value)), failed.value
+
+
+def asks_about_its_group() -> tuple[object, ...]:
+    _joined()
+    group = dist.new_group([0, 1], backend="gloo")
+    assert group is not None
+    return dist.get_backend(), dist.get_backend(group), dist.get_world_size(group), dist.get_process_group_ranks(group)
+
+
+def test_groups_that_publish_are_known_by_the_name_of_gloo() -> None:
+    assert of("processes").run(asks_about_its_group, 2) == [("gloo", "gloo", 2, [0, 1])] * 2
 
 
 def is_killed() -> None:
@@ -184,11 +239,6 @@ def returns_a_lambda() -> object:
     return (lambda: None) if os.environ["RANK"] == "1" else None
 
 
-def peer_is_gone() -> None:
-    if _joined() == 0:
-        dist.recv(torch.ones(1), 1)
-
-
 def used_a_gpu_before() -> None:
     if _joined() == 0:
         raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing.")
@@ -201,7 +251,6 @@ def used_a_gpu_before() -> None:
         (is_killed, "rank 1 was lost: killed by SIGKILL", ""),
         (leaves, "rank 1 left with exit code 0 in the middle of a run", ""),
         (returns_a_lambda, "what rank 1 returned cannot be sent from its process", "an object of builtins.function"),
-        (peer_is_gone, "rank 0 raised RuntimeError", "next    run it on simulated ranks"),
     ],
 )
 def test_the_cause_is_told_and_not_its_consequences(program: object, head: str, besides: str) -> None:
@@ -276,3 +325,4 @@ def test_a_lost_connection_is_never_the_cause_where_another_rank_has_raised() ->
         Said("gone", -9, True, moment=3),
     ]
     assert sorted(said, key=gloo_ranks._order) == [said[2], said[1], said[0]]
+    assert gloo_ranks._next(gone.text) == [gloo_ranks._NEXT]

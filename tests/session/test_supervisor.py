@@ -74,7 +74,7 @@ def test_a_worker_closes_its_pipes_itself(monkeypatch: pytest.MonkeyPatch) -> No
     """Else Python would, and warn of it, which a user may have made an error. That the parent is gone is none."""
     monkeypatch.setattr(worker, "faulthandler", SimpleNamespace(enable=lambda all_threads: None))
     monkeypatch.setattr(worker, "_follow_parent_into_death", lambda pipe: None)
-    monkeypatch.setattr(worker, "_Interrupt", lambda: SimpleNamespace(again=lambda: None, deferred=nullcontext))
+    monkeypatch.setattr(worker, "Interrupt", lambda: SimpleNamespace(again=lambda: None, deferred=nullcontext))
     monkeypatch.setattr(worker, "told_session", lambda plan, emit, pairs: emit({"event": "note"}) or {"event": "end"})
     for reader_is_gone in (False, True):
         (told, write), (read, feed) = os.pipe(), os.pipe()

@@ -52,12 +52,17 @@ class Reply:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a follower finds the others. ``folder`` holds the table and each rank's stack and stderr files."""
+    """Where a follower finds the others. ``folder`` holds the table and each rank's stack and stderr files.
+
+    ``host``: where the store is. ``address``: where gloo of other ranks finds this one.
+    """
 
     rank: int
     world_size: int
     port: int
     folder: Path
+    host: str = "127.0.0.1"
+    address: str = "127.0.0.1"
 
     @property
     def table(self) -> Path:
@@ -81,9 +86,9 @@ def serve(place: Place, pipe: Connection) -> None:
     loaded: provenance.Loaded | None = None
     with place.stack.open("w") as stack_file:
         faulthandler.register(STACK_SIGNAL, stack_file, all_threads=False)
-        store = c10d.TCPStore("127.0.0.1", place.port, is_master=False)
+        store = c10d.TCPStore(place.host, place.port, is_master=False)
         row = Row(place.table, place.rank)
-        world = World(place.rank, place.world_size, store, row)
+        world = World(place.rank, place.world_size, store, row, place.address)
         pipe.send_bytes(b"ready")
         for run in range(1, sys.maxsize):
             request = messages.loads(pipe.recv_bytes())

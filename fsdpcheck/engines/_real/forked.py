@@ -27,6 +27,8 @@ from fsdpcheck.processes import fork_server, leftovers
 GRACE_SECONDS: Final = 2.0
 """How long the other ranks may go on when one has failed, before they are ended."""
 
+_LOOK_SECONDS: Final = 0.005
+"""How often somebody is asked whether ranks can move; no verdict depends on it."""
 _FORK: Final = multiprocessing.get_context("fork")
 
 
@@ -95,16 +97,26 @@ class Forked:
         pids = {rank: int(process.pid or 0) for rank, (_, process) in processes.items()}
         return stacks.collect(files, pids, lambda rank: processes[rank][1].is_alive())
 
-    def until_over(self, seconds: float | None = None, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Return when all have ended, ``grace_seconds`` after the first has failed, or after ``seconds``."""
+    def until_over(
+        self,
+        seconds: float | None = None,
+        grace_seconds: float = GRACE_SECONDS,
+        look: Callable[[], bool] | None = None,
+    ) -> None:
+        """Return when all have ended, ``grace_seconds`` after the first has failed, or after ``seconds``.
+
+        ``look``: asked again and again while ranks run; it says that no rank can move.
+        """
         deadline = None if seconds is None else time.monotonic() + seconds
         while self._open and self.silent:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return
-            for pipe in wait(list(self._open), left):
+            for pipe in wait(list(self._open), left if look is None else min(_LOOK_SECONDS, left or _LOOK_SECONDS)):
                 assert isinstance(pipe, Connection)
                 self._hear(pipe)
+            if look is not None and look():
+                return
             if any(said.fails for said in self.said.values()):
                 soon = time.monotonic() + grace_seconds
                 deadline = soon if deadline is None else min(deadline, soon)

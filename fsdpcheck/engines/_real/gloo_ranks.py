@@ -6,22 +6,27 @@ import os
 import pickle
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
 from fsdpcheck.compat import groups_private
+from fsdpcheck.engines._real import hangs, shared_table
 from fsdpcheck.engines._real.forked import Forked, Said, Say
 from fsdpcheck.errors import UsageError, excerpt, explain, qualified
 from fsdpcheck.execution import Failure, FailureKind, deadlock
-from fsdpcheck.execution.deadlock import Exited, Finished, Lost, Raised, Running, State
+from fsdpcheck.execution.deadlock import Exited, Lost, Raised, Running, State
 from fsdpcheck.execution.matching import ranks_text
 from fsdpcheck.execution.outcomes import ending
+from fsdpcheck.processes import leftovers
 from fsdpcheck.simulation.globals import RankGlobals, unseeded
 
 GAVE_UP: Final = ("Timed out waiting", "imed out after", "imeout after", "Timed out initializing", "monitoredBarrier")
@@ -59,16 +64,28 @@ def run(
 ) -> RealRun:
     """Run ``program(*args, **kwargs)`` as each of ``world_size`` ranks, forked from this process.
 
-    ``seconds``: after how long gloo and its stores give up, where the program does not say. Then the failure is "no
-    progress": that nobody came in time proves no deadlock. A rank that only computes is waited for as long as it does.
+    A hang in collectives and messages over gloo is proved, and told at once. ``seconds``: after how long gloo and its
+    stores give up otherwise, where the program does not say. Then the failure is "no progress": that nobody came in
+    time proves no deadlock. A rank that only computes is waited for as long as it does.
     Raises UsageError for a world size that is none, and where a fork would not be a rank.
     """
     _require(world_size)
     wanted = kwargs or {}
-    with on_gloo(world_size, lambda rank, say: _tell(rank, lambda: program(*args, **wanted), say), seconds) as ranks:
-        ranks.until_over()
-        failure = _failure(ranks, world_size, seconds)
-        printed = tuple(map(ranks.output, range(world_size)))
+    with TemporaryDirectory(prefix=leftovers.folder_prefix()) as folder:
+        table = Path(folder) / "table"
+        shared_table.create(table, world_size)
+
+        def live(rank: int, say: Say) -> None:
+            hangs.publish(table, rank)
+            if _tell(rank, lambda: program(*args, **wanted), say):
+                _stay()
+
+        with on_gloo(world_size, live, seconds) as ranks:
+            watch = hangs.Watch(ranks, table, world_size)
+            ranks.until_over(look=watch.look)
+            failure = watch.failure or _failure(ranks, world_size, seconds)
+            printed = tuple(map(ranks.output, range(world_size)))
+            watch.close()
     if failure is not None:
         return RealRun(failure, (), printed)
     return _with_values([ranks.said[rank].what for rank in range(world_size)], printed)
@@ -116,8 +133,22 @@ def _loopback() -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": names[0]} if names else {}
 
 
-def _tell(rank: int, program: Callable[[], Any], say: Say) -> None:
-    """Run a rank's program and say how it ended: as simulated ranks do, ``sys.exit`` without a code ends it well."""
+def _stay() -> None:
+    """Keep the connections of a rank that has returned until it is ended with the others.
+
+    Whoever waits for it would see a connection lost, sooner or later than it is proved that nobody comes.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    while True:
+        signal.pause()
+
+
+def _tell(rank: int, program: Callable[[], Any], say: Say) -> bool:
+    """Run a rank's program and say how it ended: as simulated ranks do, ``sys.exit`` without a code ends it well.
+
+    Whether it did.
+    """
     value: Any = None
     try:
         value = program()
@@ -125,11 +156,13 @@ def _tell(rank: int, program: Callable[[], Any], say: Say) -> None:
         state = ending(rank, error)
         if state != Exited(rank, 0):
             say(rank, Said("raised", state, fails=True))
-            return
+            return False
     try:
         say(rank, Said("returned", (qualified(type(value)), pickle.dumps(value))))
     except Exception as error:
         say(rank, Said("unsendable", (qualified(type(value)), excerpt.said(error)), fails=True))
+        return False
+    return True
 
 
 def _with_values(sent: Sequence[tuple[str, bytes]], printed: tuple[str, ...]) -> RealRun:
@@ -161,7 +194,7 @@ def _failure(ranks: Forked, world_size: int, seconds: float) -> Failure | None:
     if ranks.said[first].kind == "unsendable":
         return _unsendable(first, *ranks.said[first].what)
     silent, found = ranks.silent, ranks.stacks(ranks.silent)
-    states: dict[int, State] = {rank: _state(rank, said) for rank, said in ranks.said.items()}
+    states: dict[int, State] = {rank: hangs.state_of(rank, said) for rank, said in ranks.said.items()}
     states |= {rank: Running(rank, found[rank].where, found[rank].lines) for rank in silent}
     kind, head, more = _told(states[first], seconds)
     lines = [head, *deadlock.rank_lines(states, {})]
@@ -182,12 +215,6 @@ def _order(said: Said) -> tuple[bool, bool, int]:
     """What is first is taken for the cause: a lost process before others, and a lost connection after what lost it."""
     connection_lost = isinstance(said.what, Raised) and any(words in said.what.text for words in _PEER_GONE)
     return said.kind != "gone", connection_lost, said.moment
-
-
-def _state(rank: int, said: Said) -> State:
-    if said.kind == "gone":
-        return Lost(rank, signal.Signals(-said.what).name) if said.what < 0 else Exited(rank, said.what)
-    return said.what if isinstance(said.what, Raised | Exited) else Finished(rank)
 
 
 def _told(state: State, seconds: float) -> tuple[FailureKind, str, list[str]]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from fsdpcheck import process_state
-from fsdpcheck.engines._real import shared_table
+from fsdpcheck.engines._real import groups_asked, shared_table
 from fsdpcheck.engines._real import stacks as _stacks
 from fsdpcheck.engines._real.follower import Reply
 from fsdpcheck.engines._real.pool import Pool
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest, deadlock
 from fsdpcheck.execution.assembly import assemble
 from fsdpcheck.execution.trace import Trace
-from fsdpcheck.processes.limit import Limit, Spent, processor_seconds, sleep_of
+from fsdpcheck.processes.limit import Limit, Spent
 
 
 def run(pool: Pool, engine: str, request: RunRequest, budget: float | None, limit: Limit) -> Execution:
@@ -61,7 +60,7 @@ class _Watch:
         traces = self._traces(self._pool.table.read())
         results = [self.replies[rank].result if rank in self.replies else RankResult(rank) for rank in self._ranks]
         for rank, result in enumerate(results):
-            result.trace = traces[rank]
+            result.trace = groups_asked.left_out(traces[rank])
         hits = [reply.hits for reply in self.replies.values()]
         summed = {name: sum(one.get(name, 0) for one in hits) for name in request.installs}
         execution = Execution(engine, request, results, failure, summed, left=self._left())
@@ -91,7 +90,9 @@ class _Watch:
     def _ended(self) -> Failure | None:
         states = self._states(())
         if all(isinstance(state, deadlock.Finished) for state in states.values()):
-            return deadlock.analyse(self._traces(self._pool.table.read()))
+            headers = self._pool.table.read()
+            traces = {rank: groups_asked.left_out(trace) for rank, trace in self._traces(headers).items()}
+            return deadlock.analyse(traces, ordered=not any(header.elsewhere for header in headers))
         return self._adapter() or deadlock.explain(states, self._traces(self._pool.table.read()))
 
     def _stuck(self) -> Failure | None:
@@ -101,14 +102,27 @@ class _Watch:
         if headers is None or not settled:
             return None
         states, traces = self._states(headers), self._traces(headers)
-        if not deadlock.nobody_can_move(states, traces):
+        if not all(deadlock.nobody_can_move(each, traces) for each in self._by_thread(states, headers)):
             return None
+        if (disagree := groups_asked.disagreement(states, traces)) is not None:
+            return disagree
         seconds = time.monotonic() - max(header.moved for header in headers) / 1e9
         stacks = self._pool.stacks([rank for rank, state in states.items() if isinstance(state, deadlock.Blocked)])
         self._collect()
         if self.dead:
             return self._lost()
         return self._adapter() or deadlock.explain(_placed(states, stacks), traces, seconds)
+
+    def _by_thread(
+        self, states: dict[int, deadlock.State], headers: tuple[shared_table.Header, ...]
+    ) -> Iterator[dict[int, deadlock.State]]:
+        """The states; then, for each thread of a rank beside its program, those with what that thread waits for."""
+        yield states
+        for rank, state in states.items():
+            if isinstance(state, deadlock.Blocked):
+                calls = self._pool.table.trace(rank, headers[rank])
+                for index in headers[rank].blocked[1:]:
+                    yield {**states, rank: deadlock.Blocked(rank, calls[index])}
 
     def _lost(self) -> Failure:
         headers = self._pool.table.read()
@@ -119,11 +133,10 @@ class _Watch:
 
     def _processor(self) -> float:
         """Seconds of processor time of the rank that has used most of it, in all runs of this pool."""
-        return max((processor_seconds(link.pid) for link in self._pool.links), default=0.0)
+        return max((link.processor_seconds() for link in self._pool.links), default=0.0)
 
     def _sleeps(self) -> tuple[str, ...]:
-        pids = (link.pid for rank, link in enumerate(self._pool.links) if rank not in self.replies)
-        return tuple(sleep_of(f"/proc/{pid}/task/{pid}") for pid in pids)
+        return tuple(link.sleep() for rank, link in enumerate(self._pool.links) if rank not in self.replies)
 
     def _no_progress(self, why: str) -> Failure:
         states = self._states(self._pool.table.read())
@@ -158,14 +171,14 @@ class _Watch:
 
     def _traces(self, headers: tuple[shared_table.Header, ...]) -> dict[int, Trace]:
         current = {rank: header for rank, header in enumerate(headers) if header.run == self._run}
-        return {rank: self._pool.table.trace(rank, current[rank]) if rank in current else () for rank in self._ranks}
+        return {
+            rank: shared_table.performed(self._pool.table.trace(rank, current[rank])) if rank in current else ()
+            for rank in self._ranks
+        }
 
 
 def _death(rank: int, code: int | None) -> deadlock.Exited | deadlock.Lost:
-    if code is not None and code < 0:
-        known = {number.value: number.name for number in signal.Signals}  # real-time signals have no name
-        return deadlock.Lost(rank, known.get(-code, f"signal {-code}"))
-    return deadlock.Exited(rank, code or 0)
+    return deadlock.lost(rank, code) if code is not None and code < 0 else deadlock.Exited(rank, code or 0)
 
 
 def _placed(states: Mapping[int, deadlock.State], stacks: Mapping[int, _stacks.Stack]) -> dict[int, deadlock.State]:

@@ -18,6 +18,8 @@ import torch._C._distributed_c10d as c10d
 from fsdpcheck.engines._real import shared_table
 from fsdpcheck.engines._real import stacks as _stacks
 from fsdpcheck.engines._real.follower import Place, Reply
+from fsdpcheck.engines._real.kept import FarLink, RowsOfNodes
+from fsdpcheck.engines._real.launch import LOOPBACK
 from fsdpcheck.engines._real.transport import Link
 from fsdpcheck.errors import FsdpcheckError, excerpt
 from fsdpcheck.execution import RunRequest
@@ -30,20 +32,23 @@ _POLL_SECONDS = 0.002
 class Pool:
     """W workers and what they share. After a failure, or when one is ``spent``, it must be closed, never reused.
 
-    ``link(place)`` starts a worker; all workers are on this machine.
+    ``link(place)`` starts a worker. ``host``: where workers find the store, which is this process's.
     """
 
-    def __init__(self, world_size: int, link: Callable[[Place], Link]) -> None:
+    def __init__(self, world_size: int, link: Callable[[Place], Link], host: str = LOOPBACK) -> None:
         self.world_size, self._runs, self.spent = world_size, 0, False
         self.folder = Path(tempfile.mkdtemp(prefix=leftovers.folder_prefix()))
         self.links: list[Link] = []
         try:
-            self._store = c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            self.places = [Place(rank, world_size, self._store.port, self.folder) for rank in range(world_size)]
+            self._store = c10d.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+            port = self._store.port
+            self.places = [Place(rank, world_size, port, self.folder, host) for rank in range(world_size)]
             shared_table.create(self.places[0].table, world_size)
-            self.table = shared_table.Table(self.places[0].table, world_size)
-            for place in self.places:
-                self.links.append(link(place))
+            self.table = RowsOfNodes(self.places[0].table, world_size)
+            for rank, place in enumerate(self.places):
+                self.links.append(made := link(place))
+                if isinstance(made, FarLink):
+                    self.table.far[rank] = made
             self._await_ready()
         except BaseException:
             self.close()
@@ -72,14 +77,16 @@ class Pool:
 
     def stacks(self, ranks: list[int]) -> dict[int, _stacks.Stack]:
         """Where the programs of these ranks stand. A rank that dies meanwhile has none."""
-        files = {rank: self.places[rank].stack for rank in ranks}
-        pids = {rank: self.links[rank].pid for rank in ranks}
-        return _stacks.collect(files, pids, lambda rank: self.links[rank].exit_code() is None)
+        files = {rank: self.places[rank].stack for rank in ranks if rank not in self.table.far}
+        pids = {rank: self.links[rank].pid for rank in files}
+        near = _stacks.collect(files, pids, lambda rank: self.links[rank].exit_code() is None)
+        return near | {rank: self.table.far[rank].stack() for rank in ranks if rank in self.table.far}
 
     def last_words(self, rank: int) -> str:
         """The end of what a worker wrote to stderr."""
         path = self.places[rank].stderr
-        return excerpt.excerpt("\n".join(_end(path).splitlines()[-10:])) if path.exists() else ""
+        told = self.links[rank].last_words(path)
+        return end_of(path) if told is None else told
 
     def close(self) -> None:
         """Kill and reap every worker, and remove what they shared. May be called twice."""
@@ -99,8 +106,11 @@ class Pool:
                     raise FsdpcheckError(f"the worker of rank {rank} ended with {code} before its first run\n{words}")
 
 
-def _end(path: Path) -> str:
-    """The end of a file, more of it than is told."""
+def end_of(path: Path) -> str:
+    """The last lines of a file; "" where there is none."""
+    if not path.exists():
+        return ""
     with path.open("rb") as file:
         file.seek(-min(8 * excerpt.MOST, path.stat().st_size), os.SEEK_END)
-        return file.read().decode(errors="replace")
+        text = file.read().decode(errors="replace")
+    return excerpt.excerpt("\n".join(text.splitlines()[-10:]))

@@ -1,9 +1,13 @@
 """A table in shared memory where real ranks publish what they do, and which proves that nobody can move.
 
 Each rank owns one row: a header, and a log of the collectives it has issued. A call is appended to the log *before* it
-is performed, and a rank is marked blocked only while it waits for one. Rows are guarded by a sequence lock: the counter
-is odd during a change and never goes back, so two equal readings of all rows, back to back, are the state of all ranks
-at one instant. No clock decides anything.
+is performed, and a rank is marked blocked only while each of its threads waits for one. Rows are guarded by a sequence
+lock: the counter is odd during a change and never goes back, so two equal readings of a row, back to back, are a state
+that the rank had. No clock decides anything.
+
+That nobody can move needs no common instant. Say that each rank was seen blocked in a call that some member had not
+issued when that member was seen. The first rank to go on would need that member to have issued the call since, so the
+member would have gone on before the first. So rows may be read one after another, or come late from another node.
 """
 
 from __future__ import annotations
@@ -25,25 +29,36 @@ ROW = 1 << 26
 """Bytes of a row; the file is sparse, so what is not written costs nothing."""
 
 _COUNTER = struct.Struct("=Q")
-_FIELDS = struct.Struct("=QQQq")
+_FIELDS = struct.Struct("=QQQQQ")
+_BLOCKED = struct.Struct("=Q")
 _LENGTH = struct.Struct("=I")
-_LOG = 64
-_NOT_BLOCKED = -1
+_LOG = 256
+_WITHDRAWN = "withdrawn"
+_MOST_BLOCKED = 24
+"""Threads of one rank whose calls are published; with more of them the rank is never seen blocked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
     """One reading of a row.
 
-    ``run``: the number of the run the log belongs to. ``blocked_in``: index into the log, None when not blocked.
-    ``moved``: time.monotonic_ns of the last change, the same clock in all processes; for reports only.
+    ``run``: the number of the run the log belongs to. ``blocked``: the calls, as indices into the log, that the threads
+    of the rank wait for, that of the program first; () while one of them waits for none. ``moved``: time.monotonic_ns
+    of the last change, the same clock in all processes of a node; for reports only. ``elsewhere``: how many of the
+    calls other threads than the program's have issued.
     """
 
     counter: int
     run: int
     calls: int
     moved: int
-    blocked_in: int | None
+    blocked: tuple[int, ...]
+    elsewhere: int = 0
+
+    @property
+    def blocked_in(self) -> int | None:
+        """The call that the program waits for; None when the rank is not blocked."""
+        return self.blocked[0] if self.blocked else None
 
     @property
     def stable(self) -> bool:
@@ -57,19 +72,24 @@ def create(path: Path, world_size: int) -> None:
 
 
 class Row:
-    """The writing side: one rank's row. Safe to use from several threads of the rank."""
+    """The writing side: one rank's row. Safe to use from several threads of the rank.
+
+    A thread that was started during a run, and lives, may do what lets others go on; so it has to be blocked as well.
+    """
 
     def __init__(self, path: Path, rank: int) -> None:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), ROW, offset=ROW * rank)
         self._lock = threading.Lock()
-        self._counter = self._run = self._bytes = self._calls = 0
-        self._blocked: list[int] = []
+        self._counter = self._run = self._bytes = self._calls = self._elsewhere = 0
+        self._blocked: list[tuple[int, int]] = []
+        self._program, self._others = threading.get_ident(), frozenset[threading.Thread]()
 
     def begin(self, run: int) -> None:
-        """Start the log of run number ``run``, forgetting the previous one."""
+        """Start the log of run number ``run``, forgetting the previous one. This thread is the program's."""
         with self._change():
-            self._run, self._bytes, self._calls = run, 0, 0
+            self._program, self._others = threading.get_ident(), frozenset(threading.enumerate())
+            self._run, self._bytes, self._calls, self._elsewhere = run, 0, 0, 0
             self._blocked = []
 
     def end(self) -> None:
@@ -87,18 +107,24 @@ class Row:
                 raise FsdpcheckError(f"one run may issue {ROW} bytes of collectives; the row is full at {self._calls}")
             self._memory[start:end] = _LENGTH.pack(len(record)) + record
             self._bytes, self._calls = end - _LOG, self._calls + 1
+            self._elsewhere += threading.get_ident() != self._program
             return self._calls - 1
+
+    def withdraw(self, index: int) -> None:
+        """Say that call ``index`` was refused before it was performed: nobody meets this rank in it."""
+        self.issue(Collective(_WITHDRAWN, (), "", index))
 
     @contextmanager
     def blocked(self, index: int) -> Iterator[None]:
-        """While open, the rank waits for call ``index`` and does nothing else."""
+        """While open, this thread of the rank waits for call ``index`` and does nothing else."""
+        waiting = threading.get_ident(), index
         with self._change():
-            self._blocked.append(index)
+            self._blocked.append(waiting)
         try:
             yield
         finally:
             with self._change():
-                self._blocked.remove(index)
+                self._blocked.remove(waiting)
 
     def close(self) -> None:
         self._memory.close()
@@ -118,9 +144,22 @@ class Row:
         if self._counter % 2:
             _COUNTER.pack_into(self._memory, 0, self._counter)
             return
-        blocked = self._blocked[-1] if self._blocked else _NOT_BLOCKED
-        _FIELDS.pack_into(self._memory, 8, self._run, self._calls, time.monotonic_ns(), blocked)
+        blocked = self._all_blocked()
+        fields = self._run, self._calls, self._elsewhere, time.monotonic_ns(), len(blocked)
+        _FIELDS.pack_into(self._memory, 8, *fields)
+        for place, index in enumerate(blocked):
+            _BLOCKED.pack_into(self._memory, 8 + _FIELDS.size + place * _BLOCKED.size, index)
         _COUNTER.pack_into(self._memory, 0, self._counter)
+
+    def _all_blocked(self) -> list[int]:
+        """The call that each thread waits for, the program's first; none if a thread does not wait."""
+        waits = dict(self._blocked)  # of a thread, the call that it came to last
+        if self._program not in waits:
+            return []
+        started = (thread for thread in threading.enumerate() if thread not in self._others)
+        if any(thread.ident not in waits for thread in started) or len(waits) > _MOST_BLOCKED:
+            return []
+        return [waits.pop(self._program), *waits.values()]
 
 
 class Table:
@@ -150,8 +189,17 @@ class Table:
 
     def _header(self, rank: int) -> Header:
         (counter,) = _COUNTER.unpack_from(self._memory, ROW * rank)
-        run, calls, moved, blocked = _FIELDS.unpack_from(self._memory, ROW * rank + 8)
-        return Header(counter, run, calls, moved, None if blocked == _NOT_BLOCKED else blocked)
+        start = ROW * rank + 8
+        run, calls, elsewhere, moved, count = _FIELDS.unpack_from(self._memory, start)
+        places = range(start + _FIELDS.size, start + _FIELDS.size + min(count, _MOST_BLOCKED) * _BLOCKED.size, 8)
+        blocked = tuple(_BLOCKED.unpack_from(self._memory, place)[0] for place in places)
+        return Header(counter, run, calls, moved, blocked, elsewhere)
+
+
+def performed(trace: Trace) -> Trace:
+    """The calls of a log without those that were withdrawn, and without the entries that say so."""
+    refused = {call.sequence for call in trace if call.op == _WITHDRAWN}
+    return tuple(call for place, call in enumerate(trace) if place not in refused and call.op != _WITHDRAWN)
 
 
 class _Log:

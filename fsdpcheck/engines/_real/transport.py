@@ -5,15 +5,20 @@ from __future__ import annotations
 import signal
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol
 
 from fsdpcheck import adapters
 from fsdpcheck.engines._real.follower import Place, serve
 from fsdpcheck.processes import fork_server, leftovers
+from fsdpcheck.processes.limit import processor_seconds, sleep_of
 
 
 class Link(Protocol):
     """One worker as its driver sees it."""
+
+    is_near: bool
+    """Whether it is on this node, where its files and the system tell of it."""
 
     @property
     def pid(self) -> int: ...
@@ -26,6 +31,15 @@ class Link(Protocol):
 
     def exit_code(self) -> int | None:
         """None while it lives; negative: minus the signal that killed it."""
+
+    def last_words(self, written: Path) -> str | None:
+        """What it wrote last, where somebody tells that; None where the file ``written`` does."""
+
+    def processor_seconds(self) -> float:
+        """Processor time that it has used so far."""
+
+    def sleep(self) -> str:
+        """Something that is the same twice only if it slept in between."""
 
     def sources(self) -> list[Any]:
         """What to wait on for news of it (multiprocessing.connection.wait); may be empty."""
@@ -40,6 +54,8 @@ class LocalLink:
     A built-in ``adapter`` is imported before the first worker is forked, so that each does not import it again (Opacus:
     5 s). What runs from then on is the server of the first link.
     """
+
+    is_near = True
 
     def __init__(self, place: Place, start_method: str = "forkserver", adapter: str = "") -> None:
         is_forked = start_method == "forkserver"
@@ -73,6 +89,15 @@ class LocalLink:
             code = self._worker.exitcode  # it has ended since; None still if another has reaped it
             return -signal.SIGKILL if code is None else code
         return code
+
+    def last_words(self, written: Path) -> str | None:
+        return None
+
+    def processor_seconds(self) -> float:
+        return processor_seconds(self.pid)
+
+    def sleep(self) -> str:
+        return sleep_of(f"/proc/{self.pid}/task/{self.pid}")
 
     def sources(self) -> list[Any]:
         return [self._pipe, self._worker.sentinel]
