@@ -237,7 +237,7 @@ def _setup(request: RunRequest, rank: int, device: torch.device, watch: Watch, m
         optimizer=made,
         device=device,
         notify=watch.moment,
-        seed=case.seed,
+        seed=case.seed if request.noise_seed is None else request.noise_seed,
         using=frozenset(request.using),
         compile=watch.compile,
         compute=case.arithmetic.compute,

@@ -13,8 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from fsdpcheck.case import Case
 from fsdpcheck.compat.hypothesis_private import whether_exhausted, without_local_constants, without_mutations
 
-_DRAW: Final = (Phase.generate,)
-_SHRINK: Final = (Phase.generate, Phase.shrink)
+_PHASES: Final = (Phase.generate, Phase.target, Phase.shrink)
 
 
 class _Enough(BaseException):
@@ -22,16 +21,24 @@ class _Enough(BaseException):
 
 
 def each(
-    strategy: SearchStrategy[Case], count: int, seed: int, take: Callable[[Case], None], *, shrink: bool = False
+    strategy: SearchStrategy[Case],
+    count: int,
+    seed: int,
+    take: Callable[[Case], None],
+    *,
+    shrink: bool = False,
+    climb: bool = False,
 ) -> bool:
     """Call ``take`` on ``count`` cases of ``strategy``, equal ones too; whether there was nothing left to draw.
 
-    With ``shrink``, ``take`` is called on smaller cases once it has raised.
+    With ``shrink``, ``take`` is called on smaller cases once it has raised. With ``climb``, on cases near those for
+    which it called ``hypothesis.target`` with the most, once half of them are drawn.
 
     Raises
     ------
     What ``take`` raised on the smallest case, Hypothesis' Flaky among it; ``Unsatisfiable`` where it finds no case.
     """
+    wanted = {Phase.generate, *([Phase.shrink] if shrink else ()), *([Phase.target] if climb else ())}
     settings = hypothesis.settings(
         max_examples=count,
         derandomize=True,
@@ -40,7 +47,7 @@ def each(
         report_multiple_bugs=False,
         print_blob=False,
         verbosity=Verbosity.quiet,
-        phases=_SHRINK if shrink else _DRAW,
+        phases=tuple(phase for phase in _PHASES if phase in wanted),
         suppress_health_check=list(HealthCheck),  # time is the engine's, acceptance is counted by us
     )
     body = hypothesis.given(case=strategy)(lambda case: take(case))
