@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fsdpcheck.case import TrainingCase
+from fsdpcheck.checks import distinguishing
 from fsdpcheck.checks.noise import noisy, standing
 from fsdpcheck.checks.privacy import (
     assert_others_keep_their_coefficient,
@@ -20,7 +21,7 @@ from fsdpcheck.checks.privacy import (
 from fsdpcheck.checks.replayed import assert_replayed, releases_of
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-from fsdpcheck.strategies import PRIVATE, PRIVATE_PROBE, neighbours
+from fsdpcheck.strategies import PRIVATE, PRIVATE_PROBE, BuiltSpace, neighbours
 
 _CLIPPED = PRIVATE_PROBE.but(contributions=("complete",), by_unit=(False, True, True))
 """Only "probe": in the family "exact" what the instrument sees of a record depends on the others in its batch.
@@ -31,6 +32,9 @@ _WIDE = PRIVATE_PROBE.without("float32").but(contributions=("complete",), tiny_o
 """Small, in float64, where a sum shows at least 40 bits of the noise in it."""
 
 _LONG = _CLIPPED.but(steps=(3, 3, 4))
+_CANARY = BuiltSpace(
+    build=distinguishing.trials, words="small models on few ranks and on many, with a canary", user_models="never"
+)
 
 
 def _one_step(case: TrainingCase) -> TrainingCase:
@@ -166,3 +170,26 @@ def test_no_collective_depends_on_a_record(case: TrainingCase, run: Run) -> None
     """
     pair = neighbours.of(case, run.features)
     assert_same_calls(pair, run(pair.first), run(pair.second))
+
+
+@law(
+    "privacy.canary",
+    promise="noise",
+    space=_CANARY,
+    needs_traits=("project", "ragged"),
+)
+def test_trainings_with_a_canary_and_without_are_not_told_apart(case: TrainingCase, run: Run) -> None:
+    """Nobody tells from the parameters after each step, better than the noise allows, if a training had one record.
+
+    Judged from outside: trainings of two steps with a record whose targets are 2^20, and without it, each with noise of
+    its own. An adversary that is taught by 48 of them says of 96 others which they are. What it may get right follows
+    from noise multiplier and steps alone: honest trainings are called wrong with probability 1e-6 at most. Most noise
+    that is a sixth of what it should be is found, and most records that weigh six times as much.
+    Not seen: errors of less than a factor of three; what only another record, or more steps, would show.
+    Source: Opacus#161, TF-Privacy#153; Dong, Roth, Su 2019, arXiv:1905.02383.
+    """
+    count = distinguishing.TAUGHT + distinguishing.JUDGED
+    first = [run(case, noise_seed=2 * k, spoiled=distinguishing.canaries(case), given_for=case) for k in range(count)]
+    other = distinguishing.without_canary(case)
+    second = [run(other, noise_seed=2 * k + 1) for k in range(count)]
+    distinguishing.assert_not_told_apart(case, first, second)
