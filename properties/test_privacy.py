@@ -8,9 +8,11 @@ the sampler, whose law is its own.
 from __future__ import annotations
 
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 
-from fsdpcheck.case import TrainingCase
+from fsdpcheck.case import SamplerCase, TrainingCase
 from fsdpcheck.checks import distinguishing
+from fsdpcheck.checks.accounting import assert_accounted, assert_same_public
 from fsdpcheck.checks.noise import noisy, standing
 from fsdpcheck.checks.privacy import (
     assert_others_keep_their_coefficient,
@@ -21,7 +23,8 @@ from fsdpcheck.checks.privacy import (
 from fsdpcheck.checks.replayed import assert_replayed, releases_of
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-from fsdpcheck.strategies import PRIVATE, PRIVATE_PROBE, BuiltSpace, neighbours
+from fsdpcheck.processes import leftovers
+from fsdpcheck.strategies import PRIVATE, PRIVATE_PROBE, BuiltSpace, SamplerSpace, neighbours
 
 _CLIPPED = PRIVATE_PROBE.but(contributions=("complete",), by_unit=(False, True, True))
 """Only "probe": in the family "exact" what the instrument sees of a record depends on the others in its batch.
@@ -193,3 +196,44 @@ def test_trainings_with_a_canary_and_without_are_not_told_apart(case: TrainingCa
     other = distinguishing.without_canary(case)
     second = [run(other, noise_seed=2 * k + 1) for k in range(count)]
     distinguishing.assert_not_told_apart(case, first, second)
+
+
+@law(
+    "privacy.accounted",
+    promise="accounted",
+    space=PRIVATE.but(steps=(2, 2, 3), must_occur=("several ranks", "micro-batches")),
+    observe=("accounted",),
+)
+def test_an_accountant_is_told_what_ran(case: TrainingCase, run: Run) -> None:
+    """After every step an accountant has been told of all steps so far: noise multiplier and rate of each, once.
+
+    Over any number of ranks and of micro-batches; where checkpoints are promised, also by trainers that take a step
+    each and go on from what the last one saved. The rate is Setup.rate.
+    Not seen: what the accountant makes of it; whether noise has that multiplier (noise.scale), or draws that rate
+    (samplers.poisson-rate).
+    Source: Opacus#757, Opacus#429, Opacus#813.
+    """
+    noise = noisy(case)
+    rate = 1 / (2 << case.seed % 8)
+    assert_accounted(run(noise, rate=rate))
+    if "state" in run.features.promises:
+        with TemporaryDirectory(prefix=leftovers.folder_prefix()) as folder:
+            assert_accounted(run(noise, rate=rate, save_to=folder, load_from=folder))
+
+
+@law(
+    "privacy.engine",
+    promise="engine",
+    space=SamplerSpace(kind="poisson", must_occur=("several ranks",)),
+)
+def test_nothing_that_is_public_follows_from_the_size_of_the_data_set(case: SamplerCase, run: Run) -> None:
+    """Built on a data set with a record less, a training has the same divisor, steps, rate, learning rate and all else.
+
+    All that shows to who sees no record, by the adapter's own account. Neighbours by removal differ in size, so
+    whatever is counted off a data set is part of what is released.
+    Not seen: what the adapter does not tell of; sizes that differ by more than one.
+    Source: Opacus#813, whose rate comes of the number of batches; jax_privacy#338.
+    """
+    size = case.sampling.records + 1
+    case = replace(case, sampling=replace(case.sampling, records=size))
+    assert_same_public(run(case, records=size), run(case, records=size - 1))

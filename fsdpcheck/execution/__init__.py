@@ -66,6 +66,10 @@ class RunRequest:
     """
     lines: bool = False
     """Whether the lines of the implementation that run are recorded."""
+    rate: float = 1.0
+    """With which probability records are said to join a step (Setup.rate)."""
+    records: int | None = None
+    """Of a case of a sampler: how many records a data set has on which a training is built; None: draws are taken."""
     noise_seed: int | None = None
     """What seeds the noise (Setup.seed), where it is not the case's seed."""
     releases: tuple[tuple[Release, ...], ...] | None = None
@@ -93,6 +97,7 @@ class StepRecord:
     ``saved``: what was shown when the step's checkpoint was saved, after any projection; ``loaded``: what the trainer
     that takes this step showed when it had loaded the last step's.
     ``outputs``: what the trainer gave of the rank's first micro-batch when it was asked before the step.
+    ``accounted``: what an accountant has been told (Observed.accounted).
     """
 
     params: dict[str, Tensor]
@@ -104,6 +109,7 @@ class StepRecord:
     saved: dict[str, Tensor] | None = None
     loaded: dict[str, Tensor] | None = None
     outputs: Tensor | None = None
+    accounted: list[tuple[float, float, int]] | None = None
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,8 @@ class Run:
         given_for: TrainingCase | None = None,
         using: tuple[Use, ...] = (),
         late: bool = False,
+        rate: float = 1.0,
+        records: int | None = None,
         noise_seed: int | None = None,
         releases: tuple[tuple[Release, ...], ...] | None = None,
     ) -> Execution:
@@ -147,6 +149,8 @@ class Run:
             late=late,
             memory=self.memory,
             lines=self.lines,
+            rate=rate,
+            records=records,
             noise_seed=noise_seed,
             releases=releases,
         )
