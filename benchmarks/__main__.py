@@ -72,6 +72,11 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "[FILE [GLOB]] [--shard K/N]: mechanisms of public reports, planted: found, and where",
     ),
     "mechanisms-now": ("mechanisms", "now", "[FILE [GLOB]]: what the laws that found them in the record say today"),
+    "controls": (
+        "controls",
+        "lines",
+        "[FILE [GLOB]] [--shard K/N]: right variants that look suspicious; each finding is a false alarm",
+    ),
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }
 """Name -> its module, the function that gives its lines, and what it measures."""

@@ -64,7 +64,7 @@ The words in sets, each a Literal whose members a typed editor offers::
     Kernel       a function from activations and backprops of a Linear to squared norms of samples
 """
 
-from fsdpcheck.adapters.capabilities import Drawn, Kernel, Kernels, Sampler, SamplerSetup, Sampling
+from fsdpcheck.adapters.capabilities import Drawn, Engine, EngineSetup, Kernel, Kernels, Sampler, SamplerSetup, Sampling
 from fsdpcheck.adapters.contract import (
     Adapter,
     ArithmeticRule,
@@ -105,6 +105,8 @@ __all__ = [
     "Compute",
     "Drawn",
     "Dtype",
+    "Engine",
+    "EngineSetup",
     "FactorRule",
     "Features",
     "GlobalNormRule",

@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from .accounting import Ledger
 from .clipping import clip_factors, norm_aggregation
 from .clipping.batch_layout import DISTRIBUTED, Layouts
 from .clipping.private_backward import Norms, Privacy, PrivateBackward
@@ -47,7 +48,7 @@ class Options:
 
     ``normaliser`` is N. ``privacy`` clips each sample's gradient (None: plain). ``max_grad_norm`` clips the global norm
     of a plain step. ``sync_every`` reduces after each micro-batch instead of after the last. ``layout``: which ranks
-    are given the same samples.
+    are given the same samples. ``rate``: with which probability a record joins a step, for the accounts alone.
     """
 
     normaliser: float
@@ -55,6 +56,7 @@ class Options:
     privacy: Privacy | None = None
     max_grad_norm: float | None = None
     sync_every: bool = True
+    rate: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.normaliser < math.inf:
@@ -99,6 +101,8 @@ class Trainer:
                 raise
         self.grad_norm: Tensor | None = None
         """0-dim: the global gradient norm that the last step clipped by."""
+        self.ledger = Ledger()
+        """What an accountant is to be told of the private steps so far."""
         shards = self.model.shards()
         self.optimizer = optimizer(shards) if shards else None
 
@@ -143,7 +147,13 @@ class Trainer:
         self.notify("before_step")
         with self.profile.part("update"):
             self.update()
+        self.account()
         self.model.steps_taken += 1
+
+    def account(self) -> None:
+        """Write a private step down, once it is taken."""
+        if self.private is not None:
+            self.ledger.add(self.private.privacy.noise_multiplier, self.options.rate)
 
     def evaluate(self, inputs: Tensor) -> Tensor:
         """The model's outputs without gradients, in eval mode. Nothing of it is left for the next step.

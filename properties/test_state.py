@@ -57,7 +57,7 @@ def test_a_training_that_stopped_uses_no_noise_twice(case: TrainingCase, run: Ru
     """The noise after a stop is that of the next step, not that of the first one over again.
 
     Asked of an adapter that promises noise too.
-    Not seen: noise that is wrong in a training that never stops (chapter on noise); the accountant (Opacus#429).
+    Not seen: noise that is wrong in a training that never stops (chapter on noise); the accountant (privacy.accounted).
     Source: jax#3646, one key for several draws.
     """
     private = noisy(going_on(case, run.features))

@@ -63,6 +63,37 @@ class Sampling(Adapter, Protocol):
         """What deals records out to this rank. Called on every rank."""
 
 
+@dataclass(frozen=True)
+class EngineSetup:
+    """All that ``Engine.engine`` may know. ``records``: how many the data set has that the training is built on.
+
+    Everything else is public, and decided before: ``size``, a number of records that no data set exceeds; ``rate``,
+    with which probability each joins a step; ``steps``; ``batch_size``, rows of a micro-batch at most. ``seed`` is
+    equal on all ranks.
+    """
+
+    rank: int
+    world_size: int
+    mesh: MeshSpec
+    records: int
+    size: int
+    rate: float
+    steps: int
+    batch_size: int
+    seed: int
+
+
+class Engine(Adapter, Protocol):
+    """What an adapter that promises "engine" has besides."""
+
+    def engine(self, setup: EngineSetup) -> Mapping[str, float | int | str]:
+        """Build a training on a data set of ``setup.records`` records as its user does, and say all that shows of it.
+
+        By name, read off what was built: "divisor", "steps", "rate" and "learning_rate" at least, and whatever else
+        somebody sees who sees no record. Called on every rank.
+        """
+
+
 class Kernels(Adapter, Protocol):
     """What an adapter that promises "kernels" has besides."""
 

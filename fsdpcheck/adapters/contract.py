@@ -7,7 +7,7 @@ promise, feature, moment and observable means stands in ``vocabulary``; `fsdpche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -205,8 +205,9 @@ class Setup:
     sharded are given the same samples; replicas their own, unless ``replicated``.
     ``clip_norm`` is C itself (already in the units of the losses). ``clip_bounds``: for per-layer clipping, C_l by
     dotted prefix of the parameters' canonical names, "" for all the rest; {"": C} otherwise. ``seed``: what seeds the
-    noise, equal on all ranks. ``notify(moment, trainer)`` announces a ``Moment``; which of them a promise needs stands
-    there, all others are optional. ``using``: features that the training is to use, of those that are promised.
+    noise, equal on all ranks. ``rate``: with which probability a record joins a step, as an accountant is to be told.
+    ``notify(moment, trainer)`` announces a ``Moment``; which of them a promise needs stands there, all others are
+    optional. ``using``: features that the training is to use, of those that are promised.
     ``compile``: ``torch.compile`` as the harness wants it, for "compiled". ``compute``: what the model computes in;
     only for adapters that accept "bfloat16" or "tf32" is it not "dtype" (see ``compute_dtype``).
     """
@@ -225,6 +226,7 @@ class Setup:
     device: torch.device
     notify: Callable[[str, object], None]
     seed: int = 0
+    rate: float = 1.0
     using: frozenset[Use] = frozenset()
     compile: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
     compute: Compute = "dtype"
@@ -342,6 +344,11 @@ class Observed(Trainer, Protocol):
         Without gradients and in eval mode, as between two steps of a training; training goes on as if it had not been.
         With the trait "inference-mode" it is called within ``torch.inference_mode()``. A collective: ranks without
         samples call it with b = 0.
+        """
+
+    def accounted(self) -> Sequence[tuple[float, float, int]]:
+        """ "accounted": what an accountant was told since the training began: (noise multiplier, rate, steps) of steps
+        in their order, those before a checkpoint that was loaded among them. Equal on all ranks; no communication.
         """
 
     def ordered_norms(self) -> dict[str, Tensor]:

@@ -40,6 +40,8 @@ PLAIN_REASONS: Final[Mapping[str, str]] = {
     "state": "has no checkpoint of its own: what is saved is up to its user",
     "resharded": "has no checkpoint of its own: what is saved is up to its user",
     "stored": "has no checkpoint of its own: what is saved is up to its user",
+    "accounted": "trains plainly: there is nothing to account for",
+    "engine": "trains plainly: there is nothing to account for",
     "poisson": "has no Poisson sampler",
     "same-draws": "has no Poisson sampler",
     "kernels": "trains plainly: it computes no per-sample norms",

@@ -18,7 +18,7 @@ A micro-batch of no samples has them too. Where one that a promise needs is miss
 end in AdapterError, exit code 2, and hold of nothing. The harness itself looks after ``build`` and after each
 ``Trainer.step`` ("after_init", "after_step").
 """
-Observable = Literal["params", "grads", "norms", "factors", "shards", "grad_norm", "units"]
+Observable = Literal["params", "grads", "norms", "factors", "shards", "grad_norm", "units", "accounted"]
 """What a trainer can show of a step."""
 Use = Literal[
     "unshard", "prefetch", "some-sync", "late-all-reduce", "divide-factor", "no-gather", "checkpointing", "meta",
@@ -30,7 +30,7 @@ Promise = Literal[
     "dataset-order", "second-backward", "bookkeeping", "noise", "noise-of-seed", "state", "resharded", "stored",
     "lifecycle",
     "sharded", "nonfinite", "epochs", "poisson", "same-draws", "kernels",
-    "hooks", "parameter-hooks", "memory", "copies", "interrupts",
+    "hooks", "parameter-hooks", "memory", "copies", "interrupts", "accounted", "engine",
     "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",
     "features.divide-factor", "features.no-gather", "features.checkpointing", "features.meta", "features.state-dict",
     "features.ignored", "features.columns", "features.compiled", "features.bare-root", "features.groups-of-two",
@@ -69,6 +69,7 @@ OBSERVABLES: Final[Mapping[Observable, str]] = {
     "shards": "shards",
     "grad_norm": "grad_norm",
     "units": "units",
+    "accounted": "accounted",
 }
 """Every observable -> the method of ``Observed`` that gives it, and says what it is."""
 
@@ -214,6 +215,17 @@ PROMISES: Final[Mapping[Promise, PromiseRow]] = {
     "copies": PromiseRow("What the trainer shows shares no memory with what it trains."),
     "interrupts": PromiseRow(
         "A step that raised on every rank, in its forward or backward, leaves a trainer whose next step is right."
+    ),
+    "accounted": PromiseRow(
+        "An accountant is told what ran: at each step the noise multiplier and Setup.rate, once; and all of it also"
+        " where a training was saved and goes on (Observed.accounted).",
+        promises=("noise",),
+    ),
+    "engine": PromiseRow(
+        "All that is public of a training that is built on a data set is the same if the data set has a record less"
+        " (Engine).",
+        adapter=("engine",),
+        trains=False,
     ),
     **{
         cast(Promise, f"features.{use}"): PromiseRow(f'A plain step is the same bits with "{use}" in use: {words}.')

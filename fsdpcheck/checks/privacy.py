@@ -26,7 +26,7 @@ from fsdpcheck.execution import Execution
 from fsdpcheck.execution.trace import Trace
 from fsdpcheck.findings.cause import PATTERN, Cause, Causes
 from fsdpcheck.findings.violation import Diagnose, Violation
-from fsdpcheck.oracle import Answer, bounds, standards
+from fsdpcheck.oracle import Answer, StepAnswer, bounds, standards
 from fsdpcheck.strategies.neighbours import Neighbours
 from fsdpcheck.workload import batches, clip_groups
 
@@ -36,45 +36,48 @@ Gradients = tuple[Tensor, Tensor]
 """One parameter's, with noise and without it."""
 
 
-def assert_sensitivity(pair: Neighbours, first: Side, second: Side) -> None:
-    """At the first step, N times the released gradients of neighbours are at most k * C apart, over all parameters.
+def assert_sensitivity(pair: Neighbours, first: Side, second: Side, step: int = 0) -> Fraction:
+    """At ``step``, N times the released gradients of neighbours are at most k * C apart, over all parameters.
 
-    Decided in exact arithmetic, with room for what a theorem lets the weighted sums and the clip factors round.
+    Both have the same parameters before it. Decided in exact arithmetic, with room for what a theorem lets the weighted
+    sums and the clip factors round. Returns how far they are apart over k * C, the most on any rank.
     """
     (one, answer), (other, _) = first, second
     completed(one), completed(other)
     for execution, right in (first, second):
-        for rank, grads in recorded(execution, 0, "grads"):
+        for rank, grads in recorded(execution, step, "grads"):
             what = "the released gradient is not of every trained parameter"
-            require_same_form(what, grads, right.steps[0].used, f"step 0, rank {rank}, {pair.words}")
-    allowed, limit = pair.times**2 * _sensitivity_squared(answer), functools.cache(partial(_limit, pair, first, second))
-    for (rank, a), (_, b) in zip(recorded(one, 0, "grads"), recorded(other, 0, "grads"), strict=True):
+            require_same_form(what, grads, right.steps[step].used, f"step {step}, rank {rank}, {pair.words}")
+    allowed, most = pair.times**2 * _sensitivity_squared(answer), Fraction(0)
+    limit = functools.cache(partial(_limit, pair, first, second, step))
+    for (rank, a), (_, b) in zip(recorded(one, step, "grads"), recorded(other, step, "grads"), strict=True):
         squared = _distance_squared(a, b) * Fraction(answer.case.step.normaliser) ** 2
+        most = max(most, squared)
         if squared > allowed and squared > limit() ** 2:  # what may be rounded takes long to know
             raise Violation(
                 "one record moves the released sum by more than its clip norm allows",
                 got=f"{float(bounds.square_root(squared / _sensitivity_squared(answer)))!r} * C",
                 wanted=f"at most {pair.times} * C, C = {math.hypot(*answer.clip_norms)!r}",
-                where=f"step 0, rank {rank}, {pair.words}",
-                cause=partial(_of_wrong, first, second),
+                where=f"step {step}, rank {rank}, {pair.words}",
+                cause=partial(_of_wrong, first, second, step),
             )
+    return bounds.square_root(most / allowed)
 
 
-def assert_others_keep_their_coefficient(pair: Neighbours, first: Side, second: Side) -> None:
-    """At the first step the coefficient of each record that did not move is the same in both runs, bit for bit.
+def assert_others_keep_their_coefficient(pair: Neighbours, first: Side, second: Side, step: int = 0) -> None:
+    """At ``step`` the coefficient of each record that did not move is the same in both runs, bit for bit.
 
     Read from the instrument, in the family "probe": its row i holds the coefficient of record i. Raises NotExact where
     there is no such record.
     """
     one, other = first[0], second[0]
     completed(one), completed(other)
-    batch = batches.logical_batch(pair.first, 0)
-    kept = [record for record in range(pair.first.layout.batch_size) if record not in pair.moved]
-    if not any(record in batch for record in kept):
+    records = kept(pair, step)
+    if not records:
         raise NotExact("no record is in both batches, so none can keep its coefficient")
-    for (rank, a), (_, b) in zip(recorded(one, 0, "grads"), recorded(other, 0, "grads"), strict=True):
+    for (rank, a), (_, b) in zip(recorded(one, step, "grads"), recorded(other, step, "grads"), strict=True):
         for name in clip_groups.instruments(pair.first):
-            mine, theirs = a[name].flatten()[kept], b[name].flatten()[kept]
+            mine, theirs = a[name].flatten()[records], b[name].flatten()[records]
             if alike(mine, theirs):
                 continue
             place = int((mine != theirs).nonzero()[0])
@@ -82,9 +85,17 @@ def assert_others_keep_their_coefficient(pair: Neighbours, first: Side, second: 
                 "the coefficient of a record depends on which others there are",
                 got=number(theirs[place]),
                 wanted=number(mine[place]),
-                where=f"step 0, rank {rank}, record {kept[place]}, {name}; {pair.words}",
-                cause=partial(_of_wrong, first, second),
+                where=f"step {step}, rank {rank}, record {records[place]}, {name}; {pair.words}",
+                cause=partial(_of_weights, first, second, step),
             )
+
+
+def kept(pair: Neighbours, step: int) -> list[int]:
+    """Records, by their place in the batch, that did not move; none where no batch of ``step`` has one of them."""
+    size = pair.first.layout.batch_size
+    batch = batches.logical_batch(pair.first, step)
+    found = [record for record in range(size) if record not in pair.moved]
+    return found if any(step * size + record in batch for record in found) else []
 
 
 def assert_same_noise(pair: Neighbours, first: Noisy, second: Noisy) -> None:
@@ -143,9 +154,9 @@ def assert_same_calls(pair: Neighbours, one: Execution, other: Execution) -> Non
             )
 
 
-def _limit(pair: Neighbours, first: Side, second: Side) -> Fraction:
+def _limit(pair: Neighbours, first: Side, second: Side, step: int = 0) -> Fraction:
     """k * C, and what may be rounded of both released sums."""
-    room = sum((_room(answer) for _, answer in (first, second)), Fraction(0))
+    room = sum((_room(answer, answer.steps[step]) for _, answer in (first, second)), Fraction(0))
     answer = first[1]
     bound = _root_above(_sensitivity_squared(answer))
     return pair.times * bound * (1 + _of_factors(answer)) + Fraction(answer.case.step.normaliser) * room
@@ -161,9 +172,8 @@ def _root_above(value: Fraction) -> Fraction:
     return bounds.square_root(value) * (1 + Fraction(1, 2**190))
 
 
-def _room(answer: Answer) -> Fraction:
+def _room(answer: Answer, step: StepAnswer) -> Fraction:
     """Bound on the norm of released gradient - (1/N) sum c_i g_i, c_i the answer's clip factors; 0 if that is exact."""
-    step = answer.steps[0]
     if standards.every_bit(standards.of(answer.case, answer.rule)) or not step.samples:
         return Fraction(0)
     counts = torch.tensor(step.multiplicity, dtype=torch.float64)
@@ -191,7 +201,9 @@ def _distance_squared(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Fract
 
 def _finite(name: str, value: float) -> Fraction:
     if value != value or value in (float("inf"), float("-inf")):
-        raise Violation("a released gradient is not finite", got=str(value), wanted="a number", where=f"step 0, {name}")
+        raise Violation(
+            "a released gradient is not finite", got=str(value), wanted="a number", where=f"gradient of {name}"
+        )
     return Fraction(value)
 
 
@@ -199,13 +211,22 @@ def _shapes(trace: Trace) -> list[tuple[object, ...]]:
     return [(*call.fingerprint, call.group, call.group_name, call.subject) for call in trace]
 
 
-def _of_wrong(first: Side, second: Side) -> Causes | None:
+def _of_wrong(first: Side, second: Side, step: int) -> Causes | None:
     """Causes of the first of the two released gradients that is not its own right answer."""
     for execution, answer in (first, second):
-        got = next(iter(recorded(execution, 0, "grads")))[1]
-        if any(not alike(got.get(name), value) for name, value in answer.steps[0].used.items()):
-            return of_gradient(answer, 0, got)
+        got = next(iter(recorded(execution, step, "grads")))[1]
+        if any(not alike(got.get(name), value) for name, value in answer.steps[step].used.items()):
+            return of_gradient(answer, step, got)
     return None
+
+
+def _of_weights(first: Side, second: Side, step: int) -> Causes | None:
+    """The same where other records weigh otherwise; of a step after the first, whose sums may be right before."""
+    found = list(_of_wrong(first, second, step) or ())
+    if step:
+        text = f"in step {step} the weight of a sample follows other records, of this step or of those before"
+        found.append(Cause("weights by other records", f"{text}, beyond what was released", PATTERN))
+    return found
 
 
 def _of_noise(

@@ -13,6 +13,7 @@ from torch import Tensor
 from fsdpcheck.adapters.contract import Observable, Use
 from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.errors import UsageError
+from fsdpcheck.execution.releases import Release
 from fsdpcheck.execution.trace import Trace
 
 FailureKind = Literal[
@@ -65,6 +66,14 @@ class RunRequest:
     """
     lines: bool = False
     """Whether the lines of the implementation that run are recorded."""
+    rate: float = 1.0
+    """With which probability records are said to join a step (Setup.rate)."""
+    records: int | None = None
+    """Of a case of a sampler: how many records a data set has on which a training is built; None: draws are taken."""
+    noise_seed: int | None = None
+    """What seeds the noise (Setup.seed), where it is not the case's seed."""
+    releases: tuple[tuple[Release, ...], ...] | None = None
+    """Of each rank, what its optimizers are given in place of what they would be; () only notes what they are given."""
 
     @property
     def training(self) -> TrainingCase:
@@ -88,6 +97,7 @@ class StepRecord:
     ``saved``: what was shown when the step's checkpoint was saved, after any projection; ``loaded``: what the trainer
     that takes this step showed when it had loaded the last step's.
     ``outputs``: what the trainer gave of the rank's first micro-batch when it was asked before the step.
+    ``accounted``: what an accountant has been told (Observed.accounted).
     """
 
     params: dict[str, Tensor]
@@ -99,6 +109,7 @@ class StepRecord:
     saved: dict[str, Tensor] | None = None
     loaded: dict[str, Tensor] | None = None
     outputs: Tensor | None = None
+    accounted: list[tuple[float, float, int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +127,8 @@ class RankResult:
     ``placement``: by parameter, its address in the last forward modulo 64 bytes; for real numbers only, since kernels
     take other paths and round otherwise at other alignments (see checks/shape_matched_replay.py). ``refused``: of a
     request with ``spoiled`` samples, where the step raised. ``allocations``: file:line of what asked for memory without
-    values, ``lines``: what ran of the implementation, where the request has these noted.
+    values, ``lines``: what ran of the implementation, ``releases``: what optimizers were given, where the request has
+    these noted.
     """
 
     rank: int
@@ -128,6 +140,7 @@ class RankResult:
     refused: Refused | None = None
     allocations: list[str] = field(default_factory=list)
     lines: set[Line] = field(default_factory=set)
+    releases: list[Release] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,7 @@ class Verdict:
     ``never``: so of kinds of cases that the law names and that none of them was, in words (see judging/coverage.py).
     ``left``: what ranks, or importing the adapter, left changed of the process, a sentence each; it was put back.
     ``behind``: findings of other roots, among the cases that do not fail like ``finding``.
+    ``reached``: how near the judged cases came to a bound of the law's, a sentence for each kind of case.
     """
 
     law: str
@@ -108,6 +109,7 @@ class Verdict:
     exit_code: int = HOLDS
     left: tuple[str, ...] = ()
     behind: tuple[Finding, ...] = ()
+    reached: tuple[str, ...] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -144,7 +146,7 @@ class Verdict:
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> Verdict:
         finding = data["finding"]
-        several = {name: tuple(data.get(name, ())) for name in ("undrawn", "never", "left")}
+        several = {name: tuple(data.get(name, ())) for name in ("undrawn", "never", "left", "reached")}
         behind = tuple(Finding.from_data(one) for one in data.get("behind", ()))
         found = Finding.from_data(finding) if finding else None
         return Verdict(**{**data, **several, "finding": found, "behind": behind})

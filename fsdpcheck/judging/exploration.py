@@ -125,6 +125,7 @@ class Exploration:
             self.tally.left.update(self.run.ran.left)
         if self.broken is None:
             self._drawn.drawn[case] = False
+        self.tally.reach(self.run.ran.reached)
         self.tally.passed += 1
         self.count(case)
 

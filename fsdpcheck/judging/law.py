@@ -34,7 +34,8 @@ class Law:
     ``promise``. ``statement``: the law in words (the docstring): a guarantee in one line, then, of a law of this
     project, lines "Not seen: ..." and "Source: ...". ``where``: file:line of the body. ``any_numbers``: whether it is
     asked with real numbers and without. ``takes``: the fewest ranks that an implementation has to take, whatever
-    numbers are asked for.
+    numbers are asked for. ``climbs``: whether its body says how near a case comes to a bound (``Ran.reach``), and cases
+    are sought that come nearer (judging/climbing.py).
     """
 
     name: str
@@ -48,6 +49,7 @@ class Law:
     needs_promises: frozenset[Promise] = frozenset()
     any_numbers: bool = False
     takes: int = 1
+    climbs: bool = False
 
     def draw(self, features: Features, world_sizes: Sequence[int]) -> SearchStrategy[Case]:
         """The cases of the law that an implementation with these features accepts, on one of these numbers of ranks."""

@@ -42,6 +42,7 @@ def law(
     needs_promises: Iterable[Promise] = (),
     any_numbers: bool = False,
     takes: int = 1,
+    climbs: bool = False,
     **moved: object,
 ) -> Callable[[Body], Collected]:
     """Register the decorated ``body(case, run)`` as the law ``name`` ("chapter.law").
@@ -67,6 +68,7 @@ def law(
             needs_promises=frozenset(needs_promises),
             any_numbers=any_numbers,
             takes=takes,
+            climbs=climbs,
         )
         _register(found)
         return _test(found)

@@ -22,6 +22,7 @@ from fsdpcheck.engines._interpreter import interpreter
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import AdapterError, NoProgress, NotApplicable, NotSupported, Refused, UsageError, qualified
 from fsdpcheck.execution import Execution, Failure, Line, RunRequest, SchedulePolicy
+from fsdpcheck.execution.releases import Release
 from fsdpcheck.judging import model_refusals, unfit
 from fsdpcheck.judging.drawing import Drawings
 from fsdpcheck.judging.executions import Executions
@@ -50,6 +51,12 @@ class Ran:
     """What simulated ranks share and write to (Execution.shared); never cleared."""
     lines: set[Line] = field(default_factory=set)
     """What ran of the implementation, if that was recorded; never cleared."""
+    reached: dict[str, Fraction] = field(default_factory=dict)
+    """How near a law's body says that a case came to a bound, by the kind of case; 1 is the bound."""
+
+    def reach(self, kind: str, share: Fraction) -> None:
+        """A case of this kind came to ``share`` of what the law allows."""
+        self.reached[kind] = max(share, self.reached.get(kind, share))
 
     def note(self, execution: Execution) -> None:
         self.newest = execution
@@ -64,6 +71,7 @@ class Ran:
         self.newest = None
         self.hits.clear()
         self.left.clear()
+        self.reached.clear()
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,10 @@ class Run:
         given_for: TrainingCase | None = None,
         using: tuple[Use, ...] = (),
         late: bool = False,
+        rate: float = 1.0,
+        records: int | None = None,
+        noise_seed: int | None = None,
+        releases: tuple[tuple[Release, ...], ...] | None = None,
     ) -> Execution:
         """One execution of ``case`` on all its ranks. From ``save_to`` on see RunRequest, but for ``given_for``.
 
@@ -139,6 +151,10 @@ class Run:
             late=late,
             memory=self.memory,
             lines=self.lines,
+            rate=rate,
+            records=records,
+            noise_seed=noise_seed,
+            releases=releases,
         )
         execution = self.execute(request)
         _raise_what_is_no_finding(execution.failure)
@@ -156,7 +172,8 @@ class Run:
     def _execution(self, request: RunRequest) -> Execution:
         """One that is remembered, or a new one."""
         engine = interpreter() if isinstance(request.case, KernelCase) else self.engine
-        if not self.recalls or self.measured or engine.name != "simulated" or request.save_to or request.load_from:
+        new = self.measured or request.save_to or request.load_from or request.releases
+        if not self.recalls or engine.name != "simulated" or new:
             return engine.run(request)
         fields = {one.name: getattr(request, one.name) for one in dataclasses.fields(request)}
         if request.instrument is not None:
@@ -169,8 +186,11 @@ class Run:
                 self.executions.keep(key, execution)
         return execution
 
-    def answer(self, case: TrainingCase) -> oracle.Answer:
-        """The single device's answer, proved exact. Computed once a case. Raises NotExact, UsageError."""
+    def answer(self, case: TrainingCase, forced: TrainingCase | None = None) -> oracle.Answer:
+        """The single device's answer, proved exact. Computed once a case. Raises NotExact, UsageError.
+
+        ``forced``: another case, whose optimizer's gradients are given to that of this one.
+        """
         if self.tier(case) == "replay":
             raise UsageError(
                 "a case of real numbers has no exact answer; next: judge it by replay (checks/shape_matched_replay.py)"
@@ -178,7 +198,7 @@ class Run:
         share = Fraction(case.step.normaliser) / case.mesh.data_ranks
         if self.features.arithmetic.divides_by_share and not is_power_of_two(share.denominator):
             raise NotApplicable(f"{self.declared.name} divides by N / W = {share}, which rounds")
-        return _answer(case, self.features.factor, self.features.arithmetic)
+        return _answer(case, self.features.factor, self.features.arithmetic, forced)
 
     def prepare(self, case: Case) -> None:
         """Compute what ``answer`` will be asked for. What it raises then, is not raised here."""
@@ -240,12 +260,16 @@ class Run:
         return self.ran.newest.request if self.ran.newest else None
 
 
-def _answer(case: TrainingCase, factor: FactorRule, conventions: ArithmeticRule) -> oracle.Answer:
+def _answer(
+    case: TrainingCase, factor: FactorRule, conventions: ArithmeticRule, forced: TrainingCase | None = None
+) -> oracle.Answer:
     """The proved answer, one for all adapters whose conventions come to the same in this case."""
     factor = factor if case.step.private else FactorRule(norm=factor.norm)
     unused = conventions.unused
     if unused == "zero-if-private":
         unused = "zero" if case.step.private else "none"
+    if forced is not None:
+        return _proved(case, factor, ArithmeticRule(conventions.averaging, unused=unused), forced)
     answer = _proved(case, factor, ArithmeticRule(conventions.averaging))
     if unused == "none" or not answer.leaves_unused:
         return answer
@@ -253,8 +277,11 @@ def _answer(case: TrainingCase, factor: FactorRule, conventions: ArithmeticRule)
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
-def _proved(case: TrainingCase, factor: FactorRule, conventions: ArithmeticRule) -> oracle.Answer:
-    answer = oracle.answer(case, factor, conventions)
+def _proved(
+    case: TrainingCase, factor: FactorRule, conventions: ArithmeticRule, forced: TrainingCase | None = None
+) -> oracle.Answer:
+    of_forced = None if forced is None else _proved(forced, factor, conventions)
+    answer = oracle.answer(case, factor, conventions, of_forced)
     certificate.prove(case, answer)
     if case.model.own is not None and case.model.own.names:
         batched_step.require_same_alone(case, answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Final
 
 from fsdpcheck.case import Case
@@ -52,6 +53,8 @@ class Tally:
     """What was left changed of the process by any run, a sentence each."""
     hits: Counter[str] = field(default_factory=Counter)
     """How often the code of each install ran."""
+    reached: dict[str, Fraction] = field(default_factory=dict)
+    """How near any judged case came to a bound of the law's, by the kind of case; 1 is the bound."""
 
     def reject(self, case: Case, error: NotExact) -> None:
         self.rejected.add(case)
@@ -65,6 +68,11 @@ class Tally:
         if case not in self.judged:
             self.judged.add(case)
             self.census.update(labels)
+
+    def reach(self, reached: Mapping[str, Fraction]) -> None:
+        """What one case came to."""
+        for kind, share in reached.items():
+            self.reached[kind] = max(share, self.reached.get(kind, share))
 
     @property
     def hopeless(self) -> bool:

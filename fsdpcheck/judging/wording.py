@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from dataclasses import replace
+from itertools import starmap
 from typing import Final
 
 from hypothesis.errors import Flaky
@@ -16,6 +17,7 @@ from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckErr
 from fsdpcheck.findings.tokens import Token, command, encode
 from fsdpcheck.findings.verdict import Finding, Verdict, exit_code
 from fsdpcheck.judging import coverage, model_refusals
+from fsdpcheck.judging.climbing import told
 from fsdpcheck.judging.exploration import Exploration, Stop
 
 _OTHER_NUMBERS: Final = "try --real: the model as it is, its own weights, judged by the rounding laws"
@@ -69,6 +71,7 @@ def held(found: Exploration) -> Verdict:
         undrawn=_undrawn(found),
         never=_never(found),
         left=tuple(tally.left),
+        reached=tuple(starmap(told, sorted(tally.reached.items()))),
     )
 
 

@@ -99,15 +99,21 @@ class Answer:
         return tuple(clip_groups.bounds(self.case, self.clip_norm).values())
 
 
-def answer(case: TrainingCase, rule: FactorRule | None = None, conventions: ArithmeticRule | None = None) -> Answer:
+def answer(
+    case: TrainingCase,
+    rule: FactorRule | None = None,
+    conventions: ArithmeticRule | None = None,
+    forced: Answer | None = None,
+) -> Answer:
     """The single device's answer to ``case`` under ``rule``, the expression of the clip factors (default: C / norm).
 
     ``conventions``: what a parameter that a step does not use has for a gradient (default: None, as in PyTorch).
     It is the exact answer if ``proof.prove(case, answer)`` returns. In the "unclipped" family C is the power of two
-    above twice every norm of every step.
+    above twice every norm of every step. ``forced``: the answer to another case of the same model and optimizer, whose
+    gradients the optimizer is given at each step in place of this case's own.
     """
     rule, conventions = rule or FactorRule(), conventions or ArithmeticRule()
-    device = _SingleDevice(case, rule, conventions)
+    device = _SingleDevice(case, rule, conventions, forced)
     with arithmetic.decided(case):
         steps = tuple(device.step(k) for k in range(case.step.steps))
     rows_KDR = torch.zeros(case.step.steps, len(device.inputs), models.instrument_width(case), dtype=torch.float64)
@@ -152,8 +158,10 @@ def update(case: TrainingCase, before: Named, gradients: Named, step: int = 0) -
 class _SingleDevice:
     """The model, its optimizer and the data, stepping. ``model`` is in float64, ``parameters`` in the case's dtype."""
 
-    def __init__(self, case: TrainingCase, rule: FactorRule, conventions: ArithmeticRule) -> None:
-        self.case, self.rule, self.conventions = case, rule, conventions
+    def __init__(
+        self, case: TrainingCase, rule: FactorRule, conventions: ArithmeticRule, forced: Answer | None = None
+    ) -> None:
+        self.case, self.rule, self.conventions, self.forced = case, rule, conventions, forced
         self.dtype = models.DTYPES[case.arithmetic.dtype]
         self.parameters = {name: nn.Parameter(value) for name, value in models.initial_parameters(case).items()}
         self.model = models.build(case).double()
@@ -192,7 +200,7 @@ class _SingleDevice:
         unused = without_gradient(self.case, self.conventions.unused, self.trained, reached) if samples else set()
         used = self._clip_globally({name: value for name, value in released.items() if name not in unused}, grad_norm)
         before = {name: p.detach().clone() for name, p in self.parameters.items()}
-        after = self._update(used)
+        after = self._update(used if self.forced is None else self.forced.steps[k].used)
         return StepAnswer(
             before, samples, multiplicity, losses, gradients, squared, squares_nG, targets_nR, of_samples, coefficients,
             total, released, grad_norm, used, after, outputs,

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -57,7 +58,8 @@ def _run(request: RunRequest, rank: int, device: torch.device, result: RankResul
         case TrainingCase() as case:
             _train(request, case, adapter, rank, device, result)
         case SamplerCase() as case:
-            sampler_program.draw(case, adapter, rank, result)
+            take = sampler_program.draw if request.records is None else partial(sampler_program.build, request.records)
+            take(case, adapter, rank, result)
         case KernelCase() as case:
             kernel_program.compute(case, adapter, result)
 
@@ -237,7 +239,8 @@ def _setup(request: RunRequest, rank: int, device: torch.device, watch: Watch, m
         optimizer=made,
         device=device,
         notify=watch.moment,
-        seed=case.seed,
+        rate=request.rate,
+        seed=case.seed if request.noise_seed is None else request.noise_seed,
         using=frozenset(request.using),
         compile=watch.compile,
         compute=case.arithmetic.compute,
@@ -269,6 +272,8 @@ def _record(trainer: Trainer, showing: Showing, request: RunRequest) -> StepReco
         record.factors = showing.tensor(observed.factors(), "factors")
     if "grad_norm" in wanted:
         record.grad_norm = showing.tensor(observed.grad_norm(), "grad_norm")
+    if "accounted" in wanted:
+        record.accounted = [(float(told), float(rate), int(steps)) for told, rate, steps in observed.accounted()]
     return record
 
 

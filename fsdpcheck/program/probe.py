@@ -17,6 +17,7 @@ from fsdpcheck.compat import torch_private
 from fsdpcheck.errors import AdapterError, Interrupted, explain
 from fsdpcheck.execution import RankResult, RunRequest
 from fsdpcheck.loading import references
+from fsdpcheck.program.releases import Releases
 
 GRAPHS = "graphs"
 """Under which the number of operators in each compiled graph is noted."""
@@ -118,6 +119,9 @@ class Watch:
         self._told: list[Callable[[str], None]] = []
         self._optimizers: list[Callable[[torch.optim.Optimizer], None]] = []
         self._losses: list[Callable[[nn.Module], object]] = []
+        if request.releases is not None:
+            forced = request.releases[rank] if request.releases else ()
+            self._optimizers.append(Releases(result, lambda: self.step, forced).see)
         self._probes = [(name, load(name), self._notes(name)) for name in request.probes]
 
     def note(self, name: str, value: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fsdpcheck.errors.excerpt import shown
 from fsdpcheck.findings import roots
 from fsdpcheck.findings.verdict import NOT_CHECKED
-from fsdpcheck.report import conditions, finding, table, unjudged_cases
+from fsdpcheck.report import conditions, finding, reached, table, unjudged_cases
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.session.ledger import Ledger
 
@@ -27,7 +27,13 @@ def ending(ledger: Ledger, paint: Paint, verbose: bool = False) -> str:
         and not verdict.reason.startswith(NOT_CHECKED)
     )
     parts += [f"ERROR: {text}" for text, _ in ledger.errors]
-    parts += [table.left(ledger), unjudged_cases.of_session(ledger), table.undrawn(ledger), table.unaccepted(ledger)]
+    parts += [
+        reached.of_session(ledger),
+        table.left(ledger),
+        unjudged_cases.of_session(ledger),
+        table.undrawn(ledger),
+        table.unaccepted(ledger),
+    ]
     if ledger.laws:
         parts.append(("interrupted: " if ledger.interrupted else "") + table.summary(ledger))
     return "\n\n".join(part for part in parts if part)

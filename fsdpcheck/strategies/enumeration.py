@@ -26,15 +26,27 @@ class _Met(Exception):
     """The case that is looked for is drawn."""
 
 
-def each(strategy: SearchStrategy[Case], count: int, seed: int, take: Callable[[Case], None]) -> bool:
+def each(
+    strategy: SearchStrategy[Case],
+    count: int,
+    seed: int,
+    take: Callable[[Case], None],
+    *,
+    climb: bool = False,
+    shrink: bool = False,
+) -> bool:
     """Call ``take`` on ``count`` cases of ``strategy``, equal ones too; whether there was nothing left to draw.
+
+    With ``climb``, on cases near those for which it called ``hypothesis.target`` with the most, once half of them are
+    drawn. With ``shrink``, on smaller cases once it has raised; cases that ``take`` has returned from are no such.
 
     Raises
     ------
-    What ``take`` raised; ``Unsatisfiable`` where Hypothesis finds no case.
+    What ``take`` raised, on the smallest case; ``Unsatisfiable`` where Hypothesis finds no case.
     """
+    phases = (*_DRAW, *([Phase.target] if climb else ()), *([Phase.shrink] if shrink else ()))
     with whether_exhausted() as ended:
-        _test(strategy, count, seed, lambda case, data: take(case), database=None, phases=_DRAW)
+        _test(strategy, count, seed, lambda case, data: take(case), database=None, phases=phases)
     return bool(ended)
 
 

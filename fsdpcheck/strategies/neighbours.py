@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import TrainingCase, prng
@@ -26,7 +27,8 @@ Lists = tuple[tuple[int, ...], ...]
 class Neighbours:
     """Two cases that differ by ``words``; clipped to C each, their sums are at most ``times`` * C apart.
 
-    ``moved``: the records, by their place in the batch, that occur in one more often than in the other.
+    ``moved``: the records, by their place in the batch, that occur in one more often than in the other. ``relation``:
+    of which kind the difference is.
     """
 
     first: TrainingCase
@@ -34,6 +36,7 @@ class Neighbours:
     times: int
     moved: frozenset[int]
     words: str
+    relation: str = ""
 
 
 def of(case: TrainingCase, features: Features) -> Neighbours:
@@ -43,15 +46,15 @@ def of(case: TrainingCase, features: Features) -> Neighbours:
     where none does.
     """
     listed = metamorphic.listed(case)
-    relations = (_removed, _replaced, _withdrawn)
-    for place in prng.permutation(case.seed, "neighbours", len(relations)):
-        for one, other, times, words in relations[place](listed, listed.layout.lists):
+    for place in prng.permutation(case.seed, "neighbours", len(_RELATIONS)):
+        relation, found = _RELATIONS[place]
+        for one, other, times, words in found(listed, listed.layout.lists):
             pair = [replace(listed, layout=replace(listed.layout, lists=lists)) for lists in (one, other)]
             if not all(map(features.takes, pair)):
                 continue
             moved = frozenset(record for record, _ in _counts(one) ^ _counts(other))
             first, second = pair if case.seed % 2 else pair[::-1]
-            return Neighbours(first, second, times, moved, words)
+            return Neighbours(first, second, times, moved, words, relation)
     raise NotApplicable("no neighbour of this case is accepted by the adapter")
 
 
@@ -87,6 +90,13 @@ def _withdrawn(case: TrainingCase, lists: Lists) -> _Found:
         times = max(counts[record], 2)
         without = tuple(tuple(i for i in own if i != record) for own in doubled)
         yield doubled, without, times, f"all {times} entries of record {record} removed"
+
+
+_RELATIONS: Final = (
+    ("one entry removed or added", _removed),
+    ("one entry replaced", _replaced),
+    ("all entries of a record removed or added", _withdrawn),
+)
 
 
 def _places(case: TrainingCase, lists: Lists) -> list[tuple[int, int]]:

@@ -33,6 +33,43 @@ def pairs_share_a_norm(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "clipping.clip_factors:factors",
+    "a floor under clip factors, so that none vanishes in half precision; no public report known",
+    "privacy.canary",
+    cause="without clipping",
+)
+def factors_have_a_floor(original: Function, hit: Hit) -> Function:
+    """Clip factors are 2^-14 at least, the smallest normal number of a float16."""
+
+    def planted(squared_norms: torch.Tensor, clip_norm: float) -> Any:
+        found = original(squared_norms, clip_norm)
+        if bool((found < 2.0**-14).any()):
+            hit()
+        return found.clamp(min=2.0**-14)
+
+    return planted
+
+
+@fault(
+    "clipping.clip_factors:factors",
+    "a factor that is taken for zero and left out, https://github.com/google-deepmind/jax_privacy/pull/309",
+    "privacy.canary",
+    cause="without clipping",
+)
+def vanishing_factors_are_one(original: Function, hit: Hit) -> Function:
+    """A clip factor that is zero in float16 is taken for no clipping."""
+
+    def planted(squared_norms: torch.Tensor, clip_norm: float) -> Any:
+        found = original(squared_norms, clip_norm)
+        vanishing = found < 2.0**-16
+        if bool(vanishing.any()):
+            hit()
+        return torch.where(vanishing, 1.0, found)
+
+    return planted
+
+
+@fault(
     "clipping.rules:PerLayer.factors",
     "per-layer clipping whose groups do not combine to C, https://github.com/google-deepmind/jax_privacy/issues/385",
     "privacy.sensitivity",

@@ -34,6 +34,7 @@ LAWS = {
     "local_tensors": "shards.cover",
     "save": "state.resumed",
     "load": "state.resumed",
+    "accounted": "privacy.accounted",
 }
 """A method of trainers -> a law that calls it."""
 PROBES = [one for one in vars(probes).values() if isinstance(one, Probe)]

@@ -12,9 +12,9 @@ from fsdpcheck.adapters.vocabulary import PROMISES
 
 OF_TRAINERS = (
     "parameters", "gradients", "norms", "factors", "grad_norm", "shards", "units", "ordered_norms", "local_tensors",
-    "save", "load",
+    "save", "load", "accounted",
 )  # fmt: skip
-OF_ADAPTERS = ("stored", "read", "sampler", "kernels")
+OF_ADAPTERS = ("stored", "read", "sampler", "kernels", "engine")
 
 
 class Lacking(Reference):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from fsdpcheck.adapters.capabilities import Drawn, SamplerSetup
+from fsdpcheck.adapters.capabilities import Drawn, EngineSetup, SamplerSetup
 
 if TYPE_CHECKING:
     from fsdpcheck.impl.clipping.batch_layout import Layouts
@@ -59,3 +59,23 @@ def _layouts(setup: SamplerSetup) -> tuple[Layouts, Axis, Axis]:
     replica, place = divmod(setup.rank, setup.mesh.dp_shard)
     layouts = Layouts(setup.sampling.shards, setup.sampling.replicas)
     return layouts, Axis(None, place, setup.mesh.dp_shard), Axis(None, replica, setup.mesh.dp_replicate)
+
+
+def public(setup: EngineSetup) -> Mapping[str, float | int | str]:
+    """What shows of a training on a data set of ``setup.records`` records, read off what it is built of."""
+    from fsdpcheck.impl.accounting import Draws, Plan
+    from fsdpcheck.impl.noise import gaussian
+    from fsdpcheck.impl.sharding.collectives import Axis
+    from fsdpcheck.impl.trainer import Options
+
+    plan = Plan(setup.size, setup.rate, setup.steps, setup.batch_size, learning_rate=0.5)
+    draws = Draws(plan, setup.records, gaussian.seeded(setup.seed), Axis(None, setup.rank, setup.world_size))
+    options = Options(draws.plan.normaliser, rate=draws.sampler.rate)
+    sizes = {len(draws.draw(step)) for step in range(setup.steps)}
+    return {
+        "divisor": options.normaliser,
+        "steps": draws.plan.steps,
+        "rate": options.rate,
+        "learning_rate": draws.plan.learning_rate,
+        "micro-batches": ", ".join(map(str, sorted(sizes))),
+    }

@@ -37,6 +37,8 @@ _REASONS = {
     "second-backward": "its factors carry the rounding of nested norms; the exact-norm tiers judge it",
     "bookkeeping": "takes a second backward through the re-weighted losses",
     "noise": "asked of the variants opacus and opacus:sound",
+    "accounted": "asked of the variants opacus and opacus:sound",
+    "engine": "takes the rate from the number of batches, and N from the length of the data set",
     "noise-of-seed": "draws parameter by parameter from one generator a rank: its bits depend on what was drawn before",
     "state": "has no checkpoint of its own: what is saved is up to its user",
     "resharded": "has no checkpoint of its own: what is saved is up to its user",
@@ -101,6 +103,7 @@ class Trainer:
         self._setup = setup
         self._norms: list[Tensor] = []
         self._factors: list[Tensor] = []
+        self.accountant: Any = None
 
     def step(self, batch: Batch) -> None:
         with quiet():
@@ -136,6 +139,9 @@ class Trainer:
     def factors(self) -> Tensor:
         return torch.cat(self._factors)
 
+    def accounted(self) -> list[tuple[float, float, int]]:
+        return list(self.accountant.history)
+
     def local_tensors(self) -> list[Tensor]:
         return [local(parameter) for parameter in self._module.parameters()]
 
@@ -162,11 +168,11 @@ class GhostFsdp:
         self.name, self._reduction, self._poisson = name, loss_reduction, poisson
         promised: frozenset[Promise] = frozenset({"private", "sharded"})
         promised |= {"poisson"} if poisson != "no" else set()
-        promised |= {"noise"} if noise else set()
+        promised |= {"noise", "accounted"} if noise else set()
         self.features = Features(
             promises=promised,
             accepts=accepts,
-            observables=frozenset({"params", "grads", "norms", "factors"}),
+            observables=frozenset({"params", "grads", "norms", "factors", *(("accounted",) if noise else ())}),
             owns_loss_scale=True,
             arithmetic=ArithmeticRule(
                 divides_by_share=loss_reduction == "mean"
@@ -192,12 +198,13 @@ class GhostFsdp:
     def build(self, model: nn.Module, setup: Setup) -> Trainer:
         module = self.parallel(model, setup)
         loss: Any = cast(Any, setup.loss).with_reduction(self._reduction)
+        engine = PrivacyEngine()
         with quiet():
-            private, optimizer, *wrapped = PrivacyEngine().make_private(
+            private, optimizer, *wrapped = engine.make_private(
                 module=module,
                 optimizer=setup.optimizer(module.parameters()),
                 criterion=loss,
-                data_loader=_loader(setup.step.normaliser),
+                data_loader=_loader(setup.step.normaliser, setup.rate),
                 noise_multiplier=setup.step.noise_multiplier,
                 noise_generator=torch.Generator(setup.device).manual_seed(setup.seed),
                 max_grad_norm=setup.clip_norm,
@@ -208,12 +215,15 @@ class GhostFsdp:
         if self._reduction == "sum":
             self.normalise(optimizer, setup.step.normaliser)
         criterion, _ = wrapped if len(wrapped) > 1 else (loss, None)  # it is wrapped by the ghost modes alone
-        return self.trainer(model, private, optimizer, criterion, setup)
+        trainer = self.trainer(model, private, optimizer, criterion, setup)
+        trainer.accountant = engine.accountant
+        return trainer
 
 
-def _loader(normaliser: float) -> DataLoader[Any]:
-    """A loader that is never iterated: make_private reads N off it, as len(dataset) / len(loader), a whole number."""
-    return DataLoader(TensorDataset(torch.zeros(int(normaliser))), batch_size=int(normaliser))
+def _loader(normaliser: float, rate: float) -> DataLoader[Any]:
+    """A loader that is never iterated: make_private reads N off it, as len(dataset) / len(loader), a whole number, and
+    the rate as 1 / len(loader)."""
+    return DataLoader(TensorDataset(torch.zeros(int(normaliser / rate))), batch_size=int(normaliser))
 
 
 def divide(normaliser: float, optimizer: Any) -> None:

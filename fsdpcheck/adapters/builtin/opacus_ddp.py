@@ -28,9 +28,14 @@ class Ghost(opacus.GhostFsdp):
 
     def __init__(self, name: str, accepts: frozenset[Trait], loss_reduction: Literal["mean", "sum"] = "mean") -> None:
         super().__init__(name, accepts, loss_reduction, noise=True)
-        promises = self.features.promises - {"sharded"}
-        reasons = {**self.features.reasons, "sharded": "keeps every parameter whole on every rank"}
-        self.features = replace(self.features, promises=promises, reasons=reasons)
+        shown = self.features.observables - {"accounted"}
+        promises = self.features.promises - {"sharded", "accounted"}
+        reasons = {
+            **self.features.reasons,
+            "sharded": "keeps every parameter whole on every rank",
+            "accounted": "asked of Opacus over FSDP2",
+        }
+        self.features = replace(self.features, promises=promises, reasons=reasons, observables=shown)
 
     def parallel(self, model: nn.Module, setup: Setup) -> nn.Module:
         made: nn.Module = DataParallel(model)

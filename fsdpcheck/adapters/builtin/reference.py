@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.adapters.capabilities import Kernel, Sampler, SamplerSetup
+from fsdpcheck.adapters.capabilities import EngineSetup, Kernel, Sampler, SamplerSetup
 from fsdpcheck.adapters.contract import (
     ArithmeticRule,
     Batch,
@@ -61,6 +61,7 @@ class ReferenceTrainer:
             privacy=_privacy(setup, mode, nonfinite) if setup.step.private else None,
             max_grad_norm=setup.step.max_grad_norm,
             sync_every=setup.step.sync_every,
+            rate=setup.rate,
         )
 
         def notify(moment: step.Moment) -> None:
@@ -134,12 +135,15 @@ class ReferenceTrainer:
     def save(self, folder: str) -> None:
         from fsdpcheck.impl import state
 
-        state.save(folder, self.impl.model, self.impl.optimizer)
+        state.save(folder, self.impl.model, self.impl.optimizer, {"ledger": self.impl.ledger})
 
     def load(self, folder: str) -> None:
         from fsdpcheck.impl import state
 
-        state.load(folder, self.impl.model, self.impl.optimizer)
+        state.load(folder, self.impl.model, self.impl.optimizer, {"ledger": self.impl.ledger})
+
+    def accounted(self) -> list[tuple[float, float, int]]:
+        return self.impl.ledger.entries
 
     def local_tensors(self) -> list[Tensor]:
         return [local(shard) for shard in self.impl.model.shards()]
@@ -234,12 +238,12 @@ class Reference:
                     "same-draws",
                     "kernels",
                 ),
-                *("hooks", "memory", "copies", "interrupts"),
+                *("hooks", "memory", "copies", "interrupts", "accounted", "engine"),
                 *("features.checkpointing", "features.compiled", "features.broadcast"),
             }
         ),
         accepts=ACCEPTS,
-        observables=frozenset({"params", "grads", "norms", "factors", "shards", "grad_norm", "units"}),
+        observables=frozenset({"params", "grads", "norms", "factors", "shards", "grad_norm", "units", "accounted"}),
         owns_loss_scale=True,
         arithmetic=ArithmeticRule(unused="zero"),
         factor=FactorRule(eps=1e-6, expression="divide", nested=False),
@@ -284,6 +288,11 @@ class Reference:
         from fsdpcheck.adapters.builtin import _reference_samplers
 
         return _reference_samplers.sampler(setup)
+
+    def engine(self, setup: EngineSetup) -> Mapping[str, float | int | str]:
+        from fsdpcheck.adapters.builtin import _reference_samplers
+
+        return _reference_samplers.public(setup)
 
     def kernels(self) -> Mapping[str, Kernel]:
         from fsdpcheck.adapters.builtin import _reference_kernels

@@ -26,7 +26,17 @@ class ReferenceFsdp2(Reference):
     features = replace(
         Reference.features,
         promises=Reference.features.promises
-        - {"padding.zero", "padding.unread", "lifecycle", "kernels", "epochs", "poisson", "same-draws", *NO_WAY_BACK}
+        - {
+            "padding.zero",
+            "padding.unread",
+            "lifecycle",
+            "kernels",
+            "epochs",
+            "poisson",
+            "same-draws",
+            "engine",
+            *NO_WAY_BACK,
+        }
         | {"parameter-hooks", "features.prefetch", "features.no-gather", "features.ignored"},
         accepts=Reference.features.accepts - {"routed", "routed-private"} | {"parameter-groups"},
         observables=Reference.features.observables - {"shards", "units"},
@@ -38,7 +48,7 @@ class ReferenceFsdp2(Reference):
             "features.meta": Reference.features.reasons["features.meta"],
             "features": "its own loop decides what is gathered and reduced when, and shards rows",
             "lifecycle": "fully_shard gathers the next unit ahead, and has no public view of what is gathered",
-            **dict.fromkeys(("kernels", "epochs", "poisson", "same-draws"), _SHARED),
+            **dict.fromkeys(("kernels", "epochs", "poisson", "same-draws", "engine"), _SHARED),
             **NO_WAY_BACK,
         },
     )
