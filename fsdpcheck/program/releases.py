@@ -86,7 +86,7 @@ def _held(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def _local(gradient: Tensor) -> Tensor:
-    found: Tensor = gradient.to_local() if is_dtensor(gradient) else gradient  # type: ignore[operator]
+    found: Tensor = gradient.to_local() if is_dtensor(gradient) else gradient
     return found.detach()
 
 

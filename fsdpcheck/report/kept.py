@@ -78,6 +78,9 @@ def ledger(data: Any) -> Ledger:
         raise Unreadable(f"it is of schema {found!r}, this release reads {SCHEMA}")
     read: _Document = reading.typed(_Document, data, "the report")
     _require_unedited(read, data)
+    if read.plan.shard != (1, 1):
+        part, parts = read.plan.shard
+        raise Unreadable(f"it is part {part} of {parts} of a session; put all parts together first: fsdpcheck merge")
     try:
         datetime.fromisoformat(read.began or "2000-01-01")
     except ValueError:
@@ -90,9 +93,9 @@ def ledger(data: Any) -> Ledger:
         dict(read.guarantees),
         read.notes,
         {ref: list(names) for ref, names in read.unaccepted.items()},
-        {(verdict.law, verdict.adapter): verdict for verdict in read.verdicts},
-        {key: dict(sources) for key, sources in read.sources.items()},
-        {(one.law, one.adapter): Origin(one.at, one.sources) for one in read.origins},
+        verdicts={(verdict.law, verdict.adapter): verdict for verdict in read.verdicts},
+        sources={key: dict(sources) for key, sources in read.sources.items()},
+        origins={(one.law, one.adapter): Origin(one.at, one.sources) for one in read.origins},
         errors=[(error.text, error.exit_code) for error in read.errors],
         ended=read.ended,
         interrupted=read.interrupted,

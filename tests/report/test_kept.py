@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from fsdpcheck.errors import UsageError
+from fsdpcheck.errors import UsageError, reading
 from fsdpcheck.findings.ranks import CALLS, LONGEST, RankStood
 from fsdpcheck.findings.verdict import Finding, Verdict
 from fsdpcheck.report import document, kept
@@ -56,6 +57,13 @@ def test_the_schema_is_a_schema_of_this_version_and_names_every_key() -> None:
         known = SCHEMA["$defs"][kind.__name__]
         names = [field.name for field in dataclasses.fields(kind)]
         assert list(known["properties"]) == names == known["required"], "next: write the new field into schema.json"
+
+
+def test_a_part_of_a_session_is_refused_and_says_how_to_merge() -> None:
+    found = sessions.mixed()
+    found.plan = replace(found.plan, shard=(2, 3))
+    with pytest.raises(reading.Unreadable, match="part 2 of 3 of a session.*fsdpcheck merge"):
+        kept.ledger(written(found))
 
 
 def _without(name: str) -> Callable[[Any], None]:
