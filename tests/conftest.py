@@ -1,4 +1,4 @@
-"""What tests of several files share: simulated ranks, which take a moment to start."""
+"""What tests of several files share: simulated ranks, which take a moment to start; and which rows run by day."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
+from tests.common import by_day
 
 
 @pytest.fixture(scope="module")
@@ -24,3 +25,9 @@ def ranks_here() -> Iterator[InProcessEngine]:
     engine = InProcessEngine()
     yield engine
     engine.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of long tests some rows by day, and all by night."""
+    by_day.by_night(items)

@@ -62,7 +62,7 @@ def test_the_schema_is_a_schema_of_this_version_and_names_every_key() -> None:
 def test_a_part_of_a_session_is_refused_and_says_how_to_merge() -> None:
     found = sessions.mixed()
     found.plan = replace(found.plan, shard=(2, 3))
-    with pytest.raises(reading.Unreadable, match="part 2 of 3 of a session.*fsdpcheck merge"):
+    with pytest.raises(reading.Unreadable, match=r"part 2 of 3 of a session.*fsdpcheck merge"):
         kept.ledger(written(found))
 
 
