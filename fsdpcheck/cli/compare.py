@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fsdpcheck.cli import values
 from fsdpcheck.cli.exits import is_launched
 from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.report import colour
@@ -32,8 +33,8 @@ exit codes:
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], seconds: Callable[[str], float]) -> None:
-    """Add the command to a parser; ``seconds`` reads a number of seconds."""
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to a parser."""
     parser = commands.add_parser(
         "compare",
         help="does a training script compute on W ranks what it computes on one?",
@@ -55,7 +56,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], seconds: 
     own = "installed packages that each rank imports for itself (default: hydra)"
     parser.add_argument("--own", metavar="PACKAGE,...", default="", help=own)
     parser.add_argument(
-        "--budget", type=seconds, metavar="SECONDS", help="give up on ranks that compute longer (default: never)"
+        "--budget", type=values.seconds, metavar="SECONDS", help="give up on ranks that compute longer (default: never)"
     )
     parser.add_argument(
         "--false-alarm",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from fsdpcheck.cli import settings
+from fsdpcheck.cli import sessions, settings
 from fsdpcheck.errors import HOLDS, USAGE, UsageError, explain
 from fsdpcheck.errors.excerpt import visible
 from fsdpcheck.findings import tokens
@@ -38,31 +38,28 @@ examples:
   fsdpcheck gate             red where a law breaks, and where less is judged than the baseline has
 exit codes: those of run; 2 where the session holds and the baseline asks for more"""
 
-Add = Callable[[argparse.ArgumentParser], None]
-Told = Callable[[argparse.Namespace], Ledger]
 
-
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], add_session: Add, told: Told) -> None:
-    """``add_session``: the options of a session. ``told``: runs and reports one."""
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to a parser."""
     gate = commands.add_parser(
         "gate",
         help="run what pyproject.toml says, red where it judges less than the baseline",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    gate.set_defaults(command=partial(_gate, told))
+    gate.set_defaults(command=_gate)
     _add(gate)
     gate.add_argument("--update", action="store_true", help="write the baseline of this session, if all of it holds")
-    add_session(gate)
+    sessions.add(gate)
 
 
-def expanded(words: list[str], add_session: Add) -> list[str]:
+def expanded(words: list[str]) -> list[str]:
     """The words of the command line, those of a gate with its settings in front. Raises UsageError for a wrong one."""
     if not words or words[0] != "gate" or {"-h", "--help"} & {*words}:
         return words
     known = argparse.ArgumentParser(prog="fsdpcheck gate", add_help=False)
     _add(known)
-    add_session(known)
+    sessions.add(known)
     return ["gate", *settings.words(known, words[1:], _SETTINGS), *words[1:]]
 
 
@@ -72,10 +69,10 @@ def _add(gate: argparse.ArgumentParser) -> None:
     gate.add_argument("--baseline", type=Path, default=_BASELINE, metavar="FILE", help=what)
 
 
-def _gate(told: Told, options: argparse.Namespace) -> int:
+def _gate(options: argparse.Namespace) -> int:
     wanted = None if options.update else baseline.read(options.baseline)
     waivers = read_waivers(_SETTINGS)
-    ledger = told(options)
+    ledger = sessions.told(options)
     if ledger.interrupted:
         return ledger.exit_code
     waived = applied(waivers, ledger.findings, partial(_replayed, options), date.today())

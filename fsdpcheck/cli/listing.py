@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Protocol
 
+from fsdpcheck.cli import values
 from fsdpcheck.errors import HOLDS, UsageError
 from fsdpcheck.session.plan import parse_globs
 
@@ -18,16 +18,8 @@ _EPILOG = """examples:
 """
 
 
-class OneOf(Protocol):
-    """Adds an option or argument that takes one of a few words."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, name: str, known: tuple[str, ...], help: str, *, nargs: str
-    ) -> None: ...
-
-
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], one_of: OneOf) -> None:
-    """Add the command to a parser; ``one_of`` offers the nearest word to a slip of the pen."""
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to a parser."""
     parser = commands.add_parser(
         "list",
         help=f"what there is: {', '.join(_LISTED)}",
@@ -35,7 +27,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], one_of: O
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=_list)
-    one_of(parser, "what", _LISTED, f"{', '.join(_LISTED)} (default: the names of all)", nargs="?")
+    values.one_of(parser, "what", _LISTED, f"{', '.join(_LISTED)} (default: the names of all)", nargs="?")
     whole = "laws to state in full, such as 'norms.*,state.*' (default: all, a line each)"
     parser.add_argument("globs", nargs="?", metavar="GLOBS", help=whole)
 

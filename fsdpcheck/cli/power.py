@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from fsdpcheck.case.profiles import WORLD_SIZES
+from fsdpcheck.cli import values
 from fsdpcheck.errors import FINDING, HOLDS, UsageError, spelling
 from fsdpcheck.report import colour
 
@@ -20,8 +20,8 @@ exit codes: 0 no false alarm   1 a law accused an honest run   2 usage or adapte
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], world_sizes: Callable[[str], object]) -> None:
-    """Add the command to a parser; ``world_sizes`` reads "1-5"."""
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to a parser."""
     parser = commands.add_parser(
         "power",
         help="plant errors of known size and show which are found",
@@ -35,7 +35,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], world_siz
     parser.add_argument("--cases", type=_count, default=50, metavar="N", help="cases a family (default: 50)")
     parser.add_argument(
         "--world-size",
-        type=world_sizes,
+        type=values.world_sizes,
         default=WORLD_SIZES["quick"],
         metavar="1-5",
         help="3, 1-5 or 2,4 (default: 1-5)",

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-from collections.abc import Callable
-from functools import partial
-from typing import Protocol
 
-from fsdpcheck.cli import forms
+from fsdpcheck.cli import sessions
 from fsdpcheck.cli.exits import is_launched
 from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.report import preflight
-from fsdpcheck.session.ledger import Ledger
 
 _EPILOG = f"""questions:
 {preflight.listed()}
@@ -26,29 +22,19 @@ exit codes: those of run
 """
 
 
-class _Told(Protocol):
-    def __call__(
-        self, options: argparse.Namespace, goes_on: bool = False, ending: forms.Ending | None = None
-    ) -> Ledger: ...
-
-
-def add(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    add_session: Callable[[argparse.ArgumentParser], None],
-    told: _Told,
-) -> None:
-    """``add_session``: the options of a session. ``told``: runs and reports one."""
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to a parser."""
     parser = commands.add_parser(
         "preflight",
         help="before a long job: hangs, gradients, checkpoints and memory, on real ranks",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_session(parser)
-    parser.set_defaults(command=partial(_preflight, told))
+    sessions.add(parser)
+    parser.set_defaults(command=_preflight)
 
 
-def _preflight(told: _Told, options: argparse.Namespace) -> int:
+def _preflight(options: argparse.Namespace) -> int:
     globs = [glob.strip() for globs in options.law for glob in globs.split(",")] or ["*"]
     asked = [law for law in preflight.laws(options.real) if any(fnmatch.fnmatchcase(law, glob) for glob in globs)]
     if not asked:
@@ -61,4 +47,4 @@ def _preflight(told: _Told, options: argparse.Namespace) -> int:
     if not is_launched():
         options.engine = "processes"
         options.world_size = options.world_size or (2, 4)
-    return told(options, ending=preflight.ending).exit_code
+    return sessions.told(options, ending=preflight.ending).exit_code

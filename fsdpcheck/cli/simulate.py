@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fsdpcheck.cli import values
 from fsdpcheck.cli.exits import guarded
 from fsdpcheck.compat import multiprocessing_private
 from fsdpcheck.errors import FINDING, INTERNAL, UsageError, explain
@@ -41,8 +42,8 @@ exit codes:
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], seconds: Callable[[str], float]) -> None:
-    """Add the command to a parser; ``seconds`` reads a number of seconds."""
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to a parser."""
     parser = commands.add_parser(
         "simulate",
         help="run any torch.distributed script on simulated ranks",
@@ -50,17 +51,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser], seconds: 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _options(parser, seconds)
+    _options(parser)
     parser.add_argument(
         "words",
         nargs=argparse.REMAINDER,
         metavar="SCRIPT ...",
         help="a file, and its arguments (default: those of --torchrun)",
     )
-    parser.set_defaults(command=lambda options: _simulate(options, seconds))
+    parser.set_defaults(command=_simulate)
 
 
-def _options(parser: argparse.ArgumentParser, seconds: Callable[[str], float]) -> None:
+def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--ranks", type=_count, metavar="N", help="number of ranks (default: that of --torchrun)")
     module = "run a module, as python -m does (default: none)"
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help=module)
@@ -72,7 +73,7 @@ def _options(parser: argparse.ArgumentParser, seconds: Callable[[str], float]) -
         "--schedule", choices=("forward", "reversed"), default="forward", help="who runs first (default: forward)"
     )
     parser.add_argument(
-        "--budget", type=seconds, metavar="SECONDS", help="give up on ranks that compute longer (default: never)"
+        "--budget", type=values.seconds, metavar="SECONDS", help="give up on ranks that compute longer (default: never)"
     )
     parser.add_argument(
         "--schedules", type=_count, default=1, metavar="N", help="run it under N orders of ranks, drawn (default: 1)"
@@ -101,8 +102,8 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _simulate(options: argparse.Namespace, seconds: Callable[[str], float]) -> int:
-    _take_options_after_the_script(options, seconds)
+def _simulate(options: argparse.Namespace) -> int:
+    _take_options_after_the_script(options)
     _require_places(options)
     return _in_child(lambda: _run(options), options.json)
 
@@ -119,7 +120,7 @@ def _require_places(options: argparse.Namespace) -> None:
         raise UsageError(explain("--dumps wants a new or empty folder", got=dumps, then=then))
 
 
-def _take_options_after_the_script(options: argparse.Namespace, seconds: Callable[[str], float]) -> None:
+def _take_options_after_the_script(options: argparse.Namespace) -> None:
     """Read those of ours that stand right after the script, and leave the script and its own words."""
     if options.torchrun:
         return
@@ -128,7 +129,7 @@ def _take_options_after_the_script(options: argparse.Namespace, seconds: Callabl
     if script == ["--"]:
         script, rest = rest[:1], rest[1:]
     ours = argparse.ArgumentParser(prog="fsdpcheck simulate", add_help=False, allow_abbrev=False)
-    _options(ours, seconds)
+    _options(ours)
     words = {name: 1 + (action.nargs != 0) for action in ours._actions for name in action.option_strings}
     taken: list[str] = []
     while rest and rest[0].partition("=")[0] in words:

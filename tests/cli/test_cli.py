@@ -14,6 +14,8 @@ import pytest
 
 from fsdpcheck import adapters, cli
 from fsdpcheck.adapters.vocabulary import PROMISES
+from fsdpcheck.cli import run as run_command
+from fsdpcheck.cli import sessions
 from fsdpcheck.judging import registry
 from fsdpcheck.report import listing
 from tests.common.commands import LAWS, TOY, run
@@ -177,7 +179,7 @@ def test_an_adapter_is_judged_once_however_often_and_however_it_is_named(
     monkeypatch.chdir(tmp_path)
     named = ("mine.py:x", "./mine.py:x", str(tmp_path / "mine.py:x"), "other.py:x", "ddp", "ddp")
     words = [word for name in named for word in ("--adapter", name)]
-    assert cli._plan(cli._parser().parse_args(["run", *words])).adapters == ("mine.py:x", "other.py:x", "ddp")
+    assert sessions.plan_of(cli._parser().parse_args(["run", *words])).adapters == ("mine.py:x", "other.py:x", "ddp")
 
 
 def test_every_option_says_what_it_is_and_its_default() -> None:
@@ -301,7 +303,7 @@ def test_bash_completes_commands_options_and_names(capsys: pytest.CaptureFixture
         script = f"source '{tmp_path / 'completion'}'; {ask}"
         return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split()
 
-    assert completed("fsdpcheck", "re") == ["replay"]
+    assert completed("fsdpcheck", "re") == ["replay", "report"]
     assert completed("fsdpcheck", "run", "--law", "training.pl") == ["training.plain"]
     assert completed("fsdpcheck", "run", "--law", "norms.")[0] == "norms.*"
     assert completed("fsdpcheck", "gate", "--adapter", "fully") == ["fully_shard"]
@@ -374,7 +376,7 @@ def test_traits_that_an_extra_brings_are_listed(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    "text", [cli.RUN_EPILOG, (Path(__file__).parents[2] / "README.md").read_text()], ids=["help", "README"]
+    "text", [run_command.EPILOG, (Path(__file__).parents[2] / "README.md").read_text()], ids=["help", "README"]
 )
 def test_chapters_that_examples_name_are_promised(text: str) -> None:
     shown = re.findall(r"fsdpcheck run --adapter (\w+) --law '([^']+)'", text)

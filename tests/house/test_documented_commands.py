@@ -19,7 +19,7 @@ from torch.distributed.run import get_args_parser
 
 from fsdpcheck import adapters, cli, pytest_plugin
 from fsdpcheck.case import BatchLayout, LayerSpec, ModelSpec, TrainingCase
-from fsdpcheck.cli import launched, listing, preflight
+from fsdpcheck.cli import launched, listing, preflight, replay, run
 from fsdpcheck.findings import tokens
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.judging import registry
@@ -46,7 +46,7 @@ def _shown() -> list[tuple[str, str]]:
     for path in DOCUMENTS:
         for block in _fenced(path.read_text(encoding="utf-8"), "console"):
             found += [(path.name, line.removeprefix("$ ")) for line in block.splitlines() if line.startswith("$ ")]
-    for text in (cli.RUN_EPILOG, preflight._EPILOG, cli._REPLAY_EPILOG, listing._EPILOG, cli._WORDLESS):
+    for text in (run.EPILOG, preflight._EPILOG, replay.EPILOG, listing._EPILOG, cli._WORDLESS):
         lines = [line.strip() for line in text.splitlines() if re.match(r"  (fsdpcheck|torchrun) ", line)]
         found += [("help", re.split(r"\s{2,}", line)[0]) for line in lines]
     return found
@@ -81,8 +81,8 @@ def _of_fsdpcheck(words: list[str]) -> None:
     for path in options.get("paths") or [*filter(None, [options.get("file")])]:
         assert str(path) in PLACES
     for path in [*options.get("reports", ()), *filter(None, [options.get("power")])]:
-        assert str(path) in PLACES
-    if what := options.get("command") is cli._replay and options["what"]:
+        assert re.sub(r"part\d\.seed\d", "report", str(path)) in PLACES
+    if what := options.get("command") is replay.replay_command and options["what"]:
         assert tokens.looks_like_token(str(what)) or what in PLACES
 
 
