@@ -10,7 +10,7 @@ from typing import Final
 
 from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.report import colour, document, summary
-from fsdpcheck.session.merging import merged
+from fsdpcheck.report.merging import merged
 
 _EPILOG: Final = """example, a session of 16 blocks on 8 machines (docs/shards.md):
   fsdpcheck run --adapter ddp --blocks 16 --shard 3/8 --json part3.json    on the third machine: part3.seed0.json, ...

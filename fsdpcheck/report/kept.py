@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fsdpcheck.errors import UsageError, explain, reading
 from fsdpcheck.errors.excerpt import excerpt, visible
@@ -16,6 +16,8 @@ from fsdpcheck.report.document import SCHEMA
 from fsdpcheck.session.journal import digest_of_document, digest_of_verdict
 from fsdpcheck.session.ledger import Ledger, Origin
 from fsdpcheck.session.plan import Plan
+
+_Found = TypeVar("_Found")
 
 _THEN: Final = "name what fsdpcheck run --json has written, as it was written"
 _MOST: Final = 400
@@ -38,7 +40,7 @@ class _Origin:
 
 
 @dataclass(frozen=True)
-class _Document:
+class Document:
     """The keys of report/document.py; a document with others is none of this release."""
 
     schema: int
@@ -63,21 +65,37 @@ class _Document:
 
 
 def read(path: Path) -> Ledger:
-    """The session that ``path`` holds. Raises UsageError for a file that is no report, of another schema, or edited."""
+    """The session that ``path`` holds. Raises UsageError for a file that is no report, of another schema, edited, or
+    one of the parts of a session."""
+    return _of_file(path, ledger)
+
+
+def opened(path: Path) -> Document:
+    """What ``path`` holds, of a part of a session too. Raises UsageError for a file that is no report, or edited."""
+    return _of_file(path, document_of)
+
+
+def _of_file(path: Path, understood: Callable[[Any], _Found]) -> _Found:
     try:
-        return ledger(reading.json_data(reading.text(path)))
+        return understood(reading.json_data(reading.text(path)))
     except Unreadable as error:
         why = visible(excerpt(str(error), _MOST))
         raise UsageError(explain(f"{path} is no report of a session", got=why, then=_THEN)) from None
 
 
-def ledger(data: Any) -> Ledger:
-    """The session of a document; the inverse of document.document. Raises reading.Unreadable."""
+def document_of(data: Any) -> Document:
+    """The keys of a document that nobody has edited. Raises reading.Unreadable."""
     found = reading.typed(Mapping[str, Any], data, "the report").get("schema")
     if found != SCHEMA:
         raise Unreadable(f"it is of schema {found!r}, this release reads {SCHEMA}")
-    read: _Document = reading.typed(_Document, data, "the report")
+    read: Document = reading.typed(Document, data, "the report")
     _require_unedited(read, data)
+    return read
+
+
+def ledger(data: Any) -> Ledger:
+    """The session of a document; the inverse of document.document. Raises reading.Unreadable."""
+    read = document_of(data)
     if read.plan.shard != (1, 1):
         part, parts = read.plan.shard
         raise Unreadable(f"it is part {part} of {parts} of a session; put all parts together first: fsdpcheck merge")
@@ -106,7 +124,7 @@ def ledger(data: Any) -> Ledger:
     return made
 
 
-def _require_unedited(read: _Document, data: Mapping[str, Any]) -> None:
+def _require_unedited(read: Document, data: Mapping[str, Any]) -> None:
     """Checksums tell a slip of a hand, and no forger."""
     if read.digest != digest_of_document(data):
         raise Unreadable("its plan, versions or sources were edited: its checksum is of other content")

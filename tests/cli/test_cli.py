@@ -149,7 +149,7 @@ def test_usage_errors_have_code_2(arguments: list[str], said: str, capsys: pytes
         (["report"], "a report is missing; next: fsdpcheck report report.json"),
         (["report", "no-such-file"], "no-such-file is no report of a session"),
         (["run", "--shard", "1/2"], "a part of a session without a report says nothing of the whole"),
-        (["merge", "no-such-file"], "no-such-file is no report that can be merged"),
+        (["merge", "no-such-file"], "no-such-file is no report of a session"),
         (["run", "--resume"], "--resume goes on with the session of a file; next: name it with --json"),
         (["replay", ""], "wanted a token (v2:...) or a file that holds one"),
         (["list", "laws", "zzz.*"], "no law matches 'zzz.*'; known: "),

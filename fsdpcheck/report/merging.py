@@ -10,16 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from fsdpcheck.errors import USAGE, UsageError, explain, reading
+from fsdpcheck.errors import USAGE, UsageError, explain
 from fsdpcheck.findings.roots import grouped
 from fsdpcheck.findings.verdict import Finding, Status, Verdict, exit_code
-from fsdpcheck.session.journal import digest_of_document, digest_of_verdict
+from fsdpcheck.report.kept import Document, opened
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan
 
-_MALFORMED = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
 _WORST_FIRST: Final[tuple[Status, ...]] = (
     "finding", "error", "no case", "too few cases", "not supported", "holds", "not asked", "not promised",
 )  # fmt: skip
@@ -31,12 +30,11 @@ class Part:
     """One document: that of one shard of one block."""
 
     path: Path
-    plan: Plan
-    data: Mapping[str, Any]
+    told: Document
 
     @property
-    def verdicts(self) -> tuple[Verdict, ...]:
-        return tuple(Verdict.from_data(one) for one in self.data["verdicts"])
+    def plan(self) -> Plan:
+        return self.told.plan
 
 
 def merged(paths: Sequence[Path]) -> Ledger:
@@ -45,15 +43,15 @@ def merged(paths: Sequence[Path]) -> Ledger:
     ``errors`` name shards that are missing or were interrupted. Raises UsageError for a file that is no document or was
     edited, and for documents of other plans, releases, versions or code.
     """
-    parts = sorted(map(_part, paths), key=lambda part: (part.plan.seed, part.plan.shard))
+    parts = sorted((Part(path, opened(path)) for path in paths), key=lambda part: (part.plan.seed, part.plan.shard))
     first = parts[0]
     for other in parts[1:]:
         _require_same(first, other)
     _require_same_code(parts)
     ledger = Ledger(
         replace(first.plan, shard=(1, 1), block=(1, 1)),
-        versions=dict(first.data["versions"]),
-        began=first.data["began"],
+        versions=dict(first.told.versions),
+        began=first.told.began,
     )
     found: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in _each_once(parts):
@@ -62,33 +60,13 @@ def merged(paths: Sequence[Path]) -> Ledger:
     ledger.verdicts = {pair: _one(blocks) for pair, blocks in found.items()}
     unaccepted: dict[str, list[str]] = {}
     for part in parts:
-        unaccepted |= part.data.get("unaccepted", {})
+        unaccepted |= {ref: list(names) for ref, names in part.told.unaccepted.items()}
     ledger.unaccepted = unaccepted
     ledger.errors = [*_errors_of(parts), *((text, USAGE) for text in _missing(parts))]
     seeds = sorted({part.plan.seed for part in parts})
     ledger.notes = (f"merged: {len(parts)} reports, {_counted(len(seeds), 'block')} of seeds {_spans(seeds)}",)
-    ledger.take({"event": "end", "interrupted": any(part.data["interrupted"] for part in parts)})
+    ledger.take({"event": "end", "interrupted": any(part.told.interrupted for part in parts)})
     return ledger
-
-
-def _part(path: Path) -> Part:
-    try:
-        data = reading.typed(dict[str, Any], reading.json_data(reading.text(path)), "the report")
-        if data["digest"] != digest_of_document(data):
-            raise reading.Unreadable("it was edited: its checksum is of other content")
-        origins = {(one["law"], one["adapter"]): one for one in data["origins"]}
-        for told in data["verdicts"]:
-            origin = origins.get((told["law"], told["adapter"]))
-            if origin and origin["digest"] != digest_of_verdict(told, origin["at"], origin["sources"]):
-                raise reading.Unreadable(f"the verdict of {told['law']} on {told['adapter']} was edited")
-        plan: Plan = reading.typed(Plan, data["plan"], "plan")
-        part = Part(path, plan, data)
-        _ = (part.verdicts, data["errors"], data["interrupted"], data["versions"], data["began"], data["fsdpcheck"])
-        return part
-    except _MALFORMED as error:
-        got = str(error) if isinstance(error, reading.Unreadable) else f"{type(error).__name__} in its content"
-        then = "name the files that fsdpcheck run --json wrote"
-        raise UsageError(explain(f"{path} is no report that can be merged", got=got, then=then)) from error
 
 
 def _require_same(first: Part, other: Part) -> None:
@@ -99,10 +77,10 @@ def _require_same(first: Part, other: Part) -> None:
         for name in vars(its)
         if getattr(mine, name) != getattr(its, name)
     ]
-    told += [f"fsdpcheck {other.data['fsdpcheck']}, not {first.data['fsdpcheck']}"] * (
-        other.data["fsdpcheck"] != first.data["fsdpcheck"]
+    told += [f"fsdpcheck {other.told.fsdpcheck}, not {first.told.fsdpcheck}"] * (
+        other.told.fsdpcheck != first.told.fsdpcheck
     )
-    then, now = first.data["versions"], other.data["versions"]
+    then, now = first.told.versions, other.told.versions
     told += [f"{name} {now.get(name)}, not {then[name]}" for name in then if now.get(name) != then[name]]
     if (other.plan.shard[1], other.plan.block[1]) != (first.plan.shard[1], first.plan.block[1]):
         told.append(f"of {_cut(other.plan)}, not of {_cut(first.plan)}")
@@ -117,7 +95,7 @@ def _require_same_code(parts: Sequence[Part]) -> None:
     """Raise UsageError where two parts were judged with different content of one file or another fsdpcheck."""
     known: dict[str, tuple[str, Path]] = {}
     for part in parts:
-        for sources in part.data["sources"].values():
+        for sources in part.told.sources.values():
             named = {"fsdpcheck itself": sources["own"], **_by_name(sources["files"]), **sources["packages"]}
             for name, content in named.items():
                 then, path = known.setdefault(name, (content, part.path))
@@ -149,7 +127,7 @@ def _each_once(parts: Iterable[Part]) -> list[Verdict]:
     seen: dict[tuple[int, str, str], Path] = {}
     found = []
     for part in parts:
-        for verdict in part.verdicts:
+        for verdict in part.told.verdicts:
             key = (part.plan.seed, verdict.law, verdict.adapter)
             if key in seen:
                 where = f"{seen[key]} and {part.path}"
@@ -196,7 +174,7 @@ def _in_all(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _errors_of(parts: Iterable[Part]) -> list[tuple[str, int]]:
-    return [(f"{part.path}: {one['text']}", one["exit_code"]) for part in parts for one in part.data["errors"]]
+    return [(f"{part.path}: {one.text}", one.exit_code) for part in parts for one in part.told.errors]
 
 
 def _missing(parts: Sequence[Part]) -> list[str]:
