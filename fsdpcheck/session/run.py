@@ -163,7 +163,8 @@ def of_tier(laws: list[Law], real: bool) -> list[Law]:
 
 def versions() -> dict[str, str]:
     """What a verdict is of, besides fsdpcheck itself."""
-    ours = {"python": platform.python_version(), "torch": torch.__version__, "hypothesis": hypothesis.__version__}
+    torch_version = str(torch.__version__)  # a class of its own, which xdist does not send
+    ours = {"python": platform.python_version(), "torch": torch_version, "hypothesis": hypothesis.__version__}
     return {**ours, "numpy": numpy.__version__}
 
 

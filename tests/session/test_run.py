@@ -90,3 +90,7 @@ def test_a_planted_fault_is_found_by_the_law_that_must_catch_it() -> None:
     (verdict,) = [event for event in _events(**more) if event["event"] == "verdict"]
     assert verdict["status"] == "finding"
     assert decode(verdict["finding"]["token"]).installs == ("fsdpcheck.impl.faults:averaged_twice",)
+
+
+def test_versions_are_plain_text_which_xdist_can_send() -> None:
+    assert {type(version) for version in run.versions().values()} == {str}
