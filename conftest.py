@@ -28,7 +28,7 @@ _OF_SHARDS = (
     *("norms.replicated-partial", "norms.mixed", "norms.one-axis"),
     *("invariance.private-units", "privacy.ignored"),
 )
-_LONG = ("samplers.poisson-room", "kernels.order")
+_LONG = ("samplers.poisson-room", "kernels.order", "privacy.canary")
 """Laws whose few cases take seconds; the main job has them."""
 _OF_REDUCTIONS = ("features.some-sync", "features.late-all-reduce", "features.divide-factor", "features.state-dict")
 

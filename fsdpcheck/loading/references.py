@@ -39,10 +39,14 @@ class Kind:
     extras: Mapping[str, str] = field(default_factory=dict)
 
 
-def canonical(ref: str) -> str:
-    """``ref`` with the path of "file.py:attr" made absolute, so that it means the same in every working directory."""
+def canonical(ref: str, folder: str = "") -> str:
+    """``ref`` with the path of "file.py:attr" made absolute, so that it means the same in every working directory.
+
+    ``folder``: what it is relative to, the working directory by default.
+    """
     target, colon, attr = ref.rpartition(":")
-    return f"{Path(target).expanduser().resolve()}:{attr}" if colon and target.endswith(".py") else ref
+    is_file = colon and target.endswith(".py")
+    return f"{Path(folder, Path(target).expanduser()).resolve()}:{attr}" if is_file else ref
 
 
 def load(ref: str, kind: Kind) -> Any:

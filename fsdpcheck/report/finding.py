@@ -17,8 +17,11 @@ from fsdpcheck.report.source_text import with_source
 _OF_LINES: Final = "run in all cases that fail, and in none that one change makes hold"
 
 
-def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[str] = ()) -> str:
-    """One root as text: its first finding in full, the other laws it breaks in a line each."""
+def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[str] = (), folder: str = "") -> str:
+    """One root as text: its first finding in full, the other laws it breaks in a line each.
+
+    ``folder``: in which it was found, the working directory by default.
+    """
     first, *others = group
     lines = [paint(f"FINDING {number}: {first.adapter} breaks {first.law}", "red")]
     lines += _entry("guarantee", first.guarantee) if first.guarantee else []
@@ -32,8 +35,8 @@ def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[s
     lines += _entry("alike", f"{first.alike} further cases of this law fail so") if first.alike else []
     lines += _entry("avoid", f"--avoid {trait} leaves such cases out") if (trait := avoidable(first)) else []
     lines += [f"  confirmed on gloo: {first.confirmed}" + (f" ({first.note})" if first.note else "")]
-    lines += [f"  replay with: {replay_command(first, installs)}"]
-    lines += [f"  the same root breaks {other.law}: {replay_command(other, installs)}" for other in others]
+    lines += [f"  replay with: {replay_command(first, installs, folder)}"]
+    lines += [f"  the same root breaks {other.law}: {replay_command(other, installs, folder)}" for other in others]
     return "\n".join(lines)
 
 
@@ -43,9 +46,9 @@ def avoidable(finding: Finding) -> str:
     return said[1] if said is not None and said[1] in get_args(Trait) else ""
 
 
-def replay_command(finding: Finding, installs: Iterable[str] = ()) -> str:
-    """The command that runs the finding's case again, in any folder of the machine."""
-    return command(finding.token, canonical(finding.adapter), installs, [finding.laws])
+def replay_command(finding: Finding, installs: Iterable[str] = (), folder: str = "") -> str:
+    """The command that runs the finding's case again, in any folder of the machine; ``folder``: see ``render``."""
+    return command(finding.token, canonical(finding.adapter, folder), installs, [finding.laws])
 
 
 def troubles(verdicts: Iterable[Verdict]) -> list[str]:

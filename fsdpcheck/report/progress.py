@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from fsdpcheck.errors.excerpt import visible
-from fsdpcheck.report.chapters import chapters, said
+from fsdpcheck.report.chapters import BELOW, chapters, said
 from fsdpcheck.session.ledger import Ledger
 
 _AT_ONCE: Final = ("finding", "error", "no case", "too few cases", "not supported")
@@ -38,9 +38,9 @@ class _Lines:
         self._verbose = verbose
 
     def __call__(self, ledger: Ledger, event: Mapping[str, Any]) -> None:
-        if event["event"] == "verdict" and event["status"] not in ("not promised", "not asked"):
-            count = f"[{len(ledger.verdicts)}/{ledger.total}]"
-            if self._verbose or event["status"] in _AT_ONCE:
+        if event["event"] == "verdict":
+            count, asked = f"[{len(ledger.verdicts)}/{ledger.total}]", event["status"] not in BELOW
+            if (self._verbose and asked) or event["status"] in _AT_ONCE:
                 print(f"{count} {_told(event)}", file=sys.stderr, flush=True)
             if not self._verbose and (done := _chapter(ledger, event)):
                 print(f"{count} {done}", file=sys.stderr, flush=True)

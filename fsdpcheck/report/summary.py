@@ -19,7 +19,10 @@ def ending(ledger: Ledger, paint: Paint, verbose: bool = False) -> str:
     parts = ["\n".join(ledger.notes), (table.table if verbose else table.by_chapter)(ledger, paint)]
     parts += conditions.sentences(verdict.law for verdict in ledger.verdicts.values() if verdict.cases)
     groups = roots.grouped(ledger.findings)
-    parts += [finding.render(group, number, paint, ledger.plan.installs) for number, group in enumerate(groups, 1)]
+    parts += [
+        finding.render(group, number, paint, ledger.plan.installs, ledger.folder)
+        for number, group in enumerate(groups, 1)
+    ]
     parts += finding.troubles(
         verdict
         for verdict in ledger.verdicts.values()

@@ -239,7 +239,7 @@ def test_laws_that_are_not_promised_for_one_reason_are_one_line() -> None:
 
 
 def test_laws_that_are_not_promised_are_no_line_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    shown, ledger = progress(), Ledger(Plan(("ddp",)), ("a.law", "b.law"))
+    shown, ledger = progress(verbose=True), Ledger(Plan(("ddp",)), ("a.law", "b.law"))
     for law, status in (("a.law", "not promised"), ("b.law", "holds")):
         event = {"event": "verdict", **Verdict(law, "ddp", status).to_data()}  # type: ignore[arg-type]
         ledger.take(event)

@@ -41,7 +41,7 @@ def _finding(group: list[Finding], ledger: Ledger, root: str) -> str:
     told = [first.what, f"got: {first.got}", f"wanted: {first.wanted}", f"where: {first.where}"]
     told += [f"probably: {first.cause}"] if first.cause else []
     told += [f"also broken: {', '.join(other.law for other in others)}"] if others else []
-    told += [replay_command(first, ledger.plan.installs)]
+    told += [replay_command(first, ledger.plan.installs, ledger.folder)]
     title = f"fsdpcheck: {first.adapter} breaks {first.law}"
     return command("error", "\n".join(told), title, places.of_finding(first, ledger, root))
 

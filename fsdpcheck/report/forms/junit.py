@@ -63,7 +63,7 @@ def _case(suite: Element, ledger: Ledger, law: str, verdict: Verdict | None, ada
     _properties(case, _known(ledger, verdict))
     for number, finding in enumerate(findings, 1):
         failure = SubElement(case, "failure", {"message": _head(finding), "type": finding.kind})
-        failure.text = render([finding], number, uncoloured, ledger.plan.installs)
+        failure.text = render([finding], number, uncoloured, ledger.plan.installs, ledger.folder)
     if not findings and verdict.status != "holds":
         said = {"message": verdict.reason.partition("\n")[0] or verdict.status, "type": verdict.status}
         told = SubElement(case, "skipped" if verdict.status in _SKIPPED else "error", said)

@@ -87,7 +87,9 @@ def _message(finding: Finding, ledger: Ledger) -> str:
     lines = [f"{finding.adapter} breaks {finding.law}: {finding.what}", f"got: {finding.got}"]
     lines += [f"wanted: {finding.wanted}", f"where: {finding.where}"]
     lines += [f"probably: {finding.cause}"] if finding.cause else []
-    return "\n".join([*lines, f"in the case {finding.words}", replay_command(finding, ledger.plan.installs)])
+    return "\n".join(
+        [*lines, f"in the case {finding.words}", replay_command(finding, ledger.plan.installs, ledger.folder)]
+    )
 
 
 def _fingerprint(finding: Finding) -> str:
