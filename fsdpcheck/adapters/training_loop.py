@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from fsdpcheck.adapters.contract import Batch, MicroBatch, Setup, Trait
+from fsdpcheck.adapters.contract import Batch, MicroBatch, Part, Setup, Trait
 from fsdpcheck.case.axes import AXES, Axis
 
 ORDINARY: Final[frozenset[Trait]] = frozenset(
@@ -141,11 +141,11 @@ class TrainingLoop:
         self.model.train()
         return outputs
 
-    def parameters(self) -> dict[str, Tensor]:
+    def parameters(self) -> Mapping[str, Tensor | Part]:
         """See ``Trainer.parameters``."""
         return dict(self.named.named_parameters())
 
-    def gradients(self) -> dict[str, Tensor | None]:
+    def gradients(self) -> Mapping[str, Tensor | Part | None]:
         """See ``Observed.gradients``."""
         return {name: parameter.grad for name, parameter in self.named.named_parameters()}
 

@@ -77,7 +77,7 @@ def _model_traits(case: TrainingCase) -> Iterator[Trait]:
 
 def _may_be_left_out(spec: ModelSpec) -> bool:
     """Whether some unit has trained parameters, all in layers that samples may leave out; the root has its own."""
-    always, routed = set(), set()
+    always, routed = set[int](), set[int]()
     for stage, unit in zip(stages(spec), item_units(spec), strict=True):
         layer = stage.spec
         parts = ("weight", "bias") if layer is not None and layer.bias else ("weight",)

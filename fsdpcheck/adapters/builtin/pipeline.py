@@ -5,7 +5,7 @@ A stage is a run of layers. Each sample is a micro-batch of the schedule, for it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -73,22 +73,21 @@ class Loop(TrainingLoop):
         clip_grads_with_norm_(self._module.parameters(), limit, total)
         return total
 
-    def parameters(self) -> dict[str, Tensor | Part]:
+    def parameters(self) -> Mapping[str, Tensor | Part]:
         return self._shown(lambda parameter: parameter)
 
-    def gradients(self) -> dict[str, Tensor | Part]:
+    def gradients(self) -> Mapping[str, Tensor | Part | None]:
         return self._shown(lambda parameter: parameter.grad)
 
     def _shown(self, of: Callable[[nn.Parameter], Tensor | None]) -> dict[str, Tensor | Part]:
         """Each tensor is on the stage that has its layer, a part of no values on the others."""
-        own, axes = dict(self._module.named()), frozenset({"dp_shard", "pp"})
-        found: dict[str, Tensor | Part] = {}
+        own, found = dict(self._module.named()), dict[str, Tensor | Part]()
         for name, parameter in self._all.items():
             value = of(own[name]) if name in own else None
             if value is None:
-                found[name] = Part(self._nothing, tuple(parameter.shape), axes, start=0)
+                found[name] = Part(self._nothing, tuple(parameter.shape), frozenset({"dp_shard", "pp"}), start=0)
             else:
-                found[name] = Part(value, tuple(parameter.shape), axes)
+                found[name] = Part(value, tuple(parameter.shape), frozenset({"dp_shard", "pp"}))
         return found
 
 
@@ -107,7 +106,7 @@ class Pipeline:
     def __init__(self, name: str, schedule: Any) -> None:
         self.name, self._schedule = name, schedule
 
-    def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
+    def build(self, model: Any, setup: Setup) -> TrainingLoop:
         both = mesh_of(setup, "dp_shard", "pp")
         mesh = both["pp"]
         chains = [(f"units.{i}", unit) for i, unit in enumerate(model.units)] + [("tail", model.tail)]
