@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import json
 import multiprocessing
 import os
@@ -88,6 +89,7 @@ def replay() -> int:
         try:
             from fsdpcheck.session import run
 
+            gc.freeze()  # see told_session
             _beat_into(int(sys.argv[3]))
             verdict = run.replayed(token, engine, budget, tuple(laws))
             event: dict[str, Any] = {"event": "verdict", **verdict.to_data()}
@@ -158,6 +160,7 @@ def told_session(
     try:
         from fsdpcheck.session import run  # here, so that a broken torch is reported like any other error
 
+        gc.freeze()  # Hypothesis collects garbage where it begins, and would look for it among torch's own modules
         run.run_session(plan, emit, pairs, engine)
     except KeyboardInterrupt:
         interrupted = True
