@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import process, resource_tracker, util
 from typing import Any, NoReturn
@@ -45,25 +46,38 @@ def end_servers() -> None:
             child.join()
 
 
+def keep_to_the_end() -> None:
+    """What was imported is not taken apart where a process ends that was forked: custom operators of torch, say."""
+    registry: Any = weakref.finalize
+    for found in list(registry._registry):
+        found.atexit = False
+
+
 def _fork(program: str, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
     """As util.spawnv_passfds, for ``python -c COMMAND``: the number of a process that runs the command."""
+    was_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()  # the collector would write to each page that is shared
     pid = os.fork()
     if pid == 0:
         _serve(arguments[-1], descriptors)
-    gc.unfreeze()
+    if not was_frozen:  # otherwise all would be looked through once more that this process was forked with
+        gc.unfreeze()
     return pid
 
 
 def _serve(command: str, descriptors: Sequence[int]) -> NoReturn:
     tracker: Any = resource_tracker
-    kept = {0, 1, 2, *descriptors, tracker._resource_tracker._fd}
-    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else map(str, range(3, 1024)):
-        if int(name) not in kept:
-            with suppress(OSError):
-                os.close(int(name))
+    close_files_but({0, 1, 2, *descriptors, tracker._resource_tracker._fd})
     try:
         exec(command, {})
     finally:
         os._exit(0)
+
+
+def close_files_but(kept: Collection[int | None]) -> None:
+    """In a child by ``os.fork``: what its parent has open and it does not need; an end of a pipe would stay open."""
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else map(str, range(3, 1024)):
+        if int(name) not in kept:
+            with suppress(OSError):
+                os.close(int(name))

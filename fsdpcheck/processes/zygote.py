@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import gc
+import importlib
 import json
 import os
 import signal
@@ -17,14 +18,17 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Protocol
 
+from fsdpcheck.compat import multiprocessing_private
 from fsdpcheck.processes import fork_server, leftovers
 
 _STDERR: Final = 2
+_JUDGES: Final = "fsdpcheck.session.run"
+"""What workers of sessions import besides, Hypothesis for one."""
 _MOST_FILES: Final = 16
 _LENGTH: Final = 8
 """Bytes that hold the length of what follows them."""
@@ -51,6 +55,12 @@ class Process(Protocol):
     def send_signal(self, sig: int) -> None: ...
 
 
+class _Runs(Process, Protocol):
+    """One of which it can be asked whether it runs."""
+
+    def poll(self) -> int | None: ...
+
+
 _zygotes: dict[tuple[tuple[str, str], ...], Zygote] = {}
 """The one that there is, if there is one, by its environment."""
 
@@ -70,6 +80,13 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        """Its exit code as of ``wait``, or None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
 
     def send_signal(self, sig: int) -> None:
         if self.returncode is None:
@@ -114,12 +131,21 @@ def ready() -> Zygote | None:
     """
     if not leftovers.can_adopt():
         return None
-    kept = [pair for pair in sorted(_environment().items()) if pair[0] not in _UNREAD and not pair[0].startswith(_OURS)]
-    key = tuple(kept)
+    kept = _read_environment()
+    key = tuple(kept.items())
     if key not in _zygotes or not _zygotes[key].runs:
         close()
-        _zygotes[key] = Zygote(dict(kept))
+        _zygotes[key] = Zygote(kept, _started)
     return _zygotes[key]
+
+
+def fork() -> None:
+    """Make the zygote a fork of this process, which was forked from one and has imported and started nothing since.
+
+    Otherwise a process that begins sessions, a user's pytest say, starts it as a program that imports everything again.
+    """
+    kept = _read_environment()
+    _zygotes[tuple(kept.items())] = Zygote(kept, _forked_from_here)
 
 
 @atexit.register
@@ -133,20 +159,47 @@ def _environment() -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **os.environ}
 
 
+def _read_environment() -> dict[str, str]:
+    """What of it may be read while modules are imported."""
+    pairs = sorted(_environment().items())
+    return {name: value for name, value in pairs if name not in _UNREAD and not name.startswith(_OURS)}
+
+
+def _started(asker: socket.socket, environment: Mapping[str, str]) -> _Runs:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", _BOOT, str(asker.fileno()), json.dumps(sys.path)],
+        pass_fds=[asker.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=_STDERR,
+        env={**environment, leftovers.MARK: leftovers.ROOM},
+        start_new_session=True,
+    )
+
+
+def _forked_from_here(asker: socket.socket, environment: Mapping[str, str]) -> _Runs:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            multiprocessing_private.close_files_but({0, 1, _STDERR, asker.fileno()})
+            leftovers.mark(leftovers.ROOM)
+            os.environ.clear()
+            os.environ.update({**environment, leftovers.MARK: leftovers.ROOM})
+            serve(asker.detach())
+        finally:
+            os._exit(1)
+    return Forked(pid)
+
+
 class Zygote:
     """The process, from this one's side."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], begin: Callable[[socket.socket, Mapping[str, str]], _Runs]
+    ) -> None:
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=_STDERR,
-                env={**environment, leftovers.MARK: leftovers.ROOM},
-                start_new_session=True,
-            )
+            self._process = begin(theirs, environment)
         self.pid: Final = self._process.pid
 
     def fork(self, code: str, arguments: Sequence[str], files: Sequence[int], environment: Mapping[str, str]) -> int:
@@ -191,6 +244,8 @@ def serve(descriptor: int) -> None:
     gc.disable()  # to import makes no garbage, and to look for it takes a fifth of the time
     with suppress(Exception):  # a worker reports what it cannot import
         fork_server.preload()
+        importlib.import_module(_JUDGES)
+    multiprocessing_private.keep_to_the_end()
     gc.freeze()  # the collector of what is forked would write to each page that is shared
     gc.enable()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # and not ignored: it may come for one that was forked

@@ -23,7 +23,8 @@ _SOURCES = str(Path(fsdpcheck.__file__).parent.parent)
 _PYTEST: Final = """import os, sys
 for standard in (1, 2):
     os.dup2(int(sys.argv.pop(1)), standard)
-from fsdpcheck.processes import fork_server
+from fsdpcheck.processes import fork_server, zygote
+zygote.fork()
 fork_server.fork()
 import pytest
 sys.exit(pytest.main(sys.argv[1:]))"""

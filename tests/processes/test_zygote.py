@@ -75,6 +75,24 @@ def test_a_process_is_the_same_whether_forked_or_a_program(
     }
 
 
+def test_one_that_was_forked_has_its_zygote_by_a_fork() -> None:
+    """Which forks processes as any other does, and ends with whoever has it."""
+    code = (
+        "import os, sys\nfrom fsdpcheck.processes import zygote\nzygote.fork()\nzygote._started = None\n"
+        "given, write = sys.argv[1], int(sys.argv[2])\nos.write(write, b'%d ' % zygote.ready().pid)\n"
+        "sys.exit(zygote.start(given, [str(write)], [write], 'another mark').wait())"
+    )
+    with pipe() as (read, write):
+        process = started(code, TELL, str(write), files=(write,))
+        assert process.wait() == 0
+        number, _, told = os.read(read, 1 << 16).partition(b" ")
+        found = json.loads(told)
+        assert (set(found["files"]), found["torch"], found["leads"]) == ({0, 1, 2, write}, True, True)
+        assert (found["mark"], found["parent"]) == ("another mark", process.pid)
+    with suppress(ProcessLookupError):
+        connection.wait([os.pidfd_open(int(number))])
+
+
 def test_files_keep_their_numbers_whatever_these_are(way: str) -> None:
     """Each is where another was on its way."""
     code = "import os, sys\nfor word in sys.argv[1:]:\n    os.write(int(word), word.encode() + b' ')"
