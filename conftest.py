@@ -20,17 +20,30 @@ gc.disable()  # to import and to collect makes no garbage, and to look for it to
 
 pytest_plugins = ["fsdpcheck.pytest_plugin", "pytester"]
 
-_SHARED = (
-    *("clipping.", "norms.", "rounding.", "precision.", "deferred.", "privacy.", "invariance.private-"),
-    *("noise.scale", "noise.independent", "features.private-compiled", "state.noise"),
+_LONG = (
+    *("samplers.poisson-room", "samplers.poisson-law", "kernels.order", "privacy.canary"),
+    *("features.prefetch", "features.no-gather", "features.private-compiled"),
 )
-_OF_SHARDS = (
-    *("norms.replicated-partial", "norms.mixed", "norms.one-axis"),
-    *("invariance.private-units", "privacy.ignored"),
-)
-_LONG = ("samplers.poisson-room", "kernels.order", "privacy.canary")
 """Laws whose few cases take seconds; the main job has them."""
-_OF_REDUCTIONS = ("features.some-sync", "features.late-all-reduce", "features.divide-factor", "features.state-dict")
+_BY_DAY = {
+    "reference_fsdp2": (
+        *("training.", "collectives.plain", "shards.", "features.", "state.resharded", "lifecycle.memory"),
+        *(
+            "lifecycle.released",
+            "norms.replicated-partial",
+            "norms.mixed",
+            "norms.one-axis",
+            "invariance.private-units",
+        ),
+        *("privacy.ignored", "noise.ignored", "noise.padding"),
+    ),
+    "fully_shard": (
+        *("training.plain", "training.gradients", "collectives.plain", "global-norm.", "features.some-sync"),
+        *("features.late-all-reduce", "features.divide-factor", "features.state-dict"),
+    ),
+    "fsdp1": ("training.plain", "collectives.plain", "global-norm."),
+}
+"""The laws that each of them meets by day, by how their names begin; the reference meets all."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,18 +73,15 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Laws of clipping and of what noise is, which both references do by the same code, meet reference_fsdp2 by night.
+    """By day each law meets the reference; what is another implementation's own, that one.
 
-    Private training meets it by day too, as do the norms that depend on who holds which part of a parameter. Of the
-    features of fully_shard, all of which the main job judges, by day those that change what is reduced.
+    Whose parts hold a parameter decides its norm, so those laws meet FSDP2's too. Of the features of fully_shard by day
+    those that change what is reduced. The main job has every law on every one.
     """
     for item in items:
         law = getattr(getattr(item, "obj", None), "law", None)
         if law is None:
             continue
-        if law.name in _LONG:
-            item.add_marker(pytest.mark.nightly)
-        shared = law.name.startswith(_SHARED) and law.name not in _OF_SHARDS
-        feature = law.name.startswith("features.") and law.name not in _OF_REDUCTIONS
-        if (shared and item.name.endswith("-reference_fsdp2]")) or (feature and item.name.endswith("-fully_shard]")):
+        adapter = next((name for name in _BY_DAY if item.name.endswith(f"-{name}]")), None)
+        if law.name.startswith(_LONG) or (adapter is not None and not law.name.startswith(_BY_DAY[adapter])):
             item.add_marker(pytest.mark.nightly)

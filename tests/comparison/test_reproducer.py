@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from contextlib import chdir
 from pathlib import Path
 
@@ -19,7 +17,8 @@ from fsdpcheck.comparison.results import World
 from fsdpcheck.comparison.runs import Draws
 from fsdpcheck.execution import Failure
 from fsdpcheck.simulation.simulate import Options
-from tests.common.commands import environment, run
+from tests.common.commands import run
+from tests.common.gloo_ranks import launched
 
 _EXAMPLE = "docs/examples/padded_rows.py"
 _SCRIPT = """
@@ -129,31 +128,25 @@ def test_what_no_program_can_show_is_named(tmp_path: Path, world: World, why: st
         _written(tmp_path, "train.py {W} factor ddp", world)
 
 
-def _torchrun(folder: Path, file: Path, *more: str) -> tuple[int, str]:
-    """Exit code and output of the program on two processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(file), *more]
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "name"), [("gradient", "2.weight"), ("norm", "0")])
-def test_torchrun_shows_a_wrong_factor_on_processes(tmp_path: Path, kind: str, name: str) -> None:
+def test_processes_show_a_wrong_factor_on_processes(tmp_path: Path, kind: str, name: str) -> None:
     (tmp_path / "train.py").write_text(_SCRIPT)
     (tmp_path / "shown.py").write_text(_written(tmp_path, "train.py {W} factor ddp", _world(kind, name)))
-    code, out = _torchrun(tmp_path, tmp_path / "shown.py")
-    assert (code, ", more than" in out) == (1, True), out
-    code, out = _torchrun(tmp_path, tmp_path / "shown.py", "right")
-    assert (code, ", no more than" in out) == (0, True), out
+    ran = launched(tmp_path / "shown.py", 2)
+    assert (ran.code, ", more than" in ran.printed) == (1, True), ran.printed
+    right = launched(tmp_path / "shown.py", 2, "right")
+    assert (right.code, ", no more than" in right.printed) == (0, True), right.printed
 
 
 @pytest.mark.nightly
-def test_torchrun_shows_the_mistake_of_the_example_on_processes(tmp_path: Path) -> None:
+def test_processes_show_the_mistake_of_the_example_on_processes(tmp_path: Path) -> None:
     file = tmp_path / "shown.py"
     root = Path(__file__).parents[2]
     code, out, _ = run(root, "compare", f"{_EXAMPLE} --batch-size {{12//W}}", "--ranks", "1,2", "--script", str(file))
     assert (code, "torchrun --nproc-per-node 2" in out) == (1, True), out
-    code, out = _torchrun(root, file)
-    assert (code, ", more than" in out) == (1, True), out
-    code, out = _torchrun(root, file, "--all-tokens")
-    assert (code, ", no more than" in out) == (0, True), out
+    with chdir(root):
+        ran = launched(file, 2)
+        right = launched(file, 2, "--all-tokens")
+    assert (ran.code, ", more than" in ran.printed) == (1, True), ran.printed
+    assert (right.code, ", no more than" in right.printed) == (0, True), right.printed

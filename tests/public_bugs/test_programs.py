@@ -6,7 +6,6 @@ import ast
 import importlib.util
 import math
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from tests.common import commands
+from tests.common.gloo_ranks import launched
 
 FOLDER = Path(__file__).parent
 HALF = math.sqrt(torch.finfo(torch.float64).eps)
@@ -103,10 +103,9 @@ def test_processes_on_gloo_compute_the_same_to_the_bit(name: str) -> None:
     What they print counts, not how they exit: where DDP outlives the group, gloo's threads may abort a process that has
     returned from main (pytorch issue 190489; 3 of 74 runs here).
     """
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, *_arguments(NAMES[name], 2, "faulty")]
-    done = subprocess.run(command, cwd=FOLDER, env=commands.environment(), capture_output=True, text=True, check=False)
-    assert _printed(done.stdout) == _sums(NAMES[name], 2, "faulty"), done.stderr[-2000:]
+    script, *arguments = _arguments(NAMES[name], 2, "faulty")
+    ran = launched(FOLDER / script, 2, *arguments)
+    assert _printed(ran.printed) == _sums(NAMES[name], 2, "faulty"), ran.printed[-2000:]
 
 
 def test_the_table_has_every_program_and_each_says_what_it_is_about() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, Optimize
 from fsdpcheck.findings.tokens import Token, encode
 from fsdpcheck.report import reproducer
 from tests.common import commands
+from tests.common.gloo_ranks import Ran, launched
 
 ROOT = Path(__file__).parents[2]
 TOY = "tests/toys/summing.py:parallelize"
@@ -37,32 +36,38 @@ RIGHT: dict[str, TrainingCase] = {
 LONGEST = 60
 
 
-def run(text: str, case: TrainingCase, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(text: str, case: TrainingCase, folder: Path) -> Ran:
     program = folder / "repro.py"
     program.write_text(text, encoding="utf-8")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.world_size)]
-    return subprocess.run([*launcher, str(program)], capture_output=True, text=True, check=False)
+    return launched(program, case.world_size)
 
 
 def written(adapter: str, case: TrainingCase, law: str = "training.plain", installs: tuple[str, ...] = ()) -> str:
     return reproducer.program(Token(law, adapter, case, installs), "What must hold.", Path("repro.py"))
 
 
+def test_a_program_shows_on_gloo_what_is_wrong(tmp_path: Path) -> None:
+    """What an average that became a sum makes of the smallest case, in a file that imports torch and no fsdpcheck."""
+    text = written(TOY, SMALL)
+    assert len(text.splitlines()) <= LONGEST
+    imported = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not any("fsdpcheck" in ast.unparse(node) for node in imported)
+    ran = run(text, SMALL, tmp_path)
+    assert (ran.code, "got [[-11.]], wanted [[-5.]]" in ran.printed.replace(".0]", ".]")) == (1, True), ran.printed
+
+
+@pytest.mark.nightly
 def test_what_a_replay_writes_shows_on_gloo_what_was_found(tmp_path: Path) -> None:
     file, token = tmp_path / "repro.py", encode(Token("training.plain", TOY, SMALL))
     code, out, err = commands.run(ROOT, "replay", token, "--adapter", TOY, "--script", str(file))
     assert code == 1, err
     assert f"script: torchrun --nproc-per-node 2 {file}" in out
-    text = file.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= LONGEST
-    imported = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert not any("fsdpcheck" in ast.unparse(node) for node in imported)
-    ran = run(text, SMALL, tmp_path)
-    assert ran.returncode == 1, ran.stderr
+    ran = run(file.read_text(encoding="utf-8"), SMALL, tmp_path)
+    assert ran.code == 1, ran.printed
     got, wanted = (re.search(rf"^  {word} +(\S+)$", out, re.MULTILINE) for word in ("got", "wanted"))
     assert got is not None
     assert wanted is not None
-    assert re.search(rf"got \[+{got[1]}\]+, wanted \[+{wanted[1]}\]+", ran.stdout)
+    assert re.search(rf"got \[+{got[1]}\]+, wanted \[+{wanted[1]}\]+", ran.printed)
 
 
 @pytest.mark.nightly
@@ -71,7 +76,7 @@ def test_what_a_replay_writes_shows_on_gloo_what_was_found(tmp_path: Path) -> No
 def test_programs_of_what_is_right_end_with_0(adapter: str, name: str, tmp_path: Path) -> None:
     case = replace(RIGHT[name], mesh=MeshSpec(2)) if adapter == "ddp" else RIGHT[name]
     ran = run(written(adapter, case), case, tmp_path)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.code == 0, ran.printed
 
 
 @pytest.mark.nightly
@@ -79,8 +84,8 @@ def test_a_known_finding_of_fully_shard_is_shown(tmp_path: Path) -> None:
     model = ModelSpec((LayerSpec(2), LayerSpec(2)), features=2)
     case = replace(SMALL, model=model, step=StepSpec(evaluates="inference_mode"))
     ran = run(written("fully_shard:inferring", case, "training.evaluation"), case, tmp_path)
-    assert ran.returncode == 1
-    assert "Inference tensors cannot be saved for backward" in ran.stderr
+    assert ran.code == 1
+    assert "Inference tensors cannot be saved for backward" in ran.printed
 
 
 @pytest.mark.parametrize(
