@@ -134,6 +134,7 @@ def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
         "README.md",
         "fifteen-minutes.md",
         "gate.md",
+        "ci.md",
         "reports.md",
         "own-tests.md",
         "shards.md",
