@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +40,8 @@ class Account:
         """The test of each promised check -> its law and adapter."""
         self.told: list[tuple[str, Pair, str]] = []
         """(test, law and adapter, status) of each verdict."""
+        self.unfailed: dict[str, str] = {}
+        """Test that did not fail -> "passed" or "xfail"."""
         self.verdicts: Counter[str] = Counter()
         self.left: dict[str, None] = {}
         """What adapters left changed of their processes."""
@@ -61,6 +63,12 @@ class Account:
         return len(self.promised) + sum(
             test not in self.promised and status not in NOT_RUN[:2] for test, _, status in self.told
         )
+
+    @property
+    def hidden(self) -> list[tuple[str, Pair]]:
+        """(test, law and adapter) of checks that do not hold, and whose tests did not fail."""
+        broken = ((test, pair) for test, pair, status in self.told if status not in ("holds", *NOT_RUN))
+        return [(test, pair) for test, pair in broken if test in self.unfailed]
 
     def add(self, test: str, told: Mapping[str, Any]) -> None:
         """Take in what ``test`` told of one check."""
@@ -89,7 +97,7 @@ class Account:
             ledger.verdicts[pair] = verdict
 
     def end(self, require: Sequence[str], laws: Iterable[str], base: str, asked: Iterable[str]) -> list[str]:
-        """What the session lacks, a sentence each: promised checks that did not run, and what is required.
+        """What the session lacks, a sentence each: promised checks that did not run or broke unseen, what is required.
 
         ``require``: globs over ``laws``. ``base``: the file of a baseline, "" for none. ``asked``: adapters that were
         named, of which nothing may have been told. Raises UsageError for a baseline that is none.
@@ -100,10 +108,22 @@ class Account:
         lacks = [f"only {self.ran} of {self.promises} promised checks ran: this is a failure"] * bool(self.missing)
         lacks += [f"not run: {_some(self.missing)}"] * bool(self.missing)
         lacks += requirements.lacking(self.ledger, require, laws) if require else []
-        lacks += baseline.read(Path(base)).missing(self.ledger) if base else []
+        wanted = baseline.read(Path(base)) if base else None
+        lacks += self._of_hidden(wanted.checks if wanted else ())
+        lacks += wanted.missing(self.ledger) if wanted else []
         self.ledger.errors += [(sentence, FINDING) for sentence in lacks]
         self.ledger.plan = plan
         return lacks
+
+    def _of_hidden(self, wanted: Container[Pair]) -> Iterator[str]:
+        """What is red though no test is: ``wanted`` are the checks that a baseline says hold."""
+        for test, pair in self.hidden:
+            how, law = self.unfailed[test], _some([pair])
+            if how == "passed" and test in self.promised:
+                yield f"{law} does not hold, and its test passed; next: let it fail by what law.check() raises"
+            elif pair in wanted:
+                how = "is marked xfail" if how == "xfail" else how
+                yield f"{law} does not hold, as the baseline says, and its test {how}; next: a waiver (docs/gate.md)"
 
     def write(self, name: str) -> None:
         """The document of the session, as ``fsdpcheck run --json`` writes it. Raises UsageError where it cannot."""
@@ -115,7 +135,8 @@ class Account:
         holds = [(one.adapter, one.law, one.never) for one in judged if one.status == "holds"]
         avoided = unjudged_cases.avoided(plan.avoid, "--fsdpcheck-avoid")
         said = conditions.sentences(one.law for one in judged)
-        return [str(self), *said, *avoided, *unjudged_cases.never(holds), *self.left]
+        known = [f"{_some([pair])} does not hold: {test} is {self.unfailed[test]}" for test, pair in self.hidden]
+        return [str(self), *said, *avoided, *unjudged_cases.never(holds), *known, *self.left]
 
     def __str__(self) -> str:
         statuses = ", ".join(f"{count} {status}" for status, count in sorted(self.verdicts.items()))
@@ -135,8 +156,12 @@ class Accountant:
         self._account = account
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        for told in getattr(report, TOLD, ()) if report.when == "call" else ():
+        if report.when != "call":
+            return
+        for told in getattr(report, TOLD, ()):
             self._account.add(report.nodeid, told)
+        if report.passed or hasattr(report, "wasxfail"):
+            self._account.unfailed[report.nodeid] = "xfail" if hasattr(report, "wasxfail") else "passed"
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:

@@ -67,6 +67,31 @@ def test_a_law_that_a_test_does_not_check_fails_it(place: pytest.Pytester) -> No
     result.stdout.fnmatch_lines(["toy.completes was not checked; next: call law.check() in the test", "only 0 of 1 *"])
 
 
+BROKEN = FILE.replace(",toy.small,toy.secret", ",toy.small")
+SWALLOWED = BROKEN.replace("    law.check()", "    with contextlib.suppress(BaseException):\n        law.check()")
+EXPECTED = BROKEN.replace("def test_laws", "@pytest.mark.xfail\ndef test_laws")
+
+
+def test_a_law_that_breaks_in_a_test_that_passes_is_red(place: pytest.Pytester) -> None:
+    """Who marks it as expected has written that down, and sees it; a baseline that says it holds is not met."""
+    place.makepyfile(test_mine="import contextlib\n" + SWALLOWED)
+    result = _pytest(place)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["toy.small on *unsharded.py:adapter does not hold, and its test passed; next: *"])
+    place.makepyfile(test_mine="import pytest\n" + EXPECTED)
+    result = _pytest(place)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["toy.small on * does not hold: test_mine.py::test_laws[[]toy.small[]] is xfail"])
+    checks = [{"law": "toy.small", "adapter": TOY, "never": []}]
+    base = {"schema": 1, "fsdpcheck": "0", "profile": "quick", "avoided": [], "accepted": {}, "ranks": {TOY: [1]}}
+    (place.path / "base.json").write_text(json.dumps({**base, "checks": checks}))
+    result = _pytest(place, "--fsdpcheck-baseline", "base.json")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["*does not hold, as the baseline says, and its test is marked xfail; next: a waiver *"]
+    )
+
+
 def test_the_adapter_of_a_test_file_is_judged_where_that_was_never_imported(place: pytest.Pytester) -> None:
     """The file plants a wrong answer for whoever judges in its process; the verdict is that of a session."""
     toy = (TOYS / "unsharded.py").read_text()
