@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 from fnmatch import fnmatch
 from pathlib import Path
@@ -292,22 +293,40 @@ def test_list_alone_names_all_on_one_screen(capsys: pytest.CaptureFixture[str]) 
         assert name in whole
 
 
-def test_bash_completes_commands_options_and_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert cli.main(["completion", "bash"]) == 0
-    (tmp_path / "completion").write_text(capsys.readouterr().out)
+_ASKED = {
+    "bash": "COMP_WORDS=({quoted}); COMP_CWORD={last}; _fsdpcheck; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+    "zsh": "COMP_WORDS=({quoted}); COMP_CWORD={last}; emulate ksh -c _fsdpcheck; printf '%s\\n' $COMPREPLY",
+    "fish": "complete -C '{plain}'",
+}
+"""How a shell is asked for what it offers for the last of some words."""
+
+
+@pytest.mark.parametrize("shell", _ASKED)
+def test_a_shell_completes_commands_options_and_names(
+    shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell}")
+    assert cli.main(["completion", shell]) == 0
+    written = capsys.readouterr().out
+    if shell == "zsh":
+        written = f"autoload -U compinit && compinit -u -d '{tmp_path / 'dump'}'\n{written}"
+    (tmp_path / "completion").write_text(written)
 
     def completed(*words: str) -> list[str]:
-        """What bash offers for the last of ``words``."""
         line = " ".join(f"'{word}'" for word in words)
-        ask = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _fsdpcheck; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-        script = f"source '{tmp_path / 'completion'}'; {ask}"
-        return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split()
+        ask = _ASKED[shell].format(quoted=line, last=len(words) - 1, plain=" ".join(words))
+        alone = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
+        command = [shell, *alone, "-c", f"source '{tmp_path / 'completion'}'; {ask}"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        names = (line.split("\t")[0] for line in done.stdout.splitlines())
+        return [name for name in names if name and name.startswith(words[-1])]  # zsh leaves the rest out by itself
 
     assert completed("fsdpcheck", "re") == ["replay", "report"]
     assert completed("fsdpcheck", "run", "--law", "training.pl") == ["training.plain"]
-    assert completed("fsdpcheck", "run", "--law", "norms.")[0] == "norms.*"
-    assert completed("fsdpcheck", "gate", "--adapter", "fully") == ["fully_shard"]
-    assert completed("fsdpcheck", "run", "--engine", "") == ["simulated", "processes"]
+    assert "norms.*" in completed("fsdpcheck", "run", "--law", "norms.")
+    assert completed("fsdpcheck", "gate", "--adapter", "fully_sh")[0] == "fully_shard"
+    assert sorted(completed("fsdpcheck", "run", "--engine", "")) == ["processes", "simulated"]
     assert "--world-size" in completed("fsdpcheck", "run", "--w")
     assert completed("fsdpcheck", "trace", "c") == ["check"]
     assert completed("fsdpcheck", "trace", "check", "--in") == ["--in-order"]
