@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -12,11 +11,9 @@ from typing import Final
 
 from fsdpcheck.cli import sessions, settings
 from fsdpcheck.errors import HOLDS, USAGE, UsageError, explain
-from fsdpcheck.errors.excerpt import visible
 from fsdpcheck.findings import tokens
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.report import colour
-from fsdpcheck.report.forms import github
 from fsdpcheck.session import baseline
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.supervisor import replayed
@@ -25,6 +22,7 @@ from fsdpcheck.session.waivers import read as read_waivers
 
 _BASELINE: Final = Path("fsdpcheck-baseline.json")
 _SETTINGS: Final = Path("pyproject.toml")
+_NEXT: Final = "next: judge it again, or write what is judged now with --update and have that reviewed"
 _EPILOG: Final = """settings:
   [tool.fsdpcheck]                    in pyproject.toml, keys as the options above without --
   adapter = ["train.py:MyAdapter"]    a list is a repeated option
@@ -72,34 +70,28 @@ def _add(gate: argparse.ArgumentParser) -> None:
 def _gate(options: argparse.Namespace) -> int:
     wanted = None if options.update else baseline.read(options.baseline)
     waivers = read_waivers(_SETTINGS)
-    ledger = sessions.told(options)
-    if ledger.interrupted:
+
+    def hold(ledger: Ledger) -> None:
+        """Have the session say which findings are waived, and what makes it red beside its own verdicts."""
+        if ledger.interrupted:
+            return
+        waived = applied(waivers, ledger.findings, partial(_replayed, options), date.today())
+        ledger.waived = {finding.token: str(waiver) for finding, waiver in waived.findings}
+        missing = wanted.missing(ledger) if wanted is not None else []
+        code = ledger.exit_code or USAGE  # a finding is worse than what is missing
+        sentences = [*waived.wrong, *missing, *([_NEXT] if missing else [])]
+        ledger.errors += [(f"gate: {sentence}", code) for sentence in sentences]
+
+    ledger = sessions.told(options, held_to=hold)
+    if ledger.interrupted or (wanted is not None and ledger.exit_code != HOLDS):
         return ledger.exit_code
-    waived = applied(waivers, ledger.findings, partial(_replayed, options), date.today())
-    paint, code = colour.painter(sys.stdout), ledger.exit_code_but_for(waived.findings)
-    for waiver, count in waived.counted:
-        print(paint(f"WAIVED: {count} finding{'s' * (count != 1)}: {waiver}", "yellow"))
-    _tell(options, waived.wrong, paint)
     if wanted is None:
-        return _update(options.baseline, ledger, code or (USAGE if waived.wrong else HOLDS))
-    missing = wanted.missing(ledger)
-    _tell(options, missing, paint)
-    if missing:
-        print("next: judge it again, or write what is judged now with --update and have that reviewed")
-    code = code or (USAGE if missing or waived.wrong else HOLDS)
-    if code == HOLDS:
-        more = len(baseline.of(ledger).checks.keys() - wanted.checks.keys())
-        beyond = f", {more} more than it has (--update)" if more else ""
-        print(paint(f"gate: all {len(wanted.checks)} checks of {options.baseline} hold{beyond}", "green"))
-    return code
-
-
-def _tell(options: argparse.Namespace, sentences: Iterable[str], paint: colour.Paint) -> None:
-    """What is red beside the session's own verdicts."""
-    for sentence in sentences:
-        print(paint(f"GATE: {sentence}", "red"))
-        if options.github:
-            print(github.command("error", visible(sentence), "fsdpcheck gate"))
+        return _update(options.baseline, ledger)
+    more = len(baseline.of(ledger).checks.keys() - wanted.checks.keys())
+    beyond = f", {more} more than it has (--update)" if more else ""
+    held = f"gate: all {len(wanted.checks)} checks of {options.baseline} hold{beyond}"
+    print(colour.painter(sys.stdout)(held, "green"))
+    return HOLDS
 
 
 def _replayed(options: argparse.Namespace, waiver: Waiver) -> Verdict:
@@ -109,10 +101,10 @@ def _replayed(options: argparse.Namespace, waiver: Waiver) -> Verdict:
     return replayed(tokens.encode(token), "simulated", options.budget, tuple(options.laws))
 
 
-def _update(path: Path, ledger: Ledger, code: int) -> int:
-    if code != HOLDS:
+def _update(path: Path, ledger: Ledger) -> int:
+    if ledger.exit_code != HOLDS:
         print(f"{path} is as it was: not all of this session holds", file=sys.stderr)
-        return code
+        return ledger.exit_code
     found = baseline.of(ledger)
     try:
         path.write_text(found.to_json(), encoding="utf-8")

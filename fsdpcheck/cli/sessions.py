@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -79,9 +79,16 @@ def add_laws(parser: argparse.ArgumentParser) -> None:
 
 
 def told(
-    options: argparse.Namespace, goes_on: bool = False, ending: forms.Ending | None = None, folder: str = ""
+    options: argparse.Namespace,
+    goes_on: bool = False,
+    ending: forms.Ending | None = None,
+    folder: str = "",
+    held_to: Callable[[Ledger], None] | None = None,
 ) -> Ledger:
-    """The session, when all of it is told, in the words of ``ending``. ``folder``: for what is measured."""
+    """The session, when all of it is told, in the words of ``ending``. ``folder``: for what is measured.
+
+    ``held_to``: what adds to the session, before it is told, what it lacks of something else.
+    """
     own_parts.require_model(options)
     forms.require(options)
     plan = replace(plan_of(options), coverage=folder)
@@ -105,7 +112,11 @@ def told(
     finally:
         shown.close()
     try:
-        forms.tell(options, [ledger], ending=ending)
+        try:
+            if held_to is not None:
+                held_to(ledger)
+        finally:
+            forms.tell(options, [ledger], ending=ending)
     finally:  # each of the two is a copy of the findings; failing to give one does not lose the other
         if journal is not None:
             journal.close(document.document(ledger))

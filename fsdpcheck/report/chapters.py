@@ -55,12 +55,14 @@ def headline(ledger: Ledger) -> str:
 
     That all holds is said of a session that ended and judged something.
     """
-    roots, beside = len(grouped(ledger.findings)), _beside(ledger)
+    red = [finding for finding in ledger.findings if finding.token not in ledger.waived]
+    roots, beside = len(grouped(red)), _beside(ledger)
     if roots:
         found = f"{roots} defect{'s' * (roots > 1)} found"
         return f"{found}; {beside[0].lower()}{beside[1:]}" if beside else found
     judged = any(verdict.status == "holds" for verdict in ledger.verdicts.values())
-    return beside or (ALL_HOLDS if judged else "Nothing was judged")
+    holds = f"{ALL_HOLDS} but for what is waived" if ledger.waived else ALL_HOLDS
+    return beside or (holds if judged else "Nothing was judged")
 
 
 def _beside(ledger: Ledger) -> str:

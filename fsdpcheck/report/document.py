@@ -11,7 +11,7 @@ from fsdpcheck.report.conditions import conditions
 from fsdpcheck.session.journal import digest_of_document, digest_of_verdict
 from fsdpcheck.session.ledger import Ledger, Origin
 
-SCHEMA: Final = 6
+SCHEMA: Final = 7
 """Version of the document; it grows with every change that a reader could notice."""
 
 
@@ -19,11 +19,12 @@ def document(ledger: Ledger) -> dict[str, Any]:
     """The whole session as JSON data.
 
     {schema, fsdpcheck, versions, plan, folder, laws, guarantees, unaccepted, notes, exit_code, ended, interrupted,
-    verdicts, conditions, errors, began, sources, origins, digest}; report/schema.json is its JSON Schema. ``folder``:
-    in which the session ran. ``laws``: all that were chosen, with their ``guarantees``. ``conditions``, of laws of
-    which cases were judged: {pattern of their names (fnmatch): what their verdicts are conditional on}. ``began``:
-    when, ISO 8601. ``origins``: when each verdict was found out, and with which of the ``sources`` {key:
-    provenance.Sources}. A digest is a checksum that tells a slip of a hand; it is no signature.
+    verdicts, conditions, errors, waived, began, sources, origins, digest}; report/schema.json is its JSON Schema.
+    ``folder``: in which the session ran. ``laws``: all that were chosen, with their ``guarantees``. ``conditions``, of
+    laws of which cases were judged: {pattern of their names (fnmatch): what their verdicts are conditional on}.
+    ``waived``: token of a finding -> its waiver, in words. ``began``: when, ISO 8601. ``origins``: when each verdict
+    was found out, and with which of the ``sources`` {key: provenance.Sources}. A digest is a checksum that tells a slip
+    of a hand; it is no signature.
     """
     judged = (verdict.law for verdict in ledger.verdicts.values() if verdict.cases)
     origins = {pair: origin for pair, origin in ledger.origins.items() if pair in ledger.verdicts}
@@ -43,6 +44,7 @@ def document(ledger: Ledger) -> dict[str, Any]:
         "verdicts": [verdict.to_data() for verdict in ledger.verdicts.values()],
         "conditions": conditions(judged),
         "errors": [{"text": text, "exit_code": code} for text, code in ledger.errors],
+        "waived": dict(ledger.waived),
         "began": ledger.began,
         "sources": {origin.key: ledger.sources[origin.key] for origin in origins.values()},
         "origins": [_origin(ledger.verdicts[pair], origin) for pair, origin in origins.items()],

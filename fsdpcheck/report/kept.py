@@ -58,6 +58,7 @@ class Document:
     verdicts: tuple[Verdict, ...]
     conditions: Mapping[str, str]
     errors: tuple[_Error, ...]
+    waived: Mapping[str, str]
     began: str
     sources: Mapping[str, Mapping[str, Any]]
     origins: tuple[_Origin, ...]
@@ -115,6 +116,7 @@ def ledger(data: Any) -> Ledger:
         sources={key: dict(sources) for key, sources in read.sources.items()},
         origins={(one.law, one.adapter): Origin(one.at, one.sources) for one in read.origins},
         errors=[(error.text, error.exit_code) for error in read.errors],
+        waived=dict(read.waived),
         ended=read.ended,
         interrupted=read.interrupted,
         folder=read.folder,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -50,7 +50,8 @@ class Ledger:
     what ended the session early. ``verdicts`` are in the order of the plan once the session has ended, whoever was
     done first. ``began``: time, ISO 8601; ``folder``: where the session runs. ``sources``: key -> provenance.Sources as
     data, that ``origins`` name.
-    ``elsewhere``: (law, adapter) of the plan that other shards judge.
+    ``elsewhere``: (law, adapter) of the plan that other shards judge. ``waived``: token of a finding -> the waiver that
+    covers it, in words; it counts for nothing.
     """
 
     plan: Plan
@@ -66,6 +67,7 @@ class Ledger:
     origins: dict[tuple[str, str], Origin] = field(default_factory=dict)
     running: dict[int, Running] = field(default_factory=dict)
     errors: list[tuple[str, int]] = field(default_factory=list)
+    waived: dict[str, str] = field(default_factory=dict)
     ended: bool = False
     interrupted: bool = False
     folder: str = ""
@@ -122,13 +124,9 @@ class Ledger:
     @property
     def exit_code(self) -> int:
         """The code of the session so far; 130 after an interrupt, whatever was found."""
-        return self.exit_code_but_for(())
-
-    def exit_code_but_for(self, waived: Collection[Finding]) -> int:
-        """The same where these findings count for nothing."""
         if self.interrupted:
             return INTERRUPTED
-        counted = [one for one in self.verdicts.values() if not one.findings or _is_red(one, waived)]
+        counted = [one for one in self.verdicts.values() if not one.findings or self._is_red(one)]
         codes = [verdict.exit_code for verdict in counted] + [code for _, code in self.errors]
         missing = self.ended and len(self.verdicts) < self.total
         return exit_code([*codes, *([INTERNAL] if missing else [])])
@@ -160,6 +158,9 @@ class Ledger:
         self._judge(verdict)
         return verdict
 
+    def _is_red(self, verdict: Verdict) -> bool:
+        return verdict.exit_code != FINDING or any(one.token not in self.waived for one in verdict.findings)
+
     def _judge(self, verdict: Verdict) -> None:
         pair = (verdict.law, verdict.adapter)
         self.verdicts[pair] = verdict
@@ -177,10 +178,6 @@ class Ledger:
             for one in verdict.findings
         )
         self.verdicts[key] = replace(verdict, finding=finding, behind=tuple(behind))
-
-
-def _is_red(verdict: Verdict, waived: Collection[Finding]) -> bool:
-    return verdict.exit_code != FINDING or any(finding not in waived for finding in verdict.findings)
 
 
 def lost(token: Token, engine: str, how: str, guarantee: str = "", number: str = "") -> Verdict:

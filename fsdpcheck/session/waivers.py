@@ -45,14 +45,13 @@ Replay = Callable[[Waiver], Verdict]
 
 @dataclass(frozen=True)
 class Waived:
-    """What waivers say of one session. ``counted``: with each how many findings it covers.
+    """What waivers say of one session.
 
     ``wrong``: waivers that are red by themselves, a sentence each. ``findings``: those that one covers.
     """
 
-    counted: tuple[tuple[Waiver, int], ...]
     wrong: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[tuple[Finding, Waiver], ...]
 
 
 def read(file: Path) -> tuple[Waiver, ...]:
@@ -67,8 +66,7 @@ def read(file: Path) -> tuple[Waiver, ...]:
 
 def applied(waivers: Iterable[Waiver], findings: Iterable[Finding], replay: Replay, today: date) -> Waived:
     """Replay the witness of each waiver, and tell which findings are of its defect."""
-    known, covered = [*findings], list[Finding]()
-    counted, wrong = list[tuple[Waiver, int]](), list[str]()
+    known, covered, wrong = [*findings], list[tuple[Finding, Waiver]](), list[str]()
     for waiver in waivers:
         if waiver.expires < today:
             wrong.append(f"a waiver has expired: {waiver}")
@@ -82,9 +80,8 @@ def applied(waivers: Iterable[Waiver], findings: Iterable[Finding], replay: Repl
         if not mine:
             wrong.append(f"a waiver covers no finding of this session: {waiver}")
             continue
-        covered += mine
-        counted.append((waiver, len(mine)))
-    return Waived(tuple(counted), tuple(wrong), tuple(covered))
+        covered += [(finding, waiver) for finding in mine]
+    return Waived(tuple(wrong), tuple(covered))
 
 
 def _waiver(entry: Any, where: str) -> Waiver:

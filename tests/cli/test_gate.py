@@ -84,8 +84,8 @@ def test_what_is_judged_no_more_is_red(
     put(folder, kept, **changes)
     code, out, _ = run(folder, "gate", *words)
     assert code == 2
-    assert f"GATE: {said}" in out or f" {said}" in out
-    assert "next: judge it again, or write what is judged now with --update" in out
+    assert f"ERROR: gate: {said}" in out or f" {said}" in out
+    assert "ERROR: gate: next: judge it again, or write what is judged now with --update" in out
 
 
 def test_what_a_gate_adds_is_an_annotation_too(folder: Path, kept: str) -> None:
@@ -95,8 +95,8 @@ def test_what_a_gate_adds_is_an_annotation_too(folder: Path, kept: str) -> None:
     said = "the profile is quick, the baseline's is ci: fewer cases a law"
     assert code == 2
     assert [line for line in out.splitlines() if said in line] == [
-        f"GATE: {said}",
-        f"::error title=fsdpcheck gate::{said}",
+        f"ERROR: gate: {said}",
+        f"::error title=fsdpcheck::gate: {said}",
     ]
 
 
@@ -104,7 +104,7 @@ def test_a_finding_is_worse_than_what_is_missing(folder: Path, kept: str) -> Non
     put(folder, kept)
     code, out, _ = run(folder, "gate", "--law", "toy.agrees")
     assert code == 1
-    assert "GATE: " in out
+    assert "ERROR: gate: " in out
 
 
 def test_a_baseline_is_not_made_of_what_breaks(folder: Path, kept: str) -> None:
@@ -206,7 +206,7 @@ token = "{token}"
     assert f"WAIVED: 1 finding: toy.agrees on {TOY}, until 9999-01-01: known (me)" in out
     (folder / "pyproject.toml").write_text(settings + waiver.replace("9999", "2020"))
     code, out, err = run(folder, "gate", *words)
-    assert (code, "GATE: a waiver has expired: toy.agrees" in out) == (1, True), out + err
+    assert (code, "ERROR: gate: a waiver has expired: toy.agrees" in out) == (1, True), out + err
 
 
 def test_no_environment_makes_a_gate_write_its_own_baseline(

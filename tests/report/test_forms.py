@@ -15,7 +15,11 @@ import jsonschema
 import pytest
 
 from fsdpcheck.findings.verdict import Verdict
+from fsdpcheck.report import summary
+from fsdpcheck.report.chapters import headline
+from fsdpcheck.report.colour import uncoloured
 from fsdpcheck.report.forms import github, junit, markdown, places, sarif
+from fsdpcheck.report.page import view
 from fsdpcheck.session.ledger import Ledger
 from tests.common import sessions
 from tests.common.tables import each
@@ -54,6 +58,26 @@ def test_junit_has_the_elements_and_counts_that_readers_know(made: Callable[[], 
         for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
             known = suite.tag == "testsuites" and name == "skipped"  # which is of suites alone
             assert known or int(suite.get(name, "-1")) == sum(case.find(tag) is not None for case in mine)
+
+
+def test_a_waived_finding_is_no_failure_and_says_who_lives_with_it() -> None:
+    found, words = sessions.finding(), "training.* on mine, until 2027-01-31: issue 7 (the team)"
+    broken = Verdict("training.plain", sessions.MINE, "finding", 3, finding=found, exit_code=1)
+    ledger = sessions.ledger([broken, Verdict("norms.sum", sessions.MINE, "holds", 3)])
+    assert (ledger.exit_code, headline(ledger)) == (1, "1 defect found")
+    ledger.waived = {found.token: words}
+    assert (ledger.exit_code, headline(ledger)) == (0, "Every promised law holds but for what is waived")
+    assert f"WAIVED: 1 finding: {words}" in summary.ending(ledger, uncoloured)
+    case = next(one for one in ElementTree.fromstring(junit.text(ledger).encode()).iter("testcase"))
+    assert [child.tag for child in case] == ["properties", "skipped"]
+    assert (case.find("skipped") or case[1]).get("message") == f"waived: {words}"
+    (result,) = sarif.document(ledger)["runs"][0]["results"]
+    assert result["suppressions"] == [{"kind": "external", "status": "accepted", "justification": words}]
+    (line,) = (line for line in github.lines(ledger) if "training.plain" in line)
+    assert line.startswith("::warning ")
+    assert "- **waived**: training" in markdown.text(ledger)
+    (shown,) = view.findings(ledger, "")
+    assert ("waived", words) in shown.facts
 
 
 def strangers(whole: ElementTree.Element) -> list[str]:

@@ -139,7 +139,7 @@ def test_a_report_that_was_edited_is_refused(reports: Path, tmp_path: Path) -> N
     for edited in (
         {**data, "verdicts": [{**one, "status": "holds", "finding": None, "exit_code": 0} for one in data["verdicts"]]},
         {**data, "plan": {**data["plan"], "seed": 5}},
-        {"schema": 6},
+        {"schema": 7},
     ):
         (tmp_path / "edited.json").write_text(json.dumps(edited))
         with pytest.raises(UsageError, match="is no report of a session"):

@@ -258,7 +258,7 @@ def test_the_journal_holds_every_verdict_until_the_document_does(ledger: Ledger,
     journal.close(document.document(ledger))
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
     data = json.loads(file.read_text())
-    assert (data["schema"], data["exit_code"], len(data["verdicts"])) == (6, 1, 3)
+    assert (data["schema"], data["exit_code"], len(data["verdicts"])) == (7, 1, 3)
 
 
 class Terminal(io.StringIO):

@@ -43,7 +43,10 @@ def _finding(group: list[Finding], ledger: Ledger, root: str) -> str:
     told += [f"also broken: {', '.join(other.law for other in others)}"] if others else []
     told += [replay_command(first, ledger.plan.installs, ledger.folder)]
     title = f"fsdpcheck: {first.adapter} breaks {first.law}"
-    return command("error", "\n".join(told), title, places.of_finding(first, ledger, root))
+    waivers = dict.fromkeys(ledger.waived.get(one.token, "") for one in group)
+    told += [f"waived: {waiver}" for waiver in waivers if waiver]
+    kind = "error" if "" in waivers else "warning"
+    return command(kind, "\n".join(told), title, places.of_finding(first, ledger, root))
 
 
 def _data(text: str) -> str:

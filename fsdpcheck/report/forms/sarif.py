@@ -68,6 +68,8 @@ def _result(finding: Finding, root_number: int, ledger: Ledger, rules: dict[str,
     }
     if finding.law in rules:
         result["ruleIndex"] = rules[finding.law]
+    if waiver := ledger.waived.get(finding.token):
+        result["suppressions"] = [{"kind": "external", "status": "accepted", "justification": waiver}]
     return result
 
 

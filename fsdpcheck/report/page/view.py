@@ -58,7 +58,8 @@ def head(ledger: Ledger) -> dict[str, Any]:
         "versions": ", ".join(f"{name} {version}" for name, version in ledger.versions.items()),
     }
     told = headline(ledger)
-    look = "bad" if ledger.findings else "good" if told == ALL_HOLDS else "odd"
+    red = any(finding.token not in ledger.waived for finding in ledger.findings)
+    look = "bad" if red else "good" if told == ALL_HOLDS else "odd"
     known = {name: value for name, value in facts.items() if value}
     return {"told": told, "look": look, "summary": table.summary(ledger), "facts": known, "code": code}
 
@@ -71,6 +72,7 @@ def findings(ledger: Ledger, root: str) -> Iterator[Shown]:
         facts = {
             "where": first.where, "lines": first.lines,
             "stage": first.stage, "when": first.when,
+            "waived": ledger.waived.get(first.token, ""),
             "alike": f"{first.alike} further cases of this law fail so" if first.alike else "",
             "avoid": f"--avoid {trait} leaves such cases out" if (trait := avoidable(first)) else "",
             "confirmed on gloo": first.confirmed + (f" ({first.note})" if first.note else ""),
