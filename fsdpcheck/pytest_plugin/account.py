@@ -41,7 +41,7 @@ class Account:
         self.told: list[tuple[str, Pair, str]] = []
         """(test, law and adapter, status) of each verdict."""
         self.unfailed: dict[str, str] = {}
-        """Test that did not fail -> "passed" or "xfail"."""
+        """Test that did not fail -> "passed", "was skipped" or "xfail"."""
         self.verdicts: Counter[str] = Counter()
         self.left: dict[str, None] = {}
         """What adapters left changed of their processes."""
@@ -119,11 +119,12 @@ class Account:
         """What is red though no test is: ``wanted`` are the checks that a baseline says hold."""
         for test, pair in self.hidden:
             how, law = self.unfailed[test], _some([pair])
-            if how == "passed" and test in self.promised:
-                yield f"{law} does not hold, and its test passed; next: let it fail by what law.check() raises"
+            if how != "xfail" and self.promised.get(test) == pair:
+                yield f"{law} does not hold, and its test {how}; next: let it fail by what law.check() raises"
             elif pair in wanted:
                 how = "is marked xfail" if how == "xfail" else how
-                yield f"{law} does not hold, as the baseline says, and its test {how}; next: a waiver (docs/gate.md)"
+                then = "mend it, or take it out of the baseline (fsdpcheck gate --update)"
+                yield f"{law} does not hold, as the baseline says, and its test {how}; next: {then}"
 
     def write(self, name: str) -> None:
         """The document of the session, as ``fsdpcheck run --json`` writes it. Raises UsageError where it cannot."""
@@ -135,7 +136,7 @@ class Account:
         holds = [(one.adapter, one.law, one.never) for one in judged if one.status == "holds"]
         avoided = unjudged_cases.avoided(plan.avoid, "--fsdpcheck-avoid")
         said = conditions.sentences(one.law for one in judged)
-        known = [f"{_some([pair])} does not hold: {test} is {self.unfailed[test]}" for test, pair in self.hidden]
+        known = [f"{_some([pair])} does not hold: {test}: {self.unfailed[test]}" for test, pair in self.hidden]
         return [str(self), *said, *avoided, *unjudged_cases.never(holds), *known, *self.left]
 
     def __str__(self) -> str:
@@ -160,8 +161,11 @@ class Accountant:
             return
         for told in getattr(report, TOLD, ()):
             self._account.add(report.nodeid, told)
-        if report.passed or hasattr(report, "wasxfail"):
-            self._account.unfailed[report.nodeid] = "xfail" if hasattr(report, "wasxfail") else "passed"
+        how = "xfail" if hasattr(report, "wasxfail") else report.outcome
+        if how == "failed":
+            self._account.unfailed.pop(report.nodeid, None)  # a subtest that passed is no test that passed
+        else:
+            self._account.unfailed[report.nodeid] = "was skipped" if how == "skipped" else how
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:

@@ -78,18 +78,37 @@ def test_a_law_that_breaks_in_a_test_that_passes_is_red(place: pytest.Pytester) 
     result = _pytest(place)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["toy.small on *unsharded.py:adapter does not hold, and its test passed; next: *"])
+    skips = BROKEN.replace(
+        "    law.check()", "    try:\n        law.check()\n    except BaseException:\n        pytest.skip()"
+    )
+    place.makepyfile(test_mine="import pytest\n" + skips)
+    result = _pytest(place)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["toy.small on *unsharded.py:adapter does not hold, and its test was skipped; next: *"])
     place.makepyfile(test_mine="import pytest\n" + EXPECTED)
     result = _pytest(place)
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["toy.small on * does not hold: test_mine.py::test_laws[[]toy.small[]] is xfail"])
+    result.stdout.fnmatch_lines(["toy.small on * does not hold: test_mine.py::test_laws[[]toy.small[]]: xfail"])
     checks = [{"law": "toy.small", "adapter": TOY, "never": []}]
     base = {"schema": 1, "fsdpcheck": "0", "profile": "quick", "avoided": [], "accepted": {}, "ranks": {TOY: [1]}}
     (place.path / "base.json").write_text(json.dumps({**base, "checks": checks}))
     result = _pytest(place, "--fsdpcheck-baseline", "base.json")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
-        ["*does not hold, as the baseline says, and its test is marked xfail; next: a waiver *"]
+        ["*does not hold, as the baseline says, and its test is marked xfail; next: mend it, *"]
     )
+
+
+def test_a_test_may_judge_another_adapter_that_breaks(place: pytest.Pytester) -> None:
+    """What it promised is its own law on its own adapter."""
+    breaks = (
+        f"    with pytest.raises(fsdpcheck.LawsBroken):\n        fsdpcheck.check({TOY!r}, laws='toy.small', **SMALL)"
+    )
+    text = FILE.replace(",toy.small,toy.secret", "").replace("    law.check()", f"    law.check()\n{breaks}")
+    place.makepyfile(test_mine="import pytest\n" + text)
+    result = _pytest(place)
+    result.assert_outcomes(passed=1)
+    assert result.ret == 0
 
 
 def test_the_adapter_of_a_test_file_is_judged_where_that_was_never_imported(place: pytest.Pytester) -> None:
