@@ -23,6 +23,8 @@ MARK: Final = "FSDPCHECK_SESSION"
 """Name of the environment variable that holds the mark of a session."""
 ROOM: Final = "-" * 64
 """What that variable holds at first where ``mark`` will write another in its place."""
+_place: list[int] = []
+"""Where that room is in memory, once it was found: what sets variables later has them elsewhere."""
 _FOLDER: Final = "fsdpcheck-"
 _PROC: Final = Path("/proc")
 _HAS_PROC: Final = (_PROC / "self" / "stat").exists()
@@ -124,11 +126,14 @@ def mark(mark: str) -> None:
 
     What a process sets later is not told there, so it is written over ROOM, where the process was started with that.
     """
-    find = ctypes.CDLL(None).getenv
-    find.restype = ctypes.c_void_p
-    place, room = find(MARK.encode()), len(ROOM)
-    if place and ctypes.string_at(place, room) == ROOM.encode():
-        ctypes.memmove(place, mark.encode().ljust(room, b"\0"), room)
+    if not _place:
+        find = ctypes.CDLL(None).getenv
+        find.restype = ctypes.c_void_p
+        place = find(MARK.encode())
+        if not place or ctypes.string_at(place, len(ROOM)) != ROOM.encode():
+            return
+        _place.append(place)
+    ctypes.memmove(_place[0], mark.encode().ljust(len(ROOM), b"\0"), len(ROOM))
 
 
 @contextmanager

@@ -12,4 +12,3 @@ from fsdpcheck.session import run as run
 for _module in pkgutil.iter_modules(checks.__path__):  # what chapters of laws import; they themselves are the plan's
     importlib.import_module(f"{checks.__name__}.{_module.name}")
 provenance.own()
-provenance.installed()

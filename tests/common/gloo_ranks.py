@@ -46,12 +46,16 @@ def launched(program: Path, world_size: int, *arguments: str) -> Ran:
         "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     files = [TemporaryFile("w+", encoding="utf-8") for _ in range(world_size)]  # noqa: SIM115 - closed below
-    ranks = []
-    for rank, file in enumerate(files):
-        environment: Mapping[str, str] = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        given = [str(file.fileno()), json.dumps(environment), str(program), *arguments]
-        ranks.append(zygote.start(_RANK, given, [file.fileno()], f"{os.getpid()}.ranks"))
-    code = _waited(ranks)
+    ranks: list[zygote.Process] = []
+    try:
+        for rank, file in enumerate(files):
+            environment: Mapping[str, str] = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            given = [str(file.fileno()), json.dumps(environment), str(program), *arguments]
+            ranks.append(zygote.start(_RANK, given, [file.fileno()], f"{os.getpid()}.ranks"))
+        code = _waited(ranks)
+    finally:  # after an interrupt too
+        for process in ranks:
+            process.kill()
     printed = ""
     for file in files:
         file.seek(0)

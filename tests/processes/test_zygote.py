@@ -22,6 +22,7 @@ TELL = """import json, os, signal, sys
 answer = {
     "argv": sys.argv, "name": __name__, "leads": os.getsid(0) == os.getpid(), "parent": os.getppid(),
     "given": os.environ.get("GIVEN"), "mark": os.environ["FSDPCHECK_SESSION"], "folder": os.getcwd(),
+    "begun": [one for one in open("/proc/self/environ").read().split("\\0") if one.startswith("FSDPCHECK_SESSION=")],
     "read": os.read(0, 1).decode(), "handler": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
     "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])), "torch": "torch" in sys.modules,
     "files": [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")],
@@ -70,6 +71,7 @@ def test_a_process_is_the_same_whether_forked_or_a_program(
     assert found.pop("argv")[2:] == ["more"]
     assert found.pop("torch") is (way == "forked")
     assert found == {
+        "begun": ["FSDPCHECK_SESSION=a mark"],
         **{"name": "__main__", "leads": True, "parent": os.getpid(), "given": "something", "mark": "a mark"},
         **{"folder": str(tmp_path), "read": "", "handler": True, "blocked": 0},
     }
@@ -89,6 +91,7 @@ def test_one_that_was_forked_has_its_zygote_by_a_fork() -> None:
         found = json.loads(told)
         assert (set(found["files"]), found["torch"], found["leads"]) == ({0, 1, 2, write}, True, True)
         assert (found["mark"], found["parent"]) == ("another mark", process.pid)
+        assert found["begun"] == ["FSDPCHECK_SESSION=another mark"]
     with suppress(ProcessLookupError):
         connection.wait([os.pidfd_open(int(number))])
 
