@@ -75,21 +75,26 @@ def _gate(options: argparse.Namespace) -> int:
         """Have the session say which findings are waived, and what makes it red beside its own verdicts."""
         if ledger.interrupted:
             return
-        waived = applied(waivers, ledger.findings, partial(_replayed, options), date.today())
-        ledger.waived = {finding.token: str(waiver) for finding, waiver in waived.findings}
-        missing = wanted.missing(ledger) if wanted is not None else []
-        code = ledger.exit_code or USAGE  # a finding is worse than what is missing
-        sentences = [*waived.wrong, *missing, *([_NEXT] if missing else [])]
-        ledger.errors += [(f"gate: {sentence}", code) for sentence in sentences]
+        sentences = wanted.missing(ledger) if wanted is not None else []
+        sentences += [_NEXT] if sentences else []
+        try:
+            waived = applied(waivers, ledger.findings, partial(_replayed, options), date.today())
+            ledger.waived = {finding.token: str(waiver) for finding, waiver in waived.findings}
+            sentences = [*waived.wrong, *sentences]
+        finally:
+            code = ledger.exit_code or USAGE  # a finding is worse than what is missing
+            ledger.errors += [(f"gate: {sentence}", code) for sentence in sentences]
 
     ledger = sessions.told(options, held_to=hold)
     if ledger.interrupted or (wanted is not None and ledger.exit_code != HOLDS):
         return ledger.exit_code
     if wanted is None:
         return _update(options.baseline, ledger)
-    more = len(baseline.of(ledger).checks.keys() - wanted.checks.keys())
+    now = baseline.of(ledger).checks.keys()
+    more, waived = len(now - wanted.checks.keys()), len(wanted.checks.keys() - now)
     beyond = f", {more} more than it has (--update)" if more else ""
-    held = f"gate: all {len(wanted.checks)} checks of {options.baseline} hold{beyond}"
+    every = f"{len(wanted.checks) - waived} of {len(wanted.checks)}" if waived else f"all {len(wanted.checks)}"
+    held = f"gate: {every} checks of {options.baseline} hold{', the others are waived' * bool(waived)}{beyond}"
     print(colour.painter(sys.stdout)(held, "green"))
     return HOLDS
 

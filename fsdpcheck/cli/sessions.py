@@ -14,7 +14,7 @@ from fsdpcheck import adapters
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.cli import forms, own_parts, values
 from fsdpcheck.cli.exits import is_launched
-from fsdpcheck.errors import UsageError
+from fsdpcheck.errors import INTERNAL, FsdpcheckError, UsageError
 from fsdpcheck.report import document
 from fsdpcheck.report.progress import progress
 from fsdpcheck.session import journal as journals
@@ -114,13 +114,25 @@ def told(
     try:
         try:
             if held_to is not None:
-                held_to(ledger)
+                _held(ledger, held_to)
         finally:
             forms.tell(options, [ledger], ending=ending)
     finally:  # each of the two is a copy of the findings; failing to give one does not lose the other
         if journal is not None:
             journal.close(document.document(ledger))
     return ledger
+
+
+def _held(ledger: Ledger, held_to: Callable[[Ledger], None]) -> None:
+    """What keeps a session from being held to something is in its files too, which would be green otherwise."""
+    try:
+        held_to(ledger)
+    except KeyboardInterrupt:
+        ledger.interrupted = True
+        raise
+    except Exception as error:
+        ledger.errors.append((str(error), error.exit_code if isinstance(error, FsdpcheckError) else INTERNAL))
+        raise
 
 
 def plan_of(options: argparse.Namespace) -> Plan:

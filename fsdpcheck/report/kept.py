@@ -129,7 +129,7 @@ def ledger(data: Any) -> Ledger:
 def _require_unedited(read: Document, data: Mapping[str, Any]) -> None:
     """Checksums tell a slip of a hand, and no forger."""
     if read.digest != digest_of_document(data):
-        raise Unreadable("its plan, versions or sources were edited: its checksum is of other content")
+        raise Unreadable("its plan, versions, sources, errors or waivers were edited: its checksum is of other content")
     told = {(one["law"], one["adapter"]): one for one in data["verdicts"]}
     for one in read.origins:
         verdict = told.get((one.law, one.adapter))

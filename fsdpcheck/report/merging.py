@@ -62,6 +62,7 @@ def merged(paths: Sequence[Path]) -> Ledger:
     for part in parts:
         unaccepted |= {ref: list(names) for ref, names in part.told.unaccepted.items()}
     ledger.unaccepted = unaccepted
+    ledger.waived = {token: waiver for part in parts for token, waiver in part.told.waived.items()}
     ledger.errors = [*_errors_of(parts), *((text, USAGE) for text in _missing(parts))]
     seeds = sorted({part.plan.seed for part in parts})
     ledger.notes = (f"merged: {len(parts)} reports, {_counted(len(seeds), 'block')} of seeds {_spans(seeds)}",)

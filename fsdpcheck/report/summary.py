@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from fsdpcheck.errors.excerpt import shown
 from fsdpcheck.findings import roots
 from fsdpcheck.findings.verdict import NOT_CHECKED
-from fsdpcheck.report import conditions, finding, reached, table, unjudged_cases
+from fsdpcheck.report import conditions, finding, reached, table, unjudged_cases, waived
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.session.ledger import Ledger
 
@@ -31,7 +29,7 @@ def ending(ledger: Ledger, paint: Paint, verbose: bool = False) -> str:
         if verdict.status in ("error", "no case", "too few cases", "not supported")
         and not verdict.reason.startswith(NOT_CHECKED)
     )
-    parts += [paint(sentence, "yellow") for sentence in waived(ledger)]
+    parts += [paint(sentence, "yellow") for sentence in waived.sentences(ledger)]
     parts += [f"ERROR: {text}" for text, _ in ledger.errors]
     parts += [
         reached.of_session(ledger),
@@ -43,9 +41,3 @@ def ending(ledger: Ledger, paint: Paint, verbose: bool = False) -> str:
     if ledger.laws:
         parts.append(("interrupted: " if ledger.interrupted else "") + table.summary(ledger))
     return "\n\n".join(part for part in parts if part)
-
-
-def waived(ledger: Ledger) -> list[str]:
-    """A sentence a waiver that covers findings of the session."""
-    counts = Counter(ledger.waived.get(found.token, "") for found in ledger.findings)
-    return [f"WAIVED: {n} finding{'s' * (n > 1)}: {waiver}" for waiver, n in counts.items() if waiver]

@@ -17,7 +17,7 @@ from fsdpcheck.session.plan import Plan
 _KEPT = ("plan", "sources", "verdict", "confirmation", "error")
 
 
-_SEALED: Final = ("fsdpcheck", "versions", "plan", "sources")
+_SEALED: Final = ("fsdpcheck", "versions", "plan", "sources", "errors", "waived")
 """What of a document its own ``digest`` is over; verdicts have theirs."""
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
+from fsdpcheck.findings.tokens import Token, encode
 from tests.common.commands import LAWS, TOY, run
 
 SETTINGS = f"""[project]
@@ -89,7 +91,7 @@ def test_what_is_judged_no_more_is_red(
 
 
 def test_what_a_gate_adds_is_an_annotation_too(folder: Path, kept: str) -> None:
-    """The forms of a report tell of the session, which held; what is missing is told to GitHub as well."""
+    """What is missing is an error of the session, which held: every form tells it, and GitHub."""
     put(folder, kept, profile="ci")
     code, out, _ = run(folder, "gate", "--github")
     said = "the profile is quick, the baseline's is ci: fewer cases a law"
@@ -207,6 +209,26 @@ token = "{token}"
     (folder / "pyproject.toml").write_text(settings + waiver.replace("9999", "2020"))
     code, out, err = run(folder, "gate", *words)
     assert (code, "ERROR: gate: a waiver has expired: toy.agrees" in out) == (1, True), out + err
+
+
+def test_a_witness_that_cannot_be_replayed_is_red_in_every_file(folder: Path, kept: str) -> None:
+    """Of a law that is gone, say; and what the baseline lacks is told all the same."""
+    put(folder, kept, profile="ci")
+    token = encode(
+        Token("toy.gone", TOY, TrainingCase(ModelSpec((LayerSpec(1),)), MeshSpec(1), BatchLayout(batch_size=1)))
+    )
+    words = {"law": "toy.gone", "adapter": TOY, "reason": "known", "owner": "me", "token": token}
+    waiver = "\n".join(f"{name} = {value!r}" for name, value in words.items())
+    settings = (folder / "pyproject.toml").read_text()
+    text = f"{settings}[[tool.fsdpcheck.waiver]]\n{waiver}\nexpires = 9999-01-01\n"
+    (folder / "pyproject.toml").write_text(text)
+    code, _, err = run(folder, "gate", "--json", "out.json", "--junit", "out.xml")
+    assert (code, "toy.gone" in err) == (2, True), err
+    data = json.loads((folder / "out.json").read_text())
+    assert data["exit_code"] == 2
+    assert any("the baseline's is ci" in error["text"] for error in data["errors"])
+    assert any("toy.gone" in error["text"] for error in data["errors"])
+    assert "<error " in (folder / "out.xml").read_text()
 
 
 def test_no_environment_makes_a_gate_write_its_own_baseline(

@@ -80,6 +80,21 @@ def test_a_waived_finding_is_no_failure_and_says_who_lives_with_it() -> None:
     assert ("waived", words) in shown.facts
 
 
+def test_a_root_that_is_waived_in_part_says_what_is_not() -> None:
+    mine, other = sessions.finding(), dataclasses.replace(sessions.finding("training.gradients"), token="v2:other")
+    verdicts = [Verdict(one.law, sessions.MINE, "finding", 3, finding=one, exit_code=1) for one in (mine, other)]
+    ledger = sessions.ledger(verdicts)
+    for waived, red in ((mine, other), (other, mine)):
+        ledger.waived = {waived.token: "the waiver"}
+        words = f"the waiver; not waived: {red.law}"
+        assert ledger.exit_code == 1
+        assert words in markdown.text(ledger).replace("\\", "")
+        (shown,) = view.findings(ledger, "")
+        assert ("waived", words) in shown.facts
+        (line,) = (line for line in github.lines(ledger) if "breaks" in line)
+        assert (line.startswith("::error "), words in line) == (True, True)
+
+
 def strangers(whole: ElementTree.Element) -> list[str]:
     """Elements and attributes that no reader of JUnit knows."""
     found = []

@@ -103,7 +103,12 @@ EDITED = {
         lambda data: data["verdicts"].pop(4),
         "the verdict of training.plain on train.py:MyAdapter was edited",
     ),
-    "the plan": (lambda data: data["plan"].update(seed=7), "its plan, versions or sources were edited"),
+    "the plan": (
+        lambda data: data["plan"].update(seed=7),
+        "its plan, versions, sources, errors or waivers were edited",
+    ),
+    "the errors": (lambda data: data["errors"].append({"text": "x", "exit_code": 2}), "errors or waivers were edited"),
+    "the waivers": (lambda data: data["waived"].update({"v2:x": "me"}), "errors or waivers were edited"),
     "the exit code": (lambda data: data.update(exit_code=0), "its exit code is 0, its verdicts ask for 3"),
 }
 

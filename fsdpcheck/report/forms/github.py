@@ -5,6 +5,7 @@ from __future__ import annotations
 from fsdpcheck.errors.excerpt import shown
 from fsdpcheck.findings.roots import grouped
 from fsdpcheck.findings.verdict import NOT_CHECKED, Finding
+from fsdpcheck.report import waived
 from fsdpcheck.report.finding import replay_command
 from fsdpcheck.report.forms import places
 from fsdpcheck.session.ledger import Ledger
@@ -43,9 +44,9 @@ def _finding(group: list[Finding], ledger: Ledger, root: str) -> str:
     told += [f"also broken: {', '.join(other.law for other in others)}"] if others else []
     told += [replay_command(first, ledger.plan.installs, ledger.folder)]
     title = f"fsdpcheck: {first.adapter} breaks {first.law}"
-    waivers = dict.fromkeys(ledger.waived.get(one.token, "") for one in group)
-    told += [f"waived: {waiver}" for waiver in waivers if waiver]
-    kind = "error" if "" in waivers else "warning"
+    if waivers := waived.of_root(group, ledger):
+        told.append(f"waived: {waivers}")
+    kind = "warning" if all(one.token in ledger.waived for one in group) else "error"
     return command(kind, "\n".join(told), title, places.of_finding(first, ledger, root))
 
 

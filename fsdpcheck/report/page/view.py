@@ -10,7 +10,7 @@ from typing import Any, Final
 from fsdpcheck.case.vocabulary import TRAITS
 from fsdpcheck.findings.roots import grouped
 from fsdpcheck.findings.verdict import NOT_CHECKED, Finding, Verdict
-from fsdpcheck.report import conditions, table, unjudged_cases
+from fsdpcheck.report import conditions, table, unjudged_cases, waived
 from fsdpcheck.report.chapters import ALL_HOLDS, Chapter, chapters, headline, labels, said, status
 from fsdpcheck.report.finding import avoidable, replay_command, troubles
 from fsdpcheck.report.forms import places
@@ -72,7 +72,7 @@ def findings(ledger: Ledger, root: str) -> Iterator[Shown]:
         facts = {
             "where": first.where, "lines": first.lines,
             "stage": first.stage, "when": first.when,
-            "waived": ledger.waived.get(first.token, ""),
+            "waived": waived.of_root([first, *others], ledger),
             "alike": f"{first.alike} further cases of this law fail so" if first.alike else "",
             "avoid": f"--avoid {trait} leaves such cases out" if (trait := avoidable(first)) else "",
             "confirmed on gloo": first.confirmed + (f" ({first.note})" if first.note else ""),
