@@ -28,14 +28,8 @@ _LONG = (
 _BY_DAY = {
     "reference_fsdp2": (
         *("training.", "collectives.plain", "shards.", "features.", "state.resharded", "lifecycle.memory"),
-        *(
-            "lifecycle.released",
-            "norms.replicated-partial",
-            "norms.mixed",
-            "norms.one-axis",
-            "invariance.private-units",
-        ),
-        *("privacy.ignored", "noise.ignored", "noise.padding"),
+        *("lifecycle.parameter-hooks", "norms.replicated-partial", "norms.mixed", "norms.one-axis"),
+        *("invariance.private-units", "privacy.ignored", "noise.ignored"),
     ),
     "fully_shard": (
         *("training.plain", "training.gradients", "collectives.plain", "global-norm.", "features.some-sync"),
@@ -73,10 +67,10 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """By day each law meets the reference; what is another implementation's own, that one.
+    """By day each law meets the reference if it promises it, and of others what is most their own.
 
     Whose parts hold a parameter decides its norm, so those laws meet FSDP2's too. Of the features of fully_shard by day
-    those that change what is reduced. The main job has every law on every one.
+    those that change what is reduced. The main job has every law on every one, and the night.
     """
     for item in items:
         law = getattr(getattr(item, "obj", None), "law", None)

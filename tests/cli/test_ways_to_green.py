@@ -20,7 +20,7 @@ from tests.common import commands
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "data_parallel.py"
 pytestmark = [
-    pytest.mark.nightly,  # by day tests/cli/test_gate.py and tests/pytest_plugin have the same in one process
+    pytest.mark.nightly,  # minutes; some of it is seen by day, in tests/cli/test_gate.py and tests/pytest_plugin
     pytest.mark.skipif(not EXAMPLE.is_file(), reason="only a checkout has the documents"),
 ]
 
@@ -96,8 +96,8 @@ WAYS: Final[dict[str, Way]] = {
     "the import skips the module": Way(
         2, "train.py", edits={"train.py": ("import torch.distributed as dist\n", "raise SystemExit(0)\n")}
     ),
-    "Python without asserts": Way(1, "FINDING", ("-O", *GATE), edits={"train.py": FORGETS}),
-    "Python without docstrings": Way(1, "FINDING", ("-OO", *GATE), edits={"train.py": FORGETS}),
+    "Python without asserts": Way(1, "FINDING", edits={"train.py": FORGETS}, environment={"PYTHONOPTIMIZE": "1"}),
+    "Python without docstrings": Way(1, "FINDING", edits={"train.py": FORGETS}, environment={"PYTHONOPTIMIZE": "2"}),
     "an environment that updates": Way(
         1, "FINDING", edits={"train.py": FORGETS}, environment={"FSDPCHECK_UPDATE": "1"}
     ),
@@ -111,7 +111,10 @@ WAYS: Final[dict[str, Way]] = {
     ),
     "pytest: a mark that no test has": Way(5, "not among the chosen checks", (*PYTEST, "-m", "slow")),
     "pytest: the test is skipped": Way(
-        1, "ran", PYTEST, edits={"test_laws.py": ("def test", "@__import__('pytest').mark.skip\ndef test")}
+        1,
+        "promised checks ran: this is a failure",
+        PYTEST,
+        edits={"test_laws.py": ("def test", "@__import__('pytest').mark.skip\ndef test")},
     ),
     "pytest: the test may fail": Way(
         1,
@@ -131,6 +134,18 @@ WAYS: Final[dict[str, Way]] = {
             "test_laws.py": (
                 "    law.check()",
                 "    try:\n        law.check()\n    except BaseException:\n        pass",
+            ),
+        },
+    ),
+    "pytest: the error becomes a skip": Way(
+        1,
+        "its test was skipped",
+        PYTEST,
+        edits={
+            "train.py": FORGETS,
+            "test_laws.py": (
+                "    law.check()",
+                "    try:\n        law.check()\n    except BaseException:\n        __import__('pytest').skip('flaky')",
             ),
         },
     ),

@@ -66,7 +66,9 @@ def test_each_command_is_one_that_there_is() -> None:
     ]
     for _, words in found:
         cli._parser().parse_args(words)
-    compile((FOLDER / "noxfile.py").read_text(encoding="utf-8"), "noxfile.py", "exec")
+    nox = re.search(r'session\.run\("fsdpcheck", "(\w+)", \*session\.posargs\)', (FOLDER / "noxfile.py").read_text())
+    assert nox is not None
+    cli._parser().parse_args([nox[1]])
 
 
 @pytest.mark.nightly
