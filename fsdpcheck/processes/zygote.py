@@ -262,21 +262,21 @@ def serve(descriptor: int) -> None:
 
 def _forked(asker: socket.socket, files: Sequence[int], request: Any) -> int:
     """The number of a process that no parent of its own is left to, so that it goes to whoever asked for it."""
-    (read, write), (ended, ends) = os.pipe(), os.pipe()
+    read, write = os.pipe()
     between = os.fork()
     if between == 0:
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            os.close(ends)
-            os.read(ended, 1)  # nothing comes, and that once its parent has ended
-            for descriptor in (read, write, ended):
+            while os.getppid() == parent:  # which ends at once; an end of its files would come before its children go
+                os.sched_yield()
+            for descriptor in (read, write):
                 os.close(descriptor)
             asker.close()
             _run(files, *request)
         os.write(write, pid.to_bytes(_LENGTH))
         os._exit(0)
-    for descriptor in (write, ended, ends):
-        os.close(descriptor)
+    os.close(write)
     with os.fdopen(read, "rb") as pipe:
         told = pipe.read(_LENGTH)
     os.waitpid(between, 0)

@@ -65,7 +65,8 @@ def _parts(line: str) -> Iterator[list[str]]:
 
 def _of_fsdpcheck(words: list[str]) -> None:
     options = vars(cli._parser().parse_args(words))
-    refs = [ref for ref in [*(options.get("adapter") or ())] if isinstance(ref, str)]
+    named = options.get("adapter") or ()
+    refs = [ref for ref in ([named] if isinstance(named, str) else named) if isinstance(ref, str)]
     for ref in refs:
         if adapters.is_builtin(ref) and not ref.startswith("opacus"):
             adapters.load(ref)
