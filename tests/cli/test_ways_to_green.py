@@ -97,7 +97,9 @@ WAYS: Final[dict[str, Way]] = {
         2, "train.py", edits={"train.py": ("import torch.distributed as dist\n", "raise SystemExit(0)\n")}
     ),
     "Python without asserts": Way(1, "FINDING", edits={"train.py": FORGETS}, environment={"PYTHONOPTIMIZE": "1"}),
-    "Python without docstrings": Way(1, "FINDING", edits={"train.py": FORGETS}, environment={"PYTHONOPTIMIZE": "2"}),
+    "Python without docstrings": Way(
+        2, "has no docstring", edits={"train.py": FORGETS}, environment={"PYTHONOPTIMIZE": "2"}
+    ),
     "an environment that updates": Way(
         1, "FINDING", edits={"train.py": FORGETS}, environment={"FSDPCHECK_UPDATE": "1"}
     ),
