@@ -188,7 +188,7 @@ def test_other_commands_read_no_settings(folder: Path) -> None:
 
 
 def test_a_waived_finding_is_shown_and_green_until_its_day(folder: Path, kept: str) -> None:
-    put(folder, kept)
+    put(folder, kept, checks=[{**CHECK, "law": law} for law in ("toy.completes", "toy.agrees")])
     words = ("--law", "toy.completes", "--law", "toy.agrees", "--json", "out.json")
     assert run(folder, "gate", *words)[0] == 1
     verdicts = json.loads((folder / "out.json").read_text())["verdicts"]
@@ -206,6 +206,7 @@ token = "{token}"
     code, out, err = run(folder, "gate", *words)
     assert code == 0, out + err
     assert f"WAIVED: 1 finding: toy.agrees on {TOY}, until 9999-01-01: known (me)" in out
+    assert f"gate: 1 of 2 checks of {BASELINE} hold, the others are waived" in out
     (folder / "pyproject.toml").write_text(settings + waiver.replace("9999", "2020"))
     code, out, err = run(folder, "gate", *words)
     assert (code, "ERROR: gate: a waiver has expired: toy.agrees" in out) == (1, True), out + err

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from fsdpcheck.errors import INTERNAL, USAGE, UsageError
+from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.report.document import document
 from fsdpcheck.report.merging import merged
 from fsdpcheck.session import sharding
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan
+from tests.common import sessions
 from tests.common.commands import LAWS, TOY, run
 
 CHOSEN = "toy.completes,toy.agrees,toy.small,toy.secret"
@@ -144,6 +146,15 @@ def test_a_report_that_was_edited_is_refused(reports: Path, tmp_path: Path) -> N
         (tmp_path / "edited.json").write_text(json.dumps(edited))
         with pytest.raises(UsageError, match="is no report of a session"):
             merged([tmp_path / "edited.json"])
+
+
+def test_what_a_gate_has_waived_stays_waived(tmp_path: Path) -> None:
+    found = sessions.finding()
+    ledger = sessions.ledger([Verdict(found.law, sessions.MINE, "finding", 3, finding=found, exit_code=1)])
+    ledger.waived = {found.token: "the waiver"}
+    (tmp_path / "gate.json").write_text(json.dumps(document(ledger)))
+    told = merged([tmp_path / "gate.json"])
+    assert (told.exit_code, told.waived) == (0, {found.token: "the waiver"})
 
 
 def test_every_check_is_in_one_shard_and_laws_of_one_space_are_in_the_same() -> None:
