@@ -35,11 +35,6 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "lines",
         "[FILE [PROFILE [VARIANT ...]]]: private laws on each mode and way of sharding, W = 1-8",
     ),
-    "laws": (
-        "laws",
-        "lines",
-        "[N [LAW [FILE [REPORT,...]]]]: who promises each law, its cost, the planted faults that N cases of it kill",
-    ),
     "sessions": (
         "sessions",
         "lines",

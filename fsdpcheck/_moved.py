@@ -197,7 +197,7 @@ MOVED = {
     "own.units": "workload.user_model.units",
     "own.widening": "workload.user_model.dtype_widening",
     "plan": "session.plan",
-    "planted": "session.faults",
+    "planted": "findings.faults",
     "power": "studies.power",
     "power.command": "cli.power",
     "power.judges": "studies.power.judges",

@@ -14,6 +14,7 @@ from fsdpcheck.cli import (
     compare,
     completion,
     doctor,
+    faults,
     gate,
     init,
     launched,
@@ -74,9 +75,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fsdpcheck {__version__}")
     commands = parser.add_subparsers(
         required=True,
-        metavar="{run,preflight,doctor,init,gate,merge,replay,report,simulate,compare,trace,power,claims,list,completion}",
+        metavar="{run,preflight,doctor,init,gate,merge,replay,report,simulate,compare,trace,power,faults,claims,list,completion}",
     )
-    for command in (run, preflight, doctor, init, gate, merge, replay, report, simulate, compare, trace, power, claims):
+    for command in (
+        run,
+        preflight,
+        doctor,
+        init,
+        gate,
+        merge,
+        replay,
+        report,
+        simulate,
+        compare,
+        trace,
+        power,
+        faults,
+        claims,
+    ):
         command.add(commands)
     listing.add(commands)
     completion.add(commands, _parser)

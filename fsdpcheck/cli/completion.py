@@ -128,8 +128,8 @@ def _below(name: str, found: dict[str, argparse.ArgumentParser]) -> list[str]:
 
 def _values() -> dict[str, tuple[str, ...]]:
     """By option the names that it takes. Imports torch, for the laws."""
+    from fsdpcheck.findings import faults
     from fsdpcheck.judging import registry
-    from fsdpcheck.session import faults
 
     laws = registry.chapters()
     chapters = dict.fromkeys(f"{name.partition('.')[0]}.*" for name in laws)

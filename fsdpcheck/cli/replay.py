@@ -52,9 +52,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def replay_command(options: argparse.Namespace) -> int:
     """Run the command; the exit code."""
+    from fsdpcheck.findings import faults, verdict
     from fsdpcheck.findings import tokens as replay
-    from fsdpcheck.findings import verdict
-    from fsdpcheck.session import faults
 
     texts = [options.what] if replay.looks_like_token(options.what) else replay.tokens_in(Path(options.what))
     tokens = [replay.decode(text) for text in texts]

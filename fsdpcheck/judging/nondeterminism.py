@@ -58,6 +58,11 @@ def varies(run: Run, request: RunRequest) -> bool:
     return any(_first(first, run.engine.run(request)) is not None for _ in range(RUNS - 1))
 
 
+def differ(one: Execution, other: Execution) -> bool:
+    """Whether two executions of a case differ in anything that ranks show: a bit of a value, a call, how they end."""
+    return _first(one, other) is not None
+
+
 def _repeats(request: RunRequest) -> bool:
     """Whether it can be run again: not with folders that are gone, nor without ranks."""
     return not request.save_to and not request.load_from and not isinstance(request.case, KernelCase)

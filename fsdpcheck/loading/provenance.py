@@ -111,7 +111,7 @@ class Loaded:
         self._packages = {**packages, **self._packages}
 
     def _note(self, top: str, path: str) -> None:
-        folder = next((folder for folder in _sites() if path.startswith(folder)), None)
+        folder = next((folder for folder in sites() if path.startswith(folder)), None)
         if folder is not None:
             package = _normal(path[len(folder) :].partition(os.sep)[0].removesuffix(".py"))
             if package in installed() and top not in self._roots and not top.startswith(references.FILE):
@@ -154,7 +154,7 @@ def own() -> str:
 @cache
 def installed() -> Mapping[str, str]:
     """Distribution, by normalised name -> version, of what is installed in the folders for it."""
-    folders = [folder for folder in _sites() if os.path.isdir(folder)]
+    folders = [folder for folder in sites() if os.path.isdir(folder)]
     names = (re.fullmatch(r"(.+)-([^-]+)\.dist-info", name) for folder in folders for name in os.listdir(folder))
     return {_normal(name[1]): name[2] for name in names if name}
 
@@ -176,7 +176,7 @@ def _interpreters() -> tuple[str, ...]:
 
 
 @cache
-def _sites() -> tuple[str, ...]:
+def sites() -> tuple[str, ...]:
     """Prefixes of the files of installed packages; of those of another environment, too, that a .pth file adds."""
     folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     added = [folder for folder in sys.path if os.path.basename(folder) in ("site-packages", "dist-packages")]

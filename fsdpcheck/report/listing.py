@@ -25,8 +25,8 @@ def text(what: str, width: int = 0) -> str:
 
 def overview(width: int = 0) -> str:
     """The names of all that there is; of the most numerous how many there are."""
+    from fsdpcheck.findings import faults
     from fsdpcheck.judging import registry
-    from fsdpcheck.session import faults
 
     laws, planted = registry.chapters(), faults.faults()
     chapters = Counter(name.partition(".")[0] for name in laws)
@@ -117,7 +117,7 @@ def _needs(row: PromiseRow) -> str:
 
 
 def _faults(width: int) -> str:
-    from fsdpcheck.session import faults
+    from fsdpcheck.findings import faults
 
     rows = [(name, fault.caught_by, fault.plants) for name, fault in sorted(faults.faults().items())]
     return fitted([("fault", "caught by", "what it plants"), *rows], width) if rows else "none"

@@ -18,9 +18,9 @@ from fsdpcheck import __version__
 from fsdpcheck.errors import UsageError, reading
 from fsdpcheck.errors.excerpt import excerpt, visible
 from fsdpcheck.errors.reading import Unreadable
+from fsdpcheck.findings import faults
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.loading.provenance import Sources
-from fsdpcheck.session import faults
 from fsdpcheck.session.journal import digest_of_document, digest_of_line, digest_of_verdict, journal_of
 from fsdpcheck.session.ledger import Ledger, Origin
 from fsdpcheck.session.plan import Plan

@@ -28,14 +28,13 @@ from fsdpcheck.case import Case, KernelCase, Trait, from_json, user_model
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import FINDING, FsdpcheckError, UsageError, spelling
-from fsdpcheck.findings import tokens
+from fsdpcheck.findings import faults, tokens
 from fsdpcheck.findings.verdict import Confirmation, Finding, Verdict
 from fsdpcheck.judging import model_process, nondeterminism, registry
 from fsdpcheck.judging.check import check_case, check_law
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.run import Ran, Run
 from fsdpcheck.loading import provenance
-from fsdpcheck.session import faults
 from fsdpcheck.session.plan import Plan
 from fsdpcheck.session.work_queue import Agenda, Pair
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from fsdpcheck.errors import NO_PROGRESS, USAGE
 from fsdpcheck.findings.verdict import NOT_CHECKED, Verdict
+from fsdpcheck.judging import order
 
 Pair = tuple[str, str]
 """(law, adapter), both by name."""
 
-LEADERS: Final = ("training.plain", "collectives.plain")
-"""Laws that each adapter is asked first: they need nothing of it but what every law on a model needs."""
-
 
 class Agenda:
-    """Gives each pair once, in order, those of LEADERS first of their adapter; no other before their verdicts are here.
+    """Gives each pair once, in order, leaders (judging/order.py) of an adapter first; no other before their verdicts.
 
     ``needing``: of each adapter the laws that need it to build, to step and to show its parameters. ``spaces``: by law
     what names its space of cases: one process judges the laws of a space one after another, for they share executions.
@@ -26,10 +23,10 @@ class Agenda:
         self, pairs: Iterable[Pair], needing: Mapping[str, Iterable[str]], spaces: Mapping[str, str] | None = None
     ) -> None:
         self._spaces, self._begun = spaces or {}, set[Pair]()
-        self._left = sorted(pairs, key=lambda pair: LEADERS.index(pair[0]) if pair[0] in LEADERS else len(LEADERS))
+        self._left = sorted(pairs, key=lambda pair: order.rank(pair[0]))
         adapters = list(dict.fromkeys(adapter for _, adapter in self._left))
         self._left.sort(key=lambda pair: adapters.index(pair[1]))
-        self._awaited = {pair for pair in self._left if pair[0] in LEADERS}
+        self._awaited = {pair for pair in self._left if pair[0] in order.LEADERS}
         self._needing = {adapter: frozenset(laws) for adapter, laws in needing.items()}
         self._led: dict[str, list[Verdict]] = {}
 
@@ -68,7 +65,7 @@ class Agenda:
         own = [left for left in self._left if left[1] == verdict.adapter]
         if verdict.status == "error" and verdict.exit_code == NO_PROGRESS:
             return self._leave_out(own, f"its ranks made no progress in {verdict.law}", NO_PROGRESS)
-        if pair[0] not in LEADERS:
+        if pair[0] not in order.LEADERS:
             return []
         led = self._led.setdefault(verdict.adapter, [])
         led += [verdict] if verdict.status not in ("not promised", "not asked") else []

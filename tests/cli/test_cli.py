@@ -48,6 +48,10 @@ OPTIONS = {
         "--ranks", "--script", "--seed", "-h", "-j", "'SCRIPT ...'",
     },
     "power": {"--adapter", "--cases", "--family", "--help", "--json", "--world-size", "-h"},
+    "faults": {
+        "--adapter", "--cases", "--equivalent", "--every", "--fault", "--file", "--from", "--help", "--html", "--json",
+        "--keep", "--law", "--markdown", "--mutants", "--pairs", "--profile", "--seed", "--shard", "--world-size", "-h",
+    },
     "simulate": {
         "--budget", "--cuda-as-cpu", "--dumps", "--help", "--json", "--order", "--own", "--per-node", "--ranks",
         "--schedule", "--schedules", "--shrink", "--torchrun", "--trace", "-h", "-m", "-n", "SCRIPT ...",

@@ -138,6 +138,7 @@ def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
         "ci.md",
         "reports.md",
         "own-tests.md",
+        "faults.md",
         "shards.md",
         "user-models.md",
         "verdicts.md",

@@ -149,7 +149,7 @@ def test_the_documents_name_every_chapter_and_count_the_laws() -> None:
 
 def test_the_document_of_laws_counts_the_faults_that_were_put_to_them() -> None:
     (said,) = re.findall(r"^Killed: of (\d+) planted faults", LAWS.read_text(encoding="utf-8"), re.MULTILINE)
-    assert int(said) == len(faults.ALL), "next: put the new faults to all laws (python -m benchmarks laws)"
+    assert int(said) == len(faults.ALL), "next: put the new faults to all laws (fsdpcheck faults --every)"
 
 
 @pytest.mark.parametrize("adapter", ["reference", "reference_fsdp2", "fully_shard", "fsdp1", "opacus:sound"])

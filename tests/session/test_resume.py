@@ -173,7 +173,7 @@ def test_packages_of_an_environment_below_this_one_count_by_their_version(
     (site / "stacked-1.2.dist-info").mkdir(parents=True)
     (site / "stacked.py").write_text("")
     monkeypatch.syspath_prepend(str(site))
-    caches = (provenance._sites, provenance.installed)
+    caches = (provenance.sites, provenance.installed)
     try:
         for cache in caches:
             cache.cache_clear()

@@ -9,11 +9,11 @@ import pytest
 from fsdpcheck import oracle
 from fsdpcheck.case import ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.engines.base import Engine
+from fsdpcheck.findings import faults
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
-from fsdpcheck.session import faults
 from fsdpcheck.workload.user_model import inspection
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

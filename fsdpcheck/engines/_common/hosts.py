@@ -111,6 +111,15 @@ def require(reference: str, installs: tuple[str, ...]) -> None:
         _required.add((reference, installs))
 
 
+def installs(reference: str, module: str) -> list[tuple[str, str, str]]:
+    """(name, what it does in words, pattern of laws that it is said to break) of all that ``module`` holds to install.
+
+    Raises UsageError where it cannot be imported, or holds none, or one without words.
+    """
+    found: list[tuple[str, str, str]] = _asked(reference, questions.Installs(reference, module), f"imported {module}")
+    return found
+
+
 @atexit.register
 def close() -> None:
     """End them all."""

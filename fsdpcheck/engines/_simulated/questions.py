@@ -41,6 +41,15 @@ class Require:
 
 
 @dataclass(frozen=True)
+class Installs:
+    """The answer is what the module holds that can be installed (engines/_common/patches.py), where the implementation
+    has been imported."""
+
+    reference: str
+    module: str
+
+
+@dataclass(frozen=True)
 class Stored:
     """The answer is what lies in the checkpoint (program.checkpoints.stored)."""
 

@@ -19,6 +19,7 @@ from fsdpcheck.engines._simulated.questions import (
     Close,
     Cover,
     Declare,
+    Installs,
     Read,
     Require,
     Settings,
@@ -62,6 +63,10 @@ class _Service:
                 with process_state.undisturbed(False):
                     adapters.load(reference)
                 patches.check(installs)
+            case Installs(reference, module):
+                with process_state.undisturbed(False):
+                    adapters.load(reference)
+                    return messages.dumps(patches.described(module))
             case Stored(reference, folder):
                 return messages.dumps(checkpoints.stored(reference, folder))
             case Read(reference, folder, case):

@@ -19,7 +19,7 @@ from fsdpcheck.report.kept import Power
 from fsdpcheck.report.page import plots, view
 from fsdpcheck.session.ledger import Ledger
 
-_TEMPLATES = ("page.html.jinja", "parts.html.jinja")
+_TEMPLATES = ("page.html.jinja", "parts.html.jinja", "faults.html.jinja")
 _SHORT = 400
 """Characters of two values up to which the part in which they differ is marked."""
 
@@ -32,12 +32,12 @@ def text(sessions: Sequence[Ledger], root: str = "", power: Power | None = None)
     """
     told = [shown(session) for session in sessions]
     newest = told[-1]
-    style, script = _read("page.css").replace("ADAPTERS", str(max(len(newest.plan.adapters), 1))), _read("page.js")
+    style, script = read("page.css").replace("ADAPTERS", str(max(len(newest.plan.adapters), 1))), read("page.js")
     known = {
         "release": __version__,
         "style": style,
         "script": script,
-        "policy": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'",
+        "policy": f"default-src 'none'; style-src {hash_of(style)}; script-src {hash_of(script)}; base-uri 'none'",
         "head": view.head(newest),
         "findings": [*view.findings(newest, root)],
         "wrong": view.wrong(newest),
@@ -48,7 +48,7 @@ def text(sessions: Sequence[Ledger], root: str = "", power: Power | None = None)
         "limits": view.limits(newest),
         "apart": apart,
     }
-    return _environment().get_template(_TEMPLATES[0]).render(known)
+    return environment().get_template(_TEMPLATES[0]).render(known)
 
 
 def apart(got: str, wanted: str) -> tuple[tuple[str, str, str], tuple[str, str, str]]:
@@ -109,17 +109,20 @@ def _share(errors: Mapping[str, Any], error: str) -> tuple[str, str]:
     return f"{min(max(100 * one.found / one.effective, 0.1), 99.9):.1f} %", "odd"
 
 
-def _environment() -> Environment:
-    loader = DictLoader({name: _read(name) for name in _TEMPLATES})
+def environment() -> Environment:
+    """With the templates of all pages; what they are given is escaped."""
+    loader = DictLoader({name: read(name) for name in _TEMPLATES})
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters["g"] = lambda value: value if isinstance(value, str) else f"{value:g}"
     made.filters["breaks"] = lambda text: Markup(re.sub(r"([:._/])", r"\1<wbr>", str(escape(text))))
     return made
 
 
-def _read(name: str) -> str:
+def read(name: str) -> str:
+    """A file of this folder."""
     return resources.files("fsdpcheck.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
+def hash_of(text: str) -> str:
+    """As a content security policy names a style or a script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

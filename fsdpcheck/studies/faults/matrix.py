@@ -1,0 +1,222 @@
+"""The matrix: what each law says of each planted fault. The first kill ends a row, or every law is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, Final, Literal
+
+from fsdpcheck.case import KernelCase
+from fsdpcheck.engines.base import Engine
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.execution import Execution, Line, RunRequest
+from fsdpcheck.findings import tokens
+from fsdpcheck.findings.verdict import Verdict
+from fsdpcheck.judging import nondeterminism, order
+from fsdpcheck.judging.check import check_case, check_law
+from fsdpcheck.judging.executions import Executions
+from fsdpcheck.judging.law import Law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Ran, Run
+from fsdpcheck.studies.faults.planted import Planted
+
+Outcome = Literal["killed", "raises at once", "survived", "changes nothing", "never ran", "not asked"]
+OUTCOMES: Final[Mapping[Outcome, str]] = {
+    "killed": "a law breaks, and holds in the same case without the fault",
+    "raises at once": "the first case of the first law ends in an exception: any test would find it",
+    "survived": "results differ, and no law that was asked breaks",
+    "changes nothing": "it ran, and no result of any rank differs by a bit",
+    "never ran": "no case that was judged ran what is altered",
+    "not asked": "no law that was chosen is promised by its adapter",
+}
+"""What may become of a fault, the worst for the laws in the third place."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A law that breaks; ``what``: the first line of its finding or error."""
+
+    law: str
+    adapter: str
+    kind: str
+    what: str
+    token: str
+    cases: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One fault. ``laws``: how many pairs of law and adapter were asked; ``cases``: how many cases judged in all."""
+
+    fault: str
+    outcome: Outcome
+    says: str
+    where: str = ""
+    installs: tuple[str, ...] = ()
+    kills: tuple[Kill, ...] = ()
+    laws: int = 0
+    cases: int = 0
+    note: str = ""
+
+    def to_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any]) -> Row:
+        return Row(
+            **{**data, "installs": tuple(data["installs"]), "kills": tuple(Kill(**one) for one in data["kills"])}
+        )
+
+
+@dataclass
+class Watching:
+    """An engine that notes how often what is installed ran, and, asked to, whether it made any difference."""
+
+    engine: Engine
+    compares: bool = False
+    files: dict[str, str] = field(default_factory=dict)
+    hits: int = 0
+    differs: bool = False
+
+    name: str = "simulated"
+
+    def run(self, request: RunRequest) -> Execution:
+        execution = self.engine.run(request)
+        self.hits += sum(execution.install_hits.values())
+        self.files |= execution.files
+        if self.compares and not self.differs and not isinstance(request.case, KernelCase):
+            plain = self.engine.run(replace(request, installs=()))
+            self.differs = nondeterminism.differ(plain, execution)
+        return execution
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+@dataclass
+class Matrix:
+    """Puts faults to the laws whose names match ``pattern``, by ``cases`` cases of ``profile`` a law, or all of it.
+
+    ``every``: all laws are asked, also after a kill. ``world_sizes``: () for those of the profile.
+    """
+
+    pattern: str = "*"
+    profile: str = "quick"
+    cases: int | None = None
+    world_sizes: tuple[int, ...] = ()
+    every: bool = False
+    engine: Engine = field(default_factory=SimulatedEngine)
+    files: dict[str, str] = field(default_factory=dict)
+    """Path -> hash of what ranks had loaded by the newest row."""
+    _bases: dict[str, Run] = field(default_factory=dict)
+    _lines: dict[tuple[str, str], set[Line]] = field(default_factory=dict)
+
+    def laws(self, adapter: str) -> list[Law]:
+        """Those that are asked of an adapter: its promises."""
+        features = self._base(adapter).declared.features
+        found = (law for name, law in chapters().items() if fnmatchcase(name, self.pattern))
+        return [law for law in found if not law.not_promised(features)]
+
+    def lines(self, adapter: str, law: Law) -> set[Line]:
+        """(file, number, function) of all of the implementation that cases of ``law`` run. Measured once."""
+        key = adapter, law.name
+        if key not in self._lines:
+            run = replace(self._base(adapter), lines=True, measured=True, ran=Ran())
+            self._judged(law, run)
+            self._lines[key] = run.ran.lines
+        return self._lines[key]
+
+    def row(self, planted: Planted) -> Row:
+        """What becomes of one fault."""
+        told = Row(planted.name, "not asked", planted.says, planted.where, planted.installs)
+        watching, kills, notes, asked = Watching(self.engine), [], [], 0
+        for adapter, law in self._pairs(planted):
+            verdict = self._judged(law, self._planted(adapter, planted, watching))
+            asked, told = asked + 1, replace(told, cases=told.cases + verdict.cases)
+            if verdict.status in ("finding", "error", "no progress") and (kill := self._kill(law, adapter, verdict)):
+                kills.append(kill)
+                if not self.every:
+                    break
+            elif verdict.status not in ("holds", "too few cases", "no case", "not asked", "finding"):
+                notes.append(f"{law.name}: {verdict.status}: {_line(verdict.reason)}")
+        self.files |= watching.files
+        told = replace(told, kills=tuple(kills), laws=asked, note="; ".join(dict.fromkeys(notes)))
+        return replace(told, outcome=self._outcome(told, planted, watching))
+
+    def _outcome(self, told: Row, planted: Planted, watching: Watching) -> Outcome:
+        if not told.laws:
+            return "not asked"
+        if told.kills:
+            first = told.kills[0]
+            at_once = (first.kind == "raised" and told.cases <= 1) or first.kind == "error"
+            return "raises at once" if at_once else "killed"
+        if not watching.hits:
+            return "never ran"
+        return "survived" if self._differs(planted) else "changes nothing"
+
+    def _differs(self, planted: Planted) -> bool:
+        """Whether any rank gives another bit in any case of the laws that were asked."""
+        watching = Watching(self.engine, compares=True)
+        for adapter, law in self._pairs(planted):
+            self._judged(law, self._planted(adapter, planted, watching))
+            if watching.differs:
+                return True
+        return False
+
+    def _kill(self, law: Law, adapter: str, verdict: Verdict) -> Kill | None:
+        """None where the law breaks in that case without the fault as well: then it says nothing."""
+        finding = verdict.finding
+        if finding is None:
+            return Kill(law.name, adapter, verdict.status, _line(verdict.reason), "", verdict.cases)
+        token = tokens.decode(finding.token)
+        if check_case(law, self._base(adapter), token.case, diagnose=False).status == "finding":
+            return None
+        return Kill(law.name, adapter, finding.kind, _line(finding.what), finding.token, verdict.cases)
+
+    def _pairs(self, planted: Planted) -> Iterator[tuple[str, Law]]:
+        """(adapter, law) to ask: first those that are said to break, then those that a session asks first."""
+        for adapter in planted.adapters:
+            laws = [law for law in self.laws(adapter) if self._meets(planted, adapter, law)]
+            yield from ((adapter, law) for law in sorted(laws, key=lambda law: _rank(law, planted)))
+
+    def _meets(self, planted: Planted, adapter: str, law: Law) -> bool:
+        if not planted.lines:
+            return True
+        ran = {(file, number) for file, number, _ in self.lines(adapter, law)}
+        return not ran.isdisjoint(planted.lines)
+
+    def _judged(self, law: Law, run: Run) -> Verdict:
+        return check_law(law, run, self.profile, self.world_sizes, shrink=False, most=self.cases)
+
+    def _base(self, adapter: str) -> Run:
+        if adapter not in self._bases:
+            self._bases[adapter] = Run(self.engine, adapter)
+        return self._bases[adapter]
+
+    def _planted(self, adapter: str, planted: Planted, engine: Watching) -> Run:
+        base = self._base(adapter)
+        return replace(base, engine=engine, installs=planted.installs, ran=Ran(), executions=Executions())
+
+
+def reached(matrix: Matrix, adapters: Sequence[str]) -> Iterator[tuple[str, Law]]:
+    """(adapter, law) as the lines of each are measured, for who shows progress."""
+    for adapter in adapters:
+        for law in matrix.laws(adapter):
+            matrix.lines(adapter, law)
+            yield adapter, law
+
+
+def _rank(law: Law, planted: Planted) -> tuple[bool, int]:
+    expected = bool(planted.expected) and fnmatchcase(law.name, planted.expected)
+    return not expected, order.rank(law.name)
+
+
+def _line(text: str) -> str:
+    return next(iter(text.splitlines()), "")
+
+
+def counts(rows: Iterable[Row]) -> dict[Outcome, int]:
+    """How many became what, in the order of OUTCOMES."""
+    found = [row.outcome for row in rows]
+    return {outcome: found.count(outcome) for outcome in OUTCOMES}

@@ -1,0 +1,239 @@
+"""The matrix of faults: each outcome is met, a kill is one that the fault makes, and rows are kept and taken over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fsdpcheck import cli
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import FINDING, HOLDS, USAGE, UsageError
+from fsdpcheck.findings.tokens import decode
+from fsdpcheck.report import colour
+from fsdpcheck.report import faults as report
+from fsdpcheck.report.page import faults as page
+from fsdpcheck.studies.faults import planted
+from fsdpcheck.studies.faults.matrix import OUTCOMES, Matrix, Row, counts
+
+ADAPTER = Path(__file__).parents[3] / "docs" / "examples" / "data_parallel.py"
+OWN = '''
+from contextlib import contextmanager
+import torch.distributed as dist
+from torch.optim import SGD
+
+
+class Hits:
+    hits = 0
+
+
+@contextmanager
+def put(owner, name, value):
+    before = getattr(owner, name)
+    setattr(owner, name, value(before))
+    try:
+        yield Hits
+    finally:
+        setattr(owner, name, before)
+
+
+def counted(value):
+    def called(*args, **options):
+        Hits.hits += 1
+        return value(*args, **options)
+    return called
+
+
+def not_reduced():
+    """Gradients stay what each rank has."""
+    Hits.hits = 0
+    return put(dist, "all_reduce", lambda before: counted(lambda *args, **options: None))
+
+
+def doubled():
+    """What is reduced is doubled."""
+    Hits.hits = 0
+    return put(dist, "all_reduce", lambda before: counted(lambda tensor: before(tensor) or tensor.mul_(2)))
+
+
+def raises():
+    """The reduction raises."""
+    Hits.hits = 0
+    return put(dist, "all_reduce", lambda before: counted(lambda *args, **options: 1 / 0))
+
+
+def the_same():
+    """Nothing is altered, and counted all the same."""
+    Hits.hits = 0
+    return put(dist, "all_reduce", lambda before: counted(before))
+
+
+def elsewhere():
+    """A collective that nobody calls."""
+    Hits.hits = 0
+    return put(dist, "all_to_all", lambda before: counted(before))
+'''
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "dp.py").write_text(ADAPTER.read_text())
+    (folder / "own.py").write_text(OWN)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(own: Path) -> dict[str, Row]:
+    matrix = Matrix("training.plain", cases=3, world_sizes=(2,))
+    try:
+        found = planted.of_module(str(own / "own.py"), "*", [f"{own / 'dp.py'}:adapter"])
+        return {one.name: matrix.row(one) for one in found}
+    finally:
+        matrix.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [
+        ("not_reduced", "killed"),
+        ("doubled", "killed"),
+        ("raises", "raises at once"),
+        ("the_same", "changes nothing"),
+        ("elsewhere", "never ran"),
+    ],
+)
+def test_outcomes(rows: dict[str, Row], fault: str, outcome: str) -> None:
+    assert rows[fault].outcome == outcome
+    assert rows[fault].says
+    assert bool(rows[fault].kills) == (outcome in ("killed", "raises at once"))
+
+
+def test_a_kill_has_a_token_that_replays_it(rows: dict[str, Row]) -> None:
+    kill = rows["not_reduced"].kills[0]
+    token = decode(kill.token)
+    assert (token.law, token.installs) == (kill.law, rows["not_reduced"].installs)
+    assert kill.law == "training.plain"
+
+
+def test_what_a_law_cannot_see_survives(own: Path) -> None:
+    """The fault takes effect, and the law looks at collectives alone."""
+    (fault,) = planted.of_module(str(own / "own.py"), "doubled", [f"{own / 'dp.py'}:adapter"])
+    row = Matrix("collectives.plain", cases=3, world_sizes=(2,)).row(fault)
+    assert (row.outcome, row.laws, row.cases) == ("survived", 1, 3)
+
+
+def test_a_law_that_breaks_without_the_fault_kills_nothing(own: Path) -> None:
+    (own / "wrong.py").write_text(ADAPTER.read_text().replace("/= self.setup.world_size", "/= 1.0"))
+    row = Matrix("training.plain", cases=3, world_sizes=(2,)).row(
+        planted.of_module(str(own / "own.py"), "the_same", [f"{own / 'wrong.py'}:adapter"])[0]
+    )
+    assert row.kills == ()
+
+
+def test_every_law_is_asked_where_all_are_wanted(engine: SimulatedEngine) -> None:
+    fault = planted.of_the_reference("complete_norms_summed")
+    chosen = {"cases": 4, "world_sizes": (2,), "engine": engine}
+    first, every = Matrix("norms.*", **chosen).row(fault[0]), Matrix("norms.*", every=True, **chosen).row(fault[0])
+    assert len(first.kills) == 1 < len(every.kills)
+    assert report.kills_by_law([first]) == []
+    assert sum(kills for _, kills, _ in report.kills_by_law([every])) == len(every.kills)
+
+
+def test_pairs_are_drawn_and_both_in_place() -> None:
+    found = planted.of_the_reference("*norm*")
+    drawn = planted.pairs(found, 5, 1)
+    assert len({one.name for one in drawn}) == 5
+    assert all(len(one.installs) == 2 and one.adapters for one in drawn)
+    assert [one.name for one in drawn] != [one.name for one in planted.pairs(found, 5, 2)]
+
+
+def test_reports_tell_all_outcomes_and_escape() -> None:
+    rows = [Row(f"<{outcome}>", outcome, "says | so", "file.py:3") for outcome in OUTCOMES]
+    assert dict(counts(rows)) == dict.fromkeys(OUTCOMES, 1)
+    plain = report.text(rows, colour.uncoloured, {})
+    assert "survived: " in plain
+    assert "1 never ran" in plain
+    assert "of 2 that take effect 1 are killed (50.0 %)" in plain
+    reasoned = report.text(rows, colour.uncoloured, {"<survived>": "the same by commuting", "<killed>": "thought so"})
+    assert "the same by commuting" in reasoned
+    assert "written down as equivalent and killed: <killed>" in reasoned
+    assert "of 1 that take effect 1 are killed (100 %)" in reasoned
+    assert "that take effect" not in report.summary(rows[3:], {})
+    assert "says \\| so" in report.markdown(rows, {})
+    html = page.text(rows, {})
+    assert "&lt;survived&gt;" in html
+    assert "<survived>" not in html
+    assert "1 of 6 faults survive" in html
+    assert [Row.from_data(one.to_data()) for one in rows] == rows
+
+
+def command(own: Path, *words: str) -> int:
+    chosen = ["--law", "training.plain", "--cases", "2", "--world-size", "2"]
+    return cli.main(["faults", "--adapter", f"{own / 'dp.py'}:adapter", *chosen, *words])
+
+
+def test_the_command_keeps_rows_and_takes_them_over(
+    own: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keep, into = tmp_path / "rows.jsonl", tmp_path / "rows.json"
+    words = ("--from", str(own / "own.py"), "--keep", str(keep), "--json", str(into))
+    assert command(own, *words) == HOLDS
+    first, told = keep.read_text(), capfd.readouterr()
+    assert "5/5" in told.err
+    assert "5 faults: 2 killed, 1 raises at once, 1 changes nothing, 1 never ran" in told.out
+    assert command(own, *words) == HOLDS
+    assert keep.read_text() == first
+    data = json.loads(into.read_text())
+    assert [row["fault"] for row in data["rows"]] == ["not_reduced", "doubled", "raises", "the_same", "elsewhere"]
+    assert data["counts"]["killed"] == 2
+    (own / "dp.py").write_text(ADAPTER.read_text() + "\n")  # other code: nothing of it is taken over
+    assert command(own, *words) == HOLDS
+    assert len(keep.read_text().splitlines()) == 2 * len(first.splitlines())
+
+
+def test_mutants_of_a_file_of_ones_own(own: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    names = (
+        "--mutants",
+        "20",
+        "--fault",
+        "*Trainer.step/*",
+        "--markdown",
+        str(tmp_path / "m.md"),
+        "--html",
+        str(tmp_path / "m.html"),
+    )
+    assert command(own, *names) in (HOLDS, FINDING)
+    told = capfd.readouterr()
+    assert "mutants of the lines that cases run" in told.err
+    assert "dp.py/Trainer.step/arithmetic.1: killed by training.plain" in told.err
+    assert (tmp_path / "m.html").read_text().startswith("<!doctype html>")
+    assert "| outcome |" in (tmp_path / "m.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--fault", "nonesuch"], "no fault matches 'nonesuch'"),
+        (["--from", "nowhere.py"], "there is no file"),
+        (["--mutants", "3", "--from", "x.py"], "both"),
+        (["--shard", "5/3"], "5 of 3"),
+        (["--equivalent", "nowhere.json"], "nowhere.json"),
+        (["--json", "/nonesuch/x.json"], "/nonesuch/x.json"),
+    ],
+)
+def test_bad_input(own: Path, words: list[str], says: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert command(own, *words) == USAGE
+    assert says in capfd.readouterr().err
+
+
+def test_a_module_without_faults_or_words_is_told(own: Path) -> None:
+    adapter = f"{own / 'dp.py'}:adapter"
+    for name, text, says in (
+        ("none", "x = 1\n", "nothing to install"),
+        ("mute", "def f():\n    pass\n", "does not say"),
+    ):
+        (own / f"{name}.py").write_text(text)
+        with pytest.raises(UsageError, match=says):
+            planted.of_module(str(own / f"{name}.py"), "*", [adapter])
