@@ -49,7 +49,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     option("--fault", default="*", metavar="GLOB", help="faults whose names match (default: all)")
     option("--from", dest="module", metavar="MODULE", help="faults of your own: pkg.mod or file.py (default: none)")
     option("--mutants", type=_count, metavar="N", help="N changes of single places of the source (default: none)")
-    option("--file", default="*", metavar="GLOB", help="files that mutants change (default: all of the implementation)")
+    option(
+        "--file",
+        dest="files",
+        default="*",
+        metavar="GLOB",
+        help="files that mutants change (default: all of the implementation)",
+    )
     option(
         "--pairs", type=_count, metavar="N", help="N pairs of the faults at once: one may hide another (default: none)"
     )
@@ -157,7 +163,9 @@ def _mutants(options: argparse.Namespace, matrix: Matrix, adapters: Sequence[str
     for number, (adapter, law) in enumerate(reached(matrix, adapters), 1):
         print(f"{number}/{total} lines of {adapter} that {law.name} runs", file=sys.stderr, flush=True)
         lines |= matrix.lines(adapter, law)
-    found = [one for one in mutants.all_of(lines, Sources(adapters, options.file)) if _matches(one.name, options.fault)]
+    found = [
+        one for one in mutants.all_of(lines, Sources(adapters, options.files)) if _matches(one.name, options.fault)
+    ]
     drawn = mutants.drawn(found, options.mutants, options.seed)
     print(f"{len(drawn)} of {len(found)} mutants of the lines that cases run", file=sys.stderr, flush=True)
     return planted.of_mutants(drawn, adapters)
