@@ -75,6 +75,8 @@ __all__ = [
 def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes | None:
     """Causes of wrong parameters after ``step`` (whose parameters before were right)."""
     case, wanted = answer.case, answer.steps[step]
+    if trained := [name for name in _frozen(wanted) if bool((got[name] != wanted.before[name]).any())]:
+        return [_trained(trained)]
     if len(answer.clip_norms) > 1:
         return _of_groups(answer, step, *_given(case, wanted, step, got)) if _readable(case) else None
     found = list(stood_still(case, wanted.before, {name: wanted.after[name] for name in wanted.used}, got))
@@ -93,6 +95,8 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes | 
 def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes | None:
     """Causes of a wrong released gradient."""
     wanted = answer.steps[step]
+    if trained := [name for name in _frozen(wanted) if name in got and bool(got[name].any())]:
+        return [_trained(trained)]
     given = {name: got[name].double() for name in wanted.used}
     slack = {name: torch.zeros_like(value) for name, value in given.items()}
     if len(answer.clip_norms) > 1:
@@ -104,6 +108,15 @@ def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes 
     if _within(answer.case, wanted, given, slack):
         return [*clip_factors.undeclared_in(answer, step, given), *found] or None
     return [*_of_given(answer, step, given, slack), *found]
+
+
+def _frozen(wanted: StepAnswer) -> list[str]:
+    """Names of the parameters that are not trained."""
+    return [name for name in wanted.before if name not in wanted.gradients]
+
+
+def _trained(names: list[str]) -> Cause:
+    return Cause("frozen", f"{mentions(names)}: frozen (requires_grad=False), and trained all the same")
 
 
 def of_initial(answer: Answer, got: Mapping[str, Tensor], everyone: Sequence[Mapping[str, Tensor]] = ()) -> Causes:

@@ -13,7 +13,11 @@ _NUMBER: Final = re.compile(r"\d[\d.e+-]*")
 
 
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings by root, in the order their roots were found; each is with the first group that has its like."""
+    """Findings by root, in the order their roots were found; each is with the first group that has its like.
+
+    The first of a group speaks for it: one that compares with the single device before one that compares two runs of
+    the implementation, then one that names lines of its code, then one with a cause.
+    """
     groups: list[list[Finding]] = []
     for finding in findings:
         home = next((group for group in groups if any(same(finding, other) for other in group)), None)
@@ -21,7 +25,7 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
             groups.append([finding])
         else:
             home.append(finding)
-    return groups
+    return [sorted(group, key=_silence) for group in groups]
 
 
 def same(one: Finding, other: Finding) -> bool:
@@ -43,6 +47,11 @@ def same(one: Finding, other: Finding) -> bool:
     if _differ(one.quantity, other.quantity) or _differ(one.place, other.place):
         return False
     return _turned_alike(one, other)
+
+
+def _silence(finding: Finding) -> tuple[bool, bool, bool]:
+    lines = finding.place or finding.lines or "\n" in finding.stage
+    return finding.law.startswith("invariance."), not lines, not finding.cause
 
 
 def _located(finding: Finding) -> bool:

@@ -28,25 +28,26 @@ def cause(law: Law, run: Run, case: Case, found: Violation) -> str:
     with_zeros = _judged(law, run, case, "zeros")
     if _told(with_zeros) == _told(found) or _told(_judged(law, run, case, "poison")) != _told(found):
         return ""  # no difference, or one that comes and goes by itself
-    if with_zeros is not None:
-        return f"{_NAME} is read, but with zeros in it the law breaks too: got {with_zeros.got}"
-    site = _site(law, run, case)
-    if site:
-        return f"{_NAME}: what {site} got from torch.empty or its like is read before it is written; {_HOLDS}"
-    return f"{_NAME}: what torch.empty, storage.resize_ or C++ returned is read before it is written; {_HOLDS}"
+    site = _site(law, run, case, _told(with_zeros))
+    what = (
+        f"what {site} got from torch.empty or its like" if site else "what torch.empty, storage.resize_ or C++ returned"
+    )
+    also = _HOLDS if with_zeros is None else f"with zeros there the law breaks too: got {with_zeros.got}"
+    also += "" if with_zeros is None or not with_zeros.wanted else f", wanted {with_zeros.wanted}"
+    return f"{_NAME}: {what} is read before it is written; {also}"
 
 
 def _told(found: Violation | None) -> tuple[str, str, str] | None:
     return (found.what, found.got, found.where) if found is not None else None
 
 
-def _site(law: Law, run: Run, case: Case) -> str:
-    """The one line whose memory alone must hold zeros for the law to hold; "" if none does, or several."""
+def _site(law: Law, run: Run, case: Case, wanted: tuple[str, str, str] | None) -> str:
+    """The one line whose memory alone must hold zeros for the law to say ``wanted``; "" if none does, or several."""
     ran = Ran()
     _judged(law, run, case, "noted", ran)
     ranks = ran.newest.ranks if ran.newest else []
     sites = list(dict.fromkeys(site for own in ranks for site in own.allocations if site))[:_SITES]
-    enough = [site for site in sites if _judged(law, run, case, f"zeros at {site}") is None]
+    enough = [site for site in sites if _told(_judged(law, run, case, f"zeros at {site}")) == wanted]
     return enough[0] if len(enough) == 1 else ""
 
 

@@ -170,6 +170,18 @@ def test_places_are_named_where_no_ratio_fits() -> None:
     assert named(diagnosis.of_update(PLAIN, 0, noisy(*step.after))) == ""
 
 
+def test_a_frozen_parameter_that_is_trained_is_named_before_what_follows_from_it() -> None:
+    layers = (replace(SMALL.model.layers[0], frozen="weight"), *SMALL.model.layers[1:])
+    answer = oracle.answer(replace(SMALL, model=replace(SMALL.model, layers=layers)))
+    step = answer.steps[0]
+    (frozen,) = step.before.keys() - step.gradients.keys()
+    words = f"{frozen}: frozen (requires_grad=False), and trained all the same"
+    noise = {name: value + 1 for name, value in step.after.items() if name == frozen or name.endswith(".bias")}
+    assert named(diagnosis.of_update(answer, 0, {**step.after, **noise})) == words
+    assert named(diagnosis.of_gradient(answer, 0, {**step.used, frozen: torch.ones_like(step.before[frozen])})) == words
+    assert named(diagnosis.of_gradient(answer, 0, {**step.used, frozen: torch.zeros_like(step.before[frozen])})) == ""
+
+
 def test_silence_about_the_right_answer_the_unknown_and_the_ambiguous() -> None:
     step = PLAIN.steps[0]
     assert named(diagnosis.of_update(PLAIN, 0, step.after)) == ""

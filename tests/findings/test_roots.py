@@ -52,3 +52,10 @@ def test_which_findings_are_one_root(one: Finding, other: Finding, wanted: bool)
 def test_groups_are_in_the_order_of_their_first_findings() -> None:
     second, third = replace(FINDING, cause="second"), replace(FINDING, law="y")
     assert grouped([FINDING, second, third]) == [[FINDING, third], [second]]
+
+
+def test_what_says_most_speaks_for_its_root() -> None:
+    of_runs = replace(FINDING, law="invariance.world", cause="W = 2 times", lines="a.py:3")
+    without_lines = replace(FINDING, law="training.plain", cause="W = 3 times")
+    with_lines = replace(without_lines, law="training.gradients", stage="right until then\nwrong within a.py:3")
+    assert grouped([of_runs, without_lines, with_lines]) == [[with_lines, without_lines, of_runs]]

@@ -70,4 +70,18 @@ def test_a_law_that_breaks_with_zeros_too_is_told_with_both_numbers() -> None:
         raise _violation("0.5" if run.memory == "zeros" else "nan")
 
     told = uninitialised_memory.cause(a_law(body), Run(FakeEngine(), "fully_shard"), a_case(1, 1), _violation("nan"))
-    assert told == "uninitialised memory is read, but with zeros in it the law breaks too: got 0.5"
+    assert told.endswith("is read before it is written; with zeros there the law breaks too: got 0.5, wanted 1")
+
+
+def test_the_line_is_named_too_where_a_second_mistake_breaks_the_law_with_zeros(engine: SimulatedEngine) -> None:
+    installs = tuple(
+        f"fsdpcheck.impl.faults:{name}" for name in ("gradients_added_to_unwritten_memory", "summed_not_averaged")
+    )
+    law = chapters()["training.plain"]
+    run = Run(engine, "reference", installs=installs).watching(law.observe)
+    with pytest.raises(Violation) as caught:
+        law.body(TWO_RANKS, run)
+    cause = uninitialised_memory.cause(law, run, TWO_RANKS, caught.value)
+    assert re.search(r"what \S+\.py:\d+ got from torch.empty", cause), cause
+    assert "with zeros there the law breaks too: got " in cause
+    assert ", wanted " in cause
