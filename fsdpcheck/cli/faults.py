@@ -154,15 +154,13 @@ def _planted(options: argparse.Namespace, matrix: Matrix) -> list[Planted]:
 
 
 def _mutants(options: argparse.Namespace, matrix: Matrix, adapters: Sequence[str]) -> list[Planted]:
-    from fsdpcheck.studies.faults import mutants, planted
-    from fsdpcheck.studies.faults.matrix import reached
+    from fsdpcheck.studies.faults import mutants, planted, reached
     from fsdpcheck.studies.faults.sources import Sources
 
-    total = sum(len(matrix.laws(adapter)) for adapter in adapters)
-    lines = set()
-    for number, (adapter, law) in enumerate(reached(matrix, adapters), 1):
-        print(f"{number}/{total} lines of {adapter} that {law.name} runs", file=sys.stderr, flush=True)
-        lines |= matrix.lines(adapter, law)
+    def told(adapter: str, law: str) -> None:
+        print(f"lines of {adapter} that {law} runs", file=sys.stderr, flush=True)
+
+    lines = reached.measure(matrix, adapters, told)
     found = [
         one for one in mutants.all_of(lines, Sources(adapters, options.files)) if _matches(one.name, options.fault)
     ]

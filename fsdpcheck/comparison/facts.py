@@ -152,6 +152,10 @@ def _of_data(what: str, step: int, base: Observation, run: Observation, rows: _R
         return f"{_ranks(none)} are given no {what} at step {step}, {_ranks(some)} {sum((got or wanted).values())}"
     foreign, missing = set(got) - set(wanted), set(wanted) - set(got)
     lines = [f"{what} at step {step} are not those of {_ranks(base)}"]
+    if sum(got.values()) * base.world_size == sum(wanted.values()) * run.world_size:
+        has = "has" if base.world_size == 1 else "have"
+        each = f"{sum(got.values())} where {_ranks(base)} {has} {sum(wanted.values())}: a rank takes as many on each number"
+        lines.append(f"{each}; to keep the batch, divide it in the script's arguments, as in --batch-size {{16//W}}")
     if foreign:
         whose = {
             rank: sum(row in foreign for batch in record.batches.get(step, ()) for row in rows(batch))

@@ -32,3 +32,10 @@ def cover(folder: str, law: str) -> None:
     from fsdpcheck.engines._common import hosts
 
     hosts.cover(folder, law)
+
+
+def uncover() -> None:
+    """Measure that no longer."""
+    from fsdpcheck.engines._common import hosts
+
+    hosts.uncover()

@@ -63,8 +63,9 @@ def _verdict(world: World, found: Comparison, paint: Paint) -> Iterator[str]:
     base = _ranks(found.base)
     if world.says == "agrees":
         fine = "equal bits" if world.equal == world.observables else f"resolution {world.resolution:.1e}"
-        head = f"{_ranks(world.size)} agree with {base}: {found.steps} steps, {world.observables} observables, {fine}"
-        yield paint(head, "green")
+        where = " but for the statistics of BatchNorm" if world.warning else ""
+        head = f"{_ranks(world.size)} agree with {base}{where}: {found.steps} steps, {world.observables} observables"
+        yield paint(f"{head}, {fine}", "yellow" if world.warning else "green")
         yield from _exact(world)
         yield from _precision(world, paint)
         return

@@ -31,6 +31,11 @@ def test_rows_that_each_of_two_ranks_is_given_are_those_of_one_up_to_a_factor() 
     ("given", "kind", "said"),
     [
         ([("ab", "11"), ("ab", "11")], "data", "2 of one rank are left out"),
+        (
+            [("abcd", "1122"), ("efgh", "1122")],
+            "data",
+            "8 where one rank has 4: a rank takes as many on each number; to keep the batch, divide it",
+        ),
         ([("ab", "11"), ("ce", "22")], "data", "1 of 4 are others (1 of rank 1), which one rank never meets"),
         ([("ab", "11"), ("cx", "22")], "data", "1 of 4 are others (1 of rank 1), which one rank meets at step 1"),
         ([("abc", "112"), ("cd", "22")], "data", "some come 2 times, where one rank has them 1 times"),

@@ -56,6 +56,13 @@ def cover(folder: str, law: str) -> None:
         _cover(host, reference)
 
 
+def uncover() -> None:
+    """Measure no longer: the processes that did are ended."""
+    global _covering
+    _covering = None
+    close()
+
+
 def _cover(host: Remote, reference: str) -> None:
     if _covering is not None and host.is_open:
         with suppress(Died):  # what it had measured since the last law is lost, and its death is the verdict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from fsdpcheck.case import KernelCase
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.execution import Execution, Line, RunRequest
+from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.findings import tokens
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.judging import nondeterminism, order
@@ -21,6 +21,8 @@ from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Ran, Run
 from fsdpcheck.studies.faults.planted import Planted
 
+Place = tuple[str, int]
+"""(file, line)."""
 Outcome = Literal["killed", "raises at once", "survived", "changes nothing", "never ran", "not asked"]
 OUTCOMES: Final[Mapping[Outcome, str]] = {
     "killed": "a law breaks, and holds in the same case without the fault",
@@ -109,8 +111,9 @@ class Matrix:
     engine: Engine = field(default_factory=SimulatedEngine)
     files: dict[str, str] = field(default_factory=dict)
     """Path -> hash of what ranks had loaded by the newest row."""
+    lines: Mapping[tuple[str, str], Set[Place]] = field(default_factory=dict)
+    """(adapter, law) -> what it runs of the implementation: measured where mutants are put in (reached.py)."""
     _bases: dict[str, Run] = field(default_factory=dict)
-    _lines: dict[tuple[str, str], set[Line]] = field(default_factory=dict)
 
     def laws(self, adapter: str) -> list[Law]:
         """Those that are asked of an adapter: its promises."""
@@ -118,14 +121,9 @@ class Matrix:
         found = (law for name, law in chapters().items() if fnmatchcase(name, self.pattern))
         return [law for law in found if not law.not_promised(features)]
 
-    def lines(self, adapter: str, law: Law) -> set[Line]:
-        """(file, number, function) of all of the implementation that cases of ``law`` run. Measured once."""
-        key = adapter, law.name
-        if key not in self._lines:
-            run = replace(self._base(adapter), lines=True, measured=True, ran=Ran())
-            self._judged(law, run)
-            self._lines[key] = run.ran.lines
-        return self._lines[key]
+    def unplanted(self, adapter: str, law: Law) -> Verdict:
+        """What the law says without a fault, by runs of its own."""
+        return self._judged(law, replace(self._base(adapter), measured=True, ran=Ran()))
 
     def row(self, planted: Planted) -> Row:
         """What becomes of one fault."""
@@ -183,8 +181,7 @@ class Matrix:
     def _meets(self, planted: Planted, adapter: str, law: Law) -> bool:
         if not planted.lines:
             return True
-        ran = {(file, number) for file, number, _ in self.lines(adapter, law)}
-        return not ran.isdisjoint(planted.lines)
+        return not self.lines[adapter, law.name].isdisjoint(planted.lines)
 
     def _judged(self, law: Law, run: Run) -> Verdict:
         return check_law(law, run, self.profile, self.world_sizes, shrink=False, most=self.cases)
@@ -197,14 +194,6 @@ class Matrix:
     def _planted(self, adapter: str, planted: Planted, engine: Watching) -> Run:
         base = self._base(adapter)
         return replace(base, engine=engine, installs=planted.installs, ran=Ran(), executions=Executions())
-
-
-def reached(matrix: Matrix, adapters: Sequence[str]) -> Iterator[tuple[str, Law]]:
-    """(adapter, law) as the lines of each are measured, for who shows progress."""
-    for adapter in adapters:
-        for law in matrix.laws(adapter):
-            matrix.lines(adapter, law)
-            yield adapter, law
 
 
 def _rank(law: Law, planted: Planted) -> tuple[bool, int]:

@@ -64,13 +64,13 @@ class Hits:
         self.hits += 1
 
 
-def all_of(lines: Iterable[tuple[str, int, str]], modules: Callable[[str], str]) -> list[Mutant]:
-    """Every mutant of statements that ran: ``lines`` are (file, number, qualified name of the function).
+def all_of(lines: Iterable[tuple[str, int]], modules: Callable[[str], str]) -> list[Mutant]:
+    """Every mutant of statements that ran: ``lines`` are (file, number).
 
     ``modules``: file -> what its module is called, "" for a file that is not altered. In the order of their names.
     """
     ran: dict[str, set[int]] = {}
-    for file, number, _ in lines:
+    for file, number in lines:
         ran.setdefault(file, set()).add(number)
     found = []
     for file, numbers in ran.items():

@@ -158,11 +158,11 @@ def test_a_name_that_is_no_mutant_says_why(example: ModuleType, name: str, says:
 
 def test_mutants_are_drawn_by_seed_among_lines_that_ran(example: ModuleType) -> None:
     file = str(example.__file__)
-    lines = {(file, number, "") for number in range(1, 12)}
+    lines = {(file, number) for number in range(1, 12)}
     found = mutants.all_of(lines, lambda file: "mutated_example")
     assert {one.function for one in found} == {"plain"}
     assert mutants.all_of(lines, lambda file: "") == []
-    everything = mutants.all_of({(file, number, "") for number in range(1, 40)}, lambda file: "mutated_example")
+    everything = mutants.all_of({(file, number) for number in range(1, 40)}, lambda file: "mutated_example")
     assert len(everything) > 4
     assert mutants.drawn(everything, 3, 1) == mutants.drawn(everything, 3, 1) != mutants.drawn(everything, 3, 2)
     assert sorted(mutants.drawn(everything, 10**6, 1), key=lambda one: one.name) == everything
