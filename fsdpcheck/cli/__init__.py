@@ -62,7 +62,20 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     """The options; what argparse prints by itself comes from one rank."""
     out, err = (io.StringIO(), io.StringIO()) if serves() else (sys.stdout, sys.stderr)
     with redirect_stdout(out), redirect_stderr(err):
-        return _parser().parse_args(words)
+        parser = _parser()
+        options, left = parser.parse_known_args(words)
+        if left:
+            parser.error(f"unrecognized arguments: {' '.join(left)}{_instead(options)}")
+        return options
+
+
+def _instead(options: argparse.Namespace) -> str:
+    """What to do about arguments that are not known, where that is known."""
+    if options.command is not compare._compare:
+        return ""
+    return (
+        f"\n  next    the script and its arguments are one word: fsdpcheck compare '{options.line} ...' --ranks 1,2,4"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -154,8 +154,11 @@ def _of_data(what: str, step: int, base: Observation, run: Observation, rows: _R
     lines = [f"{what} at step {step} are not those of {_ranks(base)}"]
     if sum(got.values()) * base.world_size == sum(wanted.values()) * run.world_size:
         has = "has" if base.world_size == 1 else "have"
-        each = f"{sum(got.values())} where {_ranks(base)} {has} {sum(wanted.values())}: a rank takes as many on each number"
-        lines.append(f"{each}; to keep the batch, divide it in the script's arguments, as in --batch-size {{16//W}}")
+        there = f"{sum(got.values())} where {_ranks(base)} {has} {sum(wanted.values())}"
+        lines.append(
+            f"{there}: a rank takes as many on each number; to keep the batch, divide it in the script's arguments,"
+            " as in --batch-size {16//W}"
+        )
     if foreign:
         whose = {
             rank: sum(row in foreign for batch in record.batches.get(step, ()) for row in rows(batch))

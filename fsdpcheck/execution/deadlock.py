@@ -11,6 +11,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import networkx as nx
 
@@ -152,6 +153,8 @@ def analyse(
 
 
 _HANGS = ("deadlock", "mismatch", "unsafe")
+AT_ONCE: Final = "every rank left with exit code {code} before it met another"
+"""How a report begins of a program that ends itself, as for arguments that it does not know."""
 
 
 def _issued(states: Mapping[int, State], traces: Mapping[int, Sequence[Collective]] | None) -> Sides:
@@ -175,6 +178,8 @@ def _verdict(states: Mapping[int, State], sides: Sides) -> tuple[FailureKind, st
         return "mismatch", mismatch_text(found, sides), ""
     if lost := [state for state in ordered if isinstance(state, Lost)]:
         return "lost", f"rank {lost[0].rank} was lost: killed by {lost[0].signal}", ""
+    if not sides and (code := _one_code(states)) is not None:
+        return "exited", AT_ONCE.format(code=code), ""
     if left := [state for state in ordered if isinstance(state, Exited)]:
         return "exited", f"rank {left[0].rank} left with exit code {left[0].code} in the middle of a run", ""
     if raised := [state for state in ordered if isinstance(state, Raised)]:
@@ -184,6 +189,12 @@ def _verdict(states: Mapping[int, State], sides: Sides) -> tuple[FailureKind, st
     if _hopeless(states, sides):
         return "deadlock", f"deadlock: no rank can move (W = {len(states)})", ""
     return "unsafe", f"unsafe: no rank can move unless the backend buffers (W = {len(states)})", ""
+
+
+def _one_code(states: Mapping[int, State]) -> int | None:
+    """The code with which all ranks left by themselves, if it is one; None otherwise."""
+    codes = {state.code if isinstance(state, Exited) else None for state in states.values()}
+    return codes.pop() if len(codes) == 1 else None
 
 
 def _hopeless(states: Mapping[int, State], sides: Sides) -> set[int]:

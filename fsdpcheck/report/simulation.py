@@ -12,6 +12,7 @@ from typing import Any, Final
 from fsdpcheck import __version__
 from fsdpcheck.errors import FINDING, HOLDS, NO_PROGRESS, USAGE
 from fsdpcheck.execution import Failure, orders
+from fsdpcheck.execution.deadlock import AT_ONCE
 from fsdpcheck.execution.matching import match
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.simulation.decisions import encoded
@@ -27,9 +28,12 @@ _AROUND: Final = 2
 
 
 def exit_code(done: Simulation) -> int:
-    """0 every rank came to its end; 1 a finding; 2 the program asks for what is not offered; 4 no progress."""
+    """0 every rank came to its end; 1 a finding; 2 the program asks for what is not offered, or ends itself with 2
+    before ranks meet, as for arguments that it does not know; 4 no progress."""
     if done.failure is None:
         return HOLDS
+    if done.failure.text.startswith(AT_ONCE.format(code=USAGE)):
+        return USAGE
     return {"adapter": USAGE, "no progress": NO_PROGRESS}.get(done.failure.kind, FINDING)
 
 

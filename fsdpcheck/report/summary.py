@@ -36,7 +36,7 @@ def ending(ledger: Ledger, paint: Paint, verbose: bool = False) -> str:
         table.left(ledger),
         unjudged_cases.of_session(ledger),
         table.undrawn(ledger),
-        table.unaccepted(ledger),
+        table.unaccepted(ledger, verbose),
     ]
     if ledger.laws:
         parts.append(("interrupted: " if ledger.interrupted else "") + table.summary(ledger))

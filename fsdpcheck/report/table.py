@@ -21,6 +21,9 @@ _COUNTED: Final = ("error", "no case", "too few cases", "not supported", *BELOW)
 _NAMED: Final = 3
 """Most laws, and most promises, that are named in a line of what is not judged; --json has all."""
 
+_SHOWN: Final = 6
+"""Most traits of an adapter that a short report names."""
+
 _COLOURS = {
     "holds": "green",
     "finding": "red",
@@ -77,10 +80,16 @@ def summary(ledger: Ledger) -> str:
     return f"{', '.join(parts)}; {cases} distinct cases judged, {rejected} rejected, {seconds:.1f} s"
 
 
-def unaccepted(ledger: Ledger) -> str:
-    """A line an adapter of which something holds: the traits it does not accept, of which that says nothing."""
+def unaccepted(ledger: Ledger, verbose: bool = True) -> str:
+    """A line an adapter of which something holds: the traits it does not accept, of which that says nothing.
+
+    Without ``verbose`` many are only counted.
+    """
     holds = {verdict.adapter for verdict in ledger.verdicts.values() if verdict.status == "holds"}
     left = {adapter: names for adapter, names in ledger.unaccepted.items() if names and adapter in holds}
+    if not verbose and left and max(map(len, left.values())) > _SHOWN:
+        told = [f"{adapter}: {len(names)} traits are not accepted, so in no case" for adapter, names in left.items()]
+        return "\n".join([*told, "(-v names them, and `fsdpcheck list traits` says what each of them is)"])
     lines = [f"{adapter}: not accepted, so in no case: {', '.join(names)}" for adapter, names in left.items()]
     return "\n".join(
         lines + ["(Features.accepts says what is; `fsdpcheck list traits` what each of them is)"] * bool(lines)

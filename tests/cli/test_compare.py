@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdpcheck import cli
 from tests.common.commands import run
 
 _SCRIPT = """
@@ -270,3 +271,15 @@ def test_numbers_with_a_name_are_made_smaller_while_it_differs_alike(tmp_path: P
         "  fsdpcheck compare 'train.py --batch-size {8//W} --width {width:4}' --ranks 1,2",
     ]
     assert json.loads((tmp_path / "out.json").read_text())["smaller"]["numbers"] == {"width": 4}
+
+
+def test_arguments_outside_the_quotes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["compare", "train.py", "--batch-size", "{16//W}"])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert "unrecognized arguments: --batch-size {16//W}" in said
+    assert "fsdpcheck compare 'train.py ...' --ranks 1,2,4" in said
+    with pytest.raises(SystemExit):
+        cli.main(["power", "--nonesuch"])
+    assert "fsdpcheck compare" not in capsys.readouterr().err

@@ -65,6 +65,12 @@ PROGRAMS: dict[str, tuple[str, int, tuple[str, ...]]] = {
         1,
         ("[rank 1] enough", "rank 1 left with exit code 1", "barrier() #0 on ranks [0, 1] was never called by rank 1"),
     ),
+    "does not know its arguments": (
+        "import argparse\nargparse.ArgumentParser().parse_args(['--steps'])",
+        2,
+        ("every rank left with exit code 2 before it met another", "unrecognized arguments: --steps"),
+    ),
+    "gives up at once": ("raise SystemExit(3)", 1, ("every rank left with exit code 3 before it met another",)),
     "one leaves by os._exit": (
         _GROUP + "import os\nif dist.get_rank(): os._exit(5)\ndist.barrier()",
         1,

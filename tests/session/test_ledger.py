@@ -299,3 +299,15 @@ def test_world_sizes(text: str, sizes: tuple[int, ...]) -> None:
 def test_bad_world_sizes(text: str) -> None:
     with pytest.raises(UsageError, match="world size"):
         parse_world_sizes(text)
+
+
+def test_many_traits_that_are_not_accepted_are_counted_in_a_short_report() -> None:
+    ledger = Ledger(Plan(("opacus",)))
+    names = [f"trait{number}" for number in range(9)]
+    plan = {"laws": ["a"], "guarantees": {}, "versions": {}, "installs": [], "unaccepted": {"opacus": names}}
+    ledger.take({"event": "plan", **plan})
+    ledger.take({"event": "verdict", **Verdict("a", "opacus", "holds", 3).to_data()})
+    short, whole = table.unaccepted(ledger, verbose=False), table.unaccepted(ledger)
+    assert short.startswith("opacus: 9 traits are not accepted, so in no case\n(-v names them")
+    assert ", ".join(names) in whole
+    assert "trait3" not in short
