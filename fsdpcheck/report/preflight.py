@@ -21,17 +21,24 @@ _VALUES: Final = frozenset({"value", "undetermined"})
 
 @dataclass(frozen=True)
 class Question:
-    """``what``: what a yes says. ``laws`` judge it, and ``real`` those on a model with its own weights."""
+    """``what``: what a yes says. ``laws`` judge it, and ``real`` those on a model with its own weights.
+
+    ``whole``: the laws of them without which that is said in part alone; others are of what not everybody has.
+    """
 
     what: str
+    whole: tuple[str, ...]
     laws: tuple[str, ...]
     real: tuple[str, ...] = ()
 
 
 QUESTIONS: Final = (
-    Question("no rank waits for ever for another", ("collectives.plain", "collectives.private")),
+    Question(
+        "no rank waits for ever for another", ("collectives.plain",), ("collectives.plain", "collectives.private")
+    ),
     Question(
         "gradients and norms are the single device's",
+        ("training.plain", "global-norm.returned"),
         (
             "training.gradients",
             "training.plain",
@@ -41,8 +48,12 @@ QUESTIONS: Final = (
         ),
         ("rounding.gradients", "rounding.update", "rounding.private-gradients"),
     ),
-    Question("a checkpoint comes back, on other numbers of ranks too", ("state.resharded", "state.resumed")),
-    Question("memory is what sharding promises", ("lifecycle.memory", "shards.cover")),
+    Question(
+        "a checkpoint comes back, on other numbers of ranks too",
+        ("state.resharded", "state.resumed"),
+        ("state.resharded", "state.resumed"),
+    ),
+    Question("memory is what sharding promises", ("lifecycle.memory",), ("lifecycle.memory", "shards.cover")),
 )
 
 
@@ -62,7 +73,7 @@ def ending(ledger: Ledger, paint: Paint) -> str:
 
 
 def answers(ledger: Ledger, paint: Paint) -> str:
-    """A line a question: yes, NO with its findings, or why neither."""
+    """A line a question: yes, in part with what lacks, NO with its findings, or why neither."""
     numbers = {
         id(finding): number for number, group in enumerate(roots.grouped(ledger.findings), 1) for finding in group
     }
@@ -82,9 +93,24 @@ def _line(one: Question, place: int, ledger: Ledger, numbers: dict[int, int], pa
     if held and not open_:
         cases = sum(verdict.cases for verdict in held)
         who = ", ".join(dict.fromkeys(verdict.adapter for verdict in held))
+        if left := list(_left(one, held, ledger)):
+            return paint(f"  in part      {one.what}: {cases} cases of {who}; {left[0]}", "yellow")
         return paint(f"  yes          {one.what}: {cases} cases of {who}", "green")
     why = open_ or [f"{verdict.adapter}: {verdict.reason}" for verdict in verdicts] or ["none of its laws was asked"]
     return paint(f"  not decided  {one.what}: {why[0]}", "yellow")
+
+
+def _left(one: Question, held: Sequence[Verdict], ledger: Ledger) -> Iterator[str]:
+    """What a yes would say beyond what was judged, of an adapter of which something holds."""
+    if any(verdict.law in one.real for verdict in held):
+        return
+    for adapter in dict.fromkeys(verdict.adapter for verdict in held):
+        for law in one.whole:
+            verdict = ledger.verdicts.get((law, adapter))
+            if verdict is None:
+                yield f"nothing was asked by {law}"
+            elif verdict.status != "holds":
+                yield f"nothing is said by {law}: {verdict.reason or verdict.status}"
 
 
 def _against(place: int, ledger: Ledger) -> Iterator[Finding]:

@@ -32,9 +32,14 @@ class Waiver:
     token: str
 
     def covers(self, finding: Finding, witness: Finding) -> bool:
-        """Whether ``finding`` is of the defect that ``witness`` was found to be when the token was replayed."""
+        """Whether ``finding`` is of the defect that ``witness`` was found to be when the token was replayed.
+
+        The witness itself is, also where no cause is named of it: among cases that fail by another defect, none may fit.
+        """
         mine = (finding.adapter, witness.adapter) == (self.adapter, self.adapter)
-        return mine and fnmatchcase(finding.law, self.law) and same(finding, witness)
+        alike = (finding.token, finding.kind, finding.what) == (self.token, witness.kind, witness.what)
+        itself = alike and not (finding.cause and witness.cause)
+        return mine and fnmatchcase(finding.law, self.law) and (itself or same(finding, witness))
 
     def __str__(self) -> str:
         return f"{self.law} on {self.adapter}, until {self.expires}: {self.reason} ({self.owner})"

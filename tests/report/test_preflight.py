@@ -64,6 +64,23 @@ def test_all_that_hold_is_four_times_yes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("verdicts", "question", "said"),
+    [
+        (
+            all_but(Verdict("state.resharded", "one", "not promised", reason="no promise 'resharded'")), CHECKPOINT,
+            "in part      _: 10 cases of one; nothing is said by state.resharded: no promise 'resharded'",
+        ),
+        ((holds("training.plain"),), GRADIENTS,
+         "in part      _: 10 cases of one; nothing was asked by global-norm.returned"),
+        (all_but(Verdict("clipping.norms", "one", "not promised")), GRADIENTS, "yes          _: 40 cases of one"),
+        ((holds("rounding.gradients"),), GRADIENTS, "yes          _: 10 cases of one"),
+    ],
+)  # fmt: skip
+def test_a_yes_is_no_more_than_what_was_judged(verdicts: tuple[Verdict, ...], question: int, said: str) -> None:
+    assert answers(*verdicts)[question] == said
+
+
+@pytest.mark.parametrize(
     ("law", "kind", "question"),
     [
         ("collectives.plain", "deadlock", HANG),
@@ -99,7 +116,8 @@ def test_what_was_not_judged_to_its_end_is_no_yes() -> None:
     assert answers(*all_but(error))[CHECKPOINT] == "not decided  _: state.resumed of one: it raised"
     vain = [Verdict(law, "one", "not promised", reason="no promise") for law in ("state.resumed", "state.resharded")]
     assert answers(*all_but(*vain))[CHECKPOINT] == "not decided  _: one: no promise"
-    assert answers(*all_but(vain[0]))[CHECKPOINT] == "yes          _: 10 cases of one"
+    left = "nothing is said by state.resumed: no promise"
+    assert answers(*all_but(vain[0]))[CHECKPOINT] == f"in part      _: 10 cases of one; {left}"
     few = tuple(verdict for verdict in ALL if verdict.law != "shards.cover")
     assert answers(*few, laws=preflight.laws(real=False))[MEMORY] == "not decided  _: shards.cover of one: not reached"
     assert answers(holds("collectives.plain"))[MEMORY] == "not decided  _: none of its laws was asked"

@@ -36,6 +36,14 @@ def test_a_waiver_covers_the_findings_of_its_root_in_its_laws() -> None:
     assert (found.findings, found.wrong) == (((FINDING, WAIVER), (of_other_law, WAIVER)), ())
 
 
+def test_the_witness_itself_is_covered_where_no_cause_is_named_of_it() -> None:
+    named = replace(BROKEN, finding=replace(FINDING, cause="padding"))
+    assert of(FINDING, verdict=named).findings == ((FINDING, WAIVER),)
+    elsewhere, otherwise = replace(FINDING, token="v2:x"), replace(FINDING, cause="clipping")
+    for other in (elsewhere, otherwise, replace(FINDING, what="other"), replace(FINDING, kind="raised")):
+        assert of(other, verdict=named).findings == ()
+
+
 def test_a_waiver_counts_up_to_its_last_day_and_is_never_replayed_afterwards() -> None:
     found = applied([replace(WAIVER, expires=date(2026, 11, 27))], [FINDING], lambda waiver: 1 / 0, TODAY)  # type: ignore[arg-type, return-value]
     assert found.findings == ()
