@@ -141,6 +141,13 @@ def _shrunk(found: Exploration, stop: BaseException | None) -> Verdict:
 
 
 def _flaky(found: Exploration, finding: Finding) -> Verdict:
+    if finding.kind == "lost":
+        reason = (
+            f"{finding.got.splitlines()[0]}\n  where   in {finding.words}\n"
+            "  wanted  all ranks finish, as they did when the same case ran again: nothing in the code explains it\n"
+            "  next    look for who ended the process, such as the system when memory ran out, and run it again"
+        )
+        return replace(held(found), status="error", reason=reason, exit_code=NO_PROGRESS)
     reason = (
         f"the law broke and then held on the same case, so the run is not deterministic ({finding.what}); gloo"
         " processes showed no difference: state that simulated ranks share (Features.rank_local), or an error of"

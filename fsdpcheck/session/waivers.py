@@ -34,7 +34,7 @@ class Waiver:
     def covers(self, finding: Finding, witness: Finding) -> bool:
         """Whether ``finding`` is of the defect that ``witness`` was found to be when the token was replayed.
 
-        The witness itself is, also where no cause is named of it: among cases that fail by another defect, none may fit.
+        The witness itself is, also where no cause is named of it: of cases that fail by another defect, none may fit.
         """
         mine = (finding.adapter, witness.adapter) == (self.adapter, self.adapter)
         alike = (finding.token, finding.kind, finding.what) == (self.token, witness.kind, witness.what)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from hypothesis.errors import Flaky
 from fsdpcheck.case import Case, from_json
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import NotExact
+from fsdpcheck.errors import NO_PROGRESS, NotExact
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.coverage import Limits
@@ -113,6 +114,38 @@ def test_a_case_that_holds_when_it_is_judged_again_is_no_counterexample(run: Run
     assert verdict.status == "error"
     assert "broke and then held on the same case" in verdict.reason
     assert Flaky.__name__ not in verdict.reason
+
+
+KILLED_ONCE = """
+import os
+from dataclasses import replace
+from pathlib import Path
+from fsdpcheck.adapters.builtin.ddp import adapter as ddp
+
+MARK = Path(__file__).with_suffix(".mark")
+
+class Once:
+    name, features = "once", replace(ddp.features, promises=frozenset({"plain"}))
+
+    def build(self, model, setup):
+        if setup.rank == 1 and not MARK.exists():
+            MARK.touch()
+            os.kill(os.getpid(), 9)
+        return ddp.build(model, setup)
+
+adapter = Once()
+"""
+
+
+def test_a_process_that_somebody_kills_once_is_told_with_the_signal(tmp_path: Path, engine: SimulatedEngine) -> None:
+    (tmp_path / "once.py").write_text(KILLED_ONCE)
+    law = chapters()["training.plain"]
+    verdict = check_law(law, Run(engine, f"{tmp_path / 'once.py'}:adapter"), world_sizes=(2,))
+    assert (verdict.status, verdict.exit_code) == ("error", NO_PROGRESS)
+    assert verdict.reason.startswith(
+        "the process of the simulated ranks ended in the middle of a run: it was ended by SIGKILL\n  where   in model: "
+    )
+    assert "next    look for who ended the process" in verdict.reason
 
 
 def test_the_answer_of_the_next_case_is_computed_while_ranks_compute(
