@@ -84,10 +84,13 @@ class Loop(TrainingLoop):
             return
         batches = [(micro.inputs, micro.targets) for micro in batch.micro_batches]
         loss = functools.partial(self._loss, batch)
-        self._functions["step"](self.model, self._users_optimizer, batches, loss)
+        self._functions["step"](self._made, self._users_optimizer, batches, loss)
 
     def _loss(self, batch: Batch, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Of what the user's own model gives; the harness's layer, if one stands beside it, is read here."""
         loss: Any = self.setup.loss
+        if self.model is not self._made:
+            outputs = cast(Any, self.model).beside(outputs, len(targets))
         if self.setup.step.reduction == "mean":
             return cast(Tensor, loss.with_reduction("mean")(outputs.to(targets.dtype), targets))
         return cast(Tensor, loss(outputs.to(targets.dtype), targets).sum() * batch.loss_scale)

@@ -128,14 +128,16 @@ class UserCaseModel(CaseModel):
         self.model, self.own, self.instrument, self.dtype = model, own, instrument, dtype
 
     def forward(self, inputs: Tensor) -> Tensor:
-        body_BF = (self._named if self.own.names else self.model)(inputs).reshape(len(inputs), self.own.features)
-        instrument: Any = self.instrument  # as it is now: a function of the user's casts their model alone
-        return torch.cat([body_BF, _read(instrument, body_BF.to(instrument.weight.dtype))], dim=1)
+        return self.beside(self.model(inputs), len(inputs))
 
-    def _named(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.model(inputs)
-        with widened(self.own, self.instrument.weight.dtype):
-            return outputs.to(self.dtype)
+    def beside(self, outputs: Tensor, samples: int) -> Tensor:
+        """[b, F + R]: the outputs of the user's model for so many samples, and the instrument's beside them."""
+        instrument: Any = self.instrument  # as it is now: a function of the user's casts their model alone
+        if self.own.names:
+            with widened(self.own, instrument.weight.dtype):
+                outputs = outputs.to(self.dtype)
+        body_BF = outputs.reshape(samples, self.own.features)
+        return torch.cat([body_BF, _read(instrument, body_BF.to(instrument.weight.dtype))], dim=1)
 
 
 def build(case: TrainingCase) -> CaseModel:

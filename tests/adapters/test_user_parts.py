@@ -38,6 +38,7 @@ def _judged(engine: SimulatedEngine, law: str, parts: str, worlds: tuple[int, ..
         ("training.gradients", "ddp,averaging=before"),
         ("training.plain", "on_two_axes,axes=dp_shard+tp"),
         ("training.plain", "parallelize,step=step"),
+        ("training.plain", "parallelize,step=syncs_once"),
         ("global-norm.update", "parallelize,clip=clip"),
     ],
 )

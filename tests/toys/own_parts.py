@@ -68,6 +68,17 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches, l
     optimizer.step()
 
 
+def syncs_once(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches, loss: Loss) -> None:
+    """As trainings over fully_shard do: the gradients are reduced behind the last micro-batch."""
+    assert isinstance(model, nn.Sequential)  # what parallelize gave, with nothing around it
+    optimizer.zero_grad()
+    for number, (inputs, targets) in enumerate(batches, 1):
+        model.set_requires_gradient_sync(number == len(batches))  # type: ignore[operator]
+        outputs = model(inputs)
+        loss(outputs.reshape(-1), targets).backward()  # in whatever shape the step has it by then
+    optimizer.step()
+
+
 def never_steps(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches, loss: Loss) -> None:
     for inputs, targets in batches:
         loss(model(inputs), targets).backward()
