@@ -16,6 +16,8 @@ from fsdpcheck.findings.violation import Violation
 Status = Literal["holds", "finding", "not promised", "not asked", "no case", "too few cases", "not supported", "error"]
 Confirmation = Literal["yes", "no", "not tried"]
 
+INEXACT = "as not exact"
+"""Stands in the reason of a law without a case where cases were drawn and are outside the exact domain."""
 NOT_CHECKED = "not checked"
 """How the reason begins of a law that was left out because of what another one met."""
 

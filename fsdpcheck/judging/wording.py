@@ -15,7 +15,7 @@ from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import FINDING, INTERNAL, NO_PROGRESS, USAGE, FsdpcheckError, OtherWorldSize
 from fsdpcheck.findings.tokens import Token, command, encode
-from fsdpcheck.findings.verdict import Finding, Verdict, exit_code
+from fsdpcheck.findings.verdict import INEXACT, Finding, Verdict, exit_code
 from fsdpcheck.judging import coverage, model_refusals
 from fsdpcheck.judging.climbing import told
 from fsdpcheck.judging.exploration import Exploration, Stop
@@ -147,7 +147,7 @@ def _flaky(found: Exploration, finding: Finding) -> Verdict:
             "  wanted  all ranks finish, as they did when the same case ran again: nothing in the code explains it\n"
             "  next    look for who ended the process, such as the system when memory ran out, and run it again"
         )
-        return replace(held(found), status="error", reason=reason, exit_code=NO_PROGRESS)
+        return replace(held(found), status="error", reason=reason, exit_code=INTERNAL)
     reason = (
         f"the law broke and then held on the same case, so the run is not deterministic ({finding.what}); gloo"
         " processes showed no difference: state that simulated ranks share (Features.rank_local), or an error of"
@@ -163,7 +163,7 @@ def _no_case(found: Exploration, spent: bool) -> Verdict:
         return replace(held(found), status="no case", reason=reason, exit_code=NO_PROGRESS)
     unfit = 2 * len(tally.unfit) > len(tally.rejected)
     reason = f"promised, but no case could be judged: {len(tally.rejected)} drawn and rejected"
-    reason += "" if unfit else " as not exact"
+    reason += "" if unfit else f" {INEXACT}"
     reason += "".join(f"\n  most often: {text}" for text, _ in tally.reasons.most_common(1))
     then, code = "", INTERNAL
     if found.run.own is not None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,10 @@ from fsdpcheck.workload import clip_groups, models, numerics
 from fsdpcheck.workload.user_model import single_device
 
 _UNBOUNDED = Precision(EMPTY, EMPTY, EMPTY)
+_SHORT: Final = 8
+"""Bits of a number that products with it may take beside those of drawn values."""
+_NAMED: Final = 4
+"""Most buffers that are named."""
 
 
 @dataclass
@@ -169,8 +174,24 @@ def _certified(
 ) -> dict[str, Bound]:
     """Certify forward and backward of some samples at once; bounds on the terms of the body's gradients, loss scale 1.
 
-    With ``weights`` the weighted backward pass too.
+    With ``weights`` the weighted backward pass too. What is said of a user's own model names its wide buffers.
     """
+    try:
+        return _passes(case, step, model, budget, rows, weights)
+    except NotExact as error:
+        if case.model.own is None:
+            raise
+        raise type(error)("; ".join([str(error), *_wide_buffers(model)])) from None
+
+
+def _passes(
+    case: TrainingCase,
+    step: StepAnswer,
+    model: models.CaseModel,
+    budget: Budget,
+    rows: Sequence[int],
+    weights: Tensor | None,
+) -> dict[str, Bound]:
     inputs, targets = batched_step.data(case, step, rows)
     loss, trained = batched_step.loss(case), batched_step.trained(model)
     certifier = Certifier(budget.precision, budget.where, used=budget.used, roundable=case.model.own is not None)
@@ -192,7 +213,7 @@ def _certified(
 
 
 def _outputs(case: TrainingCase, model: models.CaseModel, inputs: Tensor) -> Tensor:
-    """A forward under the certifier; what it says of a user's own model names the module."""
+    """A forward under the certifier; what it says of a user's own model names the module and the line."""
     if case.model.own is None:
         result: Tensor = model(inputs)
         return result
@@ -200,8 +221,27 @@ def _outputs(case: TrainingCase, model: models.CaseModel, inputs: Tensor) -> Ten
         try:
             result = model(inputs)
         except NotExact as error:
-            raise NotExact(f"{error}; in module {at[-1]}" if at else str(error)) from None
+            line = single_device.line_of(error)
+            where = [f"in module {at[-1]}"] * bool(at) + [f"at {line}"] * bool(line)
+            raise NotExact("; ".join([str(error), ", ".join(where)])) from None
     return result
+
+
+def _wide_buffers(model: models.CaseModel) -> list[str]:
+    """What is said of a user's buffers whose products take more bits than there are: tables, say."""
+    wide = [
+        name.removeprefix("model.")
+        for name, value in model.named_buffers()
+        if value.is_floating_point() and bool(value.isfinite().all()) and _bits(value) > _SHORT
+    ]
+    if not wide:
+        return []
+    named = ", ".join(wide[:_NAMED]) + f" and {len(wide) - _NAMED} more" * (len(wide) > _NAMED)
+    return [f"buffers keep their values, and those of {named} are no short numbers; computed in forward, a cosine is"]
+
+
+def _bits(value: Tensor) -> int:
+    return bits(float(value.abs().max()), grid_exponent(value)) if value.numel() else 0
 
 
 def traced_gradients(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fsdpcheck.errors import NO_PROGRESS, USAGE
-from fsdpcheck.findings.verdict import NOT_CHECKED, Verdict
+from fsdpcheck.findings.verdict import INEXACT, NOT_CHECKED, Verdict
 from fsdpcheck.judging import order
 
 Pair = tuple[str, str]
@@ -59,7 +59,8 @@ class Agenda:
 
         An adapter whose ranks never came back is asked nothing more: each law would take its whole budget. One that
         met one error in its first case of every leader (it breaks its protocol, say, or calls what no engine offers) is
-        asked no law that would meet it again. Any other error ends the law that met it, and no other.
+        asked no law that would meet it again; nor is a model of a user's of which no case of a leader is exact. Another
+        error ends the law that met it alone.
         """
         self._awaited.discard(pair := (verdict.law, verdict.adapter))
         own = [left for left in self._left if left[1] == verdict.adapter]
@@ -72,7 +73,8 @@ class Agenda:
         if any(adapter == verdict.adapter for _, adapter in self._awaited) or not _is_of_all(led):
             return []
         needing = [left for left in own if left[0] in self._needing.get(left[1], ())]
-        return self._leave_out(needing, f"the error of {led[0].law} ends every case", USAGE)
+        why = "the error of {} ends every case" if led[0].status == "error" else "no case of {} is exact"
+        return self._leave_out(needing, why.format(led[0].law), USAGE)
 
     def _leave_out(self, vain: list[Pair], why: str, code: int) -> list[Verdict]:
         self._left = [pair for pair in self._left if pair not in vain]
@@ -81,6 +83,9 @@ class Agenda:
 
 
 def _is_of_all(led: list[Verdict]) -> bool:
-    """Whether these verdicts are one error, met before anything could be judged."""
-    broken = all(one.status == "error" and one.exit_code == USAGE and not one.cases for one in led)
-    return bool(led) and broken and len({one.root for one in led}) == 1
+    """Whether these verdicts are one error, met before anything could be judged, or that a user's model has no case."""
+    if not led or any(one.exit_code != USAGE or one.cases for one in led):
+        return False
+    if all(one.status == "no case" and INEXACT in one.reason for one in led):
+        return True
+    return all(one.status == "error" for one in led) and len({one.root for one in led}) == 1

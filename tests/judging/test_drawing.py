@@ -15,7 +15,7 @@ from hypothesis.errors import Flaky
 from fsdpcheck.case import Case, from_json
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import NO_PROGRESS, NotExact
+from fsdpcheck.errors import INTERNAL, NotExact
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.coverage import Limits
@@ -141,7 +141,7 @@ def test_a_process_that_somebody_kills_once_is_told_with_the_signal(tmp_path: Pa
     (tmp_path / "once.py").write_text(KILLED_ONCE)
     law = chapters()["training.plain"]
     verdict = check_law(law, Run(engine, f"{tmp_path / 'once.py'}:adapter"), world_sizes=(2,))
-    assert (verdict.status, verdict.exit_code) == ("error", NO_PROGRESS)
+    assert (verdict.status, verdict.exit_code) == ("error", INTERNAL)
     assert verdict.reason.startswith(
         "the process of the simulated ranks ended in the middle of a run: it was ended by SIGKILL\n  where   in model: "
     )

@@ -52,6 +52,19 @@ def test_units_that_are_computed_again_may_take_inputs_by_keyword(adapter: str, 
     assert (verdict.status, verdict.cases, verdict.reason) == ("holds", 2, "")
 
 
+def test_a_table_in_a_buffer_that_leaves_no_case_is_named_beside_the_line_that_is_refused(
+    engine: SimulatedEngine,
+) -> None:
+    own = inspection.inspect(f"{TOYS}:tabled", f"{TOYS}:batch").own
+    verdict = check_law(chapters()["training.plain"], Run(engine, "ddp", own=own), world_sizes=(2,))
+    assert (verdict.status, verdict.cases) == ("no case", 0)
+    assert re.search(
+        rf"; in module blocks\.0\.0 \(Linear\), at {re.escape(TOYS)}:\d+; buffers keep their", verdict.reason
+    )
+    assert "those of front.0.cos are no short numbers" in verdict.reason
+    assert ".mask" not in verdict.reason
+
+
 def test_laws_hold_on_models_that_name_a_dtype(engine: SimulatedEngine) -> None:
     """In float64 plain PyTorch raises on the second, as ranks would."""
     for build, law in (("autocast", "training.plain"), ("to_float32", "rounding.gradients")):

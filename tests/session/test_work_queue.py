@@ -71,6 +71,16 @@ def test_one_error_in_the_first_case_of_both_leaves_out_what_would_meet_it_again
     assert {pair[0] for pair in iter(agenda.take, None) if pair and pair[1] == "a"} >= {"samplers.shares"}
 
 
+def test_a_users_model_of_which_no_case_is_exact_is_asked_no_law_that_trains_it() -> None:
+    why = "promised, but no case could be judged: 40 drawn and rejected as not exact"
+    vain = [
+        Verdict(law, "a", "no case", reason=why, exit_code=USAGE) for law in ("training.plain", "collectives.plain")
+    ]
+    assert _led(_agenda(), *vain) == ["clipping.norms", "zero.last"]
+    other = Verdict("collectives.plain", "a", "no case", reason="on 5 ranks alone", exit_code=USAGE)
+    assert _led(_agenda(), vain[0], other) == _led(_agenda(), vain[0], _error(("collectives.plain", "a"))) == []
+
+
 def test_ranks_that_never_come_back_are_asked_nothing_more() -> None:
     agenda = _agenda()
     left = {vain.law for vain in agenda.hear(_error(("training.plain", "a"), code=NO_PROGRESS)) if vain.exit_code == 4}

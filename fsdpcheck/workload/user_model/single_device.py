@@ -104,7 +104,7 @@ def watched(model: nn.Module, dtype: torch.dtype, found: Alone) -> Iterator[None
             with seen:
                 yield
         except Exception as error:
-            found.stumble = Stumble(message(error), ", ".join(filter(None, (_module(at), seen.newest, _line(error)))))
+            found.stumble = Stumble(message(error), ", ".join(filter(None, (_module(at), seen.newest, line_of(error)))))
 
 
 def _named(in64: Alone, in32: Alone) -> tuple[Named, str]:
@@ -144,8 +144,8 @@ def _module(at: list[str]) -> str:
     return f"module {at[-1]}" if at else "the loss, or the backward"
 
 
-def _line(error: BaseException) -> str:
-    """file:line of the innermost frame that is the user's."""
+def line_of(error: BaseException) -> str:
+    """file:line of the innermost frame that is the user's; "" where there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frames_private.is_plumbing(frame.filename)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
