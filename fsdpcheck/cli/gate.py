@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from datetime import date
 from functools import partial
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from fsdpcheck.cli import sessions, settings
+from fsdpcheck.cli.exits import is_launched
 from fsdpcheck.errors import HOLDS, USAGE, UsageError, explain
 from fsdpcheck.findings import tokens
 from fsdpcheck.findings.verdict import Verdict
@@ -76,7 +78,7 @@ def _gate(options: argparse.Namespace) -> int:
         if ledger.interrupted:
             return
         sentences = wanted.missing(ledger) if wanted is not None else []
-        sentences += [_NEXT] if sentences else []
+        sentences += [_on_torchrun(options.baseline) or _NEXT] if sentences else []
         try:
             waived = applied(waivers, ledger.findings, partial(_replayed, options), date.today())
             ledger.waived = {finding.token: str(waiver) for finding, waiver in waived.findings}
@@ -97,6 +99,17 @@ def _gate(options: argparse.Namespace) -> int:
     held = f"gate: {every} checks of {options.baseline} hold{', the others are waived' * bool(waived)}{beyond}"
     print(colour.painter(sys.stdout)(held, "green"))
     return HOLDS
+
+
+def _on_torchrun(file: Path) -> str:
+    """What to do on ranks of torchrun, whose number is that of no ordinary session; "" elsewhere."""
+    if not is_launched():
+        return ""
+    many = os.environ["WORLD_SIZE"]
+    return (
+        f"next: {file} may be of other numbers of ranks than those of torchrun, here {many} and fewer: give these a"
+        f" baseline of their own, --baseline {file.with_suffix('')}.torchrun{many}.json, first with --update"
+    )
 
 
 def _replayed(options: argparse.Namespace, waiver: Waiver) -> Verdict:

@@ -218,6 +218,13 @@ def test_every_command_that_is_shown_runs_whole(words: tuple[str, ...], folder: 
         words = (*words, *law_and_ranks)
     words = tuple(_token() if word.startswith("v2:") else word for word in words)
     start = [sys.executable, "-m", *(["fsdpcheck"] if words[0] == "fsdpcheck" else ["torch.distributed.run"])]
+    if "gate" in words:
+        words = (*words, "--adapter", "ddp", *NARROW["run"][: 4 if words[0] == "fsdpcheck" else 2])
+        if "--update" not in words:  # a gate has a baseline
+            written = subprocess.run(
+                [*start, *words[1:], "--update"], cwd=folder, env=environment(), capture_output=True
+            )
+            assert written.returncode == 0
     done = subprocess.run([*start, *words[1:]], cwd=folder, env=environment(), capture_output=True, text=True)
     wanted = 1 if words[1] == "compare" and "--all-tokens" not in words[2] else 0
     assert done.returncode == wanted, (words, done.stdout[-3000:], done.stderr[-3000:])
