@@ -16,7 +16,7 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings by root, in the order their roots were found; each is with the first group that has its like.
 
     The first of a group speaks for it: one that compares with the single device before one that compares two runs of
-    the implementation, then one that names lines of its code, then one with a cause.
+    the implementation, then one that names lines of its code, then one with a cause, then that of the plainest case.
     """
     groups: list[list[Finding]] = []
     for finding in findings:
@@ -49,9 +49,9 @@ def same(one: Finding, other: Finding) -> bool:
     return _turned_alike(one, other)
 
 
-def _silence(finding: Finding) -> tuple[bool, bool, bool]:
+def _silence(finding: Finding) -> tuple[bool, bool, bool, int]:
     lines = finding.place or finding.lines or "\n" in finding.stage
-    return finding.law.startswith("invariance."), not lines, not finding.cause
+    return finding.law.startswith("invariance."), not lines, not finding.cause, len(finding.words)
 
 
 def _located(finding: Finding) -> bool:

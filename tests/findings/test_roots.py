@@ -59,3 +59,5 @@ def test_what_says_most_speaks_for_its_root() -> None:
     without_lines = replace(FINDING, law="training.plain", cause="W = 3 times")
     with_lines = replace(without_lines, law="training.gradients", stage="right until then\nwrong within a.py:3")
     assert grouped([of_runs, without_lines, with_lines]) == [[with_lines, without_lines, of_runs]]
+    longer = replace(without_lines, law="training.evaluation", words="a longer case")
+    assert grouped([longer, without_lines]) == [[without_lines, longer]]
