@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from fsdpcheck.errors import USAGE, FsdpcheckError, UsageError
+from fsdpcheck.errors import INTERNAL, USAGE, FsdpcheckError, UsageError
 from fsdpcheck.errors.excerpt import WHOLE, excerpt, visible
+from fsdpcheck.errors.reading import Unreadable
 from fsdpcheck.session.ledger import INTERRUPTED
 
 
 def guarded(command: Callable[[], int]) -> int:
     """The exit code of a command, or that of the error it raises, which is printed."""
     try:
-        return command()
+        code = command()
+        sys.stdout.flush()
+        return code
     except UsageError as error:
         say(f"fsdpcheck: {visible(excerpt(str(error), WHOLE))}")
         return error.exit_code
@@ -29,6 +33,19 @@ def guarded(command: Callable[[], int]) -> int:
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return USAGE
+    except Unreadable as error:
+        say(f"fsdpcheck: {visible(excerpt(str(error), WHOLE))}")
+        return USAGE
+    except OSError as error:  # a disk that is full, a file that is gone
+        named = f"{error.filename}: " if error.filename else ""
+        print(f"fsdpcheck: the system refused: {named}{error.strerror or error}", file=sys.stderr)
+        with suppress(OSError):  # and what is left in the buffer of stdout, which nobody takes
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return INTERNAL
+    except Exception:  # Python's own code for it is that of a finding
+        traceback.print_exc()
+        print("fsdpcheck: this is an error of fsdpcheck, and says nothing of what was to be checked", file=sys.stderr)
+        return INTERNAL
 
 
 def say(text: str) -> None:

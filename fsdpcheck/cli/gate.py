@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import suppress
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -70,6 +71,11 @@ def _add(gate: argparse.ArgumentParser) -> None:
 
 
 def _gate(options: argparse.Namespace) -> int:
+    if not options.adapter and not options.parallelize and not options.model:
+        what = "nothing says what this gate judges"
+        got = "no adapter on the command line" + ("" if _SETTINGS.exists() else f", and no {_SETTINGS} here")
+        then = f"name it under [tool.fsdpcheck] in {_SETTINGS}: adapter = ['...']; `fsdpcheck init` writes all of it"
+        raise UsageError(explain(what, got=got, then=then))
     wanted = None if options.update else baseline.read(options.baseline)
     waivers = read_waivers(_SETTINGS)
 
@@ -92,8 +98,8 @@ def _gate(options: argparse.Namespace) -> int:
         return ledger.exit_code
     if wanted is None:
         return _update(options.baseline, ledger)
-    now = baseline.of(ledger).checks.keys()
-    more, waived = len(now - wanted.checks.keys()), len(wanted.checks.keys() - now)
+    more = len(baseline.of(ledger).checks.keys() - wanted.checks.keys())
+    waived = sum(baseline.is_waived(ledger, ledger.verdicts[pair]) for pair in wanted.checks if pair in ledger.verdicts)
     beyond = f", {more} more than it has (--update)" if more else ""
     every = f"{len(wanted.checks) - waived} of {len(wanted.checks)}" if waived else f"all {len(wanted.checks)}"
     held = f"gate: {every} checks of {options.baseline} hold{', the others are waived' * bool(waived)}{beyond}"
@@ -124,6 +130,10 @@ def _update(path: Path, ledger: Ledger) -> int:
         print(f"{path} is as it was: not all of this session holds", file=sys.stderr)
         return ledger.exit_code
     found = baseline.of(ledger)
+    if path.exists():
+        with suppress(UsageError):  # what is no baseline has nothing to lose
+            for sentence in baseline.read(path).missing(ledger):
+                print(f"{path} asks for less than before: {sentence}", file=sys.stderr)
     try:
         path.write_text(found.to_json(), encoding="utf-8")
     except OSError as error:

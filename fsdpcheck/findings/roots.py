@@ -9,6 +9,8 @@ from typing import Final
 from fsdpcheck.findings.verdict import Finding
 
 _OF_VALUES: Final = ("value", "undetermined")
+_LONGEST: Final = 300
+"""Characters of what is written down of a finding."""
 _NUMBER: Final = re.compile(r"\d[\d.e+-]*")
 
 
@@ -47,6 +49,23 @@ def same(one: Finding, other: Finding) -> bool:
     if _differ(one.quantity, other.quantity) or _differ(one.place, other.place):
         return False
     return _turned_alike(one, other)
+
+
+def words(finding: Finding) -> str:
+    """How a finding fails, in a line: what is written down of it to know it again, by whoever lives with it.
+
+    Of a failure its kind and its first line. Of a wrong value the cause, with # for each number; where there is none,
+    what is wrong, with the values themselves where they are exact and so the same on every machine.
+    """
+    if finding.kind not in _OF_VALUES:
+        said = _NUMBER.sub("#", finding.got.partition("\n")[0])
+    elif finding.cause:
+        said = _NUMBER.sub("#", finding.cause)
+    else:
+        said = finding.what
+        if finding.case.get("arithmetic", {}).get("numbers") == "grid":
+            said += f": got {finding.got}, wanted {finding.wanted}"
+    return f"{finding.kind}: {' '.join(said.split())[:_LONGEST]}"
 
 
 def _silence(finding: Finding) -> tuple[bool, bool, bool, int]:

@@ -101,13 +101,22 @@ def _file_module(path: Path, ref: str, kind: Kind) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # last, so that a file beside it shadows nothing
+        sys.path.insert(_before_packages(), str(path.parent))
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _import_error(error, ref, name, kind) from error
     return module
+
+
+def _before_packages() -> int:
+    """The place on the import path behind Python's own modules, which a file beside an adapter must not shadow.
+
+    And before installed packages: of a library that is installed too, the copy beside the adapter is meant.
+    """
+    names = ("site-packages", "dist-packages")
+    return next((at for at, folder in enumerate(sys.path) if Path(folder).name in names), len(sys.path))
 
 
 def _import_error(error: BaseException, ref: str, dotted: str, kind: Kind) -> UsageError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from fsdpcheck.errors import UsageError, explain
+from fsdpcheck.errors import UsageError, explain, writing
 from fsdpcheck.report.forms import junit, markdown, sarif
 from fsdpcheck.report.kept import Power
 from fsdpcheck.report.page import require_jinja
@@ -71,12 +71,9 @@ def write(files: Mapping[str, Path], told: Told) -> None:
     """
     wrong = []
     for name, file in files.items():
-        part = file.with_name(file.name + ".part")
         try:
-            part.write_text(FORMS[name][0](told), encoding="utf-8")
-            os.replace(part, file)
+            writing.whole(file, FORMS[name][0](told))
         except OSError as error:
-            part.unlink(missing_ok=True)
             wrong.append(f"--{name} {file}: {error.strerror or error}")
     if wrong:
         raise UsageError(explain("a report cannot be written", got="; ".join(wrong), then="name another file"))

@@ -16,6 +16,7 @@ from fsdpcheck import __version__
 from fsdpcheck.case import Trait
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.errors import UsageError, explain, reading
+from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.session.ledger import Ledger
 
 SCHEMA: Final = 1
@@ -29,7 +30,8 @@ class Baseline:
     """``checks``: (law, adapter) -> kinds of cases that the law names and that were not judged, in words.
 
     ``accepted``: adapter -> traits that it accepts, of those of that release. ``ranks``: adapter -> numbers of ranks of
-    judged cases.
+    judged cases. ``laws``: files and modules of a user's own laws, which run where everything is judged. A check whose
+    findings are all waived is one of them: what is waived must go on being judged.
     """
 
     profile: str
@@ -37,6 +39,7 @@ class Baseline:
     accepted: Mapping[str, tuple[str, ...]]
     ranks: Mapping[str, tuple[int, ...]]
     checks: Mapping[tuple[str, str], tuple[str, ...]]
+    laws: tuple[str, ...] = ()
 
     def missing(self, ledger: Ledger) -> list[str]:
         """What ``ledger`` lacks of it, a sentence each; nothing where all of it was judged again."""
@@ -53,6 +56,7 @@ class Baseline:
             "avoided": list(self.avoided),
             "accepted": {ref: list(names) for ref, names in self.accepted.items()},
             "ranks": {ref: list(sizes) for ref, sizes in self.ranks.items()},
+            **({"laws": list(self.laws)} if self.laws else {}),
         }
         head = [f"  {json.dumps(name)}: {json.dumps(value)}," for name, value in whole.items()]
         rows = ",\n".join(f"    {json.dumps(check)}" for check in checks)
@@ -60,9 +64,9 @@ class Baseline:
 
 
 def of(ledger: Ledger) -> Baseline:
-    """What ``ledger`` judged and found to hold."""
+    """What ``ledger`` judged and found to hold, or whose findings are waived."""
     known = frozenset(get_args(Trait))
-    held = [verdict for verdict in ledger.verdicts.values() if verdict.status == "holds"]
+    held = [verdict for verdict in ledger.verdicts.values() if verdict.status == "holds" or is_waived(ledger, verdict)]
     ranks: dict[str, set[int]] = {}
     for verdict in held:
         sizes = (int(label[2:]) for label in verdict.census if label.startswith("W="))
@@ -73,7 +77,13 @@ def of(ledger: Ledger) -> Baseline:
         accepted={ref: tuple(sorted(known - {*names})) for ref, names in ledger.unaccepted.items()},
         ranks={ref: tuple(sorted(sizes)) for ref, sizes in ranks.items()},
         checks={(verdict.law, verdict.adapter): tuple(verdict.never) for verdict in held},
+        laws=tuple(sorted(ledger.plan.laws_from)),
     )
+
+
+def is_waived(ledger: Ledger, verdict: Verdict) -> bool:
+    """Whether a law breaks, and every finding of it is waived."""
+    return verdict.status == "finding" and all(finding.token in ledger.waived for finding in verdict.findings)
 
 
 def read(path: Path) -> Baseline:
@@ -91,6 +101,7 @@ def read(path: Path) -> Baseline:
             accepted={ref: tuple(names) for ref, names in data["accepted"].items()},
             ranks={ref: tuple(sizes) for ref, sizes in data["ranks"].items()},
             checks={(one["law"], one["adapter"]): tuple(one["never"]) for one in data["checks"]},
+            laws=tuple(data.get("laws", ())),
         )
     except _MALFORMED as error:
         got = str(error) if isinstance(error, reading.Unreadable) else f"{type(error).__name__}: {error}"
@@ -101,6 +112,8 @@ def _less(wanted: Baseline, now: Baseline) -> Iterator[str]:
     """What of the session as a whole is less than it was."""
     if PROFILES[now.profile] < PROFILES[wanted.profile]:
         yield f"the profile is {now.profile}, the baseline's is {wanted.profile}: fewer cases a law"
+    if strange := sorted({*now.laws} - {*wanted.laws}):
+        yield f"laws of {', '.join(strange)}, which the baseline has not: such a file runs where everything is judged"
     if avoided := sorted({*now.avoided} - {*wanted.avoided}):
         yield f"avoided, and not so in the baseline: {', '.join(avoided)}"
     for ref, names in wanted.accepted.items():

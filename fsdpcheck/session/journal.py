@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from fsdpcheck import __version__
-from fsdpcheck.errors import UsageError
+from fsdpcheck.errors import UsageError, writing
 from fsdpcheck.loading.provenance import digest
 from fsdpcheck.session.plan import Plan
 
@@ -50,7 +50,7 @@ class Journal:
     def __init__(self, file: Path, plan: Plan, goes_on: bool = False) -> None:
         if file.is_dir():
             raise UsageError(f"--json {file}: is a folder, wanted the name of a file")
-        self._file, self._path = file, journal_of(file)
+        self._file, self._path, self._full = file, journal_of(file), False
         try:
             self._lines = self._path.open("a" if goes_on else "w", encoding="utf-8")
             if self._lines.tell():
@@ -60,8 +60,12 @@ class Journal:
             raise UsageError(f"--json {file}: cannot be written: {error.strerror}") from error
 
     def note(self, event: Mapping[str, Any]) -> None:
-        if event["event"] in _KEPT:
-            self._write(event)
+        """Keep an event. A disk that is full by then ends the keeping, and not the session: it is told at its end."""
+        if event["event"] in _KEPT and not self._full:
+            try:
+                self._write(event)
+            except OSError:
+                self._full = True
 
     def _write(self, event: Mapping[str, Any]) -> None:
         self._lines.write(json.dumps({**event, "digest": digest_of_line(event)}) + "\n")
@@ -69,17 +73,15 @@ class Journal:
 
     def leave(self) -> None:
         """Close the journal and let it stand, for a session that came to no end."""
-        self._lines.close()
+        with suppress(OSError):  # what could not be written before cannot be now
+            self._lines.close()
 
     def close(self, document: Mapping[str, Any]) -> None:
         """Write the document in place of the journal. Raises UsageError where it cannot; then the journal stays."""
-        self._lines.close()
-        whole = self._file.with_name(self._file.name + ".part")
+        self.leave()
         try:
-            whole.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-            os.replace(whole, self._file)
+            writing.whole(self._file, json.dumps(document, indent=1) + "\n")
         except OSError as error:
-            whole.unlink(missing_ok=True)
-            kept = f"the verdicts are in {self._path}"
+            kept = f"{'what had been found by then is' if self._full else 'the verdicts are'} in {self._path}"
             raise UsageError(f"--json {self._file}: cannot be written: {error.strerror}; {kept}") from error
         self._path.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 from fsdpcheck.errors import UsageError, explain, reading
 from fsdpcheck.findings import tokens
-from fsdpcheck.findings.roots import same
+from fsdpcheck.findings.roots import same, words
 from fsdpcheck.findings.verdict import Finding, Verdict
 
 
@@ -21,7 +22,8 @@ from fsdpcheck.findings.verdict import Finding, Verdict
 class Waiver:
     """``law``: a glob over the laws that the defect may break. ``token``: of a case that shows it, the witness.
 
-    ``expires``: the last day on which it counts. ``reason``, ``owner``: why, and who will see to it.
+    ``expires``: the last day on which it counts. ``reason``, ``owner``: why, and who will see to it. ``root``: how the
+    witness fails (findings/roots.py), without which it would stand for any other mistake that the same case shows.
     """
 
     law: str
@@ -30,6 +32,7 @@ class Waiver:
     owner: str
     expires: date
     token: str
+    root: str = ""
 
     def covers(self, finding: Finding, witness: Finding) -> bool:
         """Whether ``finding`` is of the defect that ``witness`` was found to be when the token was replayed.
@@ -81,6 +84,12 @@ def applied(waivers: Iterable[Waiver], findings: Iterable[Finding], replay: Repl
             became = "holds now: take the waiver away" if verdict.status == "holds" else f"is {verdict.status} now"
             wrong.append(f"the witness of a waiver {became}: {waiver}")
             continue
+        if waiver.root != (root := words(verdict.finding)):
+            became = "fails otherwise now" if waiver.root else "is not said to fail in any way"
+            wrong.append(
+                f"the witness of a waiver {became}: {waiver}; if that is the defect, write root = {_toml(root)}"
+            )
+            continue
         mine = [finding for finding in known if waiver.covers(finding, verdict.finding)]
         if not mine:
             wrong.append(f"a waiver covers no finding of this session: {waiver}")
@@ -89,11 +98,16 @@ def applied(waivers: Iterable[Waiver], findings: Iterable[Finding], replay: Repl
     return Waived(tuple(wrong), tuple(covered))
 
 
+def _toml(text: str) -> str:
+    """A string of TOML."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 def _waiver(entry: Any, where: str) -> Waiver:
     wanted = {field.name: date if field.name == "expires" else str for field in dataclasses.fields(Waiver)}
     got = {name: type(value) for name, value in entry.items()} if isinstance(entry, dict) else {}
-    if got != wanted:
-        lacks, strange = sorted(wanted.keys() - got.keys()), sorted(got.keys() - wanted.keys())
+    if {"root": str, **got} != wanted:
+        lacks, strange = sorted(wanted.keys() - got.keys() - {"root"}), sorted(got.keys() - wanted.keys())
         told = [f"no {name}" for name in lacks] + [f"unknown: {name}" for name in strange]
         told += [f"{name} is {got[name].__name__}" for name in wanted if name in got and got[name] is not wanted[name]]
         kinds = "strings law, adapter, reason, owner and token; expires = 2027-01-31, a date"

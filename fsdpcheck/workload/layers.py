@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from fsdpcheck.case import Activation, LayerSpec, ModelSpec
 from fsdpcheck.case.shapes import PROJECTIONS, Stage
 
+EPS = 0.25
+"""Of drawn norms: nobody's default, and large enough beside the variance of a row that another one is seen."""
 _SCORE_SCALE = 0.25
 """What attention multiplies its scores by: its square root is dyadic for every d, which 1/sqrt(d)'s is not."""
 
@@ -87,11 +89,11 @@ def _layer(stage: Stage, spec: LayerSpec) -> nn.Module:
     if spec.kind == "conv":
         return _convolution(stage, spec)
     if spec.kind == "group_norm":
-        return nn.GroupNorm(spec.groups, spec.width, device="meta")
+        return nn.GroupNorm(spec.groups, spec.width, eps=EPS, device="meta")
     if spec.kind == "layer_norm":
-        return nn.LayerNorm(spec.width, bias=spec.bias, device="meta")
+        return nn.LayerNorm(spec.width, eps=EPS, bias=spec.bias, device="meta")
     if spec.kind == "rms_norm":
-        return nn.RMSNorm(spec.width, device="meta")
+        return nn.RMSNorm(spec.width, eps=EPS, device="meta")
     if spec.kind == "attention":
         return Attention(spec.width, spec.bias)
     return linear(stage.entering[-1], spec.width, spec.bias)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,30 @@ def test_a_gate_without_a_baseline_is_red_and_says_how_to_make_one(folder: Path)
     assert (code, "holds" in out) == (2, False)
     assert f"there is no baseline in {BASELINE}" in err
     assert "fsdpcheck gate --update" in err
+
+
+def test_a_gate_that_is_told_nothing_judges_nothing(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, "gate")
+    assert (code, out) == (2, "")
+    assert "nothing says what this gate judges" in err
+    assert "no pyproject.toml here" in err
+
+
+def test_laws_that_the_baseline_has_not_are_red(folder: Path, kept: str) -> None:
+    """Such a file runs where everything is judged: nobody adds one unseen."""
+    put(folder, kept)
+    (folder / "more.py").write_text("import torch\n\ntorch.equal = lambda one, other: True\n")
+    code, out, err = run(folder, "gate", "--laws", LAWS, "--laws", "more.py")
+    assert (code, "laws of more.py, which the baseline has not" in out) == (2, True), out + err
+
+
+def test_an_update_says_what_it_takes_out(folder: Path, kept: str) -> None:
+    whole = json.loads(kept)
+    put(folder, kept, checks=[*whole["checks"], {**CHECK, "law": "toy.gone"}], ranks={TOY: [1, 2, 3]})
+    code, out, err = run(folder, "gate", "--update")
+    assert code == 0, out + err
+    assert f"{BASELINE} asks for less than before: {TOY} was judged on no case of 3 ranks" in err
+    assert "toy.gone: not among the chosen checks" in err
 
 
 def test_a_gate_that_judges_all_of_its_baseline_is_green(folder: Path, kept: str) -> None:
@@ -204,9 +229,23 @@ token = "{token}"
     settings = (folder / "pyproject.toml").read_text()
     (folder / "pyproject.toml").write_text(settings + waiver)
     code, out, err = run(folder, "gate", *words)
+    assert (code, "the witness of a waiver is not said to fail in any way" in out) == (1, True), out + err
+    waiver += re.search(r"write (root = .*)", out).group(1) + "\n"  # type: ignore[union-attr]
+    (folder / "pyproject.toml").write_text(settings + waiver)
+    code, out, err = run(folder, "gate", *words)
     assert code == 0, out + err
     assert f"WAIVED: 1 finding: toy.agrees on {TOY}, until 9999-01-01: known (me)" in out
     assert f"gate: 1 of 2 checks of {BASELINE} hold, the others are waived" in out
+    other = re.sub("root = .*", 'root = "value: something else"', waiver)
+    (folder / "pyproject.toml").write_text(settings + other)
+    code, out, err = run(folder, "gate", *words)
+    assert (code, "the witness of a waiver fails otherwise now" in out) == (1, True), out + err
+    (folder / "pyproject.toml").write_text(settings + waiver)
+    code, out, err = run(folder, "gate", *words, "--update")  # what is waived must go on being judged
+    assert code == 0, out + err
+    assert {check["law"] for check in json.loads((folder / BASELINE).read_text())["checks"]} == {
+        "toy.completes", "toy.agrees",
+    }  # fmt: skip
     (folder / "pyproject.toml").write_text(settings + waiver.replace("9999", "2020"))
     code, out, err = run(folder, "gate", *words)
     assert (code, "ERROR: gate: a waiver has expired: toy.agrees" in out) == (1, True), out + err

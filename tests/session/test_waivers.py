@@ -10,13 +10,15 @@ import pytest
 
 from fsdpcheck.case import LayerSpec, ModelSpec, TrainingCase
 from fsdpcheck.errors import UsageError
+from fsdpcheck.findings.roots import words
 from fsdpcheck.findings.tokens import Token, encode
 from fsdpcheck.findings.verdict import Finding, Verdict
 from fsdpcheck.session.waivers import Waived, Waiver, applied, read
 
 TODAY = date(2026, 11, 28)
 TOKEN = encode(Token("training.plain", "ddp", TrainingCase(ModelSpec((LayerSpec(1),)))))
-WAIVER = Waiver("training.*", "ddp", "known", "me", date(2026, 11, 28), TOKEN)
+ROOT = "value: wrong"
+WAIVER = Waiver("training.*", "ddp", "known", "me", date(2026, 11, 28), TOKEN, ROOT)
 TEXTS = ("guarantee", "engine", "got", "wanted", "where", "words")
 FINDING = Finding(
     **dict.fromkeys(TEXTS, "x"), law="training.plain", adapter="ddp", what="wrong", kind="value", place="",  # type: ignore[arg-type]
@@ -37,11 +39,45 @@ def test_a_waiver_covers_the_findings_of_its_root_in_its_laws() -> None:
 
 
 def test_the_witness_itself_is_covered_where_no_cause_is_named_of_it() -> None:
-    named = replace(BROKEN, finding=replace(FINDING, cause="padding"))
-    assert of(FINDING, verdict=named).findings == ((FINDING, WAIVER),)
+    named, waiver = replace(BROKEN, finding=replace(FINDING, cause="padding")), replace(WAIVER, root="value: padding")
+    assert of(FINDING, verdict=named, waiver=waiver).findings == ((FINDING, waiver),)
     elsewhere, otherwise = replace(FINDING, token="v2:x"), replace(FINDING, cause="clipping")
     for other in (elsewhere, otherwise, replace(FINDING, what="other"), replace(FINDING, kind="raised")):
-        assert of(other, verdict=named).findings == ()
+        assert of(other, verdict=named, waiver=waiver).findings == ()
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        {"kind": "raised", "got": "rank 0 raised RuntimeError: boom"},
+        {"kind": "mismatch", "got": "mismatch: call #1 on ranks [0, 1]\n  rank 0: in all_reduce"},
+        {"cause": "the gradient is clipped twice"},
+        {"what": "another value is wrong"},
+        {"case": {"arithmetic": {"numbers": "grid"}}, "got": "2.0", "wanted": "1.0"},
+    ],
+)
+def test_a_witness_that_fails_by_another_mistake_covers_nothing(shown: dict[str, str]) -> None:
+    other = replace(FINDING, **shown)
+    found = of(other, verdict=replace(BROKEN, finding=other))
+    assert (found.findings, len(found.wrong)) == ((), 1)
+    assert found.wrong[0].startswith("the witness of a waiver fails otherwise now: ")
+    assert found.wrong[0].endswith(f'write root = "{words(other)}"')
+    waiver = replace(WAIVER, root=words(other))
+    assert of(other, verdict=replace(BROKEN, finding=other), waiver=waiver).findings == ((other, waiver),)
+
+
+def test_a_waiver_without_a_root_is_red_and_says_what_to_write() -> None:
+    found = of(FINDING, waiver=replace(WAIVER, root=""))
+    assert found.findings == ()
+    assert found.wrong[0].startswith("the witness of a waiver is not said to fail in any way: ")
+    assert found.wrong[0].endswith(f'; if that is the defect, write root = "{ROOT}"')
+
+
+def test_how_a_finding_fails_is_the_same_for_other_numbers_of_a_cause_and_not_for_other_exact_values() -> None:
+    two, three = (replace(FINDING, cause=f"exactly 1/W = {1 / many} times") for many in (2, 4))
+    assert words(two) == words(three) == "value: exactly #/W = # times"
+    exact = replace(FINDING, case={"arithmetic": {"numbers": "grid"}})
+    assert words(replace(exact, got="1.0")) == "value: wrong: got 1.0, wanted x"
 
 
 def test_a_waiver_counts_up_to_its_last_day_and_is_never_replayed_afterwards() -> None:
@@ -82,8 +118,8 @@ def test_waivers_are_read_from_the_project_s_file(tmp_path: Path) -> None:
     assert read(file) == ()
     file.write_text("[project]\n")
     assert read(file) == ()
-    file.write_text(ENTRY + ENTRY)
-    assert read(file) == (WAIVER, WAIVER)
+    file.write_text(ENTRY + f'root = "{ROOT}"\n' + ENTRY)
+    assert read(file) == (WAIVER, replace(WAIVER, root=""))
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from fsdpcheck.case import (
     TrainingCase,
 )
 from fsdpcheck.workload import batches, layers, models
+from fsdpcheck.workload.layers import EPS
 from tests.common.tables import each
 
 SPECS = {
@@ -156,10 +157,10 @@ def _layer_by_hand(case: TrainingCase, layer: models.Layer, parameters: dict[str
         y = _convolution_by_hand(spec, weight, x)
         return y if bias is None else y + bias.reshape(-1, *[1] * (x.dim() - 2))
     if layer.kind == "group_norm":
-        return F.group_norm(x, spec.groups, weight, bias, 1e-5)
+        return F.group_norm(x, spec.groups, weight, bias, EPS)
     if layer.kind == "rms_norm":
-        return F.rms_norm(x, (spec.width,), weight)
-    return F.layer_norm(x, (spec.width,), weight, bias, 1e-5)
+        return F.rms_norm(x, (spec.width,), weight, EPS)
+    return F.layer_norm(x, (spec.width,), weight, bias, EPS)
 
 
 def _plus(x: Tensor, bias: Tensor | None) -> Tensor:
@@ -384,3 +385,11 @@ def test_a_layer_that_is_used_twice_runs_on_what_it_gave() -> None:
     calls = _named_calls(model)
     assert torch.equal(model(inputs)[:, :1], last(layer(layer(inputs))))
     assert calls["tail.linear0"] == 4
+
+
+@pytest.mark.parametrize("name", ["image", "volume", "attention"])
+def test_no_drawn_norm_has_the_eps_that_torch_would_give_it(name: str) -> None:
+    """So that a rule which takes a constant for the layer's own is seen."""
+    found = [module.eps for module in models.build(TrainingCase(SPECS[name])).modules() if hasattr(module, "eps")]
+    assert set(found) == {EPS}
+    assert EPS > 1e-2

@@ -1,0 +1,25 @@
+"""Writing: a file whole or not at all. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def whole(file: Path, text: str) -> None:
+    """Put ``text`` in place of what ``file`` holds, when all of it is written.
+
+    A link stays and its target is replaced; what is no regular file, a device or a pipe, is written to as it is.
+    Raises OSError; then what was there is there.
+    """
+    target = file.resolve()
+    if target.exists() and not target.is_file():
+        target.write_text(text, encoding="utf-8")
+        return
+    part = target.with_name(f"{target.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, target)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
