@@ -22,7 +22,7 @@ from fsdpcheck.errors import FsdpcheckError, spelling
 from fsdpcheck.errors.excerpt import visible
 from fsdpcheck.pytest_plugin import options, outcome, own_tests
 from fsdpcheck.pytest_plugin import world as _world
-from fsdpcheck.pytest_plugin.account import PROMISED, TOLD, Account, Accountant
+from fsdpcheck.pytest_plugin.account import PROMISED, TOLD, VANISHED, Account, Accountant, Collected
 from fsdpcheck.session.plan import Plan
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     before, own_tests.defaults = own_tests.defaults, plan
     config.add_cleanup(lambda: setattr(own_tests, "defaults", before))
     config.pluginmanager.register(Accountant(config.stash[_ACCOUNT]))
+    config.pluginmanager.register(Collected(config.stash[_ACCOUNT], lambda item: bool(_name(item))))
 
 
 def _require_checkable(config: pytest.Config, asked: tuple[str, ...]) -> None:
@@ -248,6 +249,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     workeroutput = getattr(config, "workeroutput", None)
     if workeroutput is not None:
         workeroutput[PROMISED] = {test: list(pair) for test, pair in account.promised.items()}
+        workeroutput[VANISHED] = list(account.vanished)
         return
     if config.option.collectonly:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from fsdpcheck.session.plan import Plan
 
 NOT_RUN: Final = ("not promised", "not asked", "no case", "too few cases", "not supported")
 PROMISED: Final = "fsdpcheck_promised"
+VANISHED: Final = "fsdpcheck_vanished"
 TOLD: Final = "fsdpcheck"
 """What a report of a test has as an attribute, which crosses from the processes of pytest-xdist."""
 _NAMED: Final = 5
@@ -38,6 +39,8 @@ class Account:
         self.ledger = Ledger(replace(plan, adapters=()))
         self.promised: dict[str, Pair] = {}
         """The test of each promised check -> its law and adapter."""
+        self.vanished: dict[str, None] = {}
+        """Tests of laws that were collected, and that a hook took away without deselecting them."""
         self.told: list[tuple[str, Pair, str]] = []
         """(test, law and adapter, status) of each verdict."""
         self.unfailed: dict[str, str] = {}
@@ -107,6 +110,12 @@ class Account:
         self.ledger.plan = replace(plan, adapters=tuple(dict.fromkeys((*asked, *promising, *plan.adapters))))
         lacks = [f"only {self.ran} of {self.promises} promised checks ran: this is a failure"] * bool(self.missing)
         lacks += [f"not run: {_some(self.missing)}"] * bool(self.missing)
+        if self.vanished:
+            named = ", ".join(list(self.vanished)[:_NAMED]) + ", ..." * (len(self.vanished) > _NAMED)
+            then = "deselect them (-k, --deselect), which is counted, or leave them"
+            lacks.append(
+                f"{len(self.vanished)} tests of laws were taken away by a hook of conftest.py: {named}; next: {then}"
+            )
         lacks += requirements.lacking(self.ledger, require, laws) if require else []
         wanted = baseline.read(Path(base)) if base else None
         lacks += self._of_hidden(wanted.checks if wanted else ())
@@ -172,3 +181,25 @@ class Accountant:
         """A worker of pytest-xdist ended; each collects everything, so what one of them promises, all do."""
         for test, pair in getattr(node, "workeroutput", {}).get(PROMISED, {}).items():
             self._account.promised[test] = (pair[0], pair[1])
+        self._account.vanished |= dict.fromkeys(getattr(node, "workeroutput", {}).get(VANISHED, ()))
+
+
+class Collected:
+    """Sees what is collected before any other hook does, and what is deselected; what is then gone has vanished."""
+
+    def __init__(self, account: Account, is_law: Callable[[pytest.Item], bool]) -> None:
+        self._account, self._is_law = account, is_law
+        self._tests: dict[str, None] = {}
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Iterator[None]:
+        self._tests |= dict.fromkeys(item.nodeid for item in items if self._is_law(item))
+        yield
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        for item in items:
+            self._tests.pop(item.nodeid, None)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        there = {item.nodeid for item in session.items}
+        self._account.vanished |= dict.fromkeys(test for test in self._tests if test not in there)

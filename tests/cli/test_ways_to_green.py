@@ -111,6 +111,18 @@ WAYS: Final[dict[str, Way]] = {
     "pytest: a law is deselected": Way(
         1, "not among the chosen checks", (*PYTEST, "--deselect", "test_laws.py::test_laws[training.plain]")
     ),
+    "pytest: a hook takes a law away": Way(
+        1,
+        "1 tests of laws were taken away by a hook of conftest.py: test_laws.py::test_laws[training.plain]",
+        PYTEST,
+        edits={
+            "conftest.py": (
+                "",
+                "def pytest_collection_modifyitems(items):\n    items[:] = "
+                "[item for item in items if 'training.plain' not in item.name]\n",
+            )
+        },
+    ),
     "pytest: a mark that no test has": Way(5, "not among the chosen checks", (*PYTEST, "-m", "slow")),
     "pytest: the test is skipped": Way(
         1,
@@ -179,7 +191,7 @@ def test_no_way_is_green(does: str, repository: Path, tmp_path: Path) -> None:
     way = WAYS[does]
     folder = Path(shutil.copytree(repository, tmp_path / "copy"))
     for name, (old, new) in way.edits.items():
-        text = (folder / name).read_text()
+        text = (folder / name).read_text() if (folder / name).exists() else ""
         assert old in text
         (folder / name).write_text(text.replace(old, new))
     if way.without:

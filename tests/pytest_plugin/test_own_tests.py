@@ -67,6 +67,33 @@ def test_a_law_that_a_test_does_not_check_fails_it(place: pytest.Pytester) -> No
     result.stdout.fnmatch_lines(["toy.completes was not checked; next: call law.check() in the test", "only 0 of 1 *"])
 
 
+TAKES_AWAY = """
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    gone = [item for item in items if "toy.small" in item.name]
+    items[:] = [item for item in items if item not in gone]
+"""
+
+
+def test_a_law_that_a_hook_takes_away_is_red_and_one_that_it_deselects_is_counted(place: pytest.Pytester) -> None:
+    """So is what happens in a worker of pytest-xdist, which collects by itself."""
+    place.makepyfile(test_mine=FILE)
+    place.makeconftest(TAKES_AWAY)
+    result = _pytest(place)
+    assert result.ret == 1
+    gone = "1 tests of laws were taken away by a hook of conftest.py: test_mine.py::test_laws[[]toy.small[]]; next: *"
+    result.stdout.fnmatch_lines([gone])
+    common = ("-p", "fsdpcheck.pytest_plugin", "-p", "no:cacheprovider", "-n", "1")
+    code, out, err = run_pytest(place.path, common)
+    assert (code, "1 tests of laws were taken away by a hook" in out) == (1, True), out + err
+    place.makeconftest(TAKES_AWAY + "    config.hook.pytest_deselected(items=gone)\n")
+    result = _pytest(place)
+    assert result.ret == 0
+    result.assert_outcomes(passed=1, deselected=1)
+
+
 BROKEN = FILE.replace(",toy.small,toy.secret", ",toy.small")
 SWALLOWED = BROKEN.replace("    law.check()", "    with contextlib.suppress(BaseException):\n        law.check()")
 EXPECTED = BROKEN.replace("def test_laws", "@pytest.mark.xfail\ndef test_laws")

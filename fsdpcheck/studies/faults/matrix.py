@@ -174,8 +174,11 @@ class Matrix:
 
     def _pairs(self, planted: Planted) -> Iterator[tuple[str, Law]]:
         """(adapter, law) to ask: first those that are said to break, then those that a session asks first."""
+        asked: set[str] = set()
         for adapter in planted.adapters:
-            laws = [law for law in self.laws(adapter) if self._meets(planted, adapter, law)]
+            laws = [law for law in self.laws(adapter) if law.name not in asked and self._meets(planted, adapter, law)]
+            if planted.lines:  # of a line that several adapters run, one is asked each law
+                asked |= {law.name for law in laws}
             yield from ((adapter, law) for law in sorted(laws, key=lambda law: _rank(law, planted)))
 
     def _meets(self, planted: Planted, adapter: str, law: Law) -> bool:
