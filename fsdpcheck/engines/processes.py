@@ -10,7 +10,7 @@ from fsdpcheck.engines._real import monitor
 from fsdpcheck.engines._real.pool import Pool
 from fsdpcheck.engines._real.transport import LocalLink
 from fsdpcheck.execution import Execution, RunRequest
-from fsdpcheck.processes.limit import LIMIT_SECONDS, Limit
+from fsdpcheck.processes.limit import Limit
 
 
 class ProcessesEngine(hosts.Hosted):
@@ -28,7 +28,7 @@ class ProcessesEngine(hosts.Hosted):
         self,
         budget_seconds: float | None = None,
         start_method: str = "forkserver",
-        limit_seconds: float = LIMIT_SECONDS,
+        limit_seconds: float | None = None,
     ) -> None:
         self._budget, self._start_method, self._limit = budget_seconds, start_method, Limit(limit_seconds)
         self._pools: dict[int, Pool] = {}

@@ -20,7 +20,7 @@ from fsdpcheck.engines._common import hosts
 from fsdpcheck.engines._simulated.questions import Close, Settings, Settle, Simulate
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest
 from fsdpcheck.execution.assembly import assemble
-from fsdpcheck.processes.limit import LIMIT_SECONDS
+from fsdpcheck.processes.limit import limit_seconds as limit_of_runs
 from fsdpcheck.processes.remote import Died
 
 
@@ -38,9 +38,10 @@ class SimulatedEngine(hosts.Hosted):
         self,
         device: str | torch.device = "cpu",
         budget_seconds: float | None = None,
-        limit_seconds: float = LIMIT_SECONDS,
+        limit_seconds: float | None = None,
     ) -> None:
-        self._settings = Settings(str(device), budget_seconds, limit_seconds)
+        limit = limit_of_runs() if limit_seconds is None else limit_seconds
+        self._settings = Settings(str(device), budget_seconds, limit)
         self.meanwhile: Callable[[], None] | None = None
         """What is done once, while the ranks of the next run compute in their own process."""
 

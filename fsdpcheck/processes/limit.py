@@ -18,7 +18,11 @@ from typing import Final
 from fsdpcheck.errors import UsageError
 
 
-def _limit_seconds() -> float:
+def limit_seconds() -> float:
+    """What a run may use up at least: 600, or what the environment says now in FSDPCHECK_LIMIT_SECONDS.
+
+    Asked for each time: a process that was forked has another environment than its modules were imported in.
+    """
     given = os.environ.get("FSDPCHECK_LIMIT_SECONDS", "600")
     try:
         return float(given)
@@ -26,8 +30,6 @@ def _limit_seconds() -> float:
         raise UsageError(f"FSDPCHECK_LIMIT_SECONDS is {given!r}; wanted a number of seconds") from None
 
 
-LIMIT_SECONDS: Final = _limit_seconds()
-"""What a run may use up at least: 600, or what the environment says in FSDPCHECK_LIMIT_SECONDS."""
 TIMES_THE_LONGEST: Final = 20.0
 """A run may use up so many times what the longest one before it did."""
 LOOK_SECONDS: Final = 0.1
@@ -35,9 +37,13 @@ LOOK_SECONDS: Final = 0.1
 
 
 class Limit:
-    """How much a run of one engine may use up: ``floor`` seconds, or many times what the longest one before it did."""
+    """How much a run of one engine may use up: ``floor`` seconds, or many times what the longest one before it did.
 
-    def __init__(self, floor: float = LIMIT_SECONDS, times: float = TIMES_THE_LONGEST) -> None:
+    ``floor``: that of ``limit_seconds`` if None.
+    """
+
+    def __init__(self, floor: float | None = None, times: float = TIMES_THE_LONGEST) -> None:
+        floor = limit_seconds() if floor is None else floor
         self._floor, self._times, self._longest = floor, times, 0.0
 
     @property

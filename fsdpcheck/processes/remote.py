@@ -26,7 +26,7 @@ from fsdpcheck import errors
 from fsdpcheck.compat import frames_private
 from fsdpcheck.errors import FsdpcheckError, NoProgress, UsageError, excerpt
 from fsdpcheck.processes import fork_server, leftovers, messages
-from fsdpcheck.processes.limit import LIMIT_SECONDS, TIMES_THE_LONGEST, Limit, beat_into
+from fsdpcheck.processes.limit import TIMES_THE_LONGEST, Limit, beat_into, limit_seconds
 from fsdpcheck.processes.watch import MORE_THAN_A_RUN, STACKS, Watch
 
 Answer = Callable[[Any], bytes]
@@ -81,7 +81,7 @@ class Remote:
         self._files = _Files(self._folder)
         self._read, self._due = 0, False
         self._log, self._beats, self._stacks = (os.open(path, os.O_RDONLY | os.O_CREAT) for path in self._files.all)
-        self._limit = Limit(MORE_THAN_A_RUN * LIMIT_SECONDS, MORE_THAN_A_RUN * TIMES_THE_LONGEST)
+        self._limit = Limit(MORE_THAN_A_RUN * limit_seconds(), MORE_THAN_A_RUN * TIMES_THE_LONGEST)
         self._pipe: Connection
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(module, theirs, self._files), daemon=True)

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from fsdpcheck.processes import leftovers, zygote
-from fsdpcheck.processes.limit import LIMIT_SECONDS, TIMES_THE_LONGEST, Limit
+from fsdpcheck.processes.limit import TIMES_THE_LONGEST, Limit, limit_seconds
 from fsdpcheck.processes.watch import MORE_THAN_A_RUN, STACKS, Watch
 
 _CHUNK: Final = 1 << 16
@@ -179,7 +179,7 @@ class Crew:
         self._mark = f"{os.getpid()}.{time.monotonic_ns()}"
         self._zygote = zygote.ready()
         self._others = leftovers.children() if adopts else None
-        self._limit = Limit(MORE_THAN_A_RUN * LIMIT_SECONDS, MORE_THAN_A_RUN * TIMES_THE_LONGEST)
+        self._limit = Limit(MORE_THAN_A_RUN * limit_seconds(), MORE_THAN_A_RUN * TIMES_THE_LONGEST)
 
     def start(self, main: str, arguments: Sequence[str]) -> Child:
         """Start a child; numbers begin at 0 and are never used again."""
@@ -188,7 +188,7 @@ class Crew:
         self._children.append(child)
         for source in (child.pipe, child.exit):
             self._selector.register(source, selectors.EVENT_READ, child)
-        child.watched(self._limit if main == "main" else Limit(_WHOLE_REPLAY * LIMIT_SECONDS))
+        child.watched(self._limit if main == "main" else Limit(_WHOLE_REPLAY * limit_seconds()))
         if self.interrupted:  # while it was being started
             child.process.send_signal(signal.SIGINT)
         return child

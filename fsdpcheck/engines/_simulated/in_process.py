@@ -24,7 +24,7 @@ from fsdpcheck.engines._simulated.shared_state import SharedByRanks
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.execution.assembly import assemble
-from fsdpcheck.processes.limit import LIMIT_SECONDS, Limit
+from fsdpcheck.processes.limit import Limit
 from fsdpcheck.program import checkpoints, rank_program
 from fsdpcheck.simulation.globals import module_global
 from fsdpcheck.simulation.here import current_rank
@@ -59,7 +59,7 @@ class InProcessEngine:
         device: str | torch.device = "cpu",
         budget_seconds: float | None = None,
         program: Program = rank_program,
-        limit_seconds: float = LIMIT_SECONDS,
+        limit_seconds: float | None = None,
     ) -> None:
         self._limit = Limit(limit_seconds)
         self._device, self._budget, self._program = torch.device(device), budget_seconds, program
