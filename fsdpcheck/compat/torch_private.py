@@ -111,6 +111,15 @@ def forget_graphs() -> None:
     torch._dynamo.config.recompile_limit = 1024
 
 
+def quiet_meta_kernels() -> None:
+    """Have no stack printed for each operator that raises while DTensor asks for the shape of what it gives.
+
+    What raises is in the report, once and with the rank; torch logs it on each rank, a hundred lines a time.
+    Tried: 2.13.0.
+    """
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+
+
 _FILLS = ("FLAGS_caffe2_cpu_allocator_do_junk_fill", "FLAGS_caffe2_cpu_allocator_do_zero_fill")
 _C10 = {"darwin": "libc10.dylib", "win32": "c10.dll"}
 

@@ -98,3 +98,13 @@ def test_a_factory_without_arguments_is_no_function_of_parts(tmp_path: Path) -> 
     path = tmp_path / "made.py"
     path.write_text("from fsdpcheck.adapters.builtin import ddp\n\n\ndef make():\n    return ddp.adapter\n")
     assert adapters.load(f"{path}:make").name == "ddp"
+
+
+def test_what_raises_on_ranks_is_in_the_report_and_not_on_stderr_for_each(
+    engine: SimulatedEngine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A hidden layer of 4 is cut into unequal parts by 3 ranks, which DTensor's views do not take."""
+    verdict = _judged(engine, "training.plain", "in_halves,axes=tp", worlds=(3,), most=3)
+    assert verdict.finding is not None
+    assert "must have same reduction dim" in verdict.finding.got
+    assert capfd.readouterr().err.count("\n") < 10

@@ -47,6 +47,13 @@ def on_two_axes(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
     return parallelize(model, mesh["dp_shard"])
 
 
+def in_halves(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
+    """Right on numbers of ranks that divide the width of 8."""
+    if "tp" not in (mesh.mesh_dim_names or ()):
+        return model
+    return parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
 def nothing(model: nn.Sequential, mesh: DeviceMesh) -> None:
     """Forgets to make it parallel."""
 

@@ -15,6 +15,7 @@ import torch
 import torch._C._distributed_c10d as c10d
 
 from fsdpcheck import adapters, process_state
+from fsdpcheck.compat import torch_private
 from fsdpcheck.engines._common import imports, patches, poison
 from fsdpcheck.engines._real.gloo import World
 from fsdpcheck.engines._real.shared_table import Row
@@ -114,6 +115,7 @@ def follow(request: RunRequest, run: int, world: World) -> Reply:
     rank = world.rank
     reply = Reply(deadlock.Finished(rank), RankResult(rank))
     torch.set_num_threads(1)
+    torch_private.quiet_meta_kernels()
     try:
         with ExitStack() as stack:
             kept = stack.enter_context(process_state.Kept(imports.patches(request)))

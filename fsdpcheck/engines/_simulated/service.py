@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fsdpcheck import adapters, process_state
+from fsdpcheck.compat import torch_private
 from fsdpcheck.engines._common import imports, patches
 from fsdpcheck.engines._simulated.covered import Covered
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
@@ -46,6 +47,7 @@ def make(_: Back) -> Answer:
 class _Service:
     def __init__(self) -> None:
         torch.set_num_threads(1)
+        torch_private.quiet_meta_kernels()
         self._loaded: provenance.Loaded | None = None
         self._covered: Covered | None = None
         self._engines: dict[Settings, InProcessEngine] = {}
