@@ -17,6 +17,9 @@ from fsdpcheck.report.source_text import with_source
 _OF_LINES: Final = "run in all cases that fail, and in none that one change makes hold"
 
 
+_BEHIND: Final = "; what else is wrong in them shows when this is mended"
+
+
 def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[str] = (), folder: str = "") -> str:
     """One root as text: its first finding in full, the other laws it breaks in a line each.
 
@@ -32,7 +35,7 @@ def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[s
     lines += _entry("stage", first.stage) if first.stage else []
     lines += _entry("when", first.when) if first.when else []
     lines += _entry("lines", f"{first.lines}\n{_OF_LINES}") if first.lines else []
-    lines += _entry("alike", f"{first.alike} further cases of this law fail so") if first.alike else []
+    lines += _entry("alike", alike(first)) if first.alike else []
     lines += _entry("avoid", f"--avoid {trait} leaves such cases out") if (trait := avoidable(first)) else []
     lines += [f"  confirmed on gloo: {first.confirmed}" + (f" ({first.note})" if first.note else "")]
     lines += [f"  replay with: {replay_command(first, installs, folder)}"]
@@ -44,6 +47,12 @@ def avoidable(finding: Finding) -> str:
     """The trait that all cases have which break the law, and no other; "" where none is known."""
     said = re.search(r"^only cases with (\S+) fail", finding.when, re.MULTILINE)
     return said[1] if said is not None and said[1] in get_args(Trait) else ""
+
+
+def alike(finding: Finding) -> str:
+    """How many cases were set aside because they fail like this one; "" for none."""
+    told = f"{finding.alike} further cases of this law fail so; what else is wrong in them shows when this is mended"
+    return told if finding.alike else ""
 
 
 def replay_command(finding: Finding, installs: Iterable[str] = (), folder: str = "") -> str:

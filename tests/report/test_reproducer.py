@@ -85,7 +85,7 @@ def test_a_known_finding_of_fully_shard_is_shown(tmp_path: Path) -> None:
     case = replace(SMALL, model=model, step=StepSpec(evaluates="inference_mode"))
     ran = run(written("fully_shard:inferring", case, "training.evaluation"), case, tmp_path)
     assert ran.code == 1
-    assert "Inference tensors cannot be saved for backward" in ran.printed
+    assert re.search("nference tensors? (cannot be saved for backward|outside InferenceMode)", ran.printed), ran.printed
 
 
 @pytest.mark.parametrize(
