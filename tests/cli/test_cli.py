@@ -150,7 +150,7 @@ def test_usage_errors_have_code_2(arguments: list[str], said: str, capsys: pytes
         (["run", "--json", "/no/such/folder/report.json"], "cannot be written"),
         (["run", "--json", os.curdir], "is a folder, wanted the name of a file"),
         (["run", "--html", "/no/such/folder/page.html"], "--html /no/such/folder/page.html cannot be written"),
-        (["gate", "--update", "--junit", os.curdir], "it is a folder"),
+        (["gate", "--adapter", "ddp", "--update", "--junit", os.curdir], "it is a folder"),
         (["report"], "a report is missing; next: fsdpcheck report report.json"),
         (["report", "no-such-file"], "no-such-file is no report of a session"),
         (["run", "--shard", "1/2"], "a part of a session without a report says nothing of the whole"),
