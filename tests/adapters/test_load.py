@@ -87,6 +87,26 @@ def test_two_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
     assert type(found[0]) is not type(found[1])
 
 
+def test_of_a_library_that_is_installed_too_the_copy_beside_the_adapter_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And none of Python's own modules is shadowed."""
+    installed, beside = tmp_path / "site-packages", tmp_path / "repository"
+    for folder, release in ((installed, "old"), (beside, "new")):
+        folder.mkdir()
+        (folder / "a_library_of_ours.py").write_text(f"release = {release!r}\n")
+    (beside / "colorsys.py").write_text("raise RuntimeError('not this one')\n")
+    imports = "import a_library_of_ours\nimport colorsys\n"
+    (beside / "found.py").write_text(imports + SOURCE + "\nmine.name = a_library_of_ours.release\n")
+    here = next(at for at, folder in enumerate(sys.path) if Path(folder).name == "site-packages")
+    monkeypatch.setattr(sys, "path", [*sys.path[:here], str(installed), *sys.path[here:]])
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    try:
+        assert adapters.load(f"{beside / 'found.py'}:mine").name == "new"
+    finally:
+        sys.modules.pop("a_library_of_ours", None)
+
+
 def test_a_dotted_name_is_found_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some_package_of_mine.py").write_text(SOURCE)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
