@@ -150,6 +150,8 @@ def parametrize_with_laws(
     that cannot be, here or when tests are collected.
     """
     several = adapter if isinstance(adapter, list | tuple) else [adapter]
+    if not several:
+        raise UsageError(explain("parametrize_with_laws is given no adapter", got=adapter, wanted="one at least"))
     said, require = _said(options)
     asked = Asked(tuple(dict.fromkeys(map(reference, several))), said, require)
 

@@ -94,6 +94,12 @@ def test_a_law_that_a_hook_takes_away_is_red_and_one_that_it_deselects_is_counte
     result.assert_outcomes(passed=1, deselected=1)
 
 
+def test_a_list_without_an_adapter_is_refused() -> None:
+    """It would make a test that is skipped, and green."""
+    with pytest.raises(UsageError, match="is given no adapter"):
+        fsdpcheck.parametrize_with_laws([])
+
+
 BROKEN = FILE.replace(",toy.small,toy.secret", ",toy.small")
 SWALLOWED = BROKEN.replace("    law.check()", "    with contextlib.suppress(BaseException):\n        law.check()")
 EXPECTED = BROKEN.replace("def test_laws", "@pytest.mark.xfail\ndef test_laws")
