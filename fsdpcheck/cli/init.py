@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Final
 
@@ -42,7 +42,7 @@ def _init(options: argparse.Namespace) -> int:
     text = reading.text(_PROJECT) if _PROJECT.exists() else ""
     new = {_ADAPTER: _template(options.kind), _PROJECT: text + "\n" * bool(text) + _SETTINGS}
     if not options.no_workflow:
-        new[_WORKFLOW] = _template("workflow")
+        new[_WORKFLOW] = _template("workflow").replace("TORCH", metadata.version("torch").partition("+")[0])
     _require_new(new, text)
     for path, content in new.items():
         try:

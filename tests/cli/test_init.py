@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ def test_what_is_written_holds_and_is_gated(kind: str, tmp_path: Path) -> None:
     assert code == 0, err
     assert out.splitlines()[-1].startswith("next: fsdpcheck gate --update")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".github", "fsdpcheck_adapter.py", "pyproject.toml"]
+    workflow = (tmp_path / ".github" / "workflows" / "fsdpcheck.yml").read_text()
+    assert f"pip install torch=={metadata.version('torch').partition('+')[0]} --index-url" in workflow
     quick = ("--law", "training.plain,global-norm.update", "--jobs", "1")
     code, out, err = run(tmp_path, "gate", "--update", *quick)
     assert code == 0, out + err
