@@ -43,7 +43,7 @@ from fsdpcheck.diagnosis.cause_fit import (
     singled_out,
 )
 from fsdpcheck.diagnosis.collectives import of_failure
-from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm
+from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm, unasked
 from fsdpcheck.diagnosis.initial_parameters import of_start
 from fsdpcheck.diagnosis.shards import stood_still
 from fsdpcheck.findings.cause import PATTERN, Cause, Causes
@@ -269,6 +269,7 @@ def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
         *shards.unreduced(answer, step),
         *stale_state.gradients(answer, step),
         *joint_clipping.clipped(answer, step),
+        *unasked(answer, step, given),
     )
     for cause, value in whole:
         if _explains(case, value, given, slack, magnitude):
