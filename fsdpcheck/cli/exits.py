@@ -39,7 +39,9 @@ def guarded(command: Callable[[], int]) -> int:
     except OSError as error:  # a disk that is full, a file that is gone
         named = f"{error.filename}: " if error.filename else ""
         print(f"fsdpcheck: the system refused: {named}{error.strerror or error}", file=sys.stderr)
-        with suppress(OSError):  # and what is left in the buffer of stdout, which nobody takes
+        try:
+            sys.stdout.flush()
+        except OSError:  # it is stdout that takes nothing more
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return INTERNAL
     except Exception:  # Python's own code for it is that of a finding

@@ -6,12 +6,13 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.cli import values
-from fsdpcheck.errors import FINDING, HOLDS, UsageError, explain
+from fsdpcheck.errors import FINDING, HOLDS, UsageError, explain, reading, writing
 from fsdpcheck.report import colour
 from fsdpcheck.session import sharding
 
@@ -45,10 +46,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--adapter", action="append", default=[], metavar="NAME",
         help="an implementation that holds its laws, repeatable (default: that in which each fault is planted)",
     )  # fmt: skip
-    option("--law", default="*", metavar="GLOB", help="laws that are asked (default: all that are promised)")
+    option("--law", default="*", metavar="GLOB", help="laws that judge (default: all that are promised)")
     option("--fault", default="*", metavar="GLOB", help="faults whose names match (default: all)")
     option("--from", dest="module", metavar="MODULE", help="faults of your own: pkg.mod or file.py (default: none)")
-    option("--mutants", type=_count, metavar="N", help="N changes of single places of the source (default: none)")
+    option("--mutants", type=values.count, metavar="N", help="N changes of single places of the source (default: none)")
     option(
         "--file",
         dest="files",
@@ -57,11 +58,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="files that mutants change (default: all of the implementation)",
     )
     option(
-        "--pairs", type=_count, metavar="N", help="N pairs of the faults at once: one may hide another (default: none)"
+        "--pairs",
+        type=values.count,
+        metavar="N",
+        help="N pairs of them at once: one may hide another (default: none)",
     )
     option("--seed", type=int, default=0, metavar="S", help="by which mutants and pairs are drawn (default: 0)")
     values.one_of(parser, "--profile", tuple(PROFILES), "how many cases a law (default: quick)", "quick")
-    option("--cases", type=_count, metavar="N", help="at most N cases a law (default: those of the profile)")
+    option("--cases", type=values.count, metavar="N", help="at most N cases a law (default: those of the profile)")
     option(
         "--world-size",
         type=values.world_sizes,
@@ -88,23 +92,21 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     option("--html", type=Path, metavar="FILE", help="write them as a page too (default: none)")
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text!r}: wanted a number above 0")
-    return int(text)
-
-
 def _faults(options: argparse.Namespace) -> int:
     import torch
 
     from fsdpcheck.report import faults as report
+    from fsdpcheck.report import writing as forms
     from fsdpcheck.studies.faults.kept import Kept
     from fsdpcheck.studies.faults.matrix import Matrix
 
     torch.set_num_threads(1)
     number, many = sharding.parse(options.shard)
-    equivalent, files = _equivalent(options.equivalent), _writable(options)
-    asked = {name: getattr(options, name) for name in ("adapter", "law", "profile", "cases", "world_size", "every")}
+    equivalent = _equivalent(options.equivalent)
+    files = {form: getattr(options, form) for form in ("json", "markdown", "html") if getattr(options, form)}
+    forms.require(files)
+    wanted = ("adapter", "law", "module", "profile", "cases", "world_size", "every")
+    asked = {name: getattr(options, name) for name in wanted}
     kept, rows = Kept(options.keep, asked), []
     matrix = Matrix(options.law, options.profile, options.cases, options.world_size, options.every)
     try:
@@ -162,49 +164,25 @@ def _mutants(options: argparse.Namespace, matrix: Matrix, adapters: Sequence[str
 
     lines = reached.measure(matrix, adapters, told)
     found = [
-        one for one in mutants.all_of(lines, Sources(adapters, options.files)) if _matches(one.name, options.fault)
+        one for one in mutants.all_of(lines, Sources(adapters, options.files)) if fnmatchcase(one.name, options.fault)
     ]
     drawn = mutants.drawn(found, options.mutants, options.seed)
     print(f"{len(drawn)} of {len(found)} mutants of the lines that cases run", file=sys.stderr, flush=True)
     return planted.of_mutants(drawn, adapters)
 
 
-def _matches(name: str, pattern: str) -> bool:
-    from fnmatch import fnmatchcase
-
-    return fnmatchcase(name, pattern)
-
-
 def _equivalent(path: Path | None) -> dict[str, str]:
     """Name -> reason. Raises UsageError for a file that does not hold that."""
     if path is None:
         return {}
+    wanted = "JSON: name of a fault to reason"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            explain(f"--equivalent {path}", got=str(error), wanted="JSON: name of a fault to reason")
-        ) from error
+        found = json.loads(reading.text(path))
+    except ValueError as error:
+        raise UsageError(explain(f"--equivalent {path}", got=error, wanted=wanted)) from error
     if not isinstance(found, dict) or not all(isinstance(reason, str) and reason.strip() for reason in found.values()):
-        raise UsageError(
-            explain(f"--equivalent {path}", got="something else", wanted="JSON: name of a fault to reason")
-        )
+        raise UsageError(explain(f"--equivalent {path}", got="something else", wanted=wanted))
     return found
-
-
-def _writable(options: argparse.Namespace) -> dict[str, Path]:
-    """Form -> file. Raises UsageError for one that cannot be written, before hours are spent."""
-    files = {form: getattr(options, form) for form in ("json", "markdown", "html") if getattr(options, form)}
-    if "html" in files:
-        from fsdpcheck.report.page import require_jinja
-
-        require_jinja()
-    for form, file in files.items():
-        try:
-            file.open("a", encoding="utf-8").close()
-        except OSError as error:
-            raise UsageError(explain(f"--{form} {file}", got=error.strerror or str(error), wanted="a file")) from error
-    return files
 
 
 def _write(
@@ -221,4 +199,4 @@ def _write(
             from fsdpcheck.report.page import faults as page
 
             told = page.text(rows, equivalent)
-        file.write_text(told, encoding="utf-8")
+        writing.whole(file, told)

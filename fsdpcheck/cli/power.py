@@ -32,7 +32,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     several = partial(parser.add_argument, action="append", default=[])
     several("--adapter", metavar="NAME", help="an implementation believed to be right, repeatable (default: reference)")
     several("--family", metavar="NAME", help="plain, clipped, probe, ..., repeatable (default: all)")
-    parser.add_argument("--cases", type=_count, default=50, metavar="N", help="cases a family (default: 50)")
+    parser.add_argument("--cases", type=values.count, default=50, metavar="N", help="cases a family (default: 50)")
     parser.add_argument(
         "--world-size",
         type=values.world_sizes,
@@ -41,12 +41,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="3, 1-5 or 2,4 (default: 1-5)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON too (default: none)")
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or not 0 < int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text!r}: wanted a number of cases above 0")
-    return int(text)
 
 
 def _power(options: argparse.Namespace) -> int:

@@ -59,6 +59,13 @@ def jobs(text: str) -> int | None:
     return int(text)
 
 
+def count(text: str) -> int:
+    """A number of things, one at least."""
+    if not text.isdecimal() or not 0 < int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r}: wanted a number from 1 to 1000000")
+    return int(text)
+
+
 def roots(text: str) -> int:
     """A number of findings."""
     if not text.isdecimal() or not 1 <= int(text) <= 64:

@@ -18,7 +18,8 @@ Legend: n samples of a step, F flattened body output, R rows of the instrument, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -176,26 +177,10 @@ def _certified(
 
     With ``weights`` the weighted backward pass too. What is said of a user's own model names its wide buffers.
     """
-    try:
-        return _passes(case, step, model, budget, rows, weights)
-    except NotExact as error:
-        if case.model.own is None:
-            raise
-        raise type(error)("; ".join([str(error), *_wide_buffers(model)])) from None
-
-
-def _passes(
-    case: TrainingCase,
-    step: StepAnswer,
-    model: models.CaseModel,
-    budget: Budget,
-    rows: Sequence[int],
-    weights: Tensor | None,
-) -> dict[str, Bound]:
     inputs, targets = batched_step.data(case, step, rows)
     loss, trained = batched_step.loss(case), batched_step.trained(model)
     certifier = Certifier(budget.precision, budget.where, used=budget.used, roundable=case.model.own is not None)
-    with certifier:
+    with _naming_wide_buffers(model), certifier:
         outputs = _outputs(case, model, inputs)
         certifier.on_grid(outputs)
         with certifier.values_unused():
@@ -225,6 +210,17 @@ def _outputs(case: TrainingCase, model: models.CaseModel, inputs: Tensor) -> Ten
             where = [f"in module {at[-1]}"] * bool(at) + [f"at {line}"] * bool(line)
             raise NotExact("; ".join([str(error), ", ".join(where)])) from None
     return result
+
+
+@contextmanager
+def _naming_wide_buffers(model: models.CaseModel) -> Iterator[None]:
+    """What is said inside of a user's own model names its wide buffers."""
+    try:
+        yield
+    except NotExact as error:
+        if not isinstance(model, models.UserCaseModel):
+            raise
+        raise type(error)("; ".join([str(error), *_wide_buffers(model)])) from None
 
 
 def _wide_buffers(model: models.CaseModel) -> list[str]:

@@ -60,7 +60,7 @@ class Journal:
             raise UsageError(f"--json {file}: cannot be written: {error.strerror}") from error
 
     def note(self, event: Mapping[str, Any]) -> None:
-        """Keep an event. A disk that is full by then ends the keeping, and not the session: it is told at its end."""
+        """Keep an event. A disk that is full ends the keeping, and not the session, which is reported at its end."""
         if event["event"] in _KEPT and not self._full:
             try:
                 self._write(event)

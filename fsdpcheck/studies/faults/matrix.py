@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from fsdpcheck.case import KernelCase
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import NO_PROGRESS
 from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.findings import tokens
 from fsdpcheck.findings.verdict import Verdict
@@ -30,7 +31,7 @@ OUTCOMES: Final[Mapping[Outcome, str]] = {
     "survived": "results differ, and no law that was asked breaks",
     "changes nothing": "it ran, and no result of any rank differs by a bit",
     "never ran": "no case that was judged ran what is altered",
-    "not asked": "no law that was chosen is promised by its adapter",
+    "not asked": "no law that was chosen is promised by its adapter and judged a case",
 }
 """What may become of a fault, the worst for the laws in the third place."""
 
@@ -114,6 +115,8 @@ class Matrix:
     lines: Mapping[tuple[str, str], Set[Place]] = field(default_factory=dict)
     """(adapter, law) -> what it runs of the implementation: measured where mutants are put in (reached.py)."""
     _bases: dict[str, Run] = field(default_factory=dict)
+    _sound: dict[tuple[str, str], bool] = field(default_factory=dict)
+    """(adapter, law) -> whether the law ends in no error without a fault; of those that did with one."""
 
     def laws(self, adapter: str) -> list[Law]:
         """Those that are asked of an adapter: its promises."""
@@ -132,23 +135,23 @@ class Matrix:
         for adapter, law in self._pairs(planted):
             verdict = self._judged(law, self._planted(adapter, planted, watching))
             asked, told = asked + 1, replace(told, cases=told.cases + verdict.cases)
-            if verdict.status in ("finding", "error", "no progress") and (kill := self._kill(law, adapter, verdict)):
+            if verdict.status in ("finding", "error") and (kill := self._kill(law, adapter, verdict)):
                 kills.append(kill)
                 if not self.every:
                     break
-            elif verdict.status not in ("holds", "too few cases", "no case", "not asked", "finding"):
+            elif verdict.status not in ("holds", "too few cases", "no case", "not asked"):
                 notes.append(f"{law.name}: {verdict.status}: {_line(verdict.reason)}")
         self.files |= watching.files
         told = replace(told, kills=tuple(kills), laws=asked, note="; ".join(dict.fromkeys(notes)))
         return replace(told, outcome=self._outcome(told, planted, watching))
 
     def _outcome(self, told: Row, planted: Planted, watching: Watching) -> Outcome:
-        if not told.laws:
-            return "not asked"
         if told.kills:
             first = told.kills[0]
             at_once = (first.kind == "raised" and told.cases <= 1) or first.kind == "error"
             return "raises at once" if at_once else "killed"
+        if not told.cases:
+            return "not asked"
         if not watching.hits:
             return "never ran"
         return "survived" if self._differs(planted) else "changes nothing"
@@ -163,10 +166,15 @@ class Matrix:
         return False
 
     def _kill(self, law: Law, adapter: str, verdict: Verdict) -> Kill | None:
-        """None where the law breaks in that case without the fault as well: then it says nothing."""
+        """None where the law breaks in that case, or ends in an error, without the fault as well: it says nothing."""
         finding = verdict.finding
         if finding is None:
-            return Kill(law.name, adapter, verdict.status, _line(verdict.reason), "", verdict.cases)
+            if (adapter, law.name) not in self._sound:
+                self._sound[adapter, law.name] = self.unplanted(adapter, law).status != "error"
+            if not self._sound[adapter, law.name]:
+                return None
+            kind = "no progress" if verdict.exit_code == NO_PROGRESS else verdict.status
+            return Kill(law.name, adapter, kind, _line(verdict.reason), "", verdict.cases)
         token = tokens.decode(finding.token)
         if check_case(law, self._base(adapter), token.case, diagnose=False).status == "finding":
             return None

@@ -201,19 +201,6 @@ _OPERATORS: Final[tuple[tuple[type | tuple[type, ...], _Changes], ...]] = (
     ((ast.Break, ast.Continue), _jump),
 )  # type: ignore[assignment]
 
-NAMES: Final = (
-    "compare",
-    "arithmetic",
-    "logic",
-    "unary",
-    "condition",
-    "constant",
-    "left-out",
-    "keyword",
-    "call",
-    "jump",
-)
-
 
 def _replace(function: ast.AST, node: ast.AST, replacement: ast.AST) -> None:
     for parent in ast.walk(function):

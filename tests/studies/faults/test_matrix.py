@@ -132,6 +132,21 @@ def test_a_law_that_breaks_without_the_fault_kills_nothing(own: Path) -> None:
     assert row.kills == ()
 
 
+@pytest.mark.parametrize(("breaks", "outcome"), [("always", "not asked"), ("when_planted", "raises at once")])
+def test_a_law_that_ends_in_an_error_without_the_fault_kills_nothing(own: Path, breaks: str, outcome: str) -> None:
+    """A trainer that shows no parameters breaks its protocol, whatever is planted."""
+    (own / f"{breaks}.py").write_text(
+        ADAPTER.read_text().replace(
+            "return {name: value.detach().clone() for name, value in self.model.named_parameters()}",
+            "shown = {name: value.detach().clone() for name, value in self.model.named_parameters()}\n"
+            f"        return None if {breaks == 'always'} or dist.all_reduce.__name__ == 'called' else shown",
+        )
+    )
+    (fault,) = planted.of_module(str(own / "own.py"), "the_same", [f"{own / f'{breaks}.py'}:adapter"])
+    row = Matrix("training.plain", cases=3, world_sizes=(2,)).row(fault)
+    assert row.outcome == outcome, row
+
+
 def test_every_law_is_asked_where_all_are_wanted(engine: SimulatedEngine) -> None:
     fault = planted.of_the_reference("complete_norms_summed")
     chosen = {"cases": 4, "world_sizes": (2,), "engine": engine}
@@ -204,8 +219,8 @@ def test_mutants_of_a_file_of_ones_own(own: Path, tmp_path: Path, capfd: pytest.
         "--html",
         str(tmp_path / "m.html"),
     )
-    assert command(own, *names) in (HOLDS, FINDING)
-    told = capfd.readouterr()
+    code, told = command(own, *names), capfd.readouterr()
+    assert code == (FINDING if " survived" in told.err else HOLDS)
     assert "mutants of the lines that cases run" in told.err
     assert "dp.py/Trainer.step/arithmetic.1: killed by training.plain" in told.err
     assert (tmp_path / "m.html").read_text().startswith("<!doctype html>")
