@@ -203,9 +203,11 @@ def test_the_command_keeps_rows_and_takes_them_over(
     data = json.loads(into.read_text())
     assert [row["fault"] for row in data["rows"]] == ["not_reduced", "doubled", "raises", "the_same", "elsewhere"]
     assert data["counts"]["killed"] == 2
+    assert command(own, *words, "--every") == HOLDS  # other options: what was found out stands for none of it
+    assert len(keep.read_text().splitlines()) == 2 * len(first.splitlines())
     (own / "dp.py").write_text(ADAPTER.read_text() + "\n")  # other code: nothing of it is taken over
     assert command(own, *words) == HOLDS
-    assert len(keep.read_text().splitlines()) == 2 * len(first.splitlines())
+    assert len(keep.read_text().splitlines()) == 3 * len(first.splitlines())
 
 
 def test_mutants_of_a_file_of_ones_own(own: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
