@@ -29,7 +29,7 @@ def clipped(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
     case, wanted = answer.case, answer.steps[step]
     if not case.step.private or len(answer.clip_norms) > 1 or not wanted.samples:
         return
-    for whose, groups in _groups(case, wanted, step):
+    for same, groups in _groups(case, wanted, step):
         sums = [_sum(wanted.gradients, own) for own in groups]
         for key, word, scales, shares in _scales(case, groups):
             for eps in sorted({*_EPS, answer.rule.eps}):
@@ -37,8 +37,9 @@ def clipped(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
                     _factor(total, scale, answer.clip_norm, eps) * share
                     for total, scale, share in zip(sums, scales, shares, strict=True)
                 ]
-                text = f"the {word} gradient of {whose} is clipped, not each sample's: {_INSTEAD}"
-                yield Cause(f"{key} gradient of {whose} clipped", text), _weighted(sums, weights)
+                text = f"the {word} gradient of {same[0]} is clipped, not each sample's: {_INSTEAD}"
+                released = _weighted(sums, weights)
+                yield from ((Cause(f"{key} gradient of {whose} clipped", text), released) for whose in same)
 
 
 def norms(answer: Answer, step: int, rank: int) -> Iterator[tuple[Cause, Tensor]]:
@@ -94,17 +95,25 @@ def _paired(squares: Tensor) -> Tensor:
     return found
 
 
-def _groups(case: TrainingCase, wanted: StepAnswer, step: int) -> Iterator[tuple[str, list[list[int]]]]:
-    """(whose, rows of the samples that are taken together, a sample as often as it occurs)."""
+def _groups(case: TrainingCase, wanted: StepAnswer, step: int) -> Iterator[tuple[list[str], list[list[int]]]]:
+    """(whose, rows of the samples that are taken together, a sample as often as it occurs).
+
+    What is the same in this case, as a rank's batch is the whole one on one rank, stands together, plainest first:
+    a case that cannot tell two apart speaks for both.
+    """
     by_rank, everyone = rows(case, step, wanted)[:: case.copies], chunks(case, step, wanted)[:: case.copies]
-    yield "the whole batch", [[row for own in by_rank for row in own]]
-    if len(by_rank) > 1:
-        yield "each rank", by_rank
-    if case.step.micro_batches > 1:
-        yield "each micro-batch", [own for mine in everyone for own in mine]
-        if len(by_rank) > 1:
-            across = zip(*everyone, strict=True)
-            yield "each micro-batch of all ranks", [[row for own in each for row in own] for each in across]
+    across = zip(*everyone, strict=True)
+    every = {
+        "the whole batch": [[row for own in by_rank for row in own]],
+        "each rank": by_rank,
+        "each micro-batch": [own for mine in everyone for own in mine],
+        "each micro-batch of all ranks": [[row for own in each for row in own] for each in across],
+    }
+    left = list(every)
+    while left:
+        same = [whose for whose in left if every[whose] == every[left[0]]]
+        yield same, every[left[0]]
+        left = [whose for whose in left if whose not in same]
 
 
 def _scales(case: TrainingCase, groups: list[list[int]]) -> Iterator[tuple[str, str, list[float], list[float]]]:
@@ -113,8 +122,7 @@ def _scales(case: TrainingCase, groups: list[list[int]]) -> Iterator[tuple[str, 
     plain = [1 / n] * count
     yield "summed", "summed", [1.0] * count, plain
     yield "mean", "mean", plain, plain
-    if case.shares > 1:
-        yield "scaled mean", "mean", [case.shares / n] * count, plain
+    yield "scaled mean", "mean", [case.shares / n] * count, plain
     local = [1 / max(len(own), 1) for own in groups]
     yield "local mean", "mean", local, plain
     yield "mean of local means", "mean", local, [each / count for each in local]

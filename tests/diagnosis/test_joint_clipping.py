@@ -55,6 +55,20 @@ def test_a_gradient_that_is_clipped_after_samples_were_added_up_is_named() -> No
         assert ALONE in said
 
 
+def test_a_case_that_cannot_tell_whose_gradient_is_clipped_speaks_for_each_and_says_the_plainest() -> None:
+    alone = clipped("probe", replace(SMALL, mesh=replace(SMALL.mesh, dp_shard=1)), micro_batches=1)
+    answer = oracle.answer(alone, EPS)
+    whole = {name: value.sum(0) for name, value in answer.steps[0].gradients.items()}
+    norm = torch.stack([value.square().sum() for value in whole.values()]).sum().sqrt() / 8
+    factor = min(1.0, answer.clip_norm / (float(norm) + 1e-6)) / 8
+    fitting = diagnosis.of_gradient(answer, 0, {name: value * factor for name, value in whole.items()})
+    assert fitting is not None
+    keys = {cause.key for cause in fitting}
+    assert {f"{word} gradient of {whose} clipped" for word in ("mean", "scaled mean")
+            for whose in ("the whole batch", "each rank")} <= keys  # fmt: skip
+    assert "each rank" not in named(fitting)
+
+
 def test_samples_that_are_clipped_alone_but_wrongly_are_not_said_to_be_clipped_together() -> None:
     weights = right_weights(PROBE)
     for changed in (weights * 0.75, weights.sqrt(), weights * torch.linspace(0.5, 1.5, 7)):
