@@ -22,7 +22,8 @@ pytest_plugins = ["fsdpcheck.pytest_plugin", "pytester"]
 
 _LONG = (
     *("samplers.poisson-room", "samplers.poisson-law", "kernels.order", "privacy.canary"),
-    *("features.prefetch", "features.no-gather", "features.private-compiled"),
+    *("features.prefetch", "features.no-gather", "features.private-compiled", "features.compiled"),
+    *("noise.padding", "noise.scale", "privacy.replayed"),
 )
 """Laws whose few cases take seconds; the main job has them."""
 _BY_DAY = {

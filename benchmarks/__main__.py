@@ -72,6 +72,11 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "lines",
         "[FILE [GLOB]] [--shard K/N]: right variants that look suspicious; each finding is a false alarm",
     ),
+    "implementations": (
+        "implementations",
+        "lines",
+        "[FILE [GLOB [PROFILE]]] [--shard K/N]: what each implementation promises and keeps, honest ones and defects",
+    ),
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }
 """Name -> its module, the function that gives its lines, and what it measures."""

@@ -65,7 +65,7 @@ def lines(minutes: int = 10, file: str = str(RECORD), seed: int = 1, shard: tupl
     where, engine, spent = _where(), SimulatedEngine(), Counter[tuple[str, str]]()
     for row in kept.rows:
         spent[row["adapter"], row["ranks"]] += row["processor seconds"]
-    waiting = {(name, _words(ranks)): _pairs(name, seed, shard) for name, ranks in honest()}
+    waiting = {(name, ranks_in_words(ranks)): _pairs(name, seed, shard) for name, ranks in honest()}
     try:
         while time.monotonic() - began < 60 * minutes:
             name, ranks = min(waiting, key=lambda one: spent[one])
@@ -89,7 +89,8 @@ def _judged(engine: SimulatedEngine, adapter: str, ranks: str, law: str, seed: i
     return {**_row(verdict), "processor seconds": spent, "ranks": ranks, "seed": seed}
 
 
-def _words(ranks: tuple[int, ...]) -> str:
+def ranks_in_words(ranks: tuple[int, ...]) -> str:
+    """As a report has them; "" for the profile's."""
     return ",".join(map(str, ranks))
 
 
@@ -125,7 +126,7 @@ def _labels(rows: list[dict[str, Any]]) -> Counter[str]:
 
 def honest() -> list[tuple[str, tuple[int, ...]]]:
     """Those of HONEST that are installed."""
-    return [(name, ranks) for name, ranks in HONEST if _installed(name)]
+    return [(name, ranks) for name, ranks in HONEST if installed(name)]
 
 
 def promised(adapter: str) -> list[str]:
@@ -148,7 +149,8 @@ def _a_variant(adapter: str) -> bool:
     return bool(colon) and any(name == base for name, _ in HONEST)
 
 
-def _installed(adapter: str) -> bool:
+def installed(adapter: str) -> bool:
+    """Whether the package of the adapter is there."""
     package = adapter.partition(":")[0].removesuffix("_ddp")
     return not adapters.needs_extra(adapter) or importlib.util.find_spec(package) is not None
 

@@ -12,6 +12,7 @@ import importlib.util
 import json
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,11 @@ _NAMED_ALONE = {fault.caught_by for fault in faults.ALL.values()} & chapters().k
 """Laws that a fault names and no others: its own test asks that they catch it."""
 _NAMES = [*faults.ALL, *(name for name in chapters() if name not in _NAMED_ALONE)]
 """Faults that a law must catch, and laws that must catch one of the faults that name them among others."""
+_LONG = {
+    *("vanishing_factors_are_one", "factors_have_a_floor", "large_draws_cut_off"),
+    *("gradient_doubled_by_compilation",),
+}
+"""Those whose law takes many seconds a case, and is itself judged by night and in the main job."""
 
 
 @functools.cache
@@ -66,7 +72,11 @@ def needs_triton(law: Law) -> None:
         pytest.skip("needs triton (Linux): pip install 'fsdpcheck[kernels]'")
 
 
-@pytest.mark.parametrize("name", _NAMES)
+def _by_day_or_night(name: str) -> Any:
+    return pytest.param(name, marks=[pytest.mark.nightly] * (name in _LONG))
+
+
+@pytest.mark.parametrize("name", map(_by_day_or_night, _NAMES))
 def test_the_witness_kills(name: str, engine: SimulatedEngine) -> None:
     assert name in witnesses(), f"{name} has no witness; next: python -m benchmarks witnesses {name}"
     token = decode(witnesses()[name])
