@@ -76,7 +76,7 @@ def _by_day_or_night(name: str) -> Any:
     return pytest.param(name, marks=[pytest.mark.nightly] * (name in _LONG))
 
 
-@pytest.mark.parametrize("name", map(_by_day_or_night, _NAMES))
+@pytest.mark.parametrize("name", [_by_day_or_night(name) for name in _NAMES])
 def test_the_witness_kills(name: str, engine: SimulatedEngine) -> None:
     assert name in witnesses(), f"{name} has no witness; next: python -m benchmarks witnesses {name}"
     token = decode(witnesses()[name])
