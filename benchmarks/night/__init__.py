@@ -7,10 +7,11 @@ yet, benchmarks/night.jsonl, and appends a line for each slice as it ends. ``--l
 expected of them, ``--status`` what is done of this night and how old the last whole one is. Shard K of N takes each
 N-th slice, so that several machines share a night; ``cat`` puts their lines together.
 
-A night belongs to the content of fsdpcheck/, impl/ and properties/ (that of tests also to tests/) and to a release of
-torch: a commit that changes nothing of it changes no night. Its seed follows from the content, so each night draws
-other cases. A slice that was interrupted has no line and is run again; one that failed has one, and is not: the code
-is 1 until its line is deleted or the content changes. When nothing is left, a line tells the whole night.
+A night belongs to the content of fsdpcheck/, impl/ and properties/ (that of tests also to their folder and to what all
+tests share) and to a release of torch: a commit that changes nothing of it changes no night. Its seed follows from the
+content, so each night draws other cases. A slice that was interrupted has no line and is run again; one that failed has
+one, and is not: the code is 1 until its line is deleted or the content changes. When nothing is left, a line tells the
+whole night.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def lines(
     """What ``python -m benchmarks night`` prints; raises SystemExit unless the code is 0."""
     from benchmarks.night.parts import PARTS, without
 
-    names = [part.name for part in PARTS]
-    if unknown := set(only) - set(names):
+    names = [*dict.fromkeys(part.kind for part in PARTS)]
+    if unknown := set(only) - {*names, *(part.name for part in PARTS)}:
         raise SystemExit(f"night: there is no part {', '.join(sorted(unknown))}; known: {', '.join(names)}")
-    tonight = night([part for part in PARTS if not only or part.name in only], Record(RECORD))
+    tonight = night([part for part in PARTS if not only or {part.name, part.kind} & set(only)], Record(RECORD))
     if list:
         yield from listed(tonight, shard)
     elif status:

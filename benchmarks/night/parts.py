@@ -5,10 +5,11 @@ Tests of the day are no part of it. Nightly laws of pytest are: each law is judg
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 from benchmarks import sessions as misbehaving
@@ -24,6 +25,10 @@ from fsdpcheck.studies.claims import registry
 from fsdpcheck.studies.power.measure import FAMILIES
 
 _CODE: Final = ("fsdpcheck", "impl", "properties")
+_SHARED: Final = (*("common", "toys", "public_bugs", "conftest.py", "witnesses.json", "tokens.json"),)
+"""What below tests/ any test may depend on besides its own folder."""
+_IMPORTED: Final = re.compile(r"^ *(?:from|import) tests\.(\w+)", re.MULTILINE)
+_PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly")
 _PROFILE: Final = "ci"
 """How many cases of a law a night has: other ones each night, so nights add up. The profile nightly takes five."""
 _LAW, _TEST = 14.0, 6.0
@@ -55,17 +60,25 @@ _TABLES: Final[tuple[tuple[tuple[str, ...], float], ...]] = (
 """
 
 
-def tests(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
-    """All tests that are marked nightly, collected and packed."""
-    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly")
-    asked = subprocess.run([*pytest, "--collect-only", "tests"], cwd=ROOT, capture_output=True, text=True, check=False)
+def tests(folder: str, measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
+    """All tests of a folder that are marked nightly, packed."""
+    rows = ("-p", "benchmarks.night.pytest_rows", "--night-rows", f"{FOLDER}/rows.jsonl")
+    expected = _expected(measured, _of_a_test)
+    for pack in packed(_nightly().get(folder, ()), expected):
+        yield Slice(folder, tuple(pack), (*_PYTEST, *rows, *pack), sum(map(expected, pack)), reading.tests)
+
+
+@cache
+def _nightly() -> dict[str, list[str]]:
+    """Folder of tests -> the nightly ones in it, as pytest collects them."""
+    asked = subprocess.run([*_PYTEST, "--collect-only", "tests"], cwd=ROOT, capture_output=True, text=True, check=False)
     ids = [line for line in asked.stdout.splitlines() if "::" in line]
     if asked.returncode or not ids:
         raise RuntimeError(f"pytest collected {len(ids)} tests, exit code {asked.returncode}: {asked.stdout[-500:]}")
-    rows = ("-p", "benchmarks.night.pytest_rows", "--night-rows", f"{FOLDER}/rows.jsonl")
-    expected = _expected(measured, _of_a_test)
-    for pack in packed(ids, expected):
-        yield Slice("tests", tuple(pack), (*pytest, *rows, *pack), sum(map(expected, pack)), reading.tests)
+    found: dict[str, list[str]] = {}
+    for name in ids:
+        found.setdefault("/".join(name.split("/")[:2]), []).append(name)
+    return found
 
 
 def laws(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
@@ -134,8 +147,28 @@ def tables(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
         yield _slice("tables", name, ("benchmarks", *arguments), _expected(measured, seconds)(name), reading.study)
 
 
+def _of_tests() -> Iterator[Part]:
+    """A part for each folder of tests: a test that is mended asks for no other folder again."""
+    for folder in sorted({path.relative_to(ROOT).parts[1] for path in (ROOT / "tests").glob("*/**/test_*.py")}):
+        name = f"tests/{folder}"
+        below = (f"tests/{each}" for each in sorted({*_SHARED, *imported(folder)}))
+        yield Part(name, "tests that are marked nightly", (*_CODE, *below), partial(tests, name))
+
+
+def imported(folder: str) -> set[str]:
+    """The folder and all others below tests/ of which its files, or theirs, import something."""
+    found: set[str] = set()
+    left = {folder}
+    while left:
+        found |= left
+        files = [path for name in left for path in (ROOT / "tests" / name).rglob("*.py")]
+        files += (ROOT / "benchmarks").rglob("*.py") if "benchmarks" in left else []
+        left = {name for path in files for name in _IMPORTED.findall(path.read_text(encoding="utf-8"))} - found
+    return found
+
+
 PARTS: Final[tuple[Part, ...]] = (
-    Part("tests", "tests that are marked nightly", (*_CODE, "tests"), tests),
+    *_of_tests(),
     Part("laws", f"each law on each honest adapter, {PROFILES[_PROFILE]} cases", _CODE, laws),
     Part("soak", "honest adapters on other seeds", _CODE, soaked),
     Part("sessions", "implementations that misbehave, each by one of three ways in", _CODE, sessions),

@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -23,12 +23,19 @@ Row = dict[str, Any]
 
 
 def digest(folders: Iterable[str], root: Path = ROOT) -> str:
-    """Of names and bytes of all files in ``folders`` but what Python makes of them: equal trees, equal digests."""
+    """Of names and bytes of all files in ``folders`` but what Python makes of them: equal trees, equal digests.
+
+    A file may stand among the folders.
+    """
     found = hashlib.sha256()
-    for path in sorted(path for folder in folders for path in (root / folder).rglob("*") if path.is_file()):
+    for path in sorted({path for folder in folders for path in _files(root / folder)}):
         if not any(part.startswith((".", "__pycache__")) for part in path.relative_to(root).parts):
             found.update(f"{path.relative_to(root).as_posix()}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()[:16]
+
+
+def _files(place: Path) -> Iterator[Path]:
+    yield from [place] if place.is_file() else (path for path in place.rglob("*") if path.is_file())
 
 
 def release() -> str:

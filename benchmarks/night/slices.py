@@ -64,6 +64,7 @@ class Slice:
 class Part:
     """Slices of one kind. ``folders``: what their outcome depends on; ``slices(measured, seed)`` cuts them.
 
+    Parts of one ``kind``, which is the name up to a slash, are asked for and told of together.
     ``measured``: item -> seconds, of earlier nights.
     """
 
@@ -71,6 +72,10 @@ class Part:
     what: str
     folders: tuple[str, ...]
     slices: Callable[[Mapping[str, float], int], Iterable[Slice]]
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition("/")[0]
 
 
 def packed(items: Iterable[str], seconds: Callable[[str], float], longest: float = LONGEST) -> Iterator[list[str]]:

@@ -108,11 +108,12 @@ def listed(tonight: Night, shard: tuple[int, int]) -> Iterator[str]:
 def standing(tonight: Night) -> Iterator[str]:
     """Part by part what is done and what is missing, then the last whole night and its age."""
     left = tonight.left
-    for part in tonight.parts:
-        own, missing = ([one for one in slices if one.part == part.name] for slices in (tonight.slices, left))
-        failed = sum(bool(row["failed"]) for row in tonight.rows if row["part"] == part.name)
+    for kind, what in {part.kind: part.what for part in tonight.parts}.items():
+        names = {part.name for part in tonight.parts if part.kind == kind}
+        own, missing = ([one for one in slices if one.part in names] for slices in (tonight.slices, left))
+        failed = sum(bool(row["failed"]) for row in tonight.rows if row["part"] in names)
         done = f"{len(own) - len(missing):>4} of {len(own):>4} slices"
-        yield f"{part.name:<9}{done}, {failed} failed; left: {_hours(missing)} ({part.what})"
+        yield f"{kind:<9}{done}, {failed} failed; left: {_hours(missing)} ({what})"
     yield f"left of this night: {len(left)} slices, {_hours(left)}"
     last = tonight.record.last_whole
     age = f" Its age: {(datetime.now(UTC) - datetime.fromisoformat(last['date'])).days} days." if last else ""

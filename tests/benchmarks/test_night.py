@@ -274,7 +274,7 @@ def test_every_part_of_the_project_is_cut_into_slices_that_say_what_they_run() -
     from benchmarks.night.parts import PARTS
 
     for part in PARTS:
-        if part.name == "tests":  # they are collected, which takes longer than a test may
+        if part.kind == "tests":  # they are collected, which takes longer than a test may
             continue
         slices = list(part.slices({}, 7))
         assert slices, part.name
@@ -282,6 +282,19 @@ def test_every_part_of_the_project_is_cut_into_slices_that_say_what_they_run() -
         assert len(set(items)) == len(items), part.name
         assert {one.part for one in slices} == {part.name}
         assert all(one.seed in (None, 7, 8) for one in slices)
+
+
+def test_a_test_that_is_mended_asks_for_its_folder_and_for_those_that_import_of_it() -> None:
+    from benchmarks.night.parts import _SHARED, PARTS, imported
+
+    own = {part.name: set(part.folders) for part in PARTS if part.kind == "tests"}
+    assert {name for name, depends in own.items() if "tests/cli" in depends} == {"tests/cli"}
+    of_simulation = {name for name, depends in own.items() if "tests/simulation" in depends}
+    assert of_simulation == {f"tests/{name}" for name in ("simulation", "engines", "process_state")}
+    for depends in own.values():
+        assert {f"tests/{name}" for name in _SHARED} <= depends
+        assert all((ROOT / name).exists() for name in depends)
+    assert {"common", "toys"} == imported("common") | imported("toys"), "what all tests share depends on nothing else"
 
 
 def test_the_readme_says_which_night_was_the_last_whole_one() -> None:

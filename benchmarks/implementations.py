@@ -1,0 +1,118 @@
+"""Each implementation that comes with an adapter: its lines, the laws it promises and keeps, and what is found.
+
+An honest one must keep every law it promises, else that is a false alarm or a defect that nobody has looked at. Of a
+variant that shows a defect, at least one law must break, and each finding is confirmed on real gloo processes.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import soak
+from benchmarks.kept import Kept
+from benchmarks.revision import revision
+from fsdpcheck import adapters
+
+RECORD: Final = Path(__file__).parent / "implementations.jsonl"
+_DEFECTS: Final = (
+    "opacus", "opacus:few_rows", "opacus:empty_ranks", "opacus:padding_idx", "opacus:summing", "opacus:bags",
+    "opacus:unbiased", "opacus:poisson", "opacus:one_stream", "opacus_ddp:padding_idx", "fsdp1:hybrid_of_one",
+    "fsdp1:unsynced", "fsdp1:hooked", "tensor_parallel:empty_ranks", "tensor_parallel:few_rows",
+    "fully_shard:by_the_book", "fully_shard:inferring", "fully_shard:routed", "sequence_parallel:thawing",
+)  # fmt: skip
+"""Variants that promise what the implementation does not keep; docs/findings.md has each."""
+
+
+def lines(
+    file: str = str(RECORD), glob: str = "*", profile: str = "quick", shard: tuple[int, int] = (1, 1)
+) -> Iterator[str]:
+    """A row of a Markdown table for each; those of ``file`` are not run again."""
+    kept = Kept(file, "adapter", "ranks")
+    chosen = [(name, ranks) for name, ranks in _every() if fnmatch(name, glob)][shard[0] - 1 :: shard[1]]
+    yield "| adapter | lines | laws promised | held | cases | findings | confirmed on gloo | seconds of one core |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for name, ranks in chosen:
+        if (name, soak.ranks_in_words(ranks)) not in kept:
+            kept.add({**_row(name, ranks, profile), "honest": name not in _DEFECTS, "commit": revision()})
+    rows = kept.rows
+    yield from map(_in_table, rows)
+    honest = [row for row in rows if row["honest"]]
+    silent = [row["adapter"] for row in rows if not row["honest"] and not row["findings"]]
+    yield f"{len(honest)} honest ones: {sum(row['cases'] for row in honest):,} cases, " + (
+        "; ".join(f"{row['adapter']}: {finding}" for row in honest for finding in row["findings"]) or "nothing found"
+    )
+    yield f"{len(rows) - len(honest)} with a known defect: " + (
+        f"nothing found of {', '.join(silent)}" if silent else "each is found"
+    )
+
+
+def code_lines(source: str) -> int:
+    """Lines of code: no blank ones, comments or docstrings."""
+    told: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            told |= {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    every = enumerate(source.splitlines(), 1)
+    return sum(bool(text.strip()) and text.lstrip()[0] != "#" and number not in told for number, text in every)
+
+
+def _every() -> list[tuple[str, tuple[int, ...]]]:
+    known = soak.honest()
+    return [*known, *((name, ()) for name in _DEFECTS if soak.installed(name))]
+
+
+def _row(adapter: str, ranks: tuple[int, ...], profile: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        asked = ["--adapter", adapter, "--profile", profile, "--json", str(report)]
+        asked += ["--world-size", ",".join(map(str, ranks))] if ranks else []
+        ran = subprocess.run([sys.executable, "-m", "fsdpcheck", "run", *asked], capture_output=True, text=True)
+        if ran.returncode not in {0, 1}:
+            raise RuntimeError(f"fsdpcheck run --adapter {adapter} ended with {ran.returncode}: {ran.stderr[-500:]}")
+        verdicts = json.loads(report.read_text(encoding="utf-8"))["verdicts"]
+    judged = [verdict for verdict in verdicts if verdict["status"] not in {"not promised", "not asked"}]
+    broken = [verdict for verdict in judged if verdict["status"] != "holds"]
+    found = [one for verdict in broken if verdict["finding"] for one in (verdict["finding"], *verdict["behind"])]
+    return {
+        "adapter": adapter,
+        "ranks": soak.ranks_in_words(ranks),
+        "lines": code_lines(_source(adapter)),
+        "promised": len(judged),
+        "held": len(judged) - len(broken),
+        "cases": sum(verdict["cases"] for verdict in judged),
+        "findings": [f"{verdict['law']}: {_said(verdict)}" for verdict in broken],
+        "confirmed": dict(Counter(one["confirmed"] for one in found)),
+        "seconds": round(sum(verdict["seconds"] for verdict in judged), 1),
+        "profile": profile,
+    }
+
+
+def _source(adapter: str) -> str:
+    spec = importlib.util.find_spec(adapters.module_of(adapter.partition(":")[0]))
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).read_text(encoding="utf-8")
+
+
+def _said(verdict: dict[str, Any]) -> str:
+    finding = verdict["finding"]
+    return (
+        f"{finding['what']}: got {finding['got']}, wanted {finding['wanted']}"[:200] if finding else verdict["status"]
+    )
+
+
+def _in_table(row: dict[str, Any]) -> str:
+    confirmed = ", ".join(f"{count} {word}" for word, count in row["confirmed"].items()) or "-"
+    ranks = f" on {row['ranks']}" * bool(row["ranks"])
+    counts = (row["lines"], row["promised"], row["held"], f"{row['cases']:,}", len(row["findings"]), confirmed)
+    return f"| `{row['adapter']}`{ranks} | {' | '.join(map(str, counts))} | {row['seconds']} |"
