@@ -11,6 +11,7 @@ from fsdpcheck.checks.clipping import (
     assert_probe_coefficients,
 )
 from fsdpcheck.checks.nonfinite_samples import assert_refused_or_left_out, spoiled
+from fsdpcheck.checks.one_row import assert_refused_or_right, with_one_row
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import HIDING, PRIVATE_EXACT, PRIVATE_PROBE, CaseSpace, Family
@@ -109,3 +110,23 @@ def test_a_sample_without_a_norm_is_refused_by_all_or_left_out(case: TrainingCas
     observe: frozenset[Observable] = run.features.observables & {"grads"}
     execution = run(pair.case, observe=observe, spoiled=((pair.sample, pair.value),), given_for=pair.without)
     assert_refused_or_left_out(execution, pair, run.answer(pair.without))
+
+
+@law(
+    "clipping.one-row",
+    promise="private",
+    space=PRIVATE_PROBE.without("conv-private", "bags-private", "group-norm-private", *HIDING).but(
+        user_models="never", must_occur=("distributed batch on several ranks",), vacuous_without=("non-zero gradient",)
+    ),
+    observe=("norms",),
+)
+def test_a_layer_on_one_row_for_all_samples_is_refused_or_has_norms(case: TrainingCase, run: Run) -> None:
+    """A layer that runs on one row for all samples, as a table of positions may, is refused, or norms are exact.
+
+    Its gradient comes summed over the samples of a micro-batch: no norm follows from it. In each drawn case such a
+    layer stands behind the input, and what it gives is added to every sample.
+    Not seen: the reason of what is raised; whether all ranks raise, where one that has a single sample can go on.
+    Source: Opacus#841, Opacus#845; GPT-2 in transformers, whose positions are one row.
+    """
+    one = with_one_row(case, run.features)
+    assert_refused_or_right(run(one), run.answer(one))

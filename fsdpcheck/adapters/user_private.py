@@ -41,7 +41,7 @@ _OF_LAYERS: Final[frozenset[Trait]] = frozenset(
 )  # fmt: skip
 NOT_PRIVATE: Final[frozenset[Trait]] = frozenset(
     {"replicated", "mean", "no-sync", "fractional-normaliser", "evaluation", "attention", "conv", "group-norm",
-     "rms-norm", "bags", "tied", "reused"}
+     "rms-norm", "bags", "tied", "reused", "one-row"}
 )  # fmt: skip
 """Traits of plain training, and batches that several ranks have: no argument tells of them."""
 

@@ -15,7 +15,7 @@ Activation = Literal[
     "identity", "relu", "leaky_relu", "hardtanh", "abs", "gelu", "silu", "tanh", "sigmoid", "softmax"
 ]  # fmt: skip
 Freeze = Literal["none", "weight", "bias", "all"]
-Used = Literal["once", "routed", "twice"]
+Used = Literal["once", "routed", "twice", "for all"]
 InputKind = Literal["vector", "sequence", "tokens", "bags", "signal", "image", "volume"]
 Named = Literal["", "float32", "bfloat16", "float16"]
 
@@ -32,7 +32,8 @@ class LayerSpec:
     ``frozen`` and ``bias`` hold for all four.
     ``used``: how often a sample goes through it in one forward. "routed": not at all unless the first number of what
     arrives is above zero, as where a router chooses an expert; a forward all of whose samples leave it out does not
-    call it. "twice": its output goes through it again.
+    call it. "twice": its output goes through it again. "for all": it runs on one row of ones, and what it gives of
+    that is added to each sample's, as positions are that one row numbers for all.
     """
 
     width: int

@@ -71,6 +71,7 @@ def _model_traits(case: TrainingCase) -> Iterator[Trait]:
         "bags": spec.input == "bags",
         "routed": any(layer.used == "routed" for layer in spec.layers),
         "reused": any(layer.used == "twice" for layer in spec.layers),
+        "one-row": any(layer.used == "for all" for layer in spec.layers),
     }
     yield from (_PRIVATE[trait] if case.step.private else trait for trait, holds in families.items() if holds)
 

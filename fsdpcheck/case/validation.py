@@ -189,7 +189,7 @@ def _validate_tied(spec: ModelSpec, first: int, second: int) -> None:
     if frozen[0] != frozen[1]:
         refuse("model.tied", "one layer with a frozen weight", "both or neither frozen", "freeze the shared weight")
     if any(stage.spec is not None and stage.spec.used != "once" for stage in (one, two)):
-        refuse("model.tied", "a layer that is routed or runs twice", "layers that run once", 'set used to "once"')
+        refuse("model.tied", "a layer that runs otherwise", "layers that run once", 'set used to "once"')
     units = item_units(spec)
     if units[first + spec.has_front] != units[second + spec.has_front]:
         refuse("model.tied", "layers of two sharding units", "layers of one unit", "join the units")

@@ -14,7 +14,7 @@ Trait = Literal[
     "conv-private", "group-norm-private", "rms-norm-private", "attention-private", "bags-private",
     "surrogates", "real", "adam", "schedule", "resume", "premultiply", "per-layer-clipping", "own-layers",
     "bfloat16", "tf32", "fractional-normaliser", "routed", "routed-private", "routed-alone", "reused",
-    "reused-private", "evaluation", "inference-mode", "rebuilt", "parameter-groups",
+    "reused-private", "evaluation", "inference-mode", "rebuilt", "parameter-groups", "one-row", "one-row-private",
 ]  # fmt: skip
 """A key of TRAITS; ``Case.requires()`` gives a case's set, and ``Features.accepts`` must cover it."""
 
@@ -103,5 +103,9 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
     "inference-mode": TraitRow("that forward in torch.inference_mode", ("Observed.evaluate",)),
     "rebuilt": TraitRow("another model is built and trained before in the same process"),
     "parameter-groups": TraitRow("an optimizer of two groups: vectors have other options", _OPTIMIZER),
+    "one-row": TraitRow("a layer that runs on one row for all samples, in plain training", low_precision=False,
+                        private="one-row-private"),
+    "one-row-private": TraitRow("a layer that runs on one row for all samples, under per-sample clipping",
+                                low_precision=False),
 }  # fmt: skip
 """Every trait."""

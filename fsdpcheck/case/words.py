@@ -59,7 +59,12 @@ def _describe_stage(spec: ModelSpec, stage: Stage) -> str:
         name = f"Conv{SPATIAL[spec.input]}d({stage.entering[0]}, {layer.width}, kernel={layer.kernel}{window}"
         return f"{name}{', bias' * layer.bias}{frozen})"
     sizes = {"linear": f"{stage.entering[-1]}, {layer.width}", "group_norm": f"{layer.groups}, {layer.width}"}
-    frozen += {"once": "", "routed": ", left out by some samples", "twice": ", run twice"}[layer.used]
+    frozen += {
+        "once": "",
+        "routed": ", left out by some samples",
+        "twice": ", run twice",
+        "for all": ", one row of it added to all samples",
+    }[layer.used]
     bias = ", bias" * (layer.bias and layer.kind in ("linear", "attention"))
     bias += ", no bias" * (not layer.bias and layer.kind == "layer_norm")
     return f"{_MODULES[layer.kind]}({sizes.get(layer.kind, layer.width)}{bias}{frozen})"

@@ -15,11 +15,17 @@ from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis.cause_fit import chunks, rows
 from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import Answer, Named, StepAnswer
+from fsdpcheck.workload import models
 
 _EPS = (0.0, 1e-6)  # what implementations add to the norm of a whole gradient
 _STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {"median": torch.median, "mean": torch.mean}
 _PAIRS = Cause(
     "pairs share a norm", "two samples that follow each other share the mean of their squared norms: clipped as one"
+)
+_ONE_ROW = Cause(
+    "one row for all",
+    "a layer that runs on one row for all samples counts in the norm of each by the gradient of its whole micro-batch:"
+    " refuse it, or have it given a row a sample",
 )
 _INSTEAD = "clip each sample's gradient, then add them up"
 
@@ -56,6 +62,20 @@ def norms(answer: Answer, step: int, rank: int) -> Iterator[tuple[Cause, Tensor]
         for word, squared in squares.items():
             text = f"each sample is given the norm of the gradient of the whole {whose} (its {word}), not its own"
             yield Cause(f"norm of the {word} of a {whose}", text), squared
+
+
+def one_row(answer: Answer, step: int, rank: int) -> Iterator[tuple[Cause, Tensor]]:
+    """Squared norms [n] in which a layer on one row for all samples counts by the gradient of its micro-batch."""
+    case, wanted = answer.case, answer.steps[step]
+    shared = ((layer.name, layer.stage.spec) for layer in models.layer_names(case))
+    names = tuple(f"{name}." for name, spec in shared if spec is not None and spec.used == "for all")
+    own = {name: value for name, value in wanted.gradients.items() if name.startswith(names)}
+    if not own:
+        return
+    squared = wanted.squared_norms - torch.stack([value.flatten(1).square().sum(1) for value in own.values()]).sum(0)
+    for group in chunks(case, step, wanted)[rank]:
+        squared[group] += _square(_sum(own, group))
+    yield _ONE_ROW, squared
 
 
 def pairs(answer: Answer, step: int, rank: int) -> Iterator[tuple[Cause, Tensor]]:

@@ -76,6 +76,7 @@ def _squared(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Caus
     if rank is not None:
         yield from joint_clipping.pairs(answer, step, rank)
         yield from joint_clipping.norms(answer, step, rank)
+        yield from joint_clipping.one_row(answer, step, rank)
         yield from shards.own_squares(answer, step, rank)
     if answer.case.world_size > 1:
         yield from _complete_again(answer, wanted, squares)

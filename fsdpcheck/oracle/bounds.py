@@ -246,6 +246,8 @@ def _through(stage: Stage) -> int:
     if stage.spec is None:
         return 0
     squashed = stage.leaving[-1] if stage.spec.activation == "softmax" else 0
+    if stage.spec.used == "for all":  # what arrives is added to, and not multiplied
+        return 4 + squashed
     return (4 + squashed + _layer_roundings(stage, stage.spec)) * (1 + (stage.spec.used == "twice"))
 
 

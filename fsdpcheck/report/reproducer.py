@@ -91,6 +91,7 @@ def _against(token: Token, case: TrainingCase) -> Iterator[str]:
         "attention",
         "routed",
         "reused",
+        "one-row",
         "real",
         "bfloat16",
         "tf32",

@@ -36,7 +36,7 @@ def _changed(case: TrainingCase, steps: Sequence[int]) -> Iterator[TrainingCase]
     if max(steps) > 2 and case.arithmetic.project:
         yield replace(case, step=replace(case.step, steps=_LONG))
     if case.arithmetic.numbers == "grid" and case.arithmetic.compute == "dtype":
-        for used in ("routed", "twice"):
+        for used in ("routed", "twice", "for all"):
             yield from _with_layer(case, used)
     yield from _wider(case)
 

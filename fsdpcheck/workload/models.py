@@ -76,6 +76,9 @@ def _through(module: nn.Module, hidden: Tensor, used: Used) -> Tensor:
         if not bool(chosen_b.any()):
             return hidden
         return torch.where(chosen_b.reshape(-1, *(1,) * (hidden.dim() - 1)), module(hidden), hidden)
+    if used == "for all":
+        row: Tensor = module(hidden.new_ones(1, *hidden.shape[1:]))
+        return hidden + row
     found: Tensor = module(module(hidden)) if used == "twice" else module(hidden)
     return found
 

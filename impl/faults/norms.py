@@ -338,3 +338,20 @@ def layer_norm_bias_left_out(original: Function, hit: Hit) -> Function:
         return {name: gradient for name, gradient in gradients.items() if name != "bias"}
 
     return planted
+
+
+@fault(
+    "clipping.independence:refuse_rows",
+    "one row of positions for a whole batch, whose norm is taken for that of each sample",
+    "clipping.one-row",
+    cause="runs on one row for all samples counts in the norm of each",
+)
+def one_row_taken_for_each_sample(original: Function, hit: Hit) -> Function:
+    """A layer that runs on one row for all samples is not refused: its norm of the whole batch counts in each."""
+
+    def planted(layer: str, rows: int, samples: int) -> None:
+        hit()
+        if rows != 1:
+            original(layer, rows, samples)
+
+    return planted

@@ -22,6 +22,7 @@ from tests.common.tables import each
 
 ROUTED = ModelSpec((LayerSpec(1, used="routed"), LayerSpec(2)))
 REUSED = ModelSpec((LayerSpec(1, used="twice"), LayerSpec(2)))
+ONE_ROW = ModelSpec((LayerSpec(1, used="for all"), LayerSpec(2)))
 GROUPED = ModelSpec((LayerSpec(1, True, kind="group_norm"),), "signal", length=2)
 
 
@@ -98,6 +99,8 @@ NEEDED: list[tuple[Trait, TrainingCase]] = [
     ("routed-alone", TrainingCase(replace(ROUTED, units=(1,)))),
     ("reused", TrainingCase(REUSED)),
     ("reused-private", private(REUSED)),
+    ("one-row", TrainingCase(ONE_ROW)),
+    ("one-row-private", private(ONE_ROW)),
     ("evaluation", replace(SMALLEST, step=StepSpec(evaluates="no_grad"))),
     ("inference-mode", replace(SMALLEST, step=StepSpec(evaluates="inference_mode"))),
     ("rebuilt", replace(SMALLEST, step=StepSpec(rebuilds=True))),

@@ -96,7 +96,7 @@ class Pipeline:
         promises=frozenset({"plain", "global-norm"}),
         accepts=ORDINARY
         - {"tied", "frozen", "conv", "bags", "mean", "empty-rank", "hsdp", "own-layers", "bfloat16", "tf32", "real"}
-        - {"evaluation", "inference-mode", "reused"},
+        - {"evaluation", "inference-mode", "reused", "one-row"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         axes=frozenset({"dp_shard", "pp"}),
