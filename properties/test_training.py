@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from fsdpcheck.case import TrainingCase
+from fsdpcheck.checks.tied_apart import assert_refused_or_trained, with_tied_units
 from fsdpcheck.checks.training import assert_gradients_equal, assert_outputs_equal, assert_parameters_equal
 from fsdpcheck.checks.unobserved_training import assert_trained
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
-from fsdpcheck.strategies import EQUAL_BITS, PLAIN_ANY_SUM, PRIVATE_EXACT, PRIVATE_UNCLIPPED
+from fsdpcheck.strategies import EQUAL_BITS, PLAIN, PLAIN_ANY_SUM, PRIVATE_EXACT, PRIVATE_UNCLIPPED
 
 
 @law(
@@ -60,6 +61,28 @@ def test_the_averaged_gradient_is_the_single_device_one(case: TrainingCase, run:
     Source: torchtitan#800.
     """
     assert_gradients_equal(run(case), run.answer(case))
+
+
+@law(
+    "training.tied-apart",
+    promise="plain",
+    space=PLAIN.without("tied", "conv", "bags", "group-norm", "layer-norm").but(
+        user_models="never",
+        must_occur=("distributed batch on several ranks", "several steps"),
+        vacuous_without=("non-zero gradient",),
+    ),
+    needs_traits=("tied",),
+)
+def test_a_weight_of_two_units_is_refused_or_trained_as_one(case: TrainingCase, run: Run) -> None:
+    """A weight that layers of two sharding units share is refused, or every rank's parameters are the single device's.
+
+    Of who accepts weights that are shared within a unit. In each drawn case two layers behind the input share one
+    weight and stand in units of their own.
+    Not seen: the reason of what is raised; weights shared by an Embedding and the head, by more than two layers.
+    Source: Lightning#21613, accelerate#4171, torchtitan#2817; docs/upstream/fsdp1_tied_weights_of_two_units.py.
+    """
+    one = with_tied_units(case, run.features)
+    assert_refused_or_trained(run(one), run.answer(one))
 
 
 @law(

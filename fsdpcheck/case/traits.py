@@ -60,6 +60,7 @@ def _model_traits(case: TrainingCase) -> Iterator[Trait]:
         "keep-unsharded": not case.mesh.reshard_after_forward,
         "hsdp": case.mesh.dp_replicate > 1,
         "routed-alone": _may_be_left_out(spec),
+        "tied-apart": spec.tied is not None and len({item_units(spec)[n + spec.has_front] for n in spec.tied}) > 1,
     }
     yield from (trait for trait, holds in facts.items() if holds)
     families: dict[Trait, bool] = {

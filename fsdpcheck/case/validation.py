@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fsdpcheck.case import fields
 from fsdpcheck.case.axes import AXES
 from fsdpcheck.case.refusal import refuse
-from fsdpcheck.case.shapes import SPATIAL, Stage, item_units, stages
+from fsdpcheck.case.shapes import SPATIAL, Stage, stages
 from fsdpcheck.case.traits import OWN_TRAITS
 
 if TYPE_CHECKING:
@@ -190,9 +190,6 @@ def _validate_tied(spec: ModelSpec, first: int, second: int) -> None:
         refuse("model.tied", "one layer with a frozen weight", "both or neither frozen", "freeze the shared weight")
     if any(stage.spec is not None and stage.spec.used != "once" for stage in (one, two)):
         refuse("model.tied", "a layer that runs otherwise", "layers that run once", 'set used to "once"')
-    units = item_units(spec)
-    if units[first + spec.has_front] != units[second + spec.has_front]:
-        refuse("model.tied", "layers of two sharding units", "layers of one unit", "join the units")
 
 
 def _validate_axes(mesh: MeshSpec) -> None:

@@ -15,6 +15,7 @@ Trait = Literal[
     "surrogates", "real", "adam", "schedule", "resume", "premultiply", "per-layer-clipping", "own-layers",
     "bfloat16", "tf32", "fractional-normaliser", "routed", "routed-private", "routed-alone", "reused",
     "reused-private", "evaluation", "inference-mode", "rebuilt", "parameter-groups", "one-row", "one-row-private",
+    "tied-apart",
 ]  # fmt: skip
 """A key of TRAITS; ``Case.requires()`` gives a case's set, and ``Features.accepts`` must cover it."""
 
@@ -105,6 +106,7 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
     "parameter-groups": TraitRow("an optimizer of two groups: vectors have other options", _OPTIMIZER),
     "one-row": TraitRow("a layer that runs on one row for all samples, in plain training", low_precision=False,
                         private="one-row-private"),
+    "tied-apart": TraitRow("layers of two sharding units that share one weight"),
     "one-row-private": TraitRow("a layer that runs on one row for all samples, under per-sample clipping",
                                 low_precision=False),
 }  # fmt: skip

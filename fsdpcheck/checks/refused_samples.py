@@ -27,5 +27,10 @@ def assert_refused_alike(refused: Execution, taken: Execution, cause: str) -> No
         raise Violation("ranks do not refuse alike", got=failure.text, wanted=wanted, where=stood, cause=cause)
 
 
+def refused(execution: Execution) -> bool:
+    """Whether the run ended because some rank raised, which is to say that something cannot be done."""
+    return execution.failure is not None and execution.failure.kind == "raised"
+
+
 def _refuses(rank: RankState) -> bool:
     return rank.state == "raised" and any(line.startswith(REFUSALS) for line in rank.stack)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -12,7 +13,10 @@ def whole(file: Path, text: str) -> None:
     A link stays and its target is replaced; what is no regular file, a device or a pipe, is written to as it is.
     Raises OSError; then what was there is there.
     """
-    target = file.resolve()
+    try:
+        target = file.resolve()
+    except RuntimeError as loop:  # what Python before 3.13 says of links that name each other
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(file)) from loop
     if target.exists() and not target.is_file():
         target.write_text(text, encoding="utf-8")
         return

@@ -129,3 +129,30 @@ def options_of_groups_lost(original: Function, hit: Hit) -> Function:
         original(self, {"params": param_group["params"]})
 
     return planted
+
+
+@fault(
+    "sharding.flat_model:make_units",
+    "a weight that is untied where each unit flattens its own, https://github.com/Lightning-AI/pytorch-lightning/pull/21613",
+    "training.tied-apart",
+    cause="keeps a parameter of its own of a weight that two share",
+)
+def a_weight_of_two_units_is_untied(original: Function, hit: Hit) -> Function:
+    """Each unit shards its own uses of a parameter, so that one of two units is two parameters from then on."""
+
+    def planted(module: Any, unit_names: Any, axis: Any, replicas: Any, places: Any, *more: Any) -> Any:
+        apart = [uses for shared in places for uses in _by_owner(shared, unit_names)]
+        if len(apart) > len(places):
+            hit()
+        return original(module, unit_names, axis, replicas, apart, *more)
+
+    return planted
+
+
+def _by_owner(uses: Any, unit_names: Any) -> list[Any]:
+    """The uses of one parameter, by the unit in which they stand."""
+    found: dict[str, list[Any]] = {}
+    for slot in uses:
+        owner = max((name for name in unit_names if slot.name.startswith(f"{name}.")), key=len, default="")
+        found.setdefault(owner, []).append(slot)
+    return list(found.values())

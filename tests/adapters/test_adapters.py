@@ -291,6 +291,18 @@ def test_fsdp1_does_not_reduce_over_replicas_that_do_not_shard(engine: Engine) -
     assert_parameters_equal(worked_around(case), known.answer(case))
 
 
+def test_fsdp1_loses_a_gradient_of_a_weight_of_two_units_on_one_shard(engine: Engine) -> None:
+    """torch 2.13. The adapter refuses such a weight."""
+    model = ModelSpec((LayerSpec(1), LayerSpec(1), LayerSpec(1)), tied=(0, 1), units=(1, 1, 1))
+    case = TrainingCase(model, MeshSpec(1), BatchLayout("contiguous", 1))
+    known = Run(engine, "fsdp1:tied_apart")
+    with pytest.raises(Violation, match="the parameters are not the single device's"):
+        assert_parameters_equal(known(case), known.answer(case))
+    refused = Run(engine, "fsdp1")(case)
+    assert refused.failure is not None
+    assert "is in two units: on one shard FSDP1 loses the gradient of one" in refused.failure.text
+
+
 def test_fully_shard_cannot_train_behind_a_first_forward_in_inference_mode(engine: Engine) -> None:
     """torch 2.13: what was gathered into stays an inference tensor. Behind a first step it is no longer one."""
     known = Run(engine, "fully_shard:inferring")

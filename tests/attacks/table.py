@@ -223,7 +223,6 @@ FILES = (
         ((*UNREDUCED[:-1], "a.json"),),
         REFUSED,
         prepare=symbolic_loop,
-        mended=FINDING,  # the report takes the place of the first link
     ),
     Attack(
         "edited_report",

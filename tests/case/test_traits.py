@@ -38,6 +38,8 @@ NEEDED: list[tuple[Trait, TrainingCase]] = [
     ("padding_idx", TrainingCase(ModelSpec((LayerSpec(1),), "tokens", padding_idx=1))),
     ("layer-norm", TrainingCase(ModelSpec((LayerSpec(1),), features=2, layer_norm=True))),
     ("tied", TrainingCase(ModelSpec(TWO, features=2, tied=(0, 1)))),
+    ("tied-apart", TrainingCase(ModelSpec(TWO, features=2, tied=(0, 1), units=(1, 1)))),
+    ("tied-apart", TrainingCase(ModelSpec(TWO, features=2, tied=(0, 1), units=(1,)))),
     (
         "tied-private",
         TrainingCase(ModelSpec(TWO, features=2, tied=(0, 1)), step=StepSpec(clipping="probe")),

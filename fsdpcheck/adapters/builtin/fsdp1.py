@@ -79,6 +79,16 @@ def _canonical(name: str) -> str:
     return name.replace(_WRAPPER, "")
 
 
+def _refuse_tied_apart(model: nn.Module, setup: Setup) -> None:
+    """Raise ValueError for a parameter of two units, or of a unit and the root."""
+    unit_of = {f"{name}.": number for number, names in enumerate(setup.units) for name in names}
+    seen: dict[int, int] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        own = next((number for prefix, number in unit_of.items() if name.startswith(prefix)), -1)
+        if seen.setdefault(id(parameter), own) != own:
+            raise ValueError(f"{name} is in two units: on one shard FSDP1 loses the gradient of one, in silence")
+
+
 def _precision(setup: Setup) -> MixedPrecision | None:
     """None, or the usual mixed precision: gradients reduced in float32."""
     if setup.compute_dtype is None:
@@ -109,12 +119,22 @@ class FullyShardedDataParallelAdapter:
         },
     )
 
-    def __init__(self, name: str, hybrid_of_one: bool = False, unsynced: bool = False, hooked: bool = False) -> None:
-        self.name, self._hybrid_of_one, self._unsynced = name, hybrid_of_one, unsynced
+    def __init__(
+        self,
+        name: str,
+        *,
+        hybrid_of_one: bool = False,
+        unsynced: bool = False,
+        hooked: bool = False,
+        apart: bool = False,
+    ) -> None:
+        self.name, self._hybrid_of_one, self._unsynced, self._apart = name, hybrid_of_one, unsynced, apart
         if hooked:
             self.features = replace(self.features, promises=self.features.promises | {"hooks"})
 
     def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
+        if not self._apart:
+            _refuse_tied_apart(model, setup)
         strategy = _strategy(setup.mesh, self._hybrid_of_one)
         hybrid = setup.mesh.dp_replicate > 1 and strategy is not ShardingStrategy.NO_SHARD
         reduces = setup.compute_dtype is not None and not self._unsynced
@@ -140,6 +160,9 @@ over replicas (_init_core_state and _reduce_grad_no_shard in torch 2.13; pytorch
 hooked = FullyShardedDataParallelAdapter("fsdp1, with hooks", hooked=True)
 """A known finding: a frozen parameter in one unit with trained ones is a view of the one flat parameter, so its module
 has a backward, and the user's backward hooks on it fire where a single device has none to fire."""
+tied_apart = FullyShardedDataParallelAdapter("fsdp1, weights of two units", apart=True)
+"""A known finding: on one shard a weight that two units share loses the gradient of one of them, torch 2.13; on several
+the forward raises. ``adapter`` refuses it."""
 unsynced = FullyShardedDataParallelAdapter("fsdp1, no_sync in mixed precision", unsynced=True)
 """Two known findings of ``no_sync`` in mixed precision, torch 2.13. Micro-batches are added up in bfloat16, which
 fully_shard does in ``reduce_dtype``. With one shard it raises RuntimeError where parameters are tied: the gradient it
