@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.clipping import assert_clipped_update, assert_global_norm
+from fsdpcheck.checks.refused_samples import refused
 from fsdpcheck.checks.training import assert_ranks_agree
+from fsdpcheck.errors import NotExact
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import GLOBAL_NORM
@@ -47,3 +49,25 @@ def test_the_update_is_that_of_the_clipped_gradient(case: TrainingCase, run: Run
     Source: SpecForge#663, which logged the global norm and clipped each shard by its own.
     """
     assert_clipped_update(run(case), run.answer(case), run.features.global_norm)
+
+
+@law(
+    "global-norm.ignored",
+    promise="global-norm",
+    space=GLOBAL_NORM.but(ranks=2, must_occur=("several units",), vacuous_without=("non-zero gradient",)),
+    observe=("grad_norm",),
+    needs_promises=("features.ignored",),
+)
+def test_the_norm_of_a_gradient_that_is_not_sharded_counts_once_or_is_refused(case: TrainingCase, run: Run) -> None:
+    """With one parameter left out of sharding the global norm is refused, or is the single device's on every rank.
+
+    Every rank holds the whole of that gradient: added up over ranks like the shards it would count W times.
+    Not seen: more than one such parameter; the reason of what is raised.
+    Source: pytorch#98281; ``clip_grad_norm_`` of PyTorch 2.13, which takes no tensors beside DTensors.
+    """
+    if case.mesh.dp_shard == 1:
+        raise NotExact("no parameter is sharded")
+    execution = run(case, using=("ignored",))
+    if not refused(execution):
+        assert_global_norm(execution, run.answer(case), run.features.global_norm)
+        assert_ranks_agree(execution)

@@ -28,7 +28,7 @@ _CODE: Final = ("fsdpcheck", "impl", "properties")
 _SHARED: Final = (*("common", "toys", "public_bugs", "conftest.py", "witnesses.json", "tokens.json"),)
 """What below tests/ any test may depend on besides its own folder."""
 _IMPORTED: Final = re.compile(r"^ *(?:from|import) tests\.(\w+)", re.MULTILINE)
-_PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly")
+_PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 _PROFILE: Final = "ci"
 """How many cases of a law a night has: other ones each night, so nights add up. The profile nightly takes five."""
 _LAW, _TEST = 14.0, 6.0
@@ -61,7 +61,10 @@ _TABLES: Final[tuple[tuple[tuple[str, ...], float], ...]] = (
 
 
 def tests(folder: str, measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
-    """All tests of a folder that are marked nightly, packed."""
+    """All tests of a folder that are marked nightly, packed.
+
+    Asked for by name alone: which rows of a test are nightly is counted over all of them, and a pack may hold some.
+    """
     rows = ("-p", "benchmarks.night.pytest_rows", "--night-rows", f"{FOLDER}/rows.jsonl")
     expected = _expected(measured, _of_a_test)
     for pack in packed(_nightly().get(folder, ()), expected):
@@ -71,7 +74,8 @@ def tests(folder: str, measured: Mapping[str, float], seed: int) -> Iterator[Sli
 @cache
 def _nightly() -> dict[str, list[str]]:
     """Folder of tests -> the nightly ones in it, as pytest collects them."""
-    asked = subprocess.run([*_PYTEST, "--collect-only", "tests"], cwd=ROOT, capture_output=True, text=True, check=False)
+    every = [*_PYTEST, "-m", "nightly", "--collect-only", "tests"]
+    asked = subprocess.run(every, cwd=ROOT, capture_output=True, text=True, check=False)
     ids = [line for line in asked.stdout.splitlines() if "::" in line]
     if asked.returncode or not ids:
         raise RuntimeError(f"pytest collected {len(ids)} tests, exit code {asked.returncode}: {asked.stdout[-500:]}")

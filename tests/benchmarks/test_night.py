@@ -297,6 +297,17 @@ def test_a_test_that_is_mended_asks_for_its_folder_and_for_those_that_import_of_
     assert {"common", "toys"} == imported("common") | imported("toys"), "what all tests share depends on nothing else"
 
 
+def test_a_pack_of_tests_is_asked_for_by_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A marker would leave some out: of a test with rows by day, rows are counted over those that are asked for."""
+    from benchmarks.night import parts
+
+    monkeypatch.setattr(parts, "_nightly", lambda: {"tests/cli": ["tests/cli/test_cli.py::test_row[4]"]})
+    (one,) = parts.tests("tests/cli", {}, 7)
+    assert one.items == ("tests/cli/test_cli.py::test_row[4]",)
+    assert one.command[-1] == one.items[0]
+    assert [word for word in one.command if word.startswith("-m")] == ["-m"], "of python -m pytest"
+
+
 def test_the_readme_says_which_night_was_the_last_whole_one() -> None:
     said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert words(Record().last_whole) in said, "next: put this sentence in the README"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fsdpcheck.adapter import ArithmeticRule, Batch, FactorRule, Features, NormRule, Setup
 from fsdpcheck.adapters.builtin import ddp
 
-ACCEPTS = ddp.adapter.features.accepts - {"real", "tf32"}
+ACCEPTS = ddp.adapter.features.accepts - {"real", "tf32", "evaluation", "inference-mode"}
 
 
 class Trainer:

@@ -49,7 +49,7 @@ class LightningFabric:
     name = "lightning_fabric"
     features = Features(
         promises=frozenset({"plain", "global-norm", "sharded"}),
-        accepts=ORDINARY - {"hsdp", "bfloat16"},
+        accepts=ORDINARY - {"hsdp", "bfloat16", "inference-mode"},  # the last as fully_shard
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         reasons=PLAIN_REASONS,

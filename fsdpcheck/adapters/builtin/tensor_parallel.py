@@ -57,8 +57,8 @@ class TensorParallel:
     features = Features(
         promises=frozenset({"plain", "global-norm"}),
         accepts=ORDINARY
-        - {"tied", "conv", "bags", "own-layers", "bfloat16", "tf32", "real"}
-        - {"hsdp", "rows<ranks", "empty-rank"},
+        - {"tied", "conv", "bags", "own-layers", "bfloat16", "tf32", "real", "inference-mode"}  # as fully_shard
+        - {"hsdp", "rows<ranks", "uneven-rows", "empty-rank"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         axes=frozenset({"dp_shard", "tp"}),
@@ -86,9 +86,10 @@ class TensorParallel:
 
 
 adapter = TensorParallel("tensor_parallel")
-few_rows = TensorParallel("tensor_parallel, fewer rows than ranks", "rows<ranks")
+few_rows = TensorParallel("tensor_parallel, fewer rows than ranks", "rows<ranks", "uneven-rows")
 """A known finding: the gradient of a weight with fewer rows than ranks is Replicate and the weight Shard(0), and the
-optimizer's update in place raises (ColwiseParallel in torch 2.13)."""
+optimizer's update in place raises (ColwiseParallel in torch 2.13). An Embedding of four rows on three ranks, of which
+the last has none, raises in its forward (RowwiseParallel)."""
 empty_ranks = TensorParallel("tensor_parallel, ranks without samples", "empty-rank")
 """A known finding: a Linear on a DTensor [0, T, d] never returns where T d is no power of d: flattening it to [0, d],
 ``view_groups`` of torch 2.13 loops for ever."""
