@@ -39,7 +39,22 @@ def of_grad_norm(answer: Answer, step: int, rank: int, got: float) -> Causes | N
             own = shard == rank % case.mesh.dp_shard
             cause = Cause("own shard" if own else f"shard {shard}", f"it is the norm of rank {shard}'s shard alone")
             candidates.append((cause, torch.stack(parts).sum().sqrt()))
+    candidates += _by_parameter(case, wanted)
     return fitting(case, torch.tensor(got, dtype=torch.float64), candidates)
+
+
+def _by_parameter(case: TrainingCase, wanted: StepAnswer) -> Iterator[tuple[Cause, Tensor]]:
+    """(cause, global norm) where one parameter's gradient counts on every shard, or nowhere."""
+    squares = {name: value.double().square().sum() for name, value in wanted.released.items()}
+    total, shards_of = torch.stack(list(squares.values())).sum(), case.mesh.dp_shard
+    for name, own in squares.items():
+        if shards_of > 1:
+            text = f"the gradient of {name} counts {shards_of} times in it, as if every rank's whole one were a shard"
+            yield Cause("a parameter on every rank", text), (total + (shards_of - 1) * own).sqrt()
+        yield (
+            Cause("a parameter left out", f"the gradient of {name} is left out of it"),
+            (total - own).clamp(min=0).sqrt(),
+        )
 
 
 def of_clipped_update(answer: Answer, step: int, got: Mapping[str, Tensor], norm: float, eps: float) -> Causes | None:

@@ -99,3 +99,19 @@ def ignored_parameters_have_noise_by_rank(original: Function, hit: Hit) -> Funct
         return [replace(piece, name=f"{piece.name} of {self._axis.rank}") for piece in original(self)]
 
     return planted
+
+
+@_ignored_fault(
+    "sharding.ignored_parameters:IgnoredParameters.pieces",
+    "a global norm that adds up over ranks what each of them holds whole, https://github.com/pytorch/pytorch/issues/98281",
+    "global-norm.ignored",
+    cause=r"counts \d+ times in it, as if every rank's whole one were a shard",
+)
+def ignored_parameters_count_on_every_rank(original: Function, hit: Hit) -> Function:
+    """The whole gradient of a parameter that is not sharded counts in the global norm of every rank, so W times."""
+
+    def planted(self: Any) -> Any:
+        hit()
+        return [replace(piece, copied=False) for piece in original(self)]
+
+    return planted

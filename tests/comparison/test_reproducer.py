@@ -130,7 +130,10 @@ def test_what_no_program_can_show_is_named(tmp_path: Path, world: World, why: st
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "name"), [("gradient", "2.weight"), ("norm", "0")])
-def test_processes_show_a_wrong_factor_on_processes(tmp_path: Path, kind: str, name: str) -> None:
+def test_processes_show_a_wrong_factor_on_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the program names its script as it was given
     (tmp_path / "train.py").write_text(_SCRIPT)
     (tmp_path / "shown.py").write_text(_written(tmp_path, "train.py {W} factor ddp", _world(kind, name)))
     ran = launched(tmp_path / "shown.py", 2)
