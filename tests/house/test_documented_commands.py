@@ -169,6 +169,21 @@ def test_what_is_no_command_is_noticed() -> None:
         _of_pytest(["--fsdpcheck-adaptor"])
 
 
+OF_TRAINING = """
+
+from own_checkpoints import load, save
+from own_parts import ddp as parallelize, fully_shard, step
+from own_privacy import private
+
+
+def shard(model, mesh):
+    return fully_shard(model, mesh=mesh)
+
+
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), 0.5)
+"""
+"""What a training script has besides its model: functions that are right."""
 NARROW = {"run": ["--law", "training.plain", "--world-size", "1-2", "--profile", "quick"]}
 """What is put behind a command that would take hours, so that it takes seconds. It still runs whole otherwise."""
 
@@ -177,7 +192,10 @@ NARROW = {"run": ["--law", "training.plain", "--world-size", "1-2", "--profile",
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as the documents suppose it: the examples, a model, a report with a token."""
     made = tmp_path_factory.mktemp("reader")
-    shutil.copy(ROOT / "docs" / "examples" / "small_gpt.py", made / "train.py")
+    gpt = (ROOT / "docs" / "examples" / "small_gpt.py").read_text(encoding="utf-8")
+    (made / "train.py").write_text(gpt + OF_TRAINING, encoding="utf-8")
+    for name in ("own_parts.py", "own_checkpoints.py", "own_privacy.py"):
+        shutil.copy(commands.TOYS / name, made)
     shutil.copytree(ROOT / "docs" / "examples", made / "docs" / "examples")
     broken = sessions.finding(adapter="reference", token=_token())
     told = sessions.ledger(
@@ -213,7 +231,9 @@ def test_every_command_that_is_shown_runs_whole(words: tuple[str, ...], folder: 
         law_and_ranks = NARROW["run"] if words[0] == "fsdpcheck" else NARROW["run"][:2]
         if "--real" in words:
             law_and_ranks = ["--law", "rounding.gradients", *law_and_ranks[2:]]
-        if any(word.startswith("opacus") for word in words):  # it clips every step: it promises no plain training
+        if "--private" in words or any(
+            word.startswith("opacus") for word in words
+        ):  # it clips every step: it promises no plain training
             law_and_ranks = ["--law", "clipping.norms", *law_and_ranks[2:]]
         words = (*words, *law_and_ranks)
     words = tuple(_token() if word.startswith("v2:") else word for word in words)
