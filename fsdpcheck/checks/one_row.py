@@ -11,10 +11,9 @@ from dataclasses import replace
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import LayerSpec, ModelSpec, TrainingCase
 from fsdpcheck.checks.clipping import assert_norms_exact
-from fsdpcheck.checks.refused_samples import refused
+from fsdpcheck.checks.refused_samples import in_words, refused
 from fsdpcheck.errors import NotApplicable
 from fsdpcheck.execution import Execution
-from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer
 
 _TRAIT = "one-row-private"
@@ -38,13 +37,9 @@ def with_one_row(case: TrainingCase, features: Features) -> TrainingCase:
 
 def assert_refused_or_right(execution: Execution, answer: Answer) -> None:
     """Some rank raised, whatever it is called, or the norms are the exact ones, bit for bit or as the rule bounds."""
-    if refused(execution):
-        return
-    try:
-        assert_norms_exact(execution, answer)
-    except Violation as violation:
-        violation.where = f"{violation.where}; {_BEHIND}"
-        raise
+    if not refused(execution):
+        with in_words(_BEHIND):
+            assert_norms_exact(execution, answer)
 
 
 def _model(model: ModelSpec, layer: LayerSpec, units: tuple[int, ...], tied: tuple[int, int] | None) -> ModelSpec:

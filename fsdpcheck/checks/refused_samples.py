@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from fsdpcheck.checks._read import completed
 from fsdpcheck.execution import Execution, RankState
 from fsdpcheck.findings.violation import Violation
@@ -30,6 +33,16 @@ def assert_refused_alike(refused: Execution, taken: Execution, cause: str) -> No
 def refused(execution: Execution) -> bool:
     """Whether the run ended because some rank raised, which is to say that something cannot be done."""
     return execution.failure is not None and execution.failure.kind == "raised"
+
+
+@contextmanager
+def in_words(change: str, otherwise: str = "") -> Iterator[None]:
+    """A violation inside says too what was changed of the case; ``otherwise`` is its cause where it has none."""
+    try:
+        yield
+    except Violation as found:
+        where, cause = f"{found.where}; {change}", found.diagnose or found.cause or otherwise
+        raise Violation(found.what, got=found.got, wanted=found.wanted, where=where, cause=cause) from None
 
 
 def _refuses(rank: RankState) -> bool:

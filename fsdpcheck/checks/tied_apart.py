@@ -10,11 +10,10 @@ from dataclasses import replace
 
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import LayerSpec, TrainingCase
-from fsdpcheck.checks.refused_samples import refused
+from fsdpcheck.checks.refused_samples import in_words, refused
 from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.errors import NotApplicable
 from fsdpcheck.execution import Execution
-from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer
 
 _TRAIT = "tied-apart"
@@ -44,10 +43,6 @@ def with_tied_units(case: TrainingCase, features: Features) -> TrainingCase:
 
 def assert_refused_or_trained(execution: Execution, answer: Answer) -> None:
     """Some rank raised, whatever it is called, or parameters are the single device's after every step, bit for bit."""
-    if refused(execution):
-        return
-    try:
-        assert_parameters_equal(execution, answer)
-    except Violation as found:
-        where, cause = f"{found.where}; {_BEHIND}", found.diagnose or _UNTIED
-        raise Violation(found.what, got=found.got, wanted=found.wanted, where=where, cause=cause) from None
+    if not refused(execution):
+        with in_words(_BEHIND, otherwise=_UNTIED):
+            assert_parameters_equal(execution, answer)

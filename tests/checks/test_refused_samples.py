@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
 from fsdpcheck import oracle
-from fsdpcheck.checks.refused_samples import assert_refused_alike
+from fsdpcheck.checks.refused_samples import assert_refused_alike, in_words, refused
 from fsdpcheck.execution import Execution, Failure, RankState
 from fsdpcheck.findings.violation import Violation
 from tests.common.fabricated import SMALL, execution
@@ -60,3 +61,16 @@ def test_a_run_that_fails_anyway_says_nothing_of_a_refusal() -> None:
     everyone = failed(REFUSED, raised(1, "ValueError: no"), raised(2, "ValueError: no"))
     with pytest.raises(Violation, match="did not complete"):
         assert_refused_alike(everyone, everyone, "cause")
+
+
+def test_what_some_rank_raised_is_refused_and_nothing_else() -> None:
+    assert refused(failed(REFUSED, RankState(1, "blocked")))
+    assert not refused(taken())
+    assert not refused(failed(REFUSED, kind="mismatch"))
+
+
+@each(("cause", "said"), [("", "otherwise"), ("its own", "its own"), (lambda: [], "")])
+def test_a_violation_says_what_was_changed_and_keeps_its_cause(cause: Any, said: str) -> None:
+    with pytest.raises(Violation) as found, in_words("with one row", otherwise="otherwise"):
+        raise Violation("broke", got="1", wanted="2", where="step 0", cause=cause)
+    assert (found.value.where, found.value.cause) == ("step 0; with one row", said)
