@@ -90,6 +90,11 @@ class Sharded(nn.Module):
             for prefix, module in model.named_modules()
             for local, _ in module.named_parameters(recurse=False)
         ]
+        owners = {}
+        for module, local, name in places:
+            block = next((block for block in blocks if name.startswith(f"{block}.")), "the root")
+            if owners.setdefault(id(getattr(module, local)), block) != block:
+                raise ValueError(f"{name} is used in two units, so it would be two weights: make one unit of both")
         for block in blocks:
             self.units.append(Unit([place for place in places if place[2].startswith(f"{block}.")]))
             places = [place for place in places if not place[2].startswith(f"{block}.")]
