@@ -106,8 +106,8 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
     "parameter-groups": TraitRow("an optimizer of two groups: vectors have other options", _OPTIMIZER),
     "one-row": TraitRow("a layer that runs on one row for all samples, in plain training", low_precision=False,
                         private="one-row-private"),
-    "tied-apart": TraitRow("layers of two sharding units that share one weight"),
     "one-row-private": TraitRow("a layer that runs on one row for all samples, under per-sample clipping",
                                 low_precision=False),
+    "tied-apart": TraitRow("layers of two sharding units that share one weight"),
 }  # fmt: skip
 """Every trait."""
