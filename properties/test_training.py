@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.tied_apart import assert_refused_or_trained, with_tied_units
 from fsdpcheck.checks.training import assert_gradients_equal, assert_outputs_equal, assert_parameters_equal
@@ -82,7 +84,7 @@ def test_a_weight_of_two_units_is_refused_or_trained_as_one(case: TrainingCase, 
     Source: Lightning#21613, accelerate#4171, torchtitan#2817; docs/upstream/fsdp1_tied_weights_of_two_units.py.
     """
     one = with_tied_units(case, run.features)
-    assert_refused_or_trained(run(one), run.answer(one))
+    assert_refused_or_trained(run(one), run.answer(one), partial(run, case))
 
 
 @law(

@@ -64,7 +64,7 @@ class Slice:
 class Part:
     """Slices of one kind. ``folders``: what their outcome depends on; ``slices(measured, seed)`` cuts them.
 
-    Parts of one ``kind``, which is the name up to a slash, are asked for and told of together.
+    Parts of one ``kind``, which is the name up to a slash, are requested and reported together.
     ``measured``: item -> seconds, of earlier nights.
     """
 

@@ -6,6 +6,7 @@ of one of them is. A learned table of positions, looked up once for a whole batc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from fsdpcheck.adapters.contract import Features
@@ -35,9 +36,12 @@ def with_one_row(case: TrainingCase, features: Features) -> TrainingCase:
     return found
 
 
-def assert_refused_or_right(execution: Execution, answer: Answer) -> None:
-    """Some rank raised, whatever it is called, or the norms are the exact ones, bit for bit or as the rule bounds."""
-    if not refused(execution):
+def assert_refused_or_right(execution: Execution, answer: Answer, without: Callable[[], Execution]) -> None:
+    """Some rank raised, whatever it is called, or the norms are the exact ones, bit for bit or as the rule bounds.
+
+    ``without``: the case as it was drawn, which completes where the layer is refused.
+    """
+    if not refused(execution, without):
         with in_words(_BEHIND):
             assert_norms_exact(execution, answer)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fsdpcheck.checks._read import completed
@@ -30,9 +30,15 @@ def assert_refused_alike(refused: Execution, taken: Execution, cause: str) -> No
         raise Violation("ranks do not refuse alike", got=failure.text, wanted=wanted, where=stood, cause=cause)
 
 
-def refused(execution: Execution) -> bool:
-    """Whether the run ended because some rank raised, which is to say that something cannot be done."""
-    return execution.failure is not None and execution.failure.kind == "raised"
+def refused(execution: Execution, without: Callable[[], Execution]) -> bool:
+    """Whether some rank raised, which is to say that something cannot be done; then the run ``without`` it completed.
+
+    Raises Violation where that one did not complete either: what is raised anyway refuses nothing.
+    """
+    if execution.failure is None or execution.failure.kind != "raised":
+        return False
+    completed(without())
+    return True
 
 
 @contextmanager

@@ -6,6 +6,7 @@ theirs together, or two weights from the first step on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from fsdpcheck.adapters.contract import Features
@@ -41,8 +42,11 @@ def with_tied_units(case: TrainingCase, features: Features) -> TrainingCase:
     return found
 
 
-def assert_refused_or_trained(execution: Execution, answer: Answer) -> None:
-    """Some rank raised, whatever it is called, or parameters are the single device's after every step, bit for bit."""
-    if not refused(execution):
+def assert_refused_or_trained(execution: Execution, answer: Answer, without: Callable[[], Execution]) -> None:
+    """Some rank raised, whatever it is called, or parameters are the single device's after every step, bit for bit.
+
+    ``without``: the case as it was drawn, which completes where the weight is refused.
+    """
+    if not refused(execution, without):
         with in_words(_BEHIND, otherwise=_UNTIED):
             assert_parameters_equal(execution, answer)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..sharding import fsdp2_units
 from ._fault import Function, Hit, fault
 
 
@@ -153,6 +154,5 @@ def _by_owner(uses: Any, unit_names: Any) -> list[Any]:
     """The uses of one parameter, by the unit in which they stand."""
     found: dict[str, list[Any]] = {}
     for slot in uses:
-        owner = max((name for name in unit_names if slot.name.startswith(f"{name}.")), key=len, default="")
-        found.setdefault(owner, []).append(slot)
+        found.setdefault(fsdp2_units.owner(slot.name, unit_names), []).append(slot)
     return list(found.values())

@@ -60,7 +60,7 @@ def units(
 
 
 def _refuse_apart(uses: Sequence[Slot], unit_names: Sequence[str]) -> None:
-    owners = {_owner(slot.name, unit_names) for slot in uses}
+    owners = {owner(slot.name, unit_names) for slot in uses}
     if len(owners) > 1:
         raise ValueError(
             f"parameter {uses[0].name} is used in {len(owners)} units ({', '.join(slot.name for slot in uses)}):"
@@ -70,7 +70,8 @@ def _refuse_apart(uses: Sequence[Slot], unit_names: Sequence[str]) -> None:
         raise ValueError(f"parameter {uses[0].name} has no first dim to shard: give it the shape [1]")
 
 
-def _owner(name: str, unit_names: Sequence[str]) -> str:
+def owner(name: str, unit_names: Sequence[str]) -> str:
+    """The innermost unit that holds the parameter; "" for the root."""
     return max((unit for unit in unit_names if name.startswith(f"{unit}.")), key=len, default="")
 
 

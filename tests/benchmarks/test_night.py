@@ -298,7 +298,7 @@ def test_a_test_that_is_mended_asks_for_its_folder_and_for_those_that_import_of_
 
 
 def test_a_pack_of_tests_is_asked_for_by_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A marker would leave some out: of a test with rows by day, rows are counted over those that are asked for."""
+    """A marker would leave some out: of a test with rows by day, rows are counted over those that are requested."""
     from benchmarks.night import parts
 
     monkeypatch.setattr(parts, "_nightly", lambda: {"tests/cli": ["tests/cli/test_cli.py::test_row[4]"]})

@@ -64,9 +64,11 @@ def test_a_run_that_fails_anyway_says_nothing_of_a_refusal() -> None:
 
 
 def test_what_some_rank_raised_is_refused_and_nothing_else() -> None:
-    assert refused(failed(REFUSED, RankState(1, "blocked")))
-    assert not refused(taken())
-    assert not refused(failed(REFUSED, kind="mismatch"))
+    assert refused(failed(REFUSED, RankState(1, "blocked")), taken)
+    assert not refused(taken(), taken)
+    assert not refused(failed(REFUSED, kind="mismatch"), taken)
+    with pytest.raises(Violation, match="did not complete"):  # what is raised anyway refuses nothing
+        refused(failed(REFUSED), lambda: failed(REFUSED))
 
 
 @each(("cause", "said"), [("", "otherwise"), ("its own", "its own"), (lambda: [], "")])
