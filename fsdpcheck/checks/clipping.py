@@ -81,7 +81,7 @@ def assert_probe_coefficients(execution: Execution, answer: Answer, contracted: 
     if answer.case.step.clipping != "probe":
         raise UsageError(f'got clipping {answer.case.step.clipping!r}; wanted "probe": only it has a row a sample')
     what = "the coefficients that the instrument reads are not the clip factors"
-    for k, step in _comparable(execution, answer):
+    for k, step in comparable(execution, answer):
         rows = [_probe_rows(answer, k, step, group, contracted) for group in range(len(answer.clip_norms))]
         names = clip_groups.instruments(answer.case)
         wanted = {name: value for name, (value, _) in zip(names, rows, strict=True)}
@@ -97,7 +97,7 @@ def assert_clipped_gradient_within_bound(execution: Execution, answer: Answer) -
     the gradients if recorded, else from the update of SGD without momentum.
     """
     what = "the clipped gradient is not the sum of clipped per-sample gradients"
-    for k, step in _comparable(execution, answer):
+    for k, step in comparable(execution, answer):
         weights, relative = _weights(execution, answer, k, step)
         own = {name: column(weights, clip_groups.number(answer.case, name)) for name in step.gradients}
         wanted = {name: torch.tensordot(own[name], g, dims=1) for name, g in step.gradients.items()}
@@ -108,7 +108,7 @@ def assert_clipped_gradient_within_bound(execution: Execution, answer: Answer) -
 def assert_global_norm(execution: Execution, answer: Answer, rule: GlobalNormRule | None = None) -> None:
     """The global gradient norm every rank returned is ``rule``'s of the released gradient, within its bound."""
     rule = rule or GlobalNormRule()
-    for k, step in _comparable(execution, answer):
+    for k, step in comparable(execution, answer):
         bound = bounds.global_norm_bound(answer, step, rule)
         squared = bounds.exact_global_norm_squared(step)
         right = number(step.grad_norm if not rule.norm.eps else float(bounds.norm_of(squared, rule.norm)))
@@ -133,7 +133,7 @@ def assert_clipped_update(execution: Execution, answer: Answer, rule: GlobalNorm
     for result in completed(execution):
         parameters = {name: nn.Parameter(answer.steps[0].before[name].clone()) for name in answer.trainable}
         optimizer = optimizer_for(answer.case, parameters)
-        for k, step in _comparable(execution, answer):
+        for k, step in comparable(execution, answer):
             record = result.steps[k]
             clipped = _globally_clipped(answer, step, record, rule)
             for name, parameter in parameters.items():
@@ -169,7 +169,7 @@ def _assert_rows(
     """Compare "norms" or "factors" of all ranks and steps: by bits, or by ``wrong(step, row, got)``."""
     what = "per-sample gradient norms are wrong" if field == "norms" else "clip factors are wrong"
     diagnose = diagnosis.of_norms if field == "norms" else diagnosis.of_factors
-    for k, step in _comparable(execution, answer):
+    for k, step in comparable(execution, answer):
         for rank, got in recorded(execution, k, "norms" if field == "norms" else "factors"):
             rows = local_rows(answer.case, k, rank, step.samples)
             wanted = (
@@ -205,7 +205,7 @@ def _worst(got: Tensor, wanted: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, T
     return got.gather(1, group_b1)[:, 0], wanted.gather(1, group_b1)[:, 0], mask.any(1)
 
 
-def _comparable(execution: Execution, answer: Answer) -> Iterator[tuple[int, StepAnswer]]:
+def comparable(execution: Execution, answer: Answer) -> Iterator[tuple[int, StepAnswer]]:
     """(number, answer) of the steps that all ranks began with the answer's parameters, up to the first they did not.
 
     An implementation that may round within a bound can leave the answer's path after a step that was right.

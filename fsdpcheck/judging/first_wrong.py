@@ -19,6 +19,7 @@ from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks import square_roots
 from fsdpcheck.checks._compare import alike
 from fsdpcheck.checks._read import local_rows
+from fsdpcheck.checks.clipping import comparable
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.execution.quantities import Quantity
 from fsdpcheck.execution.whole import NotWhole, make_whole
@@ -103,7 +104,7 @@ def _told(answer: Answer, execution: Execution, whole: bool, in_use: str) -> Fir
     right: dict[str, None] = {}
     noted = [_by_step(result) for result in execution.ranks]
     _put_together(noted)
-    for number in range(len(answer.steps)):
+    for number in range(len(answer.steps)) if whole else [number for number, _ in comparable(execution, answer)]:
         ranks = [
             [*_points(answer, number, result, own.get(number, []), whole)]
             for result, own in zip(execution.ranks, noted, strict=True)

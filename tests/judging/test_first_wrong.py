@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec, TrainingCase
+from fsdpcheck.case import (
+    Arithmetic,
+    BatchLayout,
+    LayerSpec,
+    MeshSpec,
+    ModelSpec,
+    OptimizerSpec,
+    StepSpec,
+    TrainingCase,
+)
+from fsdpcheck.checks.clipping import comparable
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact, Refused
 from fsdpcheck.execution import RunRequest
@@ -144,6 +154,32 @@ def stories(engine: SimulatedEngine, adapter: str, law: str, count: int, seed: i
 def test_of_a_right_step_nothing_is_told(adapter: str, law: str, engine: SimulatedEngine) -> None:
     looked_at, told = stories(engine, adapter, law, 6, 3)
     assert (told, looked_at > 3) == ([], True)
+
+
+def test_behind_a_step_that_may_round_otherwise_nothing_is_compared(engine: SimulatedEngine) -> None:
+    """Of factors between powers of two weighted sums round; a number midway between two integers may go either way."""
+    case = TrainingCase(
+        ModelSpec(
+            (
+                LayerSpec(2, True, "relu", kind="conv", kernel=2, stride=2, padding=1, dilation=2),
+                LayerSpec(2, True, "hardtanh", "bias", used="twice"),
+            ),
+            "signal",
+            2,
+            2,
+            units=(1, 1),
+        ),
+        MeshSpec(2),
+        BatchLayout("ragged", 2, counts=(2, 0)),
+        StepSpec("l1", 3, 2, normaliser=4, reduction="sum", clipping="probe", optimizer=OptimizerSpec("adam", 1)),
+        Arithmetic("float32", inputs=1),
+        seed=8814,
+    )
+    run = Run(engine, "reference:bookkeeping")
+    answer, execution = run.answer(case), run(case, {"norms"})
+    assert [number for number, _ in comparable(execution, answer)] == [0]
+    found = first_wrong(run, case)
+    assert (found.place, found.text.startswith("right")) == ("", True)
 
 
 @pytest.mark.nightly
