@@ -56,6 +56,16 @@ def bits(bound: float, exponent: int) -> int:
     return math.frexp(bound)[1] - exponent if math.isfinite(bound) else EMPTY
 
 
+def significand_bits(tensor: Tensor) -> int:
+    """Most bits that any one entry takes, wherever its grid lies: a float of so many holds each; 0 for zeros."""
+    mantissas, _ = np.frexp(tensor.detach().to(torch.float64).numpy().ravel())
+    integers = np.abs(np.ldexp(mantissas[mantissas != 0], 53)).astype(np.int64)
+    if integers.size == 0:
+        return 0
+    lowest = np.frexp((integers & -integers).astype(np.float64))[1] - 1
+    return 53 - int(lowest.min())
+
+
 def premultiplies_exactly(size: int, precision: int) -> bool:
     """Whether fl(x * fl(1/size)) is x/size for every x of ``precision`` (24 or 53) bits that is a multiple of size.
 

@@ -28,7 +28,7 @@ from fsdpcheck.case import TrainingCase
 from fsdpcheck.case.traits import NOT_IN_LOW_PRECISION
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.certifier import PRECISIONS, Certifier
-from fsdpcheck.exact.grid import bits, grid_exponent
+from fsdpcheck.exact.grid import bits, grid_exponent, significand_bits
 from fsdpcheck.exact.operators import Bound
 from fsdpcheck.oracle import Answer, StepAnswer, batched_step
 from fsdpcheck.workload import batches, models
@@ -84,11 +84,13 @@ def _prove_micro_batch(
         passes.append(torch.full((len(rows),), models.loss_scale(case), dtype=torch.float64))
         own_nR = step.targets[rows].abs() * models.loss_scale(case)
         _fits(certifier, f"gradient of {INSTRUMENT} of a sample", own_nR, grid_exponent(own_nR))
+        _fits_a_product(certifier, own_nR)
     if scalar is not None:
         # odd counts leave the grid of a single occurrence as it is
         times_n = torch.tensor([times[step.samples[row]] | 1 for row in rows], dtype=torch.float64)
         weights_n = step.factors[rows].double() * scalar * times_n
         passes.append(weights_n)
+        _fits_a_product(certifier, (step.factors[rows].double() * scalar).unsqueeze(1) * step.targets[rows])
         sum_R = torch.tensordot(weights_n, step.targets[rows].abs(), dims=1)
         exponent = grid_exponent(weights_n) + grid_exponent(step.targets[rows])
         _fits(certifier, f"gradient of {INSTRUMENT}", sum_R, exponent)
@@ -139,3 +141,10 @@ def _fits(certifier: Certifier, name: str, bound: Tensor, exponent: int) -> None
     if needed > had:
         raise NotExact(f"{certifier.where}, {name}: needs {needed} bits; had {had}")
     certifier.used[name] = max(certifier.used.get(name, 0), needed)
+
+
+def _fits_a_product(certifier: Certifier, value_nR: Tensor) -> None:
+    """Raise NotExact unless each number that reaches the instrument is a factor that a product leaves as it is."""
+    needed, had = significand_bits(value_nR), certifier.precision.operand
+    if needed > had:
+        raise NotExact(f"{certifier.where}, what reaches {INSTRUMENT}: needs {needed} bits as a factor; had {had}")

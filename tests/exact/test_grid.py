@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import torch
 
-from fsdpcheck.exact.grid import EMPTY, grid_exponent
+from fsdpcheck.exact.grid import EMPTY, grid_exponent, significand_bits
 
 
 def by_definition(value: float) -> int:
@@ -30,3 +30,11 @@ def test_the_exponent_is_the_least_of_the_entries() -> None:
 def test_the_largest_of_floats_has_an_exponent_without_a_warning() -> None:
     assert grid_exponent(torch.tensor([torch.finfo(torch.float64).min], dtype=torch.float64)) == 1024 - 53
     assert grid_exponent(torch.tensor([torch.finfo(torch.float64).min, 0.5], dtype=torch.float64)) == -1
+
+
+def test_the_bits_of_a_significand_are_those_of_one_entry_wherever_its_grid_lies() -> None:
+    assert significand_bits(torch.tensor([2975.0, 1190.0])) == 12  # 2975 is odd and above 2048
+    assert significand_bits(torch.tensor([0.0, 2.0**60, -(2.0**-60)])) == 1
+    assert significand_bits(torch.tensor([-3.0, 0.75])) == 2
+    assert significand_bits(torch.tensor([1 + 2.0**-52], dtype=torch.float64)) == 53
+    assert significand_bits(torch.zeros(3)) == significand_bits(torch.zeros(0)) == 0
