@@ -28,6 +28,7 @@ def variants(case: TrainingCase, features: Features, steps: Sequence[int]) -> li
 
 
 def _changed(case: TrainingCase, steps: Sequence[int]) -> Iterator[TrainingCase]:
+    """One thing changed each; a layer that some samples leave out has a step behind it where the law has several."""
     for context in ("no_grad", "inference_mode"):
         yield replace(case, step=replace(case.step, evaluates=context))
     yield replace(case, step=replace(case.step, rebuilds=True))
@@ -36,7 +37,9 @@ def _changed(case: TrainingCase, steps: Sequence[int]) -> Iterator[TrainingCase]
     if max(steps) > 2 and case.arithmetic.project:
         yield replace(case, step=replace(case.step, steps=_LONG))
     if case.arithmetic.numbers == "grid" and case.arithmetic.compute == "dtype":
-        for used in ("routed", "twice", "for all"):
+        for one in _with_layer(case, "routed"):
+            yield from (replace(one, step=replace(one.step, steps=number)) for number in sorted({*steps}))
+        for used in ("twice", "for all"):
             yield from _with_layer(case, used)
     yield from _wider(case)
 

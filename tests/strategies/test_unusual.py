@@ -30,6 +30,12 @@ def test_each_has_one_unusual_thing_and_two_in_three_cases_have_none() -> None:
     assert len(unusual.variants(CASE, ALL, STEPS)) == 3 * len(found)
 
 
+def test_a_layer_that_some_samples_leave_out_meets_each_number_of_steps() -> None:
+    """A rank's gradient of an earlier step is where a later one has none: one step alone shows nothing of it."""
+    routed = [one for one in changed(CASE) if "routed" in one.requires()]
+    assert [one.step.steps for one in routed] == [*STEPS]
+
+
 def test_only_what_is_taken_is_drawn_and_there_is_always_a_choice() -> None:
     assert [one for one in changed(CASE, NONE) if one.requires() & NEW] == []
     bare = TrainingCase(ModelSpec((LayerSpec(3),), "signal", length=2), arithmetic=PLAIN)
