@@ -335,7 +335,7 @@ def layer_norm_bias_left_out(original: Function, hit: Hit) -> Function:
     def planted(module: Any, activations: torch.Tensor, backprops: torch.Tensor) -> Any:
         hit()
         gradients = original(module, activations, backprops)
-        return {name: gradient for name, gradient in gradients.items() if name != "bias"}
+        return {name: gradient * (name != "bias") for name, gradient in gradients.items()}
 
     return planted
 
