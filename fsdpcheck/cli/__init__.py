@@ -13,6 +13,7 @@ from fsdpcheck.cli import (
     claims,
     compare,
     completion,
+    cost,
     doctor,
     faults,
     gate,
@@ -88,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fsdpcheck {__version__}")
     commands = parser.add_subparsers(
         required=True,
-        metavar="{run,preflight,doctor,init,gate,merge,replay,report,simulate,compare,trace,power,faults,claims,list,completion}",
+        metavar="{run,preflight,doctor,init,gate,merge,replay,report,simulate,cost,compare,trace,power,faults,claims,list,completion}",
     )
     for command in (
         run,
@@ -100,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         replay,
         report,
         simulate,
+        cost,
         compare,
         trace,
         power,

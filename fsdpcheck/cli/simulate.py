@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
-import signal
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from fsdpcheck.cli import values
-from fsdpcheck.cli.exits import guarded
-from fsdpcheck.compat import multiprocessing_private
-from fsdpcheck.errors import FINDING, INTERNAL, UsageError, explain
+from fsdpcheck.cli.in_child import in_child, write
+from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.report import colour
 
 if TYPE_CHECKING:
@@ -105,7 +100,7 @@ def _count(text: str) -> int:
 def _simulate(options: argparse.Namespace) -> int:
     _take_options_after_the_script(options)
     _require_places(options)
-    return _in_child(lambda: _run(options), options.json)
+    return in_child(lambda: _run(options), options.json)
 
 
 def _require_places(options: argparse.Namespace) -> None:
@@ -148,7 +143,7 @@ def _run(options: argparse.Namespace) -> int:
         found = _found(options, launch)
     print(report.ending(found, colour.painter(sys.stdout)), flush=True)
     if options.json is not None:
-        _write(options.json, report.document(found, launch.script.argv))
+        write(options.json, report.document(found, launch.script.argv))
     if options.trace is not None or options.dumps is not None:
         _write_traces(found.simulation, options.trace, options.dumps)
     return report.exit_code(found.simulation)
@@ -215,7 +210,7 @@ def _write_traces(done: Simulation, trace: Path | None, dumps: Path | None) -> N
 
     job = of_simulation(done)
     if trace is not None:
-        _write(trace, chrome.document(job))
+        write(trace, chrome.document(job))
     if dumps is not None:
         dumps.mkdir(exist_ok=True)
         flight_recorder.write(job, dumps)
@@ -238,48 +233,3 @@ def _launch(options: argparse.Namespace) -> Launch:
         raise UsageError("a script is missing; next: fsdpcheck simulate train.py -n 4")
     file, *arguments = options.words
     return Launch(script.of_file(Path(file), arguments), options.ranks, options.per_node or 0)
-
-
-def _in_child(work: Callable[[], int], file: Path | None) -> int:
-    """``work`` in a forked process, where there is such a thing: what ends the ranks' process ends no report."""
-    if not hasattr(os, "fork"):
-        return work()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
-        _end(work)
-    kept = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child has it too, and says what became of it
-    try:
-        _, status = os.waitpid(child, 0)
-    finally:
-        signal.signal(signal.SIGINT, kept)
-    if not os.WIFSIGNALED(status):
-        return os.WEXITSTATUS(status)
-    from fsdpcheck.report import simulation as report
-
-    name = signal.Signals(os.WTERMSIG(status)).name
-    print(report.lost(name, colour.painter(sys.stdout)), flush=True)
-    if file is not None:
-        _write(file, report.lost_document(name))
-    return FINDING
-
-
-def _end(work: Callable[[], int]) -> NoReturn:
-    """Do the work and end this process, whatever threads are left in it, and whatever goes wrong."""
-    code = INTERNAL
-    try:
-        multiprocessing_private.forget_what_the_parent_has()
-        code = guarded(work)
-        multiprocessing_private.end_servers()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException:
-        traceback.print_exc()
-        code = INTERNAL
-    finally:
-        os._exit(code)
-
-
-def _write(file: Path, data: dict[str, Any]) -> None:
-    file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -57,6 +57,16 @@ def unobserved() -> Iterator[None]:
         _here.hidden = hidden
 
 
+@contextmanager
+def computed_by_modes() -> Iterator[None]:
+    """While open, dispatch modes of this thread are what computes, and nothing is kept from them."""
+    hidden, _here.hidden = _here.hidden, True
+    try:
+        yield
+    finally:
+        _here.hidden = hidden
+
+
 _FLAGS = (
     "_is_in_torch_dispatch_mode",
     "_is_in_non_infra_torch_dispatch_mode",

@@ -40,12 +40,12 @@ class _Own(dict[bytes, bytes]):
 
 
 class Environments:
-    """What W ranks have: as torchrun starts them, ``per_node`` on a node, and then what each has made of it."""
+    """What W ranks of ``told`` have: as torchrun starts them, ``per_node`` on a node, and then what each made of it."""
 
-    def __init__(self, world_size: int, per_node: int) -> None:
+    def __init__(self, world_size: int, per_node: int, told: int) -> None:
         self._outside: dict[bytes, bytes] = _VIEWS[0]._data
-        nodes = -(-world_size // per_node)
-        sizes = dict(zip(_OF_ALL, (b"%d" % n for n in (world_size, world_size, per_node, nodes)), strict=True))
+        nodes = -(-told // per_node)
+        sizes = dict(zip(_OF_ALL, (b"%d" % n for n in (told, told, per_node, nodes)), strict=True))
         self._world = {**_CONSTANT, **sizes}
         self._apart = set(_OF_RANK)
         self._own = [self._fresh(rank, per_node) for rank in range(world_size)]

@@ -104,6 +104,7 @@ class Run(Protocol):
     watches: dict[int, Watch]
     memories: dict[int, Memory]
     names: dict[int, Names]
+    alone_of: int
 
     @property
     def children(self) -> Children: ...

@@ -130,15 +130,17 @@ def _swaps() -> list[Swap]:
 class RankGlobals:
     """The saved global state of W ranks. ``leave(rank)`` saves, ``enter(rank)`` puts back; both run in the rank's turn.
 
-    ``extra``: what ranks have apart besides, or otherwise. ``per_node``: ranks of one node; 0 for all.
+    ``extra``: what ranks have apart besides, or otherwise. ``per_node``: ranks of one node; 0 for all. ``told``: how
+    many there are, as their environment says; 0 for W.
     """
 
-    def __init__(self, world_size: int, extra: Sequence[Swap] = (), per_node: int = 0) -> None:
+    def __init__(self, world_size: int, extra: Sequence[Swap] = (), per_node: int = 0, told: int = 0) -> None:
         self._swaps = list({swap.name: swap for swap in (*_swaps(), *extra)}.values())
         self._reads = [swap.read for swap in self._swaps]
         self._outside = self._read()
         self._now: list[Any] | None = None
-        self._environments = Environments(world_size, per_node or world_size)
+        told = told or world_size
+        self._environments = Environments(world_size, per_node or told, told)
         self._saved = [self._fresh(rank) for rank in range(world_size)]
 
     def leave(self, rank: int) -> None:

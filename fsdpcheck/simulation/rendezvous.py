@@ -22,6 +22,7 @@ from fsdpcheck.execution.tensor_rules import (
     require_stacked,
 )
 from fsdpcheck.execution.trace import Collective
+from fsdpcheck.simulation import alone
 from fsdpcheck.simulation.exchange import LISTENERS, Instance, Run
 from fsdpcheck.simulation.here import current_rank, require_rank
 from fsdpcheck.simulation.identity import NOTHING_KNOWN, Identity, crossed
@@ -120,6 +121,8 @@ class Meeting(RecordingGroup):
         call.times.append(next(run.clock))
         if run.baton.aborting:
             run.baton.block(rank)
+        if run.alone_of:
+            return MetWork(run, rank, alone.exchange(rank, call), call)
         under_way = run.open_calls[rank]
         if under_way and any(other.collective.group_name != call.collective.group_name for other in under_way):
             run.voids.add("calls on several groups were under way together")

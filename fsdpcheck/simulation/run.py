@@ -17,6 +17,7 @@ from fsdpcheck.execution.matching import ranks_text
 from fsdpcheck.execution.outcomes import adapter_failure
 from fsdpcheck.execution.recording import RecordingGroup
 from fsdpcheck.execution.trace import Collective
+from fsdpcheck.simulation import alone
 from fsdpcheck.simulation.children import Children
 from fsdpcheck.simulation.decisions import Decisions, Option
 from fsdpcheck.simulation.device.memory import Memory
@@ -44,6 +45,8 @@ class World:
     have told DTensor of rules of its own; "" for none. ``joined``: ranks begin with a default process group.
     ``per_node``: ranks of one node, as their environment says; 0 for all. ``watched``: a rank that touches a buffer
     of a call under way fails the run where it does so, and so does an asynchronous call that is never waited for.
+    ``alone_of``: the one rank that runs is the first of so many, and the others do what it does (alone.py); 0 where all
+    run.
     ``around``: what is open on each thread that is a rank. ``memory``: makes that of a rank's GPU, of ranks that are
     watched; see Memory.
     """
@@ -58,6 +61,12 @@ class World:
     watched: bool = False
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     memory: Callable[[int, Callable[[Failure], object]], Memory] | None = None
+    alone_of: int = 0
+
+    @property
+    def told(self) -> int:
+        """How many ranks there are, as ranks are told."""
+        return self.alone_of or self.size
 
 
 class SimulatedRun:
@@ -76,7 +85,7 @@ class SimulatedRun:
         self.heard = decisions or (Decisions() if world.watched else None)
         """What ranks have told each other, of a program that is watched or decided."""
         self.averaging = world.averaging
-        self.globals = RankGlobals(world_size, world.apart, world.per_node)
+        self.globals = RankGlobals(world_size, world.apart, world.per_node, world.told)
         choose = CHOICES[world.schedule]
 
         def look_and_leave(rank: int) -> None:
@@ -100,11 +109,13 @@ class SimulatedRun:
         self.stragglers = Stragglers(self.baton, self.voids)
         self.open_calls: dict[int, list[OpenCall]] = {rank: [] for rank in range(world_size)}
         """Calls issued and not yet waited for, by rank."""
+        self.alone_of = world.alone_of
         watched = range(world_size) if world.watched else ()
         self.names = {rank: Names() for rank in watched}
         refuse = {rank: partial(self._refused_access, rank) for rank in watched}
         self.memories = {} if world.memory is None else {rank: world.memory(rank, refuse[rank]) for rank in watched}
-        self.watches = {rank: Watch(rank, refuse[rank], self.memories.get(rank)) for rank in watched}
+        looked_at = () if self.alone_of else watched
+        self.watches = {rank: Watch(rank, refuse[rank], self.memories.get(rank)) for rank in looked_at}
         self.groups: dict[tuple[object, ...], RecordingGroup] = {}
         """By rank, name and members: whose calls were numbered last."""
         self.groups_made, self.children = GroupsMade(), Children()
@@ -197,6 +208,9 @@ class SimulatedRun:
         if self.decisions is not None and (options := self._options(self.decisions)):
             self.decisions.decide(options)
             return True
+        if self.alone_of and self.adapter_error is None:
+            self.fail(alone.waits_for_another(self.alone_of, self.states()))
+            return False
         states = self.states()
         failure = self.adapter_error or deadlock.explain(states, self._issued(), time.perf_counter() - since)
         if failure.kind == "unsafe" and self._buffer():

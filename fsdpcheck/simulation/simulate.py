@@ -18,6 +18,7 @@ from fsdpcheck.execution import Failure, SchedulePolicy
 from fsdpcheck.execution.orders import Demand, ring_in_order_of_issue
 from fsdpcheck.execution.trace import Collective, Times, Trace
 from fsdpcheck.processes.limit import Limit
+from fsdpcheck.simulation.alone import steps_noted
 from fsdpcheck.simulation.decisions import Decisions
 from fsdpcheck.simulation.globals import unseeded
 from fsdpcheck.simulation.here import current_rank
@@ -31,6 +32,7 @@ from fsdpcheck.simulation.programs.script import Runnable
 from fsdpcheck.simulation.programs.shared import SharedByProgram
 from fsdpcheck.simulation.programs.streams import Printed
 from fsdpcheck.simulation.run import SimulatedRun, World
+from fsdpcheck.simulation.shapes_alone import ShapesAlone
 from fsdpcheck.simulation.threads import Pool
 
 if TYPE_CHECKING:
@@ -81,6 +83,10 @@ class Simulation:
     """Where the program asked whether there is a GPU, and was told that there is none."""
     files_left: tuple[str, ...] = ()
     """Files that ranks wrote and read, and that are still there."""
+    steps: tuple[int, ...] = ()
+    """Of a rank alone: how many calls it had made when the optimizer that stepped first had stepped, each time."""
+    made_up: tuple[tuple[str, int], ...] = ()
+    """Of tensors without values: the lines that asked for one and were given a 1, and how often."""
 
     def check(self) -> Simulation:
         """Itself. Raises SimulationFailed, with the report, unless every rank came to its end."""
@@ -97,7 +103,8 @@ class Options:
     all. ``budget``: seconds after which a rank that still computes is "no progress"; None for no such limit. ``show``:
     whether what ranks print is printed, the rank before each line. ``cuda_as_cpu``: play GPUs on the CPU, one a rank of
     a node (programs/cuda.py). ``own``: installed packages that each rank imports for itself, as it does a user's
-    modules; of Python alone.
+    modules; of Python alone. ``alone_of``: one rank runs, as the first of so many (simulation/alone.py); 0 for all.
+    ``without_values``: of tensors there are shapes alone (simulation/shapes_alone.py).
     """
 
     schedule: SchedulePolicy = "forward"
@@ -107,6 +114,8 @@ class Options:
     decisions: Decisions | None = None
     cuda_as_cpu: bool = False
     own: tuple[str, ...] = ()
+    alone_of: int = 0
+    without_values: bool = False
 
 
 def simulate(
@@ -165,6 +174,7 @@ class _Ranks:
     """What ranks have given back so far."""
 
     returned: dict[int, Any] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
 
 
 def _simulated(
@@ -179,10 +189,19 @@ def _simulated(
     shared = SharedByProgram(roots or {}) if world_size > 1 else None
     ranks, printed, processes = _Ranks(), Printed(options.show), RankProcesses(world_size)
     kept = process_state.Kept((), world_size)
-    gpus, loggers = _gpus(world_size, options), RankLoggers()
+    gpus, loggers = _gpus(options.alone_of or world_size, options), RankLoggers()
+    shapes = ShapesAlone() if options.without_values else None
 
     def on_rank(rank: int) -> None:
-        with kept.on_rank(rank), run.watches[rank].until_the_end(), run.names[rank].told():
+        with ExitStack() as stack:
+            stack.enter_context(kept.on_rank(rank))
+            if rank in run.watches:
+                stack.enter_context(run.watches[rank].until_the_end())
+            stack.enter_context(run.names[rank].told())
+            if options.alone_of:
+                stack.enter_context(steps_noted(ranks.steps, run.traces[rank]))
+            if shapes is not None:
+                stack.enter_context(shapes.in_place())
             ranks.returned[rank] = processes.run(rank, lambda: gpus.run(program))
 
     with ExitStack() as stack:
@@ -193,7 +212,7 @@ def _simulated(
         stack.enter_context(processes.in_place())
         stack.enter_context(gpus.in_place())
         stack.enter_context(loggers.in_place())
-        pool = Pool(world_size, pinned=False)
+        pool = Pool(world_size, pinned=False, told=options.alone_of)
         stack.callback(pool.close)
         apart = (*unseeded(), *modules.swaps, loggers.swap)
         world = World(
@@ -205,7 +224,8 @@ def _simulated(
             per_node=options.per_node,
             watched=True,
             around=gpus.on_thread,
-            memory=None if isinstance(gpus, NoGpu) else gpus.memory,
+            memory=None if isinstance(gpus, NoGpu) or options.alone_of else gpus.memory,
+            alone_of=options.alone_of,
         )
         looked = None if shared is None else shared.look
         run = SimulatedRun(world, looked, options.decisions)
@@ -233,6 +253,8 @@ def _simulated(
         tuple(sorted(gpus.counts.items())),
         gpus.asked,
         tuple(run.files.left),
+        tuple(ranks.steps),
+        tuple(shapes.asked.items()) if shapes is not None else (),
     )
 
 
@@ -252,7 +274,7 @@ def _backward(run: SimulatedRun) -> Iterator[None]:
     try:
         yield
     finally:
-        if rank is not None:
+        if rank is not None and rank in run.watches:
             run.watches[rank].take_its_place()
         if memory is not None:
             memory.timelines.end_backward()
@@ -279,8 +301,9 @@ def _require(world_size: int, options: Options) -> None:
                 "this is no number of ranks", got=world_size, wanted=f"1 to {MOST_RANKS}", then="give another number"
             )
         )
-    if options.per_node and world_size % options.per_node:
-        got = f"{world_size} ranks on nodes of {options.per_node}"
+    told = options.alone_of or world_size
+    if options.per_node and told % options.per_node:
+        got = f"{told} ranks on nodes of {options.per_node}"
         raise UsageError(explain("ranks do not fill their nodes", got=got, wanted="as many on each node"))
 
 

@@ -44,9 +44,9 @@ from fsdpcheck.simulation.waits import starts_threads_of_the_harness
 class Pool:
     """W rank threads inside one isolated world, waiting for runs. After a failure it must be closed, never reused."""
 
-    def __init__(self, world_size: int, *, pinned: bool = True) -> None:
-        """``pinned``: all on one core, and whatever they start."""
-        self.world_size, self._pinned = world_size, pinned
+    def __init__(self, world_size: int, *, pinned: bool = True, told: int = 0) -> None:
+        """``pinned``: all on one core, and whatever they start. ``told``: how many they say there are; 0 for W."""
+        self.world_size, self._pinned, self._told = world_size, pinned, told or world_size
         self.store = SimulatedStore(lambda: self.current)
         self.current: SimulatedRun | None = None
         self._meshes = dtensor_private.Meshes(current_rank)
@@ -127,7 +127,7 @@ class Pool:
 
     def _meet(self, url: str, rank: int, world_size: int) -> tuple[Any, int, int]:
         """Where a rank that calls init_process_group itself finds the others; each url is a store of its own."""
-        got = require_rank() if rank < 0 else rank, self.world_size if world_size < 0 else world_size
+        got = require_rank() if rank < 0 else rank, self._told if world_size < 0 else world_size
         self._require_numbers(*got, url)
         return c10d.PrefixStore(url, cast(Any, self.store)), *got
 
@@ -141,10 +141,10 @@ class Pool:
 
     def _require_numbers(self, rank: int, world_size: int, where: str) -> None:
         here = require_rank()
-        if (rank, world_size) != (here, self.world_size):
+        if (rank, world_size) != (here, self._told):
             raise NotSupported(
                 f"simulated ranks cannot be renumbered by init_process_group\n"
-                f"  got     rank {rank} of {world_size} for {where}\n  wanted  rank {here} of {self.world_size}\n"
+                f"  got     rank {rank} of {world_size} for {where}\n  wanted  rank {here} of {self._told}\n"
                 f"  next    make groups of fewer ranks with new_group, or run on real ranks"
             )
 

@@ -62,7 +62,11 @@ class MetWork(c10d.Work):
         if memory is not None:
             self._on_gpu = OnGpu(memory, call, there.begun, call.collective.group_name in run.like_gloo)
         refilled = run.decisions is not None and call.collective.where in run.decisions.refilled
-        is_guarded = call.collective.asynchronous and not frames_private.warms_a_pipeline_up(sys._getframe(1))
+        is_guarded = (
+            call.collective.asynchronous
+            and not run.alone_of
+            and not frames_private.warms_a_pipeline_up(sys._getframe(1))
+        )
         self._flight = Flight(call, sends, watch, refilled=refilled) if is_guarded else None
         guarded, asks = watch is not None and self._flight is not None, frames_private.asked_directly
         asked = asks(sys._getframe(1)) if guarded else ""

@@ -1,0 +1,105 @@
+"""Tensors that have shapes and no values: a program runs with a model of any size, and computes nothing.
+
+torch's FakeTensorMode gives the shapes. Integers and flags that come of none of these tensors are computed as they are:
+positions, token numbers, the ranks of a mesh. What a program reads out of a tensor without values, a loss to print say,
+is made up: it is 1, and counted by line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fsdpcheck.compat import functional_private
+from fsdpcheck.compat.observers_private import computed_by_modes
+from fsdpcheck.compat.tensors_private import is_fake, unwraps_itself
+from fsdpcheck.simulation.scheduler import where
+
+_PLUMBING: Final = ("torch/_compile.py", "torch/_dynamo/eval_frame.py")
+"""Where torch calls a dispatch mode from."""
+_OF_INTEGERS: Final = ("arange", "randint", "randperm")
+
+
+class ShapesAlone:
+    """``asked``: the lines that have asked for a value, and how often."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """While open, floating-point tensors that this thread makes have no values."""
+        with computed_by_modes(), FakeTensorMode(allow_non_fake_inputs=True), _WithoutValues(self.asked):
+            yield
+
+
+class _WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Stands before FakeTensorMode: answers for it, or goes round it."""
+
+    def __init__(self, asked: Counter[str]) -> None:
+        TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        self._asked = asked
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if func is torch.ops.prim.device.default and _is_fake(args[0]):  # asked of each of a tensor's 4,096 pieces
+            return args[0].fake_device
+        tensors = [value for value in tree_leaves((args, options)) if isinstance(value, Tensor)]
+        if any(map(_wraps, tensors)):
+            return NotImplemented  # it calls operators on what it wraps, and these come here
+        if func is torch.ops.aten._local_scalar_dense.default and _is_fake(args[0]):
+            self._asked[_asking(sys._getframe(1))] += 1
+            return _one(args[0].dtype)
+        if functional_private.is_one(func):
+            return functional_private.performed(func, args, options)
+        if _is_of_integers(func, tensors, options):
+            with unset_fake_temporarily():
+                return func(*args, **options)
+        return func(*args, **options)
+
+
+def _is_fake(tensor: Tensor) -> bool:
+    return is_fake(type(tensor))
+
+
+def _wraps(tensor: Tensor) -> bool:
+    return unwraps_itself(type(tensor))
+
+
+def _asking(frame: FrameType) -> str:
+    """The line of the program, and the line of torch that asks on its behalf."""
+    at, asks = where(frame), frame
+    while asks.f_back is not None and asks.f_code.co_filename.endswith(_PLUMBING):
+        asks = asks.f_back
+    inner = f"{asks.f_code.co_filename}:{asks.f_lineno}"
+    return at if at == inner else f"{at}, by {inner.rpartition('site-packages/')[2]}"
+
+
+def _is_of_integers(func: Any, tensors: list[Tensor], options: dict[str, Any]) -> bool:
+    """Whether an operator has to do with integers and flags alone, all of which have values."""
+    if tensors:
+        return not any(_is_fake(one) or _has_fractions(one.dtype) for one in tensors)
+    dtype = options.get("dtype")
+    if dtype is None:
+        return func.overloadpacket.__name__ in _OF_INTEGERS
+    return not _has_fractions(dtype)
+
+
+def _has_fractions(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _one(dtype: torch.dtype) -> bool | float | complex:
+    if dtype is torch.bool:
+        return True
+    return 1.0 if dtype.is_floating_point else 1 + 0j if dtype.is_complex else 1
