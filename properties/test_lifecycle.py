@@ -159,7 +159,7 @@ def test_what_is_shown_is_a_copy(case: TrainingCase, run: Run) -> None:
 @law(
     "lifecycle.interrupted",
     promise="interrupts",
-    space=EQUAL_BITS.without("evaluation").but(
+    space=EQUAL_BITS.without("evaluation", "routed", "routed-private").but(
         must_occur=("several ranks", "several units sharded over several ranks", "micro-batches"),
         vacuous_without=("non-zero gradient",),
     ),

@@ -20,6 +20,7 @@ from fsdpcheck.oracle import Answer
 from fsdpcheck.program import probes
 from fsdpcheck.program.probe import Notes, Probe
 from fsdpcheck.workload import batches, models
+from fsdpcheck.workload.optimizer import project_
 
 _UNSEEN = "gradients are put where autograd does not see them"
 _LEFT_BEHIND = "the training is right where nothing is interrupted: a step that raised leaves something behind"
@@ -150,11 +151,17 @@ def _of_calls(got: int, wanted: int) -> str:
 
 
 def _hooks_of_one_device(execution: Execution, step: int, rank: int) -> Counter[Hook]:
-    """What fires on a single device that takes a rank's micro-batches."""
-    case, fired = execution.request.training, list[Any]()
-    probes.hook_calls(
-        model := models.build(case), Notes(rank, fired.append, lambda: step, lambda told: None, lambda shown: None)
-    )
+    """What fires on a single device that takes a rank's micro-batches, with the parameters that the rank has then.
+
+    Which samples leave a layer out depends on what reaches it.
+    """
+    case, fired, model = execution.request.training, list[Any](), models.build(execution.request.training)
+    if step:
+        now = {name: value.clone() for name, value in execution.ranks[rank].steps[step - 1].params.items()}
+        if case.arithmetic.project:
+            project_(now.values(), case)
+        model.load_state_dict(now, strict=False)
+    probes.hook_calls(model, Notes(rank, fired.append, lambda: step, lambda told: None, lambda shown: None))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
         for micro in batches.batch(case, step, rank, execution.request.instrument).micro_batches:

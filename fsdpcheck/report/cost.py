@@ -123,7 +123,7 @@ def _model(machine: Machine) -> str:
 
 def _made_up(world: World) -> list[str]:
     asked = sorted(world.done.made_up, key=lambda pair: -pair[1])
-    lines = [f"  values  {place} asked for a value {times} times and was given 1" for place, times in asked]
+    lines = [f"  values  {place} asked {times} times for a value, which was made up" for place, times in asked]
     more = len(lines) - _MADE_UP
     return [*lines[:_MADE_UP], *([f"          and {more} more lines"] if more > 0 else [])]
 

@@ -94,6 +94,11 @@ class Names:
         name, is_part = self._name_of(tensors[0]) if len(tensors) == 1 and not tensors[0].is_sparse else ("", False)
         return Identity(name, self._modules.get(module, "") if module is not None else "", phase, is_part)
 
+    def forget(self) -> None:
+        """Drop the references to parameters; they are found anew."""
+        self._fresh = False
+        self._parameters, self._storages = {}, {}
+
     def _see(self, module: nn.Module) -> None:
         self._seen.setdefault(module, None)
         self._fresh = False

@@ -2,31 +2,35 @@
 
 torch's FakeTensorMode gives the shapes. Integers and flags that come of none of these tensors are computed as they are:
 positions, token numbers, the ranks of a mesh. What a program reads out of a tensor without values, a loss to print say,
-is made up: it is 1, and counted by line.
+is made up: it is 1, and counted by line; a scaler that looks for an infinite gradient finds none.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fsdpcheck.compat import functional_private
+from fsdpcheck.compat import fake_private, functional_private
 from fsdpcheck.compat.observers_private import computed_by_modes
 from fsdpcheck.compat.tensors_private import is_fake, unwraps_itself
 from fsdpcheck.simulation.scheduler import where
 
 _PLUMBING: Final = ("torch/_compile.py", "torch/_dynamo/eval_frame.py")
 """Where torch calls a dispatch mode from."""
+_OURS: Final = str(Path(__file__).parent)
+_LOOKS_FOR_INF: Final = "torch/amp/grad_scaler.py"
+"""It steps if what it reads is 0."""
 _OF_INTEGERS: Final = ("arange", "randint", "randperm")
 
 
@@ -37,9 +41,10 @@ class ShapesAlone:
         self.asked: Counter[str] = Counter()
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """While open, floating-point tensors that this thread makes have no values."""
-        with computed_by_modes(), FakeTensorMode(allow_non_fake_inputs=True), _WithoutValues(self.asked):
+    def in_place(self, forget: Callable[[], object]) -> Iterator[None]:
+        """While open, floating-point tensors that this thread makes have no values. ``forget`` drops weak references to
+        parameters, which torch does not convert where there are any."""
+        with computed_by_modes(), fake_private.without_values(forget), _WithoutValues(self.asked):
             yield
 
 
@@ -58,8 +63,9 @@ class _WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(map(_wraps, tensors)):
             return NotImplemented  # it calls operators on what it wraps, and these come here
         if func is torch.ops.aten._local_scalar_dense.default and _is_fake(args[0]):
-            self._asked[_asking(sys._getframe(1))] += 1
-            return _one(args[0].dtype)
+            asks = _asks(sys._getframe(1))
+            self._asked[_line(asks)] += 1
+            return 0.0 if asks.f_code.co_filename.endswith(_LOOKS_FOR_INF) else _one(args[0].dtype)
         if functional_private.is_one(func):
             return functional_private.performed(func, args, options)
         if _is_of_integers(func, tensors, options):
@@ -76,12 +82,17 @@ def _wraps(tensor: Tensor) -> bool:
     return unwraps_itself(type(tensor))
 
 
-def _asking(frame: FrameType) -> str:
-    """The line of the program, and the line of torch that asks on its behalf."""
-    at, asks = where(frame), frame
-    while asks.f_back is not None and asks.f_code.co_filename.endswith(_PLUMBING):
+def _asks(frame: FrameType) -> FrameType:
+    """What asks, of the program or of a library."""
+    asks = frame
+    while asks.f_back is not None and (asks.f_code.co_filename.endswith(_PLUMBING) or _OURS in asks.f_code.co_filename):
         asks = asks.f_back
-    inner = f"{asks.f_code.co_filename}:{asks.f_lineno}"
+    return asks
+
+
+def _line(asks: FrameType) -> str:
+    """The line of the program, and the line of torch that asks on its behalf."""
+    at, inner = where(asks), f"{asks.f_code.co_filename}:{asks.f_lineno}"
     return at if at == inner else f"{at}, by {inner.rpartition('site-packages/')[2]}"
 
 

@@ -201,7 +201,7 @@ def _simulated(
             if options.alone_of:
                 stack.enter_context(steps_noted(ranks.steps, run.traces[rank]))
             if shapes is not None:
-                stack.enter_context(shapes.in_place())
+                stack.enter_context(shapes.in_place(run.names[rank].forget))
             ranks.returned[rank] = processes.run(rank, lambda: gpus.run(program))
 
     with ExitStack() as stack:

@@ -15,10 +15,14 @@ from fsdpcheck.checks.noise import noisy
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
+from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging.check import check_case
+from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
 from fsdpcheck.program.probe import Notes
+from fsdpcheck.strategies import enumeration
 
 CASE = TrainingCase(ModelSpec((LayerSpec(1),)))
 
@@ -143,3 +147,25 @@ def test_noise_that_an_interruption_changes_is_a_violation(engine: SimulatedEngi
     with pytest.raises(Violation, match="leaves something behind") as found:
         watched_checks.assert_noise_undisturbed(other, whole)
     assert "step 1, rank 1" in found.value.where
+
+
+def test_a_layer_that_a_later_step_leaves_out_is_asked_for_no_hook(engine: SimulatedEngine) -> None:
+    """By the parameters of that step: by those of the first, a sample would go through the layer."""
+    token = decode(
+        "v2:AAAAVrHVUvh4-fgd9xKrRsquyGUu7bMu1E9E5F2jwZx3jQjkXUgJNXiybimoxgbGNTCcwYkCmpWNRrPyQGRlIypm5ZzMtNTkyuScVL2M_PxscB"
+        "5AuBeWkmsB02NWiQ"
+    )
+    run = Run(engine, "reference")
+    noted = probes.hook_calls.saw(run(token.case, probes=(probes.hook_calls,)).ranks[0])
+    first, second = ([value for _, at, value in noted if at == step] for step in range(2))
+    assert len(first) > len(second)
+    assert check_case(chapters()["lifecycle.hooks"], run, token.case, diagnose=False).status == "holds"
+
+
+def test_no_step_is_interrupted_in_a_layer_that_some_ranks_leave_out(engine: SimulatedEngine) -> None:
+    law, run = chapters()["lifecycle.interrupted"], Run(engine, "reference")
+    cases = list(enumeration.distinct(law.draw(run.features, (1, 2, 3)), 200, 0))
+    assert len(cases) == 200
+    assert not [one for one in cases if one.requires() & {"routed", "routed-private"}]
+    others = enumeration.distinct(chapters()["lifecycle.hooks"].draw(run.features, (1, 2, 3)), 200, 0)
+    assert [one for one in others if "routed" in one.requires()]

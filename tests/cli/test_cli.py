@@ -56,6 +56,10 @@ OPTIONS = {
         "--budget", "--cuda-as-cpu", "--dumps", "--help", "--json", "--order", "--own", "--per-node", "--ranks",
         "--schedule", "--schedules", "--shrink", "--torchrun", "--trace", "-h", "-m", "-n", "SCRIPT ...",
     },
+    "cost": {
+        "--between", "--cuda-as-cpu", "--help", "--json", "--per-node", "--ranks", "--rounds", "--within",
+        "--without-values", "-h", "SCRIPT ...",
+    },
     "trace check": {"--help", "--in-order", "--json", "-h", "PATH"},
     "trace show": {"--help", "--width", "-h", "FILE"},
     "claims": {"--help", "--json", "--markdown", "-h", "ID"},
@@ -97,6 +101,7 @@ def test_the_options_are_frozen() -> None:
         ["claims", "--help"],
         ["simulate", "--help"],
         ["compare", "--help"],
+        ["cost", "--help"],
         ["doctor", "--help"],
         ["trace", "--help"],
         ["trace", "check", "--help"],

@@ -100,6 +100,8 @@ ROWS: Final[dict[str, tuple[int, ...]]] = {
     "report/test_merging.py::test_the_command_reports_all_of_it_and_writes_it": (),
     "session/test_judge.py::test_findings_are_confirmed_before_they_are_told": (),  # session/test_run.py
     "session/test_run.py::test_a_planted_fault_is_found_by_the_law_that_must_catch_it": (),  # laws/
+    "simulation/test_alone.py::test_it_calls_the_same_where_tensors_have_no_values": (0, 2),
+    "simulation/test_alone.py::test_it_calls_what_it_calls_among_all": (0, 5, 11),
     "simulation/test_cuda.py::test_each_substitution_is_counted_by_its_name": tuple(range(0, 35, 2)),
     "simulation/test_search.py::test_an_order_that_fails_is_found_with_the_decisions_it_needs_and_is_had_again": (
         1,

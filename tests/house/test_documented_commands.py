@@ -145,6 +145,7 @@ def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
         "only-a-script.md",
         "simulate.md",
         "compare.md",
+        "cost.md",
         "torchrun.md",
         "traces.md",
         "help",

@@ -111,6 +111,14 @@ def test_the_picture_of_a_step_is_what_is_printed(tmp_path: Path) -> None:
     assert commands.run(tmp_path, *show) == (0, shown, ""), "next: put what is printed into docs/traces.md"
 
 
+@pytest.mark.nightly
+def test_the_cost_of_a_large_model_is_what_is_printed() -> None:
+    text = (DOCS / "cost.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^\$ fsdpcheck (.*)$", text, re.M)
+    (shown,) = re.findall(r"^```text\n(.*?)^```", text, re.M | re.S)
+    assert commands.run(DOCS.parent, *line.split()) == (0, shown, ""), "next: put what is printed into docs/cost.md"
+
+
 def _blocks(section: str, language: str) -> list[str]:
     """The blocks of one section of docs/simulate.md."""
     text = (DOCS / "simulate.md").read_text(encoding="utf-8")
