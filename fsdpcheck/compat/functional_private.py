@@ -6,15 +6,13 @@ for kernels, as FakeTensorMode does, gives the shape of their result and calls n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
-
-from fsdpcheck.errors import NotSupported, explain
 
 _NAMESPACES: Final = ("_c10d_functional", "_dtensor")
 _SILENT: Final = ("mesh_get_process_group", "_wrap_tensor_autograd")
@@ -26,15 +24,9 @@ def is_one(func: Any) -> bool:
     return func.namespace in _NAMESPACES and func.overloadpacket.__name__ not in _SILENT
 
 
-def performed(func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
-    """What it gives, by the method of its group. Raises NotSupported for one that is not known here."""
-    name = func.overloadpacket.__name__
-    if name not in _CALLS:
-        then = "leave shapes alone: run it with values"
-        raise NotSupported(
-            explain("a functional collective has no form without values", got=name, wanted=", ".join(_CALLS), then=then)
-        )
-    return _CALLS[name](*args, **options)
+def by_its_group(func: Any) -> Callable[..., Any] | None:
+    """What gives its result by the method of its group; None for one that is not known here."""
+    return _CALLS.get(func.overloadpacket.__name__)
 
 
 def _group(name: Any) -> Any:

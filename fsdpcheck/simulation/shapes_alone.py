@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from fsdpcheck.compat import fake_private, functional_private
 from fsdpcheck.compat.observers_private import computed_by_modes
 from fsdpcheck.compat.tensors_private import is_fake, unwraps_itself
+from fsdpcheck.errors import NotSupported, explain
 from fsdpcheck.simulation.scheduler import where
 
 _PLUMBING: Final = ("torch/_compile.py", "torch/_dynamo/eval_frame.py")
@@ -67,7 +68,7 @@ class _WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._asked[_line(asks)] += 1
             return 0.0 if asks.f_code.co_filename.endswith(_LOOKS_FOR_INF) else _one(args[0].dtype)
         if functional_private.is_one(func):
-            return functional_private.performed(func, args, options)
+            return _by_its_group(func)(*args, **options)
         if _is_of_integers(func, tensors, options):
             with unset_fake_temporarily():
                 return func(*args, **options)
@@ -80,6 +81,15 @@ def _is_fake(tensor: Tensor) -> bool:
 
 def _wraps(tensor: Tensor) -> bool:
     return unwraps_itself(type(tensor))
+
+
+def _by_its_group(func: Any) -> Callable[..., Any]:
+    """Raises NotSupported for a functional collective that is not known."""
+    found = functional_private.by_its_group(func)
+    if found is None:
+        got, then = str(func), "run it with values"
+        raise NotSupported(explain("this functional collective has no form without values", got=got, then=then))
+    return found
 
 
 def _asks(frame: FrameType) -> FrameType:

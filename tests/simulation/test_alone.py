@@ -163,5 +163,5 @@ def test_a_functional_collective_without_a_form_is_named(tmp_path: Path) -> None
     )
     failure = ran(tmp_path, program, 1, Options(show=False, alone_of=4, without_values=True)).failure
     assert failure is not None
-    assert "a functional collective has no form without values" in failure.text
+    assert "this functional collective has no form without values" in failure.text
     assert "batch_p2p_ops" in failure.text
