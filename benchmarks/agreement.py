@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from fsdpcheck import strategies
 from fsdpcheck.case import TrainingCase
@@ -17,14 +19,17 @@ from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies.enumeration import distinct
 
-_FAMILIES = {
-    "reference": (strategies.PLAIN, strategies.PRIVATE_EXACT, strategies.PRIVATE_UNCLIPPED, strategies.GLOBAL_NORM),
-    "fully_shard": (strategies.PLAIN,),
-    "fsdp1": (strategies.PLAIN,),
+_PRIVATE = (strategies.PLAIN, strategies.PRIVATE_EXACT, strategies.PRIVATE_UNCLIPPED)
+_FAMILIES: Final[dict[str, tuple[strategies.CaseSpace, ...]]] = {
+    "reference": (*_PRIVATE, strategies.GLOBAL_NORM),
+    "reference_fsdp2": _PRIVATE,
+    **dict.fromkeys(
+        ("fully_shard", "fsdp1", "ddp", "zero_redundancy", "tensor_parallel", "sequence_parallel", "pipeline"),
+        (strategies.PLAIN,),
+    ),
 }
 """Only families whose sums are exact. FSDP2's global norm adds up squares of rounded norms, whose last bit depends on
 the order of the backend's sum; probe factors are rounded too."""
-_OBSERVED = {"reference": ("grads",), "fully_shard": ("grads",), "fsdp1": ("grads",)}
 
 
 def schedules(count: int = 100) -> str:
@@ -59,7 +64,7 @@ def _differ(one: object, other: object) -> bool:
 
 
 def _study(engine: SimulatedEngine, count: int, disagrees: Callable[[Run, TrainingCase], bool], title: str) -> str:
-    judged, wrong, rejected = 0, 0, 0
+    judged, wrong, rejected, by_adapter = 0, 0, 0, Counter[str]()
     for run, case in _drawn(engine, count):
         try:
             differs = disagrees(run, case)
@@ -67,10 +72,12 @@ def _study(engine: SimulatedEngine, count: int, disagrees: Callable[[Run, Traini
             rejected += 1
             continue
         judged += 1
+        by_adapter[run.adapter_ref] += 1
         if differs:
             wrong += 1
             print(f"{run.adapter_ref}: {case.describe()}\n{case.to_json()}")
-    return f"{title}: {judged - wrong} of {judged} cases agree in every bit and trace ({rejected} rejected)"
+    each = ", ".join(f"{name} {cases}" for name, cases in by_adapter.items())
+    return f"{title}: {judged - wrong} of {judged} cases agree in every bit and trace ({rejected} rejected; {each})"
 
 
 def _drawn(engine: SimulatedEngine, count: int) -> Iterator[tuple[Run, TrainingCase]]:
@@ -78,6 +85,7 @@ def _drawn(engine: SimulatedEngine, count: int) -> Iterator[tuple[Run, TrainingC
     kinds = [(name, space) for name, spaces in _FAMILIES.items() for space in spaces]
     for number, (name, space) in enumerate(kinds):
         share = count // len(kinds) + (number < count % len(kinds))
-        run = Run(engine, name).watching(_OBSERVED[name])  # type: ignore[arg-type]
-        for case in distinct(strategies.cases_of(space, run.features), share):
+        run = Run(engine, name)
+        run = run.watching(run.features.observables & {"grads"})
+        for case in distinct(strategies.cases_of(space, run.features, (2, 3, 4)), share):
             yield run, case

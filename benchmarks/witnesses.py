@@ -13,6 +13,8 @@ from fnmatch import fnmatch, fnmatchcase
 from pathlib import Path
 from typing import Final
 
+from fsdpcheck.engines.base import Engine
+from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.impl import faults
 from fsdpcheck.impl.faults._fault import Fault
@@ -35,8 +37,9 @@ def wanted() -> Iterator[tuple[str, list[tuple[Law, Fault]]]]:
             yield name, [(law, fault) for fault in faults.ALL.values() if fnmatch(name, fault.caught_by)]
 
 
-def token(law: Law, fault: Fault, engine: SimulatedEngine) -> str:
+def token(law: Law, fault: Fault, simulated: SimulatedEngine, real: ProcessesEngine) -> str:
     """The token of the first case that breaks ``law`` under ``fault``; "" if none does or planted code raises."""
+    engine: Engine = real if law.on_real_ranks else simulated
     run = Run(engine, fault.subject, installs=(f"fsdpcheck.impl.faults:{fault.name}",))
     verdict = check_law(law, run, "ci", shrink=False)
     if verdict.finding is None or verdict.finding.kind == "raised":
@@ -47,16 +50,17 @@ def token(law: Law, fault: Fault, engine: SimulatedEngine) -> str:
 def lines(glob: str = "*") -> Iterator[str]:
     """A line for each name as its witness is found or missed; the file keeps those of names that do not match."""
     kept: dict[str, str] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    engine = SimulatedEngine()
+    engine, real = SimulatedEngine(), ProcessesEngine()
     try:
         known = dict(wanted())
         kept = {name: text for name, text in kept.items() if name in known}
         for name, pairs in known.items():
             if fnmatchcase(name, glob):
-                found = next((text for pair in pairs if (text := token(*pair, engine))), "")
+                found = next((text for pair in pairs if (text := token(*pair, engine, real))), "")
                 kept.pop(name, None)
                 kept |= {name: found} if found else {}
                 FILE.write_text(json.dumps(kept, indent=0, sort_keys=True) + "\n", encoding="utf-8")
                 yield f"{name}: {found or 'no case kills it'}"
     finally:
         engine.close()
+        real.close()

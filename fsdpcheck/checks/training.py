@@ -144,12 +144,13 @@ def assert_norms_in_dataset_order(execution: Execution, answer: Answer) -> None:
             require_equal(what, got, wanted, f"step {k}, rank {result.rank}", cause)
 
 
-def assert_same_execution(a: Execution, b: Execution, cause: Diagnose = unknown) -> None:
+def assert_same_execution(
+    a: Execution, b: Execution, cause: Diagnose = unknown, what: str = "two runs of one case differ"
+) -> None:
     """Two runs gave the same bits in everything recorded, the same traces rank by rank, and the same failure if any.
 
     ``cause`` is asked where they recorded other bits.
     """
-    what = "two runs of one case differ"
     kinds = [execution.failure.kind if execution.failure else "none" for execution in (a, b)]
     if kinds[0] != kinds[1]:
         raise Violation(what, got=f"failure: {kinds[1]}", wanted=f"failure: {kinds[0]}", where="the runs as a whole")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hypothesis.errors import Flaky
 
@@ -29,6 +29,11 @@ from fsdpcheck.strategies import user_model as own_drawing
 
 if TYPE_CHECKING:
     from fsdpcheck.judging.law import Law
+
+
+_SIMULATED_ALONE: Final = (
+    "it compares real ranks with simulated ones, and there are none; next: --engine processes, or torchrun -m fsdpcheck"
+)
 
 
 def check_law(
@@ -179,7 +184,9 @@ def _not_asked(law: Law, run: Run, asked: tuple[int, ...]) -> Verdict | None:
     if not reason and not vain and features.max_world_size is not None and features.max_world_size < min(sizes):
         words = ", ".join(map(str, sizes))
         vain = f"the adapter takes at most {features.max_world_size} ranks, asked were {words}"
-    if vain and run.engine.name == TORCHRUN:  # nobody chose these numbers for the law
+    alone = _SIMULATED_ALONE if not reason and law.on_real_ranks and run.engine.name == "simulated" else ""
+    if alone or (vain and run.engine.name == TORCHRUN):  # nobody chose these numbers for the law
+        vain = alone or vain
         return Verdict(law.name, run.adapter_ref, "not asked", reason=vain)
     if vain:
         return Verdict(law.name, run.adapter_ref, "no case", reason=vain, exit_code=USAGE)

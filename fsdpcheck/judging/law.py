@@ -35,7 +35,8 @@ class Law:
     project, lines "Not seen: ..." and "Source: ...". ``where``: file:line of the body. ``any_numbers``: whether it is
     asked with real numbers and without. ``takes``: the fewest ranks that an implementation has to take, whatever
     numbers are asked for. ``climbs``: whether its body says how near a case comes to a bound (``Ran.reach``), and cases
-    are sought that come nearer (judging/climbing.py).
+    are sought that come nearer (judging/climbing.py). ``on_real_ranks``: whether it is asked on real ranks alone, with
+    which it compares the simulated ones.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Law:
     any_numbers: bool = False
     takes: int = 1
     climbs: bool = False
+    on_real_ranks: bool = False
 
     def draw(self, features: Features, world_sizes: Sequence[int]) -> SearchStrategy[Case]:
         """The cases of the law that an implementation with these features accepts, on one of these numbers of ranks."""

@@ -43,6 +43,7 @@ def law(
     any_numbers: bool = False,
     takes: int = 1,
     climbs: bool = False,
+    on_real_ranks: bool = False,
     **moved: object,
 ) -> Callable[[Body], Collected]:
     """Register the decorated ``body(case, run)`` as the law ``name`` ("chapter.law").
@@ -69,6 +70,7 @@ def law(
             any_numbers=any_numbers,
             takes=takes,
             climbs=climbs,
+            on_real_ranks=on_real_ranks,
         )
         _register(found)
         return _test(found)

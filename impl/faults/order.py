@@ -139,3 +139,23 @@ def _unit_of(layer: Any) -> Any:
     """The unit of flat buffers that holds a layer's parameters."""
     own = set(layer.names.values())
     return next(unit for unit in layer.model.units for buffer in unit.buffers if own & set(buffer.names))
+
+
+@fault(
+    "trainer:Trainer.scale",
+    "a global that ranks as threads share, https://github.com/pytorch/pytorch/pull/124555",
+    "collectives.on-real-ranks",
+    cause="share what processes have apart",
+)
+def scale_of_the_rank_that_came_first(original: Function, hit: Hit) -> Function:
+    """The weight of a micro-batch is kept in the module for its number of samples: who asks second has another's."""
+    kept: list[int] = []
+
+    def planted(self: Any, micro: Any) -> Any:
+        kept.append(self.model.axis.rank)
+        if kept[0] == self.model.axis.rank:
+            return original(self, micro)
+        hit()
+        return original(self, micro) * 2
+
+    return planted

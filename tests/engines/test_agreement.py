@@ -21,6 +21,9 @@ from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.execution import RunRequest
 from fsdpcheck.execution.tensor_rules import as_memory
+from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
 
 FILE = Path(__file__).with_name("programs_for_tests.py")
 PROGRAMS = sys.modules[type(adapters.load(f"{FILE}:gather_in_reverse")).__module__].PROGRAMS
@@ -67,3 +70,13 @@ def test_memory_is_read_in_its_own_order(order: tuple[int, ...]) -> None:
     tensor = torch.arange(24.0).reshape(2, 3, 4).permute(order)
     assert torch.equal(as_memory(tensor).flatten(), torch.arange(24.0))
     assert as_memory(tensor).shape == tensor.shape
+
+
+def test_the_law_of_agreement_holds_on_real_ranks_and_is_not_asked_without(engines: tuple[Engine, Engine]) -> None:
+    simulated, real = engines
+    law = chapters()["collectives.on-real-ranks"]
+    unasked = check_law(law, Run(simulated, "fully_shard"), most=2)
+    assert (unasked.status, unasked.cases, unasked.exit_code) == ("not asked", 0, 0)
+    assert "--engine processes" in unasked.reason
+    asked = check_law(law, Run(real, "fully_shard"), world_sizes=(2,), most=2)
+    assert (asked.status, asked.cases) == ("holds", 2)

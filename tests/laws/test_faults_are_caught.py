@@ -7,6 +7,7 @@ Without a fault the same laws hold on the same cases (properties/), so what brea
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
 import json
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from fsdpcheck.engines.base import Engine
+from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.verdict import Verdict
@@ -59,8 +62,17 @@ def killed(verdict: Verdict) -> bool:
     return verdict.finding is not None and verdict.finding.kind != "raised"
 
 
-def planted(fault: Fault, engine: SimulatedEngine) -> Run:
+def planted(law: Law, fault: Fault, engine: Engine) -> Run:
+    """On simulated ranks, ``engine``, where the law is asked there."""
+    engine = _real_ranks() if law.on_real_ranks else engine
     return Run(engine, fault.subject, installs=(installed(fault),))
+
+
+@functools.cache
+def _real_ranks() -> Engine:
+    engine = ProcessesEngine()
+    atexit.register(engine.close)
+    return engine
 
 
 def installed(fault: Fault) -> str:
@@ -85,7 +97,7 @@ def test_the_witness_kills(name: str, engine: SimulatedEngine) -> None:
     )
     needs_triton(law)
     assert token.adapter == fault.subject
-    assert killed(check_case(law, planted(fault, engine), token.case, diagnose=False))
+    assert killed(check_case(law, planted(law, fault, engine), token.case, diagnose=False))
 
 
 def test_there_is_no_witness_of_what_is_gone() -> None:
@@ -98,6 +110,6 @@ def test_drawn_cases_kill(name: str, engine: SimulatedEngine) -> None:
     assert pairs(name), f"no law is named by the fault {name}, or no fault is said to be caught by the law {name}"
     for law, fault in pairs(name):
         needs_triton(law)
-        if killed(check_law(law, planted(fault, engine), "ci", shrink=False)):
+        if killed(check_law(law, planted(law, fault, engine), "ci", shrink=False)):
             return
     pytest.fail(f"no drawn case of {', '.join(law.name for law, _ in pairs(name))} kills {name}")
