@@ -41,6 +41,7 @@ _JUDGES: pytest.StashKey[Judges] = pytest.StashKey()
 _COLLECTED = pytest.StashKey[Any]()
 """The judge of this process, collected.Collected."""
 _HEARD = pytest.StashKey[list[own_tests.Told]]()
+_ON_REAL_RANKS: Final = "asked on real ranks alone: --fsdpcheck-engine processes"
 _VAIN: Final = (
     "nothing was checked: none of these laws is promised by an adapter that was named; next: choose other laws,"
     " or add the promise to the adapter's Features"
@@ -95,7 +96,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if law is not None:
         refs = metafunc.config.stash[_PLAN].adapters
         ids = [f"{law.name}-{ref}" for ref in refs]
-        metafunc.parametrize("run", refs, indirect=True, scope="session", ids=ids)
+        marks = [pytest.mark.skip(_ON_REAL_RANKS)] * _is_unasked(law, metafunc.config)
+        rows = [pytest.param(ref, marks=marks) for ref in refs]
+        metafunc.parametrize("run", rows, indirect=True, scope="session", ids=ids)
     elif isinstance(asked, own_tests.Asked):
         try:
             bound = _judges(metafunc.config).laws(asked, metafunc.config.stash[_PLAN])
@@ -104,6 +107,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         several = len(asked.adapters) > 1
         ids = [f"{one.law}-{one.adapter}" if several else one.law for one in bound]
         metafunc.parametrize("law", bound, ids=ids)
+
+
+def _is_unasked(law: Law, config: pytest.Config) -> bool:
+    """Whether a law is asked on real ranks alone, and these are simulated."""
+    return law.on_real_ranks and config.stash[_PLAN].engine == "simulated"
 
 
 def _judges(config: pytest.Config) -> Judges:
@@ -239,7 +247,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         law, bound, callspec = _law_of(getattr(item, "obj", None)), _bound(item), getattr(item, "callspec", None)
         if bound is not None and (bound.required or not bound.reason):
             promised[item.nodeid] = (bound.law, bound.adapter)
-        elif law is not None and callspec is not None and not law.not_promised(_declared(callspec.params["run"])):
+        elif law is None or callspec is None or _is_unasked(law, session.config):
+            continue
+        elif not law.not_promised(_declared(callspec.params["run"])):
             promised[item.nodeid] = (law.name, callspec.params["run"])
 
 

@@ -27,7 +27,7 @@ from fsdpcheck.adapters.contract import WITHOUT_MODEL, Features
 from fsdpcheck.case import Case, KernelCase, Trait, from_json, user_model
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.engines.base import Engine
-from fsdpcheck.errors import FINDING, FsdpcheckError, UsageError, spelling
+from fsdpcheck.errors import FINDING, FsdpcheckError, UsageError, explain, spelling
 from fsdpcheck.findings import faults, tokens
 from fsdpcheck.findings.verdict import Confirmation, Finding, Verdict
 from fsdpcheck.judging import model_process, nondeterminism, registry
@@ -60,7 +60,8 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
     registry.chapters(plan.laws_from)
     seen = model_process.inspected(*plan.own[:3], plan.units, plan.optimizer) if plan.model else None
     loaded.add(*model_process.loaded())
-    laws = chosen_laws(plan.laws) if seen is None else of_tier(chosen_laws(plan.laws), plan.real)
+    laws = of_engine(chosen_laws(plan.laws), plan.engine if engine is None else engine.name)
+    laws = laws if seen is None else of_tier(laws, plan.real)
     avoid = frozenset(plan.avoid) | (seen.left_out(plan.real) if seen else frozenset())
     plan = replace(plan, installs=tuple(faults.resolved(name) for name in plan.installs))
     with ExitStack() as stack:
@@ -149,6 +150,18 @@ def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
             names = ", ".join(known) or "none"
             raise UsageError(f"no law matches {glob!r};{hint} known: {names}; next: see `fsdpcheck list laws`")
     return [found for name, found in known.items() if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+
+
+def of_engine(laws: list[Law], engine: str) -> list[Law]:
+    """Those that are asked on such ranks, all but what compares real ones with simulated ones.
+
+    Raises UsageError when none is left.
+    """
+    found = [one for one in laws if engine != "simulated" or not one.on_real_ranks]
+    if not found:
+        names, then = ", ".join(one.name for one in laws), "--engine processes, or torchrun -m fsdpcheck run"
+        raise UsageError(explain("of the chosen laws none is asked on simulated ranks", got=names, then=then))
+    return found
 
 
 def of_tier(laws: list[Law], real: bool) -> list[Law]:

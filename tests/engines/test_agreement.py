@@ -19,11 +19,13 @@ from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSp
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import RunRequest
 from fsdpcheck.execution.tensor_rules import as_memory
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
+from fsdpcheck.session.run import of_engine
 
 FILE = Path(__file__).with_name("programs_for_tests.py")
 PROGRAMS = sys.modules[type(adapters.load(f"{FILE}:gather_in_reverse")).__module__].PROGRAMS
@@ -80,3 +82,21 @@ def test_the_law_of_agreement_holds_on_real_ranks_and_is_not_asked_without(engin
     assert "--engine processes" in unasked.reason
     asked = check_law(law, Run(real, "fully_shard"), world_sizes=(2,), most=2)
     assert (asked.status, asked.cases) == ("holds", 2)
+
+
+def test_a_session_on_simulated_ranks_does_not_choose_it() -> None:
+    laws = [chapters()[name] for name in ("collectives.plain", "collectives.on-real-ranks")]
+    assert [one.name for one in of_engine(laws, "simulated")] == ["collectives.plain"]
+    assert of_engine(laws, "processes") == laws == of_engine(laws, "torchrun")
+    with pytest.raises(UsageError, match="none is asked on simulated ranks"):
+        of_engine(laws[1:], "simulated")
+
+
+@pytest.mark.parametrize(("kind", "ended"), [("simulated", {"skipped": 1}), ("processes", {"passed": 1})])
+def test_pytest_asks_it_on_real_ranks(kind: str, ended: dict[str, int], pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("from fsdpcheck.properties.test_collectives import test_real_ranks_do_what_simulated_ones_do")
+    ran = pytester.runpytest_subprocess(
+        "--fsdpcheck-adapter", "ddp", "--fsdpcheck-engine", kind, "-p", "no:cacheprovider"
+    )
+    ran.assert_outcomes(**ended)
+    assert ran.ret == 0
