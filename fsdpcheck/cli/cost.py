@@ -84,8 +84,10 @@ def _link(text: str) -> tuple[float, float]:
 
 def _measured(text: str, units: dict[str, float], whole: str) -> float:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", text)
-    if found is None or found[2] not in units or not float(found[1]):
-        wanted = f"a latency and a bandwidth, such as 20us,25GB/s ({', '.join(_TIME)}; {', '.join(_SIZE)} a second)"
+    if found is None or found[2] not in units or (units is _SIZE and not float(found[1])):
+        wanted = (
+            f"a latency and a bandwidth above 0, such as 20us,25GB/s ({', '.join(_TIME)}; {', '.join(_SIZE)} a second)"
+        )
         raise argparse.ArgumentTypeError(f"{whole!r}: wanted {wanted}")
     return float(found[1]) * units[found[2]]
 
@@ -96,6 +98,12 @@ def _cost(options: argparse.Namespace) -> int:
         raise UsageError("a script is missing; next: fsdpcheck cost train.py")
     if options.json is not None and not options.json.absolute().parent.is_dir():
         raise UsageError(explain("--json names a place in a folder that is not there", got=options.json))
+    if options.json is not None and options.json.is_dir():
+        raise UsageError(explain("--json names a folder", got=options.json, wanted="a file"))
+    for ranks in options.ranks:
+        if ranks > options.per_node and ranks % options.per_node:
+            got = f"{ranks} ranks on nodes of {options.per_node}"
+            raise UsageError(explain("ranks do not fill their nodes", got=got, then="change --ranks or --per-node"))
     return in_child(lambda: _run(options, words), options.json)
 
 
@@ -114,12 +122,18 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
             worlds.append(_world(options, runnable, ranks, show=not worlds))
         failure = worlds[-1].done.failure
         if failure is not None:
-            print(f"rank 0 of {ranks}: {simulation.failed(failure, paint)}", flush=True)
-            return simulation.exit_code(worlds[-1].done)
-    print(report.text(worlds, paint), flush=True)
-    if options.json is not None:
-        write(options.json, report.document(worlds, runnable.argv))
-    return 0
+            break
+        if options.json is not None:
+            write(options.json, report.document(worlds, runnable.argv))
+    ended = [world for world in worlds if world.done.failure is None]
+    if ended:
+        print(report.text(ended, paint), flush=True)
+    if failure is None:
+        return 0
+    print(f"rank 0 of {worlds[-1].ranks}: {simulation.failed(failure, paint)}", flush=True)
+    if options.without_values:
+        print("  note    tensors have no values: what asks for one may fail for that; try without the option")
+    return simulation.exit_code(worlds[-1].done)
 
 
 def _world(options: argparse.Namespace, runnable: Script, ranks: int, *, show: bool) -> World:

@@ -15,10 +15,10 @@ from fsdpcheck.traces.cost import Link, Machine, Row
 
 SCHEMA: Final = 1
 """Version of the document; it grows with every change that a reader could notice."""
-_HEAD: Final = ("ranks", "call", "members", "through", "calls", "sent", "time")
+_HEAD: Final = ("ranks", "call", "members", "through", "calls", "moved", "time")
 _NUMBERS: Final = (0, 2, 4, 5, 6)
 _BYTES: Final = ("B", "kB", "MB", "GB", "TB", "PB")
-_MADE_UP: Final = 3
+_MADE_UP: Final = 6
 """Most lines that are named of those that asked for a value."""
 
 
@@ -39,7 +39,8 @@ class World:
     def rows(self) -> list[Row]:
         """Its calls by kind, the dearest first."""
         first, last = self.bounds
-        return cost.rows(self.done.traces[0][first:last], self.machine)
+        pairs = list(zip(self.done.traces[0], self.done.payloads, strict=True))
+        return cost.rows(pairs[first:last], self.machine)
 
 
 def text(worlds: Sequence[World], paint: Paint) -> str:
@@ -54,9 +55,9 @@ def text(worlds: Sequence[World], paint: Paint) -> str:
 def document(worlds: Sequence[World], argv: Sequence[str]) -> dict[str, Any]:
     """The same as JSON data.
 
-    {schema, fsdpcheck, argv, worlds: [{ranks, per_node, rounds, within, between, steps, counted, calls, sent, seconds,
-    rows, made_up}]}. ``counted``: "step" or "run". A row is {op, members, spans_nodes, calls, sent, seconds, phases};
-    ``sent`` in bytes through the link of rank 0, ``seconds`` by the model.
+    {schema, fsdpcheck, argv, worlds: [{ranks, per_node, rounds, within, between, steps, counted, calls, moved, seconds,
+    rows, made_up}]}. ``counted``: "step" or "run". A row is {op, members, spans_nodes, calls, moved, seconds, phases};
+    ``moved`` in bytes through the busiest link, ``seconds`` by the model.
     """
     return {
         "schema": SCHEMA,
@@ -77,11 +78,11 @@ def _world(world: World) -> dict[str, Any]:
         "steps": len(world.done.steps),
         "counted": "step" if len(world.done.steps) > 1 else "run",
         "calls": sum(row.calls for row in rows),
-        "sent": sum(row.sent for row in rows),
+        "moved": sum(row.moved for row in rows),
         "seconds": sum(row.seconds for row in rows),
         "rows": [
             {
-                "op": row.op, "members": row.members, "spans_nodes": row.spans, "calls": row.calls, "sent": row.sent,
+                "op": row.op, "members": row.members, "spans_nodes": row.spans, "calls": row.calls, "moved": row.moved,
                 "seconds": row.seconds, "phases": dict(row.phases),
             }
             for row in rows
@@ -92,6 +93,8 @@ def _world(world: World) -> dict[str, Any]:
 
 def _of_what(worlds: Sequence[World]) -> str:
     steps = {len(world.done.steps) for world in worlds}
+    if min(steps) <= 1 < max(steps):
+        return "what rank 0 calls in its last step, or in the whole run where no optimizer steps twice"
     if min(steps) > 1:
         return f"what rank 0 calls in one step, the last of {', '.join(map(str, sorted(steps)))}"
     return "what rank 0 calls in the whole run, in which no optimizer steps twice"
@@ -102,13 +105,13 @@ def _rows(world: World) -> list[tuple[str, ...]]:
     found = [
         (
             str(world.ranks), row.op, str(row.members), "nodes" if row.spans else "a node", f"{row.calls:,}",
-            in_bytes(row.sent), in_seconds(row.seconds),
+            in_bytes(row.moved), in_seconds(row.seconds),
         )
         for row in rows
     ]  # fmt: skip
-    calls, sent = sum(row.calls for row in rows), sum(row.sent for row in rows)
+    calls, moved = sum(row.calls for row in rows), sum(row.moved for row in rows)
     total = in_seconds(sum(row.seconds for row in rows))
-    return [*found, (str(world.ranks), "in all", "", "", f"{calls:,}", in_bytes(sent), total)]
+    return [*found, (str(world.ranks), "in all", "", "", f"{calls:,}", in_bytes(moved), total)]
 
 
 def _model(machine: Machine) -> str:
@@ -131,13 +134,16 @@ def _made_up(world: World) -> list[str]:
 def in_bytes(number: float) -> str:
     """ "1.3 GB": powers of 1,000."""
     size = 0
-    while number >= 1000 and size < len(_BYTES) - 1:
+    while round(number, 1) >= 999.5 and size < len(_BYTES) - 1:
         number, size = number / 1000, size + 1
     return f"{number:.3g} {_BYTES[size]}"
 
 
 def in_seconds(seconds: float) -> str:
     """ "12 us"."""
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+    if seconds >= 999.5:
+        return f"{seconds:,.0f} s"
+    for times, unit in ((1e6, "us"), (1e3, "ms")):
+        if seconds * times < 999.5:
+            return f"{seconds * times:.3g} {unit}"
+    return f"{seconds:.3g} s"

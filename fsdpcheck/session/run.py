@@ -126,6 +126,7 @@ def replayed(
     known = registry.chapters(laws_from)
     if token.law not in known:
         raise UsageError(f"the token is about the law {token.law!r}, which this release does not have")
+    of_engine([known[token.law]], engine_name)
     for name in token.installs:
         faults.resolved(name)
     with ExitStack() as stack:

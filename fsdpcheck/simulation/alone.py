@@ -36,6 +36,23 @@ def exchange(rank: int, call: Call) -> Exchange:
     return Exchange(results={rank: fitting}, complete=True)
 
 
+def payload(call: Call) -> int:
+    """Bytes that a call is about in all: of a gather the whole, of a message what it carries."""
+    op, members = call.collective.op, len(call.collective.group)
+    if op == "gather" and not call.outputs:
+        return members * _bytes(call.inputs)
+    if op == "scatter" and not call.inputs:
+        return members * _bytes(call.outputs)
+    if op in ("all_gather", "gather"):
+        return _bytes(call.outputs)
+    return _bytes(call.inputs or call.outputs)
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    parts = [part for one in tensors for part in ((one._indices(), one._values()) if one.is_sparse else (one,))]
+    return sum(part.numel() * part.element_size() for part in parts)
+
+
 def waits_for_another(size: int, states: Mapping[int, deadlock.State]) -> Failure:
     """The failure of a rank alone that waits for what only another rank would do."""
     blocked = [state for state in states.values() if isinstance(state, deadlock.Blocked)]

@@ -105,6 +105,7 @@ class Run(Protocol):
     memories: dict[int, Memory]
     names: dict[int, Names]
     alone_of: int
+    payloads: list[int]
 
     @property
     def children(self) -> Children: ...

@@ -122,6 +122,7 @@ class Meeting(RecordingGroup):
         if run.baton.aborting:
             run.baton.block(rank)
         if run.alone_of:
+            run.payloads.append(alone.payload(call))
             return MetWork(run, rank, alone.exchange(rank, call), call)
         under_way = run.open_calls[rank]
         if under_way and any(other.collective.group_name != call.collective.group_name for other in under_way):

@@ -110,6 +110,8 @@ class SimulatedRun:
         self.open_calls: dict[int, list[OpenCall]] = {rank: [] for rank in range(world_size)}
         """Calls issued and not yet waited for, by rank."""
         self.alone_of = world.alone_of
+        self.payloads: list[int] = []
+        """Of a rank alone: how many bytes each of its calls is about."""
         watched = range(world_size) if world.watched else ()
         self.names = {rank: Names() for rank in watched}
         refuse = {rank: partial(self._refused_access, rank) for rank in watched}

@@ -2,7 +2,7 @@
 
 torch's FakeTensorMode gives the shapes. Integers and flags that come of none of these tensors are computed as they are:
 positions, token numbers, the ranks of a mesh. What a program reads out of a tensor without values, a loss to print say,
-is made up: it is 1, and counted by line; a scaler that looks for an infinite gradient finds none.
+is made up: it is 1, and counted by line; who looks for NaN or an infinite number finds none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ _PLUMBING: Final = ("torch/_compile.py", "torch/_dynamo/eval_frame.py")
 _OURS: Final = str(Path(__file__).parent)
 _LOOKS_FOR_INF: Final = "torch/amp/grad_scaler.py"
 """It steps if what it reads is 0."""
-_OF_INTEGERS: Final = ("arange", "randint", "randperm")
+_OF_INTEGERS: Final = ("arange", "randint", "randperm", "tril_indices", "triu_indices")
+_FILLED: Final = ("full", "scalar_tensor")
+_NOT: Final = ("isnan", "isinf")
+"""Operators whose answer is no, as far as a program asks."""
+_AS_BEFORE: Final = ("any", "all", "logical_or", "bitwise_or", "view", "detach", "reshape", "_to_copy", "squeeze")
+_IS_NOT: Final = "_fsdpcheck_is_not"
+"""Mark of a tensor whose answer is no."""
 
 
 class ShapesAlone:
@@ -66,13 +72,19 @@ class _WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._local_scalar_dense.default and _is_fake(args[0]):
             asks = _asks(sys._getframe(1))
             self._asked[_line(asks)] += 1
-            return 0.0 if asks.f_code.co_filename.endswith(_LOOKS_FOR_INF) else _one(args[0].dtype)
+            if asks.f_code.co_filename.endswith(_LOOKS_FOR_INF):
+                return 0.0
+            return getattr(args[0], _IS_NOT, None) is None and _one(args[0].dtype)
         if functional_private.is_one(func):
             return _by_its_group(func)(*args, **options)
-        if _is_of_integers(func, tensors, options):
+        if _is_of_integers(func, tensors, args, options):
             with unset_fake_temporarily():
                 return func(*args, **options)
-        return func(*args, **options)
+        found = func(*args, **options)
+        name = func.overloadpacket.__name__
+        if name in _NOT or (name in _AS_BEFORE and any(hasattr(one, _IS_NOT) for one in tensors)):
+            setattr(found, _IS_NOT, True)
+        return found
 
 
 def _is_fake(tensor: Tensor) -> bool:
@@ -106,13 +118,13 @@ def _line(asks: FrameType) -> str:
     return at if at == inner else f"{at}, by {inner.rpartition('site-packages/')[2]}"
 
 
-def _is_of_integers(func: Any, tensors: list[Tensor], options: dict[str, Any]) -> bool:
+def _is_of_integers(func: Any, tensors: list[Tensor], args: Any, options: dict[str, Any]) -> bool:
     """Whether an operator has to do with integers and flags alone, all of which have values."""
     if tensors:
         return not any(_is_fake(one) or _has_fractions(one.dtype) for one in tensors)
-    dtype = options.get("dtype")
+    dtype, name = options.get("dtype"), func.overloadpacket.__name__
     if dtype is None:
-        return func.overloadpacket.__name__ in _OF_INTEGERS
+        return name in _OF_INTEGERS or (name in _FILLED and isinstance(args[-1], int))
     return not _has_fractions(dtype)
 
 

@@ -83,6 +83,8 @@ class Simulation:
     """Where the program asked whether there is a GPU, and was told that there is none."""
     files_left: tuple[str, ...] = ()
     """Files that ranks wrote and read, and that are still there."""
+    payloads: tuple[int, ...] = ()
+    """Of a rank alone: how many bytes each of its calls is about, in all."""
     steps: tuple[int, ...] = ()
     """Of a rank alone: how many calls it had made when the optimizer that stepped first had stepped, each time."""
     made_up: tuple[tuple[str, int], ...] = ()
@@ -253,6 +255,7 @@ def _simulated(
         tuple(sorted(gpus.counts.items())),
         gpus.asked,
         tuple(run.files.left),
+        tuple(run.payloads),
         tuple(ranks.steps),
         tuple(shapes.asked.items()) if shapes is not None else (),
     )

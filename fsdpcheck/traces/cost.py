@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final, Literal
-
-import torch
 
 from fsdpcheck.execution.trace import Collective
 
@@ -52,7 +50,8 @@ class Machine:
 
 @dataclass
 class Row:
-    """Calls of one kind: the same operation among as many members. ``sent``: bytes through the link of this rank.
+    """Calls of one kind: the same operation among as many members. ``moved``: bytes through the busiest of their links,
+    in one direction; a message counts at its sender and at its receiver.
 
     ``phases``: how many were made in the forward, the backward, the step of the optimizer; "" where that is unknown.
     """
@@ -61,36 +60,26 @@ class Row:
     members: int
     spans: bool
     calls: int = 0
-    sent: int = 0
+    moved: int = 0
     seconds: float = 0.0
     phases: Counter[str] = field(default_factory=Counter)
 
 
-def rows(calls: Sequence[Collective], machine: Machine) -> list[Row]:
-    """What they cost, by kind; the dearest first."""
+def rows(calls: Iterable[tuple[Collective, int]], machine: Machine) -> list[Row]:
+    """What calls cost, each with the bytes that it is about in all, by kind; the dearest first."""
     found: dict[tuple[str, int, bool], Row] = {}
-    for call in calls:
+    for call, payload in calls:
         members = 2 if call.tag is not None else len(call.group)
         spans = machine.spans(call.group)
         row = found.setdefault((call.op, members, spans), Row(call.op, members, spans))
         share, rounds = share_and_rounds(call.op, members, machine.rounds)
-        sent = share * payload(call)
+        moved = share * payload
         link = machine.between if spans else machine.within
         row.calls += 1
-        row.sent += math.ceil(sent)
-        row.seconds += rounds * link.latency + float(sent) / link.bandwidth
+        row.moved += math.ceil(moved)
+        row.seconds += rounds * link.latency + float(moved) / link.bandwidth
         row.phases[call.phase.partition(" ")[0]] += 1
     return sorted(found.values(), key=lambda row: (-row.seconds, row.op, row.members))
-
-
-def payload(call: Collective) -> int:
-    """Bytes that a call is about in all: of a gather the whole, of a message what it carries."""
-    members = len(call.group)
-    if call.op in ("all_gather", "gather"):
-        return members * _bytes(call.inputs)
-    if call.op == "scatter" and not call.inputs:
-        return members * _bytes(call.outputs)
-    return _bytes(call.inputs or call.outputs)
 
 
 def share_and_rounds(op: str, members: int, rounds: Rounds) -> tuple[Fraction, int]:
@@ -104,7 +93,3 @@ def share_and_rounds(op: str, members: int, rounds: Rounds) -> tuple[Fraction, i
     if op in _PARTS:
         return Fraction(members - 1, members), a_pass
     return Fraction(1), doubling if op in _LOGARITHMIC else 1
-
-
-def _bytes(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> int:
-    return sum(getattr(torch, dtype).itemsize * math.prod(shape) for dtype, shape in tensors)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdpcheck.report.cost import in_bytes, in_seconds
 from tests.common.commands import run
 
 _TRAINS = """
@@ -43,20 +44,20 @@ def test_a_step_is_counted_as_by_hand(values: tuple[str, ...], folder: Path) -> 
     assert code == 0, err
     assert out.splitlines()[:4] == [
         "what rank 0 calls in one step, the last of 3",
-        "ranks  call            members  through  calls     sent     time",
+        "ranks  call            members  through  calls    moved     time",
         "    4  all_gather            4  a node       6    18 MB    18 ms",
         "    4  reduce_scatter        4  a node       3     9 MB  9.01 ms",
     ]
     data = json.loads((folder / "cost.json").read_text())
     few, many = data["worlds"]
     assert (few["ranks"], few["counted"], few["steps"], few["calls"]) == (4, "step", 3, 9)
-    assert [(row["op"], row["calls"], row["sent"], row["spans_nodes"]) for row in few["rows"]] == [
+    assert [(row["op"], row["calls"], row["moved"], row["spans_nodes"]) for row in few["rows"]] == [
         ("all_gather", 6, 6 * 4_000_000 * 3 // 4, False),
         ("reduce_scatter", 3, 3 * 4_000_000 * 3 // 4, False),
     ]
     assert few["seconds"] == pytest.approx(9 * (3e-6 + 3_000_000 / 1e9))
     assert few["rows"][0]["phases"] == {"forward": 3, "backward": 3}
-    assert [(row["calls"], row["sent"], row["spans_nodes"]) for row in many["rows"]] == [
+    assert [(row["calls"], row["moved"], row["spans_nodes"]) for row in many["rows"]] == [
         (6, 6 * 4_000_000 * 199 // 200, True),
         (3, 3 * 4_000_000 * 199 // 200, True),
     ]
@@ -80,9 +81,11 @@ def test_without_two_steps_the_whole_run_is_counted_and_trees_are_quicker(folder
         (("nowhere.py",), "nowhere.py"),
         (("--ranks", "0", "train.py"), "wanted a number of ranks from 1 to 65536"),
         (("--ranks", "12", "--per-node", "8", "train.py", "1"), "ranks do not fill their nodes"),
-        (("--within", "fast", "train.py"), "'fast': wanted a latency and a bandwidth, such as 20us,25GB/s"),
+        (("--within", "fast", "train.py"), "'fast': wanted a latency and a bandwidth above 0, such as 20us,25GB/s"),
         (("--between", "1us,25Gb/s", "train.py"), "wanted a latency and a bandwidth"),
         (("--rounds", "rings", "train.py"), "Did you mean 'ring'?"),
+        (("--json", ".", "train.py", "1"), "--json names a folder"),
+        (("--within", "1us,0GB/s", "train.py"), "a bandwidth above 0"),
         (("--json", "not/there.json", "train.py", "1"), "--json names a place in a folder that is not there"),
     ],
 )
@@ -106,3 +109,27 @@ def test_a_script_that_fails_is_a_finding_and_one_that_wants_another_rank_is_not
     assert code == 2
     assert "rank 0 runs alone, as the first of 8, and waits for what another rank would do" in out
     assert "asks.py:3" in out
+
+
+def test_what_worlds_before_a_failure_cost_is_kept(folder: Path) -> None:
+    (folder / "fails.py").write_text(_TRAINS + "assert dist.get_world_size() < 16\n")
+    code, out, _ = run(
+        folder, "cost", "--ranks", "8,16", "--within", "0us,1GB/s", "--json", "cost.json", "fails.py", "2"
+    )
+    assert code == 1
+    assert "    8  in all" in out
+    assert "rank 0 of 16: rank 0 raised AssertionError" in out
+    (kept,) = json.loads((folder / "cost.json").read_text())["worlds"]
+    assert (kept["ranks"], kept["seconds"]) == (8, pytest.approx(9 * 3_500_000 / 1e9))
+
+
+@pytest.mark.parametrize(("number", "said"), [(999.4, "999 B"), (999.6, "1 kB"), (999_700_000, "1 GB"), (0, "0 B")])
+def test_bytes_have_three_digits(number: float, said: str) -> None:
+    assert in_bytes(number) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0, "0 us"), (0.9997e-3, "1 ms"), (0.01, "10 ms"), (0.9999, "1 s"), (3200, "3,200 s")]
+)
+def test_seconds_have_three_digits(seconds: float, said: str) -> None:
+    assert in_seconds(seconds) == said

@@ -22,10 +22,12 @@ from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import RunRequest
 from fsdpcheck.execution.tensor_rules import as_memory
+from fsdpcheck.findings.tokens import Token
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
-from fsdpcheck.session.run import of_engine
+from fsdpcheck.session.run import of_engine, replayed
+from fsdpcheck.strategies.enumeration import distinct
 
 FILE = Path(__file__).with_name("programs_for_tests.py")
 PROGRAMS = sys.modules[type(adapters.load(f"{FILE}:gather_in_reverse")).__module__].PROGRAMS
@@ -90,6 +92,9 @@ def test_a_session_on_simulated_ranks_does_not_choose_it() -> None:
     assert of_engine(laws, "processes") == laws == of_engine(laws, "torchrun")
     with pytest.raises(UsageError, match="none is asked on simulated ranks"):
         of_engine(laws[1:], "simulated")
+    case = next(iter(distinct(laws[1].draw(Run(SimulatedEngine(), "ddp").features, (2,)), 1)))
+    with pytest.raises(UsageError, match="none is asked on simulated ranks"):
+        replayed(Token(laws[1].name, "ddp", case), "simulated")
 
 
 @pytest.mark.parametrize(("kind", "ended"), [("simulated", {"skipped": 1}), ("processes", {"passed": 1})])

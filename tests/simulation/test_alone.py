@@ -76,9 +76,8 @@ print(float(x[0]))
 
 
 def ran(folder: Path, name: str, ranks: int, options: Options) -> Simulation:
-    file = folder / f"{name}.py"
-    body = PROGRAMS.get(name, name) if name in PROGRAMS else name
-    file.write_text(_BEGIN + body + "\ndist.destroy_process_group()\n", encoding="utf-8")
+    file = folder / "program.py"
+    file.write_text(_BEGIN + PROGRAMS.get(name, name) + "\ndist.destroy_process_group()\n", encoding="utf-8")
     return simulate_script(script.of_file(file, []), ranks, options)
 
 
@@ -165,3 +164,55 @@ def test_a_functional_collective_without_a_form_is_named(tmp_path: Path) -> None
     assert failure is not None
     assert "this functional collective has no form without values" in failure.text
     assert "batch_p2p_ops" in failure.text
+
+
+@pytest.mark.parametrize("values", [True, False])
+def test_bytes_are_those_of_the_tensors_that_travel(values: bool, tmp_path: Path) -> None:
+    program = """
+dist.all_to_all_single(torch.empty(2 * W), torch.ones(2 * W))
+dist.all_gather([torch.empty(3) for _ in range(W)], torch.ones(3))
+dist.all_reduce(torch.ones(5, dtype=torch.bfloat16))
+dist.scatter(torch.empty(7), None, 1)
+dist.send(torch.ones(2), 1)
+dist.recv(torch.ones(2), 1)
+"""
+    done = ran(tmp_path, program, 1, Options(show=False, alone_of=8, without_values=not values))
+    assert done.failure is None, done.failure.text
+    assert done.payloads == (64, 96, 10, 224, 8, 8)
+
+
+def test_a_sparse_gradient_has_bytes_of_indices_and_values(tmp_path: Path) -> None:
+    program = """
+layer = nn.Embedding(10, 4, sparse=True)
+layer(torch.tensor([1, 2])).sum().backward()
+dist.all_reduce(layer.weight.grad)
+"""
+    assert ran(tmp_path, program, 1, Options(show=False, alone_of=8)).payloads == (2 * 8 + 2 * 4 * 4,)
+
+
+def test_ordinary_scripts_go_on_without_values(tmp_path: Path) -> None:
+    program = """
+dist.barrier()
+model.to(torch.bfloat16).to(torch.float32)
+loss = model(torch.ones(3, 8)).sum()
+if torch.isnan(loss) or not torch.isfinite(loss) or torch.isinf(model[0].weight).any():
+    raise SystemExit("not finite")
+told = [{"loss": 1, "rank": rank}]
+dist.broadcast_object_list(told)
+found = [None] * W
+dist.all_gather_object(found, told)
+print(f"{loss:.2f}", found[0], torch.full((2,), 5)[0].item(), torch.tril_indices(3, 3).sum().item())
+"""
+    done = ran(tmp_path, program, 1, Options(show=False, alone_of=4, without_values=True))
+    assert done.failure is None, done.failure.text
+    assert done.printed == ("1.00 [{'loss': 1, 'rank': 0}] 5 12\n",)
+
+
+def test_no_checkpoint_is_overwritten_by_one_without_values(tmp_path: Path) -> None:
+    kept = tmp_path / "model.pt"
+    kept.write_text("weights")
+    program = f"torch.save(model.state_dict(), {str(kept)!r})"
+    failure = ran(tmp_path, program, 1, Options(show=False, alone_of=4, without_values=True)).failure
+    assert failure is not None
+    assert "torch.save of tensors that have no values" in failure.text
+    assert kept.read_text() == "weights"
