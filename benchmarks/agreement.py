@@ -28,8 +28,8 @@ _FAMILIES: Final[dict[str, tuple[strategies.CaseSpace, ...]]] = {
         (strategies.PLAIN,),
     ),
 }
-"""Only families whose sums are exact. A global norm adds up squares of which some are rounded, so that its last bit depends
-on the order of the backend's sum; probe factors are rounded too."""
+"""Only families whose sums are exact. A global norm adds up squares of which some are rounded, so that its last bit
+depends on the order of the backend's sum; probe factors are rounded too."""
 
 
 def schedules(count: int = 100) -> str:
