@@ -27,6 +27,7 @@ from fsdpcheck.case import (
     LayerSpec,
     MeshSpec,
     ModelSpec,
+    OptimizerSpec,
     StepSpec,
     TrainingCase,
     Trait,
@@ -146,6 +147,23 @@ def test_what_rounds_is_refused(compute: Compute, inputs: int) -> None:
             rounded += 1
             assert proved(wide) is None, wide.describe()
     assert rounded > 0.2 * CASES
+
+
+def test_what_reaches_the_instrument_is_a_factor_too() -> None:
+    """Twelve bits of it do: a product in TF32 rounds them, though nothing else of the case needs more than eleven."""
+    case = TrainingCase(
+        ModelSpec((LayerSpec(3, bias=True),), "sequence", units=()),
+        MeshSpec(1, 5),
+        BatchLayout("sampler", 3, shuffle=True),
+        StepSpec("l1", 1, 2, True, 20, "sum", "exact", 2, "deferred", optimizer=OptimizerSpec("adamw", 1)),
+        Arithmetic("float32", weights=1, inputs=81, project=False, compute="tf32"),
+        seed=1214,
+    )
+    answer = proved(replace(case, arithmetic=replace(case.arithmetic, compute="dtype")))
+    assert answer is not None
+    assert wrong(case, answer)
+    with pytest.raises(NotExact, match=r"what reaches instrument\.weight: needs 12 bits as a factor; had 11"):
+        certificate.prove(case, answer)
 
 
 @pytest.mark.nightly
